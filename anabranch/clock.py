@@ -31,7 +31,7 @@ class SystemClock:
 class SystemEntropy:
     """`anabranch.ports.Entropy` by the operating system; ids are pieces of what it draws at once.
 
-    Each call of `os.urandom` lets go of the interpreter: with 64 threads that commit, a tenth of a client's time
+    Each call of `os.urandom` releases the interpreter lock: with 64 threads that commit, a tenth of a client's time
     went into the switches between them. Longer pieces, as secrets are, are drawn when they are asked for.
     """
 

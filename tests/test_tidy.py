@@ -106,6 +106,34 @@ PRINTERS = {
 _HEADLESS = re.compile(r"^(?:Who|What|That|Of|It|Where|Whatever|Whoever)\b")
 _COMMENT = re.compile(r"(?:^|  )# (.*)$", re.MULTILINE)
 _VAGUE = re.compile(r"\b(?:nobody|anew|whoever|come to stand|for ever)\b", re.IGNORECASE)
+# Words for which the glossary has others; and "so many" and its like, which are no units.
+_BANNED = re.compile(
+    r"(?<!`)\b(?:told|tells?|vouch\w*|hears?|lets? go|settle[sd]?|(?:give|gives|given) out|goes on|go on"
+    r"|(?:set|carried) aside|beside|behind|(?<!None )(?:is|are) none|so (?:many|long|often)"
+    r"|look(?:s|ed)? again|looked at|stands?)\b"
+)
+# Folders whose prose is not edited yet. A finished one has to leave this list.
+UNEDITED = (
+    "anabranch/audit/",
+    "anabranch/batches/kernels/",
+    "anabranch/batches/",
+    "anabranch/cli/",
+    "anabranch/client/",
+    "anabranch/faust/",
+    "anabranch/infra/",
+    "anabranch/ledger/",
+    "anabranch/librdkafka/",
+    "anabranch/processing/",
+    "anabranch/processors/",
+    "anabranch/schemas/",
+    "anabranch/shown/",
+    "anabranch/spark/",
+    "anabranch/topics/",
+    "anabranch/web/",
+    "anabranch/errors.py",
+    "anabranch/ports.py",
+    "anabranch/types.py",
+)
 # The topics' names begin likewise.
 _DOTTED = re.compile(
     r"`(anabranch(?!\.(?:commands|control|controllers|replies|status)\b)(?:\.\w+)+)`"
@@ -373,3 +401,14 @@ def test_docstrings_have_subjects() -> None:
     assert [text for text in sentences if _HEADLESS.match(text)] == []
     assert [text for text in [*texts, *comments] if _VAGUE.search(text)] == []
     assert [text for text in texts if re.fullmatch(r"See `[\w.]+`\.", text)] == []
+
+
+def test_prose_has_the_glossary_s_words() -> None:
+    found = {}
+    for name, (text, tree) in product().items():
+        prose = [*docstrings([tree]), *_COMMENT.findall(text)]
+        if banned := [match[0] for part in prose for match in _BANNED.finditer(part)]:
+            found[name] = banned
+    assert {name: words for name, words in found.items() if not name.startswith(UNEDITED)} == {}
+    finished = [each for each in UNEDITED if not any(name.startswith(each) for name in found)]
+    assert finished == [], "take these off the list"

@@ -1,1 +1,1 @@
-"""Record batches of Kafka's format v2: read, written, cut and put together, without a broker."""
+"""Record batches of Kafka's format v2: read, written, split and merged, without a broker."""

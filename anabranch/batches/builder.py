@@ -1,4 +1,4 @@
-"""Making record batches: of events, and of records taken out of other batches."""
+"""Building record batches: from events, and from records of other batches."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Headers = Sequence[tuple[str, bytes | None]]
 Row = tuple[bytes | None, bytes | None, Headers, int]  # key, value, headers, Unix milliseconds
 
 _TABLE_SIZE = 4096
-# A copied record's three leading numbers may each get longer: by 4, 9 and 4 bytes at most.
+# Each of a copied record's three leading numbers may get longer: by 4, 9 and 4 bytes at most.
 COPY_GROWTH = 17
 _COPY_GUESS = 512
 
@@ -39,7 +39,7 @@ def _size(size: int) -> bytes:
 
 
 class _LastBody(threading.local):
-    """The batch that was unpacked last: its runs are mostly taken one after the other."""
+    """The batch that was unpacked last: its runs are usually copied one after the other."""
 
     def __init__(self) -> None:
         self.data: object = None
@@ -89,7 +89,7 @@ class BatchBuilder:
         return Mark(len(self._body), self._count, self._base_timestamp, self._max_timestamp)
 
     def rewind(self, mark: Mark) -> None:
-        """Take back all that was added since the mark."""
+        """Remove all that was added since the mark."""
         del self._body[mark.size :]
         self._count, self._base_timestamp, self._max_timestamp = mark[1:]
 
@@ -102,7 +102,7 @@ class BatchBuilder:
     def add_all(self, rows: Iterable[Row], limit: int = sys.maxsize) -> int:
         """Add records until `size_estimate` reaches ``limit``; returns how many. Takes no more from an iterator.
 
-        A tuple of headers that records in a row share is encoded once.
+        A tuple of headers that consecutive records share is encoded once.
         """
         body, count, room, table = self._body, self._count, limit - HEADER_SIZE, _VARINTS
         base, newest = self._base_timestamp, self._max_timestamp
@@ -154,9 +154,9 @@ class BatchBuilder:
     def add_from_batch(self, batch: RawBatch, first_delta: int, last_delta: int) -> int:
         """Add the records of another batch with these offset deltas, both included; returns how many.
 
-        Timestamps stay (also where the batch's log gave them), keys, values and headers are copied as they are.
-        Taking the runs of one batch in rising order walks it once. Records are not fully checked: before,
-        `anabranch.batches.framing.scan_batch` says whether they are whole.
+        Timestamps are kept (also those given by the batch's log); keys, values and headers are copied as they are.
+        Copying the runs of one batch in rising order walks it once. Records are not fully checked here:
+        `anabranch.batches.framing.scan_batch` has checked them before.
 
         Raises:
             CorruptBatch: the batch can't be read; nothing was added.
@@ -211,7 +211,7 @@ class BatchBuilder:
     def add_encoded(self, copy: Callable[[Any, Any], int], at: int, room: int) -> int:
         """Let compiled code add records, from its ``at`` on, in at most ``room`` bytes; returns where it stopped.
 
-        ``copy`` is given the bytes to fill and a copy's state, as `anabranch.batches.kernels.copy` has it.
+        ``copy`` gets the bytes to fill and the state of a copy (`anabranch.batches.kernels.copy`).
 
         Raises:
             CorruptBatch: nothing was added.
@@ -253,7 +253,7 @@ def _encode_headers(headers: Headers) -> bytes:
 
 def _unpacked(batch: RawBatch, header: BatchHeader) -> Buffer:
     if _last.data is not batch.data:
-        # Compared by identity: the reference keeps its address from being used again.
+        # Compared by identity: the reference keeps the address from being reused.
         _last.data = None
         _last.body = decompress(header.compression, memoryview(batch.data)[HEADER_SIZE:])
         _last.data = batch.data

@@ -25,13 +25,13 @@ Bytes: TypeAlias = NDArray[np.uint8]
 # A chunk is full at this many rows, or bytes; its last batch may exceed them.
 MAX_ROWS = 32_768
 MAX_BYTES = 8 << 20
-_USUAL_HEADERS = MAX_ROWS  # room at first; a batch with more gets more
+_USUAL_HEADERS = MAX_ROWS  # initial room; a batch with more headers gets more
 
 _kernel: ModuleType | None = None
 
 
 def warm() -> None:
-    """Load the compiled code (1 s; 10 s the first time on a machine). Call it where a wait does no harm."""
+    """Load the compiled code (1 s; 10 s the first time on a machine). Call it where waiting is harmless."""
     _load()
 
 
@@ -51,9 +51,9 @@ def _load() -> ModuleType:
 
 @dataclass(frozen=True, slots=True)
 class Binary:
-    """A column of bytes, as Arrow keeps it: ``ends`` has one entry more than there are values, the first 0.
+    """A column of bytes in Arrow's layout: ``ends`` has one entry more than the values, the first one 0.
 
-    ``valid``: 0 where the value is null; None: no nulls.
+    ``valid``: 0 where the value is null; None without nulls.
     """
 
     ends: Ints
@@ -67,9 +67,9 @@ class Columns:
     """Records in the order of their offsets.
 
     ``timestamps``: Unix milliseconds, the batch's where the broker sets them. ``txns``: the transaction id in the
-    header ab.txn, null where there is none. ``header_ends``: where each record's headers end in ``names`` and
-    ``header_values``; ``ab.txn`` and ``ab.op`` are left out. ``ascii_names``: whether all names are
-    ASCII; others may not be text.
+    header ab.txn, null without one. ``header_ends``: the end of each record's headers in ``names`` and
+    ``header_values``; ``ab.txn`` and ``ab.op`` are omitted. ``ascii_names``: whether all names are
+    ASCII; other names may not be text.
     """
 
     offsets: Longs
@@ -87,7 +87,7 @@ class Columns:
 
 
 class ColumnsBuilder:
-    """Puts batches into chunks of columns. One thread at a time."""
+    """Collects batches into chunks of columns. One thread at a time."""
 
     def __init__(self, rows: int = MAX_ROWS, size: int = MAX_BYTES) -> None:
         """A chunk is full at ``rows`` rows, or ``size`` bytes of keys, values and headers."""
@@ -99,13 +99,12 @@ class ColumnsBuilder:
     def add(
         self, batch: RawBatch, wanted: Longs, *, limit: int = MAX_UNPACKED_BYTES
     ) -> Columns | None:
-        """Take a batch's records of the ``wanted`` offsets. Returns a chunk when one is done.
+        """Add a batch's records at the ``wanted`` offsets. Returns a chunk when one is full.
 
-        ``wanted``: ranges of offsets, rising and apart: their firsts in one row, their ends (not included) in the
-        other.
+        ``wanted``: rising, disjoint ranges of offsets: a row of firsts, and a row of ends (not included).
 
         Raises:
-            CorruptBatch: malformed in any way, or unpacking to more than ``limit`` bytes; nothing of it is taken.
+            CorruptBatch: malformed in any way, or unpacking to more than ``limit`` bytes; no record is added.
         """
         header = read_header(batch.data)
         if header.record_count == 0 and len(batch.data) == HEADER_SIZE:
@@ -145,9 +144,9 @@ class ColumnsBuilder:
                 )
             done = done or self.finish()
             self._room = None
-            headers = size // 2  # each takes two bytes at least
+            headers = size // 2  # each header takes two bytes at least
         if room.rows >= self._rows or room.bytes >= self._bytes:
-            # Never two chunks at once: the chunk before leaves room for more than this batch.
+            # One batch never fills two chunks: a new chunk has room for more than this batch.
             return done or self.finish()
         return done
 
@@ -157,7 +156,7 @@ class ColumnsBuilder:
         return self._room is None or not self._room.rows
 
     def finish(self) -> Columns | None:
-        """The rest; None if there is nothing."""
+        """The rest; None if nothing is left."""
         room, self._room = self._room, None
         return room.take() if room is not None and room.rows else None
 
@@ -166,7 +165,7 @@ class _Room:
     """The columns of a chunk while it is filled."""
 
     def __init__(self, rows: int, size: int, headers: int, kernel: ModuleType) -> None:
-        # Pages without a write take no memory.
+        # Pages that are never written take no memory.
         self._kernel = kernel
         self._most_rows, self._most_bytes = rows, size
         self._longs = np.empty((2, rows), dtype=np.int64)

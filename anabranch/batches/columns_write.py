@@ -1,8 +1,8 @@
-"""Columns of events straight into record batches: no Python object for each row.
+"""Columns of events into record batches, without a Python object for each row.
 
 Compiled code walks the rows once: 13 million rows/s of 100 bytes on one core. The walk places each row by its key,
 lays out its record in the batch of its journal partition, and sums the checksums of receipts. numba takes half a
-second to load, so a few rows are better written as events (`worth_it`).
+second to load, so a few rows are written faster as events (`worth_it`).
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ Numbers: TypeAlias = "npt.NDArray[np.int64]"
 Bytes: TypeAlias = "npt.NDArray[np.uint8]"
 Headers: TypeAlias = "list[tuple[str, bytes | None]]"
 
-# Up to this many rows, plain Python is quicker than loading numba.
+# Up to this many rows, plain Python is faster than loading numba.
 _FEW = 500
-# All batches of a writer that are being filled take no more than this, unless single rows are that big.
+# Limit of all batches that a writer is filling, unless single rows are bigger.
 _ROOM_BYTES = 64 << 20
 _LEAST_SLOT_BYTES = 4 << 10
-_HEADER_FRAMING_BYTES = 6  # counted for a header, besides its name and value, by the size limit
+_HEADER_FRAMING_BYTES = 6  # counted by the size limit for a header, in addition to name and value
 
 _NO_NUMBERS: Numbers = np.empty(0, dtype=np.int64)
 _NO_BYTES: Bytes = np.empty(0, dtype=np.uint8)
@@ -52,8 +52,8 @@ def warm() -> None:
 
 
 def worth_it(rows: int) -> bool:
-    """Whether compiled code writes ``rows`` rows quicker, loading it included."""
-    # The kernel reads numbers as they lie in memory.
+    """Whether compiled code writes ``rows`` rows faster, including its loading."""
+    # The kernel reads numbers in memory order.
     return sys.byteorder == "little" and (_kernel is not None or (rows > _FEW and has("numba")))
 
 
@@ -90,10 +90,10 @@ _NO_HEADERS = HeadersColumn()
 
 @dataclass(frozen=True, slots=True)
 class EventColumns:
-    """Events by columns, checked: fields lie inside their data, no header is null or has a reserved name.
+    """Events in columns, checked: fields are within their data, no header is null or has a reserved name.
 
-    ``keys`` without sizes: all null. ``headers`` without counts: none. ``timestamps``: Unix milliseconds above
-    0, 0 is now; empty: all are.
+    ``keys`` without sizes are all null; ``headers`` without counts mean no headers. ``timestamps``: Unix
+    milliseconds; 0 means now, and an empty column now for all rows.
     """
 
     values: BytesColumn
@@ -127,7 +127,7 @@ class EventColumns:
     def events(
         self,
     ) -> Iterator[tuple[bytes | None, bytes | None, Headers | None, int | None]]:
-        """Each event by itself: value, key, headers, timestamp (None: now). The slow way."""
+        """Each event by itself: value, key, headers, timestamp (None: now). This is slow."""
         keyed, timed = len(self.keys.sizes) > 0, len(self.timestamps) > 0
         headed = len(self.headers.counts) > 0
         for row in range(self.rows):
@@ -148,10 +148,10 @@ class EventColumns:
 
 
 class Placing(NamedTuple):
-    """The places of a writer's events: key ranges, rising from 0, and the journal partition of each.
+    """The placing of a writer's events: key ranges, rising from 0, and the journal partition of each.
 
-    ``txn``: the value of the ab.txn header. Rows without a key go to one range for about ``sticky_bytes``, each
-    counted with ``overhead`` bytes, then to the next; ``first_range`` is the first.
+    ``txn``: the value of the ab.txn header. Rows without a key go to one range for about ``sticky_bytes``, counting
+    ``overhead`` bytes for each, then to the next range; ``first_range`` is the first one.
     """
 
     lows: Sequence[int]
@@ -163,7 +163,7 @@ class Placing(NamedTuple):
 
 
 class Counted(NamedTuple):
-    """Rows that went to a journal partition, and the sum of their checksums."""
+    """The number of rows written to a journal partition, and the sum of their checksums."""
 
     partition: int
     rows: int
@@ -174,7 +174,7 @@ class ColumnEncoder:
     """Fills one batch for each journal partition, over any number of calls. One thread at a time."""
 
     def __init__(self, placing: Placing, *, batch_bytes: int, codec: int) -> None:
-        """``batch_bytes``: the limit of a batch before compression; a single bigger row gets a batch alone."""
+        """``batch_bytes``: the limit of a batch before compression; a bigger row gets a batch of its own."""
         warm()
         partitions = sorted(set(placing.partitions))
         slot_of = {partition: slot for slot, partition in enumerate(partitions)}
@@ -189,12 +189,12 @@ class ColumnEncoder:
         self._room = np.empty(self._slot_bytes * len(partitions), dtype=np.uint8)
         self._slots = np.zeros((len(partitions), _kernel_now().SLOT_SIZE), dtype=np.int64)
         self._walk = np.array((0, placing.first_range, placing.sticky_bytes, 0), dtype=np.int64)
-        self._lent = -1  # the slot that has the room for big rows
+        self._lent = -1  # the slot that uses the room for big rows
         for slot in range(len(partitions)):
             self._empty(slot)
 
     def encode(self, columns: EventColumns, now_ms: int) -> Iterator[tuple[int, Packed]]:
-        """Lay out all rows; yields batches that become full, each with its partition. Take all.
+        """Encode all rows; yields full batches, each with its partition. Consume all of them.
 
         ``now_ms``: Unix milliseconds, for rows without a timestamp.
         """
@@ -230,14 +230,14 @@ class ColumnEncoder:
                 self._lend(full, int(walk[kernel.NEEDED]))
 
     def rest(self) -> Iterator[tuple[int, Packed]]:
-        """The batches that are not full yet. Take all."""
+        """The batches that are not full yet. Consume all of them."""
         kernel = _kernel_now()
         for slot in range(len(self._partitions)):
             if self._slots[slot, kernel.COUNT]:
                 yield self._seal(slot)
 
     def counted(self) -> list[Counted]:
-        """The counts of rows laid out since the last call."""
+        """The counts of rows encoded since the last call."""
         kernel = _kernel_now()
         sums = self._slots[:, [kernel.ROWS, kernel.CRC_SUM]].tolist()
         self._slots[:, [kernel.ROWS, kernel.CRC_SUM]] = 0
@@ -252,7 +252,7 @@ class ColumnEncoder:
         records = self._room[base:at].data
         codec, packed = self._codec, compress(self._codec, records)
         if len(packed) > len(records):
-            # A batch must not get bigger than its limit.
+            # Compression must not make a batch bigger than its limit.
             codec, packed = NONE, bytes(records)
         self._empty(slot)
         return self._partitions[slot], Packed(packed, codec, rows, base_timestamp, max_timestamp)

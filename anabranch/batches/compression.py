@@ -22,8 +22,8 @@ NAMES = {number: name for name, number in CODECS.items()}
 
 MAX_UNPACKED_BYTES = 512 << 20
 _FIRST_SCRATCH_BYTES = 1 << 20
-_KEPT_SCRATCH_BYTES = 64 << 20  # more is given back at the next use
-# cramjam's words if only the room was too small; any other error is damage.
+_KEPT_SCRATCH_BYTES = 64 << 20  # a bigger buffer is freed at the next use
+# cramjam's message if only the buffer was too small; any other error means damage.
 _NO_ROOM = "failed to write whole buffer"
 # The framing of Java's snappy streams: magic, version and compatible version, then blocks with lengths.
 _XERIAL_MAGIC = b"\x82SNAPPY\x00"
@@ -35,7 +35,7 @@ _ZSTD_LEVEL = 3
 
 
 class _Scratch(threading.local):
-    """A buffer of each thread for unpacking; it grows to the largest need, but for rare giants."""
+    """A buffer for unpacking in each thread; it grows to the largest need, except for rare giants."""
 
     def __init__(self) -> None:
         self.room = bytearray(_FIRST_SCRATCH_BYTES)
@@ -53,7 +53,7 @@ def compress(codec: int, data: Buffer) -> bytes:
     if codec == SNAPPY:
         return bytes(cramjam.snappy.compress_raw(data))
     if codec == LZ4:
-        # Kafka's reader knows only frames of independent blocks.
+        # Kafka's reader supports only frames of independent blocks.
         packer = cramjam.lz4.Compressor(
             level=_LZ4_LEVEL, content_checksum=False, block_linked=False
         )
@@ -131,7 +131,7 @@ def _unpack_snappy(data: Buffer, limit: int) -> memoryview:
 
 
 def _unpack_snappy_block(block: memoryview, done: int, limit: int) -> int:
-    """Unpacks into the scratch from ``done`` on; the block's own claim is checked first."""
+    """Unpack into the scratch buffer from ``done`` on; the size that the block states is checked first."""
     try:
         need = cramjam.snappy.decompress_raw_len(block)
         if done + need > len(_scratch.room):

@@ -27,7 +27,7 @@ COMPRESSION_MASK = 0x07
 LOG_APPEND_TIME = 0x08
 TRANSACTIONAL = 0x10
 CONTROL = 0x20
-# KIP-534: the base timestamp is a delete horizon too; the records' deltas are still relative to it.
+# KIP-534: the base timestamp is also a delete horizon; the records' deltas stay relative to it.
 DELETE_HORIZON = 0x40
 
 Buffer = bytes | bytearray | memoryview
@@ -94,7 +94,7 @@ class BatchHeader(NamedTuple):
 
 
 def read_header(data: Buffer, *, whole: bool = True) -> BatchHeader:
-    """The header at the start of ``data``. `CorruptBatch` if it is none of a RecordBatch v2.
+    """The header at the start of ``data``. `CorruptBatch` if it does not begin a RecordBatch v2.
 
     ``data`` must hold exactly one batch, unless ``whole`` is False.
     """
@@ -134,7 +134,7 @@ def split_batches(blob: Buffer) -> Iterator[RawBatch]:
     """The batches of a fetched blob, control batches too; a partial last one is dropped.
 
     Raises:
-        CorruptBatch: a CRC that does not match, or no RecordBatch v2.
+        CorruptBatch: the CRC does not match, or it is not RecordBatch v2.
     """
     view = memoryview(blob)
     at, end = 0, len(view)
@@ -175,14 +175,14 @@ def patch_parts(
 
     Raises:
         LogRefused: (87) a control batch, or one with gaps in its offsets. The broker refuses both, and
-            a mended header would be stored with broken offsets: re-encode such a batch.
+            a corrected header would be stored with broken offsets: re-encode such a batch.
         CorruptBatch: not one RecordBatch v2, or the CRC it came with is wrong.
     """
     header = read_header(data)
     view = memoryview(data)
     records = view[HEADER_SIZE:]
     if crc32c(view[_CRC_FROM:]) != header.crc:
-        # A new CRC would hide the damage.
+        # A new CRC would hide damage.
         raise CorruptBatch(f"the batch at offset {header.base_offset} does not match its CRC-32C")
     if header.is_control:
         raise LogRefused("a control batch can't be appended", INVALID_RECORD)
@@ -256,7 +256,7 @@ class Packed(NamedTuple):
         producer_epoch: int = NO_PRODUCER_EPOCH,
         base_sequence: int = NO_SEQUENCE,
     ) -> bytes:
-        """The batch, from a producer outside of transactions, or from none."""
+        """The batch, from a producer outside of transactions or without a producer."""
         return frame(
             self.records,
             compression=self.codec,

@@ -1,8 +1,8 @@
-"""Cutting record batches into runs: consecutive records of one kind and, for WRITEs, of one writer.
+"""Dividing record batches into runs: consecutive records of one kind and, for WRITEs, of one writer.
 
-A batch is spliced only if each of its records was looked at, so compiled code walks the framing of all of them:
-about 10 million records/s of 100 bytes. numba takes a second to load, so small batches are walked in plain Python
-until a big one comes, or `warm` was called.
+A batch is spliced only if each of its records was checked, so compiled code walks the framing of all of them: about
+10 million records/s of 100 bytes. numba takes a second to load, so small batches are walked in plain Python until a
+big one comes, or `warm` is called.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from anabranch.ports import CorruptBatch, RawBatch
 if TYPE_CHECKING:
     from types import ModuleType
 
-# Up to this many records, plain Python is quicker than loading numba.
+# Up to this many records, plain Python is faster than loading numba.
 _SMALL = 256
 _FIRST_ROWS = 256
-# The keys of batches of up to so many records are known: Python would hold others up, a hostile batch needs memory.
+# Keys are collected of batches with up to this many records: more would take too long in Python, or much memory.
 _MOST_READ, _MOST_NOTED = 1 << 10, 1 << 20
 MAX_RUNS = limits.RUNS.value  # a small batch can unpack to millions of records
 _ANY = limits.Room()
@@ -41,17 +41,19 @@ class Kind(IntEnum):
     WRITE = 0  # one ab.txn header of 28 bytes
     PLAIN = 1  # no header that starts with ab.
     OP = 2  # one ab.op header
-    MALFORMED = 3  # the batch can't be read, or has over `MAX_RUNS` runs; this run is for all
+    MALFORMED = 3  # the batch can't be read, or has over `MAX_RUNS` runs: one run for all of it
     DOUBLE_TXN = 4  # several ab.txn headers
     TXN_AND_OP = 5  # ab.txn and ab.op
     DOUBLE_OP = 6  # several ab.op headers
     TXN_LENGTH = 7  # an ab.txn header of other than 28 bytes
     RESERVED = 8  # another header that starts with ab., or too many headers
-    NO_TEXT = 9  # a header whose name is no UTF-8: librdkafka's readers in Python could not go on behind it
-    # A WRITE or plain record that the stream does not take.
+    NO_TEXT = (
+        9  # a header whose name is not UTF-8: librdkafka's readers in Python could not read past it
+    )
+    # A WRITE or plain record that the stream does not accept.
     BAD_KEY = 10  # of a table: a key that no row can have
-    BAD_TIME = 11  # a plain one whose time is out of range; WRITEs are judged at their commit
-    TOO_LARGE = 12  # an event that is bigger than the stream takes
+    BAD_TIME = 11  # a plain record whose time is out of range; WRITEs are checked at their commit
+    TOO_LARGE = 12  # an event that is bigger than the stream accepts
 
 
 class Run(NamedTuple):
@@ -71,13 +73,13 @@ class Run(NamedTuple):
     # Lowest and highest position (`anabranch.core.partitioner.position_of`) of the keys; -1: no key.
     low: int
     high: int
-    # How many records have no key.
+    # The number of records without a key.
     keyless: int
     # Bytes of the records, unpacked.
     size: int
     # The run is the whole batch, of one writer, without gaps: it may be spliced.
     pure: bool
-    # The digest of its keys (`anabranch.core.journal.table_writes.Keys`); empty: not asked for, or not known.
+    # The digest of its keys (`anabranch.core.journal.table_writes.Keys`); empty if not requested, or not known.
     digest: bytes = b""
     # Times of its records, Unix milliseconds.
     earliest: int = 0
@@ -97,8 +99,8 @@ _kernels: Kernels | None = None
 def warm(folder: Path | None = None) -> None:
     """Load the compiled code, which is compiled once on a machine (1 s; 15 s the first time).
 
-    Call it where a wait does no harm: when a process is set up. ``folder``: one of the process's own, for compiled
-    code that can't be kept with the package.
+    Call it where waiting is harmless: when a process starts. ``folder``: a folder of the process for compiled code
+    that can't be stored with the package.
     """
     if folder is not None:
         from anabranch.batches.kernels import parts as kernel_parts
@@ -109,7 +111,7 @@ def warm(folder: Path | None = None) -> None:
 
 def _load() -> Kernels | None:
     global _kernels
-    # The kernels read numbers as they lie in memory.
+    # The kernels read numbers in memory order.
     if _kernels is None and sys.byteorder == "little":
         from anabranch.batches.kernels import copy, scan
 
@@ -131,10 +133,10 @@ def scan_batch(
     limit: int = MAX_UNPACKED_BYTES,
     digests: bool = False,
 ) -> list[Run]:
-    """The runs of a batch, in order; none if compaction left it empty.
+    """The runs of a batch, in order; empty if compaction left it empty.
 
-    A fault in the batch's content becomes a bad run; nothing is raised. ``rules``: those of the stream.
-    ``limit``: the bytes that it may unpack to. ``digests``: runs get digests of their keys.
+    An error in the batch's content becomes a bad run; nothing is raised. ``rules``: those of the stream.
+    ``limit``: the most bytes that it may unpack to. ``digests``: whether runs get digests of their keys.
     """
     try:
         header = read_header(batch.data)
@@ -168,7 +170,7 @@ def scan_batch(
 
 
 def _keys(body: Buffer, header: BatchHeader, rows: list[list[int]]) -> list[Keys]:
-    """The keys of each run, in plain Python; none are known of many records."""
+    """The keys of each run, in plain Python; not known of batches with many records."""
     if header.record_count > _MOST_READ:
         return []
     records = decode_body(bytes(body), header)
@@ -204,14 +206,14 @@ def _scan_compiled(
             return listed, _found_keys(kernel, body, listed, keys, bounds) if most else []
         if found == kernel.MALFORMED_RESULT or room == MAX_RUNS:
             return None, []
-        # At most one run a record, so this ends.
+        # There is at most one run for each record, so this ends.
         room = min(room * 8, header.record_count, MAX_RUNS)
 
 
 def _found_keys(
     kernel: ModuleType, body: Buffer, rows: list[list[int]], keys: Any, bounds: Any
 ) -> list[Keys]:
-    """The keys of each run, of what the compiled walk noted."""
+    """The keys of each run, from the notes of the compiled walk."""
     view, end, out = memoryview(body), 0, []
     for row, (least, its_size, greatest, size) in zip(
         rows, bounds[: len(rows)].tolist(), strict=True

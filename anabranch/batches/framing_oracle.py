@@ -1,4 +1,6 @@
-"""The walk of `anabranch.batches.kernels.scan` in plain Python: the tests' oracle, and for small batches."""
+"""The walk of `anabranch.batches.kernels.scan` in plain Python: the oracle of tests, also used for small
+batches.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ BAD_KEY, BAD_TIME, TOO_LARGE = range(10, 13)
 def scan(
     body: Buffer, count: int, last_offset_delta: int, base_timestamp: int, rules: Room
 ) -> list[list[int]] | None:
-    """Rows of runs, as the kernel's columns; None for a malformed body."""
+    """Rows of runs, in the kernel's columns; None for a malformed body."""
     try:
         return _scan(bytes(body), count, last_offset_delta, base_timestamp, rules)
     except CorruptBatch:
@@ -90,7 +92,9 @@ def _scan(
 
 
 def _kind(reader: Reader) -> tuple[int, int, int]:
-    """A record's kind, by its headers; the place of its ab.txn value, -1: no WRITE; the bytes of other headers."""
+    """A record's kind by its headers; the place of its ab.txn value (-1 if it is not a WRITE); the bytes of
+    other headers.
+    """
     txns = ops = others = no_text = size = 0
     txn_at, txn_size = -1, -1
     count = reader.header_count()

@@ -1,4 +1,4 @@
-"""Reading given batches of a journal again, in rising order, with few fetches, and ahead on request."""
+"""Reading given batches of a journal again, in rising order and with few fetches, optionally ahead."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from anabranch.ports import (
     answered,
 )
 
-# Enough for a round trip to be cheap; little enough that the broker stores while we fetch the next.
+# Big enough for cheap round trips, small enough that the broker stores one while we fetch the next.
 FETCH_BYTES = 2 << 20
-# The most fetches ahead: they go on while a native transaction ends and the next begins.
+# The most fetches ahead: they continue while a native transaction ends and the next begins.
 MAX_AHEAD = 4
 MOST_KEPT = 4
 _FETCH_WAIT_S = 0.5
@@ -31,11 +31,11 @@ _Batches = Sequence[RawBatch]
 
 
 class JournalReaders:
-    """A reader for each journal partition, kept from merge to merge: what one fetched and a merge did not take is
-    for the next one.
+    """A reader for each journal partition, kept from merge to merge: fetched batches that one merge did not use are
+    kept for the next one.
 
-    ``ahead``: fetch the batches behind those asked for on a helper thread, while the caller works. Not
-    for the in-memory log, whose calls hand control to a scheduler.
+    ``ahead``: fetch following batches on a helper thread while the caller works. Don't use it with the in-memory
+    log, whose calls hand control to a scheduler.
     """
 
     def __init__(self, log: Log, *, ahead: bool = False) -> None:
@@ -48,16 +48,16 @@ class JournalReaders:
         found = self._readers.pop(partition, None)
         if found is None:
             found = JournalReader(self._log, partition, self._fetcher)
-        self._readers[partition] = found  # the last one
+        self._readers[partition] = found  # now the most recently used one
         return found
 
     def trim(self) -> None:
-        """Let go of all readers but the `MOST_KEPT` that were used last."""
+        """Drop all readers except the `MOST_KEPT` that were used last."""
         for partition in list(self._readers)[:-MOST_KEPT]:
             del self._readers[partition]
 
     def close(self) -> None:
-        """End the helper thread; a fetch under way is waited for."""
+        """End the helper thread, after a fetch under way."""
         if self._fetcher is not None:
             self._fetcher.shutdown(cancel_futures=True)
 
@@ -77,18 +77,18 @@ class JournalReader:
         self._here: deque[RawBatch] = deque()
         # Fetches ahead, in order; each begins where the one before ends.
         self._coming: deque[Future[_Batches]] = deque()
-        # How many fetches ahead: more after each useful one, so that leaps waste few.
+        # The number of fetches ahead: it grows with each useful one, so that jumps waste few.
         self._depth = 1
 
     def batch(self, base_offset: int, crc: int = 0) -> RawBatch:
-        """The batch that begins at this offset; quick if asked for in rising order.
+        """The batch that begins at this offset; fast in rising order.
 
         ``crc``: the CRC that its header must have (0: any). In a journal that was deleted and created again, other
         records may be at the offset.
 
         Raises:
-            LogUnavailable: nothing is there (yet), or no leader.
-            RecordsGone: no batch begins there, or another one, or the journal begins behind it.
+            LogUnavailable: there is no batch (yet), or no leader.
+            RecordsGone: no batch or another batch begins there, or the journal begins after it.
         """
         while self._here and self._here[0].base_offset < base_offset:
             self._here.popleft()
@@ -96,7 +96,7 @@ class JournalReader:
             self._here = deque(self._take(base_offset))
             while len(self._here) > 1 and self._here[0].base_offset < base_offset:
                 self._here.popleft()
-        # Kept: several runs may be of one batch.
+        # Kept, because several runs may belong to one batch.
         batch = self._here[0]
         if batch.base_offset != base_offset:
             raise RecordsGone(f"no batch of {self._partition} begins at {base_offset}")
@@ -118,11 +118,11 @@ class JournalReader:
     def _take_ahead(self, position: int) -> _Batches | None:
         """The batches from ``position`` on, if they were fetched ahead."""
         while self._coming:
-            # Awaited even if useless: two fetches of one partition at once would compete.
+            # Awaited even if useless: two concurrent fetches of one partition would compete.
             try:
                 ready = self._coming.popleft().result()
             except LogError:
-                # Fetched ahead only: the present request will meet its own error, if any.
+                # Only the fetch ahead failed: the present request raises its own error, if any.
                 continue
             if ready and ready[0].base_offset <= position < ready[-1].next_offset:
                 self._depth = min(self._depth + 1, MAX_AHEAD)
@@ -130,15 +130,15 @@ class JournalReader:
         return None
 
     def _go_ahead(self, following: int) -> None:
-        """Keep the due number of fetches under way; the first of them starts at ``following``."""
+        """Keep the right number of fetches under way; the first of them starts at ``following``."""
         if self._fetcher is None:
             return
         while len(self._coming) < self._depth:
             before = self._coming[-1] if self._coming else None
-            self._coming.append(self._fetcher.submit(self._fetch_behind, before, following))
+            self._coming.append(self._fetcher.submit(self._fetch_following, before, following))
 
-    def _fetch_behind(self, before: Future[_Batches] | None, following: int) -> _Batches:
-        """Fetch on from the end of the fetch before, which this thread has finished already."""
+    def _fetch_following(self, before: Future[_Batches] | None, following: int) -> _Batches:
+        """Fetch from the end of the fetch before, which this thread has finished already."""
         if before is not None:
             found = before.result()
             if not found:
@@ -151,7 +151,7 @@ class JournalReader:
             try:
                 found = self._fetch_once(position, _FETCH_WAIT_S)
             except OffsetOutOfRange as error:
-                # A broker that is behind answers so, too: its log ends before the position.
+                # A lagging broker also answers so: its log ends before the position.
                 starts = self._log.start_offsets([self._partition], failed={})
                 if starts.get(self._partition, 0) <= position:
                     raise LogUnavailable(str(error), error.topics) from error
@@ -161,7 +161,7 @@ class JournalReader:
         return ()
 
     def _fetch_once(self, position: int, max_wait: float) -> _Batches:
-        # No leader is waited for: all others' merges would wait, too.
+        # Don't wait for a leader: all other merges would wait, too.
         try:
             found = answered(
                 lambda failed: self._log.fetch(

@@ -1,4 +1,4 @@
-"""Putting records into batches up to a limit: records of other batches, rows, whole batches as they are."""
+"""Packing records into batches up to a limit: records of other batches, rows, and whole batches."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ from anabranch.core.journal.runs import StoredRun
 from anabranch.errors import check
 from anabranch.ports import RawBatch
 
-# A smaller batch costs the broker more than taking it apart costs (measured: about 100 records).
+# Storing a smaller batch costs the broker more than splitting it costs (measured: about 100 records).
 MIN_SPLICED_RECORDS = 100
-# A bigger one, unpacked, is copied however few records it has.
+# A batch that unpacks to more is copied as it is, however few records it has.
 SPLICED_BYTES = 64 << 10
 BATCH_BYTES = 512 << 10
-# One that unpacks to this many times its bytes, and `SPLICED_BYTES` at least, is packed again if it is taken apart.
+# A batch that unpacks to this many times its bytes, and at least `SPLICED_BYTES`, is compressed again when split.
 PACKED_TIMES = 4
 DEFAULT_LIMIT = 1_000_000  # below the broker's default for max.message.bytes
 
 
 def batch_limit(settings: Mapping[str, str]) -> int:
-    """The most bytes of a batch that is put together for a stream with these settings."""
+    """The most bytes of a batch that is packed for a stream with these settings."""
     return int(settings.get("max.message.bytes", DEFAULT_LIMIT))
 
 
 def worth_splicing(batch: RawBatch, records: int, unpacked: int = 0) -> bool:
-    """Whether a batch whose records all go to one target is copied as it is. ``unpacked``: bytes, if known."""
+    """Whether to copy a batch as it is, if all its records go to one target. ``unpacked``: bytes, if known."""
     return records >= MIN_SPLICED_RECORDS or max(len(batch.data), unpacked) >= SPLICED_BYTES
 
 
 def worth_packing(batch: RawBatch, unpacked: int) -> bool:
-    """Whether a batch that is taken apart is packed again: appending it unpacked takes longer."""
+    """Whether to compress a batch again when it is split, because appending it unpacked takes longer."""
     return unpacked >= max(SPLICED_BYTES, PACKED_TIMES * len(batch.data))
 
 
 class Made(NamedTuple):
-    """A batch, and the caller's number for each of its parts with that part's records, in order."""
+    """A batch, with the caller's number and the number of records of each of its parts, in order."""
 
     data: bytes | memoryview
     parts: list[tuple[int, int]]
@@ -48,7 +48,7 @@ class Made(NamedTuple):
 class Packer:
     """Fills one batch after the other. Each method yields the batches that it completes: append them in that order.
 
-    ``of`` is the caller's number for the records that it adds.
+    ``of``: the caller's number for the added records.
     """
 
     def __init__(self, limit: int = DEFAULT_LIMIT) -> None:
@@ -73,22 +73,22 @@ class Packer:
         self._builder = BatchBuilder(self._codec)
 
     def pack(self, codec: str | None) -> Iterator[Made]:
-        """Pack what is added from now on by this codec, or do not."""
+        """Compress what is added from now on with this codec; None: don't compress."""
         if codec != self._codec:
             self._codec = codec
             yield from self.flush()
 
     def whole(self, of: int, batch: RawBatch, records: int) -> Iterator[Made]:
-        """Take a batch as it is, behind the one being filled."""
+        """Add a batch as it is, after the one being filled."""
         yield from self.flush()
         yield Made(batch.data, [(of, records)])
 
     def run(
         self, of: int, run: StoredRun, reader: JournalReader, *, divisible: bool = True
     ) -> Iterator[Made]:
-        """Take a journal's run. `InvariantViolation` if its batch has not as many records.
+        """Add a journal's run. `InvariantViolation` if its batch has another number of records.
 
-        Other errors are those of the reading.
+        Other errors come from reading it.
         """
         batch = reader.batch(run.batch_base, run.batch_crc)
         if run.pure and worth_splicing(batch, run.records):
@@ -102,9 +102,9 @@ class Packer:
     def copy(
         self, of: int, batch: RawBatch, first: int, last: int, *, divisible: bool = True
     ) -> Generator[Made, None, int]:
-        """Take records of a batch, by offset deltas; returns how many.
+        """Add records of a batch, by offset deltas; returns how many.
 
-        Records that make the batch too big go into one of their own: in halves, if they must and may.
+        Records that make the batch too big go into a batch of their own, in halves if that is needed and allowed.
         """
         mark = self._builder.mark()
         taken = self._builder.add_from_batch(batch, first, last)
@@ -126,7 +126,7 @@ class Packer:
         return taken
 
     def rows(self, of: int, rows: Sequence[Row], codec: int | None = None) -> Iterator[Made]:
-        """Take rows; ``codec``: packs a row that is too big by itself."""
+        """Add rows. ``codec``: compresses a row that is too big by itself."""
         rest, at = iter(rows), 0
         while at < len(rows):
             mark = self._builder.mark()
@@ -134,7 +134,7 @@ class Packer:
             too_big = self._builder.size_estimate > self._limit
             cut = too_big and self._builder.count > 1
             if cut:
-                # The last row was too much: it begins the next batch.
+                # The last row did not fit: it begins the next batch.
                 self._builder.rewind(mark)
                 added = self._builder.add_all(rows[at : at + added - 1])
             elif too_big and codec is not None:
@@ -150,10 +150,10 @@ class Packer:
     def placed(
         self, of: int, copy: Callable[[Any, Any], int], starts: Any, at: int, end: int, codec: int
     ) -> Iterator[Made]:
-        """Let compiled code take some of a batch's records, from number ``at`` to before ``end``.
+        """Let compiled code add some of a batch's records, from number ``at`` to before ``end``.
 
-        ``copy``: as `BatchBuilder.add_encoded` has it; ``starts``: an array of the records' starts;
-        ``codec``: packs a record that is too big by itself. `CorruptBatch` if they can't be taken apart.
+        ``copy``: as for `BatchBuilder.add_encoded`. ``starts``: an array of the records' starts. ``codec``:
+        compresses a record that is too big by itself. `CorruptBatch` if the records can't be split.
         """
         while True:
             left = int(starts[end] - starts[at]) + (end - at) * COPY_GROWTH
@@ -184,5 +184,5 @@ class Packer:
 
 
 def _as_it_came(codec: int) -> BatchBuilder:
-    """A builder for a record that is too big by itself: it fits only packed, as it came."""
+    """A builder for a record that is too big by itself: it only fits compressed, as it came."""
     return BatchBuilder(NAMES[codec])

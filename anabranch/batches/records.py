@@ -1,7 +1,7 @@
-"""Records of a RecordBatch v2 in plain Python: the oracle of the compiled code, and for small batches.
+"""Records of a RecordBatch v2 in plain Python: the oracle of the compiled code, also used for small batches.
 
 A record: length, attributes i8, timestamp delta, offset delta, key, value, headers; all numbers are
-zigzag varints, lengths of -1 stand for null (KIP-98).
+zigzag varints, a length of -1 means null (KIP-98).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def decode_records(data: Buffer, *, limit: int = MAX_UNPACKED_BYTES) -> list[Rec
     """
     header = read_header(data)
     if header.record_count == 0 and len(data) == HEADER_SIZE:
-        # Compaction keeps the last batch of a producer, for its sequence, even if no record is left.
+        # Compaction keeps a producer's last batch for its sequence, even if no record is left.
         return []
     body = decompress(header.compression, memoryview(data)[HEADER_SIZE:], limit=limit)
     return decode_body(body, header)
@@ -65,9 +65,10 @@ class _Unusual(Exception):
 
 
 def _decode_usual(body: bytes, header: BatchHeader) -> list[Record]:
-    """Records without rare things (numbers of more than 28 bits, nulls in most places) in a quarter of the time.
+    """Decode records without rare forms (numbers of more than 28 bits, nulls in most places) in a quarter of the
+    time.
 
-    Anything unusual, broken bytes too, raises `_Unusual` or IndexError. No field can go beyond its record: sizes
+    Anything unusual, also broken bytes, raises `_Unusual` or IndexError. No field can go beyond its record: sizes
     are never negative, and each record must end where its length says.
     """
     first, last_delta, stop = header.base_offset, -1, header.last_offset_delta
@@ -123,14 +124,14 @@ def _decode_usual(body: bytes, header: BatchHeader) -> list[Record]:
 
 
 def _usual_number(body: bytes, at: int) -> tuple[int, int]:
-    """A number of up to four bytes, still in zigzag, and where it ends."""
+    """A number of up to four bytes, still zigzag-encoded, and its end."""
     number = body[at]
     at += 1
     if number & 0x80:
         for shift in (7, 14, 21):
             byte = body[at]
             at += 1
-            # Less the bit that marks the byte before as not the last.
+            # Subtract the bit that marks the byte before as not the last.
             number += (byte << shift) - (1 << shift)
             if byte < 0x80:
                 break
@@ -175,7 +176,7 @@ def _usual_headers(body: bytes, at: int) -> tuple[tuple[tuple[str, bytes | None]
 
 @lru_cache(1024)
 def header_name(name: bytes) -> str:
-    """A header's name as text: bytes that are no UTF-8 become surrogates."""
+    """A header's name as text: bytes that are not UTF-8 become surrogates."""
     return name.decode("utf-8", "surrogateescape")
 
 
@@ -268,7 +269,7 @@ def _put_nullable(out: bytearray, data: bytes | None) -> None:
 
 
 class Reader:
-    """Reads a batch's body. Strict: nothing beyond ``end``, the end of the record being read."""
+    """Reads a batch's body strictly: never beyond ``end``, the end of the current record."""
 
     def __init__(self, body: bytes) -> None:
         self.body = body
@@ -276,7 +277,7 @@ class Reader:
         self.end = len(body)
 
     def enter_record(self) -> None:
-        """Go behind a record's length and attributes; its end bounds all further reading."""
+        """Read a record's length and attributes; the record's end bounds all further reading."""
         size = self.varint()
         if size < 0 or self.at + size > len(self.body):
             raise CorruptBatch("a record goes beyond the end of its batch")
@@ -290,7 +291,7 @@ class Reader:
         self.end = len(self.body)
 
     def skip(self, count: int) -> None:
-        """Go on by ``count`` bytes."""
+        """Skip ``count`` bytes."""
         if self.at + count > self.end:
             raise CorruptBatch("a record ends in the middle of a field")
         self.at += count
@@ -323,7 +324,7 @@ class Reader:
         return value >> 1 ^ -(value & 1)
 
     def nullable(self) -> bytes | None:
-        """Bytes with their length in front; -1 is null."""
+        """Bytes after their length; -1 is null."""
         size = self.varint()
         if size == -1:
             return None
@@ -334,9 +335,9 @@ class Reader:
         return self.body[start : self.at]
 
     def header_count(self) -> int:
-        """The number of headers, each of which must follow."""
+        """The number of headers that follow."""
         count = self.varint()
-        # Each takes at least two bytes: its name's length and its value's.
+        # Each header takes at least two bytes: the lengths of its name and its value.
         if not 0 <= count <= (self.end - self.at) // 2:
             raise CorruptBatch(f"{count} headers don't fit")
         return count

@@ -1,8 +1,8 @@
-"""Merging one partition's pieces, in commit order, into batches: spliced, taken apart, or made of events.
+"""Merging one partition's pieces, in commit order, into batches: spliced, split, or made of events.
 
-A journal batch that belongs to one writer whole is copied as it is (a splice); the rest of the runs, and
-events, are put together into bigger batches. Everything is a stream: batches are fetched, checked and patched
-while the broker stores those before, so a merge is about as quick as producing ready batches.
+A journal batch that belongs to one writer is copied as it is (a splice); the rest of the runs, and events, are
+packed into bigger batches. Everything is streamed: batches are fetched, checked and patched while the broker stores
+earlier ones, so a merge is about as fast as producing ready batches.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from anabranch.ports import RawBatch, TopicPartition
 
 
 class Piece(NamedTuple):
-    """The share of one commit in the target: runs of a journal partition, in order, then events, then batches.
+    """The part of one commit in the target: runs of a journal partition, in order, then events, then batches.
 
-    ``batches``: of records that all go to the target (`anabranch.batches.split`).
+    ``batches``: batches whose records all go to the target (`anabranch.batches.split`).
     """
 
     source: TopicPartition | None = None
@@ -36,7 +36,7 @@ class Piece(NamedTuple):
 class Splice:
     """Merges pieces into one partition, for callers that may append to several partitions in one go.
 
-    Append what `batches` yields, in that order, and hand the base offsets to `note` as they come.
+    Append what `batches` yields, in that order, and pass the base offsets to `note` as they come.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Splice:
         self._landed = [Landed(0, 0, 0)] * len(pieces)
 
     def batches(self) -> Iterator[tuple[TopicPartition, bytes | memoryview]]:
-        """The batches, each made when it is taken."""
+        """The batches, each made on demand."""
         for data, parts in self._made():
             self._yielded.append(parts)
             yield self._target, data
@@ -75,7 +75,7 @@ class Splice:
             for batch in piece.batches:
                 header = read_header(batch.data)
                 records = header.record_count
-                # A packed one was worth it, or holds a record that fits only so.
+                # A compressed one was worth it, or has a record that only fits compressed.
                 if header.compression or worth_splicing(batch, records):
                     yield from packer.whole(index, batch, records)
                 else:
@@ -83,7 +83,7 @@ class Splice:
         yield from packer.flush()
 
     def note(self, base_offsets: Sequence[int]) -> None:
-        """Take the base offsets of the next batches that were yielded."""
+        """Note the base offsets of the next yielded batches."""
         for base in base_offsets:
             at = base
             for index, records in self._yielded.popleft():
@@ -93,6 +93,6 @@ class Splice:
                 self._landed[index] = Landed(first, at, before.records + records)
 
     def landed(self) -> list[Landed]:
-        """The place of each piece, once all base offsets were noted."""
+        """The place of each piece, after all base offsets are noted."""
         check(not self._yielded and self._packer.empty, "batches whose offsets are not known yet")
         return list(self._landed)

@@ -1,7 +1,7 @@
-"""Splitting record batches by key: each record to the segment that holds its key, in the order of the records.
+"""Splitting record batches by key: each record goes to the segment of its key, in the order of the records.
 
-Only for plain writes, which any producer puts into any journal partition. A batch of one segment's records goes
-there as it is, if that is worth it (`anabranch.batches.packer`); others are taken apart.
+This is only for plain writes, which any producer writes to any journal partition. A batch with records of one
+segment is copied as it is, if that is worth it (`anabranch.batches.packer`); others are split.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 class Split:
     """Batches of records for each segment of a layout, made from runs of journal batches.
 
-    All stays in memory: the caller bounds what it adds.
+    Everything stays in memory: the caller bounds what it adds.
     """
 
     def __init__(self, segments: Sequence[SegmentRange], limit: int = DEFAULT_LIMIT) -> None:
@@ -44,14 +44,16 @@ class Split:
         return self._by_partition.get(partition, 0)
 
     def add(self, batch: RawBatch, run: StoredRun, keyless: int) -> None:
-        """Take a run of a batch; ``keyless`` is the index of the segment for records without a key.
+        """Add a run of a batch. ``keyless``: the index of the segment for records without a key.
 
         Raises:
             CorruptBatch: the batch can't be read.
-            InvariantViolation: it has other records than the run says.
+            InvariantViolation: its records are not those of the run.
         """
         if self._last is None or self._last.batch.data is not batch.data:
-            self._last = self._placed(batch, keyless)  # runs of one batch come one after the other
+            self._last = self._placed(
+                batch, keyless
+            )  # runs of one batch are added one after the other
         placed = self._last
         begin, end = placed.numbers(run.first - batch.base_offset, run.end - batch.base_offset)
         check(
@@ -70,7 +72,7 @@ class Split:
             out.take(placed.copy(out.packer, index, begin, end))
 
     def done(self) -> list[list[RawBatch]]:
-        """The batches of each segment, in the order of the layout; none for those that got no records."""
+        """The batches of each segment, in the order of the layout; empty for segments without records."""
         for out in self._outs:
             out.take(out.packer.flush())
         return [out.batches for out in self._outs]
@@ -102,7 +104,7 @@ class _Out:
 
 
 class _Plain(NamedTuple):
-    """A batch whose records have their places, in plain Python."""
+    """A batch with the segment of each record, in plain Python."""
 
     batch: RawBatch
     header: BatchHeader
@@ -130,7 +132,7 @@ class _Plain(NamedTuple):
 
 
 class _Compiled(NamedTuple):
-    """A batch whose records have their places, by compiled code; arrays of numpy."""
+    """A batch with the segment of each record, by compiled code, in numpy arrays."""
 
     batch: RawBatch
     header: BatchHeader
@@ -202,5 +204,5 @@ def _compiled(
 
 
 def _codec(batch: RawBatch, header: BatchHeader, unpacked: int) -> str | None:
-    """The codec to pack its records by again: its own, which the broker takes."""
+    """The codec for compressing its records again: its own, which the broker accepts."""
     return NAMES[header.compression] if worth_packing(batch, unpacked) else None

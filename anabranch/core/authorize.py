@@ -34,13 +34,13 @@ class Right(IntFlag):
 
 EVERYWHERE = "*"
 ALL = Right(511)
-ADD, TAKE = 1 << 29, 1 << 30  # among a `SetGrant`'s rights: a change, made by the decision itself
-CREATORS = ALL & ~Right.ADMIN  # of the lane that creates a scope, on that scope
-_FIND = Right.DESCRIBE | Right.CREATE  # one of them finds a scope that is there
-# One of them begins what moves positions; its commit needs the latter.
+ADD, TAKE = 1 << 29, 1 << 30  # flags of a `SetGrant`: add to the rights, or take from them
+CREATORS = ALL & ~Right.ADMIN  # given to the lane that creates a scope, on that scope
+_FIND = Right.DESCRIBE | Right.CREATE  # either of them is enough to find an existing scope
+# Either of them begins a transaction that moves positions; its commit needs `process`.
 _MOVE = Right.WRITE | Right.PROCESS
 
-_KEPT, _LONGEST = 10_000, 250  # answers remembered; characters of what they are about
+_KEPT, _LONGEST = 10_000, 250  # cached answers at most; characters of a cached pattern
 # Rights that lanes have from the start, on everything; a row of that lane and pattern replaces them.
 _TRUSTED = ALL & ~(Right.OPERATE | Right.ADMIN)  # of `open`, where its senders are trusted
 FROM_THE_START: Mapping[str, Right] = {
@@ -150,11 +150,11 @@ def _everywhere(right: Right) -> Rule:
 
 
 def _by_transaction(state: State, lane: str, command: Any) -> None:
-    """The decision judges it: by the token, or by the transaction's owner."""
+    """Refuse nothing: the decision itself checks the token, or the transaction's owner."""
 
 
 def _from_controllers(state: State, lane: str, command: Any) -> None:
-    """Only controllers write to the topic that it comes by."""
+    """Refuse nothing: only controllers can write to the topic of this message."""
 
 
 def _find_scope(state: State, lane: str, command: r.FindScope) -> None:
@@ -167,7 +167,7 @@ def _find_scope(state: State, lane: str, command: r.FindScope) -> None:
 
 
 def _describe(state: State, lane: str, command: r.DescribeStreams) -> None:
-    """Without scope and stream a list has what the lane may describe."""
+    """A list of all streams needs no right: it contains what the lane may describe."""
     what = command.stream if command.stream is not None else command.scope
     if what is not None:
         check_right(state, lane, Right.DESCRIBE, what)
@@ -180,19 +180,23 @@ def _describe_processors(state: State, lane: str, command: r.DescribeProcessors)
 def _list_transactions(
     state: State, lane: str, command: r.ListTransactions | r.ListTableLocks
 ) -> None:
-    """Without a scope a list has what the lane may see; with a coordinator's secret, what bears its hash."""
+    """Without a scope the list contains what the lane may see; with a coordinator's secret, what was prepared by
+    it.
+    """
     if command.scope is not None and getattr(command, "secret", None) is None:
         check_right(state, lane, Right.DESCRIBE, command.scope)
 
 
 def _list_open(state: State, lane: str, command: r.ListOpen) -> None:
-    """By its id the decision judges; without a scope a list has what the lane may see."""
+    """The decision checks a single transaction; without a scope the list contains what the lane may see."""
     if command.scope is not None and command.txn_id is None:
         check_right(state, lane, Right.DESCRIBE, command.scope)
 
 
 def _begin(state: State, lane: str, command: r.Begin | r.OneShot | r.PrepareEvents) -> None:
-    """An id with a row is answered from it, whatever was granted or taken since; but to its owner only."""
+    """A repeated command is answered from the transaction's row, whatever rights its owner has now; only to the
+    owner.
+    """
     row = state.txn_row(command.txn_id)
     if row is None:
         moved = getattr(command, "tenure", None) or getattr(command, "consumed", None)
@@ -202,9 +206,9 @@ def _begin(state: State, lane: str, command: r.Begin | r.OneShot | r.PrepareEven
 
 
 def _create_stream(state: State, lane: str, command: r.CreateStream) -> None:
-    """A processor's state is made by those who may run it, a table's companion by those who may compact that.
+    """The right to run a processor creates its state; the right to compact a table creates its companion stream.
 
-    A topic with records may be another team's: to adopt it takes a right that no creation of a scope gives.
+    Adopting a topic with records needs a right that creating a scope does not give: it may be another team's topic.
     """
     if is_state(command.stream):
         check_right(state, lane, Right.PROCESS, command.stream.removesuffix(STATE))
@@ -229,7 +233,7 @@ def _reads(state: State, lane: str, inputs: Iterable[r.ProcessorInput]) -> None:
 
 
 def _create_processor(state: State, lane: str, command: r.CreateProcessor) -> None:
-    """A processor holds its inputs, so its lane has to see them."""
+    """The lane has to see the inputs, because a processor keeps them from being deleted."""
     _processor(state, lane, command)
     _reads(state, lane, command.inputs)
 
@@ -253,7 +257,7 @@ RULES: Mapping[type, Rule] = {
     r.PublishBase: _on(Right.OPERATE, lambda command: command.table),
     r.Scale: _stream(Right.SCALE),
     r.Begin: _begin,
-    r.OneShot: _begin,  # and its decision: write on each stream
+    r.OneShot: _begin,  # its decision checks `write` on each stream
     r.PrepareEvents: _begin,  # the same
     r.Touch: _by_transaction,
     r.Register: _by_transaction,
@@ -266,7 +270,7 @@ RULES: Mapping[type, Rule] = {
     r.ListTransactions: _list_transactions,
     r.ListOpen: _list_open,
     r.LabelWriter: _by_transaction,
-    r.LockReads: _by_transaction,  # and its decision: safe-time on each table
+    r.LockReads: _by_transaction,  # its decision checks `safe-time` on each table
     r.ListLocks: _by_transaction,
     r.ListRuns: _by_transaction,
     r.ListTableLocks: _list_transactions,
@@ -292,29 +296,29 @@ RULES: Mapping[type, Rule] = {
 
 
 def table_of(state: State, stream: str) -> str:
-    """The table whose bases a stream has; empty: it has none."""
+    """The table whose bases are in a stream; empty for other streams."""
     row = state.streams.get(stream)
     return row.settings.get(BASE, "") if row is not None else ""
 
 
 def writing(state: State, stream: str) -> tuple[Right, str]:
-    """The right that writes to a stream take, and on what: bases are for those who may operate their table."""
+    """The right that a write to a stream needs, and on what: for bases it is `operate` on their table."""
     table = table_of(state, stream) if stream.endswith(BASES) else ""
     return (Right.OPERATE, table) if table else (Right.WRITE, stream)
 
 
 def operates(state: State, lane: str, scope: str) -> bool:
-    """Whether a lane may do all to the scope's transactions, whichever lane owns them."""
+    """Whether a lane may operate the scope's transactions, whichever lane owns them."""
     return bool(rights_of(state, lane, of_scope(scope)) & Right.OPERATE)
 
 
 def sees(state: State, lane: str, row: r.TxnRow) -> bool:
-    """Whether a lane may know of a transaction without a token of it."""
+    """Whether a lane may see a transaction without a token."""
     return row.owner == lane or operates(state, lane, row.scope)
 
 
 def shown(state: State, lane: str, broken: r.BrokenLock | None) -> r.BrokenLock | None:
-    """A broken lock as a lane may know of it: who broke it, only if the lane may see that transaction."""
+    """A broken lock as a lane may see it: with the transaction that broke it only if the lane may see that one."""
     if broken is None or broken.by == NO_TXN:
         return broken
     row = state.txn_row(broken.by)
@@ -325,8 +329,8 @@ def shown(state: State, lane: str, broken: r.BrokenLock | None) -> r.BrokenLock 
 def check_writes(state: State, row: r.TxnRow, streams: Iterable[str] = ()) -> None:
     """`NotAuthorized` unless a transaction's owner may write to these streams; without any, begin it.
 
-    To the state of a processor it writes by the right to run that one, to bases by the right to operate the table.
-    A blocked owner may not: its tokens are good for nothing more, in whichever lane.
+    Writing to a processor's state needs the right to run the processor, writing bases the right to operate the
+    table. A blocked owner may not write: its tokens are refused in every lane.
     """
     owner = state.lanes.get(row.owner)
     if owner is not None and owner.blocked:

@@ -1,9 +1,9 @@
 """The COMMIT and EPOCH records that a round adds to the histories of its streams, and a history's end.
 
-A *vector* is the end of each partition as of a record (`docs/protocol.md`, section 13). In a stream of few
-partitions each record has its vector. In a wide one only EPOCH records and one of `EVERY` records have it: a COMMIT
-record between them has the ends of its own events, and the place of the last record with a vector. A reader finds
-that one in one step, and the rest in the records from there on.
+A *vector* has the end of each partition as of a record (`docs/protocol.md`, section 13). In a stream with few
+partitions each record has its vector. In a wide stream only EPOCH records and one of `EVERY` records have a vector.
+A COMMIT record between them has the ends of its own events, and the place of the last record with a vector: from
+there a reader completes the vector with the records that follow.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from anabranch.schemas.records import (
 Record = EpochRecord | CommitRecord
 
 FEW = 16  # up to this many partitions, each record has its vector
-EVERY = 64  # with more, at least one of this many records in a row
+EVERY = 64  # with more partitions, one of this many consecutive records has its vector
 OWN = -1  # ``vector_at`` of a record with a vector; OWN - n: n records before, in the same batch
 NO_PREVIOUS = -1
 DIRECTLY_BEFORE = -2
@@ -33,7 +33,7 @@ DIRECTLY_BEFORE = -2
 
 @dataclass(slots=True)
 class Tail:
-    """The end of a stream's history: what the next record continues.
+    """The end of a stream's history, from which the next record continues.
 
     ``vector``: partition -> end offset. ``starts``: open segment's id -> start offset. ``last``: offset of
     the last record. ``vector_at``: offset of the last one with a vector; ``since``: how many records follow that.
@@ -48,13 +48,13 @@ class Tail:
     read_to: int | None = None
 
     def copy(self) -> Tail:
-        """For a round to move on, which may come to nothing."""
+        """A copy that a round changes, as the round may fail."""
         return Tail(
             dict(self.vector), self.starts, self.last, self.vector_at, self.since, self.read_to
         )
 
     def place(self, offsets: Sequence[int]) -> None:
-        """Note the offsets that a round's records have got."""
+        """Note the offsets that the records of a round got."""
         self.last = offsets[-1]
         self.read_to = None
         if self.since < len(offsets):
@@ -92,7 +92,7 @@ def _epoch_record(step: NewEpoch, tail: Tail, before: Sequence[object]) -> Epoch
         for s in step.segments
     }
     for partition, at in step.starts.items():
-        tail.vector.setdefault(partition, at)  # also where segments will be opened later
+        tail.vector.setdefault(partition, at)  # also for partitions whose segments are opened later
     for s in step.segments:
         tail.vector.setdefault(s.partition, starts[s.segment_id])
     tail.starts = starts
@@ -147,9 +147,9 @@ def _previous(before: Sequence[object], tail: Tail) -> int:
 def anchored(
     record: EpochRecord | CommitRecord, number: int, offsets: Sequence[int]
 ) -> EpochRecord | CommitRecord:
-    """A record of a round for a batch of its own, behind others that stand at ``offsets``.
+    """A record of a round, adapted for a batch of its own after the records at ``offsets``.
 
-    ``number``: its place among the stream's records of the round.
+    ``number``: its index among the stream's records of the round.
     """
     if not offsets:
         return record
@@ -174,20 +174,20 @@ def has_vector(record: Record) -> bool:
 
 
 def vector_place(offset: int, record: Record) -> int:
-    """The offset of the last record with a vector, as of this one, at ``offset``."""
+    """The offset of the last record with a vector, at or before this record at ``offset``."""
     at = OWN if isinstance(record, EpochRecord) else record.vector_at
     return at if at >= 0 else offset + at - OWN
 
 
 def ends_in(record: Record) -> Iterable[Position]:
-    """The ends that the record itself has: of all partitions, or of those that its commit moved."""
+    """The ends in the record itself: of all partitions, or of those that its commit wrote to."""
     if isinstance(record, EpochRecord) or record.vector_at == OWN:
         return record.vector
     return [Position(part.partition, part.end) for part in record.segments]
 
 
 def positions(vector: dict[int, int]) -> tuple[Position, ...]:
-    """The vector as a record has it."""
+    """The vector in the form of a record's field."""
     new = tuple.__new__
     return tuple([new(Position, place) for place in sorted(vector.items())])
 

@@ -1,8 +1,8 @@
 """Hybrid time: 64 bits, microseconds since the Unix epoch << 12 | a logical counter.
 
-A commit timestamp is both a moment and a place in an order: it follows the wall clock while that
-advances, and counts on by one where it does not (or goes back). Values are plain ints that compare
-as they are, and fit a signed 64-bit long until 2041-05-10 (`MAX`). Pure: the time is given.
+A commit timestamp is both a moment and a place in an order: it follows the wall clock while that advances, and
+rises by one while the clock stops or goes back. Values are plain ints that compare as they are, and fit a signed
+64-bit long until 2041-05-10 (`MAX`). Pure: the time is given.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def from_us(unix_us: int, logical: int = 0) -> int:
 
 
 def from_s(unix_s: int) -> int:
-    """The hybrid time at which a second begins, which bases are as of; they are numbered by it."""
+    """The hybrid time at which a second begins. Bases are as of such a time, and numbered by the second."""
     return from_us(unix_s * 1_000_000)
 
 
@@ -53,7 +53,7 @@ def to_s(timestamp: int) -> int:
 
 
 def to_bytes(timestamp: int) -> bytes:
-    """The 8 bytes of a hybrid time, as headers have it."""
+    """The 8 bytes of a hybrid time in a header."""
     return timestamp.to_bytes(8, "big")
 
 
@@ -96,9 +96,9 @@ def from_datetime(moment: datetime) -> int:
 
 
 def read_moment(text: str) -> int | datetime | None:
-    """A moment as people give it: a commit timestamp (a number), a time in ISO 8601, or what `to_text` gave.
+    """A moment as people give it: a commit timestamp (a number), a time in ISO 8601, or the text of `to_text`.
 
-    None: it is none of these.
+    None for any other text.
     """
     if text.isdecimal() and len(text) < _MOST_DIGITS:
         return int(text)

@@ -16,7 +16,7 @@ TXN_ID_SIZE = 16
 NO_TXN = bytes(TXN_ID_SIZE)
 SECRET_SIZE = 32  # bytes of the secret that begins a transaction
 TENURE_SIZE = 16  # random bytes of a tenure
-# The highest bit of an id's time, which no clock reaches: of one-shots that move positions.
+# The highest bit of an id's time, which no clock reaches: it marks one-shots that move positions.
 MARK_MS = 1 << 47
 CORRELATION_ID_SIZE = 16
 DIRECTORY = 0  # the control partition that knows where each scope is served
@@ -30,7 +30,7 @@ CORRELATION_HEADER = "ab.cid"
 REPLY_HEADER = "ab.reply"
 TIME_HEADER = "ab.ht"  # the highest hybrid time that the sender has seen: 8 bytes
 VERSION_HEADER = "version"  # of events of a base
-WAIT_HEADER = "ab.wait"  # commit wait: the answer comes once every clock is past the commit
+WAIT_HEADER = "ab.wait"  # commit wait: answer only when every clock is past the commit
 _TXN_HEADER_FORM = struct.Struct(">16sqi")
 TXN_HEADER_SIZE = _TXN_HEADER_FORM.size  # 28
 
@@ -49,13 +49,13 @@ def make_txn_id(control_partition: int, unix_ms: int, random64: int) -> bytes:
 
 
 def make_marked_id(control_partition: int, unix_ms: int, random64: int) -> bytes:
-    """The id of a one-shot that moves positions of tasks: their rows are its outcome, it has none of its own."""
+    """The id of a one-shot that moves positions of tasks: the tasks' rows are its outcome, and it has no row."""
     txn_id = make_txn_id(control_partition, unix_ms, random64)
     return txn_id[:2] + (unix_ms | MARK_MS).to_bytes(6, "big") + txn_id[8:]
 
 
 def is_marked(txn_id: bytes) -> bool:
-    """Whether the id is of a one-shot that moves positions of tasks."""
+    """Whether the id belongs to a one-shot that moves positions of tasks."""
     return bool(txn_id[2] & 0x80)
 
 

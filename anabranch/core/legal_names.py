@@ -9,10 +9,10 @@ from anabranch.core import limits
 from anabranch.errors import InvalidArgument
 
 MAX_NAME = limits.NAME.value
-OPEN_LANE, ADMIN_LANE = "open", "admin"  # the lanes that are there from the start
+OPEN_LANE, ADMIN_LANE = "open", "admin"  # the lanes that exist from the start
 STATE = ".state"  # the end of the name of a processor's state, which no other stream has
-BASE = "-base"  # … and of the companion stream of a table
-PLAIN = "topic:"  # how inputs begin that are no streams
+BASE = "-base"  # … and the end of the name of a table's companion stream
+PLAIN = "topic:"  # the prefix of inputs that are plain topics
 _BESIDE = (
     "_journal",
     "_history",
@@ -24,7 +24,7 @@ _LANE = re.compile(r"[a-z0-9][a-z0-9-]{0,49}")
 
 
 def check_type(what: str, value: object, *kinds: type) -> None:
-    """`InvalidArgument` unless a value is of one of these types; True is no number."""
+    """`InvalidArgument` unless a value has one of these types; a bool is not accepted as an int."""
     if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
         due = " or ".join(kind.__name__ for kind in kinds)
         raise InvalidArgument(f"{what} is {due}, not {type(value).__name__}")
@@ -87,7 +87,7 @@ def check_number(name: str | None, number: int | None) -> None:
 def split_stream(stream: str) -> tuple[str, str]:
     """('nyc', 'flights') of 'nyc/flights'; names have no dots, so topic names can't be ambiguous.
 
-    But a processor's state is 'nyc/delays.state'.
+    One exception: a processor's state is 'nyc/delays.state'.
     """
     if type(stream) is not str:  # a fast path: each event of a batch comes here
         check_type("a stream, scope/name,", stream, str)
@@ -108,7 +108,7 @@ def check_input(name: str) -> None:
 
 
 def is_plain(name: str) -> bool:
-    """Whether an input is a topic that is no stream."""
+    """Whether an input is a plain topic, and not a stream."""
     return name.startswith(PLAIN)
 
 
@@ -128,12 +128,14 @@ def base_stream(table: str) -> str:
 
 
 def as_kafka_compares(name: str) -> str:
-    """A stream's or a topic's name as Kafka compares it: it takes . and _ for the same."""
+    """A stream's or a topic's name as Kafka compares it: with . and _ as equal."""
     return name.replace("/", "_").replace(".", "_")
 
 
 def names_beside(stream: str) -> Iterator[str]:
-    """Names of streams, as Kafka compares them, that can't be beside a stream: a topic of both has one name."""
+    """Names of streams, as Kafka compares them, that conflict with a stream: both would have a topic of the same
+    name.
+    """
     own = as_kafka_compares(stream)
     yield own
     for end in _BESIDE:

@@ -1,8 +1,8 @@
-"""All limits of what others send and ask for, in one table: checked before anything is logged.
+"""All limits of what clients send and ask for, in one table; they are checked before anything is logged.
 
 The rules of events come after the table: legal keys, values, headers, times and sizes, however an event is written.
 
-`docs/operations.md` prints it, and a test holds the two together. Limits that an operator may choose are in
+`docs/operations.md` prints the table, and a test compares the two. Limits that an operator may choose are in
 `anabranch.core.decisions.turn.Settings`.
 """
 
@@ -18,7 +18,7 @@ from anabranch.schemas.fast import LIST as LIST_ITEMS
 
 
 class Limit(NamedTuple):
-    """The most that is allowed of something, counted in ``unit``; an operator's choice lies within ``bounds``."""
+    """The most that is allowed of something, in ``unit``; an operator may choose a value within ``bounds``."""
 
     value: int
     unit: str
@@ -34,7 +34,7 @@ class Limit(NamedTuple):
             )
 
 
-MAX_WAIT_MS = 600_000  # for a commit's receipts to be covered
+MAX_WAIT_MS = 600_000  # the longest wait for the journals to cover a commit's receipts
 
 COMMAND = Limit(
     1 << 20,
@@ -154,7 +154,7 @@ UNSURE = Limit(
     "a command alone in rounds with an unknown outcome, while others succeed; then the same",
 )
 
-# The most that a lane may have at once, unless its row says otherwise. `admin` has none: it has to get through.
+# Most that a lane may have at once, unless its row has another quota. `admin` has none, so it is never refused.
 QUOTAS = {
     "open": Limit(1_000, "transactions", "open transactions of a lane"),
     "staged": Limit(4 << 30, "bytes", "a lane's open transactions in journals"),
@@ -191,7 +191,7 @@ def cut(text: str, most: int = TEXT.value) -> str:
 
 
 def size_of(receipts: Iterable[r.Receipt]) -> int:
-    """The bytes of receipts, about, and never too few."""
+    """An upper bound of the bytes of receipts."""
     return sum(48 + sum(len(e.stream) + 40 for e in receipt.extents) for receipt in receipts)
 
 
@@ -246,10 +246,10 @@ def weight(answer: object) -> int:
 
 Pairs: TypeAlias = "Sequence[tuple[str, bytes | None]]"
 
-RESERVED = "ab."  # header names with this prefix are anabranch's own
+RESERVED = "ab."  # header names with this prefix are reserved for anabranch
 NO_TIME = -1  # the time of a record that has none; in commands: now
 LATEST = EVENT_TIME.value
-READ = UNPACKED.value + (64 << 10)  # a merge may add some bytes to a batch that it takes apart
+READ = UNPACKED.value + (64 << 10)  # a merge may add some bytes to a batch that it splits
 FRAMING = 68  # least bytes of a record batch with one record, besides key, value and headers
 AHEAD_MS = 3_600_000  # clocks may differ; Kafka's own default allows as much
 _HEADER_OVERHEAD = 6  # bytes of a header besides name and value, about
@@ -259,12 +259,12 @@ class Room(NamedTuple):
     """A stream's own limits of an event."""
 
     stream: str = ""
-    most: int | None = None  # bytes of key, value and headers; None: not known here
+    most: int | None = None  # bytes of key, value and headers; None if not known here
     is_table: bool = False
     latest: int = LATEST  # the latest time that an event may have now, Unix milliseconds
 
     def check(self, key: object, size: int, timestamp: int | None) -> None:
-        """Judge an event that some streams take. Raises: InvalidArgument, EventTooLarge."""
+        """Check an event against the stream's own limits. Raises: InvalidArgument, EventTooLarge."""
         if timestamp is not None:
             check_ahead(timestamp, self.latest, self.stream)
         if self.is_table:
@@ -308,12 +308,12 @@ def check_ahead(timestamp: int, latest: int, stream: str) -> None:
 
 
 def copied_time(timestamp: int | None) -> int | None:
-    """The time of a copy of an event with this time: None, now, where it has none that a stream takes."""
+    """The time for a copy of an event; None (now) if its own time is one that no stream accepts."""
     return timestamp if timestamp is not None and 0 < timestamp <= LATEST else None
 
 
 def check_headers(headers: Any) -> Pairs | None:
-    """Headers as (name, bytes or None) pairs; None if there are none. `InvalidArgument`."""
+    """Headers as (name, bytes or None) pairs; None without headers. `InvalidArgument`."""
     if not headers:
         return None
     pairs: Iterable[tuple[Any, Any]] = headers.items() if isinstance(headers, Mapping) else headers
@@ -343,14 +343,14 @@ def check_header_name(name: object) -> None:
         try:
             name.encode()
         except UnicodeEncodeError:
-            # librdkafka's producer in Python would end the process.
+            # Such a name would crash librdkafka's producer in Python, and the process with it.
             raise InvalidArgument(
                 f"header name {name!r}: a lone surrogate, which UTF-8 can't encode"
             ) from None
 
 
 def copied_name(name: str) -> str:
-    """The name that a header has in a copy of its record, as a reserved or non-UTF-8 name can't be written."""
+    """The name of a header in a copy of its record: reserved and non-UTF-8 names can't be written as they are."""
     name = name.encode("utf-8", "replace").decode()
     return f"_{name}" if name.startswith(RESERVED) else name
 

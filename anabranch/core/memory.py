@@ -1,7 +1,7 @@
-"""Facts that a leader keeps in memory alone: they begin afresh with each leader, and follow the log.
+"""State that a leader keeps only in memory: each leader starts without it, and it follows the log.
 
-A turn changes its own *draft* of a part. `LeaderMemory.follow` takes the drafts over when the turn's round is on
-the log, or had nothing to log. So a round that is not written leaves nothing behind. Times are monotonic ms.
+A turn changes its own *draft* of a part. `LeaderMemory.follow` applies the drafts when the turn's round is on the
+log, or had nothing to log. So a round that is not written has no effect. Times are monotonic ms.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ D = TypeVar("D")
 
 
 class Kept(Generic[K, V]):
-    """A dict; or, ``over`` another one, a turn's changes of that."""
+    """A dict, or a draft: a turn's changes of the dict that it is ``over``."""
 
     __slots__ = ("_over", "_rows")
 
@@ -45,7 +45,7 @@ class Kept(Generic[K, V]):
             self._rows[key] = value
 
     def as_dict(self) -> dict[K, V]:
-        """All that is kept."""
+        """All entries."""
         rows: dict[K, V | None] = {} if self._over is None else {**self._over.as_dict()}
         rows |= self._rows
         return {key: value for key, value in rows.items() if value is not None}
@@ -56,7 +56,7 @@ class Kept(Generic[K, V]):
         return bool(self._rows)
 
     def follow(self, draft: Kept[K, V]) -> None:
-        """Take over the changes of a draft of this."""
+        """Apply the changes of a draft of this."""
         for key, value in draft._rows.items():
             self.put(key, value)
 
@@ -67,7 +67,7 @@ class Kept(Generic[K, V]):
 
 
 class Part:
-    """One concern. Its fields are `Kept`, or values that are not changed but replaced."""
+    """One concern. Its fields are `Kept`, or values that are replaced and never changed in place."""
 
     __slots__: tuple[str, ...] = ()
 
@@ -77,7 +77,7 @@ class Part:
         return type(self)(*[Kept(v) if type(v) is Kept else v for v in values])
 
     def follow(self, draft: Self) -> None:
-        """Take over the changes of a draft of this."""
+        """Apply the changes of a draft of this."""
         for name in self.__slots__:
             its = getattr(draft, name)
             if type(its) is not Kept:
@@ -88,9 +88,9 @@ class Part:
 
 @dataclass(slots=True)
 class Keepalives(Part):
-    """When each open transaction was last heard of, and when silent ones are looked for again.
+    """The last sign of life of each open transaction, and the time of the next check for silent ones.
 
-    ``helpers``: lanes, not its owner's, by which its heartbeats came.
+    ``helpers``: lanes other than its owner's that sent its heartbeats.
     """
 
     since_ms: int
@@ -106,10 +106,10 @@ Who = bytes | Place  # a transaction, or the plain writes of a journal partition
 
 
 class Waiting(NamedTuple):
-    """A wait for frozen locks: since when, and when it was last heard of, in ms.
+    """A wait of a commit for frozen locks: its beginning, and when the commit was last sent, in ms.
 
-    ``on``: for which transactions, on which table. ``writes``: by table, as far as they are kept. ``freezes``: its
-    own locks would be frozen, too.
+    ``on``: the transactions that it waits for, with the table. ``writes``: its writes by table, as far as they are
+    kept. ``freezes``: whether its own locks would be frozen, too.
     """
 
     since_ms: int
@@ -121,15 +121,15 @@ class Waiting(NamedTuple):
 
 Why = Literal[
     "torn",  # a journal lost records of it
-    "stream",  # one of its streams waits, or is lost
+    "stream",  # one of its streams is in trouble, or lost
     "refused",  # a broker refuses its data
     "journal",  # this leader has not read its journals that far yet
-    "carriers",  # its data is carried aside
-    "others",  # … and the partitions for that are taken by others, which are carried
+    "carriers",  # its data is being staged
+    "others",  # … and other staged merges have the partitions
     "partitions",  # a stream has too few partitions for it
     "locks",  # it would break frozen locks, or others would break its own
-    "look",  # what it locked has to be looked at again
-    "rolls",  # its stream rolled a moment ago
+    "look",  # its locks have to be validated again
+    "rolls",  # one of its streams rolled within `collate_ms`
 ]
 STUCK: frozenset[Why] = frozenset(("torn", "stream", "refused"))  # it may last for hours
 _TEXTS: dict[Why, str] = {
@@ -146,8 +146,10 @@ _TEXTS: dict[Why, str] = {
 
 
 class Wait(NamedTuple):
-    """Why a decided transaction is not merged yet; since when (-1: not known), and when it is looked at again, in
-    ms. ``on``: the stream, or what a broker said.
+    """The reason why a decided transaction is not merged yet.
+
+    ``since_ms``: the beginning of the wait; -1 if not known. ``until_ms``: the next check. ``on``: the stream, or a
+    broker's error.
     """
 
     why: Why
@@ -158,9 +160,9 @@ class Wait(NamedTuple):
 
 @dataclass(slots=True)
 class Merging(Part):
-    """When decided commits and streams' layouts may go on; by transaction, and by stream.
+    """The next times for decided commits and streams' layouts, by transaction and by stream.
 
-    ``may_grow_ms``: when to ask for partitions. ``waiting``: who waits for frozen locks.
+    ``may_grow_ms``: when to ask for partitions. ``waiting``: commits that wait for frozen locks.
     """
 
     waits: Kept[bytes, Wait] = field(default_factory=Kept)
@@ -169,7 +171,7 @@ class Merging(Part):
     waiting: Kept[Who, Waiting] = field(default_factory=Kept)
 
     def wait(self, txn_id: bytes, why: Why, now_ms: int, ms: int, on: str = "") -> None:
-        """Let a decided transaction wait for so long. A better reason that is known stays."""
+        """Let a decided transaction wait for ``ms``. A more exact reason that is known is kept."""
         known, since_ms = self.waits.get(txn_id, None), now_ms
         if known is not None:
             if known.why == "torn" or (known.why == "refused" and why in ("carriers", "stream")):
@@ -179,7 +181,7 @@ class Merging(Part):
         self.waits.put(txn_id, Wait(why, since_ms, now_ms + ms, on))
 
     def look_now(self, txn_id: bytes) -> None:
-        """Let its merge be looked at in the next turn."""
+        """Let the next turn check its merge."""
         known = self.waits.get(txn_id, None)
         if known is not None:
             self.waits.put(txn_id, known._replace(until_ms=0))
@@ -198,8 +200,8 @@ class Merging(Part):
 class Cleaning(Part):
     """When and where journals and histories are shortened.
 
-    ``cuttable_ms``: since when something can be cut there. ``spare``: offset below which a history names no event
-    that is left. ``crowded``: where runs may have to move.
+    ``cuttable_ms``: since when a partition can be truncated. ``spare``: offset below which a history names only
+    deleted events. ``crowded``: partitions from which runs may have to move.
     """
 
     next_ms: int = 0
@@ -217,17 +219,20 @@ class Cleaning(Part):
 
 @dataclass(slots=True)
 class Histories(Part):
-    """Commits in each stream's history since its last EPOCH record. Each round counts: its draft is small."""
+    """Commits in each stream's history since its last EPOCH record.
+
+    Every round changes it, so the draft is small.
+    """
 
     since_epoch: Kept[str, int] = field(default_factory=Kept)
 
 
 @dataclass(slots=True)
 class LaneSeen:
-    """A lane whose commands are read. ``end``: their end offset, as read last. ``trouble``: why they are not.
+    """A lane whose commands are read. ``end``: their last known end offset. ``trouble``: why they can't be read.
 
-    ``read_ms``: each command that was there at this time is decided, by this round at the latest. ``well_ms``: when
-    they could be read last, as far as some transaction's silence asked.
+    ``read_ms``: all commands that existed at this time are decided, at the latest by this round. ``well_ms``: the
+    last time that they were readable, as far as a transaction's silence made the leader ask.
     """
 
     end: int = 0
@@ -236,15 +241,15 @@ class LaneSeen:
     trouble: str = ""
 
     def usage(self) -> Mapping[str, int]:
-        """Units of work that it was charged in all by this leader, and those that it owes."""
+        """Units of work that this leader charged to it in all, and those that it owes."""
         return {}
 
 
 @dataclass(slots=True)
 class LeaderMemory:
-    """All that decisions see beside the fold and the index.
+    """All that decisions see in addition to the fold and the index.
 
-    ``written``: what carried transactions write, by table, as far as somebody asked: it follows from the index. The
+    ``written``: writes of transactions with a staged merge, by table; computed from the index on first use. The
     shell sets the last four: streams in trouble and why, transactions with a carrier, foreign records by stream,
     lanes that are not blocked.
     """
@@ -270,8 +275,8 @@ class LeaderMemory:
         ended: Iterable[bytes],
         forgotten: Iterable[str],
     ) -> None:
-        """Take over the drafts that a turn made. ``ended``: transactions. ``forgotten``: streams; their names are
-        free.
+        """Apply the drafts that a turn made. ``ended``: transactions. ``forgotten``: streams, whose names are free
+        again.
         """
         if keepalives is not None:
             self.keepalives.follow(keepalives)
@@ -302,12 +307,15 @@ def is_usable(state: State, waiting: Mapping[str, str], stream: str) -> bool:
 
 
 def is_gone(state: State, stream: str) -> bool:
-    """Whether a stream is given up, and is not being taken back."""
+    """Whether a stream is given up, and is not being recovered."""
     return state_of(state.streams.get(stream)) in (LOST, FORGETTING, FORGOTTEN)
 
 
 def unusable(state: State, waiting: Mapping[str, str], txn: OpenTxn) -> str:
-    """A stream that a decided transaction has to wait for; empty: none. A prepared one leaves LOST ones out."""
+    """A stream that a decided transaction has to wait for, or an empty text.
+
+    A prepared one does not wait for LOST ones.
+    """
     prepared = txn.pending is not None and txn.pending.prepare is not None
     for stream in sorted(txn.participants):
         if not is_usable(state, waiting, stream) and not (prepared and is_gone(state, stream)):
@@ -328,7 +336,7 @@ def wait_of(state: State, memory: LeaderMemory, txn_id: bytes) -> Wait | None:
         since_ms = -1 if known is None or known.why not in STUCK else known.since_ms
         return Wait("stream", since_ms, 0, stream)
     if known is not None and known.why == "stream":
-        return None  # it goes on with the next look
+        return None  # the next check continues it
     return known
 
 
@@ -352,7 +360,7 @@ def way_to_end(state: State, txn_id: bytes) -> str:
 
 
 def trouble_of(state: State, memory: LeaderMemory, txn_id: bytes) -> str:
-    """The reason why a decided transaction does not go on by itself; empty if none is known."""
+    """The reason why a decided transaction makes no progress by itself; empty if none is known."""
     wait = wait_of(state, memory, txn_id)
     if wait is None or wait.why not in STUCK:
         return ""

@@ -1,4 +1,4 @@
-"""Changes that lie over a table until they are written to it."""
+"""Pending changes of a table, which reads see before they are written to it."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class Overlay:
         self._rows = rows
         self._changes: dict[bytes, bytes | None] = {}
         self.bytes = 0  # of values that were set since the last `take`
-        self._order: list[bytes] = []  # the changed keys, sorted, but for the fresh ones
+        self._order: list[bytes] = []  # the changed keys, sorted, without the fresh ones
         self._fresh: list[bytes] = []
-        # The last key not found: a new row is looked for before it is put, and again then.
+        # The last key that was not found: a new row is looked up before `set`, and again in it.
         self._missed: bytes | None = None
 
     def get(self, key: bytes) -> bytes | None:
@@ -70,7 +70,7 @@ class Overlay:
             yield from self._changed(over.pop())
 
     def _put_in_order(self) -> None:
-        """Sort in the fresh keys: a big round scans often, over many changes."""
+        """Sort the fresh keys into the order: a big round often scans many changes."""
         if len(self._fresh) > _FEW:
             self._order = sorted((*self._order, *self._fresh))
         else:
@@ -104,7 +104,7 @@ class Overlay:
         return len(self._changes)
 
     def take(self) -> dict[bytes, bytes | None]:
-        """Take the changes since the last call; the caller writes them to the table before it goes on."""
+        """Return the changes since the last call; the caller must write them to the table before it continues."""
         taken, self._changes, self.bytes = self._changes, {}, 0
         self._order.clear()
         self._fresh.clear()

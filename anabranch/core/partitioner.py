@@ -1,4 +1,4 @@
-"""The key space: a key's hash is its position in [0, 2^32); ranges tile that space, a segment holds each.
+"""The key space: a key's hash is its position in [0, 2^32); segments have ranges that tile this space.
 
 The position of a key is the CRC-32 (IEEE, as in zlib) of its bytes, mixed by MurmurHash3's 32-bit
 finaliser. Every language can compute both; the CRC is also the first half of a record's checksum, so
@@ -41,7 +41,7 @@ def position_of(key: bytes) -> int:
 
 
 def task_of(key: bytes, tasks: int) -> int:
-    """The task of a key: of so many equal ranges of the space, the one that its position is in."""
+    """The task of a key: which of ``tasks`` equal ranges of the space has its position."""
     return position_of(key) * tasks // SPACE
 
 
@@ -69,7 +69,7 @@ def tiles(ranges: Sequence[tuple[int, int]]) -> bool:
 
 
 class Layout:
-    """The active segments of a stream, ready for finding the one that holds a key."""
+    """The active segments of a stream, prepared for finding the segment of a key."""
 
     __slots__ = ("_by_number", "_highs", "_lows", "_order", "segments")
 
@@ -81,7 +81,7 @@ class Layout:
         self._by_number = {segment_number(s.segment_id): i for i, s in enumerate(segments)}
 
     def find(self, key: bytes) -> int:
-        """The index of the segment that holds a key."""
+        """The index of the segment of a key."""
         position = position_of(key)
         at = bisect_right(self._lows, position) - 1
         if at < 0 or position >= self._highs[at]:
@@ -89,7 +89,7 @@ class Layout:
         return self._order[at]
 
     def index_of(self, segment_id: int) -> int:
-        """The index of the segment with that number, which a client chose for events without a key; else 0."""
+        """The index of the segment that a client chose for events without a key; 0 if it is not active."""
         return self._by_number.get(segment_number(segment_id), 0)
 
     def spread(
@@ -97,7 +97,7 @@ class Layout:
     ) -> list[tuple[SegmentRange, list[Event]]]:
         """Events by segment, in the order of the segments and of the events.
 
-        ``by_key`` False: each goes to the segment that it names, although it has a key.
+        ``by_key`` False: each event goes to the segment that it names, although it has a key.
         """
         lists: dict[int, list[Event]] = {}
         find = self.find

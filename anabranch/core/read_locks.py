@@ -1,7 +1,8 @@
-"""Locks on what transactions read of tables: a leader's window of recent writes, and the registered ones.
+"""Locks on what transactions read of tables: the leader's recent writes (its *window*), and registered locks.
 
-By the window alone no lock is broken: a controller that is not sure asks the client to look again. Registered
-locks are rows of open transactions: each commit is held against them. `docs/inside/tables.md` has the rules.
+The window alone never refuses a commit. If it cannot decide, the controller asks the client to revalidate its
+reads. Registered locks are rows of open transactions: each commit is checked against them.
+`docs/inside/tables.md` has the rules.
 """
 
 from __future__ import annotations
@@ -25,15 +26,17 @@ from anabranch.schemas.records import (
 
 @dataclass(slots=True)
 class _Table:
-    """The writes to one table above the reach. ``before``: its newest commit that is not among them."""
+    """Writes to one table that are newer than the reach. ``before``: timestamp of the last commit before those."""
 
     before: int
     writes: deque[Write] = field(default_factory=deque)
     packed: deque[Write] = field(default_factory=deque)
     bounded: deque[Write] = field(default_factory=deque)
-    newest: dict[int, int] = field(default_factory=dict)  # by fingerprint, of those that are not
-    fresh: deque[Write] = field(default_factory=deque)  # those that are not in `newest` yet
-    unknown: int = 0  # the newest write whose keys are not known
+    newest: dict[int, int] = field(
+        default_factory=dict
+    )  # fingerprint -> newest write that is not packed
+    fresh: deque[Write] = field(default_factory=deque)  # writes that are not in `newest` yet
+    unknown: int = 0  # timestamp of the newest write with unknown keys
 
     def add(self, write: Write) -> None:
         self.writes.append(write)
@@ -62,11 +65,11 @@ class _Table:
         return write
 
     def has(self, points: Sequence[int], since: int) -> bool:
-        """Whether one of these fingerprints was written above a timestamp."""
+        """Whether one of these fingerprints was written later than a timestamp."""
         if not points:
             return False
         newest = self.newest
-        # Older ones may never be asked about.
+        # Only writes that matter here are hashed: older ones may never be asked for.
         while self.fresh and self.fresh[-1].timestamp > since:
             write = self.fresh.pop()
             for point in write.points or ():
@@ -87,9 +90,9 @@ class _Table:
 
 @dataclass(slots=True)
 class Windows:
-    """The writes of the last moments, by table: all above ``reach``.
+    """Recent writes by table: all that are later than ``reach``.
 
-    A leader begins with the hybrid time that it folded as its reach: it has not seen the writes before.
+    A new leader's reach is the hybrid time that it folded, because it has not seen the writes before.
     """
 
     reach: int = 0
@@ -99,11 +102,11 @@ class Windows:
     _order: deque[str] = field(default_factory=deque)  # the tables of all writes, the oldest first
 
     def draft(self) -> WindowDraft:
-        """A round's own writes, beside these."""
+        """A draft for the writes of a round."""
         return WindowDraft(self)
 
     def follow(self, draft: WindowDraft) -> None:
-        """Take over the writes of a round that is committed."""
+        """Add the writes of a round that is committed."""
         for table, its in draft.tables.items():
             known = self._tables.setdefault(table, _Table(its.before))
             for write in its.writes:
@@ -112,44 +115,48 @@ class Windows:
         self._order.extend(draft.order)
         while self.size > self.limit:
             oldest = self._order.popleft()
-            if oldest in self._tables and self._tables[oldest].writes:  # else it was forgotten
+            if (
+                oldest in self._tables and self._tables[oldest].writes
+            ):  # otherwise the table was forgotten
                 write = self._tables[oldest].drop_oldest()
                 self.size -= write.size
                 self.reach = max(self.reach, write.timestamp)
 
     def forget(self, table: str) -> None:
-        """The table is deleted. A new one of its name was made above all locks on this one."""
+        """Drop a deleted table. Locks on it are older than any table that is created with its name later."""
         gone = self._tables.pop(table, None)
         if gone is not None:
             self.size -= sum(write.size for write in gone.writes)
             self._order = deque(name for name in self._order if name != table)
 
     def table(self, name: str) -> _Table | None:
-        """A table's writes; None: there are none above the reach."""
+        """A table's writes; None if it has no writes later than the reach."""
         return self._tables.get(name)
 
 
 @dataclass(slots=True)
 class WindowDraft:
-    """A round's writes to tables, looked through together with the window that they will join."""
+    """A round's writes to tables, searched together with the window that they will be added to."""
 
     base: Windows
     tables: dict[str, _Table] = field(default_factory=dict)
     order: list[str] = field(default_factory=list)
 
     def add(self, table: str, write: Write, before: int) -> None:
-        """Note a commit. ``before``: the table's newest one before it."""
+        """Add a commit. ``before``: timestamp of the table's commit before it."""
         self.tables.setdefault(table, _Table(before)).add(write)
         self.order.append(table)
 
     def _known(self, table: str) -> list[_Table]:
-        """The newest part first."""
+        """The parts with writes to a table, the newest part first."""
         return [t for t in (self.tables.get(table), self.base.table(table)) if t]
 
     def spares(self, locks: TableLocks, through: int) -> bool:
-        """Whether no commit above a time may have broken one of these locks unnoticed.
+        """Whether it is certain that no commit later than ``through`` broke one of these locks without being
+        logged.
 
-        So it is if all of them are in the window, their keys are known, or their bounds, which lie round no range.
+        The answer is yes if the window has all these commits with their keys, or with bounds that enclose no locked
+        range.
         """
         known = self._known(locks.table)
         if through < self.base.reach or any(its.unknown > through for its in known):
@@ -162,8 +169,8 @@ class WindowDraft:
         )
 
     def holds(self, locks: TableLocks, last: int) -> bool:
-        """Whether it is sure that nothing of it was written above ``since``. ``last``: the table's newest
-        commit.
+        """Whether it is certain that nothing locked was written later than ``since``. ``last``: timestamp of the
+        table's newest commit.
         """
         since = locks.since
         if last <= since:
@@ -183,7 +190,7 @@ class WindowDraft:
 
 
 def _above(writes: deque[Write], timestamp: int) -> Iterator[Write]:
-    """Those above a timestamp, the newest first."""
+    """The writes later than a timestamp, the newest first."""
     return takewhile(lambda write: write.timestamp > timestamp, reversed(writes))
 
 
@@ -197,14 +204,16 @@ def _newest_at(known: Iterable[_Table], timestamp: int) -> int:
     return found
 
 
-MOST_BOUNDED = 100  # commits of known bounds that are looked through; a look costs less
+MOST_BOUNDED = (
+    100  # bounded commits that are compared; a validation by the client is cheaper than more
+)
 
 
 @dataclass(slots=True)
 class Sets:
-    """Registered locks of an open transaction, by writer and sequence, and how far each writer's are looked at.
+    """Registered locks of an open transaction, by writer and sequence, and how far each writer's are validated.
 
-    ``count``: of the locks, as `held_by` counts.
+    ``count``: the number of locks, as `held_by` counts them.
     """
 
     rows: dict[tuple[int, int], ReadLockRow] = field(default_factory=dict)
@@ -219,7 +228,7 @@ class Sets:
         self._last[writer] = max(sequence, self.last(writer))
 
     def take(self, writer: int, sequence: int) -> ReadLockRow | None:
-        """Take a set out; None: there is none."""
+        """Remove a set and return it; None if it is not there."""
         row = self.rows.pop((writer, sequence), None)
         if row is not None:
             self.count -= held_by(row)
@@ -238,7 +247,7 @@ class Sets:
         return [*self.rows, *((writer, 0) for writer in self.looked)]
 
     def last(self, writer: int) -> int:
-        """The sequence of a writer's last set; 0: it has none."""
+        """The sequence of a writer's last set; 0 if it has no set."""
         return self._last.get(writer, 0)
 
 
@@ -248,26 +257,26 @@ def count_of(locks: Iterable[TableLocks]) -> int:
 
 
 def held_by(row: ReadLockRow) -> int:
-    """The number of things in a set: locks, tables that it names without one, and writers that it was read from."""
+    """The size of a set: its locks, tables named without a lock, and writers that it was read from."""
     named = sum([not (each.points or each.ranges) for each in row.locks])
     return count_of(row.locks) + named + len(row.read_from)
 
 
 def _with_locks(row: ReadLockRow) -> Iterator[TableLocks]:
-    """The tables of a set of which something is locked: a client may name others."""
+    """The tables of a set with locks. A client may also name tables without a lock."""
     return (each for each in row.locks if each.points or each.ranges)
 
 
 @dataclass(slots=True)
 class _Locked:
-    """The registered locks on one table. ``owners``: how many each transaction has."""
+    """The registered locks on one table. ``owners``: the number of locks of each transaction."""
 
     points: dict[int, tuple[bytes, ...]] = field(default_factory=dict)
     ranges: list[tuple[LockedRange, bytes]] = field(default_factory=list)
     owners: Counter[bytes] = field(default_factory=Counter)
 
     def put(self, owner: bytes, locks: TableLocks) -> None:
-        alone = (owner,)  # one for all points
+        alone = (owner,)  # one shared tuple for all points
         for point in locks.points:
             others = self.points.get(point)
             self.points[point] = alone if others is None else (*others, owner)
@@ -280,7 +289,9 @@ class _Locked:
             rest.remove(owner)
             if rest:
                 self.points[point] = tuple(rest)
-        if gone := Counter(locks.ranges):  # another writer of it may have the same one
+        if gone := Counter(
+            locks.ranges
+        ):  # another writer of the transaction may have locked the same range
             ranges, self.ranges = self.ranges, []
             for span, its in ranges:
                 if its == owner and gone[span]:
@@ -292,9 +303,9 @@ class _Locked:
             del self.owners[owner]
 
     def hit(self, write: Write) -> Iterator[tuple[int, bytes]]:
-        """The locked points that a write has, and whose they are."""
+        """The locked points that a write contains, with the transactions that locked them."""
         few: Iterable[int] = write.points or ()
-        if len(write.points or ()) > len(self.points):  # 10 million writes are not walked over
+        if len(write.points or ()) > len(self.points):  # so 10 million writes need no loop
             few = filter(write.has, self.points)
         for point in few:
             for owner in self.points.get(point, ()):
@@ -323,11 +334,11 @@ class Registered:
         self.count = 0
 
     def of(self, txn_id: bytes) -> Sets:
-        """A transaction's; empty if it has none."""
+        """A transaction's locks, perhaps none."""
         return self.sets.get(txn_id) or Sets()
 
     def follow(self, txn_id: bytes, row: TxnRow) -> None:
-        """Follow the row of an open transaction. A PREPARED one reads no more."""
+        """Follow the row of an open transaction. A PREPARED one does not read any more."""
         if row.snapshot and row.state != "PREPARED":
             self.snapshots[txn_id] = row.snapshot
         else:
@@ -371,7 +382,7 @@ class Registered:
                 del self._tables[each.table]
 
     def end(self, txn_id: bytes) -> None:
-        """The transaction is over."""
+        """Drop a transaction that ended."""
         self.carried.pop(txn_id, None)
         self.snapshots.pop(txn_id, None)
         self.name(txn_id, {})
@@ -380,15 +391,15 @@ class Registered:
             self._take(txn_id, row)
 
     def ranges(self, table: str) -> Counter[bytes]:
-        """How many ranges of a table transactions have locked."""
+        """The number of locked ranges of a table, by transaction."""
         locked = self._tables.get(table)
         return Counter([txn_id for _, txn_id in locked.ranges] if locked else ())
 
     def broken(self, table: str, write: Write, by: bytes) -> dict[bytes, BrokenLock]:
-        """The transactions whose locks a commit breaks for certain, but for its own.
+        """The other transactions whose locks a commit breaks for certain.
 
-        A fingerprint is taken for the key: two keys share one in 2^64 cases. Ranges are held against keys that are
-        known; where a commit has more, the table's row has its time (`TableRow`).
+        Equal fingerprints count as equal keys: two keys share one in 2^64 cases. Ranges are compared with known
+        keys; if a commit has more keys, the table's row has its time (`TableRow`).
         """
         found: dict[bytes, BrokenLock] = {}
         locked = self._tables.get(table)
@@ -406,7 +417,7 @@ class Registered:
         return found
 
     def touched(self, table: str, write: Write, by: bytes) -> set[bytes]:
-        """The transactions whose locks a commit would break, or may, but for its own."""
+        """The other transactions whose locks a commit breaks, or may break."""
         locked = self._tables.get(table)
         if locked is None:
             return set()

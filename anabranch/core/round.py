@@ -1,7 +1,8 @@
-"""One commit round, as it goes on the log: rows, replies, journal ops, merges and history records.
+"""One commit round, as it is written to the log: rows, replies, journal ops, merges and history records.
 
-A `Round` is data. The shell appends it in one native transaction, tells where the merged events landed, and sends
-the replies behind that (`processors.durability` has the order). `history_records` makes the records of a history.
+A `Round` is data. The shell appends it in one native transaction, returns the offsets of the merged events, and
+sends the replies after the commit (`processors.durability` has the order). `history_records` makes a history's
+records.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class PlainWrites(NamedTuple):
 class Part(NamedTuple):
     """A transaction's events for one segment: runs of a journal partition, or events of a one-shot.
 
-    ``source``: the journal partition of the runs. ``carried``: the events are in the stream already.
+    ``source``: the journal partition of the runs. ``carried``: the place of events that a staged merge has copied.
     """
 
     segment_id: int
@@ -55,8 +56,8 @@ class Part(NamedTuple):
 class StreamCommit(NamedTuple):
     """A transaction's merge into one stream, or a commit of plain writes.
 
-    ``plain``: writes without a transaction id. Their records are placed by key into ``layout``, which has an empty
-    part for each of its segments; only parts that got records come into the history.
+    ``plain``: writes without a transaction id. Their records are placed by key into ``layout``; each of its
+    segments has an empty part, and only parts that get records are in the history.
     """
 
     txn_id: bytes
@@ -71,8 +72,8 @@ class StreamCommit(NamedTuple):
 class NewEpoch(NamedTuple):
     """An epoch to write to a stream's history.
 
-    ``starts``: partition -> offset where it begins, unless that is the known end. ``again``: this is the active
-    epoch, logged once more so that a history may begin there.
+    ``starts``: partition -> its first offset, unless that is the known end. ``again``: this is the active epoch,
+    logged once more so that the history can be truncated up to it.
     """
 
     stream: str
@@ -91,7 +92,7 @@ Step = NewEpoch | StreamCommit
 class ReplyTo(NamedTuple):
     """The asker of a command: its correlation id, its lane's partition of replies, and the command's digest.
 
-    ``held``: it asked for commit wait.
+    ``held``: the answer waits until every clock is past the commit (commit wait).
     """
 
     correlation_id: bytes
@@ -116,11 +117,13 @@ class Round:
     rows: dict[bytes, bytes | None] = field(default_factory=dict)
     replies: list[Answer] = field(default_factory=list)
     ops: list[tuple[str, int, JournalOp]] = field(default_factory=list)  # stream, partition, op
-    history: list[Step] = field(default_factory=list)  # all streams', by rising timestamps
+    history: list[Step] = field(default_factory=list)  # of all streams, by rising timestamps
     commands: list[tuple[int, Any]] = field(default_factory=list)  # to other control partitions
     audit: list[AuditRow] = field(default_factory=list)  # for the controller's log
-    unread: list[str] = field(default_factory=list)  # … expired though a lane can't be read
-    reserved: list[str] = field(default_factory=list)  # streams where a merge begins to be carried
+    unread: list[str] = field(
+        default_factory=list
+    )  # transactions that expired while a lane could not be read
+    reserved: list[str] = field(default_factory=list)  # streams in which a staged merge begins
 
     @property
     def streams(self) -> list[str]:
@@ -154,5 +157,8 @@ class Round:
 
     @property
     def empty(self) -> bool:
-        """Whether there is nothing to log or to answer. Answers need a commit too: it proves that they are true."""
+        """Whether there is nothing to log or to answer.
+
+        Answers also need a native commit: it proves that they are true.
+        """
         return not (self.rows or self.replies or self.commands)

@@ -94,28 +94,30 @@ _ROWS: dict[Entry, type | tuple[type, ...]] = {
     Entry.AUDIT_DUE: r.AuditRow,
 }
 _LOCK = struct.Struct(">qq")  # writer, sequence
-_MANY = 1000  # rows are read over before a scan begins behind them
-_ENTRIES = {int(entry): entry for entry in Entry}  # quicker than Entry(…)
+_MANY = 1000  # rows that are skipped one by one before a new scan is started after them
+_ENTRIES = {int(entry): entry for entry in Entry}  # faster than `Entry(…)`
 _TXN = bytes((Entry.TXN,))
 TERM_KEY = NO_TXN + bytes((Entry.TERM,))
 ROUND_KEY = NO_TXN + bytes((Entry.ROUND,))
 SUSPECT_KEY = NO_TXN + bytes((Entry.SUSPECT,))
-AUDIT_KEY = NO_TXN + bytes((Entry.AUDIT,))  # all begin so
+AUDIT_KEY = NO_TXN + bytes((Entry.AUDIT,))  # the prefix of all audit keys
 
 HISTORY = -1  # in place of the partition in a low water's key: the stream's history
 
 # Table prefixes.
 STATUS = b"s"  # + status key -> row
 OPEN = b"o"  # + txn id -> b"": transactions that are not finished
-FINISHED = b"f"  # + finished ms (8) + txn id -> b"": in the order of their forgetting
+FINISHED = b"f"  # + finished ms (8) + txn id -> b"": in the order in which they are forgotten
 INDEX = b"i"  # runs of journal records (journal_runs)
 DIGEST = b"d"  # keys that runs of tables write (journal_runs, table_writes)
 REJECTED = b"x"  # rejected journal records of open ones (journal_runs) -> count (8)
 META = b"m"  # + name: about the table itself
 SERIES_OF = META + b"series "  # with a lane's name -> how many series it began (8)
-OWNED = META + b"owned "  # + a lane's name, 0, and the end of a series' key -> b"": those it began
+OWNED = (
+    META + b"owned "
+)  # + a lane's name, 0, and the end of a series' key -> b"": series that the lane began
 OUTCOMES = META + b"outcomes"  # -> how many transactions are finished (8)
-POSITION = b"p"  # + name -> offset (8): where reading goes on
+POSITION = b"p"  # + name -> offset (8): where reading resumes
 
 
 def scope_key(scope: str) -> bytes:
@@ -135,12 +137,12 @@ def base_key(table: str) -> bytes:
 
 
 def changed_key(of: bytes) -> bytes:
-    """The key of the last change of a thing. ``of``: the key of the thing's own row, of no transaction."""
+    """The key of the last change of a thing. ``of``: the key of the thing's own row."""
     return NO_TXN + bytes((Entry.CHANGED,)) + of[TXN_ID_SIZE:]
 
 
 def segments_key(stream: str) -> bytes:
-    """The key of a stream's first epoch, which names its segments as a thing that commands set."""
+    """The key of a stream's first epoch: it names the stream's segments as a thing that commands change."""
     return epoch_key(stream, 0)
 
 
@@ -169,7 +171,7 @@ def set_aside_key(lane: str, offset: int) -> bytes:
 
 
 def set_aside_at(identifier: bytes) -> tuple[str, int]:
-    """(lane, offset) of a set-aside row's identifier."""
+    """(lane, offset) of the identifier of a quarantined command's row."""
     return identifier[8:].decode(), int.from_bytes(identifier[:8], "big")
 
 
@@ -186,7 +188,7 @@ def grant_key(lane: str, pattern: str) -> bytes:
 
 
 def audit_key(at_ms: int, number: int) -> bytes:
-    """``number`` tells those of a millisecond apart."""
+    """The key of an audit row. ``number``: distinguishes rows of the same millisecond."""
     return AUDIT_KEY + at_ms.to_bytes(8, "big") + number.to_bytes(4, "big")
 
 
@@ -207,7 +209,7 @@ def carry_key(txn_id: bytes, stream: str, number: int) -> bytes:
 
 
 def moved_key(txn_id: bytes, stream: str, partition: int, at: int) -> bytes:
-    """The key of a moved row. ``at``: where the first of its runs lies now."""
+    """The key of a moved row. ``at``: the present offset of its first run."""
     return txn_id + bytes((Entry.MOVED,)) + _numbered(stream, partition) + at.to_bytes(8, "big")
 
 
@@ -234,7 +236,7 @@ def series_key(scope: str, series: str) -> bytes:
 
 
 def owned_key(lane: str, series_key: bytes) -> bytes:
-    """The table key that says that a series is a lane's."""
+    """The table key that notes a lane's ownership of a series."""
     return OWNED + lane.encode() + b"\0" + series_key[TXN_ID_SIZE + 1 :]
 
 
@@ -259,7 +261,7 @@ def pending_key(txn_id: bytes) -> bytes:
 
 
 def read_lock_key(txn_id: bytes, writer: int, sequence: int) -> bytes:
-    """The key of a set of locks; sequence 0: of how far a replica has looked at the writer's."""
+    """The key of a set of locks; with sequence 0 of the row that says how far the writer's sets are validated."""
     return txn_id + bytes((Entry.READ_LOCK,)) + _LOCK.pack(writer, sequence)
 
 
@@ -300,11 +302,13 @@ def finished_key(finished_ms: int, txn_id: bytes) -> bytes:
 def rows_of_views(
     scan: Callable[[bytes, bytes], Iterator[tuple[bytes, bytes]]],
 ) -> Iterator[tuple[bytes, bytes]]:
-    """A table's rows of no transaction, except kinds that no view contains: these may be many, and are skipped."""
+    """A table's rows that belong to no transaction, without kinds that no view contains, as there may be many of
+    these.
+    """
     prefix = STATUS + NO_TXN
     rows, passed = scan(prefix, b""), 0
     while (found := next(rows, None)) is not None:
-        # A row that no controller wrote may have no entry type: it is yielded, and refused by name.
+        # A row that no controller wrote may have an unknown entry type: it is yielded and refused with its key.
         entry = int.from_bytes(found[0][len(prefix) : len(prefix) + 1], "big")
         if entry not in (Entry.NAME, Entry.SERIES, Entry.CHANGED):
             yield found
@@ -324,7 +328,7 @@ def read_row(key: bytes, value: bytes) -> Any:
     if identifier and entry in (Entry.TERM, Entry.ROUND, Entry.SUSPECT):
         raise foreign(key, "bytes too many in the key")
     if isinstance(row, r.FormerTableRow):
-        return r.TableRow(row.last)  # what was in doubt then, `LookedRow`s have
+        return r.TableRow(row.last)  # the `LookedRow`s have the rest
     return row
 
 

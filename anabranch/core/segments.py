@@ -1,4 +1,4 @@
-"""Segments and what may be done with them: create, seal, duplicate, merge (Pravega, PDP-24).
+"""Segments and their operations: create, seal, duplicate, merge (Pravega, PDP-24).
 
 The functions make new layouts and check the rules of `docs/inside/epochs.md`; a caller's mistake is
 `InvalidArgument`, a broken rule inside is `InvariantViolation`. A layout is a sequence of `SegmentRange`, the open
@@ -29,7 +29,7 @@ class TxnSegment(NamedTuple):
 
 
 def check_layout(segments: Sequence[SegmentRange]) -> None:
-    """E1: the segments tile the key space, each on a partition of its own, no number twice."""
+    """Check E1: the segments tile the key space, each on a partition of its own, no number twice."""
     check(tiles([(s.low, s.high) for s in segments]), "an epoch's segments do not tile the keys")
     check(
         len({s.partition for s in segments}) == len(segments),
@@ -54,7 +54,7 @@ def create(count: int) -> tuple[SegmentRange, ...]:
 def even_plan(
     segments: Sequence[SegmentRange], count: int
 ) -> tuple[tuple[int, ...], tuple[KeyRange, ...]]:
-    """(numbers to seal, ranges to open) to get ``count`` even segments; those that fit already stay."""
+    """(numbers to seal, ranges to open) for ``count`` even segments; segments that fit already stay."""
     wanted = set(even_ranges(count))
     here = {(s.low, s.high) for s in segments}
     seal = tuple(segment_number(s.segment_id) for s in segments if (s.low, s.high) not in wanted)
@@ -96,8 +96,7 @@ def scale(
 ) -> tuple[SegmentRange, ...] | None:
     """The layout after a scaling; None if there are too few partitions for it.
 
-    ``seal``: numbers of active segments; their partitions are free again and are used first, then the
-    ``idle`` ones.
+    ``seal``: numbers of active segments. Their partitions become free and are used first, then the ``idle`` ones.
     """
     seal = set(seal)
     numbers = {segment_number(s.segment_id) for s in segments}
@@ -140,8 +139,8 @@ def place(
 ) -> dict[int, int] | None:
     """Number -> partition for a duplicate; None if there are too few partitions.
 
-    ``fixed``: segments whose data lies on a partition already. The others keep their own partitions where
-    these are not taken or ``reserved``, else get the lowest that is free.
+    ``fixed``: segments whose data is on a partition already. The others keep their own partitions unless these are
+    taken or ``reserved``, and get the lowest free partition otherwise.
     """
     places = dict(fixed)
     taken = set(fixed.values()) | set(reserved)

@@ -1,7 +1,8 @@
 """The state of a control partition: the fold of its status log.
 
-Only `State.apply` changes it, live and on replay alike: whole rows are upserted, none judged (compaction skips
-states). The decoded views derive from the rows alone, so folding a log, compacted or not, gives the same tables.
+Only `State.apply` changes it, live and on replay alike: it upserts whole rows and never checks a transition,
+because compaction skips states. The decoded views derive from the rows alone, so folding a log, compacted or not,
+gives the same tables.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ N = TypeVar("N", bytes, str)
 
 
 class Ordered(Generic[N]):
-    """Ids of transactions, which are in about the order of their making; or names."""
+    """A sorted set of names, or of transaction ids, which are roughly in the order of their creation."""
 
     def __init__(self) -> None:
         self._all: list[N] = []
@@ -84,7 +85,7 @@ class Ordered(Generic[N]):
         return self._all[at : at + 1] == [one]
 
     def put(self, one: N, there: object) -> None:
-        """Let it be among them, or not."""
+        """Add or remove one."""
         at = bisect_left(self._all, one)
         has = at < len(self._all) and self._all[at] == one
         if there and not has:
@@ -96,7 +97,7 @@ class Ordered(Generic[N]):
         self._all.clear()
 
     def since(self, one: N) -> Iterator[N]:
-        """Those from this one on."""
+        """All from this one on, in order."""
         return (self._all[at] for at in range(bisect_left(self._all, one), len(self._all)))
 
 
@@ -107,22 +108,22 @@ class OpenTxn:
     row: TxnRow
     participants: dict[str, int] = field(default_factory=dict)  # stream -> reference epoch
     writers: dict[int, Receipt] = field(default_factory=dict)
-    lanes: dict[int, str] = field(default_factory=dict)  # … and theirs
-    receipt_bytes: int = 0  # bytes of the writers', about
+    lanes: dict[int, str] = field(default_factory=dict)  # writer -> lane
+    receipt_bytes: int = 0  # bytes of the writers' receipts, about
     pending: PendingCommitRow | None = None
-    due: dict[tuple[int, str, int], Extent] = field(default_factory=dict)  # pending's
-    # A place of the journals that the pending commit waited for last, and up to where.
+    due: dict[tuple[int, str, int], Extent] = field(default_factory=dict)  # of the pending commit
+    # The journal partition that the pending commit waited for last, and the offset.
     lacks: tuple[tuple[str, int], int] | None = field(default=None, compare=False)
     carries: dict[tuple[str, int], CarryRow] = field(default_factory=dict)  # by segment number
-    # By journal partition and place.
+    # By stream, journal partition and offset.
     moved: dict[tuple[str, int, int], MovedRow] = field(default_factory=dict)
 
 
 class State:
     """The rows, plus decoded views of what commands need often.
 
-    ``rows`` is the table as of the last `take_changes`; later changes lie over it until they are written.
-    ``trusts_open``: the setting of that name; `trusts` answers by it.
+    ``rows``: the table as of the last `take_changes`; later changes are kept in an overlay until they are written.
+    ``trusts_open``: the setting of that name, which `trusts` uses.
     """
 
     def __init__(self, rows: Rows, *, trusts_open: bool = False) -> None:
@@ -134,16 +135,18 @@ class State:
         self.scope_owners: dict[str, str] = {}
         self.streams: dict[str, StreamRow] = {}
         self.stream_names = Ordered[str]()
-        self.names: dict[str, str] = {}  # streams by their names as Kafka compares those
+        self.names: dict[str, str] = {}  # name as Kafka compares it -> stream
         self.histories_ms: dict[
             str, int
-        ] = {}  # the least of a scope's tables, cached until a change
+        ] = {}  # the least of each scope's tables, cached until a change
         self.layouts: dict[str, Layout] = {}  # active epochs only
         self.epochs: dict[str, dict[int, tuple[SegmentRange, ...]]] = {}  # reference epochs only
         self.places: dict[tuple[str, int], dict[int, SegmentRange]] = {}  # by partition
         self.pins: dict[str, Counter[int]] = {}  # stream -> reference epoch -> open transactions
-        self.plain: dict[tuple[str, int], int] = {}  # journal partition -> plain writes done
-        self.plain_refused: dict[tuple[str, int], int] = {}  # … and how many of them were refused
+        self.plain: dict[
+            tuple[str, int], int
+        ] = {}  # journal partition -> end of committed plain writes
+        self.plain_refused: dict[tuple[str, int], int] = {}  # … and the number of refused ones
         self.low_water: dict[tuple[str, int], int] = {}
         self.forgotten: dict[str, ForgottenRow] = {}
         self._retired: dict[tuple[str, int], RetiredRow] = {}
@@ -152,31 +155,37 @@ class State:
         self.lanes: dict[str, LaneRow] = {}
         self.lane_positions: dict[str, int] = {}  # of lanes other than `open`
         self.grants: dict[str, dict[str, int]] = {}  # lane -> pattern -> rights
-        self.rights: dict[tuple[str, str], int] = {}  # by lane and place, as asked since a grant
+        self.rights: dict[
+            tuple[str, str], int
+        ] = {}  # by lane and pattern; cached until a grant changes
         self.audits: dict[
             str, dict[bytes, bool]
         ] = {}  # lane -> its rows' identifiers, the oldest first
-        self.audit_due: dict[str, AuditRow] = {}  # of changes of streams' topics that are under way
+        self.audit_due: dict[
+            str, AuditRow
+        ] = {}  # of changes of topics that are under way, by stream
         self.processors: dict[str, ProcessorRow] = {}
         self.tasks: dict[tuple[str, int], TaskRow] = {}
         self.tables: dict[str, TableRow] = {}
         self.locks = Registered()
         self.bases: dict[str, BaseRow] = {}  # of tables
         self.open: dict[bytes, OpenTxn] = {}
-        self.open_of: dict[str, Ordered[bytes]] = {}  # by the lane that made them
+        self.open_of: dict[str, Ordered[bytes]] = {}  # by the lane that began them
         self.open_in: dict[str, Ordered[bytes]] = {}  # … and by their scope
-        self.committing: dict[bytes, bool] = {}  # open ones with a pending commit; or they are
-        self.prepared = Ordered[bytes]()  # … and no round looks at them
+        self.committing: dict[
+            bytes, bool
+        ] = {}  # open transactions with a pending commit, without PREPARED ones
+        self.prepared = Ordered[bytes]()  # PREPARED transactions, which rounds do not check
         self.unreadable: dict[bytes, MalformedRecord | UnsupportedVersion] = {}  # until replaced
-        self.finished = 0  # transactions that ended since this was made
+        self.finished = 0  # transactions that ended since this object was made
         self.outcomes = int.from_bytes(rows.get(k.OUTCOMES) or b"", "big")  # finished ones kept
-        self._oldest = k.FINISHED  # no derived key of a finished transaction is below
+        self._oldest = k.FINISHED  # no derived key of a finished transaction is lower
         self.rederive()
 
     def rederive(self) -> None:
         """Derive the decoded views from the rows again, after `fold_row`s or at the start.
 
-        `MalformedRecord`, `UnsupportedVersion`: a row that no controller, or a newer one, has written.
+        `MalformedRecord`: a row that no controller wrote. `UnsupportedVersion`: one of a newer controller.
         """
         for error in self.unreadable.values():
             raise error
@@ -206,7 +215,7 @@ class State:
     # -- the one way to change it --------------------------------------------------------------------
 
     def apply(self, key: bytes, row: Any) -> bytes | None:
-        """Upsert one row (None: delete), live. Returns its encoded value, as it goes on the log."""
+        """Upsert one row (None: delete), live. Returns its encoded value, as it is written to the log."""
         value = None if row is None else encode(row)
         self._upsert(key, row, value)
         self._derive(key, row)
@@ -219,7 +228,7 @@ class State:
         if value is not None and key.startswith(_SERIES):
             row = k.read_row(key, value)
         elif is_txn:
-            self.open.pop(key[:TXN_ID_SIZE], None)  # the view is behind the rows: don't read it
+            self.open.pop(key[:TXN_ID_SIZE], None)  # the view is older than the rows: don't read it
             self.unreadable.pop(key, None)
             try:
                 row = None if value is None else k.read_row(key, value)
@@ -233,7 +242,9 @@ class State:
         self._table.set(k.STATUS + key, value)
 
     def _set_derived(self, key: bytes, row: Any) -> None:
-        """Keep the derived table keys ``o`` and ``f`` in step with a transaction's row, and lanes' series."""
+        """Update the table keys that derive from a transaction's row (``o``, ``f``), and the counts of lanes'
+        series.
+        """
         if len(key) <= TXN_ID_SIZE or key[TXN_ID_SIZE] != Entry.TXN:
             if key.startswith(_SERIES):
                 former = self._row(key, SeriesRow)
@@ -324,7 +335,7 @@ class State:
                 self.open_of[gone.row.owner].put(txn_id, there=False)
                 self.open_in[gone.row.scope].put(txn_id, there=False)
                 for stream, epoch in gone.participants.items():
-                    self.pins[stream] -= Counter((epoch,))  # without those that are 0
+                    self.pins[stream] -= Counter((epoch,))  # this drops counts of 0
             elif txn_id in self.open:
                 self.open[txn_id].row = row
             else:
@@ -333,7 +344,7 @@ class State:
                 self.open_in.setdefault(row.scope, Ordered[bytes]()).put(txn_id, there=True)
         txn = self.open.get(txn_id)
         if txn is None:
-            return  # finished: its rows stay for later questions
+            return  # finished: its rows are kept for later questions, without a view
         if entry is Entry.TXN:
             self._note_commit(txn_id, txn)
             self.locks.follow(txn_id, txn.row)
@@ -413,11 +424,11 @@ class State:
         return [row.receipt for row in rows]
 
     def layout(self, stream: str, epoch: int) -> tuple[SegmentRange, ...]:
-        """The segments of a reference epoch; empty if it is not needed any more."""
+        """The segments of a reference epoch; empty if the layout is not kept any more."""
         return self.epochs.get(stream, {}).get(epoch, ())
 
     def reserved(self, stream: str) -> set[int]:
-        """Partitions of a stream to which merges are being carried."""
+        """Partitions of a stream that are reserved by staged merges."""
         return {
             carry.partition
             for txn_id in self.committing
@@ -426,24 +437,24 @@ class State:
         }
 
     def retired(self, stream: str) -> set[int]:
-        """Partitions of a stream with stray chunks: nothing is written there any more."""
+        """Partitions of a stream with stray chunks, which are not written to any more."""
         return {partition for name, partition in self._retired if name == stream}
 
     def holder(self, scope: str, name: str) -> bytes | None:
-        """The transaction that holds a name."""
+        """The transaction that has a name."""
         row = self._row(k.name_key(scope, name), NameRow)
         return None if row is None else row.txn_id
 
     def series(self, scope: str, series: str) -> SeriesRow | None:
-        """The row of a series; None if nothing was ever committed in it."""
+        """The row of a series; None if it has no commit."""
         return self._row(k.series_key(scope, series), SeriesRow)
 
     def trusts(self, lane: str) -> bool:
-        """Whether it is the lane `open`, and its senders are trusted."""
+        """Whether the lane is `open` and its senders are trusted."""
         return self._trusts_open and lane == OPEN_LANE
 
     def series_of(self, lane: str) -> int:
-        """How many series a lane began."""
+        """The number of series that a lane began."""
         return int.from_bytes(self._table.get(k.SERIES_OF + lane.encode()) or b"", "big")
 
     def last_change(self, thing: bytes) -> ChangedRow | None:
@@ -451,14 +462,14 @@ class State:
         return self._row(k.changed_key(thing), ChangedRow)
 
     def rows_below(self, start: bytes, below: bytes) -> Iterator[tuple[bytes, Any]]:
-        """The rows whose status keys begin so and go on below ``below``, the last first, each after that rest."""
+        """(rest of the key, row) of status keys with this start, if the rest is below ``below``; the last first."""
         for rest, value in self._table_below(k.STATUS + start, below):
             yield rest, decode(value)
 
     def series_below(
         self, lane: str, scope: str, below: bytes
     ) -> Iterator[tuple[bytes, SeriesRow]]:
-        """A lane's series of a scope whose names are below ``below``, and those of no lane; the last name first."""
+        """Series of a scope with names below ``below`` that belong to a lane or to none; the last name first."""
         start = k.series_key(scope, "")
         owned = [self._table_below(k.owned_key(who, start), below) for who in (lane, "")]
         for name, _ in merge(*owned, reverse=True):
@@ -486,7 +497,7 @@ class State:
         due = k.finished_key(max(0, unix_ms), b"")
         if self._oldest >= due:
             return found
-        oldest = k.FINISHED + b"\xff" * 9  # above all keys; the scan lowers it
+        oldest = k.FINISHED + b"\xff" * 9  # above all keys; the scan sets it
         for key, _ in self._table.scan(k.FINISHED, self._oldest):
             oldest = min(oldest, key)
             if key >= due or len(found) == limit:
@@ -509,7 +520,7 @@ class State:
             yield found[1:], decode(value) if is_row else None
 
     def row_keys(self, start: bytes, most: int | None = None) -> list[bytes]:
-        """The status keys that begin so, a transaction's with its id; the first of them, if there are more."""
+        """The first ``most`` status keys with this start; all of a transaction if it is the transaction's id."""
         return [key[1:] for key, _ in islice(self._table.scan(k.STATUS + start), most)]
 
     def _decoded(self, prefix: bytes, cls: type, first: bytes = b"") -> Iterator[tuple[bytes, Any]]:
@@ -519,11 +530,11 @@ class State:
                 yield key, row
 
     def keep(self, table_key: bytes, value: bytes | None) -> None:
-        """Put a derived table key, or delete it, together with this round's rows."""
+        """Put or delete a derived table key, together with this round's rows."""
         self._table.set(table_key, value)
 
     def take_changes(self) -> dict[bytes, bytes | None]:
-        """The table changes since the last call; the caller writes them to the table, then goes on."""
+        """The table changes since the last call; the caller must write them to the table before it continues."""
         return self._table.take()
 
 

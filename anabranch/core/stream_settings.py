@@ -1,4 +1,4 @@
-"""Settings that a user may choose for a stream, judged before anything is logged of them."""
+"""Settings that a user may choose for a stream, checked before anything is logged."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ REPLICATION = "replication.factor"
 MIN_ISR = "min.insync.replicas"
 MAX_MESSAGE = "max.message.bytes"
 RETENTION_MS = "retention.ms"
-TABLE = "table"  # whether it is one: keyed rows, for replicas and locks
+TABLE = "table"  # whether the stream is a table
 VERSIONS_MS = "table.history.ms"  # how long replicas keep versions
 DEFAULT_VERSIONS_MS = 3_600_000
 LEAST_HISTORY_MS = 1_000  # replicas keep versions for this long at least
@@ -20,11 +20,11 @@ RATIO = (
     "table.compact.ratio"  # events for each row, above which `table compact --watch` makes a base
 )
 BASE = "table.base"  # the table whose bases are written to the stream
-PROCESSOR = "processor"  # whose state the stream is
+PROCESSOR = "processor"  # the processor whose state the stream is
 _LONG = (1 << 63) - 1
 _INT = (1 << 31) - 1
 _REPLICAS = (1 << 15) - 1
-# The settings of a stream's topic, with the least and the most that can be meant.
+# The settings of a stream's topic, with the least and the greatest value that makes sense.
 TOPIC = {
     RETENTION_MS: (-1, _LONG),
     "retention.bytes": (-1, _LONG),
@@ -42,7 +42,7 @@ MAX_SEGMENTS = "scale.max.segments"
 COOLDOWN = "scale.cooldown.ms"
 _ANY = (1, _LONG)
 _SEGMENTS = (1, 10_000)
-# Field of `Policy` -> the setting of scaling, with the least and the most that can be meant.
+# Field of `Policy` -> the setting of scaling, with the least and the greatest value that makes sense.
 _SCALING = {
     "events_per_s": (EVENTS, _ANY),
     "bytes_per_s": (BYTES, _ANY),
@@ -60,14 +60,14 @@ _NOT_OF_TABLE = frozenset((RETENTION_MS, "retention.bytes", "cleanup.policy"))
 _OF_STATE = frozenset((PROCESSOR, REPLICATION, MIN_ISR, MAX_MESSAGE, "segment.bytes", "segment.ms"))
 _OF_BASE = _OF_STATE - {PROCESSOR} | {BASE}
 
-HISTORY = 32  # whole buckets that loads are counted in, and kept
+HISTORY = 32  # whole buckets of loads that are kept
 _COOLDOWN_BUCKETS = HISTORY // 4
 # Loads arrive about once a second: shorter buckets would show false peaks.
 _LEAST_BUCKET_MS = 500
 
 
 class Policy(NamedTuple):
-    """The targets that a stream's settings ask for. None: no such target."""
+    """The targets that a stream's settings name; None where they name none."""
 
     events_per_s: int | None = None
     bytes_per_s: int | None = None
@@ -78,7 +78,7 @@ class Policy(NamedTuple):
 
     @property
     def bucket_ms(self) -> int:
-        """The length of the buckets that loads are counted in."""
+        """The length of the buckets in which loads are counted."""
         return max(self.cooldown_ms // _COOLDOWN_BUCKETS, _LEAST_BUCKET_MS)
 
 
@@ -113,8 +113,8 @@ def check_settings(settings: Mapping[str, str]) -> None:
 def latest_time(settings: Mapping[str, str], now_ms: int) -> int:
     """The latest time that an event of a stream with these settings may have now, Unix milliseconds.
 
-    Brokers delete a log's oldest part only once its latest time is older than the retention. So an event may delay
-    that by the retention again, or an hour, and no longer.
+    Brokers delete a log's oldest part only when the latest time in it is older than the retention. So one event may
+    delay that by the retention, or by an hour, and no longer.
     """
     retention_ms = int(settings.get(RETENTION_MS, -1))
     if retention_ms < 0:
@@ -149,7 +149,7 @@ def _check_table(settings: Mapping[str, str]) -> None:
 
 
 def parse_policy(settings: Mapping[str, str]) -> Policy | None:
-    """The policy that a stream's settings state; None if they name no target. Other settings are skipped.
+    """The policy in a stream's settings; None if they name no target. Other settings are ignored.
 
     Raises:
         InvalidArgument: a value that is not possible, by name, with what to set.

@@ -1,7 +1,7 @@
-"""Every legal transition of a stream, as one table, like that of transactions (`states`).
+"""Every legal transition of a stream, as one table, like that of transactions (`transaction_states`).
 
-The shell's work on a stream's topics has a state of its own: one op begins it, another one says how it ended.
-A stream without a row is FORGOTTEN: it was taken away, or not made yet.
+The shell's work on a stream's topics has a state of its own: one op begins it, and another one ends it with its
+result. A stream without a row is FORGOTTEN: it was deleted, or never created.
 """
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ CREATING: Final = "CREATING"
 ACTIVE: Final = "ACTIVE"
 LOST: Final = "LOST"  # a topic of it was deleted or replaced
 RECOVERING: Final = "RECOVERING"  # LOST, and its topics are compared with the old ones
-FORGETTING: Final = "FORGETTING"  # LOST, and the rest of its topics is being deleted
+FORGETTING: Final = "FORGETTING"  # LOST, and its remaining topics are being deleted
 FORGOTTEN: Final = "FORGOTTEN"  # no row
-WAITING: Final = "WAITING"  # ACTIVE, but can't be read or written now: shown, never logged
+WAITING: Final = (
+    "WAITING"  # ACTIVE, but can't be read or written now: shown to clients, never logged
+)
 
 GIVEN_UP: frozenset[StreamState] = frozenset((LOST, RECOVERING, FORGETTING))
 
@@ -29,7 +31,7 @@ StreamOp = Literal[
     "refuse_create",
     "give_up",  # a topic of it is gone
     "begin_recover",
-    "finalize_recover",  # its topics are those that it had
+    "finalize_recover",  # its topics are the old ones
     "refuse_recover",
     "begin_forget",
     "finalize_forget",  # nothing is left of its topics

@@ -1,7 +1,7 @@
 """Tokens: the bytes by which another process acts for a transaction. Pure: the secret is given.
 
-``docs/security.md`` (Tokens) has the layout. A holder of the secret that began the transaction makes tokens, any
-holder narrows one, and a controller checks them against the transaction's row.
+``docs/security.md`` (Tokens) has the layout. The client with the secret that began the transaction makes tokens, a
+client with a token can narrow it, and a controller checks tokens against the transaction's row.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _RIGHTS, _NOT_AFTER, _LANE = 1, 2, 3  # kinds of caveats
 
 
 class Rights(IntFlag):
-    """The parts of a transaction's life that a token is good for."""
+    """Things that a token permits."""
 
     WRITE = 1
     HEARTBEAT = 2
@@ -41,11 +41,11 @@ class Rights(IntFlag):
 
 
 ALL_RIGHTS = Rights(31)
-SEE = Rights.STATE | Rights.COMMIT  # one of them is enough to see it
+SEE = Rights.STATE | Rights.COMMIT  # either of them permits seeing the transaction
 
 
 class TokenBytes(bytes):
-    """The bytes of a token. Their text does not show them: they are a secret."""
+    """The bytes of a token. Their `repr` does not show them, because they are secret."""
 
     __slots__ = ()
 
@@ -62,11 +62,11 @@ class TokenBytes(bytes):
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """The content of a token. ``rights`` (a sum of `Rights`), ``not_after_ms`` and ``lanes`` are as caveats left.
+    """The content of a token. Caveats have narrowed ``rights`` (a sum of `Rights`), ``not_after_ms`` and ``lanes``.
 
-    ``keepalive_ms``: milliseconds. ``begun_ms``, ``not_after_ms``: Unix milliseconds; 0: no end. ``lanes``: a lane
-    that it is good in is all of them. ``owner``: its maker's lane, a hint; that of the transaction's row counts.
-    ``seen``: the highest hybrid time that its maker had seen.
+    ``keepalive_ms``: milliseconds. ``begun_ms``, ``not_after_ms``: Unix milliseconds; 0 means no end. ``lanes``:
+    each of these has to be the lane that uses the token. ``owner``: the lane of its maker, a hint; the
+    transaction's row counts. ``seen``: the highest hybrid time that its maker had seen.
     """
 
     txn_id: bytes
@@ -82,7 +82,7 @@ class Token:
 
 
 def make(secret: bytes, token: Token) -> TokenBytes:
-    """The token's bytes, by the secret that begins the transaction. `InvalidArgument` for a part out of its range.
+    """The token's bytes, made with the transaction's secret. `InvalidArgument` for a field out of its range.
 
     The same token and secret give the same bytes. ``lanes`` become caveats.
     """
@@ -121,7 +121,7 @@ def narrow(
 ) -> TokenBytes:
     """The token with more caveats: only these rights, until then, only by commands of this lane.
 
-    `InvalidArgument` for more than the token has; `InvalidToken`.
+    `InvalidArgument` for caveats that would widen it; `InvalidToken`.
     """
     token = peek(data)
     signed, *caveats, mac = token.chain
@@ -166,11 +166,11 @@ def peek(data: bytes) -> Token:
 
 def is_genuine(token: Token, secret: bytes) -> bool:
     """Whether a token that was read from bytes was made by this secret and only narrowed since."""
-    signed, *caveats, told = token.chain
+    signed, *caveats, stated = token.chain
     mac = _mac(secret, signed)
     for caveat in caveats:
         mac = _mac(mac, caveat)
-    return hmac.compare_digest(mac, told)
+    return hmac.compare_digest(mac, stated)
 
 
 def id_named(data: bytes) -> bytes:
@@ -223,7 +223,7 @@ def _check_time(*times_ms: int) -> None:
 
 
 def _write(signed: bytes, before: tuple[bytes, ...], mac: bytes, more: list[bytes]) -> TokenBytes:
-    """The token after some more caveats."""
+    """The token with some more caveats."""
     for caveat in more:
         mac = _mac(mac, caveat)
     caveats = (*before, *more)
@@ -280,6 +280,6 @@ def _read(data: bytes) -> Token:
 
 
 def _part(data: bytes, at: int) -> tuple[bytes, int]:
-    """The bytes that a length stands in front of, and where they end."""
+    """The bytes that follow their length at ``at``, and the offset of their end."""
     end = at + 1 + data[at]
     return data[at + 1 : end], end

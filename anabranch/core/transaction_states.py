@@ -34,16 +34,16 @@ Op = Literal[
     "finalize_commit",  # merged
     "begin_abort",
     "finalize_abort",
-    "expire",  # nothing was heard of it
+    "expire",  # it was silent for longer than its keepalive
     "lose_stream",  # a stream of it is given up
-    "settle",  # an operator ends a merge that can't go on
+    "settle",  # an operator forces the end of a stuck merge
 ]
 StateT = TypeVar("StateT", bound=str)
 OpT = TypeVar("OpT", bound=str)
 
 
 class Verdict(Enum):
-    """The effect of an op on a state, if not a move."""
+    """The effect of an op on a state, if it is not a move."""
 
     ALREADY = "already applied"
     ILLEGAL = "illegal"
@@ -96,7 +96,7 @@ _TABLE: dict[Op, tuple[TxnState | Verdict, ...]] = {
     "register":         ("OPEN", _, _, _, _, _, _),
     "heartbeat":        ("OPEN", _same, _same, _same, _, _, _same),
     "prepare":          ("PREPARED", _, _, _, _, _, _same),
-    # Its coordinator may have told others that a prepared one commits: no abort is possible from there.
+    # The coordinator of a prepared one may have acted on the commit: no abort is possible from there.
     "begin_commit":     ("COMMIT_IN_PROGRESS", _same, _same, _same, _, _, "FINALIZE_IN_PROGRESS"),
     "begin_finalize":   (_, "FINALIZE_IN_PROGRESS", _same, _same, _, _, _),
     "finalize_commit":  (_, _, "COMMITTED", _same, _, _, _),
@@ -114,8 +114,8 @@ Birth = Literal["begin", "one_shot", "give_way", "resolve"]
 BIRTHS: dict[Birth, TxnState] = {
     "begin": "OPEN",
     "one_shot": "COMMITTED",  # a whole transaction in one command
-    "give_way": "ABORTED",  # a one-shot whose name another one has
-    "resolve": "ABORTED",  # asked about before any other command of it
+    "give_way": "ABORTED",  # a one-shot whose name was committed before
+    "resolve": "ABORTED",  # its outcome was asked for before any other command of it
 }
 
 
@@ -177,7 +177,10 @@ def _illegal(state: TxnState, op: Op, what: str) -> AnabranchError:
 
 
 def broken_text(broken: BrokenLock) -> str:
-    """The reason why a transaction can't commit, for people: it does not say who broke its locks."""
+    """The reason why a transaction can't commit, for people.
+
+    The text does not reveal the transaction that broke the lock.
+    """
     what = f"{broken.key!r:.100}" if broken.key else "a key"
     if broken.range is not None:
         what += f", of the range from {broken.range.low!r:.100}"
@@ -200,7 +203,7 @@ def locks_broken(broken: BrokenLock) -> LocksBroken:
 TRANSACTIONS: Machine[TxnState, Op] = Machine(get_args(TxnState), _TABLE, _illegal)
 
 # -- the handle in a client ---------------------------------------------------------------------------
-# The process that began a transaction may not know the outcome of what it sent.
+# The process that began a transaction may not know the outcome of commands that it sent.
 
 HandleState = Literal[
     "buffered",  # nothing is begun: the writes are in memory

@@ -1,4 +1,4 @@
-"""The costs of things to the leader of a control partition, in units of work: the only table of them.
+"""The costs of commands and data to a leader, in units of work: the only table of them.
 
 One unit is about 10 µs of the leader's thread on the machine of ``docs/performance.md``; a small command is about
 ten units. Lanes and journals take turns by what they were charged, and their quota ``work`` is in units a second.
@@ -15,12 +15,12 @@ from typing import Any
 from anabranch.schemas.records import Event, Receipt
 
 COMMAND = 6  # a command, taken out of its record and judged
-ROW = 2  # a row that is written, and deleted some day
+ROW = 2  # a row that is written, and later deleted
 ANSWER = 2  # an answer, without its bytes
-LOOK = 1  # a row that a decision looks at, or later commands will have to
-LISTED = 2  # a transaction that a list looks at: its row is decoded, its rights are asked, and it is shown
+LOOK = 1  # a row that a decision reads, or that later commands will have to read
+LISTED = 2  # a transaction that a list reads: decode its row, check rights, show it
 JOURNAL_OP = 2  # a record of a transaction's life in a stream's journal
-KEPT = 90  # an outcome that is kept for days without any event: one of a question that settles
+KEPT = 90  # an outcome that is kept for days, though no event was written: that of a `Resolve`
 KIB_BITS = 10  # bytes of commands, rows and answers, shifted by this: a unit a KiB
 ITEMS_A_UNIT = 4  # things that a decision goes through; events and plain values of a command
 RECORD_ITEMS = (
@@ -37,7 +37,7 @@ _PLAIN = frozenset((int, bool, str, bytes))
 
 
 def of_items(count: int) -> int:
-    """The units of so many parts of a command."""
+    """The units of ``count`` parts of a command."""
     return -(-count // ITEMS_A_UNIT)
 
 
@@ -47,7 +47,7 @@ def of_parts(record: object) -> int:
 
 
 def _items_of(value: Any) -> int:
-    """The items that a value has, and these have."""
+    """The number of items in a value, nested ones included."""
     if isinstance(value, dict):
         return len(value)
     own, parts = 0, value
@@ -69,7 +69,7 @@ def _nested(cls: Any) -> tuple[str, ...]:
 
 
 def of_receipts(receipts: Collection[Receipt]) -> int:
-    """The units of receipts, taken out of their rows or judged."""
+    """The units for decoding or checking receipts."""
     return LOOK * len(receipts) + of_items(sum([len(one.extents) for one in receipts]))
 
 
@@ -79,10 +79,10 @@ def of_batch(runs: int, records: int, unpacked: int) -> int:
 
 
 def of_merge(copied: int) -> int:
-    """The units of a merge that puts so many bytes into new batches."""
+    """The units of a merge that copies ``copied`` bytes into new batches."""
     return copied >> COPIED_BITS
 
 
 def forecast(size: int, commands: int = 1) -> int:
-    """The units of small commands of so many bytes in all: what is assumed until they are decided."""
+    """The assumed units of ``commands`` small commands of ``size`` bytes in all, until they are decided."""
     return commands * SMALL + (size >> KIB_BITS)

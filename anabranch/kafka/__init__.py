@@ -1,1 +1,1 @@
-"""The raw way to brokers: a log and producers of whole batches over Kafka's protocol."""
+"""Raw access to brokers: a log, and producers of whole batches, over Kafka's protocol."""

@@ -1,4 +1,4 @@
-"""Topics and offsets: the seldom calls of `KafkaLog`. Each may raise `Again`, for `Cluster.repeat`."""
+"""Topics and offsets: the rare calls of `KafkaLog`. Each may raise `Again`, for `Cluster.repeat`."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ log = logging.getLogger("anabranch.kafka")
 _TOPIC_RESOURCE = 2
 _SET, _DELETE = 0, 1  # operations on a setting (KIP-339)
 _METADATA_PAUSE_S = 0.02
-_SHOWN_S = 2.0  # brokers show what another one of them has done
+_SHOWN_S = 2.0  # brokers show a change by another broker within this time
 EARLIEST = -2
 DELETE_BY_ID_FROM = 6  # version of DeleteTopics
 
@@ -58,10 +58,10 @@ def list_offsets(
     failed: MutableMapping[TopicPartition, LogError] | None = None,
     sure: bool = False,
 ) -> dict[TopicPartition, int]:
-    """The offset for a timestamp (-1 latest, -2 earliest) of each partition; -1: there is none.
+    """The offset for a timestamp (-1 latest, -2 earliest) of each partition; -1 without such an offset.
 
-    ``failed`` takes the error of a partition that can't be asked; without it that is raised. ``sure``: leaders
-    are asked with the newest epoch that a replica knows; an old one refuses it.
+    ``failed`` receives the errors of partitions that can't be asked; without it they are raised. ``sure``: ask
+    leaders with the newest epoch that a replica knows, so that a former leader refuses.
     """
     found: dict[TopicPartition, int] = {}
     groups = cluster.groups(partitions, deadline, failed)
@@ -146,7 +146,7 @@ def delete_records(cluster: Cluster, before: Mapping[TopicPartition, int], deadl
         for topic in answer.topics:
             for partition in topic.partitions:
                 code = int(partition.error_code)
-                # The start is beyond the offset already, or the offset is beyond the end.
+                # The log starts after the offset already, or the offset is after its end.
                 if code == OFFSET_OUT_OF_RANGE:
                     raise LogRefused(f"delete records of {topic.name}: no such offset", code)
                 if code != NONE:
@@ -165,8 +165,8 @@ def default_replication_factor(cluster: Cluster, topic: str, deadline: float) ->
     if made:
         return cluster.replicas_of_new
     if int(answer.error_code) == codes.TOPIC_ALREADY_EXISTS:
-        return 1  # created meanwhile: ours is not
-    # In answers from version 5 on, if we may see the configuration.
+        return 1  # the topic was created meanwhile: this creation was refused
+    # Answers have it from version 5 on, if this client may see the configuration.
     if int(getattr(answer, "topic_config_error_code", NONE)) in NOT_AUTHORIZED:
         return None
     return max(0, int(getattr(answer, "replication_factor", 0)))
@@ -177,8 +177,8 @@ def create_topics(
 ) -> None:
     """Create topics; existing ones are left alone.
 
-    ``made`` takes the new ones, also if others are refused or not made yet, and their ids (in answers from version
-    7 on).
+    ``made`` receives the new ones, even if others are refused or not created yet, with their ids (in answers from
+    version 7 on).
     """
     answers = _ask_to_create(cluster, specs, deadline, dry=False)
     for topic in answers:
@@ -189,23 +189,25 @@ def create_topics(
 
 
 def _dry_create(cluster: Cluster, spec: TopicSpec, deadline: float) -> tuple[Any, bool]:
-    """The answer to a dry run of a creation, and whether the topic was made all the same: it is deleted again."""
+    """The answer to a dry run of a creation, and whether the broker created the topic all the same; then it is
+    deleted.
+    """
     if cluster.heeds_dry_runs:
         return _create(cluster, [spec], deadline, dry=True)[0], False
     answer, again = (_create(cluster, [spec], deadline, dry=True)[0] for _ in range(2))
     if not _made_by_first(answer, again) or heeds_dry_runs(cluster, spec.name, deadline):
-        return answer, False  # another client may have made it in between
+        return answer, False  # another client may have created it in between
     _delete_made(cluster, spec.name, deadline)
     return answer, True
 
 
 def heeds_dry_runs(cluster: Cluster, topic: str, deadline: float) -> bool:
-    """Whether brokers make nothing in a dry run: one asks for a name that no other client makes."""
+    """Whether brokers create nothing in a dry run. One is made with a name that no other client uses."""
     if cluster.heeds_dry_runs is None:
         spec = TopicSpec(f"{topic[:200]}.{uuid.uuid4().hex}", 1)
         try:
             answers = [_create(cluster, [spec], deadline, dry=True)[0] for _ in range(2)]
-        except LogRefused:  # brokers that know rights know dry runs
+        except LogRefused:  # brokers that check rights support dry runs
             cluster.heeds_dry_runs = True
             return True
         made = _made_by_first(*answers)
@@ -216,13 +218,13 @@ def heeds_dry_runs(cluster: Cluster, topic: str, deadline: float) -> bool:
 
 
 def _made_by_first(first: Any, second: Any) -> bool:
-    """Whether of two dry runs the second finds a topic, and the first did not."""
+    """Whether the second of two dry runs finds a topic that the first did not find."""
     found = int(first.error_code), int(second.error_code)
     return found == (NONE, codes.TOPIC_ALREADY_EXISTS)
 
 
 def _delete_made(cluster: Cluster, topic: str, deadline: float) -> int:
-    """Delete a topic that was made in a dry run; returns how many replicas it had."""
+    """Delete a topic that was created in a dry run; returns the number of its replicas."""
     until = min(deadline, time.monotonic() + _SHOWN_S)
     while (found := cluster.refresh([topic], deadline).get(topic)) is None:
         if time.monotonic() >= until:
@@ -280,7 +282,7 @@ def _check_created(cluster: Cluster, answers: Iterable[Any], deadline: float) ->
 
 
 def topics_shown(cluster: Cluster, deadline: float) -> set[str]:
-    """All topics that any broker shows; one that does not answer is passed over, if another one does."""
+    """All topics that any broker shows. A broker that does not answer is skipped if another one does."""
     cluster.refresh((), deadline)
     found, away = set[str](), []
     for node in cluster.nodes:
@@ -303,7 +305,7 @@ def _leave_to_controller(cluster: Cluster, code: int, deadline: float) -> None:
 def delete_topics(cluster: Cluster, topics: Sequence[TopicInfo], deadline: float) -> None:
     """Delete topics by their ids, and forget their leaders. A missing topic is no error.
 
-    Brokers that know no ids (before Kafka 2.8) are given the names.
+    Brokers without topic ids (before Kafka 2.8) get the names.
     """
     with cluster.changing(deadline) as connection:
         version = connection.version(DELETE_TOPICS)
@@ -337,7 +339,10 @@ def alter_topics(
     *,
     dry: bool,
 ) -> None:
-    """Set settings of topics, or give them back to the brokers (None). ``dry``: only ask whether they would."""
+    """Set settings of topics, or reset them to the brokers' defaults (None).
+
+    ``dry``: only ask whether that is allowed.
+    """
     if not changes:
         return
     with cluster.connection(None, deadline) as connection:
@@ -365,9 +370,9 @@ def alter_topics(
 
 
 def count_partitions(cluster: Cluster, topic: str, deadline: float) -> int:
-    """The number of a topic's partitions now. `LogRefused` (3) if there is no such topic."""
+    """The present number of a topic's partitions. `LogRefused` (3) if there is no such topic."""
     cluster.forget((topic,))
-    # Asks until a new topic is known to the broker asked.
+    # Repeats until the broker knows a new topic.
     cluster.leaders((TopicPartition(topic, 0),), deadline)
     found = cluster.refresh((topic,), deadline).get(topic)
     if found is None:
@@ -378,7 +383,7 @@ def count_partitions(cluster: Cluster, topic: str, deadline: float) -> int:
 def is_gone(cluster: Cluster, topic: str, partitions: int, topic_id: str, deadline: float) -> bool:
     """`anabranch.ports.Log.is_gone`: the quorum's controller answers both dry runs.
 
-    Brokers that do in a dry run what is asked for are all asked what they know instead.
+    If brokers carry out dry runs, all of them are asked for the topic instead.
     """
     nodes = cluster.nodes
     if topic_id:
@@ -394,13 +399,13 @@ def is_gone(cluster: Cluster, topic: str, partitions: int, topic_id: str, deadli
         return True
     if not add_partitions(cluster, topic, partitions, deadline, dry=True):
         return False
-    # Some brokers take it for no error that there are as many already.
+    # For some brokers it is no error if there are as many partitions already.
     shown = cluster.refresh([topic], deadline).get(topic)
     return shown is None or shown.partitions < partitions
 
 
 def _count(cluster: Cluster, topic: str, node: int, deadline: float) -> int:
-    """The topic's partitions by a broker's word; 0: there is none."""
+    """The number of the topic's partitions at one broker; 0 without the topic."""
     told = cluster.metadata([topic], node, deadline).topics[0]
     code = int(told.error_code)
     if code not in (NONE, UNKNOWN_TOPIC_OR_PARTITION):
@@ -409,21 +414,21 @@ def _count(cluster: Cluster, topic: str, node: int, deadline: float) -> int:
 
 
 def is_known(cluster: Cluster, topic: str, deadline: float) -> bool:
-    """`anabranch.ports.Log.is_known`: one broker's word is enough, if it knows the topic."""
+    """`anabranch.ports.Log.is_known`: one broker that knows the topic is enough."""
     if topic in cluster.refresh([topic], deadline):
         return True
     return _any_says(cluster, topic, deadline, lambda id_: id_ is not None) or not cluster.nodes
 
 
 def is_agreed(cluster: Cluster, topic: str, topic_id: str, deadline: float) -> bool:
-    """`anabranch.ports.Log.is_agreed`: one broker's word is enough, if it knows no such topic, or another id."""
+    """`anabranch.ports.Log.is_agreed`: one broker without the topic, or with another id, is enough for a no."""
     return not _any_says(cluster, topic, deadline, lambda id_: id_ not in ("", topic_id))
 
 
 def _any_says(
     cluster: Cluster, topic: str, deadline: float, says: Callable[[str | None], bool]
 ) -> bool:
-    """Whether a broker says so of the id that `_id` tells. `LogUnavailable`: none does, and one can't be asked."""
+    """Whether ``says`` is true for any broker's `_id`. `LogUnavailable`: for none, and a broker can't be asked."""
     nodes, away = cluster.nodes, None
     for number, node in enumerate(nodes):
         share = (deadline - time.monotonic()) / (len(nodes) - number)
@@ -432,15 +437,15 @@ def _any_says(
                 return True
         except ConnectionBroken as error:
             away = error
-    if away is not None:  # not asked again: the caller may go on without it
+    if away is not None:  # not asked again: the caller may continue without it
         raise LogUnavailable(f"what is known of {topic}: {away}", (topic,)) from away
     return False
 
 
 def _id(cluster: Cluster, topic: str, node: int, deadline: float) -> str | None:
-    """The topic's id from a broker; empty if it tells none, None if it knows no such topic.
+    """The topic's id at a broker; empty if the broker has no ids, None if it does not know the topic.
 
-    `ConnectionBroken` if it can't be asked, or has not read the cluster's metadata since it started.
+    `ConnectionBroken` if the broker can't be asked, or has not read the cluster's metadata since it started.
     """
     told = cluster.metadata([topic], node, deadline).topics[0]
     if int(told.error_code) == UNKNOWN_TOPIC_OR_PARTITION:
@@ -452,7 +457,7 @@ def _id(cluster: Cluster, topic: str, node: int, deadline: float) -> str | None:
 def add_partitions(
     cluster: Cluster, topic: str, partitions: int, deadline: float, *, dry: bool = False
 ) -> bool:
-    """Ask for so many partitions in all. False: there are as many already."""
+    """Ask for this number of partitions in all. False if there are as many already."""
     with cluster.changing(deadline) as connection:
         answer = connection.ask(
             CREATE_PARTITIONS,
@@ -465,10 +470,10 @@ def add_partitions(
     for result in answer.results:
         code = int(result.error_code)
         grown |= code == NONE
-        # Grown by another client, or by an earlier attempt of ours whose answer was lost.
+        # Another client added them, or an earlier attempt whose answer was lost.
         if code in (NONE, codes.INVALID_PARTITIONS):
             continue
-        # Some brokers say so of it, as of other requests.
+        # Some brokers use this code for it, as for other requests.
         if code == codes.INVALID_REQUEST and _has(cluster, topic, partitions, deadline):
             continue
         _leave_to_controller(cluster, code, deadline)
@@ -478,7 +483,7 @@ def add_partitions(
 
 
 def _has(cluster: Cluster, topic: str, partitions: int, deadline: float) -> bool:
-    """Whether a broker shows, soon, so many partitions."""
+    """Whether a broker soon shows this number of partitions."""
     until = min(deadline, time.monotonic() + _SHOWN_S)
     while True:
         found = cluster.refresh([topic], deadline).get(topic)
@@ -492,11 +497,11 @@ def _has(cluster: Cluster, topic: str, partitions: int, deadline: float) -> bool
 def wait_for_leaders(
     cluster: Cluster, names: Iterable[str], deadline: float, *, at_least: int = 1
 ) -> None:
-    """Return when all partitions of these topics are led, and their leaders know it.
+    """Return when all partitions of these topics have leaders that serve them.
 
-    A new topic or partition is in the metadata before its leader serves it, and a native transaction can't
-    wait for that: an append that finds no leader is uncertain. ``at_least``: how many partitions there must
-    be, as the broker asked may not know of new ones yet.
+    A new topic or partition is in the metadata before its leader serves it, and a native transaction can't wait for
+    that: an append without a leader is uncertain. ``at_least``: the least number of partitions, because the broker
+    may not know new ones yet.
     """
     wanted = set(names)
     while True:

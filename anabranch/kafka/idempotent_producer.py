@@ -1,8 +1,8 @@
 """An idempotent producer over raw batches, outside of native transactions (KIP-98).
 
-A batch keeps its sequence: if its storing is in doubt, the very same bytes are sent again, and the broker stores
-them once. One request is under way to each broker, while the batches of the next one are made; so no batch can
-overtake an earlier one of its partition.
+A batch keeps its sequence: if it is unknown whether it is stored, the same bytes are sent again, and the broker
+stores them once. One request is under way to each broker while the batches of the next one are made, so no batch
+can overtake an earlier one of its partition.
 """
 
 from __future__ import annotations
@@ -22,26 +22,28 @@ from anabranch.kafka.wire.codes import DUPLICATE_SEQUENCE, NONE, Act, error_for,
 from anabranch.kafka.wire.connection import ConnectionBroken
 from anabranch.ports import LogError, LogUnavailable, LogUncertain, TopicPartition
 
-_NO_TRANSACTION = dt.timedelta(minutes=1)  # the broker wants a timeout even here
+_NO_TRANSACTION = dt.timedelta(minutes=1)  # the broker needs a timeout even without transactions
 
 
 class JournalProducer:
     """One producer id. One thread at a time; `interrupt` from any. The first failure ends it for good."""
 
     def __init__(self, cluster: Cluster, deadline: float) -> None:
-        """Get a producer id. ``deadline``: of `time.monotonic`, as everywhere here.
+        """Get a producer id. ``deadline``: by `time.monotonic`, as everywhere here.
 
         Raises:
-            LogUnavailable: no broker gave one until the deadline.
+            LogUnavailable: no broker issued one until the deadline.
             LogRefused: the broker does not allow it.
         """
         self._cluster = cluster
         self._links: dict[int, Link] = {}
-        # The broker that a partition's batches go to, until all are known to be stored.
+        # Partition -> the broker that gets its batches, until all are known to be stored.
         self._homes: dict[TopicPartition, int] = {}
         self._sequences: dict[TopicPartition, int] = {}
         self._topic_ids: dict[str, bytes] = {}
-        self._highest: dict[TopicPartition, int] = {}  # offset given to a batch
+        self._highest: dict[
+            TopicPartition, int
+        ] = {}  # partition -> highest offset that a batch got
         self._failure: LogError | None = None
         self._trouble = ""
         self._busy = threading.Lock()
@@ -66,20 +68,20 @@ class JournalProducer:
 
     @property
     def waiting(self) -> int:
-        """Batches that are not known to be stored."""
+        """The number of batches that are not known to be stored."""
         waves = [wave for one in self._links.values() for wave in (*one.in_flight, one.gathering)]
         return sum(len(wave.pieces) for wave in waves)
 
     @property
     def failure(self) -> LogError | None:
-        """The error that ended it."""
+        """The error that ended the producer."""
         return self._failure
 
     def append(self, partition: TopicPartition, batch: Packed, deadline: float) -> None:
-        """Send a batch, or keep it until the request under way is answered. Memory: two requests a broker.
+        """Send a batch, or keep it until the request under way is answered. Memory: two requests for each broker.
 
         Raises:
-            LogError: it failed, perhaps because of an earlier batch: for good.
+            LogError: the producer failed for good, perhaps because of an earlier batch.
         """
         with self._working():
             sequence = self._sequences.get(partition, 0)
@@ -89,25 +91,25 @@ class JournalProducer:
             most = self._cluster.settings.max_request_bytes
             link = self._link(partition, deadline)
             while not link.gathering.has_room(partition, len(framed), most):
-                self._go_on(link, deadline)
+                self._next_request(link, deadline)
                 link = self._link(partition, deadline)  # the leader may have moved
             link.gathering.add(piece)
             if link.may_send():
-                self._go_on(link, deadline)
+                self._next_request(link, deadline)
 
     def flush(self, deadline: float) -> None:
         """Wait until everything is stored on all in-sync replicas.
 
         Raises:
-            LogError: it failed, or is not stored at the deadline: for good.
+            LogError: the producer failed for good, or not all is stored at the deadline.
         """
         with self._working():
             while self.waiting:
                 for link in list(self._links.values()):
-                    self._go_on(link, deadline)
+                    self._next_request(link, deadline)
 
     def interrupt(self, reason: str) -> None:
-        """End it, from any thread: the thread that waits in it stops waiting."""
+        """End the producer, from any thread: a thread that waits in it stops waiting."""
         self._failure = self._failure or LogUncertain(reason)
         for link in list(self._links.values()):
             if link.connection is not None:
@@ -121,7 +123,7 @@ class JournalProducer:
                 link.close()
 
     def after_fork(self) -> None:
-        """In a forked child: close its copies of the connections; the parent's stay as they are."""
+        """In a forked child: close its copies of the connections; the parent's stay open."""
         self._busy = threading.Lock()
         self.close()
 
@@ -135,7 +137,7 @@ class JournalProducer:
                 self._failure = self._failure or error
                 raise
             except BaseException as error:
-                # Perhaps in the middle of a request.
+                # An interrupt may come in the middle of a request.
                 self._failure = LogUncertain(f"the producer was interrupted: {error!r}")
                 raise
 
@@ -152,8 +154,8 @@ class JournalProducer:
             self._homes[partition] = node
         return self._links.setdefault(node, Link(node))
 
-    def _go_on(self, link: Link, deadline: float) -> None:
-        """Read the answer under way, and send the batches gathered meanwhile."""
+    def _next_request(self, link: Link, deadline: float) -> None:
+        """Read the answer under way, and send the batches collected meanwhile."""
         if again := self._read(link, deadline):
             self._recover(again, deadline)
         if link.gathering.pieces:
@@ -162,7 +164,7 @@ class JournalProducer:
                 self._recover(again, deadline)
 
     def _send(self, link: Link, wave: Wave, deadline: float) -> list[Piece]:
-        """Send one request. Returns the batches to send again at once, if the connection broke."""
+        """Send one request. Returns the batches to send again at once if the connection broke."""
         self._check_topics(wave)
         try:
             link.connect(self._cluster, deadline)
@@ -174,10 +176,10 @@ class JournalProducer:
         return []
 
     def _read(self, link: Link, deadline: float) -> list[Piece]:
-        """The batches to send again, by the answer under way or for lack of one.
+        """The batches to send again, because of the answer under way or because it did not come.
 
         Raises:
-            LogError: the broker's reason why sending again is useless.
+            LogError: the broker refuses, and sending again is useless.
         """
         if not link.in_flight:
             return []
@@ -207,12 +209,12 @@ class JournalProducer:
         return again
 
     def forget(self) -> None:
-        """The next writer may meet other topics of the same names."""
+        """Forget the topics: the next writer may meet other topics of the same names."""
         self._highest.clear()
         self._topic_ids.clear()
 
     def _check_offset(self, partition: TopicPartition, offset: int) -> None:
-        """`LogUncertain` for a second use of an offset: up to Kafka 4.0 a replaced topic takes batches, by its
+        """`LogUncertain` for a second use of an offset: up to Kafka 4.0 a replaced topic accepts batches by
         name.
         """
         if offset <= self._highest.get(partition, -1):
@@ -232,7 +234,7 @@ class JournalProducer:
     # -- after a failure ------------------------------------------------------------------------------
 
     def _recover(self, failed: list[Piece], deadline: float) -> None:
-        """Send again until all is stored, and only then go on: leaders may have moved.
+        """Send again until all is stored, and only then continue: leaders may have moved.
 
         Raises:
             LogError: the broker's reason, or batches are not stored at the deadline.
@@ -247,7 +249,7 @@ class JournalProducer:
             self._link(piece.partition, deadline).gathering.add(piece)
 
     def _repeat(self, pieces: list[Piece], deadline: float) -> list[Piece]:
-        """One more try; returns the batches that are still to be sent."""
+        """Try once more; returns the batches that still have to be sent."""
         self._check()
         pause = self._cluster.settings.retry_backoff
         if time.monotonic() + pause >= deadline:

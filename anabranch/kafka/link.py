@@ -1,4 +1,4 @@
-"""A producer's way to one broker: batches for the next Produce request, and the requests under way."""
+"""A producer's connection to one broker: batches for the next Produce request, and the requests under way."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ Answers = dict[TopicPartition, data.Produced]
 class Piece(NamedTuple):
     """A batch ready to send, with its sequence; ``place`` is its place in the caller's list.
 
-    ``since``: monotonic seconds of when it was given, where it gets too old.
+    ``since``: monotonic seconds of its arrival, where batches can get too old.
     """
 
     partition: TopicPartition
-    parts: tuple[Buffer, ...]  # its bytes, in a row
+    parts: tuple[Buffer, ...]  # its bytes, in consecutive buffers
     next_sequence: int = -1
     place: int = 0
     since: float = 0.0
@@ -52,7 +52,7 @@ class Wave:
         self.size += piece.size
 
     def has_room(self, partition: TopicPartition, size: int, most: int) -> bool:
-        """Whether a batch of ``size`` bytes may be added, within ``most`` bytes if it is not alone."""
+        """Whether a batch of ``size`` bytes may be added: within ``most`` bytes, unless it is the only one."""
         return not self.pieces or (partition not in self.pieces and self.size + size <= most)
 
 
@@ -65,11 +65,11 @@ class Link:
     version: int = -1
     gathering: Wave = field(default_factory=Wave)
     in_flight: deque[Wave] = field(default_factory=deque)
-    # Partitions checked for lost markers by this connection, and under which leader epoch.
+    # Partition -> leader epoch under which this connection checked it for lost markers.
     checked: dict[TopicPartition, int] = field(default_factory=dict)
 
     def connect(self, cluster: Cluster, deadline: float, highest: int = PRODUCE.highest) -> None:
-        """Open a connection, unless there is one that looks alive. Nothing may be under way.
+        """Open a connection, unless there is a usable one. No request may be under way.
 
         Raises:
             ConnectionBroken: nothing was sent.
@@ -82,13 +82,13 @@ class Link:
             self.version = self.connection.version(PRODUCE, highest)
 
     def open(self) -> Connection:
-        """The connection. `ConnectionBroken` if there is none."""
+        """The connection. `ConnectionBroken` without one."""
         if self.connection is None or self.connection.broken:
             raise ConnectionBroken(f"broker {self.node} is not connected", sent=False)
         return self.connection
 
     def take(self) -> Wave:
-        """Take the gathered wave; another one begins."""
+        """Take the collected wave, and begin another one."""
         wave, self.gathering = self.gathering, Wave()
         return wave
 
@@ -119,11 +119,11 @@ class Link:
     ) -> Answers:
         """The answer about all batches of a wave that was sent.
 
-        ``moved``: whether the broker may wait for one that another has replaced.
+        ``moved``: whether a broker for which this one waits has been replaced.
 
         Raises:
             ConnectionBroken: the answer did not come.
-            MalformedAnswer: batches are missing in it, or it is no answer at all.
+            MalformedAnswer: batches are missing in it, or it is not an answer.
         """
         self.open().wait(deadline, lambda: self._moved(cluster, wave) or moved())
         body = self.open().receive(wave.correlation, deadline)
@@ -134,7 +134,7 @@ class Link:
         return answers
 
     def _moved(self, cluster: Cluster, wave: Wave) -> bool:
-        """Whether others lead a partition of the wave by now, as other brokers say."""
+        """Whether a partition of the wave has another leader by now, by answers of other brokers."""
         cluster.distrust(self.node)
         try:
             cluster.refresh(
@@ -171,7 +171,7 @@ def failure_of(
         if meant.act in (Act.RETRY, Act.REFRESH):
             if not last:
                 continue
-            # This error comes before the append; others may come after it.
+            # This error precedes the append; others may follow it.
             refused = produced.error == NOT_ENOUGH_REPLICAS
             meant = meant._replace(act=Act.REFUSED if refused else Act.UNCERTAIN)
         topic = piece.partition.topic

@@ -33,27 +33,27 @@ from anabranch.ports import (
 
 _LATEST = -1
 _MAX_I32 = (1 << 31) - 1
-# A broker silent for so long after others answered is passed over (`SilentBrokers`).
+# A broker that is silent for this long after others answered is skipped (`SilentBrokers`).
 _SLACK_S = 0.3
 _NEVER, _MOST_FED = (0, 0), 10_000
-_NEAR_S = 300.0  # then the leader is asked again, as Kafka's own consumer does
-_LEADER_S = 5.0  # so long the leader serves what a follower could not
+_NEAR_S = 300.0  # after this time the leader is asked again, as Kafka's own consumer does
+_LEADER_S = 5.0  # how long the leader serves what a follower could not
 T = TypeVar("T")
 
 
 class KafkaLog:
-    """The `Log` port over Kafka's protocol. Safe for threads: each call uses connections of its own.
+    """The `Log` port over Kafka's protocol. Thread-safe: each call uses connections of its own.
 
-    ``where``: ``host:port,…``, with ``options`` as librdkafka names them (`UnsupportedSetting`); or settings.
+    ``where``: ``host:port,…`` with ``options`` by librdkafka's names (`UnsupportedSetting`), or settings.
     """
 
     def __init__(self, where: str | Settings, options: Mapping[str, object] | None = None) -> None:
         self._cluster = Cluster(parse_settings(where, options or {}))
         self._sender = Sender(self._cluster)
         self._turn = 0
-        # By partition that had records: in which fetch last, and how many bytes.
+        # Partition with records -> number of the last fetch with some, and their bytes.
         self._fed: dict[TopicPartition, tuple[int, int]] = {}
-        self._silent = SilentBrokers()  # that did not answer a fetch
+        self._silent = SilentBrokers()  # brokers that did not answer a fetch
         self._replicas = Replicas(self._cluster.settings.rack)
 
     # -- reading --------------------------------------------------------------------------------------
@@ -69,8 +69,8 @@ class KafkaLog:
     ) -> dict[TopicPartition, Fetched]:
         """`anabranch.ports.Log.fetch`: one request per broker; each batch's CRC is checked.
 
-        A broker that does not answer is passed over as long as another one does. While leaders move, the call
-        waits for up to the request timeout, then raises `LogUnavailable`; not so with ``failed``.
+        A broker that does not answer is skipped as long as another one does. While leaders move, the call waits up
+        to the request timeout and then raises `LogUnavailable`; with ``failed`` it does neither.
         """
         if not positions:
             return {}
@@ -100,7 +100,7 @@ class KafkaLog:
         self._turn += 1
         result: dict[TopicPartition, Fetched] = {}
         broken: list[ConnectionBroken] = []
-        moved: list[TopicPartition] = []  # another replica is to be asked for these
+        moved: list[TopicPartition] = []  # partitions for which another replica has to be asked
         try:
             for node, partitions in groups.items():
                 group = self._in_turn(partitions)
@@ -111,7 +111,7 @@ class KafkaLog:
                 except ConnectionBroken as error:
                     broken.append(error)
                     self._pass_over(node, group, error, failed)
-            # A frozen broker takes requests and does not answer: others lead soon.
+            # A frozen broker accepts requests and does not answer: others become leaders soon.
             limit = self._cluster.soon(deadline) + wait
             waiting = list(asked)
             while waiting and not result and not moved:
@@ -126,7 +126,7 @@ class KafkaLog:
                     except ConnectionBroken as error:
                         broken.append(error)
                         self._pass_over(one.node, list(one.positions), error, failed)
-            # Other answers that are there already come along.
+            # Also take other answers that have arrived.
             for one in ready(waiting, None) if waiting else ():
                 result.update(self._take(one, committed, limit, failed, moved))
             if failed is None and len(broken) == len(groups):
@@ -134,7 +134,7 @@ class KafkaLog:
             if moved and not result and not failed:
                 raise Again(LogUnavailable(f"{moved[0].topic} is read from another replica"), 0.001)
         except (Again, ConnectionBroken):
-            # Partitions that moved are asked for again next time; the others' answers are good.
+            # Partitions that moved are asked for next time; the other answers are used.
             if result:
                 return result
             raise
@@ -144,9 +144,9 @@ class KafkaLog:
         return result
 
     def _in_turn(self, partitions: list[TopicPartition]) -> list[TopicPartition]:
-        """The partitions that had nothing for longest come first: one that is flooded fills the answer.
+        """The partitions, those without records for the longest time first: a flooded partition fills the answer.
 
-        Only the first one with records may exceed ``max_bytes``, so equal ones take turns.
+        Only the first one with records may exceed ``max_bytes``, so busy partitions take turns.
         """
         turn = self._turn % len(partitions)
         group = partitions[turn:] + partitions[:turn]
@@ -172,7 +172,7 @@ class KafkaLog:
         error: ConnectionBroken,
         failed: Failed | None,
     ) -> None:
-        """Go on without a broker that can't be reached or does not answer, and ask for the new leaders."""
+        """Continue without a broker that can't be reached or does not answer, and ask for the new leaders."""
         self._cluster.distrust(node)
         self._replicas.fails(partitions, node)
         if failed is None:
@@ -244,7 +244,7 @@ class KafkaLog:
                 self._replicas.named(partition, answer.replica)
                 moved.append(partition)
                 continue
-            # A follower may be behind: also for an offset out of its range its leader is asked.
+            # A follower may lag: ask its leader, also for an offset out of the follower's range.
             if answer.error != NONE and self._replicas.fails((partition,), asked.node):
                 self._cluster.forget((topic,))
                 moved.append(partition)
@@ -261,7 +261,7 @@ class KafkaLog:
                 continue
             try:
                 if answer.error == OFFSET_OUT_OF_RANGE:
-                    self._cluster.forget((topic,))  # this broker may lead no more
+                    self._cluster.forget((topic,))  # this broker may not be leader any more
                     raise OffsetOutOfRange(partition, position)
                 fetched = data.fetched(partition, answer, position, committed)
             except (OffsetOutOfRange, CorruptBatch) as problem:
@@ -295,7 +295,7 @@ class KafkaLog:
     def offsets_for_time(
         self, partitions: Iterable[TopicPartition], timestamp_ms: int
     ) -> dict[TopicPartition, int | None]:
-        """`anabranch.ports.Log.offsets_for_time`; it also looks into native transactions still open."""
+        """`anabranch.ports.Log.offsets_for_time`; it also counts records of open native transactions."""
         found = self._offsets(partitions, max(timestamp_ms, 0), committed=False)
         return {partition: offset if offset >= 0 else None for partition, offset in found.items()}
 
@@ -323,7 +323,7 @@ class KafkaLog:
         )
 
     def _repeat(self, what: str, attempt: Callable[[float], T], *, soon: bool = False) -> T:
-        """`Cluster.repeat` of one of `kafka_admin`'s calls, with its deadline."""
+        """`Cluster.repeat` for a call of `kafka.admin`, with its deadline."""
         deadline = self._cluster.deadline()
         deadline = self._cluster.soon(deadline) if soon else deadline
         return self._cluster.repeat(what, deadline, lambda: attempt(deadline))
@@ -428,7 +428,7 @@ class KafkaLog:
 
 @dataclass(slots=True)
 class Asked:
-    """A fetch under way to one broker."""
+    """A fetch request under way to one broker."""
 
     node: int
     connection: Connection
@@ -439,45 +439,45 @@ class Asked:
 
 
 def ready(waiting: Sequence[Asked], deadline: float | None) -> list[Asked]:
-    """The requests whose answer has begun to arrive. Waits for one until ``deadline`` (None: not at all)."""
+    """The requests whose answer has begun to arrive. Wait for one until ``deadline`` (None: not at all)."""
     buffered = [one for one in waiting if one.connection.buffered()]
     if buffered:
         return buffered
     if deadline is not None and len(waiting) == 1:
-        # Reading waits by itself.
+        # Reading waits on its own.
         return list(waiting)
     wait = 0.0 if deadline is None else max(0.0, deadline - time.monotonic())
     found = readable([one.connection for one in waiting], wait)
     if not found and deadline is not None:
-        return list(waiting)  # too late: reading raises it
+        return list(waiting)  # past the deadline: reading raises the error
     return [one for one in waiting if one.connection.fileno() in found]
 
 
 class Replicas:
-    """The replica to fetch a partition from: its leader, or a follower in our rack that the leader named (KIP-392).
+    """The replica to fetch a partition from: its leader, or a follower in the reader's rack (KIP-392).
 
-    A follower that can't serve a partition is passed over for a while.
+    The leader names the follower. A follower that can't serve a partition is skipped for a while.
     """
 
     def __init__(self, rack: str) -> None:
-        """``rack``: the reader's; empty: leaders serve all."""
+        """``rack``: the reader's; if it is empty, leaders serve everything."""
         self._rack = rack
-        # A follower, or None for the leader itself; until when (monotonic seconds).
+        # Partition -> (follower, or None for the leader; until when, monotonic seconds).
         self._chosen: dict[TopicPartition, tuple[int | None, float]] = {}
 
     def named(self, place: TopicPartition, node: int) -> None:
-        """The leader has named this follower."""
+        """Note that the leader has named this follower."""
         self._chosen[place] = node, time.monotonic() + _NEAR_S
 
     def fails(self, places: Iterable[TopicPartition], node: int) -> bool:
-        """A broker can't serve these. True if it was a follower of one: leaders are asked then."""
+        """Note that a broker can't serve these. True if it was a follower of one: then leaders are asked."""
         until = time.monotonic() + _LEADER_S
         followed = [place for place in places if self._chosen.get(place, (None,))[0] == node]
         self._chosen |= dict.fromkeys(followed, (None, until))
         return bool(followed)
 
     def groups(self, by_leader: dict[int, list[TopicPartition]]) -> dict[int, list[TopicPartition]]:
-        """The partitions by the broker to ask, given by their leaders."""
+        """The partitions by the broker to ask. ``by_leader``: by their leaders."""
         if not self._chosen:
             return by_leader
         now = time.monotonic()
@@ -490,6 +490,6 @@ class Replicas:
         return groups
 
     def rack_for(self, places: Iterable[TopicPartition]) -> str:
-        """The rack to tell a broker; none if it has to serve one of these itself."""
+        """The rack for a request; empty if the broker has to serve one of these itself."""
         chosen = self._chosen
         return "" if any(p in chosen and chosen[p][0] is None for p in places) else self._rack

@@ -1,4 +1,4 @@
-"""A look at all brokers: whether each answers, what it speaks, and its disks."""
+"""The state of all brokers: whether each answers, its versions, and its disks."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from anabranch.kafka.wire.codes import NONE, READ_CODES, error_for, meaning
 from anabranch.kafka.wire.errors import ConnectionBroken
 from anabranch.ports import LogError, LogRefused
 
-_SIZES_OF = ({"topic": "", "partitions": ()},)  # of no partition: only the folders are asked about
+_SIZES_OF = ({"topic": "", "partitions": ()},)  # no partition: only the folders are asked for
 
 _AT_ONCE = 16
 
 
 @dataclass(slots=True)
 class Broker:
-    """A broker as it answered. ``trouble``: why it did not. ``too_old``: needed calls without a common version.
-    ``features``: the version of native transactions, if it tells one.
+    """A broker's answers. ``trouble``: why it did not answer. ``too_old``: needed calls without a common version.
+    ``features``: the version of native transactions, if it reports one.
 
-    ``disks``: (path, usable bytes, all bytes, trouble) of each log folder; -1 bytes: it does not tell.
+    ``disks``: (path, usable bytes, all bytes, trouble) of each log folder; -1 bytes if not reported.
     ``disk_trouble``: why its disks are not known.
     """
 
@@ -43,9 +43,9 @@ def lacking_of(brokers: Iterable[Broker]) -> set[str]:
 
 
 def look_at(cluster: Cluster, seconds: float, *, disks: bool = True) -> list[Broker]:
-    """All brokers that the cluster names, asked at once: one that is away holds up no other.
+    """All brokers of the cluster, asked concurrently, so that a broker that is away does not delay others.
 
-    ``seconds``: of each question. Raises `LogError`: none names any.
+    ``seconds``: for each question. Raises `LogError` if no broker names any.
     """
     cluster.refresh((), cluster.deadline(seconds))
     nodes = cluster.nodes
@@ -53,7 +53,7 @@ def look_at(cluster: Cluster, seconds: float, *, disks: bool = True) -> list[Bro
         return list(threads.map(lambda node: _look(cluster, node, seconds, disks), nodes))
 
 
-def _told(code: int) -> str:
+def _code_text(code: int) -> str:
     code = int(code)
     return "" if code == NONE else str(error_for(meaning(READ_CODES, code), code, "its disks"))
 
@@ -77,13 +77,13 @@ def _look(cluster: Cluster, node: int, seconds: float, disks: bool) -> Broker:
             except LogRefused as error:
                 found.disk_trouble = str(error)
                 return found
-            found.disk_trouble = _told(getattr(answer, "error_code", NONE))
+            found.disk_trouble = _code_text(getattr(answer, "error_code", NONE))
             found.disks = tuple(
                 (
                     str(one.log_dir),
                     int(getattr(one, "usable_bytes", -1)),
                     int(getattr(one, "total_bytes", -1)),
-                    _told(one.error_code),
+                    _code_text(one.error_code),
                 )
                 for one in answer.results
             )

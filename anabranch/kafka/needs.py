@@ -17,14 +17,14 @@ _ANY_VERSION = (1 << 15) - 1
 
 
 def _by_librdkafka(key: int, name: str) -> Api:
-    """A call that librdkafka makes, which chooses its version itself."""
+    """A call made by librdkafka, which chooses the version itself."""
     return Api(key, "", name, 0, _ANY_VERSION, 0)
 
 
 class Need(NamedTuple):
     """Calls that belong together. ``use``: what they are for.
 
-    ``lost``: what does not work without them; empty: no controller can be leader, or no stream can be made.
+    ``lost``: what does not work without them; empty if no controller could be leader, or no stream be created.
     """
 
     name: str
@@ -118,9 +118,9 @@ BROKERS_PAGE = "docs/how-to/brokers.md"
 
 
 def lacking(connection: Connection, *, sasl: bool) -> tuple[str, ...]:
-    """The needed calls that this broker does not offer, in a version that is supported here.
+    """The needed calls that this broker does not offer in a supported version.
 
-    ``sasl``: clients sign in by it.
+    ``sasl``: whether clients authenticate by SASL.
     """
     found = []
     for need in CALLS:
@@ -139,17 +139,17 @@ def _met_by(need: Need, lacks: Collection[str]) -> list[str]:
 
 
 def obstacles(lacks: Collection[str]) -> list[str]:
-    """Each need that must be met and is not, as text, given the names of calls that are not offered."""
+    """The unmet needs that are required, as text. ``lacks``: names of calls that are not offered."""
     needs = ((need, _met_by(need, lacks)) for need in CALLS if not need.lost)
     return [f"no {', '.join(names)}: needed for {need.use}" for need, names in needs if names]
 
 
 def losses(lacks: Collection[str]) -> list[str]:
-    """The losses where these calls are not offered, as text: ``no DeleteRecords: journals are never cut``."""
+    """The losses without these calls, as text: ``no DeleteRecords: journals are never cut``."""
     needs = ((need, _met_by(need, lacks)) for need in CALLS if need.lost)
     return [f"no {', '.join(names)}: {need.lost}" for need, names in needs if names]
 
 
 def lost_calls(lacks: Collection[str]) -> tuple[str, ...]:
-    """Those of these calls that can be missed, each at a loss."""
+    """Those of these calls that are optional, each with a loss."""
     return tuple(name for need in CALLS if need.lost for name in _met_by(need, lacks))

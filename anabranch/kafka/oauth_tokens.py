@@ -23,26 +23,26 @@ log = logging.getLogger("anabranch.kafka")
 
 _MOST_BYTES = 1 << 20
 _ANSWER_S = 5.0  # the longest wait for a provider
-_FRESH = 0.7  # a new token is asked for after this part of the old one's life
+_FRESH = 0.7  # a new token is requested after this part of the old one's life
 _OPAQUE_S = 300.0
-_AGAIN_S = 5.0  # … and again after so long, if there was none
+_AGAIN_S = 5.0  # … and again after this time without a new one
 
 
 @dataclass(frozen=True, slots=True)
 class TokenFile:
-    """A token file that another program keeps fresh: it is read for each authentication."""
+    """A token file that another program updates: it is read for each authentication."""
 
     path: Path
 
     def __call__(self, deadline: float) -> str:
-        """The token. Raises `OSError`: there is none, or it has ended."""
+        """The token. Raises `OSError`: it is missing, or has expired."""
         return token_and_end(self.path)[0]
 
 
 def token_and_end(path: Path, _: str = "") -> tuple[str, float]:
     """The token in a file, and when to read it again (Unix seconds): the answer of librdkafka's ``oauth_cb``.
 
-    Raises `OSError`: there is none, or it has ended.
+    Raises `OSError`: it is missing, or has expired.
     """
     with path.open("rb") as file:
         token = _checked(file.read(_MOST_BYTES).strip(), str(path))
@@ -50,7 +50,7 @@ def token_and_end(path: Path, _: str = "") -> tuple[str, float]:
         body = token.split(".")[1]
         end = float(json.loads(base64.urlsafe_b64decode(body + "=" * (-len(body) % 4)))["exp"])
     except (ValueError, KeyError, TypeError, IndexError):
-        return token, time.time() + _OPAQUE_S  # only the brokers can tell
+        return token, time.time() + _OPAQUE_S  # opaque: only the brokers know its end
     if end <= time.time():
         raise OSError(f"the token in {path} has ended")
     return token, end
@@ -58,7 +58,7 @@ def token_and_end(path: Path, _: str = "") -> tuple[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A token, when to ask for the next one, and when it ends: times of `time.monotonic`."""
+    """A token, when to request the next one, and when it expires: times of `time.monotonic`."""
 
     text: str = field(repr=False)
     ask_at: float
@@ -66,16 +66,16 @@ class Token:
 
 
 class KeptToken:
-    """Keeps a token for most of its life. Safe for threads."""
+    """Caches a token for most of its life. Thread-safe."""
 
     def __init__(self, fetch: Callable[[float], Token]) -> None:
-        """``fetch``: gets a new one within so many seconds, or raises `OSError` or `SaslError`."""
+        """``fetch``: called with a number of seconds to get a new one; raises `OSError` or `SaslError`."""
         self._fetch = fetch
         self._lock = threading.Lock()
         self._token = Token("", 0.0, 0.0)
 
     def __call__(self, deadline: float) -> str:
-        """A token. Raises `OSError`: there is none now; `SaslError`: the client is refused."""
+        """A token. Raises `OSError` if none is available now, `SaslError` if the client is refused."""
         with self._lock:
             kept, now = self._token, time.monotonic()
             if now < kept.ask_at:
@@ -93,7 +93,7 @@ class KeptToken:
 def answer_of(callback: Callable[[Any], Sequence[Any]], config: str | None) -> Sequence[Any]:
     """An answer of confluent-kafka's ``oauth_cb``: (token, end in Unix seconds, …).
 
-    Raises `OSError`: it gives none, or one that has ended.
+    Raises `OSError`: it returns no token, or an expired one.
     """
     try:
         answer = tuple(callback(config))
@@ -121,14 +121,14 @@ class ClientCredentials:
     """Asks an identity provider for a token."""
 
     def __init__(self, url: str, client: str, secret: str, scope: str, ca: str | None) -> None:
-        """``ca``: file of the authorities that may certify the provider. Raises `OSError`."""
+        """``ca``: file with the authorities for the provider's certificate. Raises `OSError`."""
         self._url = url
         self._basic = base64.b64encode(f"{client}:{secret}".encode()).decode()
         self._form = {"grant_type": "client_credentials"} | ({"scope": scope} if scope else {})
         self._tls = ssl.create_default_context(cafile=ca)
 
     def __call__(self, seconds: float) -> Token:
-        """A new token. Raises `OSError`, or `SaslError`: the provider refuses the client."""
+        """A new token. Raises `OSError`, or `SaslError` if the provider refuses the client."""
         asked = time.monotonic()
         form = urllib.parse.urlencode(self._form).encode()
         headers = {"Authorization": f"Basic {self._basic}", "Accept": "application/json"}
@@ -154,14 +154,14 @@ class ClientCredentials:
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """Refuses redirects: the client's secret goes only to the address that was given."""
+    """Refuses redirects, so that the client's secret goes only to the given address."""
 
     def redirect_request(self, *_: object) -> None:
         return None
 
 
 def _checked(token: bytes, source: str) -> str:
-    """The token, if its characters can't end the field that it is sent in (RFC 6750)."""
+    """The token, if it has only legal characters, so that it can't end the field that contains it (RFC 6750)."""
     if not token or not all(0x21 <= byte <= 0x7E for byte in token):
         raise OSError(f"{source} holds no token")
     return token.decode("ascii")

@@ -1,7 +1,8 @@
-"""Questions to a cluster before anything is made there, and the probe: each need tried on topics of its own.
+"""Questions to a cluster before anything is created there, and the probe, which tries each need on topics of its
+own.
 
-`before_leading` asks what decides whether a controller can be leader at all. `Probe` tries everything that
-docs/inside/decisions/0039-what-a-broker-must-give.md lists, and deletes its topics again.
+`before_leading` finds out whether a controller can be leader at all. `Probe` tries everything that
+docs/inside/decisions/0039-what-a-broker-must-give.md lists, and deletes its topics at the end.
 """
 
 from __future__ import annotations
@@ -66,21 +67,21 @@ from anabranch.topics.names import (
 
 log = logging.getLogger("anabranch.controller")
 
-# Waiting does not change these answers of brokers.
+# Answers of brokers that do not change with time.
 NEVER_PASSES = frozenset((UNSUPPORTED_VERSION, int(ErrorCode.invalid_transaction_timeout)))
-LOOK_S = 5.0  # each broker, before a controller joins its group, and now and then after that
-_ANSWER_S = 10.0  # each question of the probe
+LOOK_S = 5.0  # for each broker, before a controller joins its group and periodically after that
+_ANSWER_S = 10.0  # for each question of the probe
 _SOON_S = 5.0  # brokers show a change, or write a marker, within this time
 _SHORT_S = (
-    5.0  # the limit of the probe's own native transactions; the one asked for is tried by itself
+    5.0  # the limit of the probe's own native transactions; the requested one is tried separately
 )
 _PAUSE_S = 0.05
-_GONE_S = 10.0  # brokers show deleted topics no more within this time
-_EARLIER_S = 3600.0  # no probe takes so long
+_GONE_S = 10.0  # brokers stop showing deleted topics within this time
+_EARLIER_S = 3600.0  # longer than any probe takes
 _ROOM_BYTES = 1 << 10  # for a batch's header and a record's lengths
 _MEMBER_ID_REQUIRED = int(ErrorCode.member_id_required)
 _INVALID_SESSION_TIMEOUT = int(ErrorCode.invalid_session_timeout)
-# The group's coordinator is loading, is not chosen yet, or is another broker by now.
+# The group's coordinator is loading, is not elected yet, or has moved.
 _COORDINATOR_SOON = frozenset(
     int(code)
     for code in (
@@ -101,12 +102,12 @@ WORKS, LOSS, FAILS = "works", "works with a loss", "does not work"
 
 
 def before_leading(cluster: Cluster, prefix: str, native_timeout: float) -> tuple[str, ...]:
-    """The calls that brokers don't offer and that can be missed, once all others are found.
+    """The optional calls that brokers don't offer, after all required ones are found.
 
-    Brokers that don't answer are named in the log and passed over, as long as one does.
+    Brokers that don't answer are named in the log and skipped, as long as one does.
 
     Raises:
-        LogRefused: no controller can be leader there, and waiting does not change that; says what to do.
+        LogRefused: no controller can be leader there, and waiting does not change that. The text says what to do.
         LogUnavailable: no broker answers.
     """
     brokers = look_at(cluster, LOOK_S, disks=False)
@@ -118,7 +119,7 @@ def before_leading(cluster: Cluster, prefix: str, native_timeout: float) -> tupl
             raise LogRefused(
                 f"{what}. Use one that offers them: {BROKERS_PAGE}", UNSUPPORTED_VERSION
             )
-    # A leader finds out: other work need not wait for this coordinator.
+    # The leader will find out: don't wait for this coordinator here.
     with suppress(LogUnavailable, LogUncertain, ConnectionBroken):
         check_native_timeout(cluster, f"{of_transactions(prefix)}start", native_timeout)
     for broker in brokers:
@@ -130,18 +131,18 @@ def before_leading(cluster: Cluster, prefix: str, native_timeout: float) -> tupl
 
 
 def check_native_timeout(cluster: Cluster, transactional_id: str, native_timeout: float) -> None:
-    """`LogRefused` if the coordinator does not take this limit of a native transaction."""
+    """`LogRefused` if the coordinator does not accept this limit of a native transaction."""
     try:
         Coordinator(cluster, transactional_id, native_timeout).close()
     except LogFenced:
-        return  # another process has asked the same in between, and was not refused
+        return  # another process has asked the same meanwhile, and was not refused
 
 
 # -- the probe -----------------------------------------------------------------------------------------
 
 
 class Tried(NamedTuple):
-    """A need, and what came of it. ``state``: `WORKS`, `LOSS` or `FAILS`. ``to_do``: empty if it works."""
+    """A need with its result. ``state``: `WORKS`, `LOSS` or `FAILS`. ``to_do``: empty if it works."""
 
     need: str
     state: str
@@ -150,9 +151,9 @@ class Tried(NamedTuple):
 
 
 class _Step(NamedTuple):
-    """An attempt at a need. ``lost``: what does not work without it; empty: nothing works.
+    """An attempt at a need. ``lost``: what does not work without it; empty if nothing works.
 
-    ``after``: needs without which it can't be tried; likewise ``calls``.
+    ``after``, ``calls``: needs and calls without which it can't be tried.
     """
 
     need: str
@@ -163,7 +164,7 @@ class _Step(NamedTuple):
 
 
 class _Lost(Exception):
-    """A need that is not met, and what is lost; the rest works."""
+    """An optional need that is not met, with what is lost."""
 
     def __init__(self, told: str, to_do: str = "") -> None:
         super().__init__(told)
@@ -171,7 +172,7 @@ class _Lost(Exception):
 
 
 class _Failed(Exception):
-    """A need that is not met, and without which nothing works."""
+    """A required need that is not met."""
 
     def __init__(self, told: str, to_do: str = "") -> None:
         super().__init__(told)
@@ -181,7 +182,7 @@ class _Failed(Exception):
 class Probe:
     """Tries each need of a cluster. Its topics begin with `mark`; `run` deletes them at its end, or names them.
 
-    All that is given by name: as controllers are to have it.
+    The keyword arguments are the options that controllers will have.
     """
 
     def __init__(
@@ -199,7 +200,7 @@ class Probe:
         self._cluster = Cluster(settings)
         self._log = KafkaLog(settings)
         self._prefix = prefix
-        # With the time in it, so that later probes know whether its topics were left.
+        # The time in it lets later probes know whether its topics were left over.
         self.mark = f"{prefix}-probe-{int(time.time()):08x}-{secrets.token_hex(4)}"
         self._id = f"{of_transactions(prefix)}{self.mark}"
         self._stream, self._table = f"{self.mark}/events", f"{self.mark}/rows{STATE}"
@@ -215,7 +216,7 @@ class Probe:
         self._cluster.close()
 
     def run(self) -> Iterator[Tried]:
-        """Try all needs. If calls are missing without which nothing works, nothing else is tried."""
+        """Try all needs. If required calls are missing, nothing else is tried."""
         try:
             brokers = look_at(self._cluster, _ANSWER_S, disks=False)
         except (LogError, AnabranchError) as error:
@@ -283,7 +284,7 @@ class Probe:
         return "make nothing"
 
     def _own_topics(self) -> str:
-        """The control topics of the prefix: those that exist as they are, and dry runs of the others."""
+        """Check the control topics of the prefix: existing ones as they are, and the others by dry runs."""
         try:
             missing, taken = check_control_topics(
                 self._log,
@@ -351,12 +352,12 @@ class Probe:
         return f"{factor}, {MIN_ISR}={in_sync}"
 
     def _delete(self) -> Tried:
-        """Delete this probe's topics until no broker shows one, and those that earlier probes have left."""
+        """Delete this probe's topics until no broker shows one, and topics that earlier probes have left."""
         mine, deleted = self._names(), set[str]()
         left = set(mine)
         until = time.monotonic() + _GONE_S
         try:
-            due = left  # a broker may not show all that was made so far
+            due = left  # a broker may not show all created topics yet
             while due:
                 if time.monotonic() > until:
                     raise LogUnavailable(f"brokers show them for {_GONE_S:.0f} s after that")
@@ -376,7 +377,7 @@ class Probe:
         return Tried(needs.DELETE.name, WORKS, found)
 
     def _names(self) -> list[str]:
-        """The topics that it makes, but for those of dry runs that brokers take for real ones."""
+        """The topics that it creates, without those of dry runs that brokers carry out."""
         lanes = ("open", ADMIN_LANE, "probe")
         names = [control_topic(self.mark), status_topic(self.mark)]
         names += [
@@ -385,7 +386,7 @@ class Probe:
         return [*names, *topics_of(self._stream), *topics_of(self._table)]
 
     def _left(self) -> set[str]:
-        """Topics of this probe, and of those of an hour ago or more, that any broker shows."""
+        """Topics of this probe, and of probes an hour ago or earlier, that any broker shows."""
         return set(
             filter(self._is_left, admin.topics_shown(self._cluster, self._cluster.deadline()))
         )
@@ -399,7 +400,7 @@ class Probe:
     # -- records --------------------------------------------------------------------------------------
 
     def _append(self, place: TopicPartition, batch: Packed) -> None:
-        """Append outside of native transactions, acknowledged by all replicas in sync."""
+        """Append outside of native transactions, and wait for all replicas in sync."""
         deadline = self._cluster.deadline()
         producer = JournalProducer(self._cluster, deadline)
         with closing(producer):
@@ -431,7 +432,7 @@ class Probe:
         raise _Lost(told, f"let writers have compression_type={first}")
 
     def _ends(self) -> str:
-        place = TopicPartition(journal_topic(self._table), 0)  # nothing else is written to it
+        place = TopicPartition(journal_topic(self._table), 0)  # only this check writes to it
         acknowledged = 0
         for count in (3, 5):
             self._append(place, _batch("none", count))
@@ -452,7 +453,7 @@ class Probe:
         return f"native transactions may take {self._native_timeout:g} s"
 
     def _transactions(self) -> str:
-        # As a round: in several topics at once, of which one is compacted.
+        # Like a round: in several topics at once, one of them compacted.
         places = [TopicPartition(stream_topic(each), 0) for each in (self._stream, self._table)]
         producer = self._log.producer(self._id, timeout=_SHORT_S)
         with closing(producer):
@@ -468,7 +469,7 @@ class Probe:
         return f"abort and commit; {'KIP-890' if producer.is_v2 else 'the older protocol'}"
 
     def _check_committed(self, place: TopicPartition, begin: int, kept: int) -> None:
-        """`_Failed` unless readers see two records from ``kept`` on, and nothing else from ``begin`` on."""
+        """`_Failed` unless readers see exactly two records from ``begin`` on, those at ``kept``."""
         _until(
             lambda: self._end(place, committed=True) == self._end(place),
             "the marker of a native transaction is not written",
@@ -531,7 +532,7 @@ class Probe:
             raise _Failed(f"no member is let in: {ErrorCode(code).name.upper()} ({code})")
         return f"sessions of {self._session_timeout:g} s"
 
-    # -- what can be missed -----------------------------------------------------------------------------
+    # -- optional needs ---------------------------------------------------------------------------------
 
     def _grow(self) -> str:
         name = journal_topic(self._stream)
@@ -570,7 +571,7 @@ class Probe:
 
 
 def _calls(brokers: list[Broker], lacks: set[str]) -> Iterator[Tried]:
-    """Brokers that do not answer, and calls that some do not offer."""
+    """Check for brokers that do not answer, and for calls that some do not offer."""
     silent = [f"{one.address}: {one.trouble}" for one in brokers if one.trouble]
     if len(silent) == len(brokers):
         yield Tried("brokers", FAILS, "; ".join(silent), "start them, or look at their logs")
@@ -603,7 +604,7 @@ def _try(step: _Step) -> Tried:
 
 
 def _until(shown: Callable[[], bool], wrong: str) -> None:
-    """Wait until brokers show something; `_Failed` with this text if they don't soon."""
+    """Wait until ``shown`` is true; `_Failed` with the text ``wrong`` if that takes too long."""
     until = time.monotonic() + _SOON_S
     while not shown():
         if time.monotonic() > until:

@@ -1,7 +1,7 @@
-"""SASL: a client's messages that prove its identity, and its judgement of the answers. Bytes only, no socket.
+"""SASL: a client's messages that prove its identity, and the checks of the answers. Bytes only, no socket.
 
-An exchange is a generator: it yields messages to the broker, takes the broker's answers, and returns once the
-broker has given the proof that the mechanism asks of it.
+An exchange is a generator: it yields messages to the broker, receives the broker's answers, and returns when the
+broker has given the proof that the mechanism requires.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Protocol
 Exchange = Generator[bytes, bytes, None]
 
 SCRAM = ("SCRAM-SHA-256", "SCRAM-SHA-512")
-# RFC 7677 asks for 4,096 at least. A false broker may cost the most: half a second of work here.
+# RFC 7677 requires at least 4,096. The upper bound limits what a false broker can cost: half a second.
 _ITERATIONS = range(4_096, 1_000_001)
 _SERVER_FIRST = re.compile(
     r"r=(?P<nonce>[!-+\--~]+),s=(?P<salt>[^,]+),i=(?P<count>[1-9][0-9]{0,8})(,.*)?"
@@ -28,11 +28,11 @@ _NO_BINDING = b"n,,"
 
 
 class SaslError(Exception):
-    """The other side refuses, or does not prove that it knows the password. Holds no secret."""
+    """The other side refuses, or does not prove that it knows the password. Its text has no secret."""
 
 
 class Mechanism(Protocol):
-    """A way to prove one's identity."""
+    """A SASL mechanism: a way to prove an identity."""
 
     @property
     def name(self) -> str:
@@ -44,10 +44,10 @@ class Mechanism(Protocol):
 
     @property
     def secret(self) -> str:
-        """A text that no message may show, not even the broker's; empty: the broker can know none."""
+        """A text that no message may show, not even the broker's; empty if the broker never gets it."""
 
     def exchange(self, deadline: float) -> Exchange:
-        """One authentication. ``deadline``: of `time.monotonic`. `SaslError`; `OSError`: there is no token."""
+        """One authentication. ``deadline``: by `time.monotonic`. `SaslError`; `OSError` without a token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,13 +59,13 @@ class Plain:
     name: str = "PLAIN"
 
     def exchange(self, deadline: float) -> Exchange:
-        """One message; the broker's word is taken."""
+        """Send one message. The broker proves nothing."""
         yield f"\0{self.principal}\0{self.secret}".encode()
 
 
 @dataclass(frozen=True, slots=True)
 class Scram:
-    """RFC 5802, 7677: neither side shows the password. Passwords are UTF-8, without SASLprep, as Kafka's are."""
+    """RFC 5802, 7677: neither side sends the password. Passwords are UTF-8 without SASLprep, as in Kafka."""
 
     name: str
     principal: str
@@ -73,7 +73,7 @@ class Scram:
     make_nonce: Callable[[], str] = field(default=lambda: secrets.token_urlsafe(24), repr=False)
 
     def exchange(self, deadline: float) -> Exchange:
-        """Two messages. `SaslError` unless the broker knows the password too."""
+        """Send two messages. `SaslError` unless the broker also knows the password."""
         algorithm = self.name.removeprefix("SCRAM-").replace("-", "").lower()
 
         def mac(key: bytes, text: bytes) -> bytes:
@@ -125,7 +125,7 @@ class OAuthBearer:
     secret: str = ""
 
     def exchange(self, deadline: float) -> Exchange:
-        """One message, and a second one for the reason of a refusal. Raises the errors of ``token``."""
+        """Send one message, and a second one to get the reason of a refusal. Raises the errors of ``token``."""
         pairs = {"auth": f"Bearer {self.token(deadline)}", **self.extensions}
         text = "".join(f"{key}={value}\x01" for key, value in pairs.items())
         problem = yield _NO_BINDING + b"\x01" + text.encode() + b"\x01"

@@ -1,9 +1,9 @@
-"""Batches sent outside of native transactions by a caller that waits for no broker.
+"""Sends batches outside of native transactions without waiting for a broker.
 
-The answers to earlier requests are read once they have come. A broker that is away or frozen costs the batches for
-it alone: they are kept for a while, then dropped. A batch in doubt is sent again, so it may come twice.
-The leader's word is enough (acks=1): a batch lost with it is lost like any other, few replicas stop nothing, and a
-request does not wait for the slowest of them.
+Answers to earlier requests are read when they have arrived. A broker that is away or frozen only affects the
+batches for it: they are kept for a while, then dropped. A batch in doubt is sent again, so it may arrive twice.
+Acknowledgement by the leader is enough (acks=1): a batch lost with the leader is lost like a dropped one, too few
+replicas stop nothing, and a request does not wait for the slowest replica.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from anabranch.ports import (
 log = logging.getLogger("anabranch.kafka")
 
 ACKS_LEADER = 1
-KEPT_S, KEPT_BYTES = 5.0, 8 << 20  # batches that can't be sent: how long, how many bytes
-# Under way to one broker; about so many bytes the system's buffers take for one that is frozen.
+KEPT_S, KEPT_BYTES = 5.0, 8 << 20  # limits for batches that can't be sent: seconds, bytes
+# Limit of bytes under way to one broker: about what system buffers take for a frozen one.
 MAX_IN_FLIGHT, IN_FLIGHT_BYTES = 5, 256 << 10
-ANSWER_S = 2.0  # a broker silent for so long is frozen
-CALL_S = 0.5  # of the caller's time, for a connection or for metadata
+ANSWER_S = 2.0  # a broker that is silent for this long counts as frozen
+CALL_S = 0.5  # the caller's time for a connection or for metadata
 ASK_AGAIN_S = 0.25
-_ANY = -1  # the brokers that are asked for metadata
+_ANY = -1  # key for any broker, when metadata are requested
 _NEVER: tuple[float, LogError | None] = 0.0, None
 
 
@@ -46,8 +46,8 @@ class Sender:
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._links: dict[int, Link] = {}
-        self._kept: list[Piece] = []  # not on their way
-        # By partition without a leader that answers: when to ask again, and why there is none.
+        self._kept: list[Piece] = []  # batches that are not under way
+        # Partition without a leader that answers -> when to ask again, and the reason.
         self._asked: dict[TopicPartition, tuple[float, LogError | None]] = {}
         self._away = SilentBrokers()
         self._topic_ids: dict[str, bytes] = {}
@@ -57,7 +57,7 @@ class Sender:
             return False
         now = time.monotonic()
         for link in self._links.values():
-            self._hear(link, now, failed)
+            self._read_answers(link, now, failed)
         waiting = [
             *self._kept,
             *(Piece(place, (batch,), since=now) for place, batch in batches),
@@ -80,7 +80,7 @@ class Sender:
     # -- out --------------------------------------------------------------------------------------------
 
     def _find_leaders(self, places: Iterable[TopicPartition], now: float) -> None:
-        """Ask for leaders that are not known, or do not answer: now and then."""
+        """Ask now and then for leaders that are not known, or do not answer."""
         lost = [
             place
             for place in places
@@ -100,12 +100,12 @@ class Sender:
         self._asked.update({place: (again, failed.get(place)) for place in lost})
 
     def _leader(self, place: TopicPartition, now: float) -> int | None:
-        """The broker to send to, if it is known and not left alone."""
+        """The broker to send to, if it is known and not silent."""
         leader = self._cluster.leader(place)
         return None if leader is None or self._away.has(leader.node, now) else leader.node
 
     def _place(self, piece: Piece, now: float, failed: Failed) -> None:
-        """Into the next request to its leader, or kept, or given up."""
+        """Put a batch into the next request to its leader, or keep it, or drop it."""
         place = piece.partition
         node = self._leader(place, now)
         why = self._asked.get(place, _NEVER)[1] if node is None else None
@@ -132,7 +132,7 @@ class Sender:
                 link.gathering.add(piece)
 
     def _is_replaced(self, topic: str) -> bool:
-        """Whether the topic is another one than before. The caller is told once, and decides."""
+        """Whether the topic was replaced. This is reported to the caller once, which decides."""
         now = self._cluster.topic_ids[topic]
         if self._topic_ids.setdefault(topic, now) == now:
             return False
@@ -152,15 +152,15 @@ class Sender:
             link.in_flight.append(wave)
 
     def _drop_most(self) -> None:
-        """Drop the oldest of what is kept, if that is too much."""
+        """Drop the oldest kept batches above the limit."""
         size = sum(piece.size for piece in self._kept)
         while size > KEPT_BYTES:
             size -= self._kept.pop(0).size
 
     # -- in ---------------------------------------------------------------------------------------------
 
-    def _hear(self, link: Link, now: float, failed: Failed) -> None:
-        """Read the answers that have come."""
+    def _read_answers(self, link: Link, now: float, failed: Failed) -> None:
+        """Read the answers that have arrived."""
         while link.in_flight:
             if not link.may_send():
                 if now - link.in_flight[0].sent > ANSWER_S:
@@ -187,7 +187,7 @@ class Sender:
                     failed[place] = error_for(meant, code, what, message, (place.topic,))
 
     def _lose(self, link: Link, why: object, *lost: Wave) -> None:
-        """A broker fails: keep what it may not have, and ask for the leaders of its partitions."""
+        """Handle a broker's failure: keep the batches that it may not have, and ask for their leaders."""
         log.warning("what was sent without waiting is in doubt: %s", why)
         link.close()
         for wave in (*link.in_flight, *lost):

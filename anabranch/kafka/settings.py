@@ -1,4 +1,4 @@
-"""Settings of the raw connection, TLS too, named as librdkafka names them. Others are refused."""
+"""Settings of raw connections, including TLS, by librdkafka's names. Others are refused."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from anabranch.kafka.sasl import SCRAM, Mechanism, OAuthBearer, Plain, Scram
 log = logging.getLogger("anabranch.kafka")
 
 _CA, _CERTIFICATE, _KEY = "ssl.ca.location", "ssl.certificate.location", "ssl.key.location"
-# Ours: librdkafka knows no such file, and gets the token by a callback (`librdkafka.options`).
+# An option of anabranch: librdkafka gets the token by a callback instead (`librdkafka.options`).
 TOKEN_FILE = "anabranch.oauthbearer.token.file"
 CALLBACK = "oauth_cb"  # confluent-kafka's own
 
@@ -28,8 +28,8 @@ def option_names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-# librdkafka's options that only tune its own clients: accepted and ignored. Others that are not in `_KNOWN` are
-# refused by name.
+# librdkafka's options that only tune its own clients: accepted and ignored. All others that are not in `_KNOWN`
+# are refused by name.
 CLIENT_ONLY = option_names(
     """
     acks batch.num.messages batch.size broker.address.ttl compression.codec compression.level compression.type
@@ -49,9 +49,9 @@ CLIENT_ONLY = option_names(
 
 
 class Tls:
-    """TLS contexts, from files that are read again when they change; safe for threads.
+    """TLS contexts, from files that are read again when they change. Thread-safe.
 
-    Open connections keep the files that they were opened with.
+    Open connections keep the contents that they were opened with.
     """
 
     def __init__(self, options: Mapping[str, str], *, check_names: bool) -> None:
@@ -63,10 +63,10 @@ class Tls:
         self._context = self._load()
 
     def context(self) -> ssl.SSLContext:
-        """The context for the next connection; unchanged while changed files can't be read (yet)."""
+        """The context for the next connection; the former one while changed files can't be read (yet)."""
         with self._lock:
             try:
-                # Looked at before they are loaded: a change in between is seen next time.
+                # Checked before loading, so that a change in between is seen next time.
                 seen = self._look()
                 if seen != self._seen:
                     self._context = self._load()
@@ -94,11 +94,11 @@ class Tls:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The way to the brokers. Times in seconds. ``rack``: the reader's, for brokers that select replicas by it.
+    """Settings of connections to brokers. Times in seconds. ``rack``: the reader's, for brokers that select
+    replicas by it.
 
-    ``request_timeout``: how long one answer may take. ``retry_backoff``: the wait before a retry that needs new
-    metadata. ``max_request_bytes``: of batches in one Produce request, about; a bigger single
-    batch goes alone.
+    ``request_timeout``: limit of one answer. ``retry_backoff``: the wait before a retry that needs new metadata.
+    ``max_request_bytes``: limit of the batches in one Produce request, about; a bigger batch is sent alone.
     """
 
     bootstrap: tuple[tuple[str, int], ...]
@@ -266,7 +266,7 @@ def _needed(options: Mapping[str, str], what: str, *names: str) -> list[str]:
     if missing := [name for name in names if not options.get(name)]:
         raise UnsupportedSetting(f"{what} needs {' and '.join(missing)}")
     for name in names:
-        # Bytes of an argument that are no UTF-8 come as half characters; a null ends a field of PLAIN.
+        # Non-UTF-8 bytes of an argument become lone surrogates; a null would end a field of PLAIN.
         if not options[name].isprintable():
             raise UnsupportedSetting(f"{name} is not plain text")
     return [options[name] for name in names]
@@ -281,10 +281,10 @@ def _extensions(text: str) -> dict[str, str]:
 
 
 def addresses(bootstrap: str) -> tuple[tuple[str, int], ...]:
-    """The brokers' hosts and ports. `UnsupportedSetting` names a part that is none."""
+    """The brokers' hosts and ports. `UnsupportedSetting` names a malformed part."""
     found = []
     for part in bootstrap.split(","):
-        # librdkafka allows a protocol in front.
+        # librdkafka allows a protocol before the host.
         text = part.strip().rpartition("://")[2]
         host, _, port = text.rpartition(":")
         if not text:

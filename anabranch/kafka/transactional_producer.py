@@ -1,8 +1,7 @@
 """One transactional id's producer over raw batches: native transactions of KIP-98 and KIP-890.
 
-With ``transaction.version`` 2, Produce adds partitions by itself and EndTxn gives a new
-epoch, so that nothing sent late can hit a later transaction. Else AddPartitionsToTxn comes first and the
-epoch stays.
+With ``transaction.version`` 2, Produce adds partitions by itself, and EndTxn returns a new epoch, so that nothing
+that arrives late can belong to a later transaction. Without it AddPartitionsToTxn comes first, and the epoch stays.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ from anabranch.ports import (
 
 log = logging.getLogger("anabranch.kafka")
 
-# More requests under way on one connection don't help: the broker takes them one at a time.
+# More requests under way on one connection don't help: the broker processes one at a time.
 MAX_IN_FLIGHT = 5
 # How long to wait for a leader that can't append yet; the whole round waits with it.
 NOT_YET_S = 3.0
@@ -53,9 +52,9 @@ LEADER_S = 1.0  # how long to wait for leaders; the whole round waits with it
 
 
 class _Tries(NamedTuple):
-    """``leaders_by``: until when leaders are waited for, monotonic seconds; from then on each is asked for once.
+    """Tries to find leaders. ``down``: brokers that were not reached.
 
-    ``down``: brokers that were not reached.
+    ``leaders_by``: the end of waiting for leaders, monotonic seconds; after it each is asked for once.
     """
 
     leaders_by: float
@@ -63,9 +62,9 @@ class _Tries(NamedTuple):
 
 
 class Waves:
-    """The batches of one transactional id on their way to leaders: links to brokers, by node, and sequences.
+    """The batches of one transactional id that are under way: links to brokers by node, and sequences.
 
-    ``begun``: the native transaction has begun, at the coordinator or by a batch that may be stored.
+    ``begun``: whether the native transaction has begun, at the coordinator or by a batch that may be stored.
     """
 
     def __init__(self, cluster: Cluster, transactional_id: str, coordinator: Coordinator) -> None:
@@ -79,15 +78,15 @@ class Waves:
 
     @property
     def topics(self) -> set[str]:
-        """The topics that batches went to in this epoch."""
+        """The topics of this epoch's batches."""
         return {partition.topic for partition in self._sequences}
 
     def rewind(self) -> None:
-        """Go on after the last stored batches."""
+        """Set the sequences to those after the last stored batches."""
         self._sequences = dict(self._acked)
 
     def restart(self) -> None:
-        """A new epoch starts with sequence 0 on each partition."""
+        """Restart sequences at 0 on each partition, for a new epoch."""
         self._sequences.clear()
         self._acked.clear()
 
@@ -98,7 +97,7 @@ class Waves:
         self.links.clear()
 
     def piece(self, index: int, partition: TopicPartition, batch: Buffer) -> Piece:
-        """Give a batch the producer's id and the partition's next sequence. `LogRefused`: it is no batch."""
+        """Put the producer's id and the partition's next sequence into a batch. `LogRefused`: it is malformed."""
         sequence = self._sequences.get(partition, 0)
         try:
             parts = patch_parts(
@@ -111,14 +110,14 @@ class Waves:
         return Piece(partition, parts, following, index)
 
     def reach(self, partitions: Iterable[TopicPartition]) -> dict[int, list[TopicPartition]]:
-        """Connect to the leaders of all these before anything is sent: an unreachable one costs nothing.
+        """Connect to the leaders of all these before anything is sent, so that an unreachable one loses nothing.
 
-        Each broker is tried once. Returns node -> partitions that were not looked at since it leads them.
+        Each broker is tried once. Returns node -> partitions that were not checked since it became their leader.
         """
         failed: dict[str, LogError] = {}
         tries = _Tries(self._cluster.deadline(LEADER_S), {})
         unseen: dict[int, list[TopicPartition]] = {}
-        links: dict[int, Link] = {}  # known to be open
+        links: dict[int, Link] = {}  # links that are known to be open
         for partition in partitions:
             if partition.topic not in failed:
                 leader = self._cluster.leader(partition)
@@ -144,7 +143,7 @@ class Waves:
         reached: bool = False,
         tries: _Tries | None = None,
     ) -> Link:
-        """The way to the leader. ``reached``: it was found to be open just now."""
+        """The link to the leader. ``reached``: it was found to be open just now."""
         tries = tries or _Tries(self._cluster.deadline(LEADER_S), {})
         leader = self._cluster.leader(partition)
         if leader is None and time.monotonic() >= tries.leaders_by:
@@ -170,7 +169,10 @@ class Waves:
         return link
 
     def unreachable(self, message: str, topic: str) -> LogError:
-        """The error for an append that sent nothing there; earlier appends of the transaction would lack it."""
+        """The error for an append that sent nothing there.
+
+        The error is uncertain if the transaction has earlier appends.
+        """
         if self.begun:
             return LogUncertain(f"{self._id}: {message}", (topic,))
         return LogUnavailable(f"{self._id}: {message}", (topic,))
@@ -189,7 +191,7 @@ class Waves:
         return LogUncertain(f"{self._id}: append: {error}", topics)
 
     def read(self, link: Link, wave: Wave) -> Answers:
-        """The answer to a wave that was sent. `LogUncertain` if it does not come."""
+        """The answer to a sent wave. `LogUncertain` if it does not come."""
         deadline = min(self._cluster.deadline(), self._cluster.deadline(ANSWER_S))
         try:
             return link.read(self._cluster, wave, deadline, self._coordinator.moved)
@@ -197,7 +199,7 @@ class Waves:
             raise self._lost(link, wave, error) from error
 
     def finish_oldest(self, link: Link, offsets: list[int]) -> None:
-        """Read the oldest answer under way; any error in it ends the append."""
+        """Read the oldest answer under way. Any error in it ends the append."""
         wave = link.in_flight.popleft()
         answers = self.read(link, wave)
         if failed := self.take_answers(wave, answers, offsets):
@@ -218,7 +220,7 @@ class Waves:
         return failed
 
     def drain(self) -> bool:
-        """Read the answers still under way, to know the stored batches; False if some can't be read."""
+        """Read the answers still under way, to learn the stored batches; False if some can't be read."""
         whole = True
         for link in self.links.values():
             link.take()
@@ -238,7 +240,7 @@ class KafkaProducer:
     """`anabranch.ports.Producer` on brokers. Made by `KafkaLog.producer`; one thread at a time."""
 
     def __init__(self, cluster: Cluster, transactional_id: str, timeout: float) -> None:
-        """Initialise the transactional id (``timeout`` in seconds, of one native transaction).
+        """Initialise the transactional id. ``timeout``: limit of one native transaction, in seconds.
 
         Raises:
             LogBusy: the markers of its last native transaction can't be written.
@@ -247,11 +249,13 @@ class KafkaProducer:
         """
         self._cluster = cluster
         self._id = transactional_id
-        # The native transaction's partitions: added at the coordinator (V1), and appended to.
+        # Partitions of the native transaction: added at the coordinator (V1), and appended to.
         self._added: set[TopicPartition] = set()
         self._appended: set[TopicPartition] = set()
         self._used = False
-        self._unmarked: dict[TopicPartition, Open] = {}  # to be ended when no transaction is open
+        self._unmarked: dict[
+            TopicPartition, Open
+        ] = {}  # open ones without a marker, to be ended when no transaction is open
         self._ended: LogError | None = None
         self._refusal: LogRefused | None = None
         self._coordinator = Coordinator(cluster, transactional_id, timeout)
@@ -259,17 +263,17 @@ class KafkaProducer:
 
     @property
     def producer_id(self) -> int:
-        """The id that its batches carry now."""
+        """The producer id of its present batches."""
         return self._coordinator.producer_id
 
     @property
     def producer_epoch(self) -> int:
-        """The epoch that its batches carry now."""
+        """The producer epoch of its present batches."""
         return self._coordinator.producer_epoch
 
     @property
     def is_v2(self) -> bool:
-        """Whether the native transactions are those of KIP-890."""
+        """Whether native transactions follow KIP-890."""
         return self._coordinator.is_v2
 
     # -- the port -----------------------------------------------------------------------------------
@@ -277,8 +281,8 @@ class KafkaProducer:
     def append(self, batches: Sequence[tuple[TopicPartition, Buffer]]) -> list[int]:
         """`anabranch.ports.Producer.append`: one request for the n-th batches of a broker's partitions.
 
-        Memory: the requests under way, at most `MAX_IN_FLIGHT` times ``max_request_bytes`` per broker, besides
-        the given batches.
+        Memory: the given batches, and requests under way, at most `MAX_IN_FLIGHT` times ``max_request_bytes`` per
+        broker.
         """
         seen: dict[TopicPartition, int] = {}
         ranks = []
@@ -299,9 +303,9 @@ class KafkaProducer:
         return [offset for _, offset in sorted(zip(order, offsets, strict=True))]
 
     def append_stream(self, batches: Iterable[tuple[TopicPartition, Buffer]]) -> list[int]:
-        """Like `append`, for batches made while earlier ones are on their way.
+        """Like `append`, for batches that are made while earlier ones are under way.
 
-        A request goes out when a partition comes a second time, or at ``max_request_bytes``.
+        A request is sent when a partition comes a second time, or at ``max_request_bytes``.
         """
         return self._append(batches, False)
 
@@ -340,7 +344,7 @@ class KafkaProducer:
         self._end_lost()
 
     def check(self, partitions: Iterable[TopicPartition]) -> None:
-        """`anabranch.ports.Producer.check`; an id without a native transaction has nothing to ask."""
+        """`anabranch.ports.Producer.check`; without a native transaction there is nothing to ask."""
         if self._used or self._coordinator.last.known():
             self._look(partitions)
 
@@ -367,7 +371,7 @@ class KafkaProducer:
             )
 
     def _after_failure(self, error: BaseException) -> None:
-        """Send nothing again: either the transaction has to be aborted, or the producer is over.
+        """Prevent further sending: either the transaction has to be aborted, or the producer is unusable.
 
         Raises: LogUnavailable, for a `LogUncertain` that an abort makes harmless.
         """
@@ -376,13 +380,13 @@ class KafkaProducer:
             for link in self._waves.links.values():
                 link.take()  # none of these were sent
         elif isinstance(error, LogUncertain) and self.is_v2:
-            # The abort begins a new epoch: what is still on its way can't be stored behind it (KIP-890).
+            # The abort begins a new epoch: what is still under way can't be stored after it (KIP-890).
             self._waves.drain()
             self._refusal = LogRefused(str(error), 0, error.topics)
         elif isinstance(error, LogFenced | LogUncertain):
             self._ended = error
         elif not isinstance(error, Exception):
-            # An interrupt, perhaps in the middle of a request.
+            # Interrupted, perhaps in the middle of a request.
             self._ended = LogUncertain(f"{self._id}: an append was interrupted: {error!r}")
         elif not self._waves.drain() and not self.is_v2:
             # Without a new epoch an unknown sequence could make new data look like old.
@@ -390,7 +394,7 @@ class KafkaProducer:
         elif isinstance(error, LogRefused):
             self._refusal = error
         else:
-            # A leader is away, or the caller's generator failed: the transaction is not whole.
+            # A leader is away, or the caller's generator failed: the transaction is incomplete.
             self._refusal = LogRefused(f"an append was cut short: {error!r}", 0)
         self._waves.rewind()
         if isinstance(error, LogUncertain) and self._ended is None:
@@ -404,21 +408,21 @@ class KafkaProducer:
             return
         new = [partition for partition in wave.pieces if partition not in self._appended]
         if new:
-            # The leader may have to wait until it can tell that they are in the transaction, and be asked
+            # The leader may have to learn first that the partitions are in the transaction, and be asked
             # again; so nothing else may be under way.
             while link.in_flight:
                 self._waves.finish_oldest(link, offsets)
             epoch = self._cluster.epoch
             if unseen := [place for place in new if link.checked.get(place) != epoch(place)]:
                 self._find_lost(link, unseen)
-                if self._unmarked:  # ending it changes the epoch, these have the old one
+                if self._unmarked:  # ending one changes the epoch, and this wave has the old one
                     raise self._lacking()
             for partition in new:
                 self._cluster.ended.pop((self.producer_id, partition), None)
             if not self.is_v2:
                 self._add_partitions(new)
             first, self._waves.begun, self._used = not self._waves.begun, True, True
-            self._appended.update(new)  # from here on: an abort ends what may have arrived
+            self._appended.update(new)  # from here on an abort has to end what may have arrived
             try:
                 self._send_first(link, wave, offsets, first)
             except LogBusy:
@@ -431,7 +435,7 @@ class KafkaProducer:
         link.in_flight.append(wave)
 
     def _send_first(self, link: Link, wave: Wave, offsets: list[int], first: bool) -> None:
-        """Send a wave with new partitions; send those again that can't be added yet.
+        """Send a wave with new partitions, and send partitions again that can't be added yet.
 
         ``first``: nothing else was sent in this native transaction.
         """
@@ -472,7 +476,7 @@ class KafkaProducer:
             self._added.update(new)
 
     def _find_lost(self, link: Link, partitions: Sequence[TopicPartition]) -> None:
-        """Find this producer's open native transactions there, beside the one in hand."""
+        """Find this producer's open native transactions there, except the present one."""
         deadline = self._cluster.soon(self._cluster.deadline())
         try:
             found = open_on(link.open(), self.producer_id, partitions, deadline)
@@ -491,7 +495,7 @@ class KafkaProducer:
         return LogRefused(what, codes.CONCURRENT_TRANSACTIONS, topics)
 
     def _end_lost(self) -> None:
-        """End open transactions that lack markers, as decided: a native transaction without events does so."""
+        """End open transactions without markers, as they were decided, by a native transaction without events."""
         while self._unmarked:
             partition, lost = next(iter(self._unmarked.items()))
             if self._waves.begun:
@@ -502,14 +506,16 @@ class KafkaProducer:
             if commit is None and self.is_v2:
                 commit = self._coordinator.last.of(lost.epoch)
             if commit is None:
-                self._waves.link(partition).checked.pop(partition, None)  # look again
+                self._waves.link(partition).checked.pop(partition, None)  # check again
                 why = f"{what}, and how that ended is not known any more: see docs/runbook.md"
                 raise LogUnavailable(why, (partition.topic,))
             try:
                 self._add_partitions([partition])
             except LogBusy:
-                continue  # its markers are on their way
-            except LogUncertain as error:  # it may be in, and an abort would undo what was decided
+                continue  # its markers are being written
+            except (
+                LogUncertain
+            ) as error:  # the commit may have been accepted, and an abort would undo the decision
                 self._ended = error
                 self._end(commit=commit)
                 raise
@@ -526,7 +532,9 @@ class KafkaProducer:
             raise
         ended = self._cluster.ended
         ended.update(dict.fromkeys(places, commit))
-        if self.producer_id != producer_id:  # its epochs are used up: nothing asks for it again
+        if (
+            self.producer_id != producer_id
+        ):  # the former id's epochs are used up: it is never used again
             for place in [place for place in list(ended) if place[0] == producer_id]:
                 ended.pop(place, None)
         if self.is_v2:

@@ -171,7 +171,7 @@ class PlainReader:
             taken.append(Piece(stream, block.offsets[low], Shares(stream, [share]), tasks))
             size += int(share.ends()[-1])
             self._at[place] = self._touched[place] = block.offsets[high - 1] + 1
-            portion.go_on(high)
+            portion.advance(high)
         return taken
 
     def consumed(self, also: Iterable[int] = (), left: Sequence[Piece] = ()) -> Consumed:

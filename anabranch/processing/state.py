@@ -218,7 +218,7 @@ class StateReader:
                 sequence=sequence, offset=block.offsets[-1] + 1, written_ms=rows.timestamps[-1]
             )
             self._table.write([(task, changes)], {task: mark}, logged=logged)
-            portion.go_on(high)
+            portion.advance(high)
             count += high - low
         self._marks[task] = mark
         return count

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 
 from anabranch.core import limits
 from anabranch.core import rows as k
-from anabranch.core.decisions.cleanup import say_epochs_again
+from anabranch.core.decisions.cleanup import log_epochs_again
 from anabranch.core.decisions.commits.commit import next_due_ms
 from anabranch.core.decisions.decide import CHECK_MS, decide_due
 from anabranch.core.decisions.expiry import silent_lanes
@@ -426,7 +426,7 @@ class Controller:
         """
         if self._intake.is_full:
             turn.put(k.ROUND_KEY, turn.state.round)  # a round for the index alone
-        say_epochs_again(turn)
+        log_epochs_again(turn)
         open_at, control_at, lanes_at = self._intake.positions(self._state, commands)
         round_ = close_round(turn, open_at, control_at, lanes_at, expired_ms=horizon)
         if round_.empty:

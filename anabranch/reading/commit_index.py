@@ -1,4 +1,4 @@
-"""Which commit put an offset there: read from a stream's history as far as it is needed."""
+"""The commit of each offset, from a stream's history, which is read as far as needed."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ _NO_END = (1 << 63) - 1
 
 
 def warm() -> None:
-    """Load what is compiled."""
+    """Load the compiled code."""
     from anabranch.batches.kernels import history  # noqa: F401
 
 
 class Part(NamedTuple):
-    """A partition's commits, by some history records in a row.
+    """A partition's commits, from consecutive history records.
 
-    ``next_offset``: where to read on. ``reached``: the partition's end as of the last of them that names it, -1 if
-    none does. ``timestamp``: of the last of them, -1 if there is none.
+    ``next_offset``: where to continue reading. ``reached``: the partition's end in the last record that names it,
+    -1 if no record does. ``timestamp``: that of the last record, -1 without records.
     """
 
     spans: Spans
@@ -41,8 +41,8 @@ class Part(NamedTuple):
 
 
 def _walk(columns: Columns, partition: int) -> Part | None:
-    """A part of history records in columns; None if some are none, or of a rare form."""
-    from anabranch.batches.kernels import history as kernel  # only where spans are asked for
+    """A part of history records in columns; None if a record is foreign, or has a rare form."""
+    from anabranch.batches.kernels import history as kernel  # imported only where spans are needed
 
     values = columns.values
     most = len(values.data) // kernel.MIN_SPAN_BYTES + 1
@@ -52,12 +52,12 @@ def _walk(columns: Columns, partition: int) -> Part | None:
     if kernel.commits(values.data, values.ends, partition, spans, state) != 0:
         return None
     count, reached, timestamp = (int(number) for number in state)
-    rows = (row[:count].copy() for row in spans)  # the rest is most of it
+    rows = (row[:count].copy() for row in spans)  # a copy, as the arrays are mostly unused
     return Part(Spans(*rows), 0, reached, timestamp)
 
 
 def _part(records: list[HistoryRecord], partition: int, next_offset: int) -> Part:
-    """The same of records in hand."""
+    """The part of decoded records."""
     reached = -1
     for record in records:
         for position in ends_in(record):
@@ -76,10 +76,10 @@ def _joined(parts: list[Part], next_offset: int) -> Part:
 
 
 class CommitHistory:
-    """The commits of one partition from an offset on, read as they are needed. One thread at a time."""
+    """The commits of one partition from an offset on, read as far as needed. One thread at a time."""
 
     def __init__(self, source: CommittedLog, stream: str, partition: int, timeout: float) -> None:
-        """``timeout``: seconds that the history may take to show something new."""
+        """``timeout``: seconds to wait for something new in the history."""
         self._source = source
         self._search = HistorySearch(source, stream, timeout)
         self._place = TopicPartition(history_topic(stream), 0)
@@ -89,14 +89,13 @@ class CommitHistory:
         self._read_to = 0
         self._floor: int | None = None
         self.known_to = 0  # the commits of all offsets below are known
-        self.last_timestamp = -1  # of the history as far as it was read
+        self.last_timestamp = -1  # of the last history record that was read
         self.spans = NO_SPANS
 
     def begin(self, first: int, history: tuple[int, int | None] | None) -> None:
-        """Be able to tell the commits of the offsets from ``first`` on.
+        """Prepare for the commits of the offsets from ``first`` on.
 
-        ``history``: where they stand in the history (first offset, end or None), if that is known; else it is
-        searched. `NotReady`.
+        ``history``: their place in the history (first offset, end or None); None: it is searched. `NotReady`.
         """
         begin, end = history or (self._search.passing(self._partition, first), None)
         self._read_to, self._end = begin, _NO_END if end is None else end
@@ -105,10 +104,10 @@ class CommitHistory:
         self.last_timestamp = -1
 
     def cover(self, offset: int) -> None:
-        """Know the commits of all offsets below this one.
+        """Read the commits of all offsets below this one.
 
-        Raises: NotReady (the history does not show them yet), InvalidArgument (not in the part that was given),
-        MalformedRecord (no controller wrote what the history says).
+        Raises: NotReady (the history does not show them yet), InvalidArgument (not in the given part),
+        MalformedRecord (a foreign record in the history).
         """
         deadline = self._source.clock.monotonic() + self._timeout
         found: list[Spans] = []
@@ -134,7 +133,7 @@ class CommitHistory:
             self._check_once()
 
     def _next(self, deadline: float) -> Part | None:
-        """The commits of the next records; None: nothing new came."""
+        """The commits of the next records; None if nothing new came."""
         begin, end = self._read_to, self._end
         found = self._source.fetch(self._place, begin, deadline, _FETCH_BYTES)
         if found is None:
@@ -147,7 +146,7 @@ class CommitHistory:
         parts = [_walk(chunk, self._partition) for chunk in chunks if chunk is not None]
         if None not in parts:
             return _joined([p for p in parts if p is not None], found.next_offset)
-        # The codec says what is wrong; or it knows a form that the compiled code does not.
+        # The codec names the error, or knows a form that the compiled code does not.
         records = [
             history_record(self._place.topic, record)
             for batch in found.batches
@@ -167,23 +166,25 @@ class CommitHistory:
             )
 
     def foreign(self, columns: Columns, commits: Joined) -> NDArray[np.bool_] | None:
-        """Which records no controller put there; None: none, as far as the history reaches back.
+        """A mask of foreign records; None if there are no foreign ones, as far back as the history goes.
 
-        ``commits``: what `spans` tells of their offsets.
+        ``commits``: the commits of their offsets, from `spans`.
         """
         found = ~commits.of_txns(columns.txns.data)
         if commits.known is not None:
             found &= commits.known
-            found |= ~commits.known & (columns.offsets >= self.told_from())
+            found |= ~commits.known & (columns.offsets >= self.known_from())
         return found if found.any() else None
 
-    def told_from(self) -> int:
-        """Below the end that the first record tells, events were there before the stream, or the history is cut."""
+    def known_from(self) -> int:
+        """The partition's end in the first record: events below it are older than the stream, or than the
+        truncated history.
+        """
         if self._floor is None:
             oldest = self._search.not_beyond({})
             self._floor = oldest.vector().get(self._partition, 0) if oldest is not None else 0
         return self._floor
 
     def drop(self, offset: int) -> None:
-        """Nothing below this offset will be asked for."""
+        """Forget offsets below this one, which are not needed any more."""
         self.spans = self.spans.overlapping(offset, _NO_END)

@@ -1,4 +1,4 @@
-"""The log as readers see it: what is committed, questions that last until a deadline, errors of the client."""
+"""The log for readers: committed records, questions that are repeated until a deadline, and the client's errors."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ _TELL_EVERY_S = 60.0
 
 T = TypeVar("T")
 
-_ANSWER_S = 5.0  # the longest that one answer of a broker is waited for
-_SLICE_S = 0.5  # an answer without news comes after so long
-_BEHIND_S = 0.2  # before a broker that is behind, or has no leader, is asked again
-_MISSING_S = 1.0  # brokers may be behind: so long none of them need know a topic
-_LOOK_S = 0.5  # after so long they are asked again who knows it
-_UNKNOWN_S = 2.0  # so long a broker that can't be asked may know a topic that no other one knows
-_PAUSES_S = (0.02, 0.5)  # between tries of a question: the first and the longest
+_ANSWER_S = 5.0  # the longest wait for one answer of a broker
+_SLICE_S = 0.5  # a fetch without new records is answered after this time
+_BEHIND_S = 0.2  # pause before a broker that lags, or a partition without a leader, is asked again
+_MISSING_S = 1.0  # brokers may lag: a topic counts as missing only after this time
+_LOOK_S = 0.5  # pause before they are asked again for it
+_UNKNOWN_S = 2.0  # how long a broker that can't be asked delays the verdict that a topic is missing
+_PAUSES_S = (0.02, 0.5)  # pauses between tries of a question: the first and the longest
 
 
 class Groups(Protocol):
@@ -68,7 +68,7 @@ class Groups(Protocol):
         """All groups that this client may see."""
 
     def state(self, group: str, deadline: float) -> tuple[str, tuple[str, ...]]:
-        """A group's state in Kafka's words, such as stable, empty or (it is not there) dead; its members."""
+        """A group's state in Kafka's words (stable, empty; dead: there is no such group), and its members."""
 
     def offsets(self, group: str, deadline: float) -> dict[TopicPartition, int]:
         """All its offsets."""
@@ -81,8 +81,8 @@ class Groups(Protocol):
 class ReaderPorts:
     """The ports of a reader.
 
-    ``open_log``: makes a log of the reader's own, of which one answer takes at most so many seconds. ``member``:
-    makes a member of the group with this name; a session's seconds may be given, too. ``groups``: for operators.
+    ``open_log``: opens a log for one reader; its argument bounds the seconds of one answer. ``member``: joins the
+    group with this name, with an optional session timeout in seconds. ``groups``: for operators.
     ``max_event_bytes``: the most bytes that a batch of events may unpack to.
     """
 
@@ -93,14 +93,14 @@ class ReaderPorts:
     max_event_bytes: int = READ
 
     def committed_log(self, timeout: float) -> CommittedLog:
-        """A log of the reader's own; the reader closes it. ``timeout``: seconds that a question may take."""
+        """A log for one reader, which closes it. ``timeout``: seconds that a question may take."""
         raw = self.open_log(min(timeout, _ANSWER_S))
         return CommittedLog(raw, self.clock, self.max_event_bytes)
 
 
 @contextmanager
 def client_errors(right: str = "Read") -> Iterator[None]:
-    """Errors of the log, raised again as those that say what to do. ``right``: what is needed on the topics."""
+    """Convert errors of the log into errors that say what to do. ``right``: the right needed on the topics."""
     try:
         yield
     except LogDenied as error:
@@ -121,7 +121,7 @@ def client_errors(right: str = "Read") -> Iterator[None]:
 def unreadable(
     place: TopicPartition, batch: RawBatch, error: CorruptBatch, limit: int
 ) -> BatchTooLarge | MalformedRecord:
-    """The error for a batch that can't be decoded. ``limit``: the bytes that it may unpack to."""
+    """The error for a batch that can't be decoded. ``limit``: the most bytes that it may unpack to."""
     what = f"{place.topic}[{place.partition}]"
     if not isinstance(error, UnpacksToMore):
         return MalformedRecord(f"{what}: {error}")
@@ -133,9 +133,10 @@ def unreadable(
 
 
 class StreamIds(NamedTuple):
-    """The ids of two topics of a stream, which say which stream of a name a position belongs to. Empty: not known.
+    """The ids of two topics of a stream, empty if not known: they say to which stream of the name a position
+    belongs.
 
-    A stream that is deleted and made again has other ids, and so has its copy in another cluster.
+    A stream that is deleted and created again has other ids, and so has its copy in another cluster.
     """
 
     stream: str = ""
@@ -152,21 +153,21 @@ class CommittedLog:
         self.raw = raw
         self.clock = clock
         self.max_event_bytes = max_event_bytes
-        self.trouble = ""  # why the last fetch brought nothing, if the brokers said so
+        self.trouble = ""  # why the last fetch brought nothing, if the brokers gave a reason
         self.closed = False
         self.is_gone = False
-        self._ids: dict[str, str] = {}  # of topics, as they were read first
-        self._missing: dict[str, float] = {}  # topic -> since when no broker knows it
+        self._ids: dict[str, str] = {}  # topic -> its id at the first read
+        self._missing: dict[str, float] = {}  # topic -> since when it seems to be missing
         self._doubted: dict[
             str, float
-        ] = {}  # topic -> since when a broker knows another one of its name
-        self._asked: dict[str, float] = {}  # topic -> when brokers were asked for it
-        # The answers of `wait_for`, with the positions that were asked for, and places without news.
+        ] = {}  # topic -> since when a broker reports another id for its name
+        self._asked: dict[str, float] = {}  # topic -> when brokers were last asked for it
+        # The answers of `wait_for` with the positions asked for, and partitions without new records.
         self._ahead: dict[TopicPartition, tuple[int, Fetched]] = {}
         self._idle: dict[TopicPartition, int] = {}
 
     def close(self) -> None:
-        """Close all connections, perhaps from another thread; a call under way ends soon."""
+        """Close all connections. Another thread may call it: then a call under way ends soon."""
         self.closed = True
         self.raw.close()
 
@@ -179,7 +180,7 @@ class CommittedLog:
     def fetch(
         self, place: TopicPartition, position: int, deadline: float, max_bytes: int
     ) -> Fetched | None:
-        """Committed batches from a position on; None: nothing came until the deadline, or for half a second.
+        """Committed batches from a position on; None if nothing came until the deadline, or for half a second.
 
         Raises: SnapshotExpired (retention has removed the position), NotAuthorized, FixCallError, MalformedRecord.
         """
@@ -190,7 +191,7 @@ class CommittedLog:
         if ahead:
             return ahead[place]
         if not left and self._idle.pop(place, None) == position:
-            return None  # brokers have just said so
+            return None  # `wait_for` has just found nothing here
         try:
             found = answered(
                 lambda failed: self.raw.fetch(
@@ -208,7 +209,10 @@ class CommittedLog:
             return None
 
     def expect(self, stream: str, ids: StreamIds) -> None:
-        """Accept only these topics of a stream, those of a position; others of their names: `UnknownStream`."""
+        """Accept only these topics of a stream, those of a position.
+
+        Other topics of the names raise `UnknownStream`.
+        """
         topics = zip(_read_topics(stream), ids, strict=True)
         self._ids |= {topic: topic_id for topic, topic_id in topics if topic_id}
 
@@ -217,8 +221,8 @@ class CommittedLog:
     ) -> None:
         """Raise `UnknownStream` if a topic that was just read is a new one, not the one that was read before.
 
-        ``found``: what was read; if nothing was, ``asked`` is checked. Raises `LogUnavailable` if brokers don't
-        agree: one may have old metadata.
+        ``found``: what was read; if that is empty, ``asked`` is checked. Raises `LogUnavailable` if brokers
+        disagree, because one of them may have old metadata.
         """
         topics = {topic for topic, _ in found}
         for topic in topics or {topic for topic, _ in asked if topic in self._ids}:
@@ -232,18 +236,18 @@ class CommittedLog:
                 self._missing.pop(topic, None)
 
     def _replaced(self, topic: str, topic_id: str) -> Never:
-        """Raise what `check_read` says, as a broker has another topic of the name."""
+        """Raise the error of `check_read` for a topic that a broker reports with another id."""
         since = self._doubted.setdefault(topic, self.clock.monotonic())
         if self._is_agreed(topic, topic_id, since + _UNKNOWN_S):
             raise self.gone(
                 f"{topic} was deleted, and is another one now: positions in the former one mean nothing in it; "
                 "open a new reader, or take a new snapshot, and start again"
             )
-        self.raw.topic_ids([topic])  # perhaps another broker answers this
+        self.raw.topic_ids([topic])  # the next answer may come from another broker
         raise _unsure(topic)
 
     def _is_agreed(self, topic: str, topic_id: str, until: float) -> bool:
-        """Whether all brokers know the topic by this id; from ``until`` on, all brokers that can be asked."""
+        """Whether all brokers report this id of the topic; from ``until`` on, all brokers that answer."""
         try:
             return self.raw.is_agreed(topic, topic_id)
         except LogUnavailable as error:
@@ -252,13 +256,13 @@ class CommittedLog:
             return True
 
     def may_pass(self, topic: str, error: LogError) -> bool:
-        """Whether what a fetch met passes by waiting. `UnknownStream` if no broker knows the topic for a while."""
+        """Whether the fetch error is transient. `UnknownStream` if no broker knows the topic for a while."""
         unknown = isinstance(error, LogRefused) and error.error == UNKNOWN_TOPIC_OR_PARTITION
         if not (unknown or isinstance(error, LogUnavailable)) or isinstance(error, LogDenied):
             return False
         now = self.clock.monotonic()
         if not topic or now - self._asked.get(topic, -_LOOK_S) < _LOOK_S:
-            return True  # no broker answered; or it was asked for another partition
+            return True  # no broker answered, or the error belongs to another partition
         self._asked[topic] = now
         try:
             known = self.raw.is_known(topic)
@@ -272,17 +276,21 @@ class CommittedLog:
         return True
 
     def gone(self, why: str) -> UnknownStream:
-        """The error for a topic that was deleted. From now on `is_gone`: positions there mean nothing more."""
+        """The error for a topic that was deleted.
+
+        The log `is_gone` from now on, because positions in the topic are meaningless now.
+        """
         self.is_gone = True
         return UnknownStream(why)
 
     def wait_for(
         self, positions: Mapping[TopicPartition, int], deadline: float, max_bytes: int = 1
     ) -> bool:
-        """Wait until one of these partitions has something from its position on, or a bit less. Whether one has.
+        """Wait until one of these partitions has records from its position on, or a little less. Returns whether
+        one has.
 
-        The answer is kept, up to ``max_bytes`` and a batch, and the next `fetch` from there gives it: so one
-        question brings a commit's history and its events. A partition of which something is kept is not waited for.
+        The answer is kept, up to ``max_bytes`` and a batch, and the next `fetch` from there returns it: so one
+        request brings a commit's history and its events. Partitions with a kept answer are not waited for.
         """
         self._check_open()
         left = max(0.0, deadline - self.clock.monotonic())
@@ -311,7 +319,7 @@ class CommittedLog:
         return bool(found)
 
     def take_ahead(self, positions: Mapping[TopicPartition, int]) -> dict[TopicPartition, Fetched]:
-        """Answers of `wait_for` from exactly these positions; each is given once."""
+        """Answers of `wait_for` from exactly these positions; each is returned once."""
         found = {}
         for place, position in positions.items():
             if place in self._ahead and self._ahead[place][0] == position:
@@ -319,7 +327,7 @@ class CommittedLog:
         return found
 
     def _unread(self, topic: str, error: LogError, left: float) -> None:
-        """Wait a little after what may pass, for at most ``left`` seconds. Raises what does not."""
+        """Wait a little after a transient error, for at most ``left`` seconds. Raises other errors."""
         with client_errors():
             if isinstance(error, OffsetOutOfRange):
                 try:
@@ -330,7 +338,7 @@ class CommittedLog:
                 else:
                     if error.position < start:
                         raise expired(str(error)) from error
-            # Else its broker is behind, or the range ends too high.
+            # Otherwise its broker lags, or the range ends too high.
             if not isinstance(error, OffsetOutOfRange) and not self.may_pass(topic, error):
                 raise error
         self.trouble = str(error)
@@ -344,19 +352,19 @@ class CommittedLog:
     def partition_counts(
         self, topics: Sequence[str], deadline: float, patience: float = _UNKNOWN_S
     ) -> dict[str, int]:
-        """How many partitions each of these topics has; those that don't exist are left out.
+        """The number of partitions of each of these topics, without topics that don't exist.
 
-        ``patience``: seconds for which brokers are asked again that can't be asked, before a topic counts as
-        missing that no other one knows. 0: one broker's word is enough.
+        ``patience``: seconds in which unreachable brokers are tried again before a topic that no other broker knows
+        counts as missing. 0: one broker's answer is enough.
         """
         return self._all(topics, deadline, lambda: self.raw.partition_counts(topics), patience)
 
     def topic_ids(
         self, topics: Sequence[str], deadline: float, *, agreed: bool = False
     ) -> dict[str, str]:
-        """The ids of these topics, empty if brokers have none; those that don't exist are left out.
+        """The ids of these topics, without topics that don't exist; empty if brokers have no ids.
 
-        ``agreed``: all brokers that can be asked have to agree; one of them may still report former ids.
+        ``agreed``: all reachable brokers have to agree, since one of them may still report former ids.
         """
         until = self.clock.monotonic() + _UNKNOWN_S
 
@@ -376,7 +384,7 @@ class CommittedLog:
         question: Callable[[], dict[str, T]],
         patience: float,
     ) -> dict[str, T]:
-        """One broker's answer; another one is asked if it lacks a topic that some broker knows."""
+        """One broker's answer. If it lacks a topic that some broker knows, another one is asked."""
         until = self.clock.monotonic() + patience
 
         def known(topic: str) -> bool:
@@ -399,7 +407,7 @@ class CommittedLog:
     def start_offsets(
         self, places: Iterable[TopicPartition], deadline: float
     ) -> dict[TopicPartition, int]:
-        """The first offsets that are still there."""
+        """The first offsets that are not deleted."""
         asked = list(places)
         return self._ask(
             deadline, lambda failed: self._same(self.raw.start_offsets(asked, failed=failed))
@@ -408,9 +416,10 @@ class CommittedLog:
     def end_offsets(
         self, places: Iterable[TopicPartition], deadline: float, *, committed: bool = False
     ) -> dict[TopicPartition, int]:
-        """The high watermarks, which prove that all is read; ``committed``: the last stable offsets, which do not.
+        """The high watermarks, which prove that all is read. ``committed``: the last stable offsets.
 
-        Up to these all is decided; an old leader that is cut off may tell them.
+        All records below a last stable offset are decided, but it proves no end: an isolated former leader may
+        report it.
         """
         asked = list(places)
         return self._ask(
@@ -421,19 +430,25 @@ class CommittedLog:
         )
 
     def offset_for_time(self, place: TopicPartition, unix_ms: int, deadline: float) -> int | None:
-        """The first offset at or after a millisecond, None if there is none."""
+        """The first offset at or after a millisecond, None if nothing is so late."""
         found = self._ask(
             deadline, lambda _: self._same(self.raw.offsets_for_time([place], unix_ms))
         )
         return found[place]
 
     def _same(self, answer: dict[TopicPartition, T]) -> dict[TopicPartition, T]:
-        """The answer, if it is about the topics that were read before or are expected. Raises: as `check_read`."""
+        """Return the answer if it is about the topics that were read before or are expected.
+
+        Raises: as `check_read`.
+        """
         self.check_read((), answer)
         return answer
 
     def _ask(self, deadline: float, question: Callable[[Failed], T]) -> T:
-        """Ask until there is an answer: leaders may be moving. `NotReady` at the deadline; `NotAuthorized`."""
+        """Ask until there is an answer, because leaders may be moving.
+
+        `NotReady` at the deadline; `NotAuthorized`.
+        """
         pause, longest = _PAUSES_S
         with client_errors("Describe"):
             while True:
@@ -453,7 +468,7 @@ def _unsure(topic: str) -> LogUnavailable:
 
 
 def expired(what: str) -> SnapshotExpired:
-    """The error for an offset that is not there any more."""
+    """The error for an offset that retention has removed."""
     return SnapshotExpired(f"{what}: retention has removed it; read what is newer, or keep more")
 
 
@@ -467,7 +482,7 @@ def partitions_of(source: CommittedLog, streams: Sequence[str], deadline: float)
 def ids_of(
     source: CommittedLog, streams: Sequence[str], deadline: float, *, agreed: bool = False
 ) -> dict[str, StreamIds]:
-    """Stream -> the ids of its topics; ``agreed``: as of `CommittedLog.topic_ids`. `UnknownStream`."""
+    """Stream -> the ids of its topics. ``agreed``: as for `CommittedLog.topic_ids`. `UnknownStream`."""
     topics = {stream: _read_topics(stream) for stream in streams}
     names = [topic for both in topics.values() for topic in both]
     ids = source.topic_ids(names, deadline, agreed=agreed)
@@ -488,7 +503,7 @@ def _check_there(topics: Mapping[str, str], found: Container[str]) -> None:
 
 
 class Foreign:
-    """Counts records in a stream's topic that no controller put there; readers leave them out."""
+    """Counts records in a stream's topic that no controller wrote; readers skip them."""
 
     def __init__(self, topic: str, clock: Clock) -> None:
         self._topic = topic
@@ -496,8 +511,8 @@ class Foreign:
         self._next = 0.0
         self.records = 0
 
-    def passed_over(self, partition: int, offset: int, records: int) -> None:
-        """So many, from this offset on. The log tells of it once a minute."""
+    def count_skipped(self, partition: int, offset: int, records: int) -> None:
+        """Count skipped records from this offset on. The count is logged once a minute."""
         self.records += records
         now = self._clock.monotonic()
         if now >= self._next:

@@ -1,7 +1,7 @@
-"""Some records of a partition, decoded, and how they become events: without Python code for each.
+"""Decoded records of a partition, and their conversion to events without Python code for each record.
 
-A block has the offsets of its records, and gives the fields of any of them in a row. Callers see no difference
-between blocks of columns and blocks of records decoded one by one.
+A block has the offsets of its records, and returns the fields of any consecutive ones. Callers see no difference
+between blocks of columns and blocks of records that were decoded one by one.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _Headers = list[tuple[str, bytes | None]]
 
 
 class Rows(NamedTuple):
-    """The fields of records in a row; headers without anabranch's own, timestamps in Unix milliseconds."""
+    """The fields of consecutive records; headers without anabranch's own, timestamps in Unix milliseconds."""
 
     keys: Sequence[bytes | None]
     values: Sequence[bytes | None]
-    headers: Iterable[_Headers]  # at least as many
+    headers: Iterable[_Headers]  # at least as many as records
     timestamps: Sequence[int]
 
 
@@ -35,26 +35,26 @@ class Block(Protocol):
 
     @property
     def offsets(self) -> list[int]:
-        """Their offsets, rising."""
+        """The offsets of the records, rising."""
 
     def rows(self, low: int, high: int) -> Rows:
         """The records from place ``low`` up to ``high`` (not included)."""
 
     def keys(self, low: int, high: int) -> Sequence[bytes | None]:
-        """Their keys alone."""
+        """Only the keys."""
 
     def sizes(self, low: int, high: int) -> Longs:
-        """Bytes of key and value of each."""
+        """The bytes of key and value of each record."""
 
     def txn_ids(self, low: int, high: int, default: bytes | None) -> Iterable[bytes | None]:
-        """Their transactions' ids; ``default`` where a record does not tell."""
+        """The transaction ids of the records; ``default`` for a record without one."""
 
     def of_txn(self, low: int, high: int, txn_id: bytes | None) -> int:
-        """Up to which place all records say that they are of this transaction; None: of none."""
+        """The place up to which all records name this transaction (None: no transaction)."""
 
 
 class Stretch(NamedTuple):
-    """So many records in a row that one commit put there."""
+    """A number of consecutive records of one commit."""
 
     length: int
     txn_id: bytes | None
@@ -72,8 +72,8 @@ def events_of(
 ) -> Iterator[Event]:
     """The events from place ``low`` on, as many as the stretches have together.
 
-    Each is made when it is asked for, and its offset taken from ``offsets`` then: many at once would keep the
-    garbage collector busy, which costs more than all else.
+    Each event is made on demand, and its offset taken from ``offsets`` then: making many at once would keep the
+    garbage collector busy, which costs more than everything else.
     """
     high = low + sum(stretch.length for stretch in stretches)
     keys, values, headers, timestamps = block.rows(low, high)
@@ -106,13 +106,13 @@ def events_of(
         segment_ids,
         repeat(partition),
         offsets,
-        strict=False,  # what is the same for all has no end
+        strict=False,  # iterators of constant fields have no end
     )
     return map(tuple.__new__, repeat(Event), fields)
 
 
 class Run(NamedTuple):
-    """Records in a row, from place ``low`` of a block on: all that one commit put there."""
+    """Consecutive records from place ``low`` of a block on: all of one commit."""
 
     block: Block
     partition: int
@@ -121,7 +121,7 @@ class Run(NamedTuple):
 
     @property
     def offsets(self) -> list[int]:
-        """Their offsets."""
+        """The offsets of the records."""
         return self.block.offsets[self.low : self.low + self.stretch.length]
 
     def events(self, stream: str) -> Iterator[Event]:
@@ -131,7 +131,7 @@ class Run(NamedTuple):
 
 
 class RecordsBlock:
-    """Records in hand, at least one."""
+    """At least one record, decoded one by one."""
 
     def __init__(self, records: Sequence[Record]) -> None:
         self.offsets = [record.offset for record in records]
@@ -166,7 +166,7 @@ class RecordsBlock:
 
 
 class ColumnsBlock:
-    """Records in columns, at least one."""
+    """At least one record, in columns."""
 
     def __init__(self, columns: Columns) -> None:
         self.offsets: list[int] = columns.offsets.tolist()
@@ -192,8 +192,8 @@ class ColumnsBlock:
         ends = columns.header_ends[low : high + 1]
         first, last = int(ends[0]), int(ends[-1])
         if first == last:
-            return starmap(list, repeat(()))  # a new one each time
-        # Each list is made with its event, too, from the pairs that are next.
+            return starmap(list, repeat(()))  # a new list each time
+        # Each list is also made together with its event, from the next pairs.
         names = map(header_name, _cut(columns.names, first, last))
         pairs = zip(names, _cut(columns.header_values, first, last), strict=True)
         counts = ends[1:] - ends[:-1]
@@ -205,7 +205,7 @@ class ColumnsBlock:
     def txn_ids(self, low: int, high: int, default: bytes | None) -> Iterable[bytes | None]:
         txns = self.columns.txns
         data = txns.data[low * TXN_ID_SIZE : high * TXN_ID_SIZE]
-        # Mostly all are of the commit that names them.
+        # Usually all records name the same transaction.
         if default is not None and data.tobytes() == default * (high - low):
             return repeat(default, high - low)
         found: list[bytes] = data.view(f"V{TXN_ID_SIZE}").tolist()
@@ -241,7 +241,7 @@ def _cut(column: Binary, low: int, high: int) -> list[bytes | None]:
     data = column.data[first:last]
     found: list[bytes | None]
     if size and not rest and bool((ends[1:] - ends[:-1] == size).all()):
-        # All of one size: a fifth of the time.
+        # All values have one size: this takes a fifth of the time.
         found = data.view(f"V{size}").tolist()
     else:
         whole = data.tobytes()
@@ -260,7 +260,7 @@ def _cut(column: Binary, low: int, high: int) -> list[bytes | None]:
 def split_headers(
     headers: Sequence[tuple[str, bytes | None]] | None,
 ) -> tuple[_Headers, bytes | None]:
-    """The caller's headers, and the transaction id of the ab.txn header. Headers ab.txn and ab.op are left out."""
+    """The caller's headers, and the transaction id of the ab.txn header. Headers ab.txn and ab.op are removed."""
     if not headers:
         return [], None
     if len(headers) > 1:

@@ -1,14 +1,15 @@
 """Stream order: which segments may be read now, by the EPOCH records of the history and the readers' positions.
 
-A segment may be read when every segment before it that has events of its keys is read to its end. One step opens a
-segment and seals all that it overlaps, so its EPOCH record has the ends to wait for. No segment waits for an empty
-one: instead it waits for those before the empty one that overlap its own keys. So positions alone decide, and
-nothing else has to be kept or told. A position is the offset from which a partition is not read yet.
+A segment may be read when every earlier segment with events of its keys is read to its end. One step opens a
+segment and seals all segments that it overlaps, so its EPOCH record has the ends to wait for. No segment waits for
+an empty one: instead it waits for the segments before the empty one that overlap its own keys. So the positions
+alone decide, and no other state has to be stored or shared. A position is the offset up to which a partition is
+read.
 
 Earlier segments on the same partition need no rule: a partition is read in the order of its offsets.
 
-A segment read to its end implies that those before it were read. But retention may have deleted it, and have left
-something older on a partition with fewer writes: then that is waited for.
+If a segment was read to its end, the segments before it were read. But retention may have deleted a segment and
+kept older events on a partition with fewer writes: then readers wait for these.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from anabranch.schemas.records import EpochRecord, EpochSegment
 
 
 class _End:
-    """The events of the keys [low, high) before this offset of the partition are to be read first.
+    """Events of the keys [low, high) before this offset of a partition, which have to be read first.
 
-    ``before``: what had to be read before these, and still has to if they were deleted unread.
+    ``before``: the ends before this one; readers wait for them instead if these events were deleted unread.
     """
 
     __slots__ = ("before", "high", "low", "offset", "partition")
@@ -49,8 +50,8 @@ class _Segment:
 class StreamOrder:
     """The rule for one stream, from an epoch on; everything before it is read.
 
-    ``own``: the partitions read and asked about here; others' segments are only waited for. Give it the epochs in
-    order with `add`, and positions as they become known with `moved`.
+    ``own``: the partitions that this reader reads; it only waits for segments on others. `add` takes the epochs in
+    order, and `moved` the positions as they become known.
     """
 
     def __init__(self, own: Container[int]) -> None:
@@ -64,7 +65,7 @@ class StreamOrder:
         self.epoch = -1
 
     def add(self, record: EpochRecord) -> None:
-        """Take in the next epoch; the first one may be read at once. A known one changes nothing."""
+        """Add the next epoch; the first one may be read at once. A known epoch changes nothing."""
         if record.stream_epoch <= self.epoch:
             return
         known = {old.segment.segment_id: old for old in self._layout}
@@ -91,7 +92,7 @@ class StreamOrder:
         if end <= segment.start_offset:
             self._closed.pop(segment.segment_id, None)
             return
-        # Ends on the same partition are read, or deleted, with it; so those before them take their place.
+        # Ends on the same partition are read, or deleted, together with it: replace them by the ends before them.
         before: list[_End] = []
         for one in self._unread(old.awaits, segment):
             before += one.before if one.partition == segment.partition else [one]
@@ -132,7 +133,7 @@ class StreamOrder:
             elif end.before:
                 gone.append(end)
                 left += end.before
-        for end in reversed(gone):  # so that no later call walks this way in vain
+        for end in reversed(gone):  # so that later calls need not repeat the search
             end.before = [one for one in end.before if one.before or not self._is_read(one)]
         return found
 
@@ -140,7 +141,7 @@ class StreamOrder:
         return self._positions.get(end.partition, 0) >= end.offset
 
     def moved(self, positions: Mapping[int, int]) -> None:
-        """Positions (partition -> offset) as they are known now. Lower ones than before are ignored."""
+        """Note known positions (partition -> offset). Positions lower than before are ignored."""
         for partition, position in positions.items():
             if position > self._positions.get(partition, 0):
                 self._positions[partition] = position
@@ -153,7 +154,7 @@ class StreamOrder:
                         del self._ends[partition]
 
     def readable(self, segment_id: int) -> bool:
-        """Whether a segment on an own partition may be read now. Once it may, it always may."""
+        """Whether a segment on an own partition may be read now. From then on it always may."""
         segment = self._closed.get(segment_id)
         if segment is None:
             return True
@@ -174,6 +175,8 @@ class StreamOrder:
         return set(self._ends)
 
     def take_finished(self) -> bool:
-        """Whether a sealed segment was read to its end here since the last call: others may wait for it."""
+        """Whether this reader read a sealed segment to its end since the last call: other readers may wait for
+        it.
+        """
         finished, self._finished = self._finished, False
         return finished

@@ -17,7 +17,7 @@ from anabranch.types import Event
 
 _HEADER = pa.struct([pa.field("key", pa.string(), nullable=False), pa.field("value", pa.binary())])
 
-# As Spark writes the columns of docs/spark.md in Arrow: it refuses any other.
+# The schema that Spark uses for the columns of docs/spark.md: it refuses any other.
 SCHEMA = pa.schema(
     [
         ("key", pa.binary()),
@@ -33,7 +33,7 @@ SCHEMA = pa.schema(
     ]
 )
 
-# Columns that the history tells.
+# Columns that come from the history.
 PLACES = ("stream", "segment", "partition", "offset", "txn_id", "commit_timestamp")
 
 _US_PER_MS = 1000
@@ -52,9 +52,9 @@ class EventBatches:
     def of(
         self, columns: Columns, commits: Joined, left_out: NDArray[np.bool_] | None = None
     ) -> Iterator[pa.RecordBatch]:
-        """Batches of at most `MAX_ROWS` rows, and of some megabytes unless single events are so big.
+        """Batches of at most `MAX_ROWS` rows and some megabytes, or of a single bigger event.
 
-        Events that no commit names (the history is cut there) have neither segment nor commit timestamp.
+        Events that no commit names, because the history is truncated, have no segment and no commit timestamp.
         """
         whole = self.whole(columns, commits)
         if left_out is not None:
@@ -68,7 +68,9 @@ class EventBatches:
             yield whole.slice(at, step)
 
     def places(self, spans: Spans, wanted: Collection[str]) -> Iterator[pa.RecordBatch]:
-        """Batches of at most `MAX_ROWS` rows, with these of `PLACES`; ``offset`` is right where no marker lies."""
+        """Batches of at most `MAX_ROWS` rows, with these of `PLACES`; ``offset`` is right where there is no
+        marker.
+        """
         ends = np.cumsum(spans.counts)
         firsts = spans.firsts - (ends - spans.counts)
         for low in range(0, int(ends[-1]), MAX_ROWS):
@@ -91,7 +93,7 @@ class EventBatches:
             yield pa.RecordBatch.from_pydict({name: found[name] for name in wanted})
 
     def _constant(self, rows: int) -> None:
-        """Let constant columns be slices of one that has so many rows."""
+        """Make the constant columns for up to this many rows; batches are slices of them."""
         if len(self._streams) < rows:
             most = max(rows, MAX_ROWS)
             self._streams = pa.repeat(pa.scalar(self.stream, pa.string()), most)
@@ -122,7 +124,7 @@ _batches = lru_cache(1024)(EventBatches)  # constant columns are made once
 
 
 def batch_of_run(stream: str, run: Run, places: Longs | None) -> pa.RecordBatch:
-    """The events of a run as a batch: all, or those at these places of it."""
+    """The events of a run as a batch: all, or only those at ``places``."""
     block, (length, txn_id, timestamp, segment) = run.block, run.stretch
     if isinstance(block, ColumnsBlock):
         span = Spans(*(np.array([n]) for n in (0, 0, timestamp, segment, 0, 0, length)))
@@ -160,7 +162,7 @@ def _utf8(name: str) -> str:
 
 
 def _times(unix_ms: Longs) -> pa.Array:
-    """Times in microseconds; those that don't fit in 64 bits become the nearest that fit."""
+    """Times in microseconds; times that don't fit in 64 bits become the nearest that fit."""
     times = np.clip(unix_ms, -_MOST_MS, _MOST_MS) * _US_PER_MS
     return _longs(times, SCHEMA.field("timestamp").type)
 
@@ -190,7 +192,7 @@ def _headers(columns: Columns) -> pa.Array:
 
 
 def _text(column: Binary) -> pa.Array:
-    """Names that may be no UTF-8: what is none becomes U+FFFD."""
+    """Names as text; bytes that are not UTF-8 become U+FFFD."""
     names = _binary(column)
     try:
         return names.cast(pa.string())

@@ -1,4 +1,4 @@
-"""Fetching for readers: batches of several partitions at once, decoded when they are given out."""
+"""Fetching for readers: batches of several partitions at once, decoded when they are returned."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from anabranch.reading.fetched import Portion, portion_of_batches
 log = logging.getLogger("anabranch.client")
 
 FETCH_BYTES = 4 << 20
-_ASIDE_S = 0.5  # what can't be read now is asked for again after so long
-_WAIT_S = 0.1  # a member's fetch waits no longer for something new: the group may have news, too
+_RETRY_S = 0.5  # pause before a partition that can't be read is fetched again
+_WAIT_S = 0.1  # the longest wait of a group member's fetch, because the group has to be served, too
 
 Gone = Callable[[TopicPartition, int], None]
 Look = Callable[[TopicPartition, Sequence[RawBatch]], None]
 
 
 class Feed:
-    """Committed records of some partitions, from given offsets on. One thread at a time, but for `close`.
+    """Committed records of some partitions, from given offsets on. One thread at a time, except for `close`.
 
-    A fetch happens when `next` is called, and only of partitions of which nothing waits.
+    `next` fetches, and only from partitions without waiting records.
     """
 
     def __init__(
@@ -40,10 +40,10 @@ class Feed:
         gone: Gone | None = None,
         look: Look | None = None,
     ) -> None:
-        """``member``: the reader's in its group, which is heard while the feed waits.
+        """``member``: the reader's member of its group, which is served while the feed waits.
 
-        ``gone``: called when an offset is not there any more; it may raise. Else the log's beginning is next.
-        ``look``: called with batches before they are given; it may raise.
+        ``gone``: called when an offset is deleted; it may raise, otherwise reading resumes at the log's beginning.
+        ``look``: called with batches before they are returned; it may raise.
         """
         self._source = source
         self._log = source.raw
@@ -52,35 +52,35 @@ class Feed:
         self._gone = gone
         self._look = look
         self._positions: dict[TopicPartition, int] = {}
-        self._aside: dict[TopicPartition, float] = {}  # until when; they can't be read now
+        self._paused: dict[TopicPartition, float] = {}  # until when; they can't be read now
         self._term = 0
 
     def assign(self, places: Mapping[TopicPartition, int]) -> None:
-        """Read exactly these, from these offsets on."""
+        """Read exactly these partitions, from these offsets on."""
         self._term += 1
-        self._aside = {}
+        self._paused = {}
         self._positions = {TopicPartition(*place): offset for place, offset in places.items()}
 
     def add(self, topic: str, offsets: Mapping[int, int]) -> None:
-        """Read partitions too (partition -> offset), or read them on elsewhere."""
+        """Also read these partitions (partition -> offset), or continue at another offset."""
         self._positions |= {TopicPartition(topic, p): offset for p, offset in offsets.items()}
 
     def next(self, deadline: float, waiting: Container[TopicPartition]) -> list[Portion]:
-        """The next records; none if none came until the deadline (monotonic seconds), or a bit before.
+        """The next records; empty if nothing came until the deadline (monotonic seconds), or a little earlier.
 
-        ``waiting``: partitions of which something was given already that has to wait; no more is needed of them. A
-        partition that can't be read costs the others nothing; it is asked for again soon.
+        ``waiting``: partitions with returned records that have to wait, which are not fetched. A partition that
+        can't be read does not delay the others; it is fetched again soon.
 
         Raises: FixCallError; UnknownStream, if a topic is gone, or another one.
         """
         self.serve()
         now = self._clock.monotonic()
-        self._aside = {place: until for place, until in self._aside.items() if until > now}
-        left = max(0.0, min([deadline, *self._aside.values()]) - now)
+        self._paused = {place: until for place, until in self._paused.items() if until > now}
+        left = max(0.0, min([deadline, *self._paused.values()]) - now)
         wanted = {
             place: at
             for place, at in self._positions.items()
-            if place not in waiting and place not in self._aside
+            if place not in waiting and place not in self._paused
         }
         if not wanted:
             self._rest(left)
@@ -115,7 +115,7 @@ class Feed:
         return portions
 
     def _wait_for(self, place: TopicPartition, error: LogError) -> None:
-        """Set a partition aside that can't be read now. Raises what no waiting mends."""
+        """Pause a partition that can't be read now. Raises errors that are not transient."""
         log.info("reading %s[%d]: %s", place.topic, place.partition, error)
         now = self._clock.monotonic()
         if isinstance(error, OffsetOutOfRange):
@@ -123,10 +123,13 @@ class Feed:
                 return
         elif not self._source.may_pass(place.topic, error):
             raise error
-        self._aside[place] = now + _ASIDE_S
+        self._paused[place] = now + _RETRY_S
 
     def _pass_over(self, error: OffsetOutOfRange) -> bool:
-        """Go on where the log begins now, if that is ahead. Else the broker is behind: there is no way back."""
+        """Continue where the log begins now, if that is ahead.
+
+        Otherwise the broker lags, and reading never goes back.
+        """
         place = error.partition
         try:
             start = self._log.start_offsets([place])[place]
@@ -145,16 +148,16 @@ class Feed:
 
     def _rest(self, seconds: float) -> None:
         if self._member is not None:
-            self._member.serve(min(seconds, _ASIDE_S))
+            self._member.serve(min(seconds, _RETRY_S))
         else:
-            self._clock.sleep(min(seconds, _ASIDE_S))
+            self._clock.sleep(min(seconds, _RETRY_S))
 
     def serve(self) -> None:
-        """Hear what is new in the group, if that does not bring records: call it every second or so."""
+        """Serve the group without fetching records: call it every second or so."""
         if self._member is not None:
             self._member.serve(0.0)
 
     def positions(self, topic: str, partitions: Iterable[int]) -> dict[int, int]:
-        """Partition -> offset of the next record, of those that are read."""
+        """Partition -> offset of the next record, for partitions that are read."""
         places = [TopicPartition(topic, partition) for partition in partitions]
         return {p.partition: self._positions[p] for p in places if p in self._positions}

@@ -1,4 +1,4 @@
-"""A partition's part of one fetch, decoded a block at a time when it is about to be given out."""
+"""A partition's part of one fetch, decoded block by block when it is about to be returned."""
 
 from __future__ import annotations
 
@@ -23,30 +23,30 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("anabranch.client")
 
-_BLOCK_ROWS = 4096  # so much of it stays in a processor's own cache
+_BLOCK_ROWS = 4096  # few enough to stay in a CPU core's cache
 _BLOCK_BYTES = 1 << 20
 _BLOCK_RECORDS = 256
-# So few records of a fetch are decoded one by one, and so few of a process before it loads the compiled code.
+# Up to this many records of a fetch are decoded one by one, and of a process before it loads the compiled code.
 _FEW = 32
 _FEW_AT_ALL = 5000
 _NO_END = (1 << 63) - 1
 
 
 class Portion:
-    """Committed records of one partition, taken from in the order of their offsets. One thread at a time."""
+    """Committed records of one partition, consumed in the order of their offsets. One thread at a time."""
 
     def __init__(self, place: TopicPartition, blocks: Iterator[Block]) -> None:
-        """``blocks``: none is empty."""
+        """``blocks``: all have records."""
         self.place = place
-        self.end = _NO_END  # what stands there, or behind, is left out
+        self.end = _NO_END  # records from this offset on are skipped
         self._blocks = blocks
         self._block: Block | None = None
         self._at = 0
 
     def first(self) -> int | None:
-        """The offset of the next record; None: there is none.
+        """The offset of the next record; None at the end.
 
-        Raises: MalformedRecord, BatchTooLarge, each time it is asked.
+        Raises: MalformedRecord, BatchTooLarge, again at each call.
         """
         if self._block is None:
             self._block, self._at = next(self._blocks, None), 0
@@ -56,13 +56,13 @@ class Portion:
         return offset if offset < self.end else None
 
     def next_of_block(self) -> tuple[Block, int]:
-        """The block of the next record, and its place there. Only after `first` told of one."""
+        """The block of the next record, and its place there. Only after `first` returned an offset."""
         if self._block is None:
             raise ValueError("ask for the first offset first")
         return self._block, self._at
 
-    def go_on(self, at: int) -> None:
-        """The next record is the one at this place of its block, or the first of the block after."""
+    def advance(self, at: int) -> None:
+        """Make the record at this place of the block the next one, or the first of the following block."""
         self._at = at
         if self._block is not None and at == len(self._block.offsets):
             self._block = None
@@ -71,19 +71,22 @@ class Portion:
 def portion_of_batches(
     place: TopicPartition, batches: Sequence[RawBatch], first: int, limit: int = READ
 ) -> Portion:
-    """One of the batches' records from offset ``first`` on. ``limit``: the bytes that a batch may unpack to."""
+    """A portion of the batches' records from offset ``first`` on.
+
+    ``limit``: the most bytes that a batch may unpack to.
+    """
     return Portion(place, _BatchBlocks(place, batches, first, limit))
 
 
 class _Loading:
-    """When the compiled code is worth its loading, which goes on beside the readers: none waits for it.
+    """Loads the compiled code in the background when it is worth it; no reader waits for it.
 
-    Compiling may take many seconds. The end of the process waits for it: else the compiler's state would
-    be torn, and the next process would find nothing in the cache.
+    Compiling may take many seconds. The end of the process waits for it: otherwise the compiler's state would be
+    corrupt, and the next process would find nothing in the cache.
     """
 
     def __init__(self) -> None:
-        self.records = 0  # decoded without it
+        self.records = 0  # decoded without compiled code
         self._lock = threading.Lock()
         self._begun = False
         # A child that is forked in mid-import could never import it; Windows has no forks.
@@ -96,8 +99,8 @@ class _Loading:
         )
 
     def worth_it(self, records: int) -> bool:
-        """Whether so many records are to be decoded by it."""
-        # Looked up, not imported: that would load numpy. Another thread may be in the middle of its import.
+        """Whether to decode this number of records with compiled code."""
+        # Looked up in `sys.modules`, not imported, which would load numpy; another thread may be importing it.
         walks = sys.modules.get("anabranch.batches.columns_read")
         is_warm = getattr(walks, "is_warm", None)
         if is_warm is not None and is_warm():
@@ -117,7 +120,7 @@ class _Loading:
                 columns_read.warm()
             except NotInstalled as error:
                 log.info("reading without compiled code, slower: %s", error)
-            except Exception as error:  # noqa: BLE001 - all can be read without it
+            except Exception as error:  # noqa: BLE001 - reading works without it
                 log.warning("reading without compiled code, slower: %r", error)
 
 
@@ -125,7 +128,7 @@ _loading = _Loading()
 
 
 class _BatchBlocks(Iterator[Block]):
-    """Blocks of batches. A batch that fails once fails again: nothing is passed over."""
+    """Blocks of batches. A batch that fails once fails at each call: nothing is skipped."""
 
     def __init__(
         self, place: TopicPartition, batches: Sequence[RawBatch], first: int, limit: int

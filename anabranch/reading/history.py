@@ -1,4 +1,4 @@
-"""The records of a stream's history, in order: decoded in one place, for all who read histories."""
+"""The records of a stream's history, in order: the one place that decodes them."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from anabranch.topics.names import history_topic
 
 log = logging.getLogger("anabranch.client")
 
-_FEW_BYTES = 1 << 10  # to be fetched where few records are asked for; one batch comes at least
+_FEW_BYTES = 1 << 10  # fetched where few records are needed; at least one batch comes
 _MANY_BYTES = 1 << 20
 _FEW = 16
 HistoryRecord = EpochRecord | CommitRecord
 
 
 def decode_history(topic: str, offset: int, value: bytes | None, advice: str) -> HistoryRecord:
-    """A record by its value. ``advice``: what to do about a foreign one, the end of the error's sentence.
+    """A history record from its value. ``advice``: the end of the error's text, what to do about a foreign record.
 
-    Raises: MalformedRecord, UnsupportedVersion: written by no controller, or by a newer one.
+    Raises: MalformedRecord (no controller wrote it), UnsupportedVersion (a newer controller did).
     """
     kind: type[MalformedRecord | UnsupportedVersion] = MalformedRecord
     try:
@@ -43,14 +43,14 @@ def decode_history(topic: str, offset: int, value: bytes | None, advice: str) ->
 
 
 class Found(NamedTuple):
-    """A record of a history, and where it stands."""
+    """A record of a history, and its offset."""
 
     offset: int
     record: HistoryRecord
 
     @property
     def before(self) -> int:
-        """The offset of the record before this one; `NO_PREVIOUS`: it is the first."""
+        """The offset of the record before this one; `NO_PREVIOUS` for the first."""
         previous = self.record.previous
         return self.offset - 1 if previous == DIRECTLY_BEFORE else previous
 
@@ -60,45 +60,47 @@ class Found(NamedTuple):
 
 
 def history_record(topic: str, record: Record) -> HistoryRecord:
-    """The decoded record of a history topic. `MalformedRecord`, `UnsupportedVersion` if it is none."""
+    """Decode a record of a history topic. `MalformedRecord`, `UnsupportedVersion` for a foreign one."""
     return decode_history(
         topic, record.offset, record.value, "Only controllers may write to that topic"
     )
 
 
 class HistoryCursor:
-    """Reads one history from an offset on, which `seek` sets. For one thread."""
+    """Reads one history from an offset, which `seek` sets. For one thread."""
 
     def __init__(self, source: CommittedLog, stream: str, *, whole: bool = False) -> None:
-        """``whole``: `next` raises SnapshotExpired where retention has removed records, else it goes on behind."""
+        """``whole``: `next` raises SnapshotExpired where retention has removed records; else it continues after
+        them.
+        """
         self._source = source
         self._whole = whole
         self.place = TopicPartition(history_topic(stream), 0)
         self.seek(0)
 
     def seek(self, offset: int) -> None:
-        """Read on from here."""
+        """Continue reading at this offset."""
         self._position = self._first = offset
         self._high: int | None = None  # as last seen
         self._batches: deque[RawBatch] = deque()
         self._records: deque[Record] = deque()
-        self._gap: tuple[int, SnapshotExpired] | None = None  # from where something is deleted
-        self.ended_at = -1  # where the end was met, all before it given
+        self._gap: tuple[int, SnapshotExpired] | None = None  # from where records are deleted
+        self.ended_at = -1  # the end, if all records before it were returned
 
     @property
     def behind(self) -> int:
-        """Offsets up to the end that was seen last."""
+        """The number of offsets up to the end that was seen last."""
         return max(0, (self._high or 0) - self.position)
 
     @property
     def position(self) -> int:
-        """All before this offset was given."""
+        """The offset up to which all records were returned."""
         if self._records:
             return self._records[0].offset
         return self._batches[0].base_offset if self._batches else self._position
 
     def next(self, deadline: float, limit: int = 2000) -> list[Found]:
-        """Records, at least one unless the deadline (monotonic seconds) passes or the end is met."""
+        """The next records, at least one unless the deadline (monotonic seconds) passes or the end is reached."""
         clock = self._source.clock
         while not self._records:
             if self._batches:
@@ -137,13 +139,13 @@ class HistoryCursor:
                 given.append(Found(record.offset, history_record(self.place.topic, record)))
             except FixCallError:
                 if given:
-                    break  # a record that is none fails each time it is asked for
+                    break  # a foreign record fails at each call
                 raise
             self._records.popleft()
         return given
 
     def _judge_gap(self) -> None:
-        """`SnapshotExpired` if what is deleted had records, and was not a marker alone."""
+        """`SnapshotExpired` if records were deleted, and not only a marker."""
         if self._gap is None:
             return
         position, error = self._gap

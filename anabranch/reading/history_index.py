@@ -1,8 +1,8 @@
-"""Tells of an event's offset which commit put it there, by the stream's history, and whether it is its turn.
+"""Finds the commit of an event's offset in the stream's history.
 
-COMMIT records come in commit order, and so do the offsets on every partition: history and events are read side
-by side. A COMMIT record is in the same native transaction as its data, so it is there, or arrives at once; only
-of a big merge the data is there long before (carried aside), and waits.
+COMMIT records are in commit order, and so are the offsets on every partition: history and events are read in
+parallel. A COMMIT record is in the same native transaction as its data, so both arrive together. Only the data of a
+staged merge arrives long before its record, and waits for it.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from anabranch.reading.history import Found, HistoryCursor
 from anabranch.reading.history_search import HistorySearch
 from anabranch.schemas.records import CommitRecord, EpochRecord
 
-MOST_SPANS = 100_000  # commits known ahead of what is read; the history is not read beyond
-NO_SEGMENT = -1  # of events that were in the topic before the stream was created
-FOREIGN = -2  # of records that no controller put there
-DELETED = -3  # of events that retention has deleted, together with the history's records of them
+MOST_SPANS = 100_000  # commits known ahead of the events; the history is not read further than that
+NO_SEGMENT = -1  # the segment of events that were in the topic before the stream was created
+FOREIGN = -2  # the segment of records that no controller wrote
+DELETED = -3  # the segment of events that retention has deleted, with the history records of them
 
 
 class Span(NamedTuple):
-    """Offsets [first, end) of a partition that one commit put there."""
+    """The offsets [first, end) of one commit on a partition."""
 
     first: int
     end: int
@@ -44,20 +44,20 @@ class HistoryIndex:
         self._cursor = HistoryCursor(source, stream)
         self.search = HistorySearch(source, stream, timeout)
         self._own: Container[int] = ()
-        self._read: Mapping[int, int] = {}  # partition -> all below is consumed
+        self._read: Mapping[int, int] = {}  # partition -> offset below which all is consumed
         self._spans: dict[int, deque[Span]] = {}
         self._ahead = 0
         self._vector: dict[int, int] = {}
         self._last: int | None = None  # offset of the record that was read last
-        # Partition -> where what no record names ends, and the timestamp that all of it is at or before.
+        # Partition -> end of the events that no record names, and the timestamp that they do not exceed.
         self._adopted: dict[int, tuple[int, int]] = {}  # in the topic when the stream was created
-        self._cut: dict[int, tuple[int, int]] = {}  # its records are gone from the history
+        self._cut: dict[int, tuple[int, int]] = {}  # the history records of them are deleted
         self.order = StreamOrder(())
 
     def cover(self, positions: Mapping[int, int], own: Container[int]) -> None:
-        """Be able to find every offset from these positions (of all partitions) on, on the own partitions.
+        """Prepare to find every offset on the own partitions from these positions (of all partitions) on.
 
-        Offsets before them count as read.
+        Offsets before the positions count as read.
         """
         order = StreamOrder(own)
         order.moved(positions)
@@ -83,10 +83,10 @@ class HistoryIndex:
         return self._vector.keys()
 
     def find(self, partition: int, offset: int, wait: float) -> Span | None:
-        """The commit of an offset, asked for in rising order on each partition.
+        """The commit of an offset. Offsets have to rise from call to call on each partition.
 
-        None: the history does not show it yet; then it may be asked for again. ``wait``: seconds that it may
-        take until it does.
+        None: the history does not show it yet; the same offset may be asked for again. ``wait``: seconds to wait
+        for the history.
         """
         spans = self._spans.setdefault(partition, deque())
         deadline = self._clock.monotonic() + wait
@@ -109,18 +109,18 @@ class HistoryIndex:
         return Span(offset, end, None, 0, FOREIGN)
 
     def keep(self, partition: int) -> None:
-        """Name what is in the partition though its records are cut off the history, as if it had been adopted."""
+        """Name events whose records are truncated from the history, as if the stream had adopted them."""
         self._adopted[partition] = self._cut.pop(partition)
 
     def drop(self, partition: int, offset: int) -> None:
-        """Nothing below this offset will be asked for."""
+        """Forget offsets below this one, which are not needed any more."""
         spans = self._spans.setdefault(partition, deque())
         while spans and spans[0].end <= offset:
             spans.popleft()
             self._ahead -= 1
 
     def read_on(self, deadline: float = 0.0) -> bool:
-        """Read on in the history, as far as is sensible. False: nothing came until the deadline (monotonic)."""
+        """Read the history further, up to `MOST_SPANS`. False if nothing came until the deadline (monotonic)."""
         if self._ahead > MOST_SPANS:
             return False
         found = self._cursor.next(deadline)
@@ -128,7 +128,7 @@ class HistoryIndex:
             record = at.record
             if at.before == NO_PREVIOUS:  # the stream's very first
                 self._adopted = _ends(at)
-            elif at.before != self._last:  # the history may be cut up to here
+            elif at.before != self._last:  # the history may be truncated up to here
                 self._cut |= _ends(at)
             self._last = at.offset
             if isinstance(record, EpochRecord):

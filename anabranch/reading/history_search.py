@@ -1,4 +1,4 @@
-"""Finds records in a stream's history without reading all of it: by halving, by time, and from its end."""
+"""Finds records in a stream's history without reading all of it: by bisection, by time, and from its end."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from anabranch.reading.committed_log import CommittedLog
 from anabranch.reading.history import Found, HistoryCursor, HistoryRecord
 from anabranch.schemas.records import CommitRecord, EpochRecord
 
-_NEAR = 16  # offsets; so few are read over rather than halved, and the first step back from the end
-_EARLIEST = from_us(10**15)  # of 2001: what is below is a Unix time, in some unit
-_FARTHER = 8  # each step back is so many times the one before
+_NEAR = 16  # up to this many offsets are read instead of bisected; also the first step back from the end
+_EARLIEST = from_us(10**15)  # in 2001: a lower number is a Unix time in some unit, given by mistake
+_FARTHER = 8  # each step back is longer than the one before by this factor
 
 Start = str | int | datetime
 Predicate = Callable[[HistoryRecord], bool]
 
 
 def check_start(start: Start) -> str | int:
-    """'begin', 'end', or a hybrid time, also that of a moment. `InvalidArgument` for anything else."""
+    """'begin', 'end', or a hybrid time (a moment is converted). `InvalidArgument` for anything else."""
     if isinstance(start, str) and start in ("begin", "end"):
         return start
     if isinstance(start, int | datetime) and (checked := check_at(start, "start")) is not None:
@@ -34,7 +34,7 @@ def check_start(start: Start) -> str | int:
 
 
 def check_at(at: object, name: str = "at") -> int | None:
-    """A hybrid time, also that of a moment, or None. `InvalidArgument` for anything else."""
+    """A hybrid time (a moment is converted), or None. `InvalidArgument` for anything else."""
     if isinstance(at, datetime):
         return from_datetime(at)
     if isinstance(at, int) and not isinstance(at, bool) and 0 < at < _EARLIEST:
@@ -51,9 +51,9 @@ def check_at(at: object, name: str = "at") -> int | None:
 def heads(
     searches: Mapping[str, HistorySearch], together: Mapping[str, int], start: str | int
 ) -> dict[str, Found | None]:
-    """`HistorySearch.as_of` of each stream: one cut, which has all or nothing of every transaction.
+    """`HistorySearch.as_of` of each stream, so that together they have all or nothing of every transaction.
 
-    ``together``: stream -> a number; streams with different ones never share a transaction.
+    ``together``: stream -> a number; streams with different numbers never share a transaction.
     """
     found = {stream: search.as_of(start) for stream, search in searches.items()}
     last: dict[int, int] = {}
@@ -63,13 +63,13 @@ def heads(
     for stream, at in found.items():
         newest = last.get(together[stream])
         if newest is not None and (at is None or at.record.timestamp != newest):
-            # Looked at too early, perhaps: before the others of its round were there.
+            # This history may have been read too early, before other commits of the round arrived.
             found[stream] = searches[stream].as_of(newest)
     return found
 
 
 class HistorySearch:
-    """Searches of one history, each for a while of its own. `NotReady` when time runs out."""
+    """Searches of one history, each with its own time limit: `NotReady` when it is over."""
 
     def __init__(self, source: CommittedLog, stream: str, timeout: float) -> None:
         """``timeout``: seconds, of each search."""
@@ -81,10 +81,10 @@ class HistorySearch:
         self._low = self._high = 0
 
     def as_of(self, start: str | int) -> Found | None:
-        """The record at which a reader starts; None: the stream's beginning.
+        """The record at which a reader starts; None for the stream's beginning.
 
         The last record of the history ('end'), or the last one at or below a hybrid time, with its vector.
-        All that was committed before this call counts. `SnapshotExpired`: its vector can't be told any more.
+        All that was committed before this call is included. `SnapshotExpired`: its vector is not known any more.
         """
         if start == "begin":
             return None
@@ -102,12 +102,15 @@ class HistorySearch:
         return found or self._back_to(self._last(), start)
 
     def last(self) -> Found | None:
-        """The last record, as it stands; None: the history is empty, so far. Its `end` is where that was seen."""
+        """The last record, without completing its vector; None if the history is empty.
+
+        `end` is where the search saw the end.
+        """
         self._look()
         return self._last()
 
     def before(self, offset: int) -> Found | None:
-        """The last record below an offset, with its vector; None: there is none, so far or any more."""
+        """The last record below an offset, with its vector; None if it does not exist yet, or is deleted."""
         self._look()
         return self._whole(self._last(min(offset, self._high)))
 
@@ -125,14 +128,14 @@ class HistorySearch:
             yield at
 
     def commits(self, above: int, until: int, most: int) -> list[CommitRecord]:
-        """The newest commits above a hybrid time and up to another one, rising; at most so many."""
+        """The newest commits above a hybrid time and up to another one, rising; at most ``most``."""
         self._look()
         high, window = self._by_time(until), _NEAR + 2 * most  # a marker follows a commit
         while True:
             low = max(self._low, high - window)
             first, found = MAX, deque[CommitRecord](maxlen=most)
             for _, record in self._records(low):
-                # At or behind `high`, which may be a marker by a broker's clock.
+                # At or after `high`, which may be a marker with a broker's time.
                 if record.timestamp > until:
                     break
                 first = min(first, record.timestamp)
@@ -150,7 +153,7 @@ class HistorySearch:
     def since_vector(self, found: Found) -> list[Found]:
         """The records from the last one with a vector up to this one, which a search found.
 
-        Raises: SnapshotExpired: the vector can't be told any more.
+        Raises: SnapshotExpired: the vector is not known any more.
         """
         if has_vector(found.record):
             return [found]
@@ -164,15 +167,15 @@ class HistorySearch:
         return since
 
     def is_cut(self) -> bool:
-        """Whether the beginning of the history is deleted, as it was seen by the last search."""
+        """Whether the beginning of the history was deleted when the last search began."""
         oldest = self._first(self._low)
         return self._low > 0 if oldest is None else oldest.record.previous != NO_PREVIOUS
 
     def not_beyond(self, positions: Mapping[int, int]) -> Found | None:
-        """A record before which all is at or below the positions, so that a reader may begin with it.
+        """A record with which a reader at these positions may begin: all records before it are at or below them.
 
-        ``positions``: partition -> offset, 0 if not given. The record is the first one that goes beyond one
-        of them, or one a little before. None: the history is empty, so far.
+        ``positions``: partition -> offset, 0 if not given. The record is the first one that exceeds one of them, or
+        a little earlier. None if the history is empty.
         """
         self._look()
 
@@ -184,14 +187,14 @@ class HistorySearch:
         return self._first(self._before(self._high, goes_beyond, has_vector))
 
     def oldest_whole(self) -> Found | None:
-        """The first record with a vector: as a rule the very first, from where all the rest is told."""
+        """The first record with a vector: usually the very first record, from which all others can be completed."""
         self._look()
         return self._first(self._low, has_vector)
 
     def passing(self, partition: int, offset: int) -> int:
-        """An offset from which on the commits of this offset, and of all after it on the partition, are met.
+        """A place in the history from which a reader meets the commits of this offset and of all later ones.
 
-        At or a little before the first record that goes beyond it; the history's end if none does, so far.
+        The place is at or a little before the first record that exceeds the offset; the history's end without one.
         """
         self._look()
         return self._before(
@@ -203,20 +206,22 @@ class HistorySearch:
         )
 
     def epoch(self, commit: Found) -> EpochRecord | None:
-        """The EPOCH record of a commit's stream epoch; None if the history is cut after it.
+        """The EPOCH record of a commit's stream epoch; None if the history is truncated after it.
 
-        ``commit``: as the last search found it, so the history is not looked at again.
+        ``commit``: from the last search, so the end of the history is not asked for again.
         """
         self._deadline = self._source.clock.monotonic() + self._timeout
         return self._epoch(commit.record.stream_epoch, commit.offset)
 
     def epoch_record(self, wanted: int) -> EpochRecord | None:
-        """The EPOCH record of a stream epoch; None: there is none, so far or any more."""
+        """The EPOCH record of a stream epoch; None if it does not exist yet, or is deleted."""
         self._look()
         return self._epoch(wanted, self._high)
 
     def _epoch(self, wanted: int, high: int) -> EpochRecord | None:
-        """An epoch begins with its record, at or before ``high``; epochs never fall along the history."""
+        """Bisect for the record that begins an epoch, at or before ``high``: epochs never fall along the
+        history.
+        """
         low = self._low
         if wanted > 0:
             low = self._before(high, lambda record: record.stream_epoch >= wanted)
@@ -228,7 +233,7 @@ class HistorySearch:
         return None
 
     def newest_epochs(self, count: int) -> Iterator[HistoryRecord]:
-        """The records of so many stream epochs, up to the history's present end."""
+        """The records of the last ``count`` stream epochs, up to the history's present end."""
         self._look()
         last = self._last()
         first = max(0, last.record.stream_epoch - count + 1) if last is not None else 0
@@ -239,10 +244,10 @@ class HistorySearch:
             if found.record.stream_epoch >= first:
                 yield found.record
 
-    # -- how ------------------------------------------------------------------------------------------
+    # -- steps of a search ----------------------------------------------------------------------------
 
     def _look(self) -> None:
-        """See how long the history is now: all earlier commits end there, visible yet or not."""
+        """Ask for the end of the history: all earlier commits are below it, even if they are not visible yet."""
         self._deadline = self._source.clock.monotonic() + self._timeout
         self._low = self._source.start_offsets([self._place], self._deadline)[self._place]
         self._high = self._source.end_offsets([self._place], self._deadline)[self._place]
@@ -266,7 +271,7 @@ class HistorySearch:
                 raise NotReady(f"{self._place.topic} can't be read to its end, {self._high}{why}")
 
     def _first(self, offset: int, fits: Predicate | None = None) -> Found | None:
-        """The first record from an offset on, or the first one that fits."""
+        """The first record from an offset on that fits."""
         found = self._records(offset, 1)
         return next((at for at in found if fits is None or fits(at.record)), None)
 
@@ -278,10 +283,11 @@ class HistorySearch:
         return Found(found.offset, completed(found.record, (at.record for at in since)))
 
     def _before(self, high: int, holds: Predicate, fits: Predicate | None = None) -> int:
-        """An offset at or a little before the first record that ``holds`` is true of, and of all after it.
+        """An offset at or a little before the first record for which ``holds`` is true; it is true for all later
+        ones.
 
-        Searched from the end, where readers mostly are. All records before the offset don't hold. ``fits``: of
-        which records it can be said; not many come between them.
+        The search begins at the end, where readers usually are. ``holds`` is false for all records before the
+        offset. ``fits``: the records for which ``holds`` is defined; there are few others between them.
         """
         low = self._low
         step = _NEAR
@@ -301,7 +307,7 @@ class HistorySearch:
         return low
 
     def _last(self, high: int | None = None) -> Found | None:
-        """The last record below ``high``; None: the end that was seen."""
+        """The last record below ``high`` (None: the end that was seen)."""
         high = self._high if high is None else high
         window = _NEAR
         while True:
@@ -319,10 +325,10 @@ class HistorySearch:
         return self._high if found is None else found
 
     def _back_to(self, found: Found | None, timestamp: int) -> Found | None:
-        """The last record at or below a hybrid time, from a later one back."""
+        """The last record at or below a hybrid time, searched backwards from a later one."""
         while found is not None and found.record.timestamp > timestamp:
             previous = found.before
             earlier = self._first(previous) if previous >= self._low else None
-            # Retention may have come in between; then the next record is shown instead.
+            # Retention may have deleted it meanwhile: then the next record is found instead.
             found = earlier if earlier is not None and earlier.offset == previous else None
         return found

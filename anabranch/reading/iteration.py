@@ -1,4 +1,4 @@
-"""Iterating, closing and forking: what all readers have in common."""
+"""Iterating, closing and forking: the base of all readers."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ T = TypeVar("T")
 
 
 class Iteration(Iterator[T], Generic[T]):
-    """An iterator that is closed, or used as a context manager. One thread at a time, but for `close`.
+    """An iterator that is closed, or used as a context manager. One thread at a time, except for `close`.
 
-    A loop holds only the generator, and that the reader: leaving the loop frees both, at once.
+    A loop references only the generator, and the generator the reader: leaving the loop frees both at once.
     """
 
     _member: GroupMember | None = None  # of the reader's group, if it has one
-    _resumes_after: type[AnabranchError] = RetryError  # the call after such an error goes on
+    _resumes_after: type[AnabranchError] = RetryError  # after such an error the next call continues
 
     def __init__(self) -> None:
-        self._closed = True  # until all is made
+        self._closed = True  # until `__init__` of the subclass is done
         self._generator: Generator[T, None, None] | None = None
 
     @abstractmethod
     def _run(self) -> Generator[T, None, None]:
-        """Everything from the reader's position on."""
+        """Yield everything from the reader's position on."""
 
     @abstractmethod
     def _free(self) -> None:
-        """Free everything: the reader counts as closed already."""
+        """Free everything. The reader counts as closed already."""
 
     def __iter__(self) -> Generator[T, None, None]:
         return self._run()
@@ -48,7 +48,7 @@ class Iteration(Iterator[T], Generic[T]):
             raise
 
     def __del__(self) -> None:
-        # At its end a process closes its client first, while modules are there to do it with.
+        # At its end a process closes its client before, while modules still exist.
         if not getattr(self, "_closed", True) and not sys.is_finalizing():
             self.close()
 
@@ -59,29 +59,29 @@ class Iteration(Iterator[T], Generic[T]):
         self.close()
 
     def close(self) -> None:
-        """Free everything; with a group, commit what is processed first. Harmless if closed already."""
+        """Free everything; with a group, commit first what is processed. Closing twice is harmless."""
         if not self._closed:
             self._closed = True
             self._free()
 
     def _is_closed(self) -> bool:
-        """Whether it is closed by now, perhaps by another thread."""
+        """Whether the reader is closed, perhaps by another thread."""
         return self._closed
 
     def after_fork(self) -> None:
-        """In a forked child: free nothing, ever."""
+        """In a forked child: never free anything."""
         self._closed = True
         if self._member is not None:
             self._member.leak()
 
 
 def check_group(group: str | None) -> str | None:
-    """The name of a group, checked by `check_text`; None: there is no group."""
+    """The name of a group, checked by `check_text`; None without a group."""
     return None if group is None else check_text("a group's name", group)
 
 
 def check_timeout(timeout: float | None) -> float | None:
-    """Seconds, or None: without end."""
+    """Seconds, or None for no limit."""
     if timeout is not None:
         check_type("a timeout, in seconds,", timeout, int, float)
     if timeout is not None and not 0 <= timeout < 1e9:

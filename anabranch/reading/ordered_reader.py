@@ -16,12 +16,14 @@ from anabranch.topics.names import stream_topic
 from anabranch.types import Event
 
 COMMIT_EVERY_S = 1.0
-_IDLE_S = 0.25  # then the history is read on, which may name new partitions
-_HELD_S = (0.02, 0.1)  # and so soon, at first and later, if something is waited for
+_IDLE_S = (
+    0.25  # without events for this long, more of the history is read: it may name new partitions
+)
+_HELD_S = (0.02, 0.1)  # the same at first and later, while events wait for their turn
 _SETTLE_S = 0.25
 _ASK_EVERY_S = 0.1
-_TICK_S = 0.5  # so often the group is heard while events are processed
-# A step should be worked off within these seconds: then the next one may be bigger, or else is smaller.
+_TICK_S = 0.5  # how often the group is served while events are processed
+# A step should be processed within these seconds: then the next one may be bigger, otherwise it is smaller.
 _QUICK_S, _SLOW_S = 0.05, 0.25
 _FIRST_STEP = 64
 _BIGGEST_STEP = 1024
@@ -33,11 +35,10 @@ _NOTHING = Step(TopicPartition("", 0), [], lambda _: iter(()))
 class Reader(Iteration[Event]):
     """Committed events, one after the other. An iterator; close it, or use it as a context manager.
 
-    Events of one key come in commit order, however the stream is scaled meanwhile. With a group, its members
-    share the partitions, and each goes on where the group has come to. An event counts as processed when the
-    next one is asked for; positions are committed every second or so, when a sealed segment is read to its
-    end, when partitions move to another member, and at `close`. So each event comes at least once. One thread
-    at a time.
+    Events of one key come in commit order, however the stream is scaled meanwhile. The members of a group share the
+    partitions, and a member resumes a partition at the group's position. An event counts as processed when the
+    next one is requested. Positions are committed about every second, when a sealed segment is read to its end,
+    when partitions move to another member, and at `close`. So each event comes at least once. One thread at a time.
     """
 
     def __init__(
@@ -60,7 +61,7 @@ class Reader(Iteration[Event]):
         self._next_commit = self._clock.monotonic() + COMMIT_EVERY_S
         self._assigned_by = self._clock.monotonic() + ask_timeout
         self._assigned = False
-        # Partitions given to us and not begun with yet.
+        # Partitions assigned to this member whose reading has not begun yet.
         self._gains: dict[str, set[int]] | None = None
         self._begin_by = self._ask_at = 0.0
         self._term = 0  # raised when partitions come or go
@@ -86,11 +87,11 @@ class Reader(Iteration[Event]):
             member.join(list(self._names), self._gained, self._lost)
 
     def commit(self) -> None:
-        """Commit in the group what is processed so far, and wait for it. Without a group: nothing."""
+        """Commit in the group what is processed, and wait for it. Without a group it does nothing."""
         self._commit(wait=True)
 
     def _free(self) -> None:
-        self._next_tick = 0.0  # the iterating thread sees it with the next event
+        self._next_tick = 0.0  # so that the iterating thread sees it at the next event
         self._commit(wait=True)
         if self._member is not None:
             self._member.close()
@@ -111,7 +112,7 @@ class Reader(Iteration[Event]):
                     if now() >= self._next_tick and not self._tick(step):
                         break
             if self._step is not step:
-                continue  # it was taken from us, or somebody iterates beside us and has gone on
+                continue  # the partition was revoked, or another thread iterates, too, and was faster
             try:
                 following = self._next_step()
             except (RuntimeError, RetryError):  # closed by another thread, with its connections
@@ -123,7 +124,10 @@ class Reader(Iteration[Event]):
             self._step = following
 
     def _tick(self, step: Step) -> bool:
-        """Every now and then within a step. Whether it goes on: it is still ours, and the reader open."""
+        """Serve the group within a step.
+
+        Returns whether the step may continue: still assigned, and the reader open.
+        """
         step.asked_for_more()
         now = self._clock.monotonic()
         self._next_tick = now + _TICK_S
@@ -153,7 +157,7 @@ class Reader(Iteration[Event]):
             step = self._ready_step()
             if step is not None:
                 break
-            spent = self._clock.monotonic() - now  # finding the way is no waiting
+            spent = self._clock.monotonic() - now  # searching positions does not count as waiting
             now += spent
             if give_up is not None:
                 give_up += spent
@@ -181,7 +185,7 @@ class Reader(Iteration[Event]):
         return None
 
     def _fetch(self, deadline: float) -> bool:
-        """Get more. Whether something came until the deadline (monotonic seconds)."""
+        """Fetch more. Returns whether something came until the deadline (monotonic seconds)."""
         waiting: set[TopicPartition] = set()
         for stream in self._streams.values():
             waiting |= stream.waiting()
@@ -194,13 +198,13 @@ class Reader(Iteration[Event]):
         return bool(portions)
 
     def _end_step(self) -> None:
-        """The step is given out and processed."""
+        """Note that the step is processed, and adapt the size of the next one."""
         step, self._step = self._step, _NOTHING
         if not step.offsets or self._closed:
             return
         if self._member is not None:
             self._processed[step.place] = step.offsets[-1] + 1
-        # A step should be worked off in a moment, at the caller's pace.
+        # Adapt to the pace of the caller.
         spent = self._clock.monotonic() - self._step_began
         if spent > _SLOW_S:
             self._step_size = max(1, self._step_size // 2)
@@ -210,7 +214,7 @@ class Reader(Iteration[Event]):
     # -- positions ------------------------------------------------------------------------------------
 
     def _settle(self, idle: bool) -> bool:
-        """Between steps. Whether something is held that waits for its turn."""
+        """Update positions between steps. Returns whether events wait for their turn."""
         self._next_settle = self._clock.monotonic() + _SETTLE_S
         finished = False
         for topic, stream in self._streams.items():
@@ -225,7 +229,7 @@ class Reader(Iteration[Event]):
         return any(stream.holds for stream in self._streams.values())
 
     def _gained(self, partitions: list[TopicPartition]) -> None:
-        """New partitions, all that are ours now. They are begun with outside of this callback."""
+        """Note all partitions assigned now. Reading them begins outside of this callback."""
         self._term += 1
         self._feed.assign({})
         self._gains = {topic: set() for topic in self._names}
@@ -235,7 +239,7 @@ class Reader(Iteration[Event]):
         self._begin_by = self._ask_at + self._ask_timeout
 
     def _begin_with_gains(self, now: float) -> None:
-        """Stand where the group has come to, once that is known. `NotReady` when it takes too long."""
+        """Begin at the group's positions, once these are known. `NotReady` when it takes too long."""
         if self._gains is None or now < self._ask_at:
             return
         self._ask_at = now + _ASK_EVERY_S
@@ -255,7 +259,9 @@ class Reader(Iteration[Event]):
         self._begin(positions)
 
     def _begin(self, positions: dict[str, dict[int, int]]) -> None:
-        """Read on from these positions (topic -> partition -> offset): our partitions; without a group all."""
+        """Read the assigned partitions, or without a group all, from these positions (topic -> partition ->
+        offset).
+        """
         gains, self._gains = self._gains, None
         places: dict[TopicPartition, int] = {}
         for topic, offsets in positions.items():
@@ -267,7 +273,7 @@ class Reader(Iteration[Event]):
         self._assigned = True
 
     def _lost(self, partitions: list[TopicPartition], may_commit: bool) -> None:
-        """All partitions go; what is processed is committed if they are still ours."""
+        """Stop reading all partitions, and commit what is processed if that is still allowed."""
         self._term += 1
         if may_commit:
             self._commit(wait=True)
@@ -311,21 +317,25 @@ class Starting:
         self._topic = stream_topic(stream)
         self._start = start
         self._timeout = timeout
-        self._making: dict[TopicPartition, int] = {}  # offered to the group, and not all taken yet
+        self._making: dict[
+            TopicPartition, int
+        ] = {}  # the vector of a new group, until all of it is committed
 
     def alone(self) -> dict[int, int]:
-        """Partition -> offset for a reader without a group, of partitions too that a broker does not show yet."""
+        """Partition -> offset for a reader without a group, including partitions that a broker does not show
+        yet.
+        """
         found = self._search.as_of(self._start)
         vector = {} if found is None else found.vector()
         return {p: max(first, vector.get(p, 0)) for p, first in self._first_offsets(vector).items()}
 
     def in_group(self, member: GroupMember, own: Collection[int]) -> dict[int, int] | None:
-        """Partition -> offset for a member with these partitions. None: the group is not made yet, ask again.
+        """Partition -> offset for a member with these partitions; None until the group has positions: ask again.
 
-        A group with any position in the stream is made: what it has stays, as that of plain Kafka consumers, and
-        partitions without a position are new, and begin at their beginning. Only the member with partition 0 makes
-        a group: it commits a whole vector in one request. Nothing else tells that a group is made: brokers drop a
-        group's offsets of topics that its members do not subscribe to, however busy it is.
+        A group with any position in the stream counts as initialised: its positions stay, also those of plain Kafka
+        consumers, and partitions without one are new and begin at their beginning. Only the member with partition 0
+        initialises a group, by committing a whole vector in one request. No other mark is possible, because brokers
+        drop a group's offsets of topics that its members do not subscribe to.
         """
         firsts = self._first_offsets(own)
         committed = member.committed(
@@ -345,7 +355,7 @@ class Starting:
         }
 
     def _first_offsets(self, known: Collection[int]) -> dict[int, int]:
-        """The first offset that is still there, of all partitions, and of those that are known before."""
+        """The first undeleted offset of each partition, including partitions that are known already."""
         deadline = self._source.clock.monotonic() + self._timeout
         count = partitions_of(self._source, [self._stream], deadline)[self._topic]
         places = [

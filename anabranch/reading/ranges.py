@@ -1,6 +1,6 @@
-"""Offset ranges of a stream's partitions as Arrow record batches, the commit of each event beside it.
+"""Offset ranges of a stream's partitions as Arrow record batches, with the commit of each event.
 
-Batches are fetched raw and walked by compiled code.
+Batches are fetched raw and decoded by compiled code.
 """
 
 from __future__ import annotations
@@ -37,13 +37,15 @@ _EVENT_BYTES = 1 << 10
 
 
 def warm() -> None:
-    """Load what is compiled (1 s; 15 s the first time on a machine): the first range would wait for it."""
+    """Load the compiled code (1 s; 15 s the first time on a machine), so that the first range need not wait for
+    it.
+    """
     columns_read.warm()
     commits_module.warm()
 
 
 class _Asked(NamedTuple):
-    """Arguments of `RangeReader.read`, besides the offsets."""
+    """Arguments of `RangeReader.read` except the offsets."""
 
     stream: str
     partition: int
@@ -52,13 +54,13 @@ class _Asked(NamedTuple):
 
 
 class RangeReader:
-    """Reads ranges one after the other over the same connections; close it, or use it as a context manager.
+    """Reads ranges one after the other over the same connections. Close it, or use it as a context manager.
 
-    One thread at a time. Not to be pickled, nor used in a forked child: make it where it is used.
+    One thread at a time. A reader can't be pickled, or used in a forked child: create it where it is used.
     """
 
     def __init__(self, ports: ReaderPorts, timeout: float = DEFAULT_TIMEOUT_S) -> None:
-        """``timeout``: seconds that may pass without anything new."""
+        """``timeout``: seconds to wait without new records."""
         self._timeout = timeout
         self._foreign: dict[str, Foreign] = {}
         self._clock = ports.clock
@@ -90,19 +92,20 @@ class RangeReader:
     ) -> Iterator[pa.RecordBatch]:
         """Committed events at the offsets from ``first`` up to ``end`` (not included), in order.
 
-        Batches have `anabranch.reading.event_columns.SCHEMA`, some 10,000 rows or some megabytes; none is empty.
+        Batches have `anabranch.reading.event_columns.SCHEMA`, and about 10,000 rows or some megabytes; empty ones
+        are not yielded.
 
         ``history``: (offset, end or None) of a part of the stream's history that has all commits of the range;
         None: it is searched. ``low``, ``high``: commit timestamps (hybrid time), both included; ``segments``:
-        ids. Events that these leave out are not read where they can be skipped. An event whose commit the history
-        does not tell any more is in none of them. Records that no controller put there are left out.
+        ids. Events outside of these filters are not fetched where they can be skipped. An event whose commit is not
+        in the history any more matches no filter. Foreign records are skipped.
 
-        ``places``: some of `anabranch.reading.event_columns.PLACES`: nothing else is wanted. Events of which the
-        history tells as much are not fetched then, and their batches have these columns alone. ``ids``: of the
-        stream to which the offsets belong; another stream of its name raises `UnknownStream`.
+        ``places``: some of `anabranch.reading.event_columns.PLACES`, if no other columns are needed. Events whose
+        columns follow from the history are not fetched then. ``ids``: topic ids of the stream to which the offsets
+        belong; another stream of its name raises `UnknownStream`.
 
         Raises: InvalidArgument, UnknownStream, SnapshotExpired (retention has removed some of it), NotReady and
-        DeadlineExceeded (nothing new came for the reader's timeout; again is safe), FixCallError.
+        DeadlineExceeded (nothing new came for the reader's timeout; repeating is safe), FixCallError.
         """
         if not 0 <= first <= end:
             raise InvalidArgument(f"offsets {first} to {end}: a range, from 0 on")
@@ -117,7 +120,7 @@ class RangeReader:
         self, asked: _Asked, first: int, end: int, wanted: Collection[str]
     ) -> Iterator[pa.RecordBatch]:
         commits, choice = self._commits(asked, first), asked.choice
-        at = min(end, max(first, commits.told_from()))
+        at = min(end, max(first, commits.known_from()))
         yield from self._read(asked, first, at)
         batches = EventBatches(asked.stream, asked.partition)
         while at < end:
@@ -157,7 +160,7 @@ class RangeReader:
         place = TopicPartition(stream_topic(stream), partition)
         commits = self._commits(asked, first)
         batches = EventBatches(stream, partition)
-        # A short range needs little room: arrays made for each have to be cleared, too.
+        # A short range gets small arrays: arrays have to be cleared for each range.
         size = min(MAX_BYTES, max(_LEAST_ROOM, (end - first) * _EVENT_BYTES))
         builder = ColumnsBuilder(min(MAX_ROWS, end - first), size)
         everything = np.array([[first], [end]], dtype=np.int64)
@@ -188,12 +191,12 @@ class RangeReader:
     def _committed(
         self, columns: Columns, commits: CommitHistory, batches: EventBatches
     ) -> Iterator[pa.RecordBatch]:
-        """Record batches of these columns, without records of others."""
+        """Record batches of these columns, without foreign records."""
         joined = commits.spans.join(columns.offsets)
         foreign = commits.foreign(columns, joined)
         if foreign is not None:
             first, count = int(columns.offsets[foreign.argmax()]), int(foreign.sum())
-            self._foreign[batches.stream].passed_over(batches.partition, first, count)
+            self._foreign[batches.stream].count_skipped(batches.partition, first, count)
         return batches.of(columns, joined, foreign)
 
     def _skip(
@@ -215,7 +218,7 @@ class RangeReader:
     def _fetch(self, place: TopicPartition, position: int, end: int) -> Fetched:
         deadline = self._clock.monotonic() + self._timeout
         while True:
-            # Records behind a short range are not fetched along.
+            # Don't fetch records after a short range.
             most = min(FETCH_BYTES, max(_LEAST_BYTES, (end - position) * _EVENT_BYTES))
             part = self._source.fetch(place, position, deadline, most)
             if part is not None:
@@ -231,6 +234,6 @@ class RangeReader:
 
 
 def _meet(wanted: Longs, batch: RawBatch) -> bool:
-    """Whether a batch has offsets that are wanted."""
+    """Whether a batch has wanted offsets."""
     at = int(np.searchsorted(wanted[1], batch.base_offset, side="right"))
     return at < wanted.shape[1] and int(wanted[0, at]) < batch.next_offset

@@ -1,4 +1,4 @@
-"""Makes a client's readers, and ends them with it."""
+"""Creates a client's readers, and closes them with it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Readers:
-    """The readers of one client. ``timeout``: seconds that a question of theirs may take."""
+    """The readers of one client. ``timeout``: seconds that one of their questions may take."""
 
     def __init__(self, ports: ReaderPorts, timeout: float) -> None:
         self.ports = ports
@@ -50,7 +50,7 @@ class Readers:
         *,
         whole: bool = False,
     ) -> TransactionReader:
-        """A reader of whole transactions. ``whole``: it passes over none that is deleted."""
+        """A reader of whole transactions. ``whole``: it raises instead of skipping deleted ones."""
         parts = self.ports, stream, group, timeout, start, self.timeout
         reader = TransactionReader(*parts, whole=whole)
         self._made.add(reader)
@@ -63,7 +63,7 @@ class Readers:
         timeout: float | None,
         together: Callable[[Sequence[str], float], Mapping[str, int]],
     ) -> TaskReader:
-        """A reader of the events of a tenure's tasks. ``together``: `Client.together` by a deadline."""
+        """A reader of the events of a tenure's tasks. ``together``: `Client.together` with a deadline."""
         need("numpy")
         from anabranch.reading.tasks.reader import TaskReader
 
@@ -115,6 +115,6 @@ class Readers:
             reader.close()
 
     def after_fork(self) -> None:
-        """In a forked child: free nothing, ever."""
+        """In a forked child: never free anything."""
         for reader in list(self._made):
             reader.after_fork()

@@ -1,11 +1,11 @@
 """Snapshots: streams of one control partition as of a commit timestamp. `Client.snapshot`.
 
-A snapshot is plain data, its *plan*: the timestamp, and for each stream the offsets between which its events lie,
-from the vector of the last history record at or below the timestamp. The controller's answer to `SafeTime`
-makes that record final. Offsets never move, so each reading of the plan gives the same; retention may delete events
-that it names, and that is an error by name. A difference begins at the vector of an earlier timestamp; a position
-is a plan that begins after what was given out. Plans have the ids of the topics of their offsets, so that a stream
-that was deleted and made again is not mistaken for the old one.
+A snapshot is plain data, its *plan*: the timestamp, and for each stream the offsets of its events, from the vector
+of the last history record at or below the timestamp. The controller's answer to `SafeTime` makes that record final.
+Offsets never move, so each reading of the plan gives the same events, or an error when retention has deleted some.
+A difference begins at the vector of an earlier timestamp; a position is a plan that begins after the events already
+read. Plans have the ids of the topics, so that a stream that was deleted and created again is not taken for the old
+one.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _NO_EVENT = 1 << 62
 class SnapshotPlan(NamedTuple):
     """A snapshot as plain data, to be pickled and read anywhere: `Client.open_snapshot`.
 
-    ``timestamp``: hybrid time. ``cuts``: stream -> its offsets. ``since``: of a difference, where it begins.
+    ``timestamp``: hybrid time. ``cuts``: stream -> its offsets. ``since``: the beginning of a difference.
     """
 
     timestamp: int
@@ -58,7 +58,7 @@ class SnapshotPlan(NamedTuple):
 
     @classmethod
     def of_text(cls, text: str) -> SnapshotPlan:
-        """The plan of such a text. `InvalidArgument`: it is none, or not whole."""
+        """The plan of a text. `InvalidArgument` if it is not a plan, or not whole."""
         try:
             version, checksum, *body = json.loads(text)
             sums = {_NO_IDS: body, _VERSION: [_VERSION, *body]}
@@ -86,10 +86,10 @@ def _sum_of(summed: list[Any]) -> int:
 
 
 class Snapshot:
-    """Streams as of a commit timestamp: of each transaction all events in them, or none.
+    """Streams as of a commit timestamp, with all or no events of each transaction.
 
-    Reading it twice gives the same events, or `SnapshotExpired` once retention has deleted some of them.
-    Thread-safe; its readers are not.
+    Reading it twice gives the same events, or `SnapshotExpired` once retention has deleted some of them. A
+    snapshot is thread-safe; its readers are not.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class Snapshot:
 
     @property
     def since(self) -> int | None:
-        """Hybrid time: every event's commit timestamp exceeds it. None: the snapshot is no difference."""
+        """Hybrid time that every event's commit timestamp exceeds; None if the snapshot is not a difference."""
         return self._plan.since
 
     @property
@@ -126,9 +126,9 @@ class Snapshot:
         return self._plan
 
     def position(self) -> str:
-        """The rest that is left to read, as text for `Client.open_snapshot` in any process.
+        """The rest to read, as text for `Client.open_snapshot` in any process.
 
-        A stream begins behind the last event that its newest reader has given out; one without a reader is whole.
+        A stream begins after the last event that its newest reader returned; a stream without a reader is complete.
         """
         cuts = {
             stream: cut._replace(start_offsets=given.positions())
@@ -143,18 +143,20 @@ class Snapshot:
         return dict(self._cut(stream).offsets)
 
     def start_offsets(self, stream: str) -> dict[int, int]:
-        """Partition -> first offset: what retention had left when it was taken, or the end as of `since`."""
+        """Partition -> first offset: the first undeleted one when the snapshot was taken, or the end as of
+        `since`.
+        """
         return dict(self._cut(stream).start_offsets)
 
     def history(self, stream: str) -> int:
-        """The offset after the snapshot's last record in the stream's history: later ones stand from there on."""
+        """The offset after the snapshot's last record in the stream's history."""
         return self._cut(stream).history
 
     def read(self, stream: str) -> SnapshotReader:
-        """The stream's events, each key in commit order; iterate over what is returned: it ends by itself.
+        """The stream's events, each key in commit order. The returned iterator ends by itself.
 
-        Raises: SnapshotExpired, UnknownStream (it was deleted, and perhaps made again), NotReady; while iterating
-        those and DeadlineExceeded (read again).
+        Raises: SnapshotExpired, UnknownStream (it was deleted, perhaps created again), NotReady; while iterating
+        also DeadlineExceeded (read again).
         """
         reader = self._reader(stream, self._cut(stream))
         self._given[stream] = reader.given
@@ -163,8 +165,8 @@ class Snapshot:
     def changes(self, stream: str) -> Iterator[Event]:
         """The last event of each key, in the order of reading: with `since`, what has changed from then on.
 
-        A value of None says that the key was deleted. Events without a key are left out. All keys are in memory.
-        Raises: as `read`, before the first event is given.
+        A value of None means that the key was deleted. Events without a key are skipped. All keys are in memory.
+        Raises: as `read`, before the first event is returned.
         """
         last: dict[bytes, Event] = {}
         with self.read(stream) as reader:
@@ -184,7 +186,7 @@ class Snapshot:
 
 
 def check_mode(mode: object) -> None:
-    """`InvalidArgument` if it is none of `Mode`."""
+    """`InvalidArgument` for a value that is not in `Mode`."""
     if mode not in get_args(Mode):
         raise InvalidArgument(f"mode {mode!r}: 'snapshot', or 'latest'")
 
@@ -228,9 +230,9 @@ def take(
 
 
 def newest(source: CommittedLog, streams: Sequence[str], deadline: float) -> int:
-    """The timestamp of these histories' newest record: all that was committed before this call is at or below.
+    """The timestamp of these histories' newest record, which no earlier commit exceeds; 0 without a record.
 
-    The log has it, so it is safe. 0: there is no record. Raises: UnknownStream, NotReady.
+    Such a timestamp is safe, because it is on the log. Raises: UnknownStream, NotReady.
     """
     partitions_of(source, streams, deadline)
     found = [_search(source, stream, deadline).last() for stream in streams]
@@ -247,7 +249,7 @@ def _cut(
     search = _search(source, stream, deadline)
     found = _as_of(search, stream, timestamp)
     if found is None:
-        return StreamCut({}, {}, 0)  # there was no such stream yet
+        return StreamCut({}, {}, 0)  # the stream did not exist yet
     ends = found.vector()
     topic = stream_topic(stream)
     places = [TopicPartition(topic, partition) for partition in ends]
@@ -274,7 +276,7 @@ def _cut(
 
 
 def _as_of(search: HistorySearch, stream: str, timestamp: int) -> Found | None:
-    """The last record at or below a timestamp; None: there was no such stream yet. `SnapshotExpired`."""
+    """The last record at or below a timestamp; None if the stream did not exist yet. `SnapshotExpired`."""
     found = search.as_of(timestamp)
     if found is None and search.is_cut():
         raise SnapshotExpired(
@@ -287,12 +289,12 @@ def _as_of(search: HistorySearch, stream: str, timestamp: int) -> Found | None:
 def _check_left(
     search: HistorySearch, stream: str, timestamp: int, found: Found, starts: Mapping[int, int]
 ) -> None:
-    """`SnapshotExpired` if a partition has lost all that it had then, while later events came.
+    """`SnapshotExpired` if a partition has lost all that it had then, while later events were written.
 
-    They came to it, or to another one, as its segment is closed by now.
+    The later events are on that partition, or on another one because its segment is sealed by now.
     """
     ends = found.vector()
-    # Deletion may end at the last event, or beyond the marker behind it.
+    # Deletion may end at the last event, or after the marker that follows it.
     passed = [p for p, end in ends.items() if 0 < end <= starts[p]]
     now = search.as_of("end") if passed else None
     if now is None:
@@ -308,7 +310,7 @@ def _check_left(
 
 
 def _closed(search: HistorySearch, then: Found, now: Found) -> set[int]:
-    """The partitions of segments that were open at one record, and are not at a later one."""
+    """The partitions of segments that were open at one record, and sealed at a later one."""
     before, after = search.epoch(then), search.epoch(now)
     if before is None or after is None:
         return set()

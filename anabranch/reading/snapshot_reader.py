@@ -1,4 +1,4 @@
-"""Reading a stream as of a snapshot: the ordered reader's way through the epochs, up to given offsets."""
+"""Reading a stream as of a snapshot: in the order of the ordered reader, up to given offsets."""
 
 from __future__ import annotations
 
@@ -14,19 +14,18 @@ from anabranch.reading.stream_order import OrderedStream, Step
 from anabranch.topics.names import history_topic, stream_topic
 from anabranch.types import Event
 
-_BEYOND = 1 << 62  # no offset
-_IDLE_S = 0.25  # then the history is read on
-_HELD_S = (0.02, 0.1)  # and so soon, at first and later, if something waits for its turn
+_BEYOND = 1 << 62  # above all offsets
+_IDLE_S = 0.25  # without events for this long, more of the history is read
+_HELD_S = (0.02, 0.1)  # the same at first and later, while events wait for their turn
 _STEP = 1024
 
 
 class StreamCut(NamedTuple):
     """A stream as of a timestamp.
 
-    ``offsets``: partition -> end offset; a partition that is not named has nothing. ``start_offsets``: what
-    retention had left when the snapshot was taken, at most the end offset. ``history``: the offset after the last
-    record of the stream's history that belongs to it. ``ids``: of the topics to which these offsets belong; a cut
-    of an older version has none.
+    ``offsets``: partition -> end offset; a partition without one is empty. ``start_offsets``: the first undeleted
+    offsets when the snapshot was taken, at most the end offsets. ``history``: the offset after the last record of
+    the stream's history that belongs to it. ``ids``: topic ids of these offsets; empty in data of an older version.
     """
 
     offsets: Mapping[int, int]
@@ -36,19 +35,19 @@ class StreamCut(NamedTuple):
 
 
 class Given:
-    """How far a snapshot's reader has given out its events, partition by partition."""
+    """How far a snapshot's reader has returned events, by partition."""
 
     def __init__(self, starts: Mapping[int, int]) -> None:
         self._done = dict(starts)
         self._step: Step | None = None
 
     def begins(self, step: Step | None) -> None:
-        """The step before is given out; None: so is all."""
+        """Note that the step before is returned completely; None: all steps are."""
         self._done = self.positions()
         self._step = step
 
     def positions(self) -> dict[int, int]:
-        """Partition -> the offset behind the last event that was given out, or where its reading began."""
+        """Partition -> the offset after the last returned event, or at which reading began."""
         step = self._step
         if step is None or not step.given_to:
             return dict(self._done)
@@ -58,13 +57,13 @@ class Given:
 class SnapshotReader(Iteration[Event]):
     """The events of a stream as of a snapshot, each key in commit order. An iterator that ends by itself.
 
-    Its end frees everything, and so do closing and leaving it. One thread at a time.
+    Everything is freed at the end, by closing it, and by leaving the loop. One thread at a time.
     """
 
-    _resumes_after = AnabranchError  # an error is no end
+    _resumes_after = AnabranchError  # the next call continues after an error
 
     def __init__(self, ports: ReaderPorts, stream: str, cut: StreamCut, timeout: float) -> None:
-        """``timeout``: seconds until it gives up where the brokers show nothing more.
+        """``timeout``: seconds without new records until it gives up.
 
         Raises: SnapshotExpired, UnknownStream (the stream was deleted), NotReady.
         """
@@ -74,7 +73,7 @@ class SnapshotReader(Iteration[Event]):
         self._topic = stream_topic(stream)
         self._ends = cut.offsets
         self._timeout = timeout
-        # Partitions not fetched to their ends yet; of the others no more is fetched.
+        # Partitions that are not fetched to their ends yet.
         self._unread = {p for p, end in cut.offsets.items() if cut.start_offsets[p] < end}
         self._rest: Iterator[Event] = iter(())
         self.given = Given(cut.start_offsets)
@@ -105,7 +104,7 @@ class SnapshotReader(Iteration[Event]):
             rest = self._rest
             yield from rest
             if self._rest is not rest:
-                continue  # somebody iterates beside us and has gone on
+                continue  # another thread iterates, too, and was faster
             try:
                 step = self._next_step()
             except RetryError:  # closed by another thread, with its connections
@@ -119,7 +118,7 @@ class SnapshotReader(Iteration[Event]):
             self._rest = step.rest
 
     def _next_step(self) -> Step | None:
-        """The next events; None when all that the snapshot has is given out, or once it is closed."""
+        """The next events; None when all of the snapshot is returned, or the reader is closed."""
         give_up = self._clock.monotonic() + self._timeout
         patience = _HELD_S[0]
         idle = False
@@ -152,7 +151,7 @@ class SnapshotReader(Iteration[Event]):
         return None
 
     def _forget(self, waiting: set[int]) -> None:
-        """The history needs to know nothing more of partitions that are read to their ends."""
+        """Forget partitions that are read to their ends."""
         for partition in self._ends:
             if partition not in self._unread and partition not in waiting:
                 self._ordered.index.drop(partition, _BEYOND)
@@ -168,7 +167,7 @@ def _expired(stream: str) -> SnapshotExpired:
 
 
 def _check_history(source: CommittedLog, stream: str, cut: StreamCut, timeout: float) -> None:
-    """The snapshot's last record is still there."""
+    """`SnapshotExpired` unless the snapshot's last record still exists."""
     place = TopicPartition(history_topic(stream), 0)
     if source.start_offsets([place], source.clock.monotonic() + timeout)[place] >= cut.history:
         raise SnapshotExpired(

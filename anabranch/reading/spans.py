@@ -1,4 +1,4 @@
-"""Which commit put an offset there: spans of one partition, as arrays."""
+"""Spans: the offset ranges of commits on one partition, as arrays."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _EMPTY: Longs = np.zeros(0, dtype=np.int64)
 
 @dataclass(frozen=True, slots=True)
 class CommitFilter:
-    """Which commits are wanted: timestamps from ``low`` to ``high``, both included; segments by id. None: all."""
+    """The wanted commits: timestamps from ``low`` to ``high``, both included; segments by id. None: no filter."""
 
     low: int | None = None
     high: int | None = None
@@ -33,10 +33,10 @@ class CommitFilter:
 
 
 class Joined(NamedTuple):
-    """The commit of each offset that is asked for; ``known`` is None if all are."""
+    """The commit of each requested offset; ``known`` is None if all commits are known."""
 
     spans: Spans
-    at: Longs  # which of the spans
+    at: Longs  # index of the span
     known: NDArray[np.bool_] | None
 
     @property
@@ -50,7 +50,7 @@ class Joined(NamedTuple):
         return self.spans.timestamps[self.at]
 
     def of_txns(self, ids: Bytes) -> NDArray[np.bool_]:
-        """Whether each commit is of the transaction whose id is given; ``ids``: in a row, zeros for none."""
+        """Whether each commit belongs to the given transaction; ``ids``: concatenated, zeros for none."""
         given = ids.view(np.int64)
         spans = self.spans
         heads, tails = spans.txn_heads[self.at], spans.txn_tails[self.at]
@@ -59,9 +59,10 @@ class Joined(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Spans:
-    """Commits in order: each put what lies at offsets [first, end) of the partition there, markers apart.
+    """Commits in order: the events at offsets [first, end) of the partition belong to one commit; markers may be
+    among them.
 
-    A transaction id is two numbers, its halves as they lie in memory. ``counts``: events.
+    A transaction id is two numbers, its halves in memory order. ``counts``: numbers of events.
     """
 
     firsts: Longs
@@ -91,7 +92,7 @@ class Spans:
         return Joined(near, at, known)
 
     def overlapping(self, first: int, end: int) -> Spans:
-        """Those that reach into [first, end)."""
+        """The spans that overlap [first, end)."""
         low = int(np.searchsorted(self.ends, first, side="right"))
         return self._cut(low, int(np.searchsorted(self.firsts, end)))
 
@@ -100,11 +101,11 @@ class Spans:
         return Spans(*(column[cut] for column in self.columns))
 
     def those(self, which: NDArray[np.bool_] | Longs) -> Spans:
-        """Some of them, by place or by yes and no."""
+        """Some of the spans, by index or by mask."""
         return Spans(*(column[which] for column in self.columns))
 
     def clipped(self, first: int, end: int) -> Spans:
-        """The parts within [first, end). -1 events: so many are not known, as markers lie among them."""
+        """The parts within [first, end). A count of -1 is unknown, because markers may be among the events."""
         firsts, ends = np.maximum(self.firsts, first), np.minimum(self.ends, end)
         dense = self.counts == self.ends - self.firsts
         whole = (firsts == self.firsts) & (ends == self.ends) & (self.counts <= ends - firsts)
@@ -112,18 +113,18 @@ class Spans:
         return replace(self, firsts=firsts, ends=ends, counts=counts)
 
     def plus(self, others: list[Spans]) -> Spans:
-        """These, and then the others."""
+        """These spans, followed by the others."""
         columns = zip(self.columns, *(o.columns for o in others), strict=True)
         return Spans(*map(np.concatenate, columns))
 
     @property
     def columns(self) -> tuple[Longs, ...]:
-        """All that is known of them."""
+        """All columns."""
         txns = self.txn_heads, self.txn_tails
         return self.firsts, self.ends, self.timestamps, self.segments, *txns, self.counts
 
     def taken(self, choice: CommitFilter) -> NDArray[np.bool_]:
-        """Which commits a filter takes."""
+        """A mask of the commits that a filter takes."""
         taken = np.ones(len(self), dtype=np.bool_)
         if choice.low is not None:
             taken &= self.timestamps >= choice.low
@@ -134,10 +135,12 @@ class Spans:
         return taken
 
     def wanted(self, choice: CommitFilter, first: int, end: int) -> Longs:
-        """The offsets within [first, end) of the commits that a filter takes: ranges, firsts above ends."""
+        """The offset ranges within [first, end) of the commits that a filter takes: a row of firsts above a row
+        of ends.
+        """
         near = self.overlapping(first, end)
         taken = near.taken(choice)
-        # A range begins where the commit before is not taken; what lies between two commits is markers.
+        # A range begins where the commit before is not taken; between two commits there are only markers.
         before = np.concatenate(([False], taken[:-1]))
         after = np.concatenate((taken[1:], [False]))
         firsts, ends = near.firsts[taken & ~before], near.ends[taken & ~after]

@@ -1,4 +1,4 @@
-"""One stream of a reader: gives its events out in stream order, and holds back those that must wait."""
+"""One stream of a reader: returns its events in stream order, and keeps events that have to wait."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from anabranch.types import Event
 
 log = logging.getLogger("anabranch.client")
 
-EVERYTHING = range(1 << 31)  # all partitions, those that are not there yet too
-_AT_ONCE_S = 0.2  # history comes with the data; more is waited for without standing still
+EVERYTHING = range(1 << 31)  # all partitions, including future ones
+_AT_ONCE_S = 0.2  # the history arrives with the data; longer waits do not block the reader
 _FIRST_PAUSE_S = 0.05
 _LAST_PAUSE_S = 0.5
 _STARTS_EVERY_S = 5.0
 
 
 class Step:
-    """Events of one partition that may be given out, in order."""
+    """Events of one partition that may be returned, in order."""
 
     __slots__ = ("_floor", "_left", "offsets", "place", "rest")
 
@@ -39,15 +39,15 @@ class Step:
         offsets: list[int],
         make: Callable[[Iterator[int]], Iterator[Event]],
     ) -> None:
-        """``make``: makes the events, each when it takes its offset."""
+        """``make``: makes the events; each takes its offset when it is made."""
         self.place = place
         self.offsets = offsets
         self._left = iter(offsets)
-        self.rest = make(self._left)  # what is not given out yet
+        self.rest = make(self._left)  # the events that are not returned yet
         self._floor = 0
 
     def asked_for_more(self) -> None:
-        """All that was given out until now is processed."""
+        """Note that all events returned so far are processed."""
         self._floor = self._given
 
     @property
@@ -56,20 +56,20 @@ class Step:
 
     @property
     def given_to(self) -> int:
-        """The offset after the last event that was given out; 0: none was."""
+        """The offset after the last returned event; 0 without one."""
         return self.offsets[self._given - 1] + 1 if self._given else 0
 
     @property
     def processed_to(self) -> int | None:
-        """The offset after the last event that is processed: all that were given out, but for the last one."""
+        """The offset after the last processed event: all returned ones except the last."""
         count = max(self._floor, self._given - 1)
         return self.offsets[count - 1] + 1 if count > 0 else None
 
 
 class OrderedStream:
-    """The records of one stream that a reader's feed brings, and when their events may be given out.
+    """The records of one stream from a reader's feed, and the order in which their events may be returned.
 
-    Events that have to wait are kept here, and of their partition no more is fetched meanwhile.
+    Events that have to wait are kept here, and their partition is not fetched meanwhile.
     """
 
     def __init__(
@@ -96,13 +96,13 @@ class OrderedStream:
         self._begun: Mapping[int, int] | None = None
         self._from: dict[int, int] = {}
         self._backlog: dict[int, deque[Portion]] = {}
-        self._held: dict[int, int] = {}  # partition -> the offset that has to wait
+        self._held: dict[int, int] = {}  # partition -> the next offset, which has to wait
         self._pause = _FIRST_PAUSE_S
         self._next_question = 0.0
         self._next_starts = 0.0
 
     def begin(self, positions: Mapping[int, int], own: Collection[int] | None) -> None:
-        """Read the own partitions (None: all there are, and will be) from these positions on.
+        """Read the own partitions (None: all present and future ones) from these positions on.
 
         ``positions``: partition -> offset, of all partitions.
         """
@@ -114,35 +114,35 @@ class OrderedStream:
         self._next_starts = self._clock.monotonic() + _STARTS_EVERY_S
 
     def stop(self) -> None:
-        """The partitions are gone."""
+        """Stop reading: the partitions are revoked."""
         self._forget()
         self._own = set()
         self._begun = None
 
     def _forget(self) -> None:
-        # New ones, not cleared ones: a thread that closes the reader takes nothing out of this one's hands.
+        # New objects, not cleared ones: a thread that closes the reader must not change what this one is using.
         self._backlog = {}
         self._held = {}
 
     @property
     def holds(self) -> bool:
-        """Whether something is got and has to wait."""
+        """Whether fetched events have to wait."""
         return bool(self._held)
 
     def waiting(self) -> set[TopicPartition]:
-        """Partitions of which something is got and not given out."""
+        """Partitions with fetched events that are not returned yet."""
         return {TopicPartition(self.topic, partition) for partition in self._backlog}
 
     # -- events ---------------------------------------------------------------------------------------
 
     def put(self, portion: Portion) -> None:
-        """Records that follow what was put before of their partition."""
+        """Add records that follow the earlier ones of their partition."""
         self._backlog.setdefault(portion.place.partition, deque()).append(portion)
 
     def step(self, limit: int) -> Step | None:
-        """The next events that may be given out, at most ``limit``; None: there are none, or they have to wait.
+        """The next events that may be returned, at most ``limit``; None at the end, or if they have to wait.
 
-        All steps before are given out, or will be before this one.
+        The caller returns the events of steps in their order.
         """
         backlog = self._backlog
         for partition in [p for p in backlog if p not in self._held]:
@@ -150,10 +150,10 @@ class OrderedStream:
             while portions:
                 found = self._step(partition, portions[0], limit)
                 if self._backlog is not backlog:
-                    # Another thread closed the reader meanwhile: the next member gets it.
+                    # Another thread closed the reader: the group's next member reads these events.
                     return None
                 if found is not None:
-                    # Its turn is after the others'.
+                    # The other partitions come first next time.
                     backlog[partition] = backlog.pop(partition)
                     return found
                 if partition in self._held:
@@ -164,13 +164,13 @@ class OrderedStream:
         return None
 
     def release(self) -> None:
-        """Let events that had to wait be given out, if it is their turn now."""
+        """Check again whether waiting events may be returned."""
         for partition, offset in list(self._held.items()):
             if self._turn(partition, offset, 0) is not None:
                 self._held.pop(partition, None)
 
     def _step(self, partition: int, portion: Portion, limit: int) -> Step | None:
-        """Events of a portion. None: none is left, or the next one has to wait, which is noted."""
+        """The next events of a portion; None if it is empty, or the next event has to wait, which is noted."""
         while (offset := portion.first()) is not None:
             span = self._turn(partition, offset, _AT_ONCE_S)
             if span is None:
@@ -192,14 +192,14 @@ class OrderedStream:
                 if passed or at == most or offsets[at] >= portion.end:
                     break
                 try:
-                    # Later ones may need more of the history than is here: that is not waited for now.
+                    # Later events may need more of the history: don't wait for that now.
                     span = self._turn(partition, offsets[at], 0)
                 except AnabranchError:
-                    break  # it comes again when this is given out; the index has gone on
+                    break  # it is found again with the next step, when the index has advanced
             if stretches:
                 make = partial(events_of, self.stream, partition, block, low, stretches)
                 step = Step(TopicPartition(self.topic, partition), offsets[low:at], make)
-                portion.go_on(at)
+                portion.advance(at)
                 return step
             if span is not None and span.segment_id == DELETED:
                 start = self._start_of(partition)
@@ -217,13 +217,13 @@ class OrderedStream:
                 )
             else:
                 if span is not None and span.segment_id != FOREIGN:
-                    passed = 1  # within a commit's range; the next event may belong to that commit
-                self._foreign.passed_over(partition, offset, passed)
-            portion.go_on(at + passed)
+                    passed = 1  # a foreign record within a commit's range: the next record may belong to the commit
+                self._foreign.count_skipped(partition, offset, passed)
+            portion.advance(at + passed)
         return None
 
     def _start_of(self, partition: int) -> int | None:
-        """The first offset that is still there; None: no broker says so now."""
+        """The first undeleted offset; None if no broker answers now."""
         place = TopicPartition(self.topic, partition)
         try:
             return self._source.start_offsets([place], self._clock.monotonic() + _AT_ONCE_S)[place]
@@ -235,7 +235,7 @@ class OrderedStream:
         self._cover()
         span = self.index.find(partition, offset, wait)
         order = self.index.order
-        order.moved({partition: offset})  # all before it is given out, or gone
+        order.moved({partition: offset})  # all events before it are returned, or deleted
         if span is None or not order.readable(span.segment_id):
             return None
         return span
@@ -248,10 +248,10 @@ class OrderedStream:
     # -- progress -------------------------------------------------------------------------------------
 
     def settle(self, idle: bool) -> dict[int, int]:
-        """Between steps: learn what there is to learn. Call it when all that was given out is processed.
+        """Update positions between steps. Call it only when all returned events are processed.
 
-        Returns positions that no event has told, to be committed: all below what waits is done, and what
-        retention deleted is too. ``idle``: nothing else is to be done, so the history is read on.
+        Returns positions to commit that do not follow from processed events: up to waiting events, and after what
+        retention deleted. ``idle``: nothing else is to be done, so read more of the history.
         """
         if idle:
             self._cover()
@@ -268,7 +268,7 @@ class OrderedStream:
         return told
 
     def _positions(self) -> dict[int, int]:
-        """Up to where everything is given out."""
+        """Partition -> offset up to which all events are returned."""
         ahead = {}
         for partition, portions in self._backlog.items():
             firsts = (portion.first() for portion in portions)
@@ -278,7 +278,7 @@ class OrderedStream:
         return self._feed.positions(self.topic, self._own - ahead.keys()) | ahead
 
     def _ask_others(self) -> None:
-        """Look where others have come to on the partitions that are waited for, at a modest pace."""
+        """Ask now and then for the group's positions on the partitions that events here wait for."""
         now = self._clock.monotonic()
         if self._member is None or self._alone or now < self._next_question:
             return
@@ -294,7 +294,7 @@ class OrderedStream:
         self._next_question = now + self._pause
 
     def _awaited(self) -> set[int]:
-        """Partitions on which something is to be read before what is held."""
+        """Partitions that have to be read before the waiting events."""
         awaited = set()
         for partition, offset in self._held.items():
             span = self.index.find(partition, offset, 0)
@@ -303,7 +303,9 @@ class OrderedStream:
         return awaited
 
     def _deleted(self, watched: set[int]) -> dict[int, int]:
-        """The beginnings of partitions of which retention deleted a segment's end: no reader gets there."""
+        """The beginnings of partitions on which retention deleted the end of a segment, so that no reader
+        reaches it.
+        """
         self._next_starts = self._clock.monotonic() + _STARTS_EVERY_S
         asked = self._own | self._awaited()
         try:
@@ -322,7 +324,7 @@ class OrderedStream:
         return {p: starts[p] for p in watched if starts[p] > known.get(p, 0)}
 
     def _take_new(self) -> None:
-        """Take partitions that the history names for the first time; a group is given them soon."""
+        """Read partitions that the history names for the first time; a group assigns them soon."""
         new = self.index.partitions - self._known
         self._known |= new
         if new and self._alone:
@@ -333,7 +335,7 @@ class OrderedStream:
 
 
 def _ours(span: Span, block: Block, low: int, high: int) -> int:
-    """Up to which place of a block the records are of the commit whose range they stand in."""
+    """The place in a block up to which records belong to the commit in whose range they are."""
     if span.segment_id in (FOREIGN, DELETED):
         return low
     return high if span.segment_id == NO_SEGMENT else block.of_txn(low, high, span.txn_id)

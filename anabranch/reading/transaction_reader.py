@@ -37,18 +37,17 @@ from anabranch.types import Committed, Event
 
 log = logging.getLogger("anabranch.client")
 
-IN_HAND = 10_000  # transactions of so many events are read before they are given out; bigger ones as they are read
-_SKIP_BY_READING = 1_000  # a smaller gap is read over, a bigger one jumped
-_PACE_S = 0.25  # so often the group is heard while nothing comes
-_TICK_S = 0.5  # and so often while transactions are processed
+IN_HAND = 10_000  # transactions of up to this many events are read before they are returned; bigger ones lazily
+_SKIP_BY_READING = 1_000  # a smaller gap is read and skipped, a bigger one is jumped over
+_PACE_S = 0.25  # how often the group is served while nothing comes
+_TICK_S = 0.5  # … and while transactions are processed
 
 
 class TransactionReader(Iteration[Committed]):
     """Whole transactions in commit order. An iterator; close it, or use it as a context manager.
 
-    A group has one active member; another takes over where it stopped. A transaction counts as processed when
-    the next one is asked for, and the position is committed then. So each comes at least once. One thread at a
-    time.
+    A group has one active member; another one resumes where it stopped. A transaction counts as processed when the
+    next one is requested, and the position is committed then. So each comes at least once. One thread at a time.
     """
 
     def __init__(
@@ -62,7 +61,7 @@ class TransactionReader(Iteration[Committed]):
         *,
         whole: bool = False,
     ) -> None:
-        """``whole``: `SnapshotExpired` where events are deleted; else such transactions are passed over."""
+        """``whole``: `SnapshotExpired` where events are deleted; else such transactions are skipped."""
         super().__init__()
         split_stream(stream)
         self._clock = ports.clock
@@ -72,11 +71,11 @@ class TransactionReader(Iteration[Committed]):
         self._timeout = check_timeout(timeout)
         self._start = check_start(start)
         self._done: int | None = None
-        self._term = 0  # raised when the history partition goes
+        self._term = 0  # raised when the history partition is revoked
         self._assigned_by = self._clock.monotonic() + ask_timeout
         self._assigned = group is None
-        self._gains = group is None  # the history is ours, and not begun with yet
-        self._owned = False  # the history is ours, and read
+        self._gains = group is None  # the history is assigned, and its reading has not begun yet
+        self._owned = False  # the history is assigned, and is being read
         self._next_tick = 0.0
         self._batch: deque[Found] = deque()
         self._given: int | None = None
@@ -109,7 +108,7 @@ class TransactionReader(Iteration[Committed]):
                 if not self._tick() or not (self._batch or self._read_on()):
                     break
                 offset, record = self._batch[0]
-                # A commit whose events can't be read now stays the next one.
+                # If the events of a commit can't be read now, it stays the next one.
                 committed = self._committed(record) if isinstance(record, CommitRecord) else None
             except (RuntimeError, RetryError):  # closed by another thread, with its connections
                 if not self._is_closed():
@@ -119,19 +118,19 @@ class TransactionReader(Iteration[Committed]):
             term = self._term
             if committed is not None:
                 if self._done is None:
-                    self._processed(offset)  # from now on others see that the group is at this one
+                    self._processed(offset)  # so that other readers see the group's position
                 try:
                     yield committed
                 except GeneratorExit:
                     self._given = offset + 1
                     raise
             if term != self._term:
-                continue  # another member goes on from the committed position
+                continue  # another member resumes at the committed position
             if isinstance(record, CommitRecord):
                 self._processed(offset + 1)
             elif (
                 not self._whole or self._done is not None
-            ):  # a call that gives nothing stores nothing
+            ):  # a call that returns nothing commits nothing
                 self._done = offset + 1
 
     def _committed(self, record: CommitRecord) -> Committed | None:
@@ -149,7 +148,7 @@ class TransactionReader(Iteration[Committed]):
         self._commit(wait=False)
 
     def _tick(self) -> bool:
-        """Hear the group every now and then, also while there is much to give out. Whether this is open."""
+        """Serve the group now and then, also within long transactions. Returns whether the reader is open."""
         now = self._clock.monotonic()
         if self._member is not None and now >= self._next_tick:
             self._next_tick = now + _TICK_S
@@ -157,7 +156,7 @@ class TransactionReader(Iteration[Committed]):
         return not self._closed
 
     def _read_on(self) -> bool:
-        """Read on in the history. False: nothing came for the reader's timeout, or it is closed."""
+        """Read more of the history. False if nothing came for the reader's timeout, or it is closed."""
         give_up = None
         while not self._closed:
             if self._gains:
@@ -180,24 +179,24 @@ class TransactionReader(Iteration[Committed]):
     # -- positions ------------------------------------------------------------------------------------
 
     def _gained(self, partitions: list[TopicPartition]) -> None:
-        """The history is this member's, or another's. Reading begins outside of this callback."""
+        """Note whether the history is assigned to this member. Reading begins outside of this callback."""
         self._owned = False
         self._gains = bool(partitions)
         self._assigned = True
 
     def _begin(self) -> None:
-        """Stand where the group has come to, or at the start."""
+        """Begin at the group's position, or at the start."""
         place = self._history.place
         known = self._member.committed([place]) if self._member is not None else {}
         first = known[place] if place in known else self._first()
         self._history.seek(first)
         self._gains, self._owned = False, True
         if self._start == "end" and place not in known:
-            self._done = first  # what comes from now on is not passed over by the next member
+            self._done = first  # so that the next member does not skip what comes from now on
             self._commit(wait=True)
 
     def _first(self) -> int:
-        """The offset in the history at which a reader begins that has no position of the group."""
+        """The offset in the history at which a reader without a group's position begins."""
         if self._start == "end":
             place = self._history.place
             deadline = self._clock.monotonic() + self._ask_timeout
@@ -231,7 +230,7 @@ class StreamParts:
         self._foreign = Foreign(self._topic, source.clock)
         self._feed = Feed(source)
         self._fetched: dict[int, deque[Portion]] = {}
-        self._next: dict[int, int] = {}  # all below is taken, or passed over
+        self._next: dict[int, int] = {}  # partition -> offset below which all is taken or skipped
         self._starts: dict[int, int] = {}
 
     def events(self, record: CommitRecord) -> TransactionEvents | None:
@@ -247,7 +246,7 @@ class StreamParts:
         return chain(in_hand, rest) if there else None
 
     def _is_there(self, record: CommitRecord, take_in_hand: Callable[[], None]) -> bool:
-        """Whether retention has left a commit whole. Few events are taken in hand at once."""
+        """Whether retention has kept all of a commit. A small one is read at once."""
         unknown = [p.partition for p in record.segments if p.partition not in self._starts]
         if unknown:
             self._look_up_starts(unknown)
@@ -266,7 +265,7 @@ class StreamParts:
         self._starts |= {place.partition: offset for place, offset in found.items()}
 
     def places(self) -> dict[TopicPartition, int]:
-        """The partitions of which nothing is in hand, and from where each is fetched next."""
+        """The partitions without fetched records, with the offset of each one's next fetch."""
         known = self._feed.positions(
             self._topic, [p for p, some in self._fetched.items() if not some]
         )
@@ -287,13 +286,13 @@ class StreamParts:
             offsets = block.offsets
             high = bisect_left(offsets, part.end, low)
             low = bisect_left(offsets, part.first, low, high)
-            portions[0].go_on(high)
-            # An iteration that is left in the middle of a block reads it again.
+            portions[0].advance(high)
+            # An iteration that stops in the middle of a block reads the block again.
             self._next[partition] = offsets[high - 1] + 1
             while low < high:
                 ours = block.of_txn(low, high, txn_id)
                 if ours == low:
-                    self._foreign.passed_over(partition, offsets[low], 1)
+                    self._foreign.count_skipped(partition, offsets[low], 1)
                     low += 1
                     continue
                 stretch = Stretch(ours - low, txn_id, record.timestamp, part.segment_id)
@@ -301,7 +300,7 @@ class StreamParts:
                 count += ours - low
                 low = ours
             if high < len(offsets):
-                break  # what comes next is behind this part
+                break  # the next records follow this part
         if count != part.count:
             self._check_there(partition, part.first, record)
             raise MalformedRecord(
@@ -310,19 +309,19 @@ class StreamParts:
             )
 
     def _check_there(self, partition: int, offset: int, record: CommitRecord) -> None:
-        """`SnapshotExpired` if retention has come so far meanwhile."""
+        """`SnapshotExpired` if retention has deleted the offset meanwhile."""
         self._look_up_starts([partition])
         if offset < self._starts[partition]:
             raise self.expired(record)
 
     def expired(self, record: CommitRecord) -> SnapshotExpired:
-        """The error for a commit that is not whole any more."""
+        """The error for a commit with deleted events."""
         return SnapshotExpired(
             f"retention has deleted events of transaction {record.txn_id.hex()} in {self._stream}"
         )
 
     def _stand_at(self, partition: int, offset: int) -> deque[Portion]:
-        """The fetched portions of a partition: all from this offset on is there, or still to come."""
+        """The fetched portions of a partition, from this offset on."""
         taken = self._next.get(partition)
         if taken is None or not (
             taken <= offset <= taken + _SKIP_BY_READING
@@ -336,7 +335,7 @@ class StreamParts:
     def _upcoming(
         self, portions: deque[Portion], part: SegmentCommit, record: CommitRecord
     ) -> bool:
-        """Whether there is more of the part, which is fetched then."""
+        """Fetch more of a part. Returns whether there is more."""
         clock, partition = self._source.clock, part.partition
         deadline = clock.monotonic() + self._timeout
         while True:
@@ -361,10 +360,10 @@ class StreamParts:
 
 
 class TransactionEvents:
-    """The events of a transaction: iterate, as often as you like; ``len`` is their number.
+    """The events of a transaction. Iterate as often as you like; ``len`` is their number.
 
-    Up to 10,000 are in hand; more are read while you iterate, from partition after partition; `SnapshotExpired`
-    if retention has come to them meanwhile. Events of one key are in order.
+    Up to 10,000 are in memory; more are read while you iterate, one partition after the other. `SnapshotExpired` if
+    retention deletes them meanwhile. Events of one key are in order.
     """
 
     def __init__(self, parts: StreamParts, record: CommitRecord) -> None:

@@ -1,4 +1,4 @@
-"""Tables: versions of rows in RocksDB, laid down by a replica and read at snapshots (docs/inside/tables.md)."""
+"""Tables: versions of rows in RocksDB, written by a replica and read at snapshots (docs/inside/tables.md)."""
 
 from anabranch.extras import need
 

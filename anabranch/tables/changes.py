@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 class Change(NamedTuple):
     """A commit's change of a table's row.
 
-    ``before``: None: there was no row, or it was not asked for. ``after``: None: the row is deleted. ``txn_id``:
-    None for a plain write. ``commit_timestamp``: hybrid time.
+    ``before``: the row before; None if there was no row, or if it was not requested. ``after``: the new row; None
+    if it is deleted. ``txn_id``: None for a plain write. ``commit_timestamp``: hybrid time.
     """
 
     table: str
@@ -43,7 +43,7 @@ class End(NamedTuple):
 
 
 def end_at(ports: ReaderPorts, table: str, until: int, newest: int, timeout: float) -> End:
-    """The end of a difference. ``newest``: what the controller tells, for a table without commits its beginning."""
+    """The end of a difference. ``newest``: from the controller; for a table without commits its beginning."""
     with closing(ports.committed_log(timeout)) as source:
         search = HistorySearch(source, table, timeout)
         if not search.commits(0, until, 1) and not search.is_cut():
@@ -54,9 +54,9 @@ def end_at(ports: ReaderPorts, table: str, until: int, newest: int, timeout: flo
 class Changes(Iteration[Change]):
     """Changes of a table's rows in commit order. An iterator; close it, or use it as a context manager.
 
-    A transaction changes a key once, to the last value that it wrote; its keys come in byte order. Its changes
-    count as processed when the first one of the next transaction is asked for: a group's position moves then, so
-    each comes at least once. The changes of one transaction are in memory. One thread at a time.
+    A transaction changes a key once, to the last value that it wrote; its keys are in byte order. Its changes count
+    as processed when the first change of the next transaction is requested. A group's position moves then, so each
+    change comes at least once. The changes of one transaction are in memory. One thread at a time.
     """
 
     def __init__(
@@ -71,9 +71,10 @@ class Changes(Iteration[Change]):
         base_of: Callable[[], BaseRow | None],
         group: str | None,
     ) -> None:
-        """``rows``: has the rows before; None: they are not asked for. ``begin``: changes are above it.
+        """``rows``: a replica with the rows before; None if these are not requested. ``begin``: changes are later
+        than this.
 
-        ``timeout``: seconds that ``rows`` may take to catch up. ``base_of``: asks for the table's base.
+        ``timeout``: seconds in which ``rows`` has to catch up. ``base_of``: asks for the table's base.
         """
         super().__init__()
         self._table = table
@@ -83,7 +84,7 @@ class Changes(Iteration[Change]):
         self._timeout = timeout
         self._base_of, self._group = base_of, group
         self._transactions: Iterator[Committed] | None = None
-        self._next: Committed | None = None  # read, and not taken apart yet
+        self._next: Committed | None = None  # read, and not split into changes yet
         self._left: deque[Change] = deque()
         self._closed = False
 
@@ -114,7 +115,7 @@ class Changes(Iteration[Change]):
                 return
             self._left.extend(
                 self._taken_apart(self._next)
-            )  # after an error it is still the next one
+            )  # after an error it is still the next transaction
             self._at, self._next = self._next.commit_timestamp, None
 
     def _expired(self) -> SnapshotExpired:
@@ -138,7 +139,7 @@ class Changes(Iteration[Change]):
         ]
 
     def _before(self, at: int, keys: Iterable[bytes]) -> dict[bytes, bytes]:
-        """The rows of these keys just below a commit, which a COMMIT record tells of."""
+        """The rows of these keys just before a commit, whose COMMIT record was read."""
         rows, table = self._rows, self._table
         if rows is None:
             return {}
@@ -151,5 +152,5 @@ class Changes(Iteration[Change]):
                 f"the folder of these changes has no rows of {table} from before {to_text(at)} any more: "
                 "give another folder, which is loaded from the beginning"
             ) from error
-        rows.hold(at - 1)  # they are read again after a start in this commit
+        rows.hold(at - 1)  # they are read again if reading restarts in this commit
         return found

@@ -1,7 +1,7 @@
-"""Compacting a table: its rows as of a time go to its companion stream, then the table begins there.
+"""Compacting a table: its rows as of a time are written to its companion stream, and the table then begins there.
 
-Each step can be repeated, and another process finishes what one has begun: the rows are one transaction, which is
-number B of the companion's series, B being the second that they are as of. Two that make the same base make one.
+Each step can be repeated, and another process can finish it: the rows are one transaction, whose number in the
+companion's series is the second that they are as of. If two processes make the same base, only one is committed.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from anabranch.tables.replica import Replica
 from anabranch.types import StreamDescription, TransactionInfo
 
 STEPS = 10  # bases within `table.history.ms`, at most
-LEAST_ROWS = 1000  # a smaller table counts as one of so many
-_ROWS, _BYTES = 8192, 4 << 20  # of a batch
-_MORE_BYTES = 1 << 10  # an event of a base is so much bigger than the table's, at most
+LEAST_ROWS = 1000  # a table with fewer rows counts as one with this many
+_ROWS, _BYTES = 8192, 4 << 20  # limits of a batch
+_MORE_BYTES = 1 << 10  # an event of a base is bigger than the table's by this at most
 _LIKE_TABLE = (settings.REPLICATION, settings.MIN_ISR, "segment.bytes", "segment.ms")
 Progress = Callable[[int], None]
 Row = tuple[bytes, bytes, int, bytes]  # key, row, commit timestamp, transaction id
@@ -82,7 +82,7 @@ def compact(
 ) -> BaseRow:
     """Make a base of a table, or finish one that another process began, and let the table begin there.
 
-    ``open_replica``: one that keeps versions from this time on. ``timeout``: seconds.
+    ``open_replica``: opens a replica that keeps versions from a time on. ``timeout``: seconds.
     """
     clock = client.reader_ports().clock
     deadline = clock.monotonic() + timeout
@@ -91,7 +91,7 @@ def compact(
         raise InvalidArgument(f"{table} is a stream, and no table")
     at, known = wanted_base(found), found.base
     if known is not None and at <= known.timestamp:
-        # Former rows may not be deleted yet.
+        # Replaced rows may not be deleted yet.
         base = client.publish_base(table, known.timestamp, known.txn_id)
         if held := _held(found):
             raise NotReady(
@@ -99,7 +99,7 @@ def compact(
                 f"{held}"
             )
         return base
-    # A missing right is refused first; no transaction has this id, so nothing else happens.
+    # This finds a missing right first: no transaction has this id, so it has no other effect.
     with suppress(IllegalState, InvalidArgument, UnknownStream, NotReady):
         client.publish_base(table, at, NO_TXN)
     _check_groups(client, found, at, timeout)
@@ -117,9 +117,9 @@ def compact(
                 written += txn.write_batch(companion, _arrow(batch))
                 progress(written)
             if not written:
-                txn.write(companion)  # so that it is one who may that commits it
+                txn.write(companion)  # so that the commit checks the right to write there
             left = max(1.0, deadline - clock.monotonic())
-            with suppress(AlreadyCommitted):  # by another process; then that one's counts
+            with suppress(AlreadyCommitted):  # by another process, whose transaction counts
                 txn.commit(name=companion, number=to_s(at), timeout=left)
         made = _made(client, companion, at)
     if made is None:
@@ -136,24 +136,24 @@ def _made(client: Compacting, companion: str, at: int) -> SeriesInfo | None:
 
 
 def wanted_base(found: StreamDescription) -> int:
-    """The time of the base that a table should begin at now: no snapshot needs older rows.
+    """The time of the base at which a table should begin now: no snapshot needs older rows.
 
-    This time moves by whole seconds, some at once, so that two processes that work together make the same one.
+    The time moves in steps of several seconds, so that two processes at the same time make the same base.
     """
     step = max(1, history_ms(found) // 1000 // STEPS)
     return from_s(to_s(found.oldest_snapshot) // step * step)
 
 
 def history_ms(found: StreamDescription) -> int:
-    """So long versions of a table are kept, milliseconds."""
+    """How long versions of a table are kept, in milliseconds."""
     return settings.versions_ms(found.settings)
 
 
 def is_due(found: StreamDescription, events: int) -> bool:
-    """Whether a table with so many events has more for each row than `table.compact.ratio` allows.
+    """Whether a table with this number of events has more for each row than `table.compact.ratio` allows.
 
-    Rows are those of its base. There is one base in the time that versions are kept, or a minute, at most: more
-    often there would be little to delete.
+    The rows of its base are counted. There is at most one base in the time that versions are kept, or in a minute:
+    more bases would free little.
     """
     ratio, base = found.settings.get(settings.RATIO), found.base
     if ratio is None:
@@ -165,7 +165,7 @@ def is_due(found: StreamDescription, events: int) -> bool:
 
 
 def due_tables(client: Compacting, table: str | None) -> list[str]:
-    """The tables that are due, of all or this one. Those that can't be looked at now are left out."""
+    """The tables that are due, of all tables or this one. Tables that can't be read now are skipped."""
     found = client.streams(None) if table is None else [client.describe(table)]
     due = []
     for each in found:
@@ -182,9 +182,9 @@ def _held(found: StreamDescription) -> str:
 
 
 def _check_groups(client: Compacting, found: StreamDescription, at: int, timeout: float) -> None:
-    """`IllegalState`: a group has not read all that was committed up to the time of the base.
+    """Raise `IllegalState` if a group has not read all that was committed up to the time of the base.
 
-    `NotReady`: the table is younger than that.
+    `NotReady`: the table is younger than that time.
     """
     table, ports = found.stream, client.reader_ports()
     behind = []
@@ -207,7 +207,7 @@ def _check_groups(client: Compacting, found: StreamDescription, at: int, timeout
 
 
 def _has_unread(search: HistorySearch, offsets: Mapping[int, int], until: int) -> bool:
-    """Whether a group has not read all commits up to a record of the history. ``offsets``: as of its standing."""
+    """Whether a group has not read all commits up to a record of the history. ``offsets``: the group's."""
     since = offsets.get(HISTORY)
     if since is None:
         near = search.not_beyond(offsets)
@@ -222,7 +222,7 @@ def _has_unread(search: HistorySearch, offsets: Mapping[int, int], until: int) -
 
 
 def _companion(client: Compacting, table: StreamDescription) -> str:
-    """The companion stream, which is made with the first base."""
+    """The companion stream, which is created for the first base."""
     name, given = base_stream(table.stream), table.settings
     wanted = {n: given[n] for n in _LIKE_TABLE if n in given}
     size, most = _size(client, table), limits.MESSAGE.value
@@ -239,7 +239,7 @@ def _companion(client: Compacting, table: StreamDescription) -> str:
 
 
 def _size(client: Compacting, found: StreamDescription) -> int:
-    """The biggest batch that a stream takes; 0: the brokers do not say."""
+    """The biggest batch that a stream accepts; 0 if brokers do not report it."""
     told: Mapping[str, str] = found.settings
     with suppress(NotAuthorized):
         told = client.effective_settings(found.stream)

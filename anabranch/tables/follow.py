@@ -1,4 +1,4 @@
-"""Following histories: the rows that COMMIT records name are laid down in a store, in the order of each history."""
+"""Following histories: writes the rows that COMMIT records name to a store, in the order of each history."""
 
 from __future__ import annotations
 
@@ -26,33 +26,33 @@ from anabranch.tables.rows import Rows
 from anabranch.tables.store import Store
 from anabranch.topics.names import history_topic, stream_topic
 
-BATCH_ROWS = 32_768  # a write has so many rows, or bytes, and a block more
+BATCH_ROWS = 32_768  # a write has about this many rows or bytes, up to a block more
 BATCH_BYTES = 8 << 20
 _AT_ONCE = 2000  # history records
 _NO_PREVIOUS = -1
-_STUCK_S = 1.0  # a table that does not get on for so long may be another one by now
+_STUCK_S = 1.0  # a table without progress for this long may have been replaced
 
 
 class SafeTimes(Protocol):
-    """The controller's word, as a client brings it."""
+    """Safe times from the controller, as a client asks for them."""
 
     @property
     def last_timestamp(self) -> int:
-        """The highest hybrid time that this client was told of."""
+        """The highest hybrid time that this client has received."""
 
     def safe(
         self, tables: Sequence[str], at: int, deadline: float
     ) -> tuple[int, Mapping[str, int]]:
         """A hybrid time at or above ``at``, 0 being now, and each table's newest commit up to it (0: none).
 
-        Later commits exceed it. Raises: UnknownStream, NotReady (``at`` is still to come at the deadline).
+        Later commits exceed it. Raises: UnknownStream, NotReady (``at`` is still in the future at the deadline).
         """
 
     def oldest_snapshot(self, table: str, deadline: float) -> int:
         """The least time as of which the table is promised to be readable, also for open transactions."""
 
     def base(self, table: str, deadline: float) -> BaseRow | None:
-        """The base that a table begins at now."""
+        """The base at which a table begins now."""
 
 
 class _Table:
@@ -67,7 +67,7 @@ class _Table:
         base: BaseRow | None = None,
     ) -> None:
         self.stream = stream
-        self.base = base  # until it is laid down
+        self.base = base  # until it is loaded
         self.begun = (
             base or mark.position
         )  # a base, 0 for the history's beginning, or where the folder was
@@ -75,16 +75,16 @@ class _Table:
         self.cursor.seek(mark.position if base is None else base.position)
         self.parts = StreamParts(source, stream, timeout)
         self.found: deque[Found] = deque()
-        self.runs: Iterator[Run] | None = None  # of the first record, as far as it is not laid down
+        self.runs: Iterator[Run] | None = None  # the rest of the first record
 
     @property
     def at_end(self) -> bool:
-        """Whether all is laid down that brokers told of when they were asked last."""
+        """Whether everything is stored up to the ends that brokers reported last."""
         return self.base is None and not self.found and self.cursor.ended_at >= 0
 
 
 class Follower:
-    """Lays tables down, step by step. No thread and no clock of its own; `step` by one thread at a time."""
+    """Follows tables, step by step, without a thread or clock of its own. One thread at a time calls `step`."""
 
     def __init__(
         self,
@@ -94,7 +94,10 @@ class Follower:
         timeout: float,
         base_of: Callable[[str, float], BaseRow | None],
     ) -> None:
-        """``timeout``: seconds that a question may take. ``base_of``: a table's base now, asked by a deadline."""
+        """``timeout``: seconds that a question may take.
+
+        ``base_of``: asks for a table's present base, with a deadline.
+        """
         self._store = store
         self._ports = ports
         self.streams = tuple(dict.fromkeys(streams))
@@ -103,21 +106,23 @@ class Follower:
         self._source: CommittedLog | None = None
         self._tables: list[_Table] = []
         self._lock = threading.Lock()
-        self._look_at = 0.0  # whether tables are stuck: monotonic seconds
-        self._seen: dict[str, int] = {}  # what was the last commit of each then
-        self._told: dict[str, dict[int, int]] = {s: {} for s in self.streams}  # last -> its time
-        # A folder may be of other topics: it counts once their ids are known.
+        self._look_at = 0.0  # the next check for stuck tables, monotonic seconds
+        self._seen: dict[str, int] = {}  # the last commit of each table at the check before
+        self._reported: dict[str, dict[int, int]] = {
+            s: {} for s in self.streams
+        }  # last -> its time
+        # The folder may have rows of other topics: it counts only when topic ids are compared.
         self.last: dict[str, int] = dict.fromkeys(self.streams, 0)
         self.complete: dict[str, int] = dict.fromkeys(self.streams, 0)
 
     def close(self) -> None:
-        """Close all connections, perhaps from another thread."""
+        """Close all connections. Another thread may call it."""
         if self._source is not None:
             self._source.close()
 
     @property
     def timestamp(self) -> int:
-        """All tables are complete up to here, and can be read, hybrid time; 0: one begins at a later base."""
+        """The hybrid time up to which all tables are complete and readable; 0 while one begins at a later base."""
         least, marks = min(self.complete.values()), self._store.marks
         for stream in self.streams:  # as `floor`, without the cost of a call
             if stream in marks and marks[stream].floor > least:
@@ -126,48 +131,49 @@ class Follower:
 
     @property
     def floor(self) -> int:
-        """The least time at which all tables can be read, as far as they are here."""
+        """The least time at which all tables can be read here."""
         marks = self._store.marks
         return max([marks[stream].floor for stream in self.streams if stream in marks], default=0)
 
     @property
     def at_end(self) -> bool:
-        """Whether all is laid down that brokers told of."""
+        """Whether everything is stored up to the ends that brokers reported."""
         return bool(self._tables) and all(table.at_end for table in self._tables)
 
     def behind(self) -> dict[str, int]:
-        """Records of each history that are not laid down, as far as brokers told of them; markers count."""
+        """The number of history records of each table that are not stored, by the reported ends; markers count."""
         return {t.stream: len(t.found) + t.cursor.behind for t in self._tables}
 
     def told(self, timestamp: int, last: Mapping[str, int]) -> None:
-        """Take the controller's word: ``last`` are the newest commits of these tables up to ``timestamp``."""
+        """Note the controller's report: ``last`` are the newest commits of these tables up to ``timestamp``."""
         with self._lock:
             for stream, newest in last.items():
-                if stream in self._told:
-                    known = self._told[stream]
+                if stream in self._reported:
+                    known = self._reported[stream]
                     known[newest] = max(timestamp, known.get(newest, 0))
                     self._raise(stream)
 
     def marks(self) -> dict[str, tuple[int, int]]:
-        """Table -> (complete through, its newest commit), of one moment."""
+        """Table -> (complete through, its newest commit), both of one moment."""
         with self._lock:
             return {s: (self.complete[s], self.last[s]) for s in self.streams}
 
-    def is_told(self, timestamp: int) -> bool:
-        """Whether the controller's word is here by which all tables will be complete up to ``timestamp``."""
+    def will_reach(self, timestamp: int) -> bool:
+        """Whether a report is known by which all tables will be complete up to ``timestamp`` when they catch up."""
         with self._lock:
             return all(
-                max(self.complete[s], *self._told[s].values(), 0) >= timestamp for s in self.streams
+                max(self.complete[s], *self._reported[s].values(), 0) >= timestamp
+                for s in self.streams
             )
 
     def _raise(self, stream: str) -> None:
-        known, last = self._told[stream], self.last[stream]
+        known, last = self._reported[stream], self.last[stream]
         reached = [known.pop(newest) for newest in list(known) if newest <= last] if last else []
-        # Records of a history stand in the order of their timestamps.
+        # Records of a history are in the order of their timestamps.
         self.complete[stream] = max(self.complete[stream], last, *reached)
 
     def save(self) -> None:
-        """Store what the controller's word made complete since the last commits. By the thread of `step`."""
+        """Store the complete times that rose since the last commits. Called by the thread of `step`."""
         rows = Rows()
         for stream, complete in self.complete.items():
             mark = self._store.marks.get(stream)
@@ -179,10 +185,11 @@ class Follower:
     # -- steps ----------------------------------------------------------------------------------------
 
     def step(self, deadline: float) -> bool:
-        """Do one piece of work, or wait for some until ``deadline`` (monotonic seconds). Whether something came.
+        """Do one piece of work, or wait for some until ``deadline`` (monotonic seconds). Returns whether something
+        came.
 
-        Raises: UnknownStream, SnapshotExpired (the table's beginning is gone, and it has no base), MalformedRecord,
-        NotAuthorized, RetryError. After any error the next step goes on from what is stored.
+        Raises: UnknownStream, SnapshotExpired (the table's beginning is deleted, and it has no base),
+        MalformedRecord, NotAuthorized, RetryError. After any error the next step continues from what is stored.
         """
         try:
             tables = self._tables or self._begin(deadline)
@@ -191,10 +198,10 @@ class Follower:
             if self._advance(tables):
                 return True
             if self.at_end and not was_at_end:
-                return False  # a first load is over: it can be read at once
+                return False  # the first load is over: readers need not wait
             return self._wait(tables, deadline) and self._advance(tables)
         except BaseException as error:
-            self._tables = []  # what was read, and is not stored, is read again
+            self._tables = []  # what was read and not stored is read again
             source, self._source = self._source, None
             if source is not None:
                 source.close()
@@ -203,7 +210,7 @@ class Follower:
             raise
 
     def _advance(self, tables: list[_Table]) -> bool:
-        """Lay down what is there. Whether there was something."""
+        """Store what can be read without waiting. Returns whether there was something."""
         now = self._source.clock.monotonic() if self._source is not None else 0.0
         for table in tables:
             if not table.found and table.base is None:
@@ -218,14 +225,14 @@ class Follower:
         return True
 
     def _wait(self, tables: list[_Table], deadline: float) -> bool:
-        """Wait for news of any table. Its events mostly come along: a small commit takes one question."""
+        """Wait for a commit in any table. A small commit's events usually come with the same request."""
         places: dict[TopicPartition, int] = {}
         for table in tables:
             places |= {table.cursor.place: table.cursor.position} | table.parts.places()
         return self._source is not None and self._source.wait_for(places, deadline, FETCH_BYTES)
 
     def _begin(self, deadline: float) -> list[_Table]:
-        """Go on where the store stands. A table whose topics are others begins from nothing."""
+        """Continue from what is stored. A table with other topics than before is loaded from its beginning."""
         source = self._source = self._ports.committed_log(self._timeout)
         deadline = max(deadline, source.clock.monotonic() + self._timeout)
         ids = self._ids(source, deadline)
@@ -236,10 +243,10 @@ class Follower:
                 raise UnknownStream(f"there is no stream {stream!r}: create it first")
             mark = self._store.marks.get(stream)
             if mark is None or mark.ids != own or not self._store.is_indexed(stream):
-                mark = self._anew(stream, own)
+                mark = self._begin_again(stream, own)
             base = None if mark.last else self._base_of(stream, deadline)
             if mark.base != ("" if base is None else _base_id(base)):
-                mark = self._anew(stream, own)  # the folder has rows of another base
+                mark = self._begin_again(stream, own)  # the folder's rows come from another base
             with self._lock:
                 self.last[stream] = mark.last
                 self.complete[stream] = max(self.complete[stream], mark.complete)
@@ -249,22 +256,24 @@ class Follower:
         return tables
 
     def _ids(self, source: CommittedLog, deadline: float) -> dict[str, str]:
-        """The ids of the topics of those tables that are there."""
+        """The topic ids of the tables that exist."""
         topics = {s: (history_topic(s), stream_topic(s)) for s in self.streams}
         ids = source.topic_ids([topic for both in topics.values() for topic in both], deadline)
         there = {s: both for s, both in topics.items() if all(topic in ids for topic in both)}
         return {s: "/".join(ids[topic] for topic in both) for s, both in there.items()}
 
     def _check_same(self) -> None:
-        """`UnknownStream` if a table that does not get on was deleted, and made again, so that it is loaded again.
+        """`UnknownStream` if a table without progress was deleted and created again, so that it is loaded again.
 
-        Its log may be shorter than the old one, or as long: then nothing that is read tells.
+        If the new log is not longer than the old one, reading it does not show the difference.
         """
         source = self._source
         if source is None or (now := source.clock.monotonic()) < self._look_at:
             return
         with self._lock:
-            stuck = any(self._told[s] and self._seen.get(s) == self.last[s] for s in self.streams)
+            stuck = any(
+                self._reported[s] and self._seen.get(s) == self.last[s] for s in self.streams
+            )
             self._look_at, self._seen = now + _STUCK_S, dict(self.last)
         if not (stuck or source.trouble):
             return
@@ -275,13 +284,13 @@ class Follower:
             if self._store.marks[stream].ids != own:
                 raise source.gone(f"{stream} was deleted, and is another one now")
 
-    def _anew(self, stream: str, ids: str) -> Mark:
+    def _begin_again(self, stream: str, ids: str) -> Mark:
         with self._lock:
-            self.last[stream] = self.complete[stream] = 0  # the controller's word still counts
+            self.last[stream] = self.complete[stream] = 0  # the controller's reports still count
         return self._store.begin(stream, ids)
 
     def _look(self, table: _Table, deadline: float) -> None:
-        """Read on in a history."""
+        """Read more of a history."""
         try:
             found = table.cursor.next(deadline, _AT_ONCE)
         except SnapshotExpired as error:
@@ -293,18 +302,25 @@ class Follower:
         table.found.extend(found)
 
     def _cut(self, table: _Table) -> AnabranchError:
-        """The log begins behind what a table needs next, so what it has is dropped: a base is laid over no rows."""
+        """Drop a table's rows, because its log begins after the next needed record: a base is loaded into an
+        empty table.
+        """
         stream, mark = table.stream, self._store.marks[table.stream]
-        self._anew(stream, mark.ids)
+        self._begin_again(stream, mark.ids)
         deadline = self._ports.clock.monotonic() + self._timeout
-        if table.begun == (self._base_of(stream, deadline) or 0):  # it would begin there again
+        if table.begun == (
+            self._base_of(stream, deadline) or 0
+        ):  # it would begin at the same place again
             return _incomplete(stream)
         return NotReady(
             f"the log of {stream} begins after the folder's position: it is loaded again"
         )
 
     def _lay_base(self, table: _Table, base: BaseRow | None, rows: Rows) -> bool:
-        """Lay the base down that a table begins at; False: ``rows`` is full. Till the end it shows nothing."""
+        """Load the base at which a table begins; False if ``rows`` is full.
+
+        Until its end the table can't be read.
+        """
         if base is None or self._source is None:
             return True
         mark, indexes = self._store.marks[table.stream], self._store.indexes(table.stream)
@@ -333,13 +349,13 @@ class Follower:
                 part = _part_id(run.partition, run.stretch.segment_id)
                 count = run.stretch.length + laid.get(part, (0, 0))[0]
                 laid[part] = count, run.offsets[-1] + 1
-        except SnapshotExpired as error:  # there is a later base, or should be
+        except SnapshotExpired as error:  # there should be a later base
             raise self._cut(table) from error
         rows.marks[table.stream] = mark._replace(base=_base_id(base), laid=laid)
         return False
 
     def _lay(self, table: _Table, rows: Rows) -> bool:
-        """Lay records down until ``rows`` is full: False."""
+        """Add records to ``rows``; False if it is full."""
         mark = self._store.marks[table.stream]
         while table.found:
             offset, record = table.found[0]
@@ -357,7 +373,7 @@ class Follower:
         return True
 
     def _commit(self, table: _Table, record: CommitRecord, number: int, rows: Rows) -> bool:
-        """Lay a commit down, or as much of it as ``rows`` has room for: False."""
+        """Add a commit to ``rows``; False if only a part of it has room."""
         indexes = self._store.indexes(table.stream)
         table.runs = table.runs or table.parts.runs(record)
         while rows.rows < BATCH_ROWS and rows.size < BATCH_BYTES:
@@ -390,7 +406,10 @@ def base_runs(
     timeout: float,
     laid: Mapping[str, tuple[int, int]] = MappingProxyType({}),
 ) -> Iterator[Run]:
-    """The rows of a table's base that are not yet ``laid`` down. Raises: SnapshotExpired (the base is deleted)."""
+    """The rows of a table's base that are not ``laid`` (stored) yet.
+
+    Raises: SnapshotExpired (the base is deleted).
+    """
     stream = base_stream(table)
     search = HistorySearch(source, stream, timeout)
     before = search.as_of(base.commit_timestamp - 1)

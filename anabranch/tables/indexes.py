@@ -1,6 +1,6 @@
-"""Indexes of a replica: which values a row is looked up by.
+"""Indexes of a replica: the values by which a row can be looked up.
 
-An entry, a value and a row's key, is a hint: a look-up holds each one against the row.
+An entry (a value and a row's key) is a hint: a look-up compares it with the row.
 """
 
 from __future__ import annotations
@@ -15,14 +15,20 @@ Index = IndexFunction | tuple[str, IndexFunction]
 
 
 class Indexed(NamedTuple):
-    """An index of a table. ``values``: of a key and its row, the same for the same row at any time."""
+    """An index of a table.
+
+    ``values``: the function of a key and its row; it must always return the same for the same row.
+    """
 
     table: str
     name: str
     values: IndexFunction
 
     def of(self, key: bytes, row: bytes) -> frozenset[bytes]:
-        """The values of a row. Raises: InvalidArgument (it returns something else), and the function's errors."""
+        """The values of a row.
+
+        Raises: InvalidArgument (the function returns something else), and the function's errors.
+        """
         try:
             found: Any = self.values(key, row)
             if found is None:
@@ -48,7 +54,7 @@ Entry = tuple[bytes, bytes]  # of a row: prefix of the index, value
 
 
 def entries_of(indexes: Indexes, key: bytes, row: bytes | None) -> set[Entry]:
-    """The entries of a version; None: deleted."""
+    """The entries of a version; ``row`` is None for a deletion."""
     if row is None:
         return set()
     return {(prefix, value) for prefix, index in indexes for value in index.of(key, row)}

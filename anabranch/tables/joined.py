@@ -31,16 +31,16 @@ class Writing(Part, Protocol):
 
 
 class Joins(Controller, Protocol):
-    """A client's way into a transaction begun elsewhere."""
+    """The calls by which a client joins a transaction that was begun elsewhere."""
 
     def join(self, token: bytes, heartbeat: bool, label: str) -> Writing:
-        """A writer of it. InvalidToken, NotAuthorized."""
+        """A writer of the token's transaction. InvalidToken, NotAuthorized."""
 
 
 class JoinedTransaction(TableWork):
     """Reads and writes of a transaction begun elsewhere, at its snapshot. Made by `Replica.join`.
 
-    Leaving its `with` without an exception finishes it. Thread-safe.
+    Leaving its `with` block without an exception finishes it. Thread-safe.
     """
 
     def __init__(
@@ -100,9 +100,10 @@ class JoinedTransaction(TableWork):
 
     @alone
     def flush(self, timeout: float | None = None) -> Receipt:
-        """Wait until what was read is registered and looked at, and what was written is stored; it goes on.
+        """Wait until what was read is registered and validated, and what was written is stored. The handle stays
+        usable.
 
-        Tell others what you concluded behind this only. Raises: LocksBroken; as `Writer.flush`.
+        Pass on conclusions from these reads only after this call. Raises: LocksBroken; as `Writer.flush`.
         """
         self._check()
         with self._broken_fails():
@@ -111,9 +112,10 @@ class JoinedTransaction(TableWork):
 
     @alone
     def finish(self, timeout: float | None = None) -> Receipt:
-        """`flush`, and end this part: the receipt is for who commits. Later calls return the same one.
+        """`flush`, and end this part. Give the receipt to the process that commits. Later calls return the same
+        receipt.
 
-        After an error that says so it may be repeated, once the `with` block is left, too.
+        After an error that says so it may be repeated, even after the `with` block.
         """
         if self._finished is None:
             if self._over != IN_DOUBT:
@@ -126,7 +128,7 @@ class JoinedTransaction(TableWork):
 
     @alone
     def discard(self) -> None:
-        """Drop writes that are not flushed. Its registered locks count on."""
+        """Drop writes that are not flushed. Registered locks stay."""
         if self._finished is None:
             self._writer.discard()
         self._end("this part of it is discarded")

@@ -1,7 +1,7 @@
 """The bytes of rows and marks in a replica's folder (docs/inside/tables.md, The replica).
 
-A row's key: table number, escaped key, 00 00, inverted timestamp. So a key's versions lie together, the newest
-first, and keys lie in their own order. Its value: transaction id, then 1 and the row, or 0: deleted.
+A row's key: table number, escaped key, 00 00, inverted timestamp. So a key's versions are adjacent, the newest
+first, and keys are in byte order. Its value: transaction id, then 1 and the row, or 0: deleted.
 
 An entry of an index: its number, an escaped value, 00 00, the escaped key of a row; no value.
 """
@@ -29,12 +29,12 @@ _ALL = (1 << 64) - 1
 
 
 class Mark(NamedTuple):
-    """How far a table is laid down. ``position``: offset in the history to read on from.
+    """How far a table is stored. ``position``: offset in the history from which to continue.
 
-    ``last``: timestamp of the newest COMMIT here, or of the first EPOCH. ``complete``: with every commit up to
-    it. ``floor``: below it versions are swept. All hybrid times. ``ids``: of its topics. ``indexes``: the numbers
-    of its indexes, by name. ``base``: the base that is being laid down, and ``laid``: how many rows of each of
-    its parts are here, and the offset of the next.
+    ``last``: timestamp of the newest stored COMMIT, or of the first EPOCH. ``complete``: all commits up to this
+    time are stored. ``floor``: versions below this time are swept. All are hybrid times. ``ids``: topic ids.
+    ``indexes``: the numbers of its indexes, by name. ``base``: the base that is being loaded, and ``laid``: the
+    number of stored rows of each of its parts, and the offset of the next one.
     """
 
     number: int
@@ -48,13 +48,13 @@ class Mark(NamedTuple):
     laid: Mapping[str, tuple[int, int]] = MappingProxyType({})
 
     def to_bytes(self) -> bytes:
-        """As it is stored."""
+        """The bytes as stored."""
         loading = [self.base, dict(self.laid)] if self.base else []
         return json.dumps([*self[:6], dict(self.indexes), *loading]).encode()
 
     @classmethod
     def parse(cls, data: bytes) -> Mark:
-        """A stored one."""
+        """The mark of stored bytes."""
         return cls(*json.loads(data))
 
 
@@ -69,22 +69,22 @@ def table_prefix(number: int) -> bytes:
 
 
 def place(prefix: bytes, key: bytes) -> bytes:
-    """The place from which on all keys at or above this one stand, and none below it."""
+    """The start of all keys at or above this one."""
     return prefix + (key.replace(b"\0", b"\0\xff") if 0 in key else key)
 
 
 def versions(prefix: bytes, key: bytes) -> bytes:
-    """The bytes that all versions of one key begin with, or all entries of an index for one value."""
+    """The common prefix of all versions of a key, or of all entries of an index for one value."""
     return place(prefix, key) + _END
 
 
 def stamp(timestamp: int) -> bytes:
-    """A timestamp as the end of a key; rising times fall."""
+    """A timestamp as the end of a key; it is inverted, so that later times sort first."""
     return (_ALL - timestamp).to_bytes(STAMP, "big")
 
 
 def suffix(timestamp: int) -> bytes:
-    """The end of a version's key, behind the escaped one."""
+    """The end of a version's key, after the escaped key."""
     return _END + stamp(timestamp)
 
 
@@ -99,10 +99,10 @@ def entry(prefix: bytes, value: bytes, key: bytes) -> bytes:
 
 
 def unescaped(key: bytes) -> bytes:
-    """A key of an escaped one."""
+    """The key of an escaped one."""
     return key.replace(b"\0\xff", b"\0") if 0 in key else key
 
 
 def key_of(versions: bytes) -> bytes:
-    """The key that `versions` was given."""
+    """The key from which `versions` made a prefix."""
     return unescaped(versions[TABLE:-END])

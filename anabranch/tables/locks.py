@@ -1,4 +1,4 @@
-"""The locks of one transaction on tables: what it read, and whether that still stands in the replica."""
+"""The locks of one transaction on tables: what it read, and whether the replica has newer versions of it."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from anabranch.schemas import records as r
 from anabranch.tables.snapshot import TableSnapshot
 from anabranch.tables.store import Seen
 
-_PARTS = 16  # ranges of a scan that is registered while it goes on; then it is registered whole
+_PARTS = 16  # registered ranges of a scan under way; with more it is registered as a whole
 
 
 class Span:
-    """A range of keys that is being read: it shrinks to what was seen, and grows. ``high`` None: to the end."""
+    """A range of keys that is being read: it begins as what was read, and grows. ``high`` None: to the end."""
 
     __slots__ = ("_whole", "high", "low", "registered")
 
@@ -28,7 +28,7 @@ class Span:
 
     @property
     def record(self) -> r.LockedRange:
-        """As it is to be registered now."""
+        """The range to be registered now."""
         part = r.LockedRange(self.low, self.high)
         return part if len(self.registered) < _PARTS or part in self.registered else self._whole
 
@@ -43,7 +43,7 @@ class Locks:
         self._registered: set[tuple[str, int]] = set()  # points
 
     def point(self, table: str, key: bytes) -> None:
-        """Lock a key, whether there is a row or not. `TooManyLocks`."""
+        """Lock a key, whether it has a row or not. `TooManyLocks`."""
         points = self._points.setdefault(table, set())
         if key not in points:
             self._one_more()
@@ -66,10 +66,10 @@ class Locks:
     def look(
         self, view: TableSnapshot, marks: Mapping[str, tuple[int, int]] | None = None
     ) -> LocksBroken | None:
-        """The error if a newer version of something locked is here, above the snapshot.
+        """Validate the locks: the error if the replica has a version later than the snapshot of something locked.
 
-        ``marks``: of a command, as `records` takes them. With no commit above the snapshot there is nothing to see:
-        what comes after the marks the controller judges. A table without one is loaded again now.
+        ``marks``: those of the command, as for `records`. Tables without a commit later than the snapshot are
+        skipped: the controller checks what is later than the marks. A table without a mark is being loaded again.
         """
         if marks is not None and all(0 < last <= view.timestamp for _, last in marks.values()):
             return None
@@ -86,7 +86,7 @@ class Locks:
         return None
 
     def fresh(self) -> tuple[r.TableLocks, ...]:
-        """Locks that are not registered, as many as go into a command; empty: all are."""
+        """Locks that are not registered yet, as many as fit into a command; empty if all are registered."""
         left = limits.LOCK_BYTES.value
         found: list[r.TableLocks] = []
         for table in sorted({*self._points, *self._spans}):
@@ -98,7 +98,9 @@ class Locks:
             ranges: list[r.LockedRange] = []
             for span in joined(spans):
                 left -= len(span.low) + len(span.high or b"")
-                if left < 0 and (found or points or ranges):  # one alone is refused, not left out
+                if left < 0 and (
+                    found or points or ranges
+                ):  # a single one too big is refused, not skipped
                     break
                 ranges.append(span)
             if points or ranges:
@@ -108,7 +110,7 @@ class Locks:
         return tuple(found)
 
     def registered(self, locks: Iterable[r.TableLocks]) -> None:
-        """Note that these are registered, and what lies in them."""
+        """Note that these locks, and all within them, are registered."""
         for each in locks:
             self._registered.update((each.table, point) for point in each.points)
             for span in self._spans.get(each.table, ()):
@@ -120,9 +122,10 @@ class Locks:
     def records(
         self, tables: Sequence[str], marks: Mapping[str, tuple[int, int]]
     ) -> tuple[r.TableLocks, ...]:
-        """The locks of a command. ``marks``: until when the replica vouches for a table, and its newest commit.
+        """The locks of a command. ``marks``: the time through which the replica validates a table, and its newest
+        commit.
 
-        All tables are named: of those without a lock the answer tells the newest commit.
+        All tables are named, so that the answer has the newest commits also of tables without a lock.
         """
         return tuple(
             r.TableLocks(
@@ -142,7 +145,7 @@ def _covers(whole: r.LockedRange, part: r.LockedRange) -> bool:
 
 
 def broken(table: str, seen: Seen, snapshot: int) -> LocksBroken:
-    """The error for a row that was read at a snapshot, and written above it."""
+    """The error for a row that was read at a snapshot, and written later."""
     return LocksBroken(
         f"{table} {seen.key!r:.100} was read as of {to_text(snapshot)}, and written by {txn_text(seen.txn_id)} at "
         f"{to_text(seen.timestamp)}: begin again",
@@ -154,7 +157,7 @@ def broken(table: str, seen: Seen, snapshot: int) -> LocksBroken:
 
 
 def joined(spans: Iterable[Span | r.LockedRange]) -> tuple[r.LockedRange, ...]:
-    """Ranges as a command names them: rising and apart."""
+    """Ranges as a command needs them: rising and disjoint."""
     found: list[r.LockedRange] = []
     for span in sorted(spans, key=lambda span: span.low):
         before = found[-1] if found else None

@@ -1,4 +1,4 @@
-"""The rows that a transaction wrote, which lie over its snapshot: here those of this process."""
+"""The rows that a transaction wrote, which its reads see instead of the snapshot's: those of this process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from anabranch.tables.rows import Rows
 from anabranch.tables.store import Seen, Store
 
 Writers = Literal["own", "all"]
-OWN_BYTES = 64 << 20  # of rows in memory, about; more of them go to a temporary folder
+OWN_BYTES = 64 << 20  # rows in memory, about; more rows go to a temporary folder
 _ROW_BYTES = 150
 _AT_ONCE = 4096  # rows
 _BATCH_BYTES = 8 << 20
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 class Written(NamedTuple):
-    """A row that the transaction wrote. ``value`` None: deleted. ``by``: another of its writers, which wrote it."""
+    """A row that the transaction wrote. ``value`` None: deleted. ``by``: the other writer that wrote it."""
 
     value: bytes | None
     by: WriterAt | None = None
@@ -38,25 +38,25 @@ class OwnRows(Protocol):
     """A transaction's own writes, of this process and of others."""
 
     def get(self, table: str, key: bytes) -> Written | None:
-        """The last write to a key; None: there is none."""
+        """The last write to a key, or None."""
 
     def scan(
         self, table: str, low: bytes, high: bytes | None, *, reverse: bool = False
     ) -> Iterator[tuple[bytes, Written]]:
-        """Keys of [low, high) that were written, in their order. Later writes are not seen."""
+        """The written keys of [low, high), in their order. Later writes are not seen."""
 
     def put(self, table: str, key: bytes, value: bytes | None) -> None:
         """Note a write of this process."""
 
     def refresh(self) -> None:
-        """Let the next read see the writes of those that have finished since."""
+        """Let the next read see the writes of writers that have finished since."""
 
     def close(self) -> None:
-        """Free all. Repeating the call is fine."""
+        """Free everything. Repeating the call is harmless."""
 
 
 class Scratch:
-    """Rows in a temporary folder, as a replica keeps them: of a key the one with the highest version counts."""
+    """Rows in a temporary folder, as a replica keeps them: the highest version of a key counts."""
 
     def __init__(self) -> None:
         self._folder = tempfile.mkdtemp(prefix="anabranch-own-")
@@ -71,7 +71,7 @@ class Scratch:
         keys: Iterable[bytes | None],
         values: Iterable[bytes | None],
     ) -> None:
-        """Lay rows down; those without a value are deletions. `write` lets them be read."""
+        """Add rows; rows without a value are deletions. They can be read after `write`."""
         stored = (DELETED if value is None else THERE + value for value in values)
         whose = _BY.pack(by.writer, by.sequence) if by is not None else bytes(_BY.size)
         self._rows.add(self._number(table), whose, version, keys, stored)
@@ -79,7 +79,7 @@ class Scratch:
             self.write()
 
     def write(self) -> None:
-        """Let all rows be read."""
+        """Store all added rows, so that they can be read."""
         self._store.write(self._rows)
         self._rows = Rows()
 
@@ -94,7 +94,7 @@ class Scratch:
         return ((seen.key, _written(seen)) for seen in found)
 
     def close(self) -> None:
-        """Delete the folder, but for a forked child."""
+        """Delete the folder, unless this is a forked child."""
         if self._store.forked:
             return
         self._store.close()
@@ -110,7 +110,7 @@ def _written(seen: Seen) -> Written:
 
 
 class Local:
-    """The writes of this process: in memory, and what is too much for that in a temporary folder."""
+    """The writes of this process: in memory, and beyond `OWN_BYTES` in a temporary folder."""
 
     def __init__(self) -> None:
         self._rows: dict[str, dict[bytes, bytes | None]] = {}
@@ -148,7 +148,7 @@ class Local:
             self._spill()
 
     def refresh(self) -> None:
-        """No other's writes are here."""
+        """Do nothing: only writes of this process are here."""
 
     def _spill(self) -> None:
         self._spilled = self._spilled or Scratch()
@@ -172,7 +172,7 @@ class Local:
 def merged(
     under: Iterator[tuple[bytes, T]], over: Iterator[tuple[bytes, T]], reverse: bool
 ) -> Iterator[tuple[bytes, T]]:
-    """Rows with others over them, in order."""
+    """Rows of both in order; of equal keys those of ``over``."""
     theirs, ours = next(under, None), next(over, None)
     while theirs is not None or ours is not None:
         if theirs is not None and (ours is None or _first(theirs[0], ours[0], reverse)):

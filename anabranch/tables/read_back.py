@@ -1,8 +1,8 @@
 """Rows that an open transaction wrote to tables, read back from journals (docs/inside/tables.md, Own writes).
 
-The controller tells which records it accepted and where they lie; a scan of the journal would find rejected ones,
-too, and take a moved copy for the newest. Rows are kept as a replica keeps them, in a temporary folder, with the
-offset that their writer saw as the version: that is the order of the merge, in whichever order they are read.
+The controller lists the accepted records and their places; a scan of the journal would also find rejected records,
+and take a moved copy for the newest. Rows are kept in a temporary folder as in a replica. Their version is the
+offset that their writer saw: that is the order of the merge, in whichever order they are read.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from anabranch.schemas import records as r
 from anabranch.tables.own_writes import Scratch, Writers, Written
 from anabranch.topics.names import journal_topic
 
-_ANSWER_S = 5.0  # the longest that one answer of a broker is waited for
-_PAUSES_S = (0.02, 0.5)  # before runs are asked for again
+_ANSWER_S = 5.0  # the longest wait for one answer of a broker
+_PAUSES_S = (0.02, 0.5)  # pauses before runs are asked for again
 _BEFORE_EPOCH = TXN_ID_SIZE + 8  # bytes of a header: transaction id, writer
 
 
@@ -38,29 +38,29 @@ class Handle(Protocol):
     """One writer of a transaction, which `Client.begin` and `Client.join` make."""
 
     def written_to(self, stream: str) -> int:
-        """How many events it wrote to a stream so far."""
+        """The number of events that it wrote to a stream so far."""
 
     def acknowledged(self, deadline: float) -> tuple[bytes, r.Receipt]:
-        """A token, and the receipt of all that it wrote, which is acknowledged now. Raises: as its flush."""
+        """A token, and the receipt of all that it wrote, after all is acknowledged. Raises: as its flush."""
 
 
 class Places(Protocol):
-    """The controller's word, as a client brings it. Deadlines are monotonic seconds."""
+    """Questions to the controller, as a client sends them. Deadlines are monotonic seconds."""
 
     def list_runs(
         self, token: bytes, stream: str, wanted: Sequence[r.RunsWanted], deadline: float
     ) -> r.RunList:
-        """Places of accepted records: some of those that are wanted, and what is left. `NotReady`."""
+        """Places of some of the wanted accepted records, and the rest that is still wanted. `NotReady`."""
 
     def state(self, txn_id: bytes, token: bytes | None, deadline: float) -> r.Outcome:
         """A transaction with the receipts of its writers."""
 
 
 class ReadBack:
-    """The rows that a transaction wrote, the last one of each key, by journals. One thread at a time.
+    """The last row of each key that a transaction wrote, from journals. One thread at a time.
 
-    A table is read when it is asked about first, and again after more writes of the handle. ``writers`` "all":
-    rows of other writers, too, that had finished when the table was read first or when `refresh` was called.
+    A table is read at the first question about it, and again after more writes of the handle. ``writers`` "all":
+    also rows of other writers that had finished at the first read of the table, or at the last `refresh`.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class ReadBack:
         deadline: Callable[[], float],
         writers: Writers = "all",
     ) -> None:
-        """``deadline``: the end of a read that begins now, monotonic seconds."""
+        """``deadline``: gives the end of a read that begins now, monotonic seconds."""
         self._handle = handle
         self._places = places
         self._ports = ports
@@ -86,7 +86,7 @@ class ReadBack:
     def get(self, table: str, key: bytes) -> Written | None:
         """The row of a key, if the transaction wrote it.
 
-        A commit must take the writer that the row is ``by``, up to that receipt or a later one.
+        A commit has to take the writer in ``by``, with that receipt or a later one.
 
         Raises: NotReady (ask again), NotAuthorized (the right Read on the journal is missing; with other writers
         the token's right state), TransactionAborted and others as of a flush.
@@ -100,10 +100,10 @@ class ReadBack:
         return self._read(table).scan(table, low, high, reverse=reverse)
 
     def put(self, table: str, key: bytes, value: bytes | None) -> None:
-        """Nothing is kept here of what goes to a journal."""
+        """Do nothing: the write is in a journal."""
 
     def refresh(self) -> None:
-        """Let the next read of each table look for writers that have finished since."""
+        """Let the next read of each table include writers that have finished since."""
         self._known.clear()
 
     def close(self) -> None:
@@ -117,7 +117,7 @@ class ReadBack:
     # -- reading --------------------------------------------------------------------------------------
 
     def _read(self, table: str) -> Scratch:
-        """Read what is not here yet."""
+        """Read what is new since the last read."""
         rows = self._rows = self._rows or Scratch()
         count = self._handle.written_to(table)
         if self._known.get(table) != count:
@@ -157,7 +157,7 @@ class ReadBack:
                 with client_errors():
                     self._lay(rows, receipt, by, table, told.runs)
             except _Moved as moved:
-                # The next answer has its new place.
+                # The next answer has the new place.
                 if self._ports.clock.monotonic() + pause >= deadline:
                     raise NotReady(f"rows of {table} can't be read back: {moved}") from moved
                 self._ports.clock.sleep(pause)
@@ -174,7 +174,10 @@ class ReadBack:
         table: str,
         runs: Iterable[r.RunPlace],
     ) -> None:
-        """Lay runs down. `_Moved`: one of them is not there any more; all may be laid down again."""
+        """Read runs and add their rows.
+
+        `_Moved`: one of them is not there any more; adding all again is harmless.
+        """
         if self._log is None:
             self._log = self._ports.open_log(_ANSWER_S)
         readers = self._readers = self._readers or JournalReaders(self._log)
@@ -199,7 +202,7 @@ class ReadBack:
 
 
 class _Moved(Exception):
-    """Records are not where they were."""
+    """Records are not at the listed place any more."""
 
 
 def _is_of(record: Record, receipt: r.Receipt) -> bool:

@@ -1,4 +1,4 @@
-"""Registering the locks of one process of an open transaction, and looking at those that may be broken."""
+"""Registering the locks of one process of an open transaction, and validating locks that may be broken."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ class Controller(Protocol):
     """The calls about an open transaction that a client sends; deadlines are monotonic seconds."""
 
     def deadline(self, timeout: float | None) -> float:
-        """The end of a call that may take so many seconds."""
+        """The end of a call with this timeout in seconds."""
 
     def lock_reads(self, command: r.LockReads | r.ListLocks, deadline: float) -> r.ReadsLocked:
-        """Register locks, or tell registered ones."""
+        """Register locks, or list registered ones."""
 
     def state(self, txn_id: bytes, token: bytes | None, deadline: float) -> r.Outcome:
-        """The transaction as it is."""
+        """The transaction's present state."""
 
     def reading_back(self, part: Part) -> OwnRows:
-        """Rows that the transaction wrote, by this process and by those that finished."""
+        """Rows that the transaction wrote, from this process and from finished writers."""
 
     def entered(self, work: TableWork) -> None:
-        """Refuse calls of this client, on this thread, that take effect at once, until it is over."""
+        """Refuse this client's non-transactional calls on this thread until the work is over."""
 
 
 class Part(Protocol):
@@ -59,7 +59,7 @@ class Opened(Part, Protocol):
         """The state of its begin, commit and abort, as this process knows it."""
 
     def read_by(self, reads: Registering) -> None:
-        """Let this look at the locks when it commits."""
+        """Let ``reads`` validate the locks when the transaction commits."""
 
     def open_named(self, timeout: float | None = None) -> None: ...
 
@@ -88,7 +88,7 @@ class Opened(Part, Protocol):
 
 @contextmanager
 def explained(controller: Controller, token: bytes) -> Iterator[None]:
-    """Let an error that says that locks of a transaction are broken tell which, and by whom."""
+    """Add to an error about broken locks the lock, and the transaction that broke it."""
     try:
         yield
     except (TransactionAborted, LocksBroken) as error:
@@ -102,7 +102,7 @@ def explained(controller: Controller, token: bytes) -> Iterator[None]:
 
 
 class Registering:
-    """The reads of one process of an open transaction: registered, looked at, vouched for."""
+    """Registers and validates the reads of one process of an open transaction."""
 
     def __init__(
         self,
@@ -119,25 +119,28 @@ class Registering:
         self._read_from = read_from
         self._told_from: dict[int, int] = {}
         self._sequence = 0
-        self._unsure: r.LockReads | None = None  # sent, and not answered
-        self._due: r.ReadsLocked | None = None  # registered, and not looked at
-        self._through: dict[tuple[int, int], int] = {}  # (writer, set) -> looked at up to
+        self._unsure: r.LockReads | None = None  # a command that was sent and not answered
+        self._due: r.ReadsLocked | None = None  # registered, and not validated yet
+        self._through: dict[tuple[int, int], int] = {}  # (writer, set) -> validated through
 
     @property
     def vouched(self) -> tuple[r.Vouched, ...]:
-        """For the commit: the sets that were looked at."""
+        """The validated sets, for the commit."""
         return tuple(r.Vouched(*which, through) for which, through in self._through.items())
 
     def flush(self, deadline: float) -> None:
-        """Register what was read, look at it, and vouch: from here on others may count on it.
+        """Register what was read, validate it, and report that. From then on other processes may rely on it.
 
-        Raises: LocksBroken, TooManyLocks, TooMuchLocked, NotReady (the replica is not there in time).
+        Raises: LocksBroken, TooManyLocks, TooMuchLocked, NotReady (the replica did not catch up in time).
         """
         if self.register(deadline):
             self._ask(r.LockReads(self._token, self._writer, 0, vouched=self.vouched), deadline)
 
     def register(self, deadline: float) -> bool:
-        """Register what was read, and look; whether there is anything to vouch for. Raises: as `flush`."""
+        """Register what was read, and validate it.
+
+        Returns whether there is anything to report. Raises: as `flush`.
+        """
         if self._unsure is not None:
             self._register(self._unsure, deadline)
         sources = self._fresh_sources()
@@ -164,7 +167,7 @@ class Registering:
         return tuple(r.WriterAt(*each) for each in sorted(fresh))
 
     def _register(self, command: r.LockReads, deadline: float) -> None:
-        self._unsure = command  # sent again as it is, if it is not answered
+        self._unsure = command  # repeated unchanged if it is not answered
         self._due = self._ask(command, deadline)
         self._unsure, self._sequence = None, command.sequence
         self._locks.registered(command.locks)
@@ -186,7 +189,7 @@ class Registering:
             self._controller.lock_reads(r.LockReads(self._token, self._writer, 0), deadline)
 
     def _look(self, timestamp: int, tables: Iterable[r.TableTime], deadline: float) -> None:
-        """Look at all locks of this process, up to a time of the controller's."""
+        """Validate all locks of this process through a time that the controller reported."""
         self._replica.wait(timestamp, {each.table: each.last for each in tables}, deadline)
         with self._shown() as view:
             found = self._locks.look(view)
@@ -200,24 +203,26 @@ class Registering:
 
     @contextmanager
     def _shown(self) -> Iterator[TableSnapshot]:
-        """The snapshot; once it is closed one like it: who left a `with` block may repeat its commit or finish."""
+        """The snapshot, or an equal one if it is closed: commit and finish may be repeated after the `with`
+        block.
+        """
         if self._view.is_open:
             yield self._view
         else:
             with self._replica.snapshot(at=self._view.timestamp) as view:
                 yield view.in_place_of(self._view)
 
-    # -- a commit's look ----------------------------------------------------------------------------------
+    # -- validation for a commit --------------------------------------------------------------------------
 
     def look_again(self, answer: r.LookAgain, deadline: float) -> None:
-        """Look at the locks of the writers that the controller names, in place of those that are gone, too."""
+        """Validate the locks of the writers that the controller names, also of processes that ended."""
         self._look(answer.timestamp, answer.tables, deadline)
         for writer in answer.writers:
             if writer != self._writer:
                 self._look_for(writer, answer.timestamp, deadline)
 
     def _look_for(self, writer: int, timestamp: int, deadline: float) -> None:
-        """Look at the locks of another writer; its keys are not known here, but by their fingerprints."""
+        """Validate the locks of another writer, of whose keys only fingerprints are known here."""
         sequence = 0
         while True:
             told = self._controller.lock_reads(r.ListLocks(self._token, writer, sequence), deadline)

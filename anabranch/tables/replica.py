@@ -1,4 +1,4 @@
-"""`Replica`: tables in a folder, followed by a thread, or step by step; and the snapshots of them."""
+"""`Replica`: tables in a folder, followed by a thread or step by step, and snapshots of them."""
 
 from __future__ import annotations
 
@@ -45,19 +45,22 @@ from anabranch.types import Result
 
 log = logging.getLogger("anabranch.client")
 
-_WAIT_S, _PAUSE_S = 0.5, 0.5  # so long takes a step without news, and the pause after an error
-# Before a transaction is begun again: the first and the longest. With 0.25 s one of 16 clients got nothing.
+_WAIT_S, _PAUSE_S = (
+    0.5,
+    0.5,
+)  # the length of a step without new commits, and the pause after an error
+# Pauses before a transaction is begun again: the first and the longest. With 0.25 s one of 16 clients starved.
 _PAUSES_S = (0.004, 0.032)
-_LEAST_S = _TURN_S = 0.05  # to begin in; for the answer to another thread's question
-_ASK_S = 1.0  # for the oldest snapshot, before a sweep
+_LEAST_S = _TURN_S = 0.05  # least time to begin; wait for the answer to another thread's question
+_ASK_S = 1.0  # time for the question before a sweep
 _LEAST_SWEPT = from_us(LEAST_HISTORY_MS * 1000)  # hybrid time between two sweeps of a table
 _ISOLATIONS, _WRITERS = get_args(Isolation), get_args(Writers)
 
 
 class Lag(NamedTuple):
-    """How far a table is behind: history records that brokers told of, and the seconds since it was complete.
+    """The lag of a table: history records that are not stored, and the seconds since it was complete.
 
-    Infinite ``seconds``: nothing of it is here yet, and perhaps no broker was asked.
+    ``seconds`` is infinite while nothing of the table is stored; then brokers may not have been asked yet.
     """
 
     records: int
@@ -65,12 +68,12 @@ class Lag(NamedTuple):
 
     @classmethod
     def of(cls, records: int, complete: int, now: float) -> Lag:
-        """``complete``: hybrid time, 0: nothing is here. ``now``: Unix seconds."""
+        """``complete``: hybrid time; 0 if nothing is stored. ``now``: Unix seconds."""
         return cls(records, max(0.0, now - to_us(complete) / 1e6) if complete else inf)
 
 
 class _Waiting(NamedTuple):
-    """A thread that waits for a time. ``number``: by which equal ones differ."""
+    """A thread that waits for a time. ``number``: distinguishes waits for equal times."""
 
     timestamp: int
     number: int
@@ -79,7 +82,7 @@ class _Waiting(NamedTuple):
 
 @contextmanager
 def in_turn(lock: threading.RLock, seconds: float) -> Iterator[None]:
-    """Hold a lock; after so many seconds of waiting for it, go on without."""
+    """Take a lock; after ``seconds`` of waiting continue without it."""
     held = lock.acquire(timeout=seconds)
     try:
         yield
@@ -89,9 +92,9 @@ def in_turn(lock: threading.RLock, seconds: float) -> Iterator[None]:
 
 
 class Waiters:
-    """Threads that wait for a time, the first one first.
+    """Threads that wait for times, in the order of the times.
 
-    With a condition each commit would wake all of them: 64 threads that transfer had a fifth of their time for it.
+    With a condition variable each commit would wake all of them, which took a fifth of the time of 64 threads.
     """
 
     def __init__(self, lock: threading.Condition) -> None:
@@ -101,9 +104,9 @@ class Waiters:
         self._numbers = itertools.count()
 
     def wait(self, timestamp: int, seconds: float, is_over: Callable[[], bool]) -> None:
-        """Sleep until somebody wakes those of ``timestamp``, or all; not at all if ``is_over`` already."""
+        """Sleep until `wake` reaches ``timestamp``, or `wake_all`; not at all if ``is_over`` is true already."""
         wake = threading.Lock()
-        wake.acquire()  # given back by who wakes this thread
+        wake.acquire()  # released by the thread that wakes this one
         own = _Waiting(timestamp, next(self._numbers), wake)
         with self._lock:
             if is_over():
@@ -116,17 +119,17 @@ class Waiters:
                     heapify(self._waiting)
 
     def wake(self, is_reached: Callable[[int], bool]) -> None:
-        """Wake those whose time is reached. The caller holds the lock."""
+        """Wake the threads whose time is reached. The caller has the lock."""
         while self._waiting and is_reached(self._waiting[0].timestamp):
             heappop(self._waiting).wake.release()
 
     def wake_all(self) -> None:
-        """Wake them all: there is news of another kind. The caller holds the lock."""
+        """Wake all threads, because of another event. The caller has the lock."""
         self.wake(lambda _: True)
 
 
 class Replica:
-    """Tables in a folder. Close it, or use it as a context manager. Thread-safe, but for `step`."""
+    """Tables in a folder. Close it, or use it as a context manager. Thread-safe, except for `step`."""
 
     def __init__(
         self,
@@ -143,11 +146,11 @@ class Replica:
         held: int | None = None,
         index: Mapping[str, Index] | None = None,
     ) -> None:
-        """``folder``: None is a temporary one. ``history_ms``: so long versions are kept. ``timeout``: seconds.
+        """``folder``: None for a temporary one. ``history_ms``: how long versions are kept. ``timeout``: seconds.
 
-        Not ``threaded``: calls that wait move it, and `step`. ``held``: as `hold`; None: nothing is.
-        ``index``: name -> function, or (table, function).
-        Raises: IllegalState (the folder is in use, or of another cluster).
+        ``threaded``: whether a thread advances the replica; otherwise `step` and waiting calls do. ``held``: the
+        time for `hold`, or None. ``index``: name -> function, or (table, function).
+        Raises: IllegalState (the folder is in use, or belongs to another cluster).
         """
         self._clock: Clock = ports.clock
         self._controller, self._commits = controller, commits
@@ -158,12 +161,12 @@ class Replica:
         self._follower = Follower(self._store, ports, tables, timeout, controller.base)
         self.tables = self._follower.streams
         self._moved = threading.Condition()
-        self._turn = threading.RLock()  # of waiting threads: who asks, who steps
+        self._turn = threading.RLock()  # decides which waiting thread asks or steps
         self._waiters = Waiters(self._moved)
-        self._open: WeakSet[TableSnapshot] = WeakSet()  # those that a program lost hold nothing
+        self._open: WeakSet[TableSnapshot] = WeakSet()  # weak: lost snapshots keep no versions
         self._sweeping: Iterator[int] | None = None
         self._swept: dict[str, int] = {}
-        self._pauses: dict[str, int] = {}  # before a sweep that failed is tried again
+        self._pauses: dict[str, int] = {}  # pauses before a failed sweep is repeated
         self._failure: Exception | None = None
         self._trouble, self._broken_at = "", 0
         self._held, self._closed = held, False
@@ -179,7 +182,7 @@ class Replica:
         self.close()
 
     def close(self) -> None:
-        """Stop, and close the folder; open snapshots end with it. In a forked child it does nothing."""
+        """Stop, and close the folder and all open snapshots. In a forked child it does nothing."""
         if self._store.forked:
             return
         with self._moved:
@@ -193,43 +196,44 @@ class Replica:
         self._follower.close()
         if self._thread is not None:
             self._thread.join()
-        with suppress(TableError):  # rows are in the log, too
+        with suppress(TableError):  # the rows are also in the log
             self._follower.save()
         self._store.close(self._failure)
         if self._temporary is not None:
             shutil.rmtree(self._temporary, ignore_errors=True)
 
-    # -- how far it is --------------------------------------------------------------------------------
+    # -- progress -------------------------------------------------------------------------------------
 
     @property
     def timestamp(self) -> int:
-        """The highest snapshot that is here whole, hybrid time; 0: none is yet."""
+        """The highest complete snapshot, hybrid time; 0 before the first one."""
         return self._follower.timestamp
 
     @property
     def last(self) -> dict[str, int]:
-        """Table -> timestamp of its newest commit here."""
+        """Table -> timestamp of its newest stored commit."""
         return dict(self._follower.last)
 
     @property
     def complete(self) -> dict[str, int]:
-        """Table -> every commit up to this hybrid time is here."""
+        """Table -> hybrid time up to which every commit is stored."""
         return dict(self._follower.complete)
 
     def lag(self) -> dict[str, Lag]:
-        """How far each table is behind, by what brokers told last; nothing is asked."""
+        """The lag of each table, by the last answers of brokers; nothing is asked."""
         self._store.check_fork()
         now, behind = self._clock.wall(), self._follower.behind()
         return {t: Lag.of(behind.get(t, 0), at, now) for t, at in self.complete.items()}
 
     def told(self, timestamp: int, last: Mapping[str, int]) -> None:
-        """The controller's word: at ``timestamp`` these were the newest commits of these tables."""
+        """Note the controller's report: at ``timestamp`` these were the newest commits of these tables."""
         self._follower.told(timestamp, last)
         with self._moved:
             self._waiters.wake(self._is_complete)
 
     def wait(self, timestamp: int, last: Mapping[str, int], deadline: float) -> None:
-        """Take the controller's word, or ask for it; wait until all tables are complete up to ``timestamp``.
+        """Wait until all tables are complete up to ``timestamp``. ``last``: as for `told`; if empty, ask the
+        controller.
 
         Raises: NotReady (at the deadline, monotonic seconds), UnknownStream, SnapshotExpired, MalformedRecord,
         NotAuthorized, TableError (the disk).
@@ -239,12 +243,12 @@ class Replica:
             self.told(timestamp, last)
         elif self._is_complete(timestamp):
             return
-        if not self._follower.is_told(timestamp):
-            with in_turn(self._turn, _TURN_S):  # mostly another thread's answer will do
-                if not self._follower.is_told(timestamp):
+        if not self._follower.will_reach(timestamp):
+            with in_turn(self._turn, _TURN_S):  # usually another thread's answer is enough
+                if not self._follower.will_reach(timestamp):
                     self.told(*self._controller.safe(self.tables, timestamp, deadline))
         if self._thread is None:
-            self._failure = None  # no thread tries again
+            self._failure = None  # without a thread, nothing else tries again
         while not self._is_complete(timestamp):
             if (failure := self._failure) is not None:  # the thread may clear it meanwhile
                 raise failure
@@ -279,16 +283,21 @@ class Replica:
     # -- steps ----------------------------------------------------------------------------------------
 
     def step(self, deadline: float) -> bool:
-        """Do one piece of work, or wait for some until ``deadline``. Whether something came. Raises: as `wait`."""
+        """Do one piece of work, or wait for some until ``deadline``. Returns whether something came.
+
+        Raises: as `wait`.
+        """
         self._store.check_fork()
         came = self._follower.step(deadline)
         floor = self._follower.floor
-        if not self._follower.is_told(floor):  # an idle table has to reach the base of another one
+        if not self._follower.will_reach(
+            floor
+        ):  # an idle table has to be complete up to another table's base
             self.told(*self._controller.safe(self.tables, floor, self.deadline(None)))
         if not self._store.loading:
             self._sweep()
         elif self._follower.at_end:
-            self._store.settle()
+            self._store.end_loading()
         with self._moved:
             self._waiters.wake(self._is_complete)
         return came
@@ -298,10 +307,10 @@ class Replica:
             self._attempt(self._clock.monotonic() + _WAIT_S)
 
     def _attempt(self, deadline: float) -> None:
-        """A step. Waiting calls get an error that does not pass by itself; the step is tried again.
+        """Do a step, and keep an error that is not transient for waiting calls; the step is repeated.
 
-        Without a thread, an error that is not the library's is raised at once: the caller's signal handler may have
-        raised it.
+        Without a thread, errors of other libraries are raised at once: the caller's signal handler may have raised
+        them.
         """
         try:
             self.step(deadline)
@@ -327,7 +336,7 @@ class Replica:
         self._clock.sleep(max(0.0, min(_PAUSE_S, deadline - self._clock.monotonic())))
 
     def _sweep(self) -> None:
-        """A piece of the sweep under way, or the beginning of one that is worth it."""
+        """Do a piece of the sweep under way, or begin one that is worth it."""
         if self._sweeping is not None:
             if next(self._sweeping, None) is None:
                 self._sweeping = None
@@ -341,25 +350,25 @@ class Replica:
                 except AnabranchError as error:
                     log.info("%s is not swept for now: %s", table, error)
                     pause = min(every, self._pauses.get(table, _LEAST_SWEPT))
-                    self._swept[table] += pause - every  # so it is asked again soon
+                    self._swept[table] += pause - every  # so that it is asked again soon
                     self._pauses[table] = 2 * pause
                     return
                 self._pauses.pop(table, None)
-                with self._moved:  # no snapshot begins below the floor meanwhile
+                with self._moved:  # so that no snapshot below the floor begins meanwhile
                     floor = min(self._floor(), oldest or wanted)
                     if floor > self._store.marks[table].floor:
-                        self._follower.save()  # else a crash would take the complete time back below it
+                        self._follower.save()  # otherwise the complete time could be below the floor after a crash
                         self._sweeping = self._store.sweep(table, floor)
                 return
 
     def _floor(self) -> int:
-        """The time that versions are kept from, as far as this replica knows: all tables are read at one time."""
+        """The time from which this replica keeps versions, the same for all tables, as they are read together."""
         held = self.timestamp if self._held is None else self._held
         with self._moved:
             return min(self.timestamp - self._history, held, *(s.timestamp for s in self._open))
 
     def hold(self, timestamp: int) -> None:
-        """Keep the versions of this time and later ones from being swept; earlier ones may go."""
+        """Keep versions of this time and later from being swept; earlier ones may be swept."""
         with self._moved:
             self._held = timestamp
 
@@ -370,8 +379,8 @@ class Replica:
     ) -> TableSnapshot:
         """All tables as of ``at``; None: with all that was committed before this call.
 
-        Not ``fresh``: as of the newest moment that is here, without asking anybody. ``timeout``: seconds.
-        Raises: SnapshotExpired (swept), NotReady (to come, or not here in time), and as `wait`.
+        ``fresh`` False: as of the newest complete moment, without asking the controller. ``timeout``: seconds.
+        Raises: SnapshotExpired (swept), NotReady (in the future, or not complete in time), and as `wait`.
         """
         deadline, wanted = self.deadline(timeout), check_at(at)
         least = max(1, wanted or 0)
@@ -389,7 +398,7 @@ class Replica:
                     raise IllegalState("the replica is closed: open another one")
                 time = max(least, self.timestamp) if wanted is None else wanted
                 snapshot = taken(self._store, self.tables, time, self._ended)
-                if self._is_complete(time):  # else a table was dropped meanwhile
+                if self._is_complete(time):  # otherwise a table was dropped meanwhile
                     self._open.add(snapshot)
                     return snapshot
 
@@ -403,13 +412,13 @@ class Replica:
         writers: Writers = "own",
         timeout: float | None = None,
     ) -> TableTransaction:
-        """Begin a transaction that reads all tables as of the newest moment here, with all that this client saw.
+        """Begin a transaction that reads all tables at the newest moment here, including all that this client saw.
 
-        ``isolation``: 'snapshot' locks what is written instead of what is read (the first committer wins).
-        ``keepalive``: it is to be open for long: aborted after so many seconds of silence; the handle sends
-        heartbeats. ``writers``: 'all' reads what its other processes wrote, too, once they finished (`refresh`);
-        this handle never finishes, so no other reads what it writes.
-        ``timeout``: seconds, to catch up. Raises: as `snapshot`; with a keepalive as `Client.begin`.
+        ``isolation``: 'snapshot' locks written keys instead of read ones (the first committer wins). ``keepalive``:
+        for a long transaction: it is aborted after this many seconds without a heartbeat, and the handle sends
+        heartbeats. ``writers``: 'all' also reads what other processes of the transaction wrote, when they have
+        finished (`refresh`); this handle never finishes, so other processes can't read its writes. ``timeout``:
+        seconds to catch up. Raises: as `snapshot`; with a keepalive as `Client.begin`.
         """
         commits = self._check_commits(isolation, writers)
         least = max(1, self._controller.last_timestamp, self._broken_at)
@@ -426,11 +435,11 @@ class Replica:
         writers: Writers = "own",
         timeout: float | None = None,
     ) -> JoinedTransaction:
-        """Take part in a transaction that another process began, by its token: all read at its snapshot.
+        """Join a transaction that another process began, with its token. All processes read at its snapshot.
 
-        ``heartbeat``, ``label``: as of `Client.join`. ``writers``: as of `begin`; 'all' needs the right state, and
-        never has what the handle that began it wrote.
-        ``timeout``: seconds. Raises: as `snapshot`, `Client.join`; LocksBroken, InvalidArgument (no replica's).
+        ``heartbeat``, ``label``: as for `Client.join`. ``writers``: as for `begin`; 'all' needs the right `state`,
+        and never includes writes of the handle that began the transaction. ``timeout``: seconds. Raises: as
+        `snapshot`, `Client.join`; LocksBroken, InvalidArgument (it was not begun by a replica).
         """
         commits, deadline = self._check_commits(isolation, writers), self.deadline(timeout)
         return join(self, commits, token, isolation, heartbeat, label, writers, deadline)
@@ -451,12 +460,13 @@ class Replica:
         name: str | None = None,
         timeout: float | None = None,
     ) -> Result:
-        """Call ``function`` with a transaction, and commit it; again while locks break, for ``timeout`` seconds.
+        """Call ``function`` with a transaction, and commit it; repeat this while locks break, for ``timeout``
+        seconds.
 
-        So the function may be called more than once: it does nothing that can't be done again. Any exception of it
-        drops the transaction, and is raised. An outcome in doubt is settled before the function is called again.
+        The function may be called several times, so it must have no side effects. An exception from it drops the
+        transaction, and is raised. An unknown outcome is resolved before the function is called again.
 
-        Raises: as `TableTransaction.commit`; LocksBroken: at the end of the time.
+        Raises: as `TableTransaction.commit`; LocksBroken after the timeout.
         """
         check_name(name)
         deadline = self.deadline(timeout)
@@ -476,20 +486,20 @@ class Replica:
                     return txn.commit(name=name, timeout=left)
             except (LocksBroken, TransactionAborted) as error:
                 if txn.txn_id is None and isinstance(error, TransactionAborted):
-                    raise  # the function's own
+                    raise  # raised by the function
                 if self._clock.monotonic() + pause >= deadline:
                     raise
                 lost = error.with_traceback(None)
-            # Those that met part: a pause is between half and all of its length.
+            # Jitter: pause for 50 to 100 % of the time, so that conflicting clients do not retry together.
             self._clock.sleep(pause * (1 + txn.commits.random64() % 1024 / 1024) / 2)
             pause = min(2 * pause, _PAUSES_S[1])
 
     def broken_at(self, timestamp: int) -> None:
-        """Locks are broken by this commit: the next transaction sees it, though no answer told of it."""
+        """Note that this commit broke locks, so that the next transaction's snapshot includes it."""
         self._broken_at = max(self._broken_at, timestamp)
 
     def deadline(self, timeout: float | None) -> float:
-        """The end of a call that may take so many seconds, monotonic; None: as long as calls usually may."""
+        """The end of a call with this timeout, in monotonic seconds; None for the default timeout."""
         seconds = check_timeout(timeout)
         return self._clock.monotonic() + (self._timeout if seconds is None else seconds)
 

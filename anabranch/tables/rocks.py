@@ -1,4 +1,4 @@
-"""Reads of RocksDB that all its tables share: they are whole, or `TableError` says why not."""
+"""Reads of RocksDB, shared by all its users: they are complete, or `TableError` says why not."""
 
 from __future__ import annotations
 
@@ -13,22 +13,24 @@ from rocksdict import DbClosedError, Rdict, RdictIter, Snapshot
 from anabranch.errors import chain_of
 from anabranch.ports import TableError
 
-# Words of RocksDB's error when another process, or this one, has the folder open.
+# Parts of RocksDB's error when this or another process has the folder open.
 _LOCK_SIGNS = ("LOCK", "lock hold")
 _FULL_SIGNS = ("No space left", "Disk quota exceeded")
 
 
 class Walk:
-    """Rows from a key on, or from it ``backwards``, as they are when it is made.
+    """Rows from a key on, or ``backwards`` from it, as of the walk's creation.
 
-    rocksdict's ``rows`` end at an error of the disk as they do behind the last row. So a loop over them that comes
-    to their end calls `check`; an iteration over the walk itself does it.
+    rocksdict's ``rows`` end at a disk error in the same way as after the last row. So a loop over them has to call
+    `check` at their end; iterating over the walk itself does that.
     """
 
     def __init__(self, db: Rdict, folder: Path, first: bytes, *, backwards: bool = False) -> None:
         self._folder, self._first, self._backwards = folder, first, backwards
         try:
-            self._snapshot = db.snapshot()  # else rows of meanwhile look like missing ones
+            self._snapshot = (
+                db.snapshot()
+            )  # otherwise rows written meanwhile look like missing ones
             self.rows: Iterator[tuple[Any, Any]] = self._snapshot.items(backwards, first)
         except Exception as error:
             if not of_disk(error):
@@ -42,16 +44,16 @@ class Walk:
         self.check(row and row[0])
 
     def check(self, last: bytes | None) -> None:
-        """`TableError` if there are rows behind the ``last`` that was given (None: none was), or an error."""
+        """`TableError` if there are rows after the ``last`` one that was returned (None: no row), or an error."""
         snapshot, found = self._snapshot, self._snapshot.iter()
-        del self._snapshot, self.rows  # a traceback would keep them, and so the folder locked
+        del self._snapshot, self.rows  # a traceback would keep them alive, and so the folder locked
         seek, step = found.seek, found.next
         if self._backwards:
             seek, step = found.seek_for_prev, found.prev
         try:
             seek(self._first if last is None else last)
             while found.valid():
-                # rocksdict's iterators of a snapshot have what was written since; its look-ups do not.
+                # rocksdict's iterators of a snapshot also see later writes; its look-ups do not.
                 if found.key() != last and _has(snapshot, found.key()):
                     lost = OSError("rows are missing, and the disk reported no error")
                     raise table_error(lost, self._folder, "read")
@@ -76,13 +78,13 @@ def _has(snapshot: Snapshot, key: bytes) -> bool:
 
 
 def of_disk(error: Exception) -> bool:
-    """Whether rocksdict or the system raised it. Otherwise a signal handler may have, and it is not changed."""
+    """Whether rocksdict or the system raised the error. A signal handler may raise others, which stay unchanged."""
     by_system = isinstance(error, OSError) and error.errno is not None
     return by_system or type(error) in (Exception, DbClosedError)
 
 
 def raw_key(found: RdictIter) -> bytes:
-    """The key that an iterator stands at; empty: at none. Raises: TableError."""
+    """The key at an iterator's position; empty at its end. Raises: TableError."""
     if found.valid():
         key: bytes = found.key()
         return key
@@ -91,18 +93,18 @@ def raw_key(found: RdictIter) -> bytes:
     return b""
 
 
-def let_go(error: BaseException | None) -> None:
-    """Free what the frames of a caught error hold: an iterator there would keep the folder locked."""
+def release_frames(error: BaseException | None) -> None:
+    """Free the objects in the frames of a caught error: an iterator there would keep the folder locked."""
     for each in chain_of(error):
         for frame, _ in walk_tb(each.__traceback__):
             if frame.f_globals["__name__"].startswith(__package__):
-                with suppress(RuntimeError):  # it is under way
+                with suppress(RuntimeError):  # the frame is running
                     frame.clear()
 
 
 @contextmanager
 def named(folder: Path | None, what: str) -> Iterator[None]:
-    """Errors of RocksDB become `TableError`. ``folder``: None: RocksDB's own words name it."""
+    """Convert errors of RocksDB to `TableError`. ``folder``: None if RocksDB's message names it."""
     try:
         yield
     except Exception as error:
@@ -117,7 +119,7 @@ def is_full(error: Exception) -> bool:
 
 
 def table_error(error: Exception, folder: Path | None, what: str) -> TableError:
-    """A table's error, as people are told it. ``what``: its folder can't be this."""
+    """The error of a table, for people. ``what``: what can't be done with its folder."""
     where = folder or "its folder"
     if any(sign in str(error) for sign in _LOCK_SIGNS):
         return TableError(

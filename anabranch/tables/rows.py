@@ -1,4 +1,4 @@
-"""Rows and marks of a replica, gathered for one write."""
+"""Rows and marks of a replica, collected for one write."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Rows:
         values: Iterable[bytes | None],
         indexes: Indexes = (),
     ) -> None:
-        """Versions that a commit made. Events without a key are passed over. ``indexes``: with their prefixes."""
+        """Add versions of a commit. Events without a key are skipped. ``indexes``: with their prefixes."""
         put, before, after = self.batch.put, table_prefix(number), suffix(timestamp)
         there, deleted = txn_id + THERE, txn_id + DELETED
         for key, value in zip(keys, values, strict=True):
@@ -43,7 +43,7 @@ class Rows:
         self.rows = self.batch.len()
 
     def add_base(self, number: int, events: Iterable[BaseEvent], indexes: Indexes = ()) -> None:
-        """Rows of a base, each with its own commit. `MalformedRecord`: an event does not tell it."""
+        """Add rows of a base, each with its own commit. `MalformedRecord`: an event without a commit."""
         put, before = self.batch.put, table_prefix(number)
         for key, value, headers in events:
             if key is not None and value is not None:
@@ -59,5 +59,5 @@ class Rows:
 
     @property
     def size(self) -> int:
-        """Bytes."""
+        """The bytes of all rows and marks."""
         return self.batch.size_in_bytes()

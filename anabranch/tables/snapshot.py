@@ -20,7 +20,7 @@ T = TypeVar("T")
 class TableSnapshot:
     """Tables at one instant: each read gives the same rows. Close it, or use it as a context manager. Thread-safe.
 
-    While it is open its versions are kept.
+    Its versions are kept while it is open.
     """
 
     def __init__(
@@ -30,7 +30,7 @@ class TableSnapshot:
         numbers: Mapping[str, int],
         closed: Callable[[TableSnapshot], None],
     ) -> None:
-        """``numbers``: of the tables in the store. ``closed``: called when it is closed."""
+        """``numbers``: the numbers of the tables in the store. ``closed``: called when the snapshot is closed."""
         self.timestamp = timestamp
         self.is_open = True
         self.check_fork = store.check_fork
@@ -39,7 +39,9 @@ class TableSnapshot:
         self._closed = closed
 
     def in_place_of(self, other: TableSnapshot) -> Self:
-        """This one, where a closed one was: it reads no table that was loaded again since that one was taken."""
+        """Replace a closed snapshot: this one can't read tables that were loaded again since the other was
+        taken.
+        """
         self._numbers = other._numbers
         return self
 
@@ -63,12 +65,12 @@ class TableSnapshot:
         self.close()
 
     def close(self) -> None:
-        """Let its versions be swept. Closing it twice is fine, and in a forked child it does nothing."""
+        """Allow sweeping its versions. Closing it twice is harmless; in a forked child it does nothing."""
         if not self.is_forked:
             self._closed(self)
 
     def get(self, table: str, key: bytes) -> bytes | None:
-        """The row of a key, None if there is none.
+        """The row of a key, or None.
 
         Raises: InvalidArgument, IllegalState (closed), SnapshotExpired (the table is loaded again).
         """
@@ -78,7 +80,7 @@ class TableSnapshot:
         return row
 
     def get_many(self, table: str, keys: Iterable[bytes]) -> dict[bytes, bytes]:
-        """The rows of those of these keys that are there, in less time than by `get`; raises as it does."""
+        """The rows of these keys, without keys that have no row. This is faster than `get`, and raises the same."""
         wanted = sorted({check_row_key(key) for key in keys})
         rows = self._store.get_many(self._number(table), wanted, self.timestamp)
         self._number(table)  # still the same, so it was when it was read
@@ -96,7 +98,7 @@ class TableSnapshot:
     ) -> Iterator[tuple[bytes, bytes]]:
         """Keys and rows of [low, high), or with a prefix, in byte order of the keys; at most ``limit``.
 
-        Raises: as `get`, before the first row is given.
+        Raises: as `get`, before the first row is returned.
         """
         check_limit(limit)
         begin, end = bounds(low, high, prefix)
@@ -137,16 +139,16 @@ class TableSnapshot:
         self._number(table)  # still the same, so it was when it was read
 
     def look(self, table: str, key: bytes) -> Seen:
-        """A key, and its newest version. Raises: as `get`."""
+        """A key with its newest version. Raises: as `get`."""
         number = self._number(table)
         seen = self._store.get(number, check_row_key(key), self.timestamp)
         self._number(table)  # still the same, so it was when it was read
         return seen
 
     def versions(self, table: str, key: bytes) -> Iterator[Seen]:
-        """The versions of a key up to the snapshot that are kept, the newest first. ``value`` None: deleted.
+        """The kept versions of a key up to the snapshot, the newest first. ``value`` None: deleted.
 
-        Each was valid from its ``timestamp`` until that of the one before it. Raises: as `get`.
+        Each was valid from its ``timestamp`` to the timestamp of the version listed before it. Raises: as `get`.
         """
         number = self._number(table)
         return self._while_open(self._store.versions(number, check_row_key(key), self.timestamp))
@@ -160,7 +162,7 @@ class TableSnapshot:
     def walk(
         self, table: str, low: bytes, high: bytes | None, *, reverse: bool = False
     ) -> Iterator[Seen]:
-        """Keys of [low, high) that are there, or have a newer version. Raises: as `get`."""
+        """Keys of [low, high) that have a row, or a version later than the snapshot. Raises: as `get`."""
         number = self._number(table)
         seen = self._store.scan(number, low, high, self.timestamp, reverse=reverse)
         self._number(table)
@@ -195,7 +197,7 @@ class TableSnapshot:
 def taken(
     store: Store, tables: Iterable[str], time: int, closed: Callable[[TableSnapshot], None]
 ) -> TableSnapshot:
-    """A snapshot of tables as they are here now. `SnapshotExpired`: its versions are swept."""
+    """A snapshot of tables at a time. `SnapshotExpired`: its versions are swept."""
     marks = {table: store.marks[table] for table in tables}
     for table, mark in marks.items():
         if time < mark.floor:
@@ -207,7 +209,7 @@ def taken(
 
 
 def check_limit(limit: int | None) -> None:
-    """`InvalidArgument` unless so many rows can be asked for."""
+    """`InvalidArgument` unless the limit is a possible number of rows, or None."""
     if limit is not None:
         check_type("a limit", limit, int)
     if limit is not None and limit < 0:
@@ -217,7 +219,7 @@ def check_limit(limit: int | None) -> None:
 def bounds(
     low: bytes | None, high: bytes | None, prefix: bytes | None
 ) -> tuple[bytes, bytes | None]:
-    """A range of keys [low, high) from what a caller gives; high: None is the end. `InvalidArgument`."""
+    """A range of keys [low, high) from a caller's arguments; high None: to the end. `InvalidArgument`."""
     for end in (low, high, prefix):
         if end is not None and not isinstance(end, bytes):
             raise InvalidArgument(f"ranges and prefixes of keys are bytes, not {end!r:.100}")

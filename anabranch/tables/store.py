@@ -1,7 +1,7 @@
 """Rows and their versions in RocksDB: the folder of a replica.
 
 Rows and the mark of their table are one write batch in one column family, without RocksDB's own log: after a crash
-the folder is as of some batch, marks and all, and what is lost is fetched again.
+the folder has the state after some batch, with its marks, and what is lost is fetched again.
 """
 
 from __future__ import annotations
@@ -52,7 +52,15 @@ from anabranch.tables.layout import (
     unescaped,
     versions,
 )
-from anabranch.tables.rocks import Walk, is_full, let_go, named, of_disk, raw_key, table_error
+from anabranch.tables.rocks import (
+    Walk,
+    is_full,
+    named,
+    of_disk,
+    raw_key,
+    release_frames,
+    table_error,
+)
 from anabranch.tables.rows import Rows
 
 log = logging.getLogger("anabranch.client")
@@ -61,14 +69,14 @@ _VERSION = "1"
 _OPEN_FILES = 256
 _MEMTABLE_BYTES = 64 << 20
 _MEMTABLES = 4
-_BY_STEPS = 8  # so many versions of a key are stepped over, more by a seek
+_BY_STEPS = 8  # up to this many versions of a key are skipped one by one, more by a seek
 _FIRST = b"\0" * STAMP
 _LAST = b"\xff" * STAMP
 _END = END + STAMP
-# Parts of a row's key and value: slices that are made once save a fifth of a scan's time.
+# Parts of a row's key and value: slices made once save a fifth of a scan's time.
 _KEY, _AT, _ROW, _IS_THERE = slice(TABLE, -_END), slice(-STAMP, None), slice(ROW, None), ROW - 1
-PIECE = 4096  # versions that are looked at before their sweeping is written
-_AGAIN = 1000  # tries to end rows that another thread takes a step of, a millisecond apart
+PIECE = 4096  # versions that are read before their deletions are written
+_AGAIN = 1000  # tries, a millisecond apart, to close rows in which another thread is iterating
 _held: weakref.WeakSet[Held] = weakref.WeakSet()
 _opener = [0]  # the process that opened the first database
 _SPAWN = "open one in a new process (multiprocessing's 'spawn')"
@@ -77,15 +85,15 @@ P = ParamSpec("P")
 
 
 class Held:
-    """A database, and the rows that readers take from it.
+    """A database that is safe under fork, with the iterators that readers have open.
 
-    Half-read rows end with it, and in a forked child nothing of it is freed.
+    Open iterators end with it. In a forked child nothing of it is freed.
     """
 
     _db: Any = None
 
     def __init__(self) -> None:
-        """Raises: NotForkSafe (it would wait for threads that no fork takes along)."""
+        """Raises: NotForkSafe (it would wait for threads that do not exist after a fork)."""
         _opener[0] = _opener[0] or os.getpid()
         if _opener[0] != os.getpid():
             raise NotForkSafe(f"a replica was opened before a fork: {_SPAWN}")
@@ -100,13 +108,13 @@ class Held:
             raise NotForkSafe(f"these tables were opened before a fork: {_SPAWN}")
 
     def after_fork(self) -> None:
-        """In a forked child: freeing it would wait for threads that are not there."""
+        """In a forked child: never free it, as that would wait for threads that do not exist here."""
         self.forked = True
         for thing in (self._db, *self._half_read):
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
 
     def give(self, rows: Generator[T, None, None]) -> Iterator[T]:
-        """Rows for a reader, who may stop in their middle."""
+        """Register an iterator of rows for a reader, which may stop before its end."""
         self._half_read.add(rows)
         return chain(rows, self._end())
 
@@ -121,13 +129,13 @@ class Held:
             raise IllegalState("the replica is closed: open another one")
 
     def end_half_read(self) -> None:
-        """Free all rows that were given: they would keep the folder locked. Their readers get an error."""
+        """Close all open iterators, which would keep the folder locked. Their readers get an error."""
         self._closed = True
         for rows in list(self._half_read):
             for _ in range(_AGAIN):
                 try:
                     rows.close()
-                except ValueError:  # another thread is in it
+                except ValueError:  # another thread is iterating
                     time.sleep(0.001)
                 else:
                     break
@@ -151,7 +159,7 @@ def given(
 def _after_fork_in_child() -> None:
     for each in list(_held):
         each.after_fork()
-    # RocksDB's own end of the process would wait for its threads, which are not there: the child ends before it.
+    # RocksDB's exit handler would wait for threads that do not exist here: the child ends before it runs.
     if _opener[0] and hasattr(libc := ctypes.CDLL(None), "on_exit"):  # glibc
         libc.on_exit(libc["_exit"], None)
 
@@ -161,9 +169,9 @@ if hasattr(os, "register_at_fork"):
 
 
 class Seen(NamedTuple):
-    """A key as of a time. ``value``: None: not there, or deleted.
+    """A key as of a time. ``value``: None if it has no row.
 
-    ``timestamp``, ``txn_id``: of its newest version, which may be newer than that time; 0: there is none.
+    ``timestamp``, ``txn_id``: those of its newest version, which may be later than that time; 0 without a version.
     """
 
     key: bytes
@@ -173,29 +181,29 @@ class Seen(NamedTuple):
 
 
 class Store(Held):
-    """The tables of one folder. One process has it open; reads by any thread, writes by one at a time.
+    """The tables of one folder. One process opens it. Any thread may read; one thread at a time writes.
 
-    Errors of the disk are `TableError`.
+    Disk errors are raised as `TableError`.
     """
 
     def __init__(
         self, folder: Path, cluster_id: str, indexes: Mapping[str, Sequence[Indexed]] | None = None
     ) -> None:
-        """Open it, or make it. ``indexes``: by table.
+        """Open or create it. ``indexes``: by table.
 
-        Raises: IllegalState: in use, of another cluster, or no replica's; TableError: the disk is full.
+        Raises: IllegalState (in use, of another cluster, or not a replica's folder), TableError (the disk is full).
         """
         super().__init__()
         self.folder = folder
         self._indexes = indexes or {}
         self.marks: dict[str, Mark] = {}
-        self.loading = not folder.exists()  # no reads until `settle`
+        self.loading = not folder.exists()  # no reads until `end_loading`
         self._unlogged = WriteOptions()
         self._unlogged.disable_wal = True  # type: ignore[assignment, method-assign]
         try:
             if self.loading and folder.parent.exists() and any(folder.parent.iterdir()):
                 raise FileExistsError(f"{folder.parent} has files that are no replica's")
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # rows are people's data
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # rows may be private data
             self._db = self._opened(loading=self.loading)
         except Exception as error:
             if not (isinstance(error, FileExistsError) or of_disk(error)):
@@ -226,11 +234,11 @@ class Store(Held):
         options.set_write_buffer_size(_MEMTABLE_BYTES)
         options.set_max_write_buffer_number(_MEMTABLES)
         if loading:
-            # Rows are sorted when they are flushed, beside the writes: four times as quick.
+            # Rows are sorted when they are flushed, in parallel to writes: four times as fast.
             options.set_allow_concurrent_memtable_write(False)
             options.set_memtable_factory(MemtableFactory.vector())
             options.set_disable_auto_compactions(True)
-        # Without its own options the column family has those that it was opened with last.
+        # Without options of its own the column family keeps the options of the last opening.
         return Rdict(str(self.folder), options, {"default": options})
 
     def _check_identity(self, cluster_id: str) -> None:
@@ -243,22 +251,22 @@ class Store(Held):
                 f"not of {own.decode()}: give another folder, or delete it"
             )
 
-    def settle(self) -> None:
-        """The first load is over: from now on rows can be read quickly."""
+    def end_loading(self) -> None:
+        """End the first load: from now on rows can be read quickly."""
         if self.loading:
             with named(self.folder, "written"):
                 self._db.flush()
                 self._db.close()
                 self._db = self._opened(loading=False)
-            self.loading = False  # readers begin as soon as they see this
+            self.loading = False  # readers begin when they see this
 
     def close(self, failure: BaseException | None = None) -> None:
-        """Close the folder. Rows that can't be stored any more are fetched again. ``failure``: of a read."""
+        """Close the folder. Rows that can't be stored are fetched again later. ``failure``: the error of a read."""
         if self.forked:
             return
         self.end_half_read()
         for error in (failure, sys.exc_info()[1]):
-            let_go(error)
+            release_frames(error)
         try:
             self._db.close()  # flushes, and closes even if that fails
         except Exception as error:
@@ -277,9 +285,9 @@ class Store(Held):
         self.marks |= rows.marks
 
     def begin(self, stream: str, ids: str) -> Mark:
-        """Begin a table from nothing: what is here of it is dropped.
+        """Begin a table without rows, and drop what is stored of it.
 
-        The new number keeps readers of the old rows out. A table without rows keeps its number.
+        The table gets a new number, so that readers of the old rows fail. A table without rows keeps its number.
         """
         before = self.marks.get(stream)
         if before is not None and self.is_indexed(stream) and not self._has_rows(before):
@@ -301,7 +309,7 @@ class Store(Held):
         return {n for mark in self.marks.values() for n in (mark.number, *mark.indexes.values())}
 
     def _free(self, count: int) -> list[int]:
-        """Numbers that no table and no index has; a number is reused as late as possible."""
+        """Numbers without a table or index; a number is reused as late as possible."""
         used, found = self._used(), list[int]()
         while len(found) < count:
             self._given = self._given % HIGHEST + 1
@@ -318,7 +326,7 @@ class Store(Held):
         return False
 
     def is_indexed(self, stream: str) -> bool:
-        """Whether the folder has the indexes of a table that were asked for, and no others."""
+        """Whether the folder has exactly the requested indexes of a table."""
         names = {index.name for index in self._indexes.get(stream, ())}
         return set(self.marks[stream].indexes) == names
 
@@ -345,11 +353,11 @@ class Store(Held):
         return Seen(key, _row(data), newest, txn_id)
 
     def row(self, number: int, key: bytes, at: int) -> bytes | None:
-        """The row of `get` alone, in less time."""
+        """Only the row of `get`, which is faster."""
         return _row_at(self._db.iter(), place(table_prefix(number), key) + suffix(at))
 
     def get_many(self, number: int, keys: Iterable[bytes], at: int) -> dict[bytes, bytes]:
-        """The rows of those of these keys that are there as of ``at``; the quickest in the order of keys."""
+        """The rows of these keys as of ``at``, without keys that have no row; fastest if the keys are sorted."""
         prefix, end, found = table_prefix(number), suffix(at), self._db.iter()
         rows = ((key, _row_at(found, place(prefix, key) + end)) for key in keys)
         return {key: row for key, row in rows if row is not None}
@@ -358,7 +366,7 @@ class Store(Held):
     def rows(
         self, number: int, low: bytes, high: bytes | None, at: int
     ) -> Iterator[tuple[bytes, bytes]]:
-        """Keys and rows of `scan` alone, in less time where keys have few versions."""
+        """Only the keys and rows of `scan`, which is faster if keys have few versions."""
         prefix = table_prefix(number)
         end = table_prefix(number + 1) if high is None else place(prefix, high)
         return _visible(Walk(self._db, self.folder, place(prefix, low)), end, stamp(at))
@@ -383,9 +391,9 @@ class Store(Held):
     def scan(
         self, number: int, low: bytes, high: bytes | None, at: int, *, reverse: bool = False
     ) -> Iterator[Seen]:
-        """Keys of [low, high) as of ``at``, in their order; ``high``: None is the end.
+        """Keys of [low, high) as of ``at``, in their order; ``high`` None: to the end.
 
-        Given are those that are there, and those with a newer version, which may have no value.
+        Keys with a row, and keys with a later version, which may have no value.
         """
         prefix = table_prefix(number)
         begin = place(prefix, low)
@@ -399,13 +407,13 @@ class Store(Held):
         found.seek_for_prev(end)
         while begin <= (raw := raw_key(found)) < end:
             own = raw[:-STAMP]
-            found.seek(own)  # versions lie the newest first
+            found.seek(own)  # the newest version is first
             yield from _forwards(found, own, own + _LAST, at)
             found.seek_for_prev(own)
 
     @given
     def versions(self, number: int, key: bytes, at: int) -> Iterator[Seen]:
-        """The versions of a key that are kept, at or below ``at``, the newest first; deletions, too."""
+        """The kept versions of a key at or below ``at``, with deletions, the newest first."""
         own = versions(table_prefix(number), key)
         found = self._db.iter()
         found.seek(own + stamp(at))
@@ -416,7 +424,7 @@ class Store(Held):
 
     @given
     def lookup(self, prefix: bytes, value: bytes) -> Iterator[bytes]:
-        """The keys of rows with a version that has a value, in their order. ``prefix``: of the index."""
+        """The keys with a version that has this value, in their order. ``prefix``: that of the index."""
         own = versions(prefix, value)
         found = self._db.iter()
         found.seek(own)
@@ -427,11 +435,11 @@ class Store(Held):
     # -- sweeping -------------------------------------------------------------------------------------
 
     def sweep(self, stream: str, floor: int) -> Iterator[int]:
-        """Delete what no snapshot at or above ``floor`` needs, a piece at each step; tells how many
-        versions, with their entries.
+        """Delete what no snapshot at or above ``floor`` needs, a piece at each step; yields the number of deleted
+        versions and entries.
 
-        A version goes if a newer one covers it at the floor. A deletion that is the newest there goes after all
-        that it covers.
+        A version is deleted if a newer one replaces it at the floor. A deletion that is the newest version there is
+        deleted after all versions that it replaces.
         """
         mark = self.marks[stream]
         rows = Rows()
@@ -442,7 +450,7 @@ class Store(Held):
     def _sweep(self, stream: str, mark: Mark, floor: int) -> Iterator[int]:
         prefix, end, bound = table_prefix(mark.number), table_prefix(mark.number + 1), stamp(floor)
         at, own, is_covered = prefix, b"", False
-        last: bytes | None = None  # the deletion that covers what is swept
+        last: bytes | None = None  # the deletion that replaces the swept versions
         gone: set[Entry] = set()  # of this key
         indexes = self.indexes(stream)
         is_over = False
@@ -460,7 +468,7 @@ class Store(Held):
                     is_over = True
                     break
                 if raw[-STAMP:] < bound:
-                    pass  # above the floor
+                    pass  # later than the floor
                 elif is_covered:
                     batch.delete(raw)
                     if indexes:
@@ -471,7 +479,7 @@ class Store(Held):
                         last = raw
                 found.next()
             at = raw_key(found)
-            del found  # it would keep the folder open between the pieces
+            del found  # an iterator would keep the folder open between the pieces
             deleted = batch.len()
             if deleted:
                 with named(self.folder, "written"):
@@ -481,7 +489,9 @@ class Store(Held):
     def _sweep_entries(
         self, batch: WriteBatch, own: bytes, gone: set[Entry], bound: bytes, indexes: Indexes
     ) -> None:
-        """Delete entries of swept versions, but for those that a version has that stays; it may be of meanwhile."""
+        """Delete entries of swept versions, except entries that a kept version also has, even one written
+        meanwhile.
+        """
         if not gone:
             return
         key, found = key_of(own), self._db.iter()
@@ -489,7 +499,7 @@ class Store(Held):
         while (raw := raw_key(found))[:-STAMP] == own:
             gone -= entries_of(indexes, key, _row(found.value()))
             if raw[-STAMP:] >= bound:
-                break  # the newest at the floor: what it covers goes
+                break  # the newest version at the floor: older ones are swept
             found.next()
         for prefix, value in gone:
             batch.delete(entry(prefix, value, key))
@@ -500,7 +510,7 @@ def _row(data: bytes) -> bytes | None:
 
 
 def _row_at(found: RdictIter, wanted: bytes) -> bytes | None:
-    """The row of the first version from ``wanted`` on, None if that is another key's."""
+    """The row of the first version from ``wanted`` on; None if it belongs to another key."""
     found.seek(wanted)
     return _row(found.value()) if raw_key(found)[:-STAMP] == wanted[:-STAMP] else None
 

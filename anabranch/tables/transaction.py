@@ -1,4 +1,4 @@
-"""A transaction that reads and writes tables, begun here: one command, or one that is open for long."""
+"""A transaction that reads and writes tables, begun by this process: one command, or a long one."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ from anabranch.types import Counts, Receipt, Result, result_of
 
 KEEPALIVE_S = 30.0
 log = logging.getLogger("anabranch.client")
-_GRACE_S = 5.0  # to make sure of an outcome
+_GRACE_S = 5.0  # extra time to resolve an outcome
 _BEGINS = 3  # tries, each with a fresh snapshot
-_ROW_BYTES = 48  # of an event in a command, besides key, value and table
+_ROW_BYTES = 48  # size of an event in a command, without key, value and table
 
 
 class Commits(Joins, Protocol):
-    """Commits, as a client sends them; deadlines are monotonic seconds."""
+    """The calls of a client that begin and commit; deadlines are monotonic seconds."""
 
     @property
     def one_shot_bytes(self) -> int:
-        """As much one command holds."""
+        """The most bytes that one command carries."""
 
     def opening(self, scope: str, keepalive: float, snapshot: int) -> Opened:
         """A transaction that is not begun yet. ``keepalive``: seconds."""
@@ -55,7 +55,7 @@ class Commits(Joins, Protocol):
         """An id for a transaction of this scope."""
 
     def locked_shot(self, command: r.OneShot, deadline: float) -> r.Outcome | r.LookAgain:
-        """Commit, or learn that the locks have to be looked at again. `OutcomeUnknown`; as of any one-shot."""
+        """Commit, or get the answer to revalidate the locks. `OutcomeUnknown`; raises as any one-shot."""
 
     def resolve(self, txn_id: bytes, scope: str, token: bytes | None, deadline: float) -> r.Outcome:
         """The outcome, made final."""
@@ -67,8 +67,8 @@ class Commits(Joins, Protocol):
 class TableTransaction(TableWork):
     """Made by `Replica.begin`; use it as a context manager. Thread-safe.
 
-    A short one is one command. A ``keepalive``, `token`, `flush`, or writes that are too many for a command make a
-    long one of it, which is open at the controller. Leaving it without a commit drops it.
+    A short transaction is one command. A ``keepalive``, `token`, `flush`, or too many writes for one command make
+    it a long one, which is open at the controller. Leaving the block without a commit drops it.
     """
 
     def __init__(
@@ -80,16 +80,18 @@ class TableTransaction(TableWork):
         keepalive: float | None = None,
         writers: Writers = "own",
     ) -> None:
-        """``keepalive``: seconds; None: a short one."""
+        """``keepalive``: seconds; None for a short transaction."""
         super().__init__(replica, view, isolation)
         self.commits = commits
         self._keepalive = KEEPALIVE_S if keepalive is None else keepalive
         self._reads_others = writers == "all"
-        self._events: deque[r.Event] = deque()  # that are not handed over
+        self._events: deque[r.Event] = (
+            deque()
+        )  # events that are not handed to the handle of a long one
         self._bytes = 0
         self._txn_id: bytes | None = None
-        self._sent = False  # and not known to have come to nothing
-        self._shot: r.OneShot | None = None  # … the command
+        self._sent = False  # a commit was sent, and may have taken effect
+        self._shot: r.OneShot | None = None  # the command of that commit
         self._result: Result | None = None
         self._opened: Opened | None = None
         self._reads: Registering | None = None
@@ -111,7 +113,7 @@ class TableTransaction(TableWork):
         opened = self._opened
         if self._sent or (opened is not None and opened.state in ("doubted", "decided")):
             self._end(IN_DOUBT)
-            return  # others may count on it
+            return  # other processes may rely on it
         if not self._over and self._wrote and error is None:
             log.warning("%r is left without commit: its writes are dropped", self)
         try:
@@ -130,12 +132,12 @@ class TableTransaction(TableWork):
 
     @property
     def txn_id(self) -> bytes | None:
-        """16 bytes; None before anything was sent."""
+        """The id, 16 bytes; None before anything was sent."""
         return self._txn_id
 
     @property
     def result(self) -> Result | None:
-        """The outcome, once committed."""
+        """The result after the commit, else None."""
         return self._result
 
     # -- writing --------------------------------------------------------------------------------------
@@ -149,13 +151,13 @@ class TableTransaction(TableWork):
                 self._open(None)
             except AnabranchError:
                 if self._events and self._events[-1] is event:
-                    self._events.pop()  # it is not written
+                    self._events.pop()  # this write was refused
                 raise
 
-    # -- being open -----------------------------------------------------------------------------------
+    # -- a long transaction ---------------------------------------------------------------------------
 
     def _open(self, timeout: float | None) -> tuple[Opened, Registering]:
-        """Begin it at the controller, unless it is open; hand over what was written so far."""
+        """Begin it at the controller unless it is open, and hand over what was written so far."""
         opened = self._opened
         if opened is None or self._reads is None:
             opened = self._begun(timeout)
@@ -171,15 +173,17 @@ class TableTransaction(TableWork):
                     self._events.popleft()
         except LocksBroken as error:
             self._fail(error)
-        if self._reads_others and isinstance(self._own, Local):  # till here it has the rows
+        if self._reads_others and isinstance(
+            self._own, Local
+        ):  # until now it has this process's rows
             self._own.close()
             self._own = self.commits.reading_back(opened)
         return opened, self._reads
 
     def _begun(self, timeout: float | None) -> Opened:
-        """The handle, begun at the controller, which knows then what tables are read at the snapshot.
+        """The handle of the transaction, begun at the controller with the tables that it reads at the snapshot.
 
-        A fresh snapshot replaces one that is too old and was not read.
+        A snapshot that is too old is replaced if it was not read yet.
         """
         scope, tries = split_stream(self._replica.tables[0])[0], 0
         while True:
@@ -194,7 +198,7 @@ class TableTransaction(TableWork):
                 return opened
             except TransactionAborted:
                 self._txn_id = opened.txn_id
-                # For the next one, too: where nothing is committed, only a question moves the newest moment here.
+                # Ask, also for the next transaction: without commits only a question moves the newest moment.
                 view = self._replica.snapshot()
                 self._view.close()
                 self._view = view
@@ -204,7 +208,7 @@ class TableTransaction(TableWork):
             self._opened = None
 
     def _name_tables(self, opened: Opened, timeout: float | None) -> None:
-        """Let the controller keep the tables readable at the snapshot. `TransactionAborted`: it is too old."""
+        """Make the controller keep the tables readable at the snapshot. `TransactionAborted`: it is too old."""
         named = r.LockReads(*opened.identity, 0, tables=self._replica.tables)
         try:
             self.commits.lock_reads(named, self.commits.deadline(timeout))
@@ -223,9 +227,9 @@ class TableTransaction(TableWork):
         expires: float | None = None,
         lane: str | None = None,
     ) -> bytes:
-        """The secret bytes with which other processes take part, by `Replica.join`: as of `Transaction.token`.
+        """The secret bytes with which other processes join (`Replica.join`), as for `Transaction.token`.
 
-        All reads so far are registered, and still hold. Raises: LocksBroken, TooMuchLocked, as `commit`.
+        All reads so far are registered and valid. Raises: LocksBroken, TooMuchLocked, as `commit`.
         """
         self._check()
         opened, _ = self._register(None)
@@ -233,7 +237,7 @@ class TableTransaction(TableWork):
 
     @alone
     def flush(self, timeout: float | None = None) -> None:
-        """Wait until what was read is registered and looked at, and what was written is stored.
+        """Wait until what was read is registered and validated, and what was written is stored.
 
         Raises: LocksBroken, TooMuchLocked; as `Transaction.flush`.
         """
@@ -261,11 +265,12 @@ class TableTransaction(TableWork):
         name: str | None = None,
         timeout: float | None = None,
     ) -> Result:
-        """Commit: all that was read must be so at the commit timestamp. Repeating it returns the same result.
+        """Commit, if nothing that was read has changed at the commit timestamp. Repeating it returns the same
+        result.
 
-        A transaction without writes and name ends well without a command: its commit timestamp is that of the
-        snapshot. ``receipts``, ``name``: as of `Transaction.commit`; the reads of all its processes count, whatever
-        writes are taken.
+        A transaction without writes and name succeeds without a command: its commit timestamp is that of the
+        snapshot. ``receipts``, ``name``: as for `Transaction.commit`. The reads of all its processes count, even if
+        their writes are not taken.
 
         Raises:
             LocksBroken, TransactionAborted: it is over without effect; begin again.
@@ -281,7 +286,9 @@ class TableTransaction(TableWork):
         if self._opened is not None:
             try:
                 self._result = self._commit_open(receipts, name, timeout)
-            except AlreadyCommitted:  # another process did, perhaps with all writes of this one
+            except (
+                AlreadyCommitted
+            ):  # another process committed it, perhaps with all writes of this one
                 if self._events:
                     raise
                 self._result = self._opened.commit(receipts, name=name, timeout=timeout)
@@ -299,10 +306,10 @@ class TableTransaction(TableWork):
         return self._result
 
     def _found_out(self, deadline: float) -> r.Outcome:
-        """The outcome of a short one that was left in doubt, made final."""
+        """Resolve the outcome of a short transaction whose commit was not answered."""
         outcome = self.commits.resolve(self._txn_id or NO_TXN, self._scope(), None, deadline)
         if outcome.state != "COMMITTED" and self._shot is not None:
-            # Perhaps it gave way to its name's: only an answer to the command itself names that one.
+            # If it gave way to an earlier commit of its name, only an answer to the command itself names that one.
             answer = self.commits.locked_shot(self._shot, deadline)
             outcome = answer if isinstance(answer, r.Outcome) else outcome
         if outcome.state != "COMMITTED":
@@ -317,7 +324,7 @@ class TableTransaction(TableWork):
         scope = self._scope()
         txn_id = self._txn_id = self._txn_id or self.commits.new_txn_id(scope, deadline)
         while True:
-            # The marks come first: what is laid down after them is seen by the look, too.
+            # Take the marks before validating, so that the validation includes everything up to them.
             marks = self._replica.marks()
             found: AnabranchError | None
             try:
@@ -325,7 +332,7 @@ class TableTransaction(TableWork):
             except SnapshotExpired as error:
                 found = error
             if found is not None and self._sent:
-                # Perhaps by its own commit, or after it.
+                # The lock may be broken by its own commit, or after it.
                 return self._given_up(txn_id, scope, found)
             if isinstance(found, LocksBroken):
                 self._fail(found)
@@ -354,13 +361,13 @@ class TableTransaction(TableWork):
             self._end("it is aborted")
             raise
         except AnabranchError:
-            self._sent = before  # this copy was refused: it did nothing
+            self._sent = before  # this copy was refused, so it had no effect
             if not before:
-                self._txn_id = None  # resolving it may have given up the id
+                self._txn_id = None  # resolving it may have aborted the id
             raise
 
     def _given_up(self, txn_id: bytes, scope: str, error: AnabranchError) -> r.Outcome:
-        """A copy that was sent before may still be carried out: make the outcome final."""
+        """Resolve the outcome, because an earlier copy of the command may still be carried out."""
         try:
             outcome = self.commits.resolve(txn_id, scope, None, self.commits.deadline(_GRACE_S))
         except AnabranchError as trouble:
@@ -394,7 +401,9 @@ class TableTransaction(TableWork):
         opened, reads = self._open(timeout)
         try:
             with reads.explained():
-                if opened.state == "open":  # else only the controller knows whether the locks hold
+                if (
+                    opened.state == "open"
+                ):  # otherwise only the controller knows whether the locks are valid
                     if self._broken is not None:
                         raise self._broken
                     with suppress(OutcomeUnknown):  # another commit is under way
@@ -414,24 +423,27 @@ class TableTransaction(TableWork):
         try:
             token, _ = opened.identity
         except LocksBroken:
-            return True  # the controller has ended it, so it did more than read
+            return True  # the controller has aborted it, so it did more than read
         state = self.commits.state(opened.txn_id or b"", token, self.commits.deadline(None))
         return bool(state.streams)
 
     def _drop(self, opened: Opened, reason: str = BROKEN) -> None:
-        """Abort it. Raises: AlreadyCommitted, OutcomeUnknown (its commit came first, so no broken lock counts)."""
+        """Abort it.
+
+        Raises: AlreadyCommitted, OutcomeUnknown (its commit came first, so broken locks do not matter).
+        """
         try:
             opened.abort(reason, timeout=_GRACE_S)
         except (AlreadyCommitted, OutcomeUnknown):
-            raise  # from here on only the controller knows
+            raise  # only the controller knows the outcome
         except AnabranchError as trouble:
             log.warning("%r could not be aborted and will go stale: %s", self, trouble)
 
     @alone
     def abort(self, reason: str = "aborted by the client") -> None:
-        """Drop it. Repeating the call is fine. An open one: as `Transaction.abort`; others leave no reason.
+        """Drop the transaction; repeating this is harmless. A long one is aborted as by `Transaction.abort`.
 
-        The outcome of one whose commit was sent stays as it is: commit again to know it.
+        If a commit was sent, this does not change the outcome: commit again to learn it.
         """
         if self._opened is not None and self._over in ("", IN_DOUBT):
             self._opened.abort(reason)

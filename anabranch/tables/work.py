@@ -1,4 +1,4 @@
-"""Reads and writes of tables in a transaction: one snapshot, own writes over it, locks on what was read."""
+"""Reads and writes of tables in a transaction: one snapshot, the transaction's own writes, and locks."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ IN_DOUBT = "its outcome is not known here"
 
 
 def check_called(returned: object) -> None:
-    """`InvalidArgument`: a call of a function that is async, or a generator, has not run it."""
+    """Raise `InvalidArgument` for the result of an async function or a generator, whose call has not run it."""
     if isawaitable(returned) or isgenerator(returned) or isasyncgen(returned):
         if iscoroutine(returned):
-            returned.close()  # else Python warns that it was never awaited
+            returned.close()  # otherwise Python warns that it was never awaited
         raise InvalidArgument(
             "the function was not run: give a plain one, neither async nor a generator"
         )
 
 
 class Vouching(Protocol):
-    """A replica, as its transactions see it."""
+    """The calls of a replica that its transactions make."""
 
     @property
     def tables(self) -> tuple[str, ...]: ...
@@ -41,16 +41,16 @@ class Vouching(Protocol):
         """Table -> (complete through, its newest commit), both of one moment."""
 
     def told(self, timestamp: int, last: Mapping[str, int]) -> None:
-        """The controller's word: at ``timestamp`` these were the newest commits."""
+        """Note the controller's report: at ``timestamp`` these were the newest commits."""
 
     def broken_at(self, timestamp: int) -> None:
-        """Locks are broken by this commit."""
+        """Note that this commit broke locks."""
 
     def wait(self, timestamp: int, last: Mapping[str, int], deadline: float) -> None:
-        """The same, and wait until all tables are complete up to it."""
+        """`told`, and wait until all tables are complete up to ``timestamp``."""
 
     def snapshot(self, at: int | None = None) -> TableSnapshot:
-        """The tables as of a time; None: of now."""
+        """The tables as of a time; None: as of now."""
 
 
 W = TypeVar("W", bound="TableWork")
@@ -59,11 +59,11 @@ T = TypeVar("T")
 
 
 def alone(call: Callable[Concatenate[W, P], T]) -> Callable[Concatenate[W, P], T]:
-    """Let one thread at a time into a transaction. A lock of the handle or the replica is taken below this one."""
+    """Let one thread at a time into a transaction. Locks of the handle and the replica are taken after this one."""
 
     @wraps(call)
     def method(self: W, /, *args: P.args, **named: P.kwargs) -> T:
-        # In a forked child the thread that has the lock is not there.
+        # In a forked child the thread that has the lock does not exist.
         with nullcontext() if self._view.is_forked else self._lock:
             return call(self, *args, **named)
 
@@ -77,35 +77,35 @@ class TableWork:
         self._lock = threading.RLock()
         self._replica = replica
         self._view = view
-        self._reads_lock = isolation == "serializable"  # else the keys that are written do
+        self._reads_lock = isolation == "serializable"  # otherwise written keys are locked
         self._own: OwnRows = Local()
         self._wrote = False
-        self._was_read = False  # or locked, so the snapshot must not change
+        self._was_read = False  # read or locked something, so the snapshot must not change
         self._locks = Locks()
-        self._read_from: dict[int, int] = {}  # other writers of it, and their receipts
+        self._read_from: dict[int, int] = {}  # writer that was read from -> sequence of its receipt
         self._broken: LocksBroken | None = None
         self._over = ""
 
     @property
     def timestamp(self) -> int:
-        """The hybrid time that all reads are at."""
+        """The hybrid time of all reads."""
         return self._view.timestamp
 
     @property
     def is_over(self) -> bool:
-        """Whether it was committed, dropped, finished or left here, or its locks are broken."""
+        """Whether this process committed, dropped, finished or left it, or its locks are broken."""
         return bool(self._over)
 
     # -- reading --------------------------------------------------------------------------------------
 
     @alone
     def get(self, table: str, key: bytes, *, lock: bool = True) -> bytes | None:
-        """The row of a key, None if there is none: as of the snapshot, with this transaction's own writes.
+        """The row of a key, or None: as of the snapshot, with this transaction's own writes.
 
-        The commit will hold only if no other wrote the key meanwhile; ``lock`` False: whatever others write.
+        The commit fails if another transaction writes the key meanwhile; with ``lock`` False it does not.
 
-        Raises: InvalidArgument, TooManyLocks, LocksBroken (it was written since, and this transaction wrote
-        already), IllegalState (it is over), SnapshotExpired.
+        Raises: InvalidArgument, TooManyLocks, LocksBroken (the key was written since, and this transaction has
+        written), IllegalState (the transaction is over), SnapshotExpired.
         """
         self._check()
         own = self._own.get(table, check_row_key(key))
@@ -135,8 +135,8 @@ class TableWork:
     ) -> Iterator[tuple[bytes, bytes]]:
         """Rows from ``low`` up to ``high`` (not included), or with a prefix, in byte order of their keys.
 
-        The part that was really iterated over is locked, with all keys that are not there. Own writes that are made
-        while it iterates are not seen. Raises: as `get`.
+        The part that was iterated over is locked, including its missing keys. Own writes during the iteration are
+        not seen. Raises: as `get`.
         """
         self._check()
         check_limit(limit)
@@ -173,7 +173,7 @@ class TableWork:
     def _seen(
         self, table: str, low: bytes, high: bytes | None, reverse: bool, lock: bool
     ) -> Iterator[tuple[bytes, Written]]:
-        """Rows of the snapshot; what is given, and what lies before it, is locked."""
+        """Rows of the snapshot. Each returned row, and the range before it, is locked."""
         span = None
         for seen in self._view.walk(table, low, high, reverse=reverse):
             if lock:
@@ -197,7 +197,7 @@ class TableWork:
         high: bytes | None = None,
         prefix: bytes | None = None,
     ) -> None:
-        """Lock a key, or a range, without reading it; neither given: the whole table. Raises: as `get`."""
+        """Lock a key or a range without reading it; without arguments the whole table. Raises: as `get`."""
         self._check()
         self._check_table(table)
         self._was_read = True
@@ -210,9 +210,9 @@ class TableWork:
 
     @alone
     def refresh(self) -> None:
-        """Let later reads see the writes of processes of this transaction that have finished since the first read.
+        """Let later reads see the writes of this transaction's processes that have finished since the first read.
 
-        They see none but with ``writers`` "all". Raises: IllegalState.
+        This needs ``writers`` "all". Raises: IllegalState.
         """
         self._check()
         self._own.refresh()
@@ -220,10 +220,10 @@ class TableWork:
     # -- writing --------------------------------------------------------------------------------------
 
     def put(self, table: str, key: bytes, value: bytes) -> None:
-        """Write a row, whether there is one or not.
+        """Write a row, whether the key has one or not.
 
-        Raises: InvalidArgument, IllegalState; LocksBroken (what this transaction read was written since); while it
-        is open as `Transaction.write`.
+        Raises: InvalidArgument, IllegalState; LocksBroken (what this transaction read was written since); as
+        `Transaction.write` in a long transaction.
         """
         if not isinstance(value, bytes):
             raise InvalidArgument(
@@ -232,19 +232,19 @@ class TableWork:
         self._put(table, key, value)
 
     def delete(self, table: str, key: bytes) -> None:
-        """Delete a row, if it is there. Raises: as `put`."""
+        """Delete a row if it exists. Raises: as `put`."""
         self._put(table, key, None)
 
     @alone
     def insert(self, table: str, key: bytes, value: bytes) -> None:
-        """Write a row that is not there. Raises: RowExists; as `get` and `put`."""
+        """Write a row that does not exist. Raises: RowExists; as `get` and `put`."""
         if self.get(table, key) is not None:
             raise RowExists(f"{table} has a row {key!r:.100}: `put` or `replace` it")
         self.put(table, key, value)
 
     @alone
     def replace(self, table: str, key: bytes, value: bytes) -> None:
-        """Write a row that is there. Raises: RowMissing; as `get` and `put`."""
+        """Write a row that exists. Raises: RowMissing; as `get` and `put`."""
         if self.get(table, key) is None:
             raise RowMissing(f"{table} has no row {key!r:.100}: `put` or `insert` it")
         self.put(table, key, value)
@@ -276,13 +276,15 @@ class TableWork:
             self._over = why
 
     def _break(self, error: LocksBroken) -> None:
-        """Note that a lock is broken. A transaction that wrote ends; one that did not may go on reading."""
+        """Note that a lock is broken. A transaction that wrote ends; one that did not may continue to read."""
         self._broken = self._broken or error
         if self._wrote:
             self._fail(self._broken)
 
     def _fail(self, error: LocksBroken) -> NoReturn:
-        """End it with this error, or with the controller's answer if another process has committed it."""
+        """End the transaction with this error, or with the controller's answer if another process has committed
+        it.
+        """
         self._broken = error
         self._replica.broken_at(error.commit_timestamp)
         self._give_up()
@@ -290,7 +292,7 @@ class TableWork:
         raise error
 
     def _give_up(self) -> None:
-        """Leave an open transaction. Raises the controller's answer if that says how it has ended."""
+        """Leave an open transaction. Raises the controller's answer if the transaction has ended."""
 
     def _check(self) -> None:
         self._view.check_fork()

@@ -248,7 +248,7 @@ def complete_by_another() -> Planted:
     def marks(follower: Follower) -> dict[str, tuple[int, int]]:
         found = real(follower)
         ahead = max(complete for complete, _ in found.values())
-        told = {table: [n for n in follower._told[table] if n <= ahead] for table in found}
+        told = {table: [n for n in follower._reported[table] if n <= ahead] for table in found}
         return {table: (ahead, max(last, *told[table], 0)) for table, (_, last) in found.items()}
 
     return patch.object(Follower, "marks", marks)

@@ -13,7 +13,7 @@ import pytest
 
 from anabranch.batches.records import Record
 from anabranch.core.decisions import scale
-from anabranch.core.decisions.streams import prove_lead, stream_recovered
+from anabranch.core.decisions.streams import prove_leadership, stream_recovered
 from anabranch.core.hybrid_time import from_us
 from anabranch.core.rows import stream_key
 from anabranch.core.state import State
@@ -339,10 +339,10 @@ def test_topics_are_deleted_behind_a_written_round_alone(monkeypatch: pytest.Mon
     state.apply(stream_key("s/a"), replace(row, state="FORGETTING"))
     for _ in range(3):
         _, done = next(topics.step(state))
-        assert getattr(done, "func", None) is prove_lead
+        assert getattr(done, "func", None) is prove_leadership
     assert not deleted
-    assert results(topics, state) == [prove_lead]
-    assert results(topics, state) == [prove_lead]  # they are still there
+    assert results(topics, state) == [prove_leadership]
+    assert results(topics, state) == [prove_leadership]  # they are still there
     assert len(deleted) == 1
     topics.close()
 

@@ -122,7 +122,7 @@ def _replica(folder: Path) -> tuple[Store, Walks]:
         number, rows = store.begin("s/a", "id").number, Rows()
         rows.add(number, b"t" * 16, 1, KEYS, [os.urandom(100) for _ in KEYS])
         store.write(rows)
-        store.settle()
+        store.end_loading()
     number = store.marks["s/a"].number
     ways: Walks = [
         lambda: store.rows(number, b"", None, 9),

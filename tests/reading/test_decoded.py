@@ -113,7 +113,7 @@ def offsets(portion: Portion) -> list[int]:
     while (offset := portion.first()) is not None:
         found.append(offset)
         _, at = portion.next_of_block()
-        portion.go_on(at + 1)
+        portion.advance(at + 1)
     return found
 
 
@@ -185,7 +185,7 @@ def test_what_is_broken_is_told_each_time_and_what_comes_before_is_given(rows: i
     )
     for offset in range(good.base_offset, good.next_offset):
         assert portion.first() == offset
-        portion.go_on(portion.next_of_block()[1] + 1)
+        portion.advance(portion.next_of_block()[1] + 1)
     for _ in range(2):
         with pytest.raises(MalformedRecord, match=r"s\.t\[3\]"):
             portion.first()

@@ -67,7 +67,7 @@ def offsets(portion: Portion) -> list[int]:
     found = []
     while (offset := portion.first()) is not None:
         found.append(offset)
-        portion.go_on(portion.next_of_block()[1] + 1)
+        portion.advance(portion.next_of_block()[1] + 1)
     return found
 
 
@@ -116,7 +116,7 @@ def test_a_topic_that_some_broker_knows_is_waited_for(
 ) -> None:
     monkeypatch.setattr("anabranch.reading.committed_log._MISSING_S", 60.0)
     monkeypatch.setattr("anabranch.reading.committed_log._LOOK_S", 0.05)
-    monkeypatch.setattr("anabranch.reading.feed._ASIDE_S", 0.05)
+    monkeypatch.setattr("anabranch.reading.feed._RETRY_S", 0.05)
     answers: Iterator[Any] = iter([False, LogUnavailable("away"), False, True, False, False])
     asked = []
 

@@ -141,7 +141,7 @@ def test_a_task_that_stands_ahead_of_others_is_not_moved_back() -> None:
     ]
     for one.at, one.order, moved in at:
         assert [task for task in stands if list(one.moved(task))] == moved, one.at
-        one.told.update(dict.fromkeys(stands, one.place()[:3]))
+        one.reported.update(dict.fromkeys(stands, one.place()[:3]))
 
 
 def test_a_plain_topic_s_old_leader_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -155,7 +155,7 @@ def _strict(faults: Faults) -> Iterator[None]:
         ),
         patch.object(SuspectCommands, "raised", raised),
         patch.object(SuspectCommands, "_set_aside", put_aside),
-        patch.object(feeds, "_ASIDE_S", 1.0),  # else a reader seems to have come to the end
+        patch.object(feeds, "_RETRY_S", 1.0),  # else a reader seems to have come to the end
     ):
         yield
 

@@ -302,7 +302,7 @@ def test_a_stream_made_again_is_loaded_again(world: World, tmp_path: Path) -> No
     found = replica(world, truth, [one], tmp_path)
     with found.snapshot() as now:
         assert list(now.scan(one)) == [(b"a", b"old")]
-        found._follower._anew(one, "others")
+        found._follower._begin_again(one, "others")
         with pytest.raises(SnapshotExpired, match="loaded again"):
             now.get(one, b"a")
     found.close()
@@ -328,7 +328,7 @@ def test_a_snapshot_of_a_table_that_is_just_being_dropped(
         def drop(*given: Any) -> None:
             real(*given)
             monkeypatch.setattr(found, "wait", real)
-            found._follower._anew(one, found._store.marks[one].ids)
+            found._follower._begin_again(one, found._store.marks[one].ids)
             found._follower._tables = []
 
         for at in (found.timestamp, None):

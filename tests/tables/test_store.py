@@ -38,7 +38,7 @@ def versions_of(commits: list[Commit]) -> Versions:
 def test_numbers_of_tables_begin_again_from_one(tmp_path: Path) -> None:
     """Numbers have two bytes, and the last one is for marks. Rows of another table and of a mark stay."""
     store = Store(tmp_path / "0", "c", INDEXES)
-    store.settle()
+    store.end_loading()
     numbers = []
     rows, kept = Rows(), store.begin(TABLES[1], "id")
     rows.add(kept.number, bytes(16), 7, [b"k"], [b"v"])
@@ -76,7 +76,7 @@ class Lives:
         self.commits: dict[str, list[Commit]] = {table: [] for table in TABLES}
         self.lives = 0
         self.store = Store(tmp / "0", "c", INDEXES)
-        self.store.settle()
+        self.store.end_loading()
         for table in TABLES:
             self.store.begin(table, "id")
 
@@ -204,7 +204,7 @@ def test_entries_go_with_their_versions(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(store_module, "PIECE", 7)
     index = Indexed("s/a", "row", lambda _, row: row)
     store = Store(tmp_path / "rows", "c", {"s/a": [index]})
-    store.settle()
+    store.end_loading()
     mark = store.begin("s/a", "id")
     ((prefix, _),) = indexes = store.indexes("s/a")
 
@@ -249,7 +249,7 @@ from anabranch.errors import NotForkSafe
 from anabranch.tables.store import Store
 store = Store(pathlib.Path(sys.argv[1]), "c")
 store._db.put(b"k", b"v")
-store.settle()  # by a thread of RocksDB
+store.end_loading()  # by a thread of RocksDB
 threading.Thread(target=threading.Event().wait, daemon=True).start()  # as a replica has one
 if os.fork() == 0:
     try:
@@ -279,7 +279,7 @@ def test_no_reader_finds_the_folder_closed(tmp_path: Path, monkeypatch: pytest.M
         return opened(loading=loading)
 
     monkeypatch.setattr(store, "_opened", noted)
-    store.settle()
+    store.end_loading()
     assert (seen, store.loading) == ([True], False)
     store.close()
 
@@ -288,7 +288,7 @@ def test_half_read_rows_end_with_the_store(tmp_path: Path) -> None:
     """They would keep the folder locked; and whoever goes on reading is told that there may be more."""
     index = Indexed("s/a", "row", lambda _, row: row)
     store = Store(tmp_path / "rows", "c", {"s/a": [index]})
-    store.settle()
+    store.end_loading()
     mark = store.begin("s/a", "id")
     ((prefix, _),) = indexes = store.indexes("s/a")
     for at in (1, 2):

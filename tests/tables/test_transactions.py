@@ -456,7 +456,7 @@ def test_a_commit_in_doubt_is_not_broken_by_itself(
         bank.put(bank.blind, k="3")
         bank.rows.snapshot().close()
     elif then == "loaded again":
-        bank.rows._follower._anew(A, bank.rows._store.marks[A].ids)
+        bank.rows._follower._begin_again(A, bank.rows._store.marks[A].ids)
     with pytest.raises(IllegalState, match="commit again"):
         txn.get(A, b"k")
     with pytest.raises(IllegalState, match="commit again"):

@@ -1,7 +1,8 @@
 """Decisions on a living stream's topics: other settings, and events deleted up to a time.
 
-The row says what is wanted, and that the topics have yet to follow. The shell changes them, whatever transactions
-are open; the result is logged and answered. A successor that finds a change without a result does it again.
+The stream's row states the change, and that its topics do not have it yet. The shell changes the topics, whatever
+transactions are open; then the result is logged and answered. A new leader that finds a change without a result
+makes it again.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from anabranch.schemas.records import (
 
 
 def alter_stream(turn: Turn, command: AlterStream, to: ReplyTo | None) -> None:
-    """Log a stream's settings to be; its topics follow. Repeating it is harmless."""
+    """Log a stream's new settings, which the shell then gives to the topics. Repeating it is harmless."""
     row = idle_row(turn, command.stream, to)
     if row is None:
         return
@@ -50,7 +51,7 @@ def alter_stream(turn: Turn, command: AlterStream, to: ReplyTo | None) -> None:
     admit_change(turn, k.stream_key(row.stream), to)
     what = f"{command.stream}: {wanted}"
     changed = replace(row, settings=settings)
-    if named & TOPIC.keys():  # also as they are: somebody may have altered the topic by hand
+    if named & TOPIC.keys():  # also unchanged ones: the topic may have been altered by hand
         turn.audit_later(command, row.stream, what)
         begin_change(turn, changed, StreamChange(row.settings, 0), to)
     else:
@@ -60,7 +61,7 @@ def alter_stream(turn: Turn, command: AlterStream, to: ReplyTo | None) -> None:
 
 
 def truncate_stream(turn: Turn, command: TruncateStream, to: ReplyTo | None) -> None:
-    """Log that a stream's events up to a commit timestamp shall go. Repeating it is harmless."""
+    """Log that a stream's events up to a commit timestamp are to be deleted. Repeating it is harmless."""
     row = idle_row(turn, command.stream, to)
     if row is None:
         return
@@ -81,7 +82,10 @@ def truncate_stream(turn: Turn, command: TruncateStream, to: ReplyTo | None) -> 
 
 
 def idle_row(turn: Turn, stream: str, to: ReplyTo | None) -> StreamRow | None:
-    """The row of a stream that nothing changes now; None: this command does. `NotReady`: another one does."""
+    """The row of a stream without a change under way; None if this command's own change is.
+
+    `NotReady`: another's is.
+    """
     check_served(turn, split_stream(stream)[0])
     row = active_stream(turn, stream)
     if row.change is None:
@@ -92,12 +96,15 @@ def idle_row(turn: Turn, stream: str, to: ReplyTo | None) -> StreamRow | None:
 
 
 def begin_change(turn: Turn, row: StreamRow, change: StreamChange, to: ReplyTo | None) -> None:
-    """Log a change that the stream's topics follow, and who waits for it."""
+    """Log a change of the stream's topics that the shell makes, and the asker that waits for it."""
     turn.put(k.stream_key(row.stream), replace(row, change=change, **asked(to)))
 
 
 def stream_changed(turn: Turn, stream: str, error: AnabranchError | None = None) -> None:
-    """The topics have followed, or (``error``) can't: then the settings are those of before. Tell the asker."""
+    """Log that the topics are changed, or (``error``) can't be: then restore the former settings.
+
+    Answer the asker.
+    """
     row = turn.state.streams[stream]
     if row.change is None:
         return

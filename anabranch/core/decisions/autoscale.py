@@ -1,14 +1,14 @@
 """When a stream should have more or fewer segments: a policy over the load of each. Pure: time is given.
 
 The policy follows Pravega's: several averaging windows, shorter ones with higher thresholds, and a cool-down.
-Three rules keep it still:
+Three rules keep it from scaling back and forth:
 
 - A segment is split at more than 1.5 times its target over a whole cool-down, or sooner if it is far above
   (`_RULES`), but never within a cool-down of its opening.
 - Neighbours are merged only if the merged segment would have stayed below a third of every threshold, at every
   moment of the last four cool-downs. So a constant load never splits a merged segment again: splits form a
   tree whose depth `_MIN_WIDTH` (or the samples) bounds.
-- A segment whose load is one key's is left alone: no split would help.
+- A segment whose load comes from one key is not split: no split would help.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ from anabranch.core.stream_settings import (
 )
 from anabranch.schemas.records import KeyRange, SegmentRange
 
-_SAMPLES = 256  # positions of keys that are kept of a segment
+_SAMPLES = 256  # sampled key positions kept for each segment
 # (buckets, times the target): a segment is split above any of them.
 _RULES = ((2, 5.0), (4, 2.5), (8, 1.5))
 _QUIET = 1 / 3
 _MAX_PARTS = 8
 _MIN_WIDTH = SPACE >> 16
 _ENOUGH_SAMPLES = 64
-_USEFUL = 1 / 8  # least share of a part's samples on a cut's lighter side
+_USEFUL = 1 / 8  # least share of the samples on the lighter side of a split
 
 
 class Load(NamedTuple):
     """The load of one segment. Both series are of whole buckets, oldest first, `HISTORY` of them.
 
-    ``taken_bytes``: since it was opened, as far as known. ``positions``: some of the keys' positions.
+    ``taken_bytes``: bytes since the segment was opened, as far as known. ``positions``: a sample of key positions.
     """
 
     age_ms: int
@@ -65,7 +65,7 @@ class Load(NamedTuple):
 
 
 class Gauge:
-    """One segment's counts; the last bucket is the one that is being filled."""
+    """Counts of one segment; the last bucket is being filled."""
 
     __slots__ = ("_bucket", "_events", "_since_ms", "_sizes", "_taken", "positions")
 
@@ -78,7 +78,7 @@ class Gauge:
         self.positions: deque[int] = deque(maxlen=_SAMPLES)
 
     def add(self, events: int, size: int, bucket: int) -> None:
-        """Count events and bytes in a bucket; if that one is over, in the present one."""
+        """Count events and bytes in a bucket, or in the current one if that is over."""
         self._reach(bucket)
         self._events[-1] += events
         self._sizes[-1] += size
@@ -145,8 +145,8 @@ class Autoscaler:
     def propose(self, segments: Sequence[SegmentRange], now_ms: int) -> Proposal | None:
         """The change to make now, or None. ``segments``: the active ones; they are tracked.
 
-        Looks once a bucket, and when the segments change: a proposal that is not followed comes again with the next
-        bucket.
+        The loads are checked once in each bucket, and when the segments change: a proposal that was not followed is
+        made again in the next bucket.
         """
         self.track(segments, now_ms)
         bucket = now_ms // self.policy.bucket_ms
@@ -161,7 +161,7 @@ class Autoscaler:
 def propose(
     policy: Policy | None, segments: Sequence[SegmentRange], loads: Mapping[int, Load]
 ) -> Proposal | None:
-    """The most needed change, or None. ``loads`` by segment number; a segment without one is left alone.
+    """The most needed change, or None. ``loads``: by segment number; a segment without a load is not changed.
 
     The policy's least number of segments comes first, then a split of the hottest, then a merge.
     """
@@ -193,7 +193,7 @@ def _fill(policy: Policy, segments: Sequence[SegmentRange]) -> Proposal | None:
 
 
 class _Heat(NamedTuple):
-    score: float  # times a threshold; above 1 it is to be split
+    score: float  # load / threshold; above 1 the segment is to be split
     parts: int
     why: str
 
@@ -229,7 +229,7 @@ def _heat(policy: Policy, load: Load) -> _Heat:
         ]
         if above:
             score = max(rate / target / n for rate, (_, n) in zip(rates, _RULES, strict=True))
-            # The longest window tells best how many parts are needed.
+            # The longest window gives the best estimate of the parts needed.
             parts = max(found.parts, min(ceil(above[-1] / target), _MAX_PARTS))
             found = max(found, _Heat(score, parts, f"{above[-1]:,.0f}/s, {name}={target}"))
     if policy.segment_bytes is not None:
@@ -248,10 +248,10 @@ def _rates(policy: Policy, load: Load) -> Iterable[tuple[str, int, Sequence[int]
 
 
 def cut(low: int, high: int, parts: int, positions: Sequence[int]) -> tuple[KeyRange, ...]:
-    """Up to ``parts`` ranges that tile [low, high); one if no split of it is useful.
+    """Up to ``parts`` ranges that tile [low, high); a single one if no split is useful.
 
-    With enough samples the heaviest part is cut at its median, again and again; a part that is one key's stays
-    whole. Without them the parts are even, down to a least width.
+    With enough samples the heaviest part is split at its median, repeatedly; a part with a single key stays whole.
+    Without samples the parts are even, down to a least width.
     """
     inside = sorted(p for p in positions if low <= p < high)
     if len(inside) < _ENOUGH_SAMPLES:
@@ -266,7 +266,7 @@ def cut(low: int, high: int, parts: int, positions: Sequence[int]) -> tuple[KeyR
 
 def _balanced(low: int, high: int, parts: int, positions: Sequence[int]) -> list[int]:
     bounds = [low, high]
-    whole: set[tuple[int, int]] = set()  # parts that no cut makes better
+    whole: set[tuple[int, int]] = set()  # parts that no split improves
     while len(bounds) <= parts:
         open_parts = [
             (bisect_left(positions, b) - bisect_left(positions, a), a, b)
@@ -285,7 +285,7 @@ def _balanced(low: int, high: int, parts: int, positions: Sequence[int]) -> list
 
 
 def _best_cut(low: int, high: int, positions: Sequence[int]) -> int | None:
-    """A position beside the median that gives both sides a share; None if there is none."""
+    """A position near the median that gives both sides a useful share; None if no position does."""
     first, end = bisect_left(positions, low), bisect_left(positions, high)
     if end - first < 2:
         return None
@@ -337,7 +337,8 @@ def _merge(
 def _is_quiet(policy: Policy, load: Load) -> bool:
     """Whether the load was far below every threshold, at every moment of the last four cool-downs.
 
-    In a stream that splits by size only a segment that took nothing is quiet: others would fill up again.
+    If the stream splits by size, only a segment that received nothing is quiet: a merged one would soon be full
+    again.
     """
     if load.age_ms < HISTORY * policy.bucket_ms:
         return False

@@ -1,7 +1,8 @@
-"""Decisions on bases: all rows of a table as of a time, in a companion stream, at which the table begins.
+"""Decisions on bases. A base is all rows of a table as of a time, in a companion stream; new replicas start there.
 
-A base is published, then former versions are deleted: the table's row logs the intent, `base_published` the base,
-and only then the shell deletes, as for a truncation. A successor that finds some of it done does the rest.
+Publishing a base takes three steps: the table's row logs the intent, `base_published` logs the base, and then the
+shell deletes the versions that the base replaces, as a truncation does. A new leader that finds some steps done
+does the rest.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ from anabranch.schemas.records import (
 
 
 def check_companion(turn: Turn, command: CreateStream) -> None:
-    """`InvalidArgument` if a stream has the name of a table's companion and is none, or says that it is one.
+    """`InvalidArgument` if the name or the setting of a table's companion is used for another stream.
 
-    A table begins empty: replicas and bases have nothing that no commit wrote.
+    A table has to begin empty, because replicas and bases contain only what commits wrote.
     """
     stream, table = command.stream, command.settings.get(BASE)
     if table is not None:
@@ -63,7 +64,7 @@ def is_a_table(row: StreamRow | None) -> bool:
 
 
 def publish_base(turn: Turn, command: PublishBase, to: ReplyTo | None) -> None:
-    """Log that a table shall begin at a base, and what that covers shall go. Repeating it is harmless."""
+    """Log the intent to start a table at a base and to delete what it covers. Repeating it is harmless."""
     row = idle_row(turn, command.table, to)
     if row is None:
         return
@@ -88,7 +89,7 @@ def publish_base(turn: Turn, command: PublishBase, to: ReplyTo | None) -> None:
 def _check(turn: Turn, command: PublishBase, row: StreamRow, known: BaseRow | None) -> None:
     """`IllegalState`, `InvalidArgument`, `NotReady` unless this is a base, and no snapshot needs what it covers.
 
-    Its rows are the word of those who may operate the table: they alone write to the companion stream.
+    The rows of the base are not checked: only lanes that may operate the table can write to the companion stream.
     """
     table, at, txn_id = command.table, command.timestamp, command.txn_id
     companion = base_stream(table)
@@ -101,14 +102,14 @@ def _check(turn: Turn, command: PublishBase, row: StreamRow, known: BaseRow | No
         raise NotReady(
             f"{table} has to be readable from {to_text(oldest)} on, before {to_text(at)}: ask later"
         )
-    if behind := _behind(turn, table, at):
+    if lagging := _lagging(turn, table, at):
         raise IllegalState(
             f"what was committed to {table} up to {to_text(at)} would be lost to processors "
-            f"{limits.cut(', '.join(behind))}: let their workers come so far, or reset or delete them "
+            f"{limits.cut(', '.join(lagging))}: let their workers come so far, or reset or delete them "
             "(`anabranch processor reset`, `delete`)"
         )
     txn, series = turn.state.txn_row(txn_id), turn.state.series(row_scope(table), companion)
-    into = set(turn.state.participants(txn_id))  # not empty: anybody may commit nothing
+    into = set(turn.state.participants(txn_id))  # must not be empty: any lane may commit nothing
     if txn is None or txn.state != "COMMITTED" or into != {companion}:
         raise IllegalState(f"{txn_text(txn_id)} is no base: commit one to {companion} alone")
     if series is None or (series.number, series.txn_id) != (to_s(at), txn_id):
@@ -118,20 +119,20 @@ def _check(turn: Turn, command: PublishBase, row: StreamRow, known: BaseRow | No
         )
 
 
-def _behind(turn: Turn, table: str, at: int) -> list[str]:
-    """The processors of whose tasks one has not consumed what was committed up to a time, and their lanes."""
+def _lagging(turn: Turn, table: str, at: int) -> list[str]:
+    """Processors with a task that has not consumed all that was committed up to a time, with their lanes."""
     until = min(at, turn.state.tables[table].last)
     return [
         f"{name} of lane {row.owner}"
         for name, row in consuming(turn, table).items()
         for number, one in enumerate(row.inputs)
         if one.stream == table
-        and any(_stands(turn, row, t, number) < until for t in range(row.tasks))
+        and any(_consumed_through(turn, row, t, number) < until for t in range(row.tasks))
     ]
 
 
-def _stands(turn: Turn, row: ProcessorRow, task: int, number: int) -> int:
-    """The time up to which a task has consumed an input whole."""
+def _consumed_through(turn: Turn, row: ProcessorRow, task: int, number: int) -> int:
+    """The time up to which a task has consumed all of an input."""
     known = turn.state.tasks.get((row.processor, task))
     for position in known.positions if known is not None else ():
         if position.input == number:
@@ -145,10 +146,10 @@ def row_scope(stream: str) -> str:
 
 
 def base_published(turn: Turn, stream: str, position: int, last: int) -> None:
-    """Log the base that the row of its table asks for: new replicas begin there, and deleting may begin.
+    """Log the base that its table's row asks for: new replicas start there, and older versions may be deleted.
 
-    ``position``: offset in the history behind all that it covers. ``last``: the newest commit of that; 0: the
-    history does not tell it any more.
+    ``position``: offset in the history after all commits that the base covers. ``last``: timestamp of the newest of
+    these; 0 if the history does not have it any more.
     """
     row = turn.state.streams[stream]
     change, before = row.change, turn.state.bases.get(stream)
@@ -169,6 +170,6 @@ def base_published(turn: Turn, stream: str, position: int, last: int) -> None:
 
 
 def is_published(base: BaseRow | None, change: StreamChange) -> bool:
-    """Whether the base is there for which a change deletes."""
+    """Whether the base is logged that allows a change to delete older versions."""
     wanted = change.until, change.base
     return change.base is None or (base is not None and (base.timestamp, base.txn_id) == wanted)

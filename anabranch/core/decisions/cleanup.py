@@ -1,16 +1,15 @@
-"""Keeping journals and histories short: how far they may be cut, and what has to move for that.
+"""Truncating journals and histories (`docs/inside/epochs.md`): how far, and which runs have to move before.
 
-`docs/inside/epochs.md` has the rules.
+The *low water* of a journal partition is the least offset that may still be needed. A round logs it before anything
+is deleted, so the next leader resumes reading there, with a table or without. The same round logs what must outlive
+the journal: the counts of rejected records of open transactions below the low water.
 
-The *low water* of a journal partition is the least offset that anything may still need. A round logs it before
-anything is deleted, so the next leader, with a table or without, reads on from there. The same round logs what must
-outlive the journal: counts of open transactions' rejected records below the low water.
+An old open transaction would keep everything after its data from being deleted. If a partition keeps much more than
+is needed, runs of such transactions are copied to its end. The low water rises in a later round.
 
-An old transaction that is not over would hold all that comes after its data. If a partition keeps much more than it
-needs, such runs are copied to its end. The low water rises in a later round.
-
-A history is cut only behind events: up to an EPOCH record below whose vector brokers have no event any more. A
-reader needs nothing before it. Therefore the active epoch is logged again after some thousand commits.
+A history is truncated only after its events are gone: up to an EPOCH record below whose vector the brokers have no
+events any more. Readers need nothing before such a record, so the active epoch is logged again after some thousand
+commits.
 """
 
 from __future__ import annotations
@@ -27,14 +26,14 @@ from anabranch.core.journal.usage import Place, Use, uses
 from anabranch.core.round import NewEpoch
 from anabranch.schemas.records import LowWaterRow, MovedRow, MovedRun
 
-MAX_MOVED = 2_000  # runs moved in one round: one row for each transaction has them all
-LATER = 12  # times `clean_ms`: the wait where nothing could be moved
+MAX_MOVED = 2_000  # runs moved in one round: they fit into one row for each transaction
+LATER = 12  # pause where nothing could be moved, in multiples of `clean_ms`
 
 
 def clean_up(turn: Turn) -> None:
-    """Log the low waters that have risen enough, and note where something may have to move.
+    """Log the low waters that have risen enough, and note where runs may have to move.
 
-    Call it last in a turn: transactions that end with this round need nothing any more.
+    Call it last in a turn, because transactions that end in this round need nothing any more.
     """
     if turn.now_ms < turn.cleaning.next_ms:
         return
@@ -59,7 +58,7 @@ def clean_up(turn: Turn) -> None:
             turn.cut[place] = offset
 
 
-def say_epochs_again(turn: Turn) -> None:
+def log_epochs_again(turn: Turn) -> None:
     """Log active epochs again after many commits. Call it when the round is complete."""
     since = turn.histories.since_epoch
     counts = {stream: since.get(stream, 0) for stream in turn.round.streams}
@@ -85,9 +84,9 @@ def _places(turn: Turn) -> Iterator[Place]:
 
 
 def low_water(turn: Turn, place: Place, use: Use | None) -> int:
-    """The offset at which a journal partition may begin: all before is read, and nothing needs it.
+    """The offset at which a journal partition may begin: everything before it is read and not needed.
 
-    ``use``: the data of open transactions there. The result is where a batch begins.
+    ``use``: the data of open transactions there. The result is the offset of the start of a batch.
     """
     low = turn.index.positions.get(place, 0)
     if use is not None:
@@ -97,7 +96,7 @@ def low_water(turn: Turn, place: Place, use: Use | None) -> int:
 
 
 def _pays(turn: Turn, place: Place, low: int) -> bool:
-    """Whether a cut there is worth a row and a request."""
+    """Whether truncating there is worth a row and a request."""
     before = turn.state.low_water.get(place, 0)
     if low <= before:
         turn.cleaning.cuttable_ms.put(place, None)
@@ -105,7 +104,7 @@ def _pays(turn: Turn, place: Place, low: int) -> bool:
     since_ms = turn.cleaning.cuttable_ms.get(place, turn.now_ms)
     turn.cleaning.cuttable_ms.put(place, since_ms)
     if turn.now_ms - since_ms >= turn.settings.clean_after_ms:
-        return True  # aborted or merged data does not stay readable, however quiet the stream is
+        return True  # so aborted or merged data does not stay readable in an idle stream
     if low - before >= turn.settings.clean_records:
         return True
     read = turn.index.read.get(place)
@@ -117,7 +116,7 @@ def _cut(turn: Turn, place: Place, low: int) -> None:
         txn = turn.state.open.get(txn_id)
         found = turn.index.rejected_below(txn_id, *place, low) if txn is not None else []
         if txn is not None and found:
-            # A leader without a table does not read them again.
+            # A leader without a table does not read these records again.
             rejected = txn.row.rejected + sum(count for _, count in found)
             turn.put(k.txn_key(txn_id), txn.row._replace(rejected=rejected))
             for key, _ in found:
@@ -140,7 +139,7 @@ def _is_crowded(turn: Turn, place: Place, use: Use) -> bool:
 
 
 class Lying(NamedTuple):
-    """A run where it lies now."""
+    """A run, and its present place."""
 
     batch_base: int
     at: int
@@ -157,17 +156,17 @@ class Copied(NamedTuple):
 
 
 def runs_to_move(turn: Turn, place: Place) -> list[Lying]:
-    """The next runs to copy to the end of a journal partition, about a chunk, in the order of their places.
+    """The next runs to copy to the end of a journal partition: about one chunk, in the order of their places.
 
-    They lie before an offset at which a cut frees more than `move_bytes` of unneeded data, and no less than is
-    copied. Runs of decided transactions move, too: these may wait for a stream in trouble for hours. Only what a
-    carrier is at stays where that reads it. Receipts speak of the first offsets, wherever the runs lie.
+    They are before an offset at which a truncation frees more than `move_bytes` of unneeded data, and at least as
+    much as is copied. Runs of decided transactions move, too, since these may wait for hours for a stream in
+    trouble. Runs that a carrier is reading stay. Receipts keep naming the offsets at which the writers wrote.
     """
     read = turn.index.read.get(place)
     if read is None:
         return []
     lying = sorted(_lying(turn, place))
-    end = low_water(turn, place, None)  # nothing from there on is in the way
+    end = low_water(turn, place, None)  # runs from there on do not keep anything from being deleted
     copied = 0
     for i, one in enumerate((*lying, None)):
         offset = min(one.batch_base, end) if one is not None else end
@@ -211,7 +210,7 @@ def moved(turn: Turn, place: Place, lying: Sequence[Lying], copies: Sequence[Cop
         for run in fresh:
             turn.state.keep(*moved_run(txn_id, row, run))
     turn.cleaning.crowded = _without(turn.cleaning.crowded, place)
-    # The low water may rise at once, or there is more to move.
+    # Check soon again: the low water may rise, or there is more to move.
     turn.cleaning.next_ms = turn.now_ms
 
 
@@ -223,7 +222,7 @@ def _moved_run(run: StoredRun, copy: Copied) -> MovedRun:
 
 
 def _forget_former(turn: Turn, txn_id: bytes, place: Place, again: set[tuple[int, int]]) -> None:
-    """Take these runs out of the rows that say where they were moved before."""
+    """Remove these runs from the rows that have their former places."""
     for (stream, partition, at), row in list(turn.open(txn_id).moved.items()):
         if (stream, partition) != place:
             continue
@@ -243,7 +242,7 @@ def has_moved(turn: Turn, place: Place, lying: Sequence[Lying], copies: Sequence
 
 
 def not_now(turn: Turn, place: Place) -> None:
-    """Nothing can be moved there: don't look again soon. This turn makes no round."""
+    """Skip a partition for a while, as nothing can be moved there. This turn makes no round."""
     kept = turn.memory.cleaning
     kept.may_move_ms.put(place, turn.now_ms + LATER * turn.settings.clean_ms)
     kept.crowded = _without(kept.crowded, place)

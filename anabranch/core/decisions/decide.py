@@ -1,4 +1,4 @@
-"""The entrance to all decisions: commands and due deadlines become what a round says."""
+"""The entrance to all decisions: commands and due deadlines are decided into a round."""
 
 from __future__ import annotations
 
@@ -76,18 +76,18 @@ _DECISIONS: dict[type, Callable[[Turn, Any, ReplyTo | None], None]] = {
     r.DeleteProcessor: tenures.delete_processor,
     r.DescribeProcessors: tenures.describe_processors,
 }
-# Their answer is all that they do: without an asker there is nothing to decide.
+# These only answer: without an asker there is nothing to decide.
 _QUESTIONS = (
     r.DescribeStreams, r.DescribeProcessors, r.GetState, r.ListAudit, r.ListCommands, r.ListGrants,
     r.ListLanes, r.ListLocks, r.ListOpen, r.ListSeries, r.ListTableLocks, r.ListTransactions,
 )  # fmt: skip
 check(_DECISIONS.keys() <= RULES.keys(), "a command is not in core.authorize: who may send it?")
 
-CHECK_MS = 250  # how often to look for silent transactions and, without new ones, old outcomes
+CHECK_MS = 250  # how often silent transactions and, if no new one ends, old outcomes are checked
 
 
 def decide(turn: Turn, command: Any, to: ReplyTo | None) -> None:
-    """Decide one command, if its lane may. A refusal is answered and changes nothing."""
+    """Decide one command, if its lane has the right. A refusal is answered and changes nothing."""
     if to is None and isinstance(command, _QUESTIONS):
         return
     rule = RULES.get(type(command))
@@ -112,22 +112,22 @@ def decide(turn: Turn, command: Any, to: ReplyTo | None) -> None:
 
 
 def decide_due(turn: Turn, *, judge_silence: bool) -> int | None:
-    """Decide what is due: plain writes, commits, merges, stale transactions, old outcomes, journals to cut.
+    """Decide what is due: plain writes, commits, merges, stale transactions, old outcomes, journals to truncate.
 
-    ``judge_silence``: `LeaderMemory.lanes` tell how far each lane's commands are decided (a heartbeat may wait
-    unread). Returns the new horizon of forgotten ids, or None if it stays.
+    ``judge_silence``: `LeaderMemory.lanes` has how far each lane's commands are decided, so it is known whether a
+    heartbeat may still be unread. Returns the new horizon of forgotten ids, or None if it stays.
     """
     # Plain writes go to the active layouts, so they come before any stream leaves its own.
     plain.commit_plain(turn)
     commit.advance_commits(turn)
-    looks = turn.now_ms >= turn.keepalives.next_check_ms
-    if looks:
+    is_check_due = turn.now_ms >= turn.keepalives.next_check_ms
+    if is_check_due:
         turn.keepalives.next_check_ms = turn.now_ms + CHECK_MS
         if judge_silence:
             expiry.abort_stale(turn)
-    most = expiry.PURGE_SHARE * turn.finished + looks * turn.settings.purge_per_look
+    most = expiry.PURGE_SHARE * turn.finished + is_check_due * turn.settings.purge_per_look
     horizon = expiry.forget_outcomes(turn, most) if most else None
-    if looks:
+    if is_check_due:
         expiry.abort_old(turn)
         expiry.forget_audit(turn)
         cleanup.clean_up(turn)

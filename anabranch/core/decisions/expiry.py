@@ -12,15 +12,15 @@ from anabranch.core.state import OpenTxn, State
 from anabranch.errors import SnapshotExpired
 
 AUDIT_MS = 90 * DAY_MS
-UNREAD_MS = 600_000  # a short keepalive's commands may have no leader for some time, too
-_AUDIT_ROWS = 20  # looked at each time
-# A round forgets this many old outcomes for each that it adds: the table never outgrows them.
+UNREAD_MS = 600_000  # at least this long: a topic of commands may have no leader for some time
+_AUDIT_ROWS = 20  # checked each time
+# A round forgets this many old outcomes for each that it adds, so the table does not grow.
 PURGE_SHARE = 2
-PURGE_ROWS = 2_000  # … and this many rows, besides two for each of those
+PURGE_ROWS = 2_000  # … and this many rows, plus two for each of those outcomes
 
 
 def silent_lanes(state: State, keepalives: Keepalives, now_ms: int) -> set[str]:
-    """The lanes whose unread commands may have a heartbeat of a transaction that seems silent."""
+    """The lanes whose unread commands may contain a heartbeat of a transaction that seems silent."""
     found: set[str] = set()
     if now_ms >= keepalives.next_check_ms:
         for txn in state.open.values():
@@ -30,7 +30,7 @@ def silent_lanes(state: State, keepalives: Keepalives, now_ms: int) -> set[str]:
 
 
 def _seems_stale(txn: OpenTxn, keepalives: Keepalives, now_ms: int) -> bool:
-    """Whether an open transaction, without a received commit, was silent for longer than its keepalive."""
+    """Whether an open transaction without a received commit has been silent for longer than its keepalive."""
     silent_ms = now_ms - keepalives.last(txn.row.txn_id)
     return silent_ms > txn.row.keepalive_ms and txn.row.state == "OPEN" and txn.pending is None
 
@@ -42,9 +42,9 @@ def _heartbeats_of(txn: OpenTxn, keepalives: Keepalives) -> set[str]:
 
 
 def _unread(turn: Turn, txn: OpenTxn) -> list[str]:
-    """Those of them that are not decided up to an end that was asked for when its keepalive was over.
+    """The lanes of a transaction's heartbeats whose commands are not all decided up to the end of its keepalive.
 
-    A lane that is not read, as it is blocked, does not count.
+    A blocked lane is not read and does not count.
     """
     over_ms = turn.keepalives.last(txn.row.txn_id) + txn.row.keepalive_ms
     lanes = turn.memory.lanes
@@ -53,7 +53,9 @@ def _unread(turn: Turn, txn: OpenTxn) -> list[str]:
 
 
 def _is_stale(turn: Turn, txn: OpenTxn) -> bool:
-    """Whether an open transaction is silent: no lane is unread, but for some that could not be read for long."""
+    """Whether an open transaction has expired: all its lanes are read, except lanes that were unreadable for
+    long.
+    """
     if not _seems_stale(txn, turn.keepalives, turn.now_ms):
         return False
     last, keepalive_ms = turn.keepalives.last(txn.row.txn_id), txn.row.keepalive_ms
@@ -94,7 +96,7 @@ def forget_outcomes(turn: Turn, most: int) -> int | None:
         if row is None:
             continue
         keys = turn.state.row_keys(txn_id, left + 1)
-        if len(keys) > left:  # it had many writers: its own row, which comes first, goes last
+        if len(keys) > left:  # it had many writers: its own row, the first key, is deleted last
             for key in keys[1:]:
                 turn.put(key, None)
             break

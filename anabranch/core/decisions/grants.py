@@ -33,7 +33,7 @@ from anabranch.schemas.records import (
 
 
 def set_grant(turn: Turn, command: SetGrant, to: ReplyTo | None) -> None:
-    """Set, add or take a lane's rights on a pattern. Repeating it is harmless, and leaves no second audit row."""
+    """Set, add to or take from a lane's rights on a pattern. Repeating it changes nothing and adds no audit row."""
     lane, pattern = command.lane, command.pattern
     if check_lane(lane) not in turn.state.lanes and lane not in FROM_THE_START:
         raise InvalidArgument(f"there is no lane {lane!r}: add it first (`anabranch lane add`)")
@@ -58,7 +58,9 @@ def set_grant(turn: Turn, command: SetGrant, to: ReplyTo | None) -> None:
 
 
 def _count(turn: Turn) -> int:
-    """The grants without those of scopes' creators: a lane that makes many scopes must not use them up."""
+    """The number of grants without those of scopes' creators, so that a lane with many scopes does not use them
+    up.
+    """
     every = [grant for granted in turn.state.grants.values() for grant in granted.items()]
     return sum(pattern == EVERYWHERE or rights != CREATORS for pattern, rights in every)
 
@@ -74,7 +76,7 @@ def _check_pattern(pattern: str) -> None:
 
 
 def list_grants(turn: Turn, command: ListGrants, to: ReplyTo | None) -> None:
-    """All grants as they count, by lane and pattern; also those from the start."""
+    """All grants in force, by lane and pattern, including those that exist from the start."""
     found = {(lane, EVERYWHERE): from_the_start(turn.state, lane) for lane in FROM_THE_START}
     for lane, granted in turn.state.grants.items():
         found |= {(lane, pattern): rights for pattern, rights in granted.items()}

@@ -1,7 +1,7 @@
 """Decisions on lanes: made, blocked, unblocked, listed. No lane is ever removed.
 
-Unblocking goes on at the end of the lane's commands. Only the shell can find it, so the position is `AT_END` until
-the shell has logged the offset (`resume`); before that nothing of the lane is read, by a successor neither.
+An unblocked lane resumes at the end of its commands. Only the shell can find that offset, so the position is
+`AT_END` until the shell has logged it (`resume`). Before that no leader reads commands of the lane.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from anabranch.schemas.records import (
 
 
 def is_blocked(state: State, lane: str) -> bool:
-    """Whether the lane's commands are not to be carried out; so also those of a lane that is not known."""
+    """Whether the lane's commands must not be carried out: it is blocked, or not known."""
     row = state.lanes.get(lane)
     return row.blocked if row is not None else lane not in (OPEN_LANE, ADMIN_LANE)
 
@@ -40,7 +40,7 @@ def is_read(state: State, lane: str) -> bool:
 
 
 def position_of(state: State, lane: str) -> int:
-    """The next of a lane's commands to decide; or `AT_END`."""
+    """The offset of the lane's next command to decide, or `AT_END`."""
     start = state.round.commands_offset if lane == OPEN_LANE else 0
     return state.lane_positions.get(lane, start)
 
@@ -74,17 +74,17 @@ def set_lane(turn: Turn, command: SetLane, to: ReplyTo | None) -> None:
 
 
 def _refuse_pending(turn: Turn, lane: str) -> None:
-    """Answer the undecided commits of a lane that is blocked. Decided ones go on."""
+    """Refuse the undecided commits of a lane that is blocked. Decided commits continue."""
     error = NotAuthorized(f"lane {lane!r} is blocked: the transaction is still open")
     for txn_id in sorted(turn.state.committing):
         txn = turn.state.open[txn_id]
         if txn.pending is not None and not txn.pending.decided and _waits_for(txn, lane):
             end_pending(turn, txn_id, error)
-            turn.hear(txn_id)  # the keepalive stopped at the commit: it begins afresh
+            turn.hear(txn_id)  # the keepalive was stopped by the commit: it starts again
 
 
 def _waits_for(txn: OpenTxn, lane: str) -> bool:
-    """Whether a pending commit is the lane's: its transaction's owner, or its only asker."""
+    """Whether a pending commit belongs to the lane, as the transaction's owner or the only asker."""
     asked = set(txn.pending.lanes) if txn.pending is not None else set()
     return txn.row.owner == lane or asked == {lane}
 
@@ -122,7 +122,7 @@ def _info(turn: Turn, lane: str, used: Mapping[str, int]) -> LaneInfo:
 
 
 def resume(turn: Turn, positions: Mapping[str, int]) -> None:
-    """Log where lanes go on: `AT_END`, or the ends that the shell found."""
+    """Log the offsets at which lanes resume: `AT_END`, or the ends that the shell found."""
     for lane, offset in positions.items():
-        own = lane == OPEN_LANE and offset != AT_END  # the round's own row has it
+        own = lane == OPEN_LANE and offset != AT_END  # the row of the round has that position
         turn.put(k.lane_position_key(lane), None if own else LanePositionRow(offset))

@@ -1,8 +1,8 @@
 """Plain writes: journal records without a transaction commit by themselves (`docs/inside/epochs.md`).
 
-Plain writes are taken in journal order, so one offset for each journal partition shows which are committed. The
-round of their data and COMMIT record logs it: a successor goes on exactly there. This module chooses the layout;
-the shell alone sees the keys that choose segments.
+Plain writes are taken in journal order, so one offset for each journal partition shows which ones are committed.
+The round with their data and COMMIT record logs this offset, and the next leader resumes exactly there. This module
+chooses the layout; only the shell sees the keys, which choose the segments.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from anabranch.schemas.records import PlainRow
 
 
 def commit_plain(turn: Turn) -> None:
-    """Commit the plain writes that wait, as many as fit into the round: one commit for each stream.
+    """Commit as many waiting plain writes as fit into the round, in one commit for each stream.
 
-    Call it while the streams' active layouts are the ones that merges of this round go to.
+    Call it while the current layouts of this round are still the active ones.
     """
     if turn.plain_waits:
         return
@@ -31,7 +31,7 @@ def commit_plain(turn: Turn) -> None:
     if not waiting:
         return
     if turn.merge_limit is not None:
-        # The broker refused something: one run at a time, to find it.
+        # The broker refused something: commit one run at a time to find it.
         _commit(turn, _taken(turn, waiting, 1, 1))
         turn.merge_limit = 0
         return
@@ -44,7 +44,7 @@ def commit_plain(turn: Turn) -> None:
 def _taken(
     turn: Turn, waiting: Iterable[tuple[str, int]], budget: int, share: int
 ) -> dict[tuple[str, int], list[StoredRun]]:
-    """The next runs of these journal partitions; none of those that wait for frozen locks."""
+    """The next runs of these journal partitions, without partitions that wait for frozen locks."""
     taken: dict[tuple[str, int], list[StoredRun]] = {}
     for place in waiting:
         if turn.plain_bytes >= budget:
@@ -55,7 +55,9 @@ def _taken(
 
 
 def _take(turn: Turn, place: tuple[str, int], size: int) -> list[StoredRun]:
-    """The next runs of a journal partition, one or about so many bytes, up to one that breaks a frozen lock."""
+    """The next runs of a journal partition: at least one, about ``size`` bytes, up to one that breaks a frozen
+    lock.
+    """
     runs: list[StoredRun] = []
     taken = 0
     for run in turn.index.plain_runs(turn.state, *place):
@@ -105,9 +107,10 @@ def _commit(turn: Turn, taken: dict[tuple[str, int], list[StoredRun]]) -> None:
 
 
 def give_up(turn: Turn, refused: Round) -> list[tuple[str, int, tuple[StoredRun, ...]]]:
-    """Pass over the plain writes of a round whose data the broker refuses, and log their count.
+    """Skip the plain writes of a round whose data the broker refuses, and log their count.
 
-    Their writers wait for no answer, and later writes have to go on. Returns (stream, journal partition, runs).
+    Their writers wait for no answer, and later writes must not be blocked. Returns (stream, journal partition,
+    runs).
     """
     passed = []
     for commit in refused.commits:
@@ -121,7 +124,7 @@ def give_up(turn: Turn, refused: Round) -> list[tuple[str, int, tuple[StoredRun,
 def _done(
     turn: Turn, stream: str, partition: int, runs: tuple[StoredRun, ...], refused: int = 0
 ) -> None:
-    """Log that these runs are dealt with; the index need not keep them."""
+    """Log that these runs are committed or skipped, so that the index drops them."""
     refused += turn.state.plain_refused.get((stream, partition), 0)
     row = PlainRow(stream, partition, runs[-1].end, refused)
     turn.put(k.plain_key(stream, partition), row)

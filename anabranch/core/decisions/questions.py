@@ -1,4 +1,4 @@
-"""Questions whose answers decide nothing: lists of transactions, where records lie, which timestamps are safe."""
+"""Questions that change nothing: lists of transactions, the places of records, safe timestamps."""
 
 from __future__ import annotations
 
@@ -58,20 +58,22 @@ from anabranch.schemas.records import (
 T = TypeVar("T")
 Hold = tuple[bytes, str]  # a transaction, and a table that it has locks on
 MAX_LISTED = 10_000
-MAX_WAITING = 100  # who are told of a lock
+MAX_WAITING = 100  # waiting commits that are listed of a lock
 
 
 def get_state(turn: Turn, command: GetState, to: ReplyTo | None) -> None:
-    """Tell the state as it is; nothing is logged."""
+    """Answer with the present state; nothing is logged."""
     check_id_partition(turn, command.txn_id)
     row = turn.transaction(named_by(command), SEE)
     turn.reply(to, turn.outcome(row, after=command.after))
 
 
 def list_transactions(turn: Turn, command: ListTransactions, to: ReplyTo | None) -> None:
-    """List the open or prepared ones, oldest first; or all, newest first: the lane's own, or all it may operate.
+    """List open or prepared transactions, oldest first, or all, newest first: the lane's own, or all it may
+    operate.
 
-    All other commands wait meanwhile, so only so many rows are looked at, and the answer has the key to go on from.
+    All other commands wait meanwhile, so the number of rows read is bounded, and the answer has the key to continue
+    from.
     """
     if command.prepared:
         rows = _open_after(turn, (turn.state.prepared,), command.before)
@@ -91,7 +93,7 @@ def list_transactions(turn: Turn, command: ListTransactions, to: ReplyTo | None)
 
 
 def list_open(turn: Turn, command: ListOpen, to: ReplyTo | None) -> None:
-    """List the open ones, the oldest first, with what they hold; or one, open or not, with some of its writers."""
+    """List open transactions, oldest first, with what they keep; or one transaction with some of its writers."""
     if command.txn_id is not None:
         check_id_partition(turn, command.txn_id)
         row = turn.transaction(command.txn_id, SEE)
@@ -111,7 +113,9 @@ def list_open(turn: Turn, command: ListOpen, to: ReplyTo | None) -> None:
 
 
 def list_table_locks(turn: Turn, command: ListTableLocks, to: ReplyTo | None) -> None:
-    """List what open transactions read of tables, and lock, the oldest first, and who waits for whom."""
+    """List the tables that open transactions read and lock, oldest first, and the commits that wait for frozen
+    locks.
+    """
     waiting, waits_for = defaultdict[Hold, list[bytes]](list), defaultdict[Hold, list[bytes]](list)
     for who, on, table in frozen.waiting_for(turn):
         turn.charge(work.LOOK)
@@ -155,7 +159,7 @@ def list_table_locks(turn: Turn, command: ListTableLocks, to: ReplyTo | None) ->
 
 
 def _seen(turn: Turn, who: Who) -> bytes:
-    """The id of who waits, if the lane may see it."""
+    """The id of a waiting commit, if the lane may see it."""
     row = turn.state.txn_row(who) if isinstance(who, bytes) else None
     return row.txn_id if row is not None and sees(turn.state, turn.lane, row) else NO_TXN
 
@@ -165,7 +169,7 @@ def _some(ids: Iterable[bytes]) -> tuple[bytes, ...]:
 
 
 def open_info(turn: Turn, row: TxnRow, *, full: bool, after: bytes | None = None) -> OpenInfo:
-    """A transaction with what it holds. ``full``: some writers, those ``after`` one, and carried segments, too."""
+    """A transaction with what it keeps. ``full``: also some writers, those ``after`` one, and staged segments."""
     txn = turn.state.open.get(row.txn_id)
     outcome = turn.outcome(row, full=False)
     streams = tuple(sorted(turn.state.participants(row.txn_id)))
@@ -194,7 +198,7 @@ def open_info(turn: Turn, row: TxnRow, *, full: bool, after: bytes | None = None
 
 
 def _kept_for(turn: Turn, txn_id: bytes) -> dict[str, int]:
-    """The bytes of each stream's journal from a transaction's first batch there on."""
+    """The bytes of each stream's journal that a transaction keeps: all from its first batch on."""
     kept: Counter[str] = Counter()
     for place, stay in turn.index.staged.stays.get(txn_id, {}).items():
         read = turn.index.read.get(place)
@@ -216,7 +220,7 @@ def _writers_of(turn: Turn, txn: OpenTxn, after: bytes | None) -> tuple[WriterIn
     txn_id = txn.row.txn_id
     since = None if after is None else int.from_bytes(after[:8], "big", signed=True)
     receipts = turn.state.writers_after(txn_id, since, limits.WRITERS_LISTED.value)
-    turn.charge(work.of_receipts(receipts) + work.LOOK * len(receipts))  # and labels
+    turn.charge(work.of_receipts(receipts) + work.LOOK * len(receipts))  # the labels
     return tuple(
         [
             WriterInfo(
@@ -253,7 +257,7 @@ def _listed(
     wanted: Callable[[TxnRow], bool],
     show: Callable[[TxnRow], T],
 ) -> tuple[list[T], bytes | None]:
-    """So many of the rows as they are shown, and the key to go on from; None: that was all."""
+    """Up to ``limit`` of the rows as they are shown, and the key to continue from; None at the end."""
     if not 1 <= limit <= MAX_LISTED:
         raise InvalidArgument(f"a list has 1 to {MAX_LISTED} transactions")
     found: list[T] = []
@@ -277,19 +281,19 @@ def _may_list(turn: Turn, row: TxnRow, secret: bytes | None) -> bool:
 
 
 def _between(turn: Turn, last: bytes | None, key: bytes) -> bytes | None:
-    """The place where a list goes on, behind the key looked at last: it tells no id that the lane may not see."""
+    """The key from which a list continues, after the last key read: it reveals no id that the lane may not see."""
     txn_id = (last or b"")[:TXN_ID_SIZE]
     row = turn.state.txn_row(txn_id)
     if last is None or (row is not None and sees(turn.state, turn.lane, row)):
         return last
-    if key.startswith(txn_id):  # the rest of that transaction is passed over
+    if key.startswith(txn_id):  # skip the rest of that transaction
         key = next((key for key, _ in turn.state.txn_rows_below(k.txn_key(txn_id))), b"")
     same = next(i for i in range(TXN_ID_SIZE) if last[i : i + 1] != key[i : i + 1])
     return max(last, key)[: same + 1]
 
 
 def _visible(turn: Turn, scope: str | None) -> list[Ordered[bytes]]:
-    """Groups of open transactions with all that the lane may see; of a scope, if one is given, about."""
+    """Groups of open transactions that together contain all that the lane may see, of one scope if it is given."""
     state, lane = turn.state, turn.lane
     if scope is not None:
         found = [
@@ -318,9 +322,10 @@ def _open_after(
 
 
 def list_runs(turn: Turn, command: ListRuns, to: ReplyTo | None) -> None:
-    """Tell an open transaction's writers where their accepted records lie, as far as one answer goes.
+    """List the places of accepted records of an open transaction's writers, as many as one answer takes.
 
-    `NotReady` until the journals are indexed up to all that is wanted: what is rejected is known then.
+    `NotReady` until the journals are indexed up to all that is wanted, because only then is it known what is
+    rejected.
     """
     row = turn.transaction(command.token, Rights.WRITE | SEE)
     TRANSACTIONS.judge(row.state, "touch", row.reason)
@@ -338,10 +343,10 @@ def list_runs(turn: Turn, command: ListRuns, to: ReplyTo | None) -> None:
             )
     turn.hear(row.txn_id)
     positions = turn.index.positions
-    behind = [w for w in command.wanted if positions.get((command.stream, w.partition), 0) < w.end]
-    if behind:
+    unread = [w for w in command.wanted if positions.get((command.stream, w.partition), 0) < w.end]
+    if unread:
         raise NotReady(
-            f"journal partition {behind[0].partition} of {command.stream} is not read up to {behind[0].end} yet"
+            f"journal partition {unread[0].partition} of {command.stream} is not read up to {unread[0].end} yet"
         )
     turn.reply(to, _runs(turn, row.txn_id, command.stream, command.wanted))
 
@@ -371,10 +376,10 @@ def safe_time(turn: Turn, command: SafeTime, to: ReplyTo | None) -> None:
     """Make a timestamp safe, so that a snapshot at it never changes. A future one is refused: `NotReady`.
 
     A timestamp is safe when all commits at or below it are on the log and all later ones exceed it. Timestamps rise
-    from the hybrid time of the state, which each round logs in its `RoundRow`. So for this leader and all after it
-    one condition is enough: hybrid time has reached the timestamp in the round that logs the answer. No date
-    that is asked for moves it beyond the clock, or all later commits would be dated ahead; what the client has seen
-    (`times`) has moved it before.
+    from the hybrid time of the state, which each round logs in its `RoundRow`. So for this leader and all later
+    ones one condition is enough: hybrid time has reached the timestamp in the round that logs the answer. The
+    question itself never moves hybrid time beyond the clock, or all later commits would be dated ahead; the times
+    that the client has seen (`times`) were taken in before.
     """
     check_served(turn, command.scope)
     for table in command.tables:

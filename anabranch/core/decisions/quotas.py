@@ -1,9 +1,8 @@
-"""Quotas of lanes: how much one lane may have at once, beside the limits of a control partition in sum.
+"""Quotas of lanes: how much one lane may have at once, in addition to the limits of a control partition.
 
-All lanes have the defaults of `limits.QUOTAS` but `admin`, which has none, and `open` where its senders are
-trusted; a `LaneRow` replaces them. A quota
-refuses what makes more, and never a commit, an abort, a question or a heartbeat. Only the quota of a lane's
-work delays these, in `processors.lanes`.
+Lanes have the defaults of `limits.QUOTAS`, which a `LaneRow` replaces. The lane `admin` has no quotas, and neither
+has `open` where its senders are trusted. A quota refuses commands that create more, and never a commit, an abort, a
+question or a heartbeat. Only the quota of work delays these, in `processors.lanes`.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ _ERRORS: dict[str, type[AnabranchError]] = {
 
 
 def quota(state: State, lane: str, name: str) -> int | None:
-    """The most that a lane may have of one of `limits.QUOTAS`; None: as much as the control partition."""
+    """A lane's quota, one of `limits.QUOTAS`; None: only the limit of the control partition applies."""
     row = state.lanes.get(lane)
     if row is not None and name in row.quotas:
         return row.quotas[name]
@@ -58,7 +57,7 @@ def _default(state: State, lane: str, name: str) -> int | None:
 
 
 def own_quotas(state: State, lane: str, quotas: Mapping[str, int]) -> dict[str, int]:
-    """The quotas that are not the defaults: a list of all, sent back, freezes none."""
+    """The quotas that differ from the defaults, so that sending a listed set back does not fix the defaults."""
     return {name: most for name, most in quotas.items() if most != _default(state, lane, name)}
 
 
@@ -68,7 +67,7 @@ def check_open(turn: Turn, lane: str, more: int = 1) -> None:
 
 
 def check_staged(turn: Turn, lane: str, txn_id: bytes | None = None) -> None:
-    """`TooMuchStaged` once the lane's open transactions, or this one, have as much in journals as they may."""
+    """`TooMuchStaged` once this transaction, or all open ones of the lane, have reached their limit in journals."""
     staged = turn.index.staged
     found = 0 if txn_id is None else staged.size_of((txn_id,))
     if found >= limits.STAGED.value:
@@ -77,7 +76,7 @@ def check_staged(turn: Turn, lane: str, txn_id: bytes | None = None) -> None:
             "or abort it"
         )
     most = quota(turn.state, lane, "staged")
-    if most is not None and staged.total >= most:  # only then is the sum worth its time
+    if most is not None and staged.total >= most:  # otherwise the lane's sum need not be computed
         _check(turn, lane, "staged", staged.size_of(turn.state.open_of.get(lane, ())) + 1)
 
 
@@ -146,7 +145,7 @@ def check_snapshot(turn: Turn, lane: str, snapshot: int) -> None:
 
 
 def partitions_of(row: StreamRow) -> int:
-    """The partitions that a stream has, or shall have."""
+    """The partitions that a stream has, or that were asked for it."""
     return max(row.wanted_partitions, row.segment_count)
 
 
@@ -161,7 +160,7 @@ def _check(turn: Turn, lane: str, name: str, found: int) -> None:
 
 
 def usages(state: State, staged: Staged, lanes: Iterable[str]) -> dict[str, Counter[str]]:
-    """How much these lanes have of the quotas that count things: each open transaction of theirs is looked at."""
+    """How much these lanes have of the quotas that count things. Each of their open transactions is read."""
     found: dict[str, Counter[str]] = {}
     for lane in lanes:
         mine = state.open_of.get(lane, ())
@@ -190,9 +189,10 @@ def quotas_of(state: State, lane: str) -> dict[str, int]:
 
 
 def check_quotas(turn: Turn, lane: str, quotas: Mapping[str, int], *, blocked: bool) -> None:
-    """`InvalidArgument` for a quota that is not known, is below 1, or below what the lane has now.
+    """`InvalidArgument` for a quota that is not known, below 1, or below what the lane has now.
 
-    A lane may be ``blocked`` whatever it has: its quotas may differ between control partitions.
+    Blocking a lane (``blocked``) is never refused for what it has: its quotas may differ between control
+    partitions.
     """
     has = Counter[str]() if blocked else usages(turn.state, turn.index.staged, (lane,))[lane]
     for name, most in quotas.items():

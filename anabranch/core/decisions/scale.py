@@ -1,7 +1,8 @@
-"""Decisions on scaling: which segments end, which begin, and the partitions that they need.
+"""Decisions on scaling: which segments are sealed, which are opened, and the partitions that they need.
 
-A scaling never waits for a transaction. If partitions are missing, the intent is logged first, the shell grows
-the topics, and `partitions_added` goes on. Segments are named by number, as rolling commits may come in between.
+A scaling never waits for a transaction. If partitions are missing, the intent is logged first, the shell adds
+partitions to the topics, and `partitions_added` continues. Segments are named by number, because rolling commits in
+between change their ids.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from anabranch.core import segments as seg
 from anabranch.core.authorize import Right, rights_of
 from anabranch.core.decisions.quotas import partitions_of
 from anabranch.core.decisions.scopes import active_stream, check_room, stream_info
-from anabranch.core.decisions.times import check_told, is_repeated, note_change
+from anabranch.core.decisions.times import check_informed, is_repeated, note_change
 from anabranch.core.decisions.transactions import drop_epoch
 from anabranch.core.decisions.turn import Turn, refuse
 from anabranch.core.ids import segment_number
@@ -34,10 +35,13 @@ from anabranch.schemas.records import (
 )
 
 MAX_PARTITIONS = limits.STREAM_PARTITIONS.value
-PASSING = (NotReady, TopicMisconfigured)  # the topics may have grown, and are asked for again
-GROWTH = 4  # times the segments that there are, by one scaling
-FEW = 64  # segments that are never too many
-GROW_AGAIN_MS = 5_000  # how soon merges ask again for partitions that the broker did not add
+PASSING = (
+    NotReady,
+    TopicMisconfigured,
+)  # partitions may have been added all the same, so the request is repeated
+GROWTH = 4  # one scaling may multiply the number of segments by this
+FEW = 64  # this many segments are always allowed
+GROW_AGAIN_MS = 5_000  # pause before merges ask again for partitions that the broker did not add
 
 
 def scale(turn: Turn, command: Scale, to: ReplyTo | None) -> None:
@@ -55,25 +59,25 @@ def scale(turn: Turn, command: Scale, to: ReplyTo | None) -> None:
         raise NotReady(f"{command.stream} is being scaled: ask again")
     numbers = {segment_number(s.segment_id) for s in row.segments}  # rolling commits change the ids
     if repeated and not numbers.issuperset(map(segment_number, command.seal)):
-        turn.reply(to, StreamList((stream_info(turn, row),)))  # done already
+        turn.reply(to, StreamList((stream_info(turn, row),)))  # it was done before
         return
     if command.segments:
         if command.seal or command.ranges:
             raise InvalidArgument("give a number of segments, or what to seal and open: not both")
         seal, ranges = seg.even_plan(row.segments, command.segments)
         if ranges:
-            check_told(turn, thing, to)
+            check_informed(turn, thing, to)
     else:
-        check_told(turn, thing, to)
+        check_informed(turn, thing, to)
         seal, ranges = seg.hand_plan(row.segments, command.seal, command.ranges)
     _check_growth(turn, row, len(row.segments) - len(seal) + len(ranges))
     start(turn, row, seal, ranges, to)
 
 
 def _check_growth(turn: Turn, row: StreamRow, count: int) -> None:
-    """`InvalidArgument` for a scaling to far more segments than there are, but by those who may operate the stream.
+    """`InvalidArgument` for a scaling to far more segments, unless the lane may operate the stream.
 
-    Partitions can't be taken away again: a slip of the pen should cost few of them.
+    Partitions can't be removed, so a typing error should not create many of them.
     """
     most = max(FEW, GROWTH * len(row.segments))
     free = turn.state.trusts(turn.lane)
@@ -109,7 +113,7 @@ def start(
 
 
 def want_partitions(turn: Turn, stream: str, count: int) -> None:
-    """Log that a stream shall have ``count`` partitions; the shell adds them.
+    """Log that a stream needs ``count`` partitions; the shell adds them.
 
     A count above the limit is not logged: the merge that needs it waits until a scaling leaves it some.
     """
@@ -130,12 +134,12 @@ def check_partitions(count: int) -> int:
 
 
 def partitions_added(turn: Turn, stream: str, partitions: int) -> None:
-    """The topics have grown: a scaling that waited goes on."""
+    """Continue a scaling that waited for partitions: the topics have them now."""
     row = replace(turn.state.streams[stream], partitions=partitions)
     turn.put(k.stream_key(stream), row)
     turn.merging.may_grow_ms.put(stream, None)
     if row.scaling is not None and not _perform(turn, row, row.scaling):
-        # A carried merge took some meanwhile: ask for more.
+        # A staged merge took some meanwhile: ask for more.
         try:
             wanted = check_partitions(row.partitions + len(row.scaling.ranges))
         except InvalidArgument as error:
@@ -145,10 +149,10 @@ def partitions_added(turn: Turn, stream: str, partitions: int) -> None:
 
 
 def partitions_refused(turn: Turn, stream: str, error: AnabranchError, there: int = 0) -> None:
-    """Take the scaling back: the topics can't be grown, or not now.
+    """Cancel the scaling: partitions can't be added to the topics, or not now.
 
-    If that may pass, the partitions stay wanted: some may be there, and plain writes come to these. Else those
-    that are ``there``, in the journal, stay so.
+    If the error may pass, the partitions are still asked for: some may exist, and plain writes go to these.
+    Otherwise the row keeps the number that is ``there``, in the journal.
     """
     row = turn.state.streams[stream]
     wanted = row.wanted_partitions
@@ -163,7 +167,7 @@ def partitions_refused(turn: Turn, stream: str, error: AnabranchError, there: in
 
 
 def idle_partitions(turn: Turn, row: StreamRow) -> list[int]:
-    """Partitions without an active segment, a carried merge or a stray chunk."""
+    """Partitions without an active segment, a staged merge or a stray chunk."""
     taken = {s.partition for s in row.segments} | turn.state.reserved(row.stream)
     taken |= turn.state.retired(row.stream)
     return [p for p in range(row.partitions) if p not in taken]
@@ -220,6 +224,6 @@ def asked(to: ReplyTo | None) -> dict[str, Any]:
 
 
 def duplicate_active(row: StreamRow, epoch: int) -> tuple[SegmentRange, ...]:
-    """The active layout again, on its own partitions, for a later epoch."""
+    """A copy of the active layout for a later epoch, on the same partitions."""
     places = {segment_number(s.segment_id): s.partition for s in row.segments}
     return seg.duplicate(row.segments, epoch, places)

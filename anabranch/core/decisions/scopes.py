@@ -53,18 +53,18 @@ from anabranch.schemas.records import (
     StreamRow,
 )
 
-MAX_HOLDERS = 100  # are named of one stream
+MAX_HOLDERS = 100  # listed of one stream
 
 
 def _own_scope(turn: Turn, scope: str) -> str:
-    """The scope's name; `InvalidArgument` if it is no scope's, and streams may not have it."""
+    """The scope's name; `InvalidArgument` for names that no scope of a stream may have."""
     if scope not in turn.state.scopes:
         _check_own(turn, check_scope(scope), "scope", "_")
     return scope
 
 
 def check_names(turn: Turn, stream: str) -> None:
-    """`InvalidArgument` if a name of the stream's topics is taken: Kafka takes . and _ for the same."""
+    """`InvalidArgument` if a topic name of the stream is taken: Kafka treats . and _ as equal there."""
     _check_own(turn, stream, "stream")
     for name in names_beside(stream):
         if (other := turn.state.names.get(name)) is not None:
@@ -84,39 +84,43 @@ def _check_own(turn: Turn, name: str, kind: str, end: str = "") -> None:
 
 
 def find_scope(turn: Turn, command: FindScope, to: ReplyTo | None) -> None:
-    """Tell where a scope is served, as chosen when it was created: it never moves."""
+    """Answer with the control partition of a scope.
+
+    The choice was made when the scope was created, and never changes.
+    """
     scope = _own_scope(turn, command.scope)
     if turn.settings.control_partition != DIRECTORY:
         raise InvalidArgument(f"ask control partition {DIRECTORY}, the directory, for scopes")
     scopes, near = turn.state.scopes, command.near if command.create else None
-    beside = None if near is None else scopes.get(near)
-    if near is not None and beside is None:
+    partition = None if near is None else scopes.get(near)
+    if near is not None and partition is None:
         raise UnknownScope(f"there is no scope {near!r} to be near of: create a stream in it first")
-    if beside is not None and scopes.get(scope, beside) != beside:
+    if partition is not None and scopes.get(scope, partition) != partition:
         raise InvalidArgument(
-            f"scope {scope!r} is on control partition {scopes[scope]} and {near!r} on {beside}: a scope never moves"
+            f"scope {scope!r} is on control partition {scopes[scope]} and {near!r} on {partition}: a scope never "
+            "moves"
         )
     if scope not in scopes:
         if not command.create:
             raise UnknownScope(f"there is no scope {scope!r}: create a stream in it first")
         limits.SCOPES.check(len(scopes) + 1, "the cluster")
         quotas.check_scopes(turn, turn.lane)
-        if beside is None:
+        if partition is None:
             there = Counter(scopes.values())
-            beside = min(range(turn.settings.control_partitions), key=lambda one: there[one])
-        turn.put(k.scope_key(scope), ScopeRow(scope, beside, turn.lane))
+            partition = min(range(turn.settings.control_partitions), key=lambda one: there[one])
+        turn.put(k.scope_key(scope), ScopeRow(scope, partition, turn.lane))
         _grant_creator(turn, scope, turn.lane)
     served = turn.state.scopes[scope]
     if command.create and served != DIRECTORY:
-        # Sent again if the scope exists: retention may have deleted the first one unread.
+        # Sent again if the scope exists: retention may have deleted the first message unread.
         turn.round.commands.append((served, AdoptScope(scope, _creator(turn, scope))))
     turn.reply(to, ScopeInfo(scope, served))
 
 
 def _grant_creator(turn: Turn, scope: str, lane: str) -> None:
-    """Grant a new scope to the lane that made it; `open` and `admin` have what they have everywhere.
+    """Grant a new scope to the lane that created it; `open` and `admin` keep the rights that they have everywhere.
 
-    A row that is there is an operator's word, and stays: it may have come before the directory's message did.
+    An existing row is kept: an operator wrote it, perhaps before the directory's message arrived.
     """
     pattern = of_scope(scope)
     if lane not in (OPEN_LANE, ADMIN_LANE) and pattern not in turn.state.grants.get(lane, {}):
@@ -124,14 +128,16 @@ def _grant_creator(turn: Turn, scope: str, lane: str) -> None:
 
 
 def _creator(turn: Turn, scope: str) -> str:
-    """The lane that made the scope while it has a creator's rights; else `open`, which gets none by it."""
+    """The lane that created the scope if it has a creator's rights; otherwise `open`, which gets no rights by
+    it.
+    """
     lane = turn.state.scope_owners[scope]
     rights = turn.state.grants.get(lane, {}).get(of_scope(scope), 0)
     return lane if rights & CREATORS == CREATORS else OPEN_LANE
 
 
 def adopt_scope(turn: Turn, command: AdoptScope, to: ReplyTo | None) -> None:
-    """The directory gave this control partition a scope."""
+    """Take over a scope that the directory assigned to this control partition."""
     scope = _own_scope(turn, command.scope)
     if scope not in turn.state.scopes:
         turn.put(k.scope_key(scope), ScopeRow(scope, turn.settings.control_partition, ""))
@@ -164,7 +170,9 @@ def active_stream(turn: Turn, stream: str) -> StreamRow:
 def check_room(turn: Turn, owner: str, streams: int, partitions: int) -> None:
     """`TooManyStreams` if a control partition, or the lane, would have more streams or partitions than it may."""
     rows, settings = turn.state.streams.values(), turn.settings
-    every = 2 * (sum(map(quotas.partitions_of, rows)) + partitions)  # a journal has as many
+    every = 2 * (
+        sum(map(quotas.partitions_of, rows)) + partitions
+    )  # the journal has the same number
     turn.charge(work.of_items(len(rows)))
     if len(rows) + streams > settings.max_streams or every > settings.max_partitions:
         raise TooManyStreams(
@@ -176,7 +184,9 @@ def check_room(turn: Turn, owner: str, streams: int, partitions: int) -> None:
 
 
 def describe_streams(turn: Turn, command: DescribeStreams, to: ReplyTo | None) -> None:
-    """One stream, a scope's, or all of this control partition, by name; a bounded part of them in one answer."""
+    """Describe one stream, a scope's streams, or all of this control partition, by name; a bounded part in one
+    answer.
+    """
     if command.stream is not None:
         known = turn.state.streams.get(command.stream)
         if known is None or known.state == CREATING:
@@ -188,7 +198,9 @@ def describe_streams(turn: Turn, command: DescribeStreams, to: ReplyTo | None) -
     for name in _described(turn, command.scope, command.after or ""):
         turn.charge(work.LOOK)
         full = len(found) == limits.LOOKED_AT.value
-        if full or size >= turn.settings.listed_bytes:  # the next one may be big
+        if (
+            full or size >= turn.settings.listed_bytes
+        ):  # stop before the limit: the next one may be big
             turn.reply(to, StreamList(tuple(found), found[-1].stream))
             return
         found.append(stream_info(turn, turn.state.streams[name]))
@@ -197,7 +209,7 @@ def describe_streams(turn: Turn, command: DescribeStreams, to: ReplyTo | None) -
 
 
 def _described(turn: Turn, scope: str | None, after: str) -> Iterator[str]:
-    """The names after one of the streams that the lane may describe, of this or any scope, in order."""
+    """Names of streams that the lane may describe, in order, after the name ``after``; of one scope or all."""
     state, lane = turn.state, turn.lane
     names = state.stream_names
     if rights_of(state, lane, EVERYWHERE) & Right.DESCRIBE:
@@ -209,27 +221,30 @@ def _described(turn: Turn, scope: str | None, after: str) -> Iterator[str]:
         granted = [its for its in granted if scope in (None, its.partition("/")[0])]
     last = after
     for name in merge(*[_names_of(its, names.since(max(its, after))) for its in granted]):
-        if name > last:  # it may be granted twice
+        if name > last:  # two grants may include it
             last = name
             yield name
 
 
 def _names_of(granted: str, names: Iterable[str]) -> Iterator[str]:
-    """The first names: all that begin so, if it is a scope with a slash, or empty; else this one."""
+    """The names within a granted pattern: those that begin so if it is empty or ends with a slash, else this
+    one.
+    """
     all_of_it = granted[-1:] in ("", "/")
     return takewhile(lambda name: name.startswith(granted) if all_of_it else name == granted, names)
 
 
 def oldest_snapshot(turn: Turn, row: StreamRow) -> int:
-    """The least time as of which a table is promised to be readable, by its setting and for the open transactions
-    that read it; 0: it is no table.
+    """The least time as of which a table is promised to be readable, by its setting and for open transactions.
+
+    0 if the stream is not a table.
     """
     promised = _promised_of(turn, row)
     return min([promised, *reading(turn, row.stream).values()]) if promised else 0
 
 
 def _promised_of(turn: Turn, row: StreamRow) -> int:
-    """The time from which on a table is readable by its setting; 0: it is no table."""
+    """The time from which a table is readable by its setting; 0 if the stream is not a table."""
     return _promised(turn, versions_ms(row.settings)) if is_table(row.settings) else 0
 
 
@@ -241,8 +256,8 @@ def _promised(turn: Turn, history_ms: int) -> int:
 def check_snapshot(turn: Turn, scope: str, snapshot: int) -> None:
     """Raise `TransactionAborted` if replicas may have swept versions of tables that this snapshot needs.
 
-    Replicas that asked for `oldest_snapshot` before the transaction was open did not see it. A table that keeps
-    versions for less than a second is left out: no snapshot would be new enough.
+    Replicas that asked for `oldest_snapshot` before the transaction was open did not take it into account. Tables
+    that keep versions for less than a second are skipped, because no snapshot would be new enough.
     """
     if snapshot and snapshot < _promised(turn, _least_history_ms(turn, scope)):
         raise TransactionAborted(
@@ -275,11 +290,11 @@ def _least_history_ms(turn: Turn, scope: str) -> int:
     return known
 
 
-# -- what holds a stream: only what it named, and only while its lane may see that ---------------------
+# -- what keeps a stream: only what named it, and only while the lane of that may see the stream --------
 
 
 def reading(turn: Turn, table: str) -> dict[bytes, int]:
-    """The open transactions that a table is kept readable for, and the snapshot of each."""
+    """The open transactions that a table is kept readable for, with their snapshots."""
     locks, state = turn.state.locks, turn.state
     readers = locks.readers.get(table, {})
     turn.charge(work.of_items(len(readers)))
@@ -302,9 +317,10 @@ def consuming(turn: Turn, stream: str) -> dict[str, ProcessorRow]:
 
 
 def holders_of(turn: Turn, stream: str, promised: int) -> tuple[Holder, ...]:
-    """The transactions that read below the time that a table promises by its setting, and the processors.
+    """The holders of a stream: transactions that read a table below the time that its setting promises, and
+    processors.
 
-    Told to a lane that may operate the stream.
+    Empty for a lane that may not operate the stream.
     """
     if not rights_of(turn.state, turn.lane, stream) & Right.OPERATE:
         return ()
@@ -323,28 +339,28 @@ def holders_of(turn: Turn, stream: str, promised: int) -> tuple[Holder, ...]:
 
 def _transaction(turn: Turn, txn_id: bytes) -> Holder:
     row, text = turn.row(txn_id), txn_text(txn_id)
-    ends = "abort" if row.state == "OPEN" else "describe"  # the latter says what it waits for
+    ends = "abort" if row.state == "OPEN" else "describe"  # `describe` shows what it waits for
     lane = row.owner if sees(turn.state, turn.lane, row) else ""
     age_ms = max(0, turn.wall_ms - row.begun_ms)
     return Holder("transaction", text, lane, age_ms, f"anabranch txn {ends} {text}")
 
 
 def processor_holder(turn: Turn, row: ProcessorRow) -> Holder:
-    """A processor as one that holds its inputs."""
+    """A processor, as what keeps its inputs."""
     name, change = row.processor, turn.state.last_change(k.processor_key(row.processor))
     age_ms = 0 if change is None else max(0, turn.wall_ms - to_ms(change.timestamp))
     return Holder("processor", name, row.owner, age_ms, f"anabranch processor delete {name}")
 
 
 def text_of(holder: Holder) -> str:
-    """A holder, for people."""
+    """The text of a holder, for people."""
     whose = f" of lane {holder.lane}" if holder.lane else ""
     age = f"{holder.age_ms // 1000:,} s old"
     return f"{holder.what} {holder.name}{whose}, {age} (`{holder.ends}`)"
 
 
 def stream_info(turn: Turn, row: StreamRow, *, full: bool = False) -> StreamInfo:
-    """A stream as its askers see it. ``full``: with what holds it."""
+    """A stream as askers see it. ``full``: with what keeps it."""
     turn.charge(work.of_items(2 * row.partitions))
     return StreamInfo(
         stream=row.stream,

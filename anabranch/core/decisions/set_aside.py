@@ -1,6 +1,6 @@
-"""Commands that no leader can carry out: they are logged and passed over, so that the rest is served.
+"""Quarantined commands, which no leader can carry out: they are logged and skipped, so that others are served.
 
-`processors.suspects` finds them, by the rounds that fail.
+`processors.suspects` finds them by the rounds that fail.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ _REASON = 256  # characters: one answer has many of them
 
 
 def suspect(turn: Turn, lane: str, offset: int, end: int, tries: int) -> None:
-    """Log that these commands will be tried alone: so a leader that dies of them has named them."""
+    """Log that these commands will be tried alone, so that the log names them if the leader dies of them."""
     turn.put(k.SUSPECT_KEY, SuspectRow(offset, end, tries, lane))
 
 
 def set_aside(turn: Turn, lane: str, offset: int, what: str, reason: str) -> None:
-    """Log that a command, or a batch of them, is passed over. The oldest is forgotten when there are too many."""
+    """Log that a command, or a batch of them, is quarantined. Above the limit the oldest row is forgotten."""
     known = turn.state.set_aside
     for key in list(islice(known, max(0, len(known) + 1 - limits.SET_ASIDE.value))):
         turn.put(k.set_aside_key(*k.set_aside_at(key)), None)
@@ -33,7 +33,7 @@ def set_aside(turn: Turn, lane: str, offset: int, what: str, reason: str) -> Non
 
 
 def list_commands(turn: Turn, command: ListCommands, to: ReplyTo | None) -> None:
-    """Tell how far the control partition is, what it set aside, and how many transactions it keeps."""
+    """Answer with the position in the commands, the quarantined ones, and the number of transactions kept."""
     found = tuple(turn.state.set_aside.values())
     here = turn.at is not None and turn.lane == OPEN_LANE
     position = turn.at + 1 if here and turn.at is not None else turn.state.round.commands_offset

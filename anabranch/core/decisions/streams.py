@@ -1,12 +1,12 @@
-"""Decisions on a stream's life: created, lost, taken back, forgotten, deleted.
+"""Decisions on a stream's life: created, lost, recovered, forgotten, deleted.
 
 The stream's row logs each intent first. Then the shell changes the topics; the result is logged and answered.
 
-A stream that lost a topic is given up in one round (docs/inside/decisions/0011): its row says LOST, and every
-transaction with a part in it is aborted whole where that is legal, so that none is torn. One past
-FINALIZE_IN_PROGRESS stays, in trouble, until an operator settles it. A lost stream is taken back, or forgotten
-so that its name is free again (0012). The row that counts how often that was stays: it tells a table's rows of
-the old journal from the new ones.
+A stream that lost a topic is given up in one round (docs/inside/decisions/0011): its row becomes LOST, and every
+transaction that touched it is aborted as a whole where that is legal, so that no transaction is torn. A transaction
+from FINALIZE_IN_PROGRESS on is stuck until an operator forces its end. A lost stream is recovered, or forgotten so
+that its name is free again (0012). The row that counts how often a name was forgotten stays: it distinguishes index
+rows of the old journal from those of the new one.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from anabranch.core.decisions.scopes import (
     stream_info,
     text_of,
 )
-from anabranch.core.decisions.times import admit_change, check_told, is_repeated, note_change
+from anabranch.core.decisions.times import admit_change, check_informed, is_repeated, note_change
 from anabranch.core.decisions.transactions import abort_txn
 from anabranch.core.decisions.turn import Turn, refuse
 from anabranch.core.ids import txn_text
@@ -79,7 +79,7 @@ def _move(
 ) -> StreamRow | None:
     """Put the stream's row after a legal op; None if that is applied already. Raises for an illegal one.
 
-    ``to`` waits for the work on the topics.
+    ``to``: the asker that waits for the work on the topics.
     """
     state = STREAMS.judge(row.state, op, row.stream)
     if state is None:
@@ -90,7 +90,7 @@ def _move(
 
 
 def _end(turn: Turn, stream: str, op: StreamOp, error: AnabranchError | None = None) -> None:
-    """The work on the topics is done, or refused: tell the asker."""
+    """Log that the work on the topics is done, or was refused, and answer the asker."""
     row = turn.state.streams[stream]
     moved = _move(turn, row, op)
     if moved is not None:
@@ -106,13 +106,13 @@ def create_stream(turn: Turn, command: CreateStream, to: ReplyTo | None) -> None
     """Log the intent; the shell makes the topics, then `stream_created`."""
     scope, _ = split_stream(command.stream)
     check_served(turn, scope)
-    even_ranges(command.segments)  # refuses impossible counts
+    even_ranges(command.segments)  # raises for an impossible count
     check_settings(command.settings)
     _check_state(turn, command)
     check_companion(turn, command)
     row = turn.state.streams.get(command.stream)
     known = rights_of(turn.state, turn.lane, command.stream) & Right.DESCRIBE
-    known |= is_state(command.stream)  # the lane has a right on its processor
+    known |= is_state(command.stream)  # for a state the right on its processor is enough
     if row is not None and row.owner != turn.lane and not known:
         raise StreamExists(f"{command.stream} exists; lane {turn.lane!r} has no right to see it")
     if row is None:
@@ -138,7 +138,7 @@ def create_stream(turn: Turn, command: CreateStream, to: ReplyTo | None) -> None
 
 
 def _check_state(turn: Turn, command: CreateStream) -> None:
-    """`InvalidArgument` if a stream is named as a processor's state, or has its setting, and is none."""
+    """`InvalidArgument` if the name or the setting of a processor's state is used for another stream."""
     processor = command.settings.get(PROCESSOR)
     if processor is None and not is_state(command.stream):
         return
@@ -176,7 +176,7 @@ def _without_topics(command: CreateStream, owner: str) -> StreamRow:
 def stream_created(
     turn: Turn, stream: str, starts: dict[int, int], topic_ids: tuple[str, ...] = ()
 ) -> None:
-    """The topics exist: open the first epoch. ``starts``: end offset of each partition now."""
+    """Open the first epoch: the topics exist. ``starts``: end offset of each partition now."""
     row = turn.state.streams[stream]
     segments = create(row.segment_count)
     active = _move(
@@ -200,11 +200,11 @@ def stream_created(
 
 
 def stream_refused(turn: Turn, stream: str, error: AnabranchError) -> None:
-    """Take the intent back: the topics can't be made as asked."""
+    """Delete the intent: the topics can't be created as asked."""
     _end(turn, stream, "refuse_create", error)
 
 
-# -- lost, and taken back -------------------------------------------------------------------------------
+# -- lost, and recovered --------------------------------------------------------------------------------
 
 
 def give_up_stream(turn: Turn, stream: str, why: str) -> list[bytes]:
@@ -232,7 +232,7 @@ def give_up_stream(turn: Turn, stream: str, why: str) -> list[bytes]:
 
 
 def recover_stream(turn: Turn, command: RecoverStream, to: ReplyTo | None) -> None:
-    """Log that a LOST stream is to be taken back; the shell looks whether its topics are the old ones."""
+    """Log that a LOST stream is to be recovered; the shell checks whether its topics are the old ones."""
     stream = command.stream
     check_served(turn, split_stream(stream)[0])
     state = state_of(turn.state.streams.get(stream))
@@ -249,12 +249,12 @@ def recover_stream(turn: Turn, command: RecoverStream, to: ReplyTo | None) -> No
 
 
 def stream_recovered(turn: Turn, stream: str) -> None:
-    """The topics are the old ones: the stream goes on. Transactions aborted at its loss stay aborted."""
+    """Log that the stream is active again: its topics are the old ones. Aborted transactions stay aborted."""
     _end(turn, stream, "finalize_recover")
 
 
 def recovery_refused(turn: Turn, stream: str, error: AnabranchError) -> None:
-    """The topics are not the old ones: the stream stays LOST."""
+    """Log that the stream stays LOST: its topics are not the old ones."""
     _end(turn, stream, "refuse_recover", error)
 
 
@@ -262,9 +262,9 @@ def recovery_refused(turn: Turn, stream: str, error: AnabranchError) -> None:
 
 
 def forget_stream(turn: Turn, command: ForgetStream | DeleteStream, to: ReplyTo | None) -> None:
-    """Log that a stream shall go; the answer comes when it is gone. Repeating it is harmless.
+    """Log that a stream is to be forgotten; the answer comes when that is done. Repeating it is harmless.
 
-    A stream that is deleted is given up in the same round, so it goes the way of a LOST one.
+    A stream that is deleted is given up in the same round, and then forgotten like a LOST one.
     """
     stream, deletes = command.stream, isinstance(command, DeleteStream)
     check_served(turn, split_stream(stream)[0])
@@ -275,7 +275,9 @@ def forget_stream(turn: Turn, command: ForgetStream | DeleteStream, to: ReplyTo 
     if row is None:
         turn.reply(to, StreamList(()))  # done already
         return
-    check_told(turn, k.stream_key(stream), to)  # otherwise another stream may have the name by now
+    check_informed(
+        turn, k.stream_key(stream), to
+    )  # otherwise the name may belong to another stream by now
     if row.state == FORGETTING:
         if row.correlation_id and not is_repeated(turn, k.stream_key(stream), to):
             raise NotReady(f"{stream} is being forgotten: ask again")
@@ -315,9 +317,9 @@ def with_aborted(what: str, aborted: Sequence[bytes]) -> str:
 
 
 def _check_unread(turn: Turn, stream: str, despite: Collection[str]) -> None:
-    """`IllegalState` if a processor, whose positions would mean nothing, or a table needs a stream.
+    """`IllegalState` if a table or a processor needs a stream; the processor's positions would become meaningless.
 
-    ``despite``: processors that may lose it as an input.
+    ``despite``: processors that may lose the stream as an input.
     """
     if (table := table_of(turn.state, stream)) in turn.state.tables:
         raise IllegalState(f"{stream} has the base of {table}: it goes with that table")
@@ -340,15 +342,18 @@ def _begin_forget(turn: Turn, stream: str, to: ReplyTo | None = None) -> None:
     before = turn.state.forgotten.get(stream)
     times = before.times + 1 if before is not None else 1
     note_change(turn, k.stream_key(stream), to)
-    note_change(turn, k.segments_key(stream))  # a copy of a scaling must not scale its successor
+    note_change(
+        turn, k.segments_key(stream)
+    )  # a late copy of a scaling must not scale a later stream of that name
     turn.put(k.forgotten_key(stream), ForgottenRow(stream, times))
     _move(turn, turn.state.streams[stream], "begin_forget", to)
 
 
 def end_stream(turn: Turn, stream: str, why: str) -> list[bytes]:
-    """Give up what goes with another thing, and begin to delete its topics. Returns the transactions aborted.
+    """Give up a stream that belongs to a deleted thing, and begin to delete its topics. Returns aborted
+    transactions.
 
-    `NotReady`: it can't end now; `IllegalState`: it can't end before a prepared transaction.
+    `NotReady`: not possible now. `IllegalState`: not possible before a prepared transaction ends.
     """
     row = turn.state.streams.get(stream)
     if row is None or row.state == FORGETTING:
@@ -368,16 +373,16 @@ def end_stream(turn: Turn, stream: str, why: str) -> list[bytes]:
     return aborted
 
 
-def prove_lead(turn: Turn, stream: str) -> None:
-    """Log the work on a stream again: the round's commit proves that no other leader led, and did it, before.
+def prove_leadership(turn: Turn, stream: str) -> None:
+    """Log the work on a stream again: committing the round proves that no other leader has done it meanwhile.
 
-    So topics found before are leftovers, and not those of a stream that was created again meanwhile.
+    So the topics found before are leftovers, and do not belong to a stream that was created again.
     """
     turn.put(k.stream_key(stream), turn.state.streams[stream])
 
 
 def stream_forgotten(turn: Turn, stream: str) -> None:
-    """Take the stream's rows away: nothing is left of its topics."""
+    """Delete the stream's rows: its topics are deleted."""
     row = turn.state.streams.get(stream)
     if row is None or not STREAMS.moves(row.state, "finalize_forget"):
         return
@@ -400,7 +405,7 @@ def forget_refused(turn: Turn, stream: str, error: AnabranchError) -> None:
 
 
 def _rows_of(state: State, stream: str) -> Iterator[bytes]:
-    """Keys of a stream's rows, but for its own and the count of how often it was forgotten."""
+    """Keys of a stream's rows, except its own row and the count of how often it was forgotten."""
     for epoch in list(state.epochs.get(stream, ())):
         yield k.epoch_key(stream, epoch)
     for name, partition in list(state.low_water):

@@ -1,4 +1,4 @@
-"""Decisions on processors: their making, and who has the right to commit for their tasks."""
+"""Decisions on processors: creation, deletion, and task ownership (tenures)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from anabranch.core.decisions import quotas
 from anabranch.core.decisions.commits.positions import check_tasks, processor_of, task_of
 from anabranch.core.decisions.scopes import check_served
 from anabranch.core.decisions.streams import end_stream, with_aborted
-from anabranch.core.decisions.times import admit_change, check_told, is_repeated, note_change
+from anabranch.core.decisions.times import admit_change, check_informed, is_repeated, note_change
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.ids import NO_TXN
 from anabranch.core.legal_names import check_input, is_plain, is_state, split_stream, state_stream
@@ -33,12 +33,12 @@ from anabranch.schemas.records import (
 )
 
 TASKS_IN_ANSWER = 128
-# A new processor has one below: of 65,535 that keys of states have room for, it has resets left.
+# A new processor's incarnation is below this: keys of states have room for 65,535, so it can be reset often.
 _INCARNATIONS = 1 << 15
 
 
 def create_processor(turn: Turn, command: CreateProcessor, to: ReplyTo | None) -> None:
-    """Make a processor. One that exists with equal tasks and inputs gets the stores that it has not."""
+    """Create a processor. An existing one with the same tasks and inputs gets the stores that it lacks."""
     name, inputs = command.processor, command.inputs
     check_served(turn, split_stream(name)[0])
     limits.TASKS.check(command.tasks, f"processor {name}")
@@ -76,7 +76,7 @@ def create_processor(turn: Turn, command: CreateProcessor, to: ReplyTo | None) -
             f"processor {name} exists with {_difference(row, command.tasks, inputs)}: choose another name"
         )
     elif (stores, kinds, known) != (row.stores, row.kinds, row.inputs):
-        check_told(turn, k.processor_key(name), to)  # stores are only added
+        check_informed(turn, k.processor_key(name), to)  # stores are only added
         row = replace(row, stores=stores, kinds=kinds, inputs=known)
         turn.put(k.processor_key(name), row)
     turn.reply(to, ProcessorList((_info(turn, row, 0, 0),)))
@@ -99,7 +99,7 @@ def _check_inputs(name: str, inputs: Sequence[ProcessorInput]) -> None:
 
 
 def _with_stores(name: str, known: tuple[str, ...], more: Sequence[str]) -> tuple[str, ...]:
-    """The stores by number. A store keeps its number, whatever is asked for later."""
+    """The stores by number. A store keeps its number for good."""
     for store in more:
         if not store:
             raise InvalidArgument("a store has a name")
@@ -112,7 +112,7 @@ def _with_stores(name: str, known: tuple[str, ...], more: Sequence[str]) -> tupl
 def _kinds_of(
     row: ProcessorRow | None, stores: Sequence[str], command: CreateProcessor
 ) -> tuple[str, ...]:
-    """The kind of each store. `IllegalState` if one is said to be something else: its rows could not be read."""
+    """The kind of each store. `IllegalState` if one has another kind already: its rows could not be read."""
     if command.kinds and len(command.kinds) != len(command.stores):
         raise InvalidArgument("kinds of stores: none, or one a store")
     known = {} if row is None else dict(zip(row.stores, row.kinds, strict=False))
@@ -130,13 +130,16 @@ def _kinds_of(
 def _same(
     known: Sequence[ProcessorInput], asked: Sequence[ProcessorInput]
 ) -> tuple[ProcessorInput, ...] | None:
-    """The known inputs, with ids that were unknown so far; None: the command names others. Order is ignored."""
+    """The known inputs, with topic ids that were unknown so far; None if the command names others.
+
+    Order is ignored.
+    """
     by_name = {one.stream: one for one in asked}
     if by_name.keys() != {one.stream for one in known}:
         return None
-    told = [replace(x, topic_id=x.topic_id or by_name[x.stream].topic_id) for x in known]
-    same = all(by_name[x.stream].topic_id in ("", x.topic_id) for x in told)
-    return tuple(told) if same else None
+    with_ids = [replace(x, topic_id=x.topic_id or by_name[x.stream].topic_id) for x in known]
+    same = all(by_name[x.stream].topic_id in ("", x.topic_id) for x in with_ids)
+    return tuple(with_ids) if same else None
 
 
 def _difference(row: ProcessorRow, tasks: int, inputs: Sequence[ProcessorInput]) -> str:
@@ -152,7 +155,7 @@ def _difference(row: ProcessorRow, tasks: int, inputs: Sequence[ProcessorInput])
 
 
 def describe_processors(turn: Turn, command: DescribeProcessors, to: ReplyTo | None) -> None:
-    """One processor and its tasks, or a scope's processors by name; a bounded part of them."""
+    """Describe one processor and its tasks, or a scope's processors by name; a bounded part of them."""
     check_served(turn, command.scope)
     if command.processor is not None:
         row = processor_of(turn, command.processor)
@@ -190,7 +193,7 @@ def _task_info(turn: Turn, processor: str, task: int) -> TaskInfo:
 
 
 def take(turn: Turn, command: Take, to: ReplyTo | None) -> None:
-    """Fence the former tenures of these tasks at once; the answer names commits that are being merged meanwhile."""
+    """Fence the former owners of these tasks at once. The answer names commits that are still being merged."""
     row = processor_of(turn, command.processor)
     limits.HOLDER.check(len(command.holder), "a holder")
     tenure = check_tasks(row, command.tasks, command.tenure)
@@ -200,7 +203,7 @@ def take(turn: Turn, command: Take, to: ReplyTo | None) -> None:
     for task, term in zip(command.tasks, command.terms, strict=True):
         known = task_of(turn, command.processor, task)
         if known.tenure == tenure:
-            continue  # repeated
+            continue  # a repeated command
         if known.term != term:
             raise TenureLost(
                 f"task {task} of {command.processor} was taken by {known.holder or 'somebody'} meanwhile: look "
@@ -216,7 +219,7 @@ def take(turn: Turn, command: Take, to: ReplyTo | None) -> None:
 
 
 def release(turn: Turn, command: Release, to: ReplyTo | None) -> None:
-    """Give tasks up; those of another tenure by now stay so."""
+    """Release tasks, except tasks that have another owner by now."""
     row = processor_of(turn, command.processor)
     tenure = check_tasks(row, command.tasks, command.tenure)
     for task in command.tasks:
@@ -232,18 +235,18 @@ def _answer(turn: Turn, row: ProcessorRow, tasks: tuple[int, ...], to: ReplyTo |
     turn.reply(to, ProcessorList((replace(_info(turn, row, 0, 0), tasks=infos, more=None),)))
 
 
-# -- begun again, and taken away ------------------------------------------------------------------------
+# -- reset, and deleted ---------------------------------------------------------------------------------
 
 
 def reset_processor(turn: Turn, command: ResetProcessor, to: ReplyTo | None) -> None:
-    """Let a processor begin again: without its state, or with it.
+    """Reset a processor: without its state, or with it.
 
-    No tenure is left. With its state it keeps its sequences, too: the state's head names one.
+    All task ownership ends. With its state it also keeps its sequences, because the head of the state names one.
     """
     row = processor_of(turn, command.processor)
     thing = k.processor_key(row.processor)
     if not is_repeated(turn, thing, to):
-        check_told(turn, thing, to)
+        check_informed(turn, thing, to)
         tasks = _may_end(turn, row, command.resets)
         if not command.inputs and not command.keep_state:
             raise InvalidArgument(
@@ -273,14 +276,15 @@ def reset_processor(turn: Turn, command: ResetProcessor, to: ReplyTo | None) -> 
 
 
 def delete_processor(turn: Turn, command: DeleteProcessor, to: ReplyTo | None) -> None:
-    """Take a processor's rows away; the topics of its state are deleted after that.
+    """Delete a processor's rows; the topics of its state are deleted after that.
 
-    The scope's row notes what a later one of that name has to exceed: a delayed copy of a command must not fit it.
+    The scope's row notes the incarnation that a later processor of that name has to exceed, so that a delayed copy
+    of a command does not fit it.
     """
     thing = k.processor_key(command.processor)
     if not is_repeated(turn, thing, to):
         row = processor_of(turn, command.processor)
-        check_told(turn, thing, to)
+        check_informed(turn, thing, to)
         tasks = _may_end(turn, row, command.resets)
         gone = _ended(row, keep_state=False)
         aborted = end_stream(turn, state_stream(row.processor), "its processor is deleted")
@@ -309,7 +313,7 @@ def _ended(row: ProcessorRow, *, keep_state: bool) -> ProcessorRow:
 
 
 def _may_end(turn: Turn, row: ProcessorRow, resets: int) -> dict[int, TaskRow]:
-    """The tasks' rows. `NotReady` while one is moved, `IllegalState`: it was reset since it was looked at."""
+    """The tasks' rows. `NotReady` while a commit moves one; `IllegalState`: the processor was reset meanwhile."""
     if resets != row.resets:
         raise IllegalState(f"{row.processor} was reset meanwhile: look at it again")
     tasks = {task: task_of(turn, row.processor, task) for task in range(row.tasks)}

@@ -26,7 +26,7 @@ from anabranch.core.tokens import peek
 from anabranch.errors import ClockSkew, InvalidArgument, NotReady
 from anabranch.schemas import records as r
 
-# The commands that lead to a timestamp. Any other is carried out, whatever its sender has seen, and raises nothing.
+# Commands that lead to a timestamp. All others are carried out whatever their sender has seen, and raise nothing.
 _OF_SCOPES = (r.Begin, r.OneShot, r.PrepareEvents, r.SafeTime)
 _BY_TOKENS = (r.Touch, r.Register, r.LockReads, r.Commit)
 _LEAD_TO_TIMES = _OF_SCOPES + _BY_TOKENS
@@ -56,10 +56,10 @@ def observed(turn: Turn, command: Any) -> int:
     """The hybrid time once this command is accepted.
 
     The wall clock limits raising: up to the skew that is allowed, or with commit wait up to the clock's error,
-    as each answer waits until the clock is past its commit. So no client drags the time ahead step by step.
+    as each answer waits until the clock is past its commit. So no client can move the time ahead step by step.
 
-    Raises: ClockSkew; NotReady: the clock will be there soon, and with commit wait, or for a lane that only reads,
-    the time is not raised. A command that sets something is carried out all the same.
+    Raises: ClockSkew; NotReady where the time is not raised (commit wait, a lane that only reads): the clock will
+    reach it soon. A command that sets something is carried out all the same.
     """
     former = turn.hybrid_time
     sets = type(command) in SETS
@@ -82,7 +82,7 @@ def observed(turn: Turn, command: Any) -> int:
         raise NotReady(f"{what}, whose error is {limit_ms} ms at most: ask again")
     if isinstance(command, r.SafeTime):
         raise NotReady(f"{what}, which goes on by itself: ask again")
-    return former  # it repeats what is decided
+    return former  # it repeats a command that is decided
 
 
 def _may_write(turn: Turn, command: Any) -> bool:
@@ -127,7 +127,7 @@ def is_repeated(turn: Turn, thing: bytes, to: ReplyTo | None) -> bool:
     return to is not None and last is not None and last.asker == to.asker
 
 
-def check_told(turn: Turn, thing: bytes, to: ReplyTo | None) -> None:
+def check_informed(turn: Turn, thing: bytes, to: ReplyTo | None) -> None:
     """Raise `NotReady` if another command made a thing's last change, and the sender did not know of it.
 
     A command that carries no time of its sender is not checked.
@@ -149,6 +149,6 @@ def note_change(turn: Turn, thing: bytes, to: ReplyTo | None = None) -> int:
 
 
 def admit_change(turn: Turn, thing: bytes, to: ReplyTo | None) -> None:
-    """`check_told`, then `note_change`. Call it before any other row is put."""
-    check_told(turn, thing, to)
+    """`check_informed`, then `note_change`. Call it before any other row is put."""
+    check_informed(turn, thing, to)
     note_change(turn, thing, to)

@@ -60,7 +60,7 @@ MIN_KEEPALIVE_MS = 1000
 
 
 def begin(turn: Turn, command: Begin, to: ReplyTo | None) -> None:
-    """Begin, or answer a repeated begin; a committed or prepared name gives its transaction again."""
+    """Begin, or answer a repeated begin. A committed or prepared name is answered with its transaction."""
     check_served(turn, command.scope)
     check_id_partition(turn, command.txn_id)
     check_name(command.name)
@@ -86,7 +86,7 @@ def begin(turn: Turn, command: Begin, to: ReplyTo | None) -> None:
             turn.reply(to, instead)
             return
         TRANSACTIONS.judge(row.state, "begin", row.reason)
-        # Begun without a name, its commit may have claimed one.
+        # The transaction may have begun without a name, and its commit claimed one.
         name = row.name if row.state == "OPEN" or command.name is not None else None
         moves = row.consumes if row.state == "OPEN" else command.tenure
         if (row.scope, name, row.keepalive_ms, moves, row.snapshot) != (
@@ -102,7 +102,7 @@ def begin(turn: Turn, command: Begin, to: ReplyTo | None) -> None:
         if is_finished(row):
             turn.answer(to, row)
         else:
-            # Lists show its id and the rest: only the secret proves that its client asks.
+            # Lists show the id and all arguments: only the secret proves that the sender began it.
             if row.secret is None or not compare_digest(row.secret, command.secret):
                 raise NotAuthorized(
                     "the transaction was begun with another secret: hand on its reservation, or its token"
@@ -143,13 +143,13 @@ def begin(turn: Turn, command: Begin, to: ReplyTo | None) -> None:
 
 
 def _gave_way_to(turn: Turn, row: TxnRow) -> Outcome | None:
-    """The earlier outcome that this transaction's commit was answered with, if it gave way."""
+    """The outcome with which this transaction's commit was answered, if it gave way to an earlier commit."""
     yielded = turn.state.yielded(row.txn_id) if row.state == "ABORTED" else None
     return None if yielded is None else claims.answer(turn, yielded, row.owner)
 
 
 def check_open(turn: Turn, replaced: int = 0) -> None:
-    """`TooManyTransactions` while as many are open as may be. ``replaced``: of them, that end for a new one."""
+    """`TooManyTransactions` at the limit of open transactions. ``replaced``: how many of them a new one ends."""
     if len(turn.state.open) - replaced >= turn.settings.max_open:
         raise TooManyTransactions(
             f"{turn.settings.max_open} transactions are open: wait for some to end"
@@ -165,7 +165,9 @@ def _replaces_open(turn: Turn, command: Begin) -> bool:
 
 
 def check_staged(turn: Turn, lane: str, txn_id: bytes | None = None) -> None:
-    """`TooMuchStaged` while open transactions, or this lane's, or this one have as much in journals as they may."""
+    """`TooMuchStaged` while this transaction, the lane's, or all open ones are at their limit of bytes in
+    journals.
+    """
     quotas.check_staged(turn, lane, txn_id)
     staged, limit = turn.index.staged.total, turn.settings.max_staged_bytes
     if staged >= limit:
@@ -187,8 +189,8 @@ def check_id_partition(turn: Turn, txn_id: bytes) -> None:
 def earlier_outcome(turn: Turn, scope: str, name: str | None, owner: str) -> TxnRow | None:
     """The committed transaction of that name. `NotReady` while one of that name is being committed.
 
-    `NameTaken` while it is another lane's, open or committed; `NotAuthorized` if it is free and the lane may not
-    take it. `HeldByPrepared`: it is prepared.
+    `NameTaken` while a transaction of another lane has it, open or committed; `NotAuthorized` if it is free and the
+    lane may not take it; `HeldByPrepared` while a prepared one has it.
     """
     if name is None:
         return None
@@ -209,7 +211,7 @@ def earlier_outcome(turn: Turn, scope: str, name: str | None, owner: str) -> Txn
 
 
 def supersede(turn: Turn, scope: str, name: str | None, txn_id: bytes) -> None:
-    """Give the name to this transaction; an open one that held it is aborted."""
+    """Give the name to this transaction, and abort an open one that has it."""
     if name is None:
         return
     holder = turn.state.holder(scope, name)
@@ -219,19 +221,19 @@ def supersede(turn: Turn, scope: str, name: str | None, txn_id: bytes) -> None:
 
 
 def touch(turn: Turn, command: Touch, to: ReplyTo | None) -> None:
-    """Register a stream and its writer; the first one pins the reference epoch for all writers."""
+    """Add a stream and a writer to the transaction; the first touch pins the reference epoch for all writers."""
     row = turn.transaction(command.token, Rights.WRITE)
     TRANSACTIONS.judge(row.state, "touch", row.reason)
-    turn.hear(row.txn_id)  # refused or not, its client is alive
+    turn.hear(row.txn_id)  # its client is alive, even if the touch is refused
     if row.broken is not None:
         raise locks_broken(row.broken)
-    check_beside(turn, command.stream, row.scope)
+    check_same_partition(turn, command.stream, row.scope)
     check_writes(turn.state, row, (command.stream,))
     if is_state(command.stream) and row.consumes is None:
         raise InvalidArgument(f"{command.stream}: {positions.STATE_IS_MOVED}")
     stream = active_stream(turn, command.stream)
     txn = turn.open(row.txn_id)
-    begins = command.writer and command.writer not in txn.writers  # about to write
+    begins = command.writer and command.writer not in txn.writers  # a new writer
     receipt = Receipt(row.txn_id, command.writer, 0, False, ())
     if begins:
         check_room(turn, txn, (receipt,))
@@ -253,8 +255,8 @@ def touch(turn: Turn, command: Touch, to: ReplyTo | None) -> None:
     turn.reply(to, Touched(command.stream, pinned, layout, is_table))
 
 
-def check_beside(turn: Turn, stream: str, scope: str) -> None:
-    """`CrossScope` unless this control partition serves the stream's scope, too."""
+def check_same_partition(turn: Turn, stream: str, scope: str) -> None:
+    """`CrossScope` unless this control partition also serves the stream's scope."""
     here, other = turn.settings.control_partition, split_stream(stream)[0]
     served = turn.state.scopes.get(other)
     if (here != DIRECTORY) if served is None else (served != here):
@@ -265,9 +267,9 @@ def check_beside(turn: Turn, stream: str, scope: str) -> None:
 
 
 def journal_op(turn: Turn, stream: str, op: JournalOp) -> None:
-    """Put a participant op on the journal, on the least partition of the active segments.
+    """Append a participant op to the journal, on the lowest partition of the active segments.
 
-    The op decides nothing, so it is left out while the stream's topics are not there.
+    The op decides nothing, so it is omitted while the stream's topics can't be written.
     """
     if not turn.usable(stream):
         return
@@ -276,7 +278,7 @@ def journal_op(turn: Turn, stream: str, op: JournalOp) -> None:
 
 
 def heartbeat(turn: Turn, command: Heartbeat, to: ReplyTo | None) -> None:
-    """A heartbeat is answered only when a transaction is no longer open, or a token is refused."""
+    """Note signs of life. Only transactions that are not open any more, and refused tokens, are answered."""
     limits.TOKENS.check(len(command.tokens), "a heartbeat")
     turn.charge(work.LOOK * (len(command.tokens) - 1))
     gone = []
@@ -284,7 +286,7 @@ def heartbeat(turn: Turn, command: Heartbeat, to: ReplyTo | None) -> None:
     for data in command.tokens:
         try:
             row = turn.transaction(data, Rights.HEARTBEAT)
-        except (InvalidToken, NotAuthorized, Expired) as error:  # the others are alive all the same
+        except (InvalidToken, NotAuthorized, Expired) as error:  # the other tokens still count
             refused = error
             continue
         if row.state not in ("ABORT_IN_PROGRESS", "ABORTED", "COMMITTED"):
@@ -301,7 +303,7 @@ def heartbeat(turn: Turn, command: Heartbeat, to: ReplyTo | None) -> None:
 
 
 def abort(turn: Turn, command: Abort, to: ReplyTo | None) -> None:
-    """Abort by a client or an operator."""
+    """Abort a transaction for a client or an operator."""
     row = turn.transaction(
         command.token, Rights.ABORT, proven=prepared.proven_by(turn, command.secret)
     )
@@ -310,14 +312,14 @@ def abort(turn: Turn, command: Abort, to: ReplyTo | None) -> None:
     if row.state == "PREPARED":
         prepared.check_abort(turn, row, command)
     if TRANSACTIONS.judge(row.state, "begin_abort", row.reason) is not None:
-        if turn.lane != row.owner:  # whatever it has shown: its owner did not ask for this
+        if turn.lane != row.owner:  # audited even with a token: the owner did not ask for this
             turn.audit(command, f"{txn_text(row.txn_id)} of {row.owner}: {command.reason!r}")
         abort_txn(turn, row.txn_id, command.reason or "aborted by a client")
     turn.answer(to, turn.row(row.txn_id))
 
 
 def abort_txn(turn: Turn, txn_id: bytes, reason: str, *, op: Op = "begin_abort") -> None:
-    """Abort an open transaction, and tell those who wait for its commit."""
+    """Abort an open transaction, and answer the askers of its commit."""
     txn = turn.open(txn_id)
     reason = limits.cut(reason)
     row = turn.move(txn.row, op, reason=reason, finished_ms=turn.wall_ms)
@@ -338,7 +340,7 @@ def abort_txn(turn: Turn, txn_id: bytes, reason: str, *, op: Op = "begin_abort")
 
 
 def end_pending(turn: Turn, txn_id: bytes, error: AnabranchError | None) -> list[ReplyTo]:
-    """Take the waiting commit away; with an error, answer its askers."""
+    """Delete the pending commit, and return its askers; with an error, answer them."""
     pending = turn.open(txn_id).pending
     if pending is None:
         return []
@@ -360,7 +362,7 @@ def end_pending(turn: Turn, txn_id: bytes, error: AnabranchError | None) -> list
 
 
 def finish(turn: Turn, row: TxnRow) -> None:
-    """Put a finished transaction's row and forget what only an open one needs."""
+    """Put a finished transaction's row, and delete the rows that only an open one needs."""
     for key in turn.index.forget(turn.state, row.txn_id):
         turn.state.keep(key, None)
     txn = turn.open(row.txn_id)
@@ -395,7 +397,7 @@ def named_by(command: GetState | Resolve) -> bytes:
 
 
 def resolve(turn: Turn, command: Resolve, to: ReplyTo | None) -> None:
-    """Tell the outcome. Without a row ABORTED is logged first, so that the answer never changes."""
+    """Answer with the outcome. Without a row ABORTED is logged first, so that the answer never changes."""
     check_id_partition(turn, command.txn_id)
     named = named_by(command)
     row = turn.state.txn_row(command.txn_id)
@@ -404,7 +406,9 @@ def resolve(turn: Turn, command: Resolve, to: ReplyTo | None) -> None:
         try:
             row = turn.transaction(named, SEE)
         except UnknownTransaction:
-            check_right(turn.state, turn.lane, Right.WRITE, where)  # as for one that is not there
+            check_right(
+                turn.state, turn.lane, Right.WRITE, where
+            )  # the same refusal as without a transaction
             raise
     else:
         check_right(turn.state, turn.lane, Right.WRITE, where)

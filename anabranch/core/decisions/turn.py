@@ -1,9 +1,9 @@
 """One turn of a control partition: commands and due deadlines become one `Round`.
 
-Decisions are functions over a `Turn` (state, index, settings, time given from outside). They judge first and
-only then put rows; a refusal is an error raised before anything was put. `put` applies each row at once, so
-that the next command of the same round sees it. Facts kept in memory alone change in the turn's drafts
-(`core.memory`). A turn that is not written leaves no effect.
+Decisions are functions over a `Turn` (state, index, settings; the time is given). They check first, and put rows
+only then: a refusal is an error that is raised before anything is put. `put` applies each row at once, so that the
+next command of the same round sees it. State that is kept in memory only changes in the turn's drafts
+(`core.memory`). A turn that is not written has no effect.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ FORGOTTEN = (
     "its outcome is older than the retention of outcomes"
 )
 _WRITER = attrgetter("writer")
-AT_END = -1  # a lane's position: the end of its commands, which is still to be found
+AT_END = -1  # a lane's position: the end of its commands, an offset not known yet
 WAITING = "its commit is not decided: it waits for the journal to cover the receipts"
 
 
@@ -76,35 +76,41 @@ class Settings:
     reply_partitions: int = 1
     retention_ms: int = 7 * DAY_MS
     max_open: int = 100_000
-    max_staged_bytes: int = 64 << 30  # in journals; then new transactions are refused
+    max_staged_bytes: int = 64 << 30  # in journals; above this new transactions are refused
     # Unneeded bytes that an old open transaction may keep in a journal before it is moved.
     move_bytes: int = 256 << 20
-    clean_ms: int = 5_000  # how often to look for journals to cut
-    clean_records: int = 10_000  # a journal partition is cut by at least this many offsets,
+    clean_ms: int = 5_000  # how often journals are checked for truncation
+    clean_records: int = 10_000  # a journal partition is truncated by at least this many offsets,
     clean_bytes: int = 8 << 20  # or bytes,
-    clean_after_ms: int = 3_600_000  # or by anything, once unneeded for so long
-    clean_history_ms: int = 60_000  # how often to look for histories to cut
-    # After this many commits a history has its epoch again: it may be cut there.
+    clean_after_ms: int = 3_600_000  # or by any number, once it could be for this long
+    clean_history_ms: int = 60_000  # how often histories are checked for truncation
+    # After this many commits the epoch is logged again, so that the history can be truncated there.
     epoch_again: int = 4_096
     max_keepalive_ms: int = MAX_KEEPALIVE_MS
     max_streams: int = 10_000
     max_partitions: int = 5_000  # in all streams, and in their journals
-    # Lanes and offsets of commands that an operator sets aside.
+    # Lanes and offsets of commands that an operator quarantines.
     skip_commands: frozenset[tuple[str, int]] = frozenset()
     lanes_only: bool = False  # the lane `open` is not served
     # The lane `open` may scale and set series from the start, and has no quotas.
     trusts_open: bool = False
     # The most that the commands topic takes of big commands, unpacked.
     command_bytes: int = limits.COMMAND.value
-    record_bytes: int = limits.RECORD.value  # the most that the topics of status and replies take
+    record_bytes: int = (
+        limits.RECORD.value
+    )  # the biggest record that the topics of status and replies accept
     round_bytes: int = 16 << 20  # merges of one round, about
-    chunk_bytes: int = 16 << 20  # a bigger merge is carried aside, in chunks of this many bytes
+    chunk_bytes: int = 16 << 20  # a bigger merge is staged, in chunks of this many bytes
     collate_ms: int = 200  # a stream rolls at most once in this time; earlier commits are collated
-    purge_per_look: int = 500  # old outcomes, beside two for each one that a round adds
-    # How far ahead of the clock what clients have seen may raise the hybrid time.
+    purge_per_look: int = (
+        500  # old outcomes forgotten each time, plus two for each one that a round adds
+    )
+    # How far times that clients have seen may raise the hybrid time ahead of the clock.
     max_clock_skew_ms: int = 10_000
     clock_error_ms: int | None = None  # of each controller's clock, at most; None: no commit wait
-    lost_after_ms: int = 30_000  # a stream is given up when a topic of it is not found for so long
+    lost_after_ms: int = (
+        30_000  # a stream is given up when one of its topics is not found for this long
+    )
 
     @property
     def max_ahead_ms(self) -> int:
@@ -113,12 +119,12 @@ class Settings:
 
     @property
     def receipt_bytes(self) -> int:
-        """The most that a transaction's receipts may have, about: a row has all of a commit's, and more besides."""
+        """The limit of a transaction's receipts, about: they all have to fit into one row with other fields."""
         return min(limits.RECEIPTS.value, 3 * self.record_bytes // 8)
 
     @property
     def listed_bytes(self) -> int:
-        """The bytes, about, after which a list goes on in another answer: the last thing in it may be big."""
+        """The size, about, at which a list is continued in another answer; its last item may be big."""
         return min(limits.ANSWER.value // 2, self.record_bytes // 8)
 
 
@@ -140,7 +146,7 @@ class Turn:
     hybrid_time: int = 0
     at: int | None = None  # the offset of the command that is decided
     lane: str = OPEN_LANE  # … and the lane that it came by
-    command_bytes: int = 1 << 62  # an upper bound of that command's size
+    command_bytes: int = 1 << 62  # an upper bound of the size of that command
     seen: int | None = (
         None  # the highest hybrid time that its sender has received; None: not stated
     )
@@ -148,18 +154,20 @@ class Turn:
     size: int = 0  # bytes of commands, rows and answers, about
     charged: int = 0  # units of work that are counted by `charge`
     owed: dict[str, int] = field(default_factory=dict)  # … for lanes' commits that were due
-    busy: bool = False  # commands came, and more may wait: merges of this round take little
+    busy: bool = (
+        False  # commands came, and more may be waiting: the merges of this round stay small
+    )
     merge_limit: int | None = None  # the most merges in this round
-    plain_waits: bool = False  # no plain writes in this round
+    plain_waits: bool = False  # plain writes are not committed in this round
     plain_bytes: int = 0  # bytes of plain writes that this round commits
-    told: set[bytes] = field(default_factory=set)  # prepared ones that this round decides to commit
+    newly_committing: set[bytes] = field(default_factory=set)  # PREPARED before this round
     expired_ms: int = 0  # the horizon of forgotten ids
     ended: list[bytes] = field(default_factory=list)  # transactions that end with this round
     cut: dict[tuple[str, int], int] = field(default_factory=dict)  # low waters
     forgotten: list[str] = field(default_factory=list)  # streams that this round forgets
-    # Journal partitions whose plain writes had their turn: others come first now.
+    # Journal partitions whose plain writes were committed in this round: others come first in the next.
     served: list[tuple[str, int]] = field(default_factory=list)
-    # Made when they are asked for: most turns need two of them.
+    # Created on first use: most turns need two of them.
     _keepalives: Keepalives | None = None
     _merging: Merging | None = None
     _cleaning: Cleaning | None = None
@@ -228,7 +236,9 @@ class Turn:
         value = self.state.apply(key, row)
         self.size += len(value or b"")
         self.puts += 1
-        self.round.rows.pop(key, None)  # only the last row of a key goes on the log, in its order
+        self.round.rows.pop(
+            key, None
+        )  # only the last row of a key is logged, in the order of last rows
         self.round.rows[key] = value
 
     def reply(self, to: ReplyTo | None, result: Any) -> None:
@@ -238,7 +248,7 @@ class Turn:
             self.round.replies.append((to, result))
 
     def answer(self, to: ReplyTo | None, row: TxnRow, *, full: bool = True) -> None:
-        """Answer with a transaction's outcome; it is made only if an asker waits."""
+        """Answer with a transaction's outcome, if an asker waits."""
         if to is not None:
             self.reply(to, self.outcome(row, full=full))
 
@@ -247,12 +257,12 @@ class Turn:
         self.charged += units
 
     def owe(self, lane: str, since: int) -> None:
-        """Note that what was done since then, in units of `work`, was due for this lane."""
+        """Charge the work since a reading of `work` to a lane, for its commits that were due."""
         self.owed[lane] = self.owed.get(lane, 0) + self.work - since
 
     @property
     def work(self) -> int:
-        """Units of work of this round so far. Rows, answers and bytes are counted anyway."""
+        """Units of work of this round so far, including those of rows, answers and bytes."""
         round_ = self.round
         return (
             self.charged
@@ -263,15 +273,17 @@ class Turn:
         )
 
     def audit(self, command: object, what: str) -> None:
-        """Leave a row about an operator's command that is carried out. ``what``: for people, no secrets."""
+        """Add an audit row about an operator's command that is carried out. ``what``: for people, no secrets."""
         self._file(self._audit_row(command, what))
 
     def audit_later(self, command: object, stream: str, what: str) -> None:
-        """Leave that row once the stream's topics have followed (`audited`)."""
+        """Add an audit row when the stream's topics are changed (`audited`)."""
         self.put(k.audit_due_key(stream), self._audit_row(command, what))
 
     def audited(self, stream: str, *, done: bool) -> None:
-        """Leave the row that waits for a change of the stream's topics, or drop it: the change was refused."""
+        """Add the audit row that waits for a change of the stream's topics, or drop it if the change was
+        refused.
+        """
         row = self.state.audit_due.get(stream)
         if row is not None:
             self.put(k.audit_due_key(stream), None)
@@ -282,7 +294,10 @@ class Turn:
         return AuditRow(self.wall_ms, self.lane, type(command).__name__, limits.cut(what))
 
     def _file(self, row: AuditRow) -> None:
-        """Put an audit row. The oldest ones of a lane with too many go, so that it can't bury those of others."""
+        """Put an audit row.
+
+        Above the limit of a lane its oldest rows are deleted, so that it can't displace those of others.
+        """
         number = len(self.round.audit)
         while self.state.get(key := k.audit_key(row.at_ms, number)) is not None:
             number += 1
@@ -294,14 +309,14 @@ class Turn:
             self.put(k.AUDIT_KEY + next(iter(kept)), None)
 
     def next_timestamp(self) -> int:
-        """A commit timestamp above all before."""
+        """A commit timestamp above all earlier ones."""
         self.hybrid_time = hybrid_time.next_after(self.hybrid_time, self.now_us)
         return self.hybrid_time
 
     def latest_time(self, stream: str) -> int:
         """The latest time that an event may have in the stream now, Unix milliseconds.
 
-        The next commit's timestamp decides: it never goes back, whatever the clocks of later leaders say.
+        The timestamp of the next commit decides. Timestamps never fall, whatever the clocks of later leaders show.
         """
         settings = self.state.streams[stream].settings
         if RETENTION_MS not in settings:
@@ -320,15 +335,15 @@ class Turn:
         self,
         data: bytes,
         right: int,
-        heard_late: Callable[[TxnRow], bool] = lambda _: False,
+        accepts_expired: Callable[[TxnRow], bool] = lambda _: False,
         proven: Callable[[TxnRow], bool] = lambda _: False,
     ) -> TxnRow:
         """The row of the transaction that a token or a bare id names, if the sender has a right on it.
 
-        A bare id is good for the owner's lane, in the lane `open` to see it only, and for a lane with `operate`.
-        ``right``: one of these `Rights` is needed; 0: an operator's. ``heard_late``: whether a token whose time
-        is over does, too. ``proven``: whether the command shows a right in another way. A refusal reads the same
-        whether the transaction exists or not.
+        A bare id is accepted from the owner's lane and from lanes with the right `operate`; in the lane `open` it
+        only permits seeing the transaction. A refusal has the same text whether the transaction exists or not.
+        ``right``: one of these `Rights` is needed; 0: the right to operate. ``accepts_expired``: whether an expired
+        token is accepted for a row. ``proven``: whether the command proves its right in another way.
 
         Raises: InvalidToken (malformed; of another control partition), NotAuthorized, UnknownTransaction, Expired.
         """
@@ -352,12 +367,14 @@ class Turn:
             raise Expired(FORGOTTEN)
         if row is None:
             known = False
-        elif token is None or row.secret is None:  # what never began has no secret of tokens
+        elif (
+            token is None or row.secret is None
+        ):  # a transaction that never began has no secret to make tokens of
             known = self._may_by_id(row, right)
         else:
             known = is_genuine(token, row.secret)
         known = known or (row is not None and proven(row))
-        if late and not (known and row is not None and heard_late(row)):
+        if late and not (known and row is not None and accepts_expired(row)):
             raise NotAuthorized("the token's time is over: ask its maker for another one")
         if row is None or not known:
             raise UnknownTransaction(
@@ -384,7 +401,7 @@ class Turn:
         return made_ms_of(txn_id) <= self.expired_ms
 
     def check_new_id(self, txn_id: bytes) -> None:
-        """`Expired`, `ClockSkew`: an id that may not get its first row."""
+        """Raise `Expired` or `ClockSkew` for an id that may not get its first row."""
         made_ms, wall_ms = made_ms_of(txn_id), self.wall_ms
         wrong_ms = self.expired_ms - wall_ms
         if wrong_ms > 0 and not self.expired_ms < made_ms <= wall_ms + self.settings.max_ahead_ms:
@@ -419,7 +436,7 @@ class Turn:
         return is_usable(self.state, self.memory.waiting, stream)
 
     def trouble(self, txn_id: bytes) -> str:
-        """The reason why a transaction that is being committed does not go on; empty if none is known."""
+        """The reason why a commit makes no progress; empty if none is known."""
         return trouble_of(self.state, self.memory, txn_id)
 
     def wait_of(self, txn_id: bytes) -> Wait | None:
@@ -431,7 +448,7 @@ class Turn:
         self.keepalives.heard.put(txn_id, self.now_ms)
 
     def done(self) -> None:
-        """Let memory follow: the round is on the log, or had nothing to log."""
+        """Apply the drafts to memory: the round is on the log, or had nothing to log."""
         self.index.round_done(self.ended, self.cut, self.served)
         parts = self._keepalives, self._merging, self._cleaning, self._histories
         self.memory.follow(*parts, self._windows, self.ended, self.forgotten)
@@ -439,10 +456,10 @@ class Turn:
     def outcome(
         self, row: TxnRow, *, full: bool = True, lane: str | None = None, after: int | None = None
     ) -> Outcome:
-        """A transaction as its askers see it: one whose commit waits is not called OPEN.
+        """A transaction as askers see it: one with a pending commit is not called OPEN.
 
-        ``full``: with its streams, and writers, of which an answer has a part: those after ``after``. ``lane``: the
-        asker's; None: of this command.
+        ``full``: with its streams and some of its writers, those after ``after``. ``lane``: the asker's; None: that
+        of this command.
         """
         writers = self._writers(row.txn_id, after) if full else ()
         waits = row.state == "OPEN" and row.txn_id in self.state.committing
@@ -456,7 +473,9 @@ class Turn:
             name=row.name,
             commit_timestamp=row.commit_timestamp,
             committed=row.committed,
-            rejected=row.rejected if ended else 0,  # others may be above the low waters
+            rejected=row.rejected
+            if ended
+            else 0,  # until then the counts above the low waters are missing
             left_out=row.left_out,
             reason=row.reason or trouble or (WAITING if waits else ""),
             begun_ms=row.begun_ms,
@@ -472,7 +491,7 @@ class Turn:
         )
 
     def _writers(self, txn_id: bytes, after: int | None) -> tuple[Receipt, ...]:
-        """The writers of an answer: all, by number; or a part, in the order of their rows."""
+        """The writers of an answer: all by number, or a part in the order of their rows."""
         most, txn = limits.WRITERS_LISTED.value, self.state.open.get(txn_id)
         if txn is not None and after is None and len(txn.writers) < most:
             found = [*txn.writers.values()]
@@ -490,7 +509,7 @@ def refuse(error: AnabranchError) -> Refusal:
 
 
 def attempt(turn: Turn, to: ReplyTo | None, decision: Callable[[], None]) -> None:
-    """Run a decision; an error becomes its answer, and must not have changed anything."""
+    """Run a decision. An error becomes the answer; it is checked that nothing was changed before it."""
     before = (turn.puts, len(turn.round.replies), turn.hybrid_time)
     try:
         decision()
@@ -508,7 +527,10 @@ def close_round(
     *,
     expired_ms: int | None = None,
 ) -> Round:
-    """The round, with the rows that say how far the control partition has come. ``lanes``: positions of others."""
+    """The round, completed by the rows with the control partition's positions.
+
+    ``lanes``: positions of other lanes.
+    """
     row = RoundRow(
         term=turn.state.term.term if turn.state.term else 0,
         hybrid_time=turn.hybrid_time,
@@ -525,5 +547,5 @@ def close_round(
 
 
 def is_finished(row: TxnRow) -> bool:
-    """Committed or aborted."""
+    """Whether a transaction is committed or aborted."""
     return row.state in FINISHED

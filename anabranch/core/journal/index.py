@@ -1,9 +1,9 @@
 """The journal index: which writer of which transaction wrote what, where.
 
-Journals are read to their end; each batch is cut into *runs*, consecutive records of one writer. The index
-keeps the runs of transactions that may still commit and counts what it rejects, by reason. All derives
-from the journals and the status rows alone, so the index can be rebuilt at any time.
-Plain records belong to no transaction: their runs are kept until they are committed (`core.decisions.plain`).
+Journals are read to their end; each batch is divided into *runs*, consecutive records of one writer. The index
+keeps the runs of transactions that may still commit, and counts what it rejects, by reason. Plain records belong to
+no transaction: their runs are kept until they are committed (`core.decisions.plain`). Everything follows from the
+journals and the status rows, so the index can be rebuilt at any time.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Weighed:
     """Receipts compared with the index."""
 
     covered: bool  # the journal is indexed up to the end of every extent
-    wrong: str  # the first disagreement, empty if all agrees
+    wrong: str  # the first disagreement; empty if there is no disagreement
     committed: int  # records in the receipts
     left_out: int  # indexed records that no receipt takes
     size: int  # bytes of the batches to merge, about
@@ -72,11 +72,11 @@ class Weighed:
 
 @dataclass(slots=True)
 class JournalIndex:
-    """The rows live in the table; this object has the reading positions and the counts of rejections.
+    """The index. Its rows are in the table; this object has the reading positions and the counts of rejections.
 
     ``unsaid``: rejected records of a stream that are not logged yet, by journal partition and reason.
-    ``plain_ends``: journal partition -> end of the last plain run that was indexed. ``read``: how many bytes lie
-    where. ``copies``: base offsets of batches that this leader moved and has not read again.
+    ``plain_ends``: journal partition -> end of the last indexed plain run. ``read``: bytes by offset range.
+    ``copies``: base offsets of batches that this leader moved and has not read again yet.
     """
 
     rows: Rows
@@ -91,7 +91,9 @@ class JournalIndex:
     _staged: Staged | None = field(default=None, init=False)
 
     def load(self) -> None:
-        """Read the positions, and where plain writes wait, from the table; forget all that derives from it."""
+        """Read the positions, and the partitions with waiting plain writes, from the table; drop all that derives
+        from it.
+        """
         self.positions.clear()
         self.plain_ends.clear()
         self.read.clear()
@@ -118,9 +120,8 @@ class JournalIndex:
         """Index runs of one journal partition, read up to ``next_offset``. Returns the table changes,
         which must be written before the next call.
 
-        ``plain``: runs of plain records, in order; those that are committed already are skipped.
-        ``known_until``: former leaders have judged what is before it; a new one reads it again.
-        ``size``: bytes read.
+        ``plain``: runs of plain records, in order; committed ones are skipped. ``known_until``: what is before this
+        offset was indexed by former leaders, and is read again. ``size``: bytes read.
         """
         place = (stream, partition)
         changes: dict[bytes, bytes | None] = {}
@@ -142,12 +143,12 @@ class JournalIndex:
                 if run.txn_id not in moved:
                     moved[run.txn_id] = _moved_runs(state.open[run.txn_id], place)
                 if (run.writer, run.first) in moved[run.txn_id]:
-                    continue  # read again: the table says where it was moved
+                    continue  # it is read again; the table has its new place
             _put(changes, prefix, run)
             staged.add(run.txn_id, place, run.batch_base, run.batch_size)
         plain_done = state.plain.get((stream, partition), 0)
         for run in plain:
-            if is_state(stream):  # only commits that move positions write there
+            if is_state(stream):  # only commits that move positions write to it
                 if run.first >= known_until:
                     self.reject(stream, partition, "plain_write", run.records)
             elif run.first >= plain_done:
@@ -162,7 +163,7 @@ class JournalIndex:
         return changes
 
     def verdict(self, state: State, stream: str, partition: int, run: Run) -> str:
-        """The reason why the run is rejected, or an empty text."""
+        """The reason for rejecting the run; empty if it is accepted."""
         if run.writer == 0:
             return "bad_header"
         txn = state.open.get(run.txn_id)
@@ -206,7 +207,7 @@ class JournalIndex:
 
     @property
     def staged(self) -> Staged:
-        """The bytes of the kept runs; counted at the first call, then kept up."""
+        """The bytes of the kept runs; counted at the first call, then updated."""
         if self._staged is None:
             found = Staged()
             for key, value in self.rows.scan(k.INDEX):
@@ -232,14 +233,14 @@ class JournalIndex:
         return [place for place, end in self.plain_ends.items() if end > state.plain.get(place, 0)]
 
     def plain_runs(self, state: State, stream: str, partition: int) -> Iterator[StoredRun]:
-        """The plain runs of a journal partition that are not committed, in order; read as they are taken."""
+        """The plain runs of a journal partition that are not committed, in order, read lazily."""
         done = state.plain.get((stream, partition), 0)
         for run in self._stored(runs_prefix(stream, partition) + NO_TXN):
             if run.first >= done:
                 yield run
 
     def plain_from(self, state: State, stream: str, partition: int) -> int | None:
-        """Base offset of the first batch with plain writes that are not committed; None if there are none."""
+        """Base offset of the first batch with plain writes that are not committed; None if all are committed."""
         place = (stream, partition)
         if self.plain_ends.get(place, 0) <= state.plain.get(place, 0):
             return None
@@ -260,15 +261,15 @@ class JournalIndex:
     def digests(
         self, stream: str, partition: int, txn_id: bytes, runs: Iterable[StoredRun]
     ) -> Iterator[bytes]:
-        """The digests of runs of a table, empty where there is none."""
+        """The digests of runs of a table; empty for a run without one."""
         for run in runs:
             key = digest_key(stored_run_key(stream, partition, txn_id, run))
             yield self.rows.get(key) or b""
 
     def drop_former(self, stream: str, times: int) -> dict[bytes, bytes | None]:
-        """Table changes that drop rows of a former stream of this name; none if that was done.
+        """Table changes that drop the rows of a former stream of this name; empty if that was done before.
 
-        ``times``: how often the name was forgotten; the table notes it.
+        ``times``: how often the name was forgotten, which the table notes.
         """
         mark = k.POSITION + b"f" + stream.encode()
         noted = times.to_bytes(8, "big")
@@ -278,7 +279,9 @@ class JournalIndex:
         name = stream.encode() + b"\0"
         keys = [key for kind in (k.INDEX, k.DIGEST) for key, _ in self.rows.scan(kind + name)]
         found = [key for key, _ in self.rows.scan(positions[:-4])]
-        keys += [key for key in found if len(key) == len(positions)]  # else of a longer name
+        keys += [
+            key for key in found if len(key) == len(positions)
+        ]  # the others belong to a stream with a longer name
         return {mark: noted, **dict.fromkeys(keys)}
 
     def forget_stream(self, stream: str) -> None:
@@ -296,9 +299,9 @@ class JournalIndex:
         cut: Mapping[tuple[str, int], int],
         served: Iterable[tuple[str, int]],
     ) -> None:
-        """Take in a round that ended these transactions and cut journals.
+        """Follow a round that ended these transactions and truncated journals.
 
-        ``served``: journal partitions whose plain writes had their turn: others come before them now.
+        ``served``: journal partitions whose plain writes were committed: others come first from now on.
         """
         for place in served:
             self.plain_ends[place] = self.plain_ends.pop(place)
@@ -316,7 +319,8 @@ class JournalIndex:
     ) -> tuple[str, int] | None:
         """A journal partition that is not indexed up to the end of every extent; None: all are.
 
-        ``txn``: whose commit waits for that. Each pass of the leader asks, so the place that it waits for is kept.
+        ``txn``: the transaction whose commit waits. Each pass of the leader asks, so the partition found is cached
+        there.
         """
         positions = self.positions
         if txn is not None and txn.lacks is not None:
@@ -333,7 +337,7 @@ class JournalIndex:
         return None
 
     def sweep(self, state: State) -> dict[bytes, bytes | None]:
-        """Table changes for transactions that ended, and runs that moved, while this table was not kept up."""
+        """Table changes for transactions that ended, and runs that moved, while this table was not updated."""
         gone: dict[bytes, bytes | None] = {}
         for key, _ in self.rows.scan(k.INDEX):
             txn_id, place = txn_of(key), place_of(key)
@@ -373,7 +377,7 @@ class JournalIndex:
                         seen[key][0] += run.records
                         seen[key][1] = (seen[key][1] + run.crc_sum) % CRC_MODULUS
                         out.size += run.batch_size
-                        if run.pure:  # others can be divided
+                        if run.pure:  # only a run that is not pure can be divided
                             out.biggest[stream] = max(out.biggest.get(stream, 0), run.batch_size)
                         out.latest[stream] = max(out.latest.get(stream, 0), run.latest)
                         out.state += run.batch_size if is_state(stream) else 0
@@ -399,7 +403,7 @@ def extents_by_place(receipts: Sequence[Receipt]) -> dict[tuple[str, int], dict[
 
 
 def segment_on(state: State, stream: str, epoch: int, partition: int) -> SegmentRange | None:
-    """The segment of a stream epoch that lies on a partition."""
+    """The segment of a stream epoch on a partition."""
     return state.places.get((stream, epoch), {}).get(partition)
 
 
@@ -433,7 +437,7 @@ def _takes(txn: OpenTxn, stream: str, partition: int, run: Run) -> bool:
 
 
 def _is_counted(state: State, key: bytes) -> bool:
-    """Whether the rejected records of a key need not be kept: they are counted in the transaction's row."""
+    """Whether the rejected records of a key can be dropped, because the transaction's row counts them."""
     txn_id, place, first = key[1 : 1 + TXN_ID_SIZE], key[1 + TXN_ID_SIZE : -8], key[-8:]
     if txn_id not in state.open or not place:
         return True

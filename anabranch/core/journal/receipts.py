@@ -1,4 +1,4 @@
-"""Receipts as clients and controllers judge them alike: quick to import."""
+"""Comparing receipts, the same for clients and controllers. This module is quick to import."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ def covers(one: Receipt | None, other: Receipt) -> bool:
 
 
 def _is_within(part: Extent, whole: Extent) -> bool:
-    """A writer counts its records from the first one, so the same count means the same records."""
+    """Whether one extent has all records of another: records are counted from the first, so equal counts mean the
+    same.
+    """
     if whole.first > part.first:
         return False
     if whole.count == part.count:

@@ -2,11 +2,11 @@
 
 Table keys: ``i | stream | 00 | partition (4) | txn id (16) | writer (8) | first offset (8)``. Plain runs have
 the transaction id of zeros and the writer 0. A run that was moved forward keeps its key, with the offset that
-its writer saw; its value has the offset where it lies now.
+its writer saw; its value has its present offset.
 
 Digests of what runs of tables write: ``d``, then the run's key without its ``i`` (`core.journal.table_writes`).
 
-Rejected records of open transactions: ``x | txn id (16) | stream | 00 | partition (4) | first offset (8)``. Those
+Rejected records of open transactions: ``x | txn id (16) | stream | 00 | partition (4) | first offset (8)``. Records
 below the journal's low water are counted in the transaction's row instead.
 """
 
@@ -23,9 +23,9 @@ from anabranch.schemas.records import Extent, MovedRow, MovedRun, Receipt, RunsW
 
 # End, records, sum of checksums; base offset and size of the batch; new place (0: not moved); pure; CRC; latest.
 _VALUE = struct.Struct(">qqqqqq?Iq")
-REFUSED = "plain_write"  # the reason that counts records which the broker does not take
+REFUSED = "plain_write"  # the reason that counts records which the broker refuses
 FORM = 6  # version of these rows, and of `rows.OUTCOMES` and `OWNED`; tables of others are rebuilt
-NEVER = (1 << 63) - 1  # a time that no stream takes
+NEVER = (1 << 63) - 1  # a time that no stream accepts
 _AFTER_PARTITION = TXN_ID_SIZE + 16  # bytes of an index key: transaction id, writer, first offset
 
 
@@ -34,7 +34,7 @@ class Run(NamedTuple):
 
     ``low``/``high``: least and greatest key position of the keyed records, -1 if none has a key.
     ``pure``: the run is the whole batch and the batch may be copied as it is. ``batch_crc``: from the header, to
-    recognise the batch; 0: not known.
+    recognise the batch; 0 if it is not known.
     """
 
     txn_id: bytes
@@ -53,15 +53,15 @@ class Run(NamedTuple):
     keyless: int = 0  # records without a key
     # A digest of its keys, for tables (`core.journal.table_writes.Keys`); empty: not known.
     digest: bytes = b""
-    # Time of its records, Unix milliseconds; `NEVER` if one is below the legal range.
+    # Latest time of its records, Unix milliseconds; `NEVER` if a record's time is below the legal range.
     latest: int = 0
 
 
 class StoredRun(NamedTuple):
     """A run as the index keeps it.
 
-    ``first``/``end``: the offsets that its writer saw, which receipts speak of. ``moved_to``: the offset of its
-    first record now, 0 if it was not moved. The batch fields are of the batch that has it now.
+    ``first``/``end``: the offsets that its writer saw, which receipts name. ``moved_to``: the present offset of its
+    first record, 0 if it was not moved. The batch fields describe the batch that contains it now.
     """
 
     writer: int
@@ -78,7 +78,7 @@ class StoredRun(NamedTuple):
 
     @property
     def at(self) -> int:
-        """The offset of its first record now."""
+        """The present offset of its first record."""
         return self.moved_to or self.first
 
 
@@ -105,7 +105,7 @@ def rejected_key(txn_id: bytes, stream: str, partition: int, first: int) -> byte
 
 
 def moved_run(txn_id: bytes, row: MovedRow, run: MovedRun) -> tuple[bytes, bytes]:
-    """Table key and value of a run that was moved; ``row``: the one that says so."""
+    """Table key and value of a run that was moved. ``row``: the status row with its new place."""
     key = runs_prefix(row.stream, row.partition) + txn_id + _run_id(run)
     value = _VALUE.pack(
         run.end,
@@ -137,7 +137,7 @@ def stored_run_key(stream: str, partition: int, txn_id: bytes, run: StoredRun) -
 
 
 def wanted_runs(rows: Rows, stream: str, txn_id: bytes, wanted: RunsWanted) -> Iterator[StoredRun]:
-    """The runs of a writer between two offsets of a journal partition, in their order; read as they are taken."""
+    """The runs of a writer between two offsets of a journal partition, in their order, read lazily."""
     first = runs_prefix(stream, wanted.partition) + txn_id + _run_id(wanted)
     for key, value in rows.scan(first[:-8], first):
         run = unpack_run(key, value)
@@ -151,7 +151,7 @@ def _run_id(run: Run | StoredRun | MovedRun | RunsWanted) -> bytes:
 
 
 def pack_run(run: Run) -> bytes:
-    """Table value of a run that lies where it was written."""
+    """Table value of a run that was not moved."""
     return _VALUE.pack(
         run.end,
         run.records,

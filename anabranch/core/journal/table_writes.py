@@ -1,4 +1,4 @@
-"""Writes of commits to tables: the fingerprints of keys, and few keys or their bounds (`docs/inside/tables.md`)."""
+"""Writes of commits to tables: fingerprints of keys, and the keys or their bounds (`docs/inside/tables.md`)."""
 
 from __future__ import annotations
 
@@ -14,24 +14,27 @@ from anabranch.core.round import StreamCommit
 from anabranch.errors import MalformedRecord
 from anabranch.schemas.records import LockedRange
 
-FEW_KEYS = 64  # of so many keys of a commit each one is held against ranges; of more, their bounds
-FEW_POINTS = 4_096  # of so many writes of a commit each is noted by itself; more are a packed array
+FEW_KEYS = (
+    64  # up to this many keys of a commit are compared with ranges; of more only their bounds
+)
+FEW_POINTS = (
+    4_096  # up to this many writes of a commit are noted one by one; more are a packed array
+)
 WINDOW_BYTES = 128 << 20  # of a control partition, about
 _WRITE_BYTES, _POINT_BYTES, _PACKED_BYTES = 200, 120, 8
 
 
 def fingerprint(key: bytes) -> int:
-    """The 64 bits that stand for a key in a lock, as a signed number: its position, then its CRC-32C."""
+    """The 64 bits that represent a key in a lock, as a signed number: its position, then its CRC-32C."""
     position = position_of(key)
     return (position << 32 | crc32c(key)) - (position >> 31 << 64)
 
 
 class Write:
-    """A commit's writes to one table. ``is_packed``: they are many. ``is_bounded``: of its keys, in bytes, no more
-    than the bounds are known.
+    """A commit's writes to one table.
 
-    Few keys are hashed, and many fingerprints sorted, when somebody asks: most commits go by without a lock to be
-    held against.
+    ``is_packed``: there are more than `FEW_POINTS`. ``is_bounded``: only the bounds of its keys are known.
+    Keys are hashed, and fingerprints sorted, on first use: most commits are never compared with a lock.
     """
 
     __slots__ = (
@@ -41,8 +44,8 @@ class Write:
     def __init__(
         self, timestamp: int, points: Sequence[int] | None, keys: tuple[bytes, ...]
     ) -> None:
-        """``points``: fingerprints, rising; None: not known, perhaps any. ``keys``: rising; of more than
-        `FEW_KEYS` the first and the last alone.
+        """``points``: fingerprints, rising; None if unknown: they may be any. ``keys``: rising; of more than
+        `FEW_KEYS` only the first and the last.
         """
         self.timestamp = timestamp
         self._points = points
@@ -55,7 +58,7 @@ class Write:
 
     @classmethod
     def of(cls, timestamp: int, keys: Iterable[bytes | None]) -> Write:
-        """Take these keys; null is none."""
+        """The writes of these keys, without nulls."""
         found = [key for key in keys if key is not None]
         if len(found) > FEW_KEYS:
             return cls(timestamp, *Keys.of(found))
@@ -66,7 +69,7 @@ class Write:
 
     @classmethod
     def packed(cls, timestamp: int, points: Iterable[Any], keys: tuple[bytes, ...]) -> Write:
-        """Take arrays of more than `FEW_POINTS` fingerprints, in any order. ``keys``: as of a `Write`."""
+        """The writes of arrays with more than `FEW_POINTS` fingerprints, in any order. ``keys``: as for `Write`."""
         # Joined as bytes: digests are not aligned, and NumPy copies such numbers one by one.
         write = cls(timestamp, memoryview(bytearray().join(points)).cast("q"), keys)
         write._is_sorted = False
@@ -105,7 +108,7 @@ class Write:
         return self._points is None
 
     def has(self, point: int) -> bool:
-        """Whether the key of this fingerprint may be among them."""
+        """Whether the key of this fingerprint may be among the written ones."""
         points = self.points
         if points is None:
             return True
@@ -113,7 +116,7 @@ class Write:
         return at < len(points) and points[at] == point
 
     def touches(self, span: LockedRange) -> bool:
-        """Whether a key of the range may be among them."""
+        """Whether a key of the range may be among the written ones."""
         keys = self.keys
         if self.points is None:
             return True
@@ -123,7 +126,7 @@ class Write:
         return at < len(keys) and (span.high is None or keys[at] < span.high)
 
     def touches_any(self, spans: Sequence[LockedRange], lows: Sequence[bytes]) -> bool:
-        """The same for ranges that rise and lie apart. ``lows``: where each of them begins."""
+        """Whether `touches` is true for any of these rising, disjoint ranges. ``lows``: their beginnings."""
 
         def meets(first: bytes, last: bytes) -> bool:
             at = bisect_right(lows, last)
@@ -136,7 +139,7 @@ class Write:
         return any(meets(key, key) for key in self.keys)
 
     def key_in(self, span: LockedRange) -> bytes | None:
-        """A key of the range that is among them for certain."""
+        """A written key of the range, if it is known for certain."""
         at = bisect_left(self.keys, span.low)
         found = self.keys[at : at + 1]
         return found[0] if found and (span.high is None or found[0] < span.high) else None
@@ -158,7 +161,7 @@ class Keys(NamedTuple):
     """Keys that were written. ``points``: fingerprints, rising; ``keys``: as in a `Write`.
 
     Its bytes, a *digest*, have the number of points (4), each in 8 bytes as this machine has them, then each key
-    behind its length (4).
+    after its length (4).
     """
 
     points: Sequence[int]
@@ -166,20 +169,20 @@ class Keys(NamedTuple):
 
     @classmethod
     def of(cls, keys: Iterable[bytes | None]) -> Keys:
-        """Take these keys, each once; null is none."""
+        """These keys, each once, without nulls."""
         found = sorted({key for key in keys if key is not None})
         points = tuple(sorted(set(map(fingerprint, found))))
         return cls(points, _few(found))
 
     @classmethod
     def packed(cls, points: Sequence[Numbers], few: list[bytes]) -> Keys:
-        """Put arrays of fingerprints together. ``few``: these keys, or their bounds, rising."""
+        """Join arrays of fingerprints. ``few``: their keys, or the bounds of these, rising."""
         count = sum(map(len, points))
         if count <= FEW_KEYS:
             return cls(
                 tuple(sorted({point for its in points for point in its.tolist()})), _few(few)
             )
-        import numpy as np  # clients that write only do without
+        import numpy as np  # clients that only write need not have it
 
         found = np.concatenate([np.asarray(its, dtype=np.int64) for its in points])
         return cls(_rising(found), _few(few))
@@ -226,7 +229,7 @@ def _few(rising: list[bytes]) -> tuple[bytes, ...]:
 
 
 def write_of(commit: StreamCommit, digests: Iterable[bytes]) -> Write:
-    """The writes of a merge: its events, and what digests of journals' runs say. An empty one is not known."""
+    """The writes of a merge: its events, and the digests of journal runs. An empty digest means unknown keys."""
     own = [event.key for part in commit.parts for event in part.events]
     found: list[Keys] = []
     room = WINDOW_BYTES
@@ -240,7 +243,7 @@ def write_of(commit: StreamCommit, digests: Iterable[bytes]) -> Write:
     found.insert(0, Keys.of(own))
     keys = sorted({key for its in found for key in its.keys})
     if any(len(its.keys) < len(its.points) for its in found):
-        keys = [keys[0], keys[-1]]  # bounds are among them
+        keys = [keys[0], keys[-1]]  # some of these keys are bounds
     if sum(len(its.points) for its in found) > FEW_POINTS:
         points: list[Any] = [array("q", found[0].points), *[its.points for its in found[1:]]]
         return Write.packed(commit.timestamp, points, _few(keys))

@@ -1,6 +1,6 @@
-"""Bytes in the journals: how many there are, and how many of them open transactions need, and where.
+"""Bytes in the journals: how many there are, and how many of them open transactions need, by partition.
 
-Kept in memory beside the journal index, batch by batch, so that limits and clean-up cost no walk of the table.
+The counts are in memory and follow the journal index batch by batch, so that limits and clean-up need no scan.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _STEPS = 2_048
 class Stay:
     """A transaction's data in a journal partition.
 
-    ``low``: the least base offset of its batches there, where they lie now. ``size``: their bytes, about.
+    ``low``: the least present base offset of its batches there. ``size``: their bytes, about.
     """
 
     low: int
@@ -31,7 +31,7 @@ class Stay:
 class Staged:
     """The data of open transactions in the journals.
 
-    Call ``ended`` only when a transaction's end is on the log: the round before that may fail.
+    Call ``ended`` only when a transaction's end is on the log, because the round may fail before.
     """
 
     stays: dict[bytes, dict[Place, Stay]] = field(default_factory=dict)
@@ -40,7 +40,7 @@ class Staged:
     refused: set[bytes] = field(default_factory=set)  # transactions with rejected records
 
     def add(self, txn_id: bytes, place: Place, batch_base: int, size: int) -> None:
-        """Count a run that is kept now."""
+        """Count a run that the index keeps."""
         stays = self.stays.setdefault(txn_id, {})
         stay = stays.get(place)
         if stay is None:
@@ -61,7 +61,7 @@ class Staged:
         self.stays[txn_id][place].low = low
 
     def ended(self, txn_ids: Iterable[bytes]) -> None:
-        """Drop transactions that ended: they need nothing any more."""
+        """Drop transactions that ended."""
         for txn_id in txn_ids:
             self.refused.discard(txn_id)
             for place, stay in self.stays.pop(txn_id, {}).items():
@@ -70,10 +70,10 @@ class Staged:
 
 
 class Read:
-    """How many bytes of a journal partition lie between two offsets, as far as this leader has read it.
+    """The number of bytes between two offsets of a journal partition, as far as this leader has read it.
 
-    Exact to 4 KiB, or to a two-thousandth of the whole. Bytes before ``start`` count as none, so data is moved
-    later than it might be, never sooner.
+    The number is exact to 4 KiB, or to a two-thousandth of the whole. Bytes before ``start`` are not counted, so
+    data may be moved later than necessary, but never sooner.
     """
 
     def __init__(self, start: int) -> None:
@@ -100,7 +100,7 @@ class Read:
         return self._totals[at] if at >= 0 else self._totals[0]
 
     def forget(self, below: int) -> None:
-        """Drop what no caller asks for any more: offsets below this one."""
+        """Drop offsets below this one, which no caller asks for any more."""
         at = bisect_right(self._ends, below) - 1
         if at > 0:
             del self._ends[:at], self._totals[:at]

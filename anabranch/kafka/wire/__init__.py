@@ -1,9 +1,8 @@
-"""The Kafka protocol as far as the log needs it: connections, messages, what error codes mean."""
+"""The Kafka protocol, as far as the log needs it: connections, messages, the meaning of error codes."""
 
 import sys
 
-# kio imports hypothesis wherever that is installed, to describe its types to it: a third of the time in which a
-# process that uses us starts.
+# kio imports hypothesis if it is installed, to register its types there: that takes a third of a process's start.
 if "hypothesis" not in sys.modules:
     sys.modules["hypothesis"] = None  # type: ignore[assignment]
     try:

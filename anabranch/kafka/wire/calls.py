@@ -1,7 +1,7 @@
-"""Small requests through kio's generated messages: where a call's cost doesn't matter.
+"""Requests through kio's generated messages, for calls whose cost doesn't matter.
 
 A request is given as plain mappings and lists, and built for any version: fields that a version doesn't have are
-left out. So the versions that older brokers speak need no code of their own.
+omitted. So older brokers' versions need no code of their own.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from anabranch.kafka.wire.errors import MalformedAnswer
 from anabranch.kafka.wire.reader import Reader
 from anabranch.ports import TopicPartition
 
-# Errors of kio for bytes that are no message. Other errors may come from a signal handler, and are not caught.
+# Errors of kio for malformed messages. Other errors may come from a signal handler, and are not caught.
 _NO_MESSAGE = (
     SerialError,
     ValueError,
@@ -49,14 +49,14 @@ _SIZED = {"string": 2, "records": 4, "bytes": 4}
 
 
 class Api(NamedTuple):
-    """A call of the protocol, and the versions of it that this code can speak."""
+    """A call of the protocol, and its versions that this code supports."""
 
     key: int
     folder: str
     name: str
     lowest: int
     highest: int
-    # From this version on the messages have compact fields and tags (KIP-482).
+    # Messages have compact fields and tags from this version on (KIP-482).
     flexible_from: int
 
 
@@ -88,7 +88,7 @@ def _module(api: Api, version: int, kind: str) -> Any:
 
 
 def _built(kind: Any, given: Mapping[str, Any]) -> Any:
-    """An entity of the given fields, but for those that it doesn't have."""
+    """An entity with the given fields, without fields that it doesn't have."""
     fields = fields_of(kind)
     values = {name: value for name, value in given.items() if name in fields}
     for name, value in values.items():
@@ -114,7 +114,7 @@ def request(api: Api, version: int, /, **fields: Any) -> bytes:
 
 
 def answer(api: Api, version: int, body: Buffer) -> Any:
-    """An answer's message. `MalformedAnswer` if it is none."""
+    """The message of an answer. `MalformedAnswer`."""
     kind = getattr(_module(api, version, "response"), f"{api.name}Response")
     check_claims(kind, body)
     try:
@@ -124,27 +124,27 @@ def answer(api: Api, version: int, body: Buffer) -> Any:
 
 
 class Field(NamedTuple):
-    """How a field of an entity is written."""
+    """The encoding of an entity's field."""
 
     array: bool
-    fixed: int  # bytes; 0: of a length of its own, or an entity
+    fixed: int  # bytes; 0 for a field with its own length, or an entity
     length: int  # bytes of a length that is not compact
     entity: Any
     tag: int | None
 
 
 def check_claims(kind: type, body: Buffer) -> None:
-    """`MalformedAnswer` if an array, or any other field, goes beyond the end. ``kind``: an entity of kio's.
+    """`MalformedAnswer` if an array, or any other field, exceeds the answer. ``kind``: an entity of kio.
 
-    kio makes room for as many items as an array claims before it reads them. Too big a claim would end the process
-    for lack of memory, so an answer is walked before kio gets it.
+    kio allocates as many items as an array claims before it reads them. Too big a claim would exhaust the memory of
+    the process, so answers are checked before kio reads them.
     """
     _Walk(body, kind.__flexible__).entity(kind)  # type: ignore[attr-defined]
 
 
 @cache
 def fields_of(kind: Any) -> dict[str, Field]:
-    """The fields of an entity of kio's, in their order."""
+    """The fields of an entity of kio, in their order."""
     hints = typing.get_type_hints(kind)
     found = {}
     for field in dataclasses.fields(kind):

@@ -1,4 +1,4 @@
-"""A cluster's metadata: brokers, leaders, topic ids; which brokers are asked, and how long."""
+"""A cluster's metadata: brokers, leaders, topic ids; and the choice of brokers to ask."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ from anabranch.ports import (
 T = TypeVar("T")
 
 _Failed = MutableMapping[TopicPartition, LogError]
-# A new topic may not be known to every broker at once; after that, it does not exist.
+# How long an unknown topic is asked for, as a new one may not be known to every broker at once.
 UNKNOWN_TOPIC_S = 2.0
-# A repeatable question waits so long for one broker, which may be frozen: others can answer it.
+# How long a repeatable question waits for one broker, which may be frozen: others can answer it.
 _PATIENCE_S = 5.0
-_GONE_S = 3600.0  # so long what was known of a topic is kept
-_AGE_S = 10.0  # after so long others are asked again about topics in use
-_WAIT_S = 2.0  # so long the caller waits for all of them
-_OWES_S = 15.0  # so long one that did not answer is not waited for, unless it is asked again
+_GONE_S = 3600.0  # how long data about a topic that is gone are kept
+_AGE_S = 10.0  # age at which other brokers are asked again about topics in use
+_WAIT_S = 2.0  # how long the caller waits for all of them
+_OWES_S = 15.0  # how long a broker that did not answer is not waited for
 NO_TOPIC_ID = bytes(16)
 
 
@@ -68,17 +68,17 @@ class Topic:
     leaders: dict[int, Leader]
     partitions: int
     replication_factor: int
-    in_sync: int  # replicas in sync of the partition with the fewest
+    in_sync: int  # least number of in-sync replicas of a partition
     replicas: frozenset[int] = frozenset()  # brokers
 
     @property
     def leading(self) -> set[int]:
-        """The brokers that lead it."""
+        """The brokers that are leaders of its partitions."""
         return {leader.node for leader in self.leaders.values()}
 
 
 def newer(topic: Topic, leaders: Mapping[int, Leader]) -> Topic:
-    """The topic with those of these leaders that are newer."""
+    """The topic, with these leaders where they are newer."""
     newest = {
         number: max(leader, leaders.get(number, leader), key=attrgetter("epoch"))
         for number, leader in topic.leaders.items()
@@ -118,7 +118,7 @@ def _addresses(found: Any) -> dict[int, tuple[str, int]]:
 
 
 class Cluster:
-    """Metadata, and a pool of connections, shared by a log and its producers; safe for threads."""
+    """Metadata and a pool of connections, shared by a log and its producers. Thread-safe."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -126,20 +126,20 @@ class Cluster:
         self._lock = threading.Lock()
         self._brokers: dict[int, tuple[str, int]] = {}
         self._topics: dict[str, Topic] = {}
-        # Topic id -> the newest known leaders, also of forgotten topics.
+        # Topic id -> newest known leaders, also of forgotten topics.
         self._newest: dict[bytes, dict[int, Leader]] = {}
-        # Two views that the hot calls read, replaced as a whole.
+        # Two views for hot calls; they are replaced, never changed.
         self.topic_ids: dict[str, bytes] = {}
         self.topic_names: dict[bytes, str] = {}
-        # Topic id -> since when its name has none, or another one; and the name.
+        # Topic id -> (since when its name has no id or another id, the name).
         self._gone: dict[bytes, tuple[float, str]] = {}
         # When a broker last failed to answer a question that any of them can answer.
         self._failed: dict[tuple[str, int], float] = {}
         self.opinions = SecondOpinions(self)
-        self.chance = random.Random()  # its own: a program's seed, and its repeats, are not ours
+        self.chance = random.Random()  # independent of the program's own seed
         # (producer id, partition) -> whether its last native transaction there was committed.
         self.ended: dict[tuple[int, TopicPartition], bool] = {}
-        # Whether brokers make nothing in a dry run; if they do: the replicas of what was made. None, 0: not known.
+        # Whether brokers create nothing in a dry run, and the replicas of what they created. None, 0: not known.
         self.heeds_dry_runs: bool | None = None
         self.replicas_of_new = 0
         self._controller = (
@@ -152,7 +152,9 @@ class Cluster:
     def connection(
         self, node: int | None, deadline: float, *, beside: bool = False
     ) -> Iterator[Connection]:
-        """A connection to a broker (None: any) for a ``with``. ``beside``: a failure casts no doubt on it."""
+        """A connection to a broker (None: any) for a ``with``. ``beside``: a failure does not mark the broker as
+        silent.
+        """
         if node is None:
             connection, address = self._any(deadline)
         else:
@@ -196,16 +198,16 @@ class Cluster:
     def _any(self, deadline: float) -> tuple[Connection, tuple[str, int]]:
         problems = []
         known = list(dict.fromkeys((*self._brokers.values(), *self.settings.bootstrap)))
-        # By chance: one may be cut off from the others, and have old metadata; some questions take two requests.
+        # In random order: a broker may be isolated, with old metadata; some questions take two requests.
         self.chance.shuffle(known)
-        # Those that never failed first, then those whose failure is the longest ago.
+        # Brokers that never failed first, then those whose failure is the longest ago.
         for address in sorted(known, key=lambda one: self._failed.get(one, 0.0)):
             try:
                 return self.pool.take(address, self.soon(deadline)), address
             except ConnectionBroken as error:
                 self.doubt(address)
                 if isinstance(error, AuthenticationFailed):
-                    raise  # the others would refuse, too
+                    raise  # the other brokers would refuse, too
                 problems.append(str(error))
         raise ConnectionBroken("; ".join(problems), sent=False)
 
@@ -216,7 +218,7 @@ class Cluster:
     def after_fork(self) -> None:
         """In a forked child: close its copies of the idle connections; the parent's stay as they are."""
         self._lock = threading.Lock()
-        self.chance = random.Random()  # a copy would choose as the parent does
+        self.chance = random.Random()  # a copy would make the parent's choices
         self.pool.after_fork()
 
     # -- calls that may be repeated --------------------------------------------------------------
@@ -226,13 +228,13 @@ class Cluster:
         return time.monotonic() + (self.settings.request_timeout if seconds is None else seconds)
 
     def soon(self, deadline: float = math.inf) -> float:
-        """The deadline for one broker's answer to a question that may be repeated, perhaps to another."""
+        """The deadline for one broker's answer to a question that may be repeated to another broker."""
         return min(deadline, time.monotonic() + _PATIENCE_S)
 
     def repeat(self, what: str, deadline: float, attempt: Callable[[], T]) -> T:
         """Repeat ``attempt`` until it returns, as long as it raises `Again` or the connection breaks.
 
-        Only for calls that change nothing, or are safe to repeat.
+        Use it only for calls that change nothing, or are safe to repeat.
 
         Raises:
             LogUnavailable: the deadline passed.
@@ -244,7 +246,7 @@ class Cluster:
             except AuthenticationFailed as error:
                 raise LogDenied(f"{what}: {error}") from error
             except ConnectionBroken as error:
-                # The broker may be gone, and others lead by now.
+                # The broker may have failed, with other leaders by now.
                 self.forget_all()
                 problem: Exception = error
                 pause = self.settings.retry_backoff
@@ -259,7 +261,7 @@ class Cluster:
     # -- metadata ---------------------------------------------------------------------------------
 
     def refresh(self, names: Iterable[str], deadline: float) -> dict[str, Topic]:
-        """Ask for topics again; those that don't exist are left out and forgotten."""
+        """Ask for topics again. Topics that don't exist are omitted and forgotten."""
         wanted = sorted(set(names))
         return self.repeat("metadata", deadline, lambda: self._refresh(wanted, deadline))
 
@@ -273,7 +275,7 @@ class Cluster:
     ) -> Any:
         """The answer of a broker, or of any, about these topics (None: all). ``beside``: as in `connection`.
 
-        `ConnectionBroken` also if it has just started, and not read the cluster's metadata.
+        `ConnectionBroken` also if the broker has just started, and not read the cluster's metadata.
         """
         with self.connection(node, deadline, beside=beside) as connection:
             found = connection.ask(
@@ -302,7 +304,9 @@ class Cluster:
                 refused[str(topic.name)] = code
         with self._lock:
             topics_found = {name: self._newer(topic) for name, topic in topics_found.items()}
-            for name in topics_found:  # a leader's word on itself makes it no younger
+            for (
+                name
+            ) in topics_found:  # metadata from the leader about itself do not refresh the entry
                 self.opinions.told.setdefault(name, time.monotonic())
             self._brokers = _addresses(found)
             for name in names:
@@ -314,7 +318,7 @@ class Cluster:
         return topics_found
 
     def _note_ids(self, names: list[str], found: Mapping[str, Topic]) -> None:
-        """Ids and names of topics. Those that are gone stay for a while: a request of theirs may be under way."""
+        """Note ids and names of topics. Those of deleted topics stay for a while, as requests may be under way."""
         now = time.monotonic()
         for name in names:
             before = self.topic_ids.get(name, NO_TOPIC_ID)
@@ -337,16 +341,16 @@ class Cluster:
         self.topic_ids, self.topic_names = ids, known
 
     def _newer(self, found: Topic) -> Topic:
-        """The topic as found, but with known leaders that are newer: the broker asked may be behind."""
+        """The topic as found, with known leaders where they are newer, because the broker may lag."""
         if found.topic_id == NO_TOPIC_ID:
-            return found  # a replaced topic begins at epoch 0
+            return found  # a replaced topic restarts at epoch 0
         newest = self._newest.setdefault(found.topic_id, {})
         found = newer(found, newest)
         newest.update(found.leaders)
         return found
 
     def take_newer(self, found: Any) -> None:
-        """Take newer leaders of known topics from a broker's answer, and nothing else."""
+        """Note only newer leaders of known topics from a broker's answer."""
         topics = [topic_of(one) for one in found.topics if int(one.error_code) == NONE]
         with self._lock:
             for told in topics:
@@ -355,13 +359,13 @@ class Cluster:
                     self._topics[told.name] = newer(known, self._newer(told).leaders)
 
     def forget(self, names: Iterable[str]) -> None:
-        """Ask again for these topics when they are needed next."""
+        """Forget these topics, so that they are asked for at the next use."""
         with self._lock:
             for name in names:
                 self._topics.pop(name, None)
 
     def distrust(self, node: int) -> None:
-        """A broker does not answer: ask others first, and for the leaders of its partitions."""
+        """Note that a broker does not answer: ask others first, and ask for the leaders of its partitions."""
         with self._lock:
             if node in self._brokers:
                 self.doubt(self._brokers[node])
@@ -370,29 +374,29 @@ class Cluster:
                     del self._topics[name]
 
     def doubt(self, address: tuple[str, int]) -> None:
-        """A broker does not answer: others are asked first."""
+        """Note that a broker does not answer: ask others first."""
         self._failed[address] = time.monotonic()
 
     def trust(self, address: tuple[str, int]) -> None:
-        """A broker answered: it is asked in turn again."""
+        """Note that a broker answered: ask it in turn again."""
         self._failed.pop(address, None)
 
     def forget_all(self) -> None:
-        """Ask again for every topic when it is needed next."""
+        """Forget all topics, so that each is asked for at its next use."""
         with self._lock:
             self._topics.clear()
 
     def topic(self, name: str) -> Topic | None:
-        """A topic as far as known now."""
+        """A known topic, or None."""
         return self._topics.get(name)
 
     def leader(self, partition: TopicPartition) -> Leader | None:
-        """The leader as far as known now."""
+        """The known leader, or None."""
         topic = self._topics.get(partition.topic)
         return topic.leaders.get(partition.partition) if topic else None
 
     def epoch(self, partition: TopicPartition) -> int:
-        """The leader's epoch as far as known now, else -1: a leader with another one refuses the question."""
+        """The known leader epoch, or -1. A leader with another epoch refuses the question."""
         leader = self.leader(partition)
         return leader.epoch if leader else -1
 
@@ -407,7 +411,7 @@ class Cluster:
         """
         wanted = list(partitions)
         started = time.monotonic()
-        gone: TopicGone | None = None  # by the last answer
+        gone: TopicGone | None = None  # from the last answer
         while True:
             known = {p: leader for p in wanted if (leader := self.leader(p)) is not None}
             missing = [p for p in wanted if p not in known]
@@ -442,7 +446,7 @@ class Cluster:
     ) -> dict[int, list[TopicPartition]]:
         """The partitions grouped by the broker that leads them.
 
-        ``failed`` takes the errors of some, and no leader is waited for; without it, all are (`leaders`).
+        ``failed`` receives the errors of some, and no leader is waited for; without it, `leaders` waits for all.
         """
         partitions = list(partitions)
         self.opinions.look({p.topic for p in partitions})
@@ -474,7 +478,7 @@ class Cluster:
 
 
 class Again(Exception):
-    """Nothing happened: repeat the call after ``pause`` seconds (None: the usual back-off)."""
+    """Nothing was done: repeat the call after ``pause`` seconds (None: the usual back-off)."""
 
     def __init__(self, problem: Exception, pause: float | None = None) -> None:
         super().__init__(str(problem))
@@ -496,7 +500,7 @@ def raise_or_again(
 
 
 class _Question:
-    """One broker asked in a thread of its own."""
+    """A question to one broker, in a thread of its own."""
 
     def __init__(self, ask: Callable[[], bool]) -> None:
         self.began = time.monotonic()
@@ -504,7 +508,7 @@ class _Question:
         self.thread = threading.Thread(target=self._run, args=(ask,), name="leaders", daemon=True)
 
     def _run(self, ask: Callable[[], bool]) -> None:
-        # A failure at once costs no time, so that broker is waited for next time, too.
+        # An immediate failure costs no time, so the broker is also waited for next time.
         self._over = ask() or time.monotonic() - self.began < _WAIT_S
 
     @property
@@ -519,25 +523,27 @@ class _Question:
         return self.thread.ident is None or self.thread.is_alive()
 
 
-# By address, the last question that was not answered in time; for all clusters: a snapshot has one of its own.
+# Address -> last question not answered in time; shared by all `Cluster`s, since a snapshot has one of its own.
 _late: dict[tuple[str, int], _Question] = {}
 
 
 class SecondOpinions:
-    """Questions about leaders, beside the caller, to other brokers: one that is cut off from them still answers.
+    """Asks brokers other than the leader, in the background, because an isolated former leader still answers.
 
-    Being late harms no broker's name elsewhere.
+    A slow answer here does not mark the broker as silent.
     """
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        self.told: dict[str, float] = {}  # when others than its leaders were asked for a topic last
+        self.told: dict[
+            str, float
+        ] = {}  # topic -> when brokers other than its leaders last answered
         self._looking: threading.Thread | None = None
 
     def look(self, topics: Collection[str]) -> None:
-        """Once in a while and beside the caller, ask for newer leaders of topics that are in use."""
+        """Now and then ask in the background for newer leaders of topics in use."""
         now = time.monotonic()
-        # Those that are soon due come along: ages that are apart would cost a question each.
+        # Include topics that are due soon: otherwise each would cost a question of its own.
         old = [topic for topic in topics if now - self.told.get(topic, now) > _AGE_S / 2]
         due = any(now - self.told[topic] > _AGE_S for topic in old)
         looks = self._looking is not None and self._looking.is_alive()
@@ -547,11 +553,11 @@ class SecondOpinions:
         self._looking = threading.Thread(
             target=self._look, args=(old,), name="leaders", daemon=True
         )
-        with suppress(RuntimeError):  # there are too many threads: the next look may have one
+        with suppress(RuntimeError):  # there are too many threads: the next call may get one
             self._looking.start()
 
     def _look(self, names: list[str]) -> None:
-        """Ask until each topic's leaders are told by another broker."""
+        """Ask until another broker has answered for each topic's leaders."""
         known = filter(None, map(self._cluster.topic, names))
         left = {topic.name: topic.leading for topic in known}
         for node in self._by_chance():
@@ -566,10 +572,11 @@ class SecondOpinions:
         return sorted(nodes, key=lambda node: self._owed(node) is not None)
 
     def ask_replicas(self, topics: Collection[str], deadline: float) -> None:
-        """Ask all replicas whether known leaders are still the newest: a new one knows before it takes records.
+        """Ask all replicas whether known leaders are still the newest: a new leader knows it before it accepts
+        records.
 
-        They are waited for, except those whose last answer is owed: these are asked, too, one question at a time.
-        Half of the time that is left stays for the question to the leaders.
+        Wait for them, except for brokers that have not answered the question before; these get one question at a
+        time. Half of the remaining time is reserved for the question to the leaders.
         """
         asked: dict[int, list[str]] = {}
         for topic in filter(None, map(self._cluster.topic, topics)):
@@ -595,13 +602,13 @@ class SecondOpinions:
                 _late[address] = question
 
     def _owed(self, node: int) -> _Question | None:
-        with suppress(ConnectionBroken):  # it may be known no more
+        with suppress(ConnectionBroken):  # the broker may not be known any more
             question = _late.get(self._cluster.address(node))
             return question if question is not None and question.owed else None
         return None
 
     def _ask(self, node: int, names: list[str]) -> bool:
-        """Take newer leaders. Returns whether there was an answer."""
+        """Note newer leaders from a broker. Returns whether there was an answer."""
         try:
             found = self._cluster.metadata(names, node, self._cluster.soon(), beside=True)
         except (ConnectionBroken, LogError):

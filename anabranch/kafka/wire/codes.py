@@ -1,7 +1,7 @@
-"""The meaning of brokers' error codes for each call: one table an operation, with a reason for each code.
+"""The meaning of brokers' error codes for each call: one table for each operation, with a reason for each code.
 
-The codes and their names are kio's, made from Kafka's. The rule: a call is repeated only if the broker says that
-nothing happened; a code that is not in a table is *uncertain*.
+The codes and their names are kio's, generated from Kafka's. A call is repeated only if the code means that nothing
+happened; a code that is not in a table is *uncertain*.
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ _COORDINATOR = {
     ),
 }
 
-# Inside a transaction, a request that may have been stored is never sent again: the transaction is
-# given up instead, so that nothing depends on the brokers' deduplication.
+# Inside a transaction, a request that may have been stored is never sent again: the transaction is aborted
+# instead, so that nothing depends on the brokers' deduplication.
 PRODUCE_CODES = {
     **_FENCING,
     **_forbidden("Write"),
@@ -117,8 +117,8 @@ PRODUCE_CODES = {
     E.transaction_abortable: Meaning(_U, "the broker asks for an abort (KIP-890)"),
 }
 
-# Outside of transactions brokers recognise a stored batch by its sequence (KIP-98), so that the very same
-# one may be sent again, stored or not.
+# Outside of transactions brokers recognise a stored batch by its sequence (KIP-98), so the same batch may be sent
+# again, whether it was stored or not.
 IDEMPOTENT_CODES = {
     **PRODUCE_CODES,
     E.unknown_topic_or_partition: Meaning(_F, "not known to this broker (yet)"),
@@ -143,8 +143,8 @@ ADD_PARTITIONS_CODES = {
     E.operation_not_attempted: Meaning(_R, "another partition of the request failed"),
 }
 
-# A coordinator that loses its log in mid-append says 15 or 16, though its successor may find the decision
-# there. A repeated request for the same end then gets the first one's answer (KIP-98, KIP-890).
+# A coordinator that loses leadership in mid-append answers 15 or 16, though its successor may find the decision in
+# the log. A repeated request for the same end then gets the first one's answer (KIP-98, KIP-890).
 END_TXN_CODES = {
     **_FENCING,
     E.coordinator_load_in_progress: _COORDINATOR[E.coordinator_load_in_progress],
@@ -168,7 +168,7 @@ INIT_CODES = {
     ),
 }
 
-# For calls that only read: repeat after any error that may pass by itself.
+# For calls that only read: repeat after any transient error.
 READ_CODES = {
     **_forbidden("Describe"),
     E.unknown_topic_or_partition: Meaning(_F, "not known to this broker (yet)"),
@@ -218,7 +218,7 @@ ALTER_CODES = {
     E.unknown_topic_or_partition: Meaning(_X, "there is no such topic"),
 }
 
-# INVALID_PARTITIONS is for the caller to judge: the topic has as many already.
+# The caller handles INVALID_PARTITIONS: the topic has as many already.
 GROW_CODES = {
     **CREATE_CODES,
     **_forbidden("Alter"),
@@ -240,9 +240,9 @@ def meaning(table: Mapping[E, Meaning], code: int) -> Meaning:
 def error_for(
     meant: Meaning, code: int, what: str, detail: str | None = None, topics: Iterable[str] = ()
 ) -> LogError:
-    """The error to raise, once retrying is over. ``topics``: those that the code is about."""
+    """The error to raise when retrying is over. ``topics``: the topics of the code."""
     if code in NOT_AUTHORIZED:
-        detail = None  # brokers say no more there than that
+        detail = None  # brokers add no detail to this code
     name = E(code).name.upper() if code in _CODES else "error"
     text = f"{what}: {name} ({code}), {detail or meant.reason}"
     match meant.act:

@@ -1,4 +1,4 @@
-"""One connection to a broker: requests go out pipelined, answers are read by correlation id."""
+"""One connection to a broker: requests are pipelined, answers are read by correlation id."""
 
 from __future__ import annotations
 
@@ -25,29 +25,29 @@ from anabranch.ports import LogRefused
 
 _SIZE = struct.Struct(">i")
 _REQUEST_HEADER = struct.Struct(">ihhih")
-# The system's limit of buffers in one call (IOV_MAX) is 1024 nearly everywhere.
+# The system's limit of buffers in one call (IOV_MAX) is 1024 almost everywhere.
 _MAX_BUFFERS = 512
-# Below this, joining buffers is cheaper than handing them over one by one.
+# Below this, joining buffers is cheaper than passing them one by one.
 _JOIN_BYTES = 16_384
 _MAX_ANSWER_BYTES = 1 << 30
-_MAX_STRANGER_BYTES = 1 << 20  # … before the broker has let us in: another program may answer
+_MAX_STRANGER_BYTES = 1 << 20  # … before authentication, as another program may answer
 _PIECE_BYTES = (
     1 << 20
-)  # room is made for as much as came already, or this: an announcement costs nothing
+)  # allocate this, or as much as arrived already: an announced size alone costs nothing
 _DRAIN_S = 5.0
-# The wait before others are asked about a silent broker, between such questions, and for the answer.
+# Waits: before others are asked about a silent broker, between such questions, and for the answer.
 _SILENT_S, _LOOK_S, MOVED_S = 2.0, 0.5, 1.0
 _AUTHENTICATE_S = 10.0
 _SAID = 500  # characters of a broker's message
-# A session is renewed after this part of its life, so that a request on its way is taken before the end; and not
-# within a second, which brokers refuse.
+# A session is renewed after this part of its life, so that requests under way arrive before its end; and not within
+# a second, which brokers refuse.
 _RENEW_AFTER = 0.7
 _LEAST_SESSION_S = 1.1
 
 
 def readable(connections: Sequence[socket.socket | Connection], wait_s: float = 0.0) -> set[int]:
-    """The descriptors of connections with bytes to read, or ended; waits for one."""
-    poll = select.poll()  # select knows no descriptor beyond 1,023
+    """The descriptors of connections with bytes to read, or at their end; wait for one."""
+    poll = select.poll()  # `select` supports no descriptor above 1,023
     for connection in connections:
         poll.register(connection, select.POLLIN)
     return {descriptor for descriptor, _ in poll.poll(wait_s * 1000)}
@@ -71,7 +71,7 @@ class Connection:
         self._renew_at = math.inf
         self._client_id = client_id.encode()
         self._correlation = 0
-        # Answers come in the order of the requests (the broker takes one at a time of a connection).
+        # Answers come in the order of the requests, as the broker processes one at a time of a connection.
         self._awaited: deque[tuple[int, bool]] = deque()
         self._read: dict[int, memoryview] = {}
         self._most = _MAX_STRANGER_BYTES
@@ -84,7 +84,10 @@ class Connection:
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if tls is not None:
                 self._socket = tls.wrap_socket(self._socket, server_hostname=host)
-        except (OSError, ValueError) as error:  # `ValueError`: the host that brokers told is none
+        except (
+            OSError,
+            ValueError,
+        ) as error:  # `ValueError`: the host in the metadata is malformed
             raise ConnectionBroken(
                 f"no connection to {self.address}: {error}", sent=False
             ) from error
@@ -95,7 +98,9 @@ class Connection:
         return self._socket.fileno()
 
     def buffered(self) -> bool:
-        """Whether there are bytes that `readable` can't see: in TLS, or answers read on the way to another."""
+        """Whether there are bytes that `readable` can't see: in TLS, or answers that were read while waiting for
+        another.
+        """
         return bool(self._read) or (
             isinstance(self._socket, ssl.SSLSocket) and self._socket.pending() > 0
         )
@@ -117,7 +122,7 @@ class Connection:
     ) -> int:
         """Send a request made of ``parts``; returns its correlation id.
 
-        ``answer_flexible`` if the answer's header has no tags though the request's has (ApiVersions).
+        ``answer_flexible``: False if the answer's header has no tags though the request's has (ApiVersions).
         """
         if time.monotonic() >= self._renew_at:
             self.authenticate(min(deadline, time.monotonic() + _AUTHENTICATE_S))
@@ -135,9 +140,9 @@ class Connection:
         return self._correlation
 
     def wait(self, deadline: float, moved: Callable[[], bool]) -> None:
-        """Wait for an answer; for that of a silent broker only until another one has its place.
+        """Wait for an answer, but for a silent broker's only until another broker has replaced it.
 
-        ``moved``: asks the others. `ConnectionBroken`: it has. A slow broker, which keeps its place, is waited for.
+        ``moved``: asks the others whether it was replaced; then `ConnectionBroken`. A slow broker is waited for.
         """
         limit = time.monotonic() + _SILENT_S
         while not self.buffered() and not readable(
@@ -153,7 +158,7 @@ class Connection:
             limit = time.monotonic() + _LOOK_S
 
     def receive(self, correlation: int, deadline: float) -> memoryview:
-        """The answer's body. Earlier answers that are read on the way are kept for their callers."""
+        """The answer's body. Earlier answers that are read meanwhile are kept for their callers."""
         while correlation not in self._read:
             if not self._awaited:
                 raise ConnectionBroken(f"{self.address}: answer {correlation} was never asked for")
@@ -163,7 +168,7 @@ class Connection:
                 self.close()
                 raise ConnectionBroken(f"{self.address} answered out of order")
             self._awaited.popleft()
-            # A flexible header ends in tagged fields; no broker sends any there.
+            # A flexible header ends with tagged fields, which no broker sends there.
             self._read[expected] = body[5 if flexible else 4 :]
         return self._read.pop(correlation)
 
@@ -183,7 +188,7 @@ class Connection:
         return calls.answer(api, version, self.call(api, version, body, deadline))
 
     def version(self, api: Api, highest: int | None = None) -> int:
-        """The version to speak with this broker. `LogRefused` (35): there is none."""
+        """The version to use with this broker. `LogRefused` (35) without a common one."""
         if api.key not in self.versions:
             raise LogRefused(f"{self.address} does not offer {api.name}", UNSUPPORTED_VERSION)
         low, high = self.versions[api.key]
@@ -197,7 +202,7 @@ class Connection:
         return version
 
     def greet(self, deadline: float) -> None:
-        """Learn the broker's versions and features (ApiVersions, KIP-584)."""
+        """Ask for the broker's versions and features (ApiVersions, KIP-584)."""
         for version in (API_VERSIONS.highest, 0):
             body = calls.request(
                 API_VERSIONS,
@@ -205,7 +210,7 @@ class Connection:
                 client_software_name="anabranch",
                 client_software_version="0.1",
             )
-            # The header of this one answer never has tags: the client can't know yet (KIP-511).
+            # The header of this answer never has tags, as the client can't know the version yet (KIP-511).
             correlation = self.send(
                 API_VERSIONS.key,
                 version,
@@ -233,7 +238,7 @@ class Connection:
     def authenticate(self, deadline: float) -> None:
         """Authenticate, if SASL is set: on a new connection, and again before the session ends (KIP-368).
 
-        Answers may be under way: they come first, and are kept for their callers (`buffered`).
+        Answers under way come first, and are kept for their callers (`buffered`).
 
         Raises:
             AuthenticationFailed: names mechanism and principal.
@@ -242,7 +247,7 @@ class Connection:
         if sasl is None:
             self._most = _MAX_ANSWER_BYTES
             return
-        self._renew_at = math.inf  # no renewal before the requests sent here
+        self._renew_at = math.inf  # so that the requests sent here don't renew it
         began = time.monotonic()
         try:
             life = self._exchange(sasl, deadline)
@@ -252,7 +257,7 @@ class Connection:
             raise AuthenticationFailed(
                 f"{self.address}: not let in by {sasl.name} as {sasl.principal}: {said[:_SAID]}"
             ) from None
-        except (OSError, ConnectionBroken) as error:  # a token, too, may yet come
+        except (OSError, ConnectionBroken) as error:  # transient; also a missing token
             self.close()
             raise ConnectionBroken(f"{self.address}: {error}", sent=False) from error
         except BaseException:
@@ -263,9 +268,9 @@ class Connection:
             self._renew_at = began + max(life * _RENEW_AFTER, _LEAST_SESSION_S)
 
     def _exchange(self, sasl: Mechanism, deadline: float) -> float:
-        """The seconds that the session lasts; 0: it has no end."""
+        """The seconds that the session lasts; 0 without an end."""
         exchange = sasl.exchange(deadline)
-        message = next(exchange)  # a token is fetched before the broker hears of it
+        message = next(exchange)  # this fetches a token, before anything is sent
         found = self.ask(SASL_HANDSHAKE, deadline, mechanism=sasl.name)
         if code := int(found.error_code):
             known = ", ".join(found.mechanisms) or "none"
@@ -282,7 +287,7 @@ class Connection:
         return life.total_seconds() if life is not None else 0.0
 
     def usable(self) -> bool:
-        """Whether it looks alive. Nothing may be in flight: then bytes or an end mean it is dead."""
+        """Whether the connection looks alive. Nothing may be in flight, so bytes or an end mean that it is dead."""
         if self.broken:
             return False
         if readable([self._socket]):
@@ -290,7 +295,7 @@ class Connection:
         return not self.broken
 
     def drain(self) -> bool:
-        """Read and forget the answers that are there; True if none is awaited any more."""
+        """Read and drop the answers that have arrived; True if no answer is awaited any more."""
         self._read.clear()
         while self._awaited and not self.broken:
             if not readable([self._socket]) and not self.buffered():
@@ -307,7 +312,7 @@ class Connection:
         self._socket.close()
 
     def interrupt(self) -> None:
-        """Break it from another thread: the thread that waits for the broker stops waiting."""
+        """Break the connection from another thread: a thread that waits for the broker stops waiting."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 

@@ -35,20 +35,20 @@ _FEATURE = "transaction.version"
 _V2 = 2
 GROUP_KEY_TYPE = 0
 TRANSACTION_KEY_TYPE = 1
-# From this version on, Produce adds partitions to the transaction (KIP-890).
+# Produce adds partitions to the transaction from this version on (KIP-890).
 PRODUCE_ADDS_FROM = 12
 _HIGHEST_END_TXN_V1 = 3
-# A transaction that just ended is in the way for a millisecond or two, seldom for 25.
+# A transaction that just ended blocks the next one for a millisecond or two, rarely for 25.
 FIRST_PAUSE_S = 0.001
 LAST_PAUSE_S = 0.02
 PAUSE_GROWTH = 1.5
-# … and one that can't write its markers, as a partition has no leader, for as long as that lasts.
+# … or for longer if its markers can't be written, because a partition has no leader.
 BUSY_S = 1.5
 ANSWER_S = 12.0  # longer than a silent broker stays leader
 
 
 def busy(transactional_id: str) -> LogBusy:
-    """The error for an id that is CONCURRENT_TRANSACTIONS for longer than markers take."""
+    """The error for an id that stays CONCURRENT_TRANSACTIONS for longer than markers take."""
     return LogBusy(
         f"{transactional_id}: the markers of its last native transaction are not written, for {BUSY_S:.0f} s "
         "now: a partition that it wrote to has no leader, or too few replicas in sync"
@@ -88,13 +88,13 @@ def _coordinator_of(cluster: Cluster, name: str, key_type: int, deadline: float)
 class Coordinator:
     """The producer's side of the transaction coordinator, over a connection of its own.
 
-    Write with `producer_id` and `producer_epoch`. ``is_v2``: the cluster has transactions of KIP-890, where
-    each end gives a new epoch and Produce adds partitions by itself. ``last``: how the native transaction
-    before ended.
+    Write with `producer_id` and `producer_epoch`. ``is_v2``: whether the cluster has transactions of KIP-890, where
+    each end returns a new epoch, and Produce adds partitions by itself. ``last``: the outcome of the native
+    transaction before.
     """
 
     def __init__(self, cluster: Cluster, transactional_id: str, timeout: float) -> None:
-        """Initialise the transactional id; ``timeout`` in seconds is of one native transaction.
+        """Initialise the transactional id. ``timeout``: limit of one native transaction, in seconds.
 
         Raises:
             LogBusy: the markers of its last native transaction can't be written.
@@ -159,7 +159,7 @@ class Coordinator:
         return connection
 
     def moved(self) -> bool:
-        """Whether another broker is the coordinator by now, as others say: leaders ask it before they append."""
+        """Whether another broker is the coordinator by now: leaders ask the coordinator before they append."""
         try:
             if self._address is not None:
                 self._cluster.doubt(self._address)
@@ -184,9 +184,9 @@ class Coordinator:
         """AddPartitionsToTxn, for clusters below ``transaction.version`` 2.
 
         Raises:
-            LogFenced, LogUncertain: the producer is over.
-            LogBusy: nothing was added, as the transaction before has not ended everywhere.
-            LogRefused: the broker does not take one of them.
+            LogFenced, LogUncertain: the producer is unusable.
+            LogBusy: nothing was added, because the transaction before has not ended everywhere.
+            LogRefused: the broker refuses one of them.
         """
         deadline = self._cluster.deadline()
         known_by = min(deadline, time.monotonic() + UNKNOWN_TOPIC_S)
@@ -230,7 +230,7 @@ class Coordinator:
         failures = failed.keys() - {NONE}
         if failures == {codes.CONCURRENT_TRANSACTIONS} and time.monotonic() > busy_by:
             raise busy(self._id)
-        # A reason comes before "not attempted because of another".
+        # A real reason takes precedence over "not attempted because of another".
         for code in sorted(failures, key=lambda code: code == 55):
             what = f"{self._id}: add partitions"
             self._fail(codes.ADD_PARTITIONS_CODES, code, what, (failed[code],))
@@ -239,7 +239,7 @@ class Coordinator:
         """EndTxn.
 
         Raises:
-            LogFenced, LogUncertain: the producer is over.
+            LogFenced, LogUncertain: the producer is unusable.
         """
         what = f"{self._id}: {'commit' if commit else 'abort'}"
         deadline = self._cluster.deadline()
@@ -265,7 +265,7 @@ class Coordinator:
             self.producer_id, self.producer_epoch = ended.producer_id, ended.producer_epoch
 
     def _repeat_quickly(self, deadline: float, attempt: Callable[[], None]) -> None:
-        """Repeat while the coordinator says that it did nothing; a broken connection ends it."""
+        """Repeat while the coordinator answers that it did nothing. A broken connection ends the repetition."""
         pause = FIRST_PAUSE_S
         while True:
             try:

@@ -1,4 +1,4 @@
-"""Produce, Fetch and EndTxn by hand: the calls of each round, whose cost counts.
+"""Produce, Fetch and EndTxn, encoded by hand: the calls of each round, whose cost matters.
 
 Versions: Produce 7 and 8 (older brokers), 9 to 12 (flexible, topics by name), 13 (by id, KIP-516);
 Fetch 11, 12 and 13 to 16 likewise. The names and the order of fields are those of Kafka's
@@ -26,7 +26,7 @@ READ_UNCOMMITTED = 0
 READ_COMMITTED = 1
 NO_REPLICA = -1
 ACKS_ALL = -1
-BUMPS_FROM = 5  # the answer names the producer id and epoch to go on with (KIP-890)
+BUMPS_FROM = 5  # the answer has the next producer id and epoch (KIP-890)
 
 _I32 = struct.Struct(">i")
 _ACKS_TIMEOUT = struct.Struct(">hi")
@@ -51,7 +51,7 @@ def uvarint(value: int) -> bytes:
 
 
 class _Form:
-    """How strings, arrays and bytes are written: compact in flexible versions, else as of old."""
+    """The encoding of strings, arrays and bytes: compact in flexible versions, else the old one."""
 
     def __init__(self, flexible: bool) -> None:
         self.flexible = flexible
@@ -66,7 +66,7 @@ class _Form:
     def array(self, size: int) -> bytes:
         return uvarint(size + 1) if self.flexible else size.to_bytes(4, "big")
 
-    # The length in front of bytes is written as an array's.
+    # The length of bytes is encoded as an array's.
     length = array
 
 
@@ -78,7 +78,7 @@ def produce_request(
     topic_ids: Mapping[str, bytes],
     acks: int = ACKS_ALL,
 ) -> list[Buffer]:
-    """The parts of a Produce request: one batch per partition, each given as buffers in a row."""
+    """The parts of a Produce request: one batch per partition, each as consecutive buffers."""
     form = _Form(version >= PRODUCE.flexible_from)
     by_topic: dict[str, list[tuple[int, Sequence[Buffer]]]] = {}
     for (topic, partition), parts in batches.items():
@@ -135,7 +135,7 @@ def produce_answer(
 
 @dataclass(frozen=True, slots=True)
 class FetchPosition:
-    """The offset to fetch a partition from. ``leader_epoch`` -1: not known, so not checked."""
+    """The offset from which to fetch a partition. ``leader_epoch`` -1: not known, so not checked."""
 
     offset: int
     leader_epoch: int = -1
@@ -182,7 +182,7 @@ def fetch_request(
                 )
             out += form.tags
         out += form.tags
-    out += form.array(0)  # nothing to forget
+    out += form.array(0)  # no partitions to remove from a session
     out += form.string(rack)
     out += form.tags
     return [bytes(out)]
@@ -206,7 +206,7 @@ class PartitionFetch(NamedTuple):
 def fetch_answer(
     version: int, body: Buffer, names: Mapping[bytes, str]
 ) -> tuple[int, dict[TopicPartition, PartitionFetch]]:
-    """(error of the whole, each partition's part)."""
+    """(error code of the whole answer, each partition's part)."""
     reader = Reader(body, version >= FETCH.flexible_from)
     reader.skip(4)  # throttle time
     error = reader.i16()
@@ -234,7 +234,7 @@ def fetch_answer(
 def fetched(
     partition: TopicPartition, answer: PartitionFetch, position: int, committed: bool
 ) -> Fetched | None:
-    """A reader's part of the answer, from a position on; None: nothing, not even a step."""
+    """A reader's part of the answer, from a position on; None if not even the position moves."""
     batches: list[RawBatch] = []
     after = position
     try:
@@ -267,7 +267,7 @@ def visible(answer: PartitionFetch, committed: bool) -> Iterator[tuple[RawBatch,
             at += 1
         header = read_header(raw.data)
         if header.is_control:
-            # Most markers need no look: there is one for every commit.
+            # Most markers need no decoding: there is one for every commit.
             if header.producer_id in aborting and is_abort_marker(raw):
                 aborting.discard(header.producer_id)
             yield raw, True
@@ -303,7 +303,7 @@ def end_request(
 
 
 class Ended(NamedTuple):
-    """An EndTxn answer; below version `BUMPS_FROM` it names no producer (-1)."""
+    """An EndTxn answer; below version `BUMPS_FROM` it has no producer (-1)."""
 
     error: int
     producer_id: int

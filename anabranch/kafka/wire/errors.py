@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class ConnectionBroken(Exception):
-    """The connection failed, or its deadline passed: requests in flight may have been done or not.
+    """The connection failed, or its deadline passed: requests in flight may have been carried out or not.
 
     ``sent`` is False if no byte of the request can have reached the broker.
     """
@@ -15,11 +15,11 @@ class ConnectionBroken(Exception):
 
 
 class MalformedAnswer(ConnectionBroken):
-    """An answer that breaks the protocol: as good as none."""
+    """An answer that breaks the protocol, treated like a missing one."""
 
 
 class AuthenticationFailed(ConnectionBroken):
-    """The broker refuses our identity, or we refuse the broker's: to try again is of no use."""
+    """The broker refuses the client's identity, or the client the broker's: trying again is useless."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, sent=False)

@@ -1,9 +1,9 @@
-"""Native transactions that lack a marker, as the brokers have dropped it (KAFKA-20734).
+"""Native transactions without a marker, because the brokers have dropped it (KAFKA-20734).
 
-A coordinator of Kafka 4.1 to 4.3 takes a partition without a leader for a deleted one: it writes no marker there,
-and calls the transaction complete. The transaction stays open in the partition: readers wait behind it, and the
-producer's next transaction would end it with its own outcome. So a producer, before it appends to a partition
-that it has not seen under this leader, asks for open transactions of its own there, and ends them as decided.
+A coordinator of Kafka 4.1 to 4.3 treats a partition without a leader as deleted: it writes no marker there, and
+marks the transaction as complete. The transaction stays open in the partition: it blocks readers, and the
+producer's next transaction would end it with its own outcome. So before a producer appends to a partition for the
+first time under a leader, it asks for its own open transactions there, and ends them as they were decided.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def open_on(
     partitions: Iterable[TopicPartition],
     deadline: float,
 ) -> dict[TopicPartition, Open]:
-    """A producer's open native transactions on partitions that this broker leads; old brokers tell none."""
+    """A producer's open native transactions on partitions of this leader; old brokers report none."""
     if DESCRIBE_PRODUCERS.key not in connection.versions:
         return {}
     topics = [
@@ -68,7 +68,7 @@ def open_on(
 
 @cache
 def _warn(topic: str) -> None:
-    """Once in a process: it is no obstacle before brokers lose a marker."""
+    """Warn once in a process: it only matters when brokers lose a marker."""
     log.warning(
         "the right Read on the topic %s is missing: a marker that brokers lose there will not be missed",
         topic,
@@ -76,10 +76,10 @@ def _warn(topic: str) -> None:
 
 
 class LastOutcome:
-    """The end of a transactional id's last native transaction, by its coordinator's word.
+    """The outcome of a transactional id's last native transaction, from its coordinator.
 
-    Asked at each try to initialise the id: the first try ends an ongoing transaction, and the last one, which
-    succeeds, takes place after the end.
+    The coordinator is asked at each try to initialise the id: the first try ends an ongoing transaction, and the
+    last one, which succeeds, comes after its end.
     """
 
     def __init__(self) -> None:
@@ -95,16 +95,16 @@ class LastOutcome:
         try:
             found = connection.ask(DESCRIBE_TRANSACTIONS, deadline, transactional_ids=asked)
         except MalformedAnswer:
-            return  # kio can't read when nothing has begun: an id without a native transaction
+            return  # kio can't decode an id without a native transaction
         for state in found.transaction_states:
             if int(state.error_code) == NONE:
                 self._commits = _OUTCOMES.get(str(state.transaction_state))
-                self._epoch = int(state.producer_epoch) - 1  # the end gave the next epoch
+                self._epoch = int(state.producer_epoch) - 1  # the end raised the epoch
 
     def known(self) -> bool:
-        """Whether there was one, and no process has initialised the id since."""
+        """Whether there was one, and no process has initialised the id since then."""
         return self._commits is not None
 
     def of(self, epoch: int) -> bool | None:
-        """Whether the native transaction (of KIP-890) with that epoch is committed; None: it is not known."""
+        """Whether the native transaction (of KIP-890) with that epoch is committed; None if not known."""
         return self._commits if epoch == self._epoch else None

@@ -1,4 +1,4 @@
-"""Connections to brokers that are kept for the next call; brokers that are left alone for a while."""
+"""Connections to brokers, kept for the next call; and silent brokers, which are skipped for a while."""
 
 from __future__ import annotations
 
@@ -10,18 +10,22 @@ from anabranch.kafka.settings import Settings
 from anabranch.kafka.wire.connection import Connection, open_connection
 from anabranch.ports import LogUnavailable
 
-LEFT_ALONE_S = (1.0, 16.0)  # at first, and at most
+LEFT_ALONE_S = (1.0, 16.0)  # seconds that a silent broker is skipped: at first, and at most
 
 
 class Pool:
-    """Idle connections by address; safe for threads."""
+    """Idle connections by address. Thread-safe."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._lock = threading.Lock()
         self._idle: dict[tuple[str, int], list[Connection]] = {}
-        self._parked: dict[tuple[str, int], list[Connection]] = {}  # with answers under way
-        self._waiting: WeakSet[Connection] = WeakSet()  # for what may never come
+        self._parked: dict[
+            tuple[str, int], list[Connection]
+        ] = {}  # connections with answers under way
+        self._waiting: WeakSet[Connection] = (
+            WeakSet()
+        )  # connections that wait for an answer that may never come
         self._closed = False
 
     def open(self, address: tuple[str, int], deadline: float) -> Connection:
@@ -29,7 +33,7 @@ class Pool:
         return open_connection(address, self._settings, deadline)
 
     def wait_on(self, address: tuple[str, int], deadline: float) -> Connection:
-        """As `take`, for a question without effect: `close` breaks it off."""
+        """As `take`, for a question without effect, which `close` interrupts."""
         connection = self.take(address, deadline)
         with self._lock:
             self._waiting.add(connection)
@@ -62,7 +66,7 @@ class Pool:
                 return connection
 
     def give(self, connection: Connection, address: tuple[str, int]) -> None:
-        """Give a connection back; one with answers under way waits until they came."""
+        """Give a connection back. With answers under way it is not reused until they have arrived."""
         with self._lock:
             self._waiting.discard(connection)
             if connection.broken:
@@ -75,7 +79,9 @@ class Pool:
                 self._parked.setdefault(address, []).append(connection)
 
     def close(self) -> None:
-        """Close all idle connections; those in use are closed when they come back, those of `wait_on` break."""
+        """Close all idle connections; connections in use are closed when they come back, those of `wait_on` at
+        once.
+        """
         with self._lock:
             self._closed = True
             for connection in self._waiting:
@@ -87,20 +93,20 @@ class Pool:
                 pool.clear()
 
     def after_fork(self) -> None:
-        """In a forked child: close its copies; the parent's stay as they are."""
+        """In a forked child: close its copies; the parent's stay open."""
         self._lock = threading.Lock()
         self._waiting.clear()
         self.close()
 
 
 class SilentBrokers:
-    """Brokers that failed to answer: each is left alone for a second, longer if it fails again and again."""
+    """Brokers that failed to answer. Each is skipped for a second, and longer if it fails again."""
 
     def __init__(self) -> None:
         self._until: dict[int, tuple[float, float]] = {}  # broker -> until, and for how long
 
     def failed(self, node: int) -> None:
-        """Leave a broker alone."""
+        """Skip a broker for a while."""
         first, longest = LEFT_ALONE_S
         pause = min(longest, 2 * self._until.get(node, (0.0, first / 2))[1])
         self._until[node] = time.monotonic() + pause, pause
@@ -110,5 +116,5 @@ class SilentBrokers:
         self._until.pop(node, None)
 
     def has(self, node: int, now: float) -> bool:
-        """Whether a broker is left alone. ``now``: monotonic seconds."""
+        """Whether a broker is skipped. ``now``: monotonic seconds."""
         return now < self._until.get(node, (0.0, 0.0))[0]

@@ -1,4 +1,4 @@
-"""The fields of an answer, one after the other."""
+"""Reading the fields of an answer, one after the other."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Reader:
     def uvarint(self) -> int:
         value = shift = 0
         while shift < 35:
-            try:  # as `skip` checks it, without the cost of a call
+            try:  # the check of `skip`, without the cost of a call
                 byte = self.body[self.at]
             except IndexError:
                 raise MalformedAnswer("an answer ends in the middle of a field") from None

@@ -19,7 +19,7 @@ from anabranch.core.decisions.bases import base_published, is_published
 from anabranch.core.decisions.scale import partitions_added, partitions_refused
 from anabranch.core.decisions.streams import (
     forget_refused,
-    prove_lead,
+    prove_leadership,
     recovery_refused,
     stream_created,
     stream_forgotten,
@@ -402,7 +402,7 @@ class StreamTopics:
             )
         under_way.look_at = now + (LOOK_AGAIN_S if left or not found else 0)
         under_way.found = found
-        return partial(prove_lead, stream=stream) if found else None
+        return partial(prove_leadership, stream=stream) if found else None
 
     def _check_open(self) -> None:
         """Stop work of a leadership that is over: the next leader may have begun it again."""

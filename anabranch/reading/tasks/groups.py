@@ -1,4 +1,4 @@
-"""Positions and consumer groups of Kafka: the mirror of a processor, and starts where a group stands."""
+"""Positions and Kafka's consumer groups: the mirror of a processor, and inputs that start at a group's position."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ log = logging.getLogger("anabranch.client")
 
 
 class Mirror:
-    """Shows Kafka's tools where a processor stands: offsets of a group without members, which are never read back.
+    """Copies a processor's positions to a consumer group without members, for Kafka's tools. They are never read
+    back.
 
-    Call `step` every few seconds, by a thread that may wait: not by the one that commits. Close it in the end.
+    Call `step` every few seconds from a thread that may wait, not from the one that commits. Close it at the end.
     """
 
     def __init__(
@@ -38,26 +39,29 @@ class Mirror:
         self._member = ports.member(mirror_group(processor))
 
     def step(self) -> bool:
-        """Tell the positions if they have moved; True if so. Trouble is logged, and the next step tries again."""
+        """Copy the positions if they have moved, and return whether they have.
+
+        Errors are logged; the next step tries again.
+        """
         try:
             info = self._ask()
             offsets: dict[TopicPartition, int] = {}
-            stands: dict[str, int] = {}
+            records: dict[str, int] = {}
             for number, one in enumerate(info.inputs):
                 lowest = min(at.record for at in positions_of(info, number).values())
                 if self._told.get(one.stream) != lowest:
-                    stands[one.stream] = lowest
+                    records[one.stream] = lowest
                     offsets |= mirrored(self._source, one.stream, lowest, self._timeout)
             if not offsets or not self._member.commit(offsets, wait=True):
                 return False
         except AnabranchError as error:
             log.info("the positions of a processor are not mirrored: %s", error)
             return False
-        self._told |= stands
+        self._told |= records
         return True
 
     def close(self) -> None:
-        """Free its connections; the group's offsets stay."""
+        """Free the connections; the group's offsets stay."""
         self._member.close()
         self._source.close()
 
@@ -65,16 +69,16 @@ class Mirror:
 def mirrored(
     source: CommittedLog, stream: str, record: int, timeout: float
 ) -> dict[TopicPartition, int]:
-    """The offsets of a position: of the history, and of each partition of the stream.
+    """The offsets of a position: in the history, and on each partition of the stream.
 
-    The partitions' are those of the last whole commit below. Once all is consumed they are the ends, behind all
-    markers, so that tools show no lag.
+    On the partitions they are those of the last whole commit before it. Once all is consumed they are the ends,
+    after all markers, so that tools show no lag.
     """
     topic, history = stream_topic(stream), TopicPartition(history_topic(stream), 0)
     deadline = source.clock.monotonic() + timeout
     count = partitions_of(source, [stream], deadline)[topic]
     places = [TopicPartition(topic, partition) for partition in range(count)]
-    # Asked for first: the history tells all commits below these ends.
+    # Asked for before the search, so that the history has all commits below these ends.
     ends = source.end_offsets([history, *places], deadline, committed=True)
     search = HistorySearch(source, stream, timeout)
     last = search.last()
@@ -88,10 +92,10 @@ def mirrored(
 def group_inputs(
     ports: ReaderPorts, group: str, streams: Sequence[str], timeout: float
 ) -> tuple[ProcessorInput, ...]:
-    """The inputs of a processor that goes on where a consumer group stands in the streams' own topics.
+    """The inputs of a processor that continues at a consumer group's offsets in the streams' own topics.
 
-    Raises: UnknownStream, InvalidArgument (the group has no offset there), SnapshotExpired (retention took what it
-    has not consumed), NotReady, NotAuthorized.
+    Raises: UnknownStream, InvalidArgument (the group has no offset), SnapshotExpired (retention deleted events
+    that it has not consumed), NotReady, NotAuthorized.
     """
     with _group(ports, group, streams, timeout) as (source, positions):
         deadline = source.clock.monotonic() + timeout
@@ -106,7 +110,7 @@ def group_inputs(
 def group_progress(
     ports: ReaderPorts, group: str, streams: Sequence[str], safe: int, timeout: float
 ) -> int:
-    """The highest timestamp up to which a group has consumed all that streams have, at most a safe one.
+    """The highest timestamp up to which a group has consumed all events of streams, at most ``safe``.
 
     Raises: as `group_inputs`.
     """
@@ -121,7 +125,7 @@ def group_progress(
 def _group(
     ports: ReaderPorts, group: str, streams: Sequence[str], timeout: float
 ) -> Iterator[tuple[CommittedLog, dict[str, dict[int, int]]]]:
-    """A log, and where the group stands: stream -> partition -> offset. `InvalidArgument`: nowhere."""
+    """A log, and the group's offsets: stream -> partition -> offset. `InvalidArgument` without offsets."""
     source, member = ports.committed_log(timeout), ports.member(group)
     try:
         counts = partitions_of(source, streams, source.clock.monotonic() + timeout)
@@ -139,10 +143,11 @@ def _group(
 
 
 def passed(search: HistorySearch, offsets: Mapping[int, int]) -> tuple[int, int, int | None]:
-    """The place in a history for one that has read up to these offsets, and the timestamp of what lies before it.
+    """The place in a history for a reader at these offsets, the timestamp of what is before it, and that of its
+    commit.
 
-    The first commit with an event at or above one of them stands there: nothing is left out, some come again. The
-    last value is its timestamp; None: there is none, so far.
+    The place is the first commit with an event at or above one of the offsets: no event is skipped, some may come
+    again. The last value is None if there is no such commit yet.
     """
     near = search.not_beyond(offsets)
     start, timestamp = near.offset if near is not None else 0, 0
@@ -171,10 +176,11 @@ def first_inputs(
     deadline: float,
     together: Mapping[str, int],
 ) -> tuple[ProcessorInput, ...]:
-    """The inputs of a new processor, each with the place where it starts: all or nothing of each transaction.
+    """The inputs of a new processor, each with its start; together they have all or nothing of each transaction.
 
-    ``start``: as of `Client.read`. ``timeout``: seconds of a search. ``together``: stream -> a number; streams with
-    different ones never share a transaction. Raises: UnknownStream, NotReady, InvalidArgument (a time to come).
+    ``start``: as for `Client.read`. ``timeout``: seconds of a search. ``together``: stream -> a number; streams
+    with different numbers never share a transaction. Raises: UnknownStream, NotReady, InvalidArgument (a future
+    time).
     """
     checked, newest = check_start(start), 0
     ids = ids_of(source, streams, deadline)
@@ -196,7 +202,7 @@ def first_inputs(
             begin, timestamp = behind.offset + 1, behind.record.timestamp
         newest = max(newest, timestamp)
         inputs.append(ProcessorInput(stream, ids[stream].history, begin, timestamp))
-    # A commit's own timestamp is no time to come, whatever this machine's clock says.
+    # A timestamp in the history is not in the future, whatever this machine's clock shows.
     if isinstance(checked, int) and checked > max(newest, from_us(int(source.clock.wall() * 1e6))):
         raise InvalidArgument(
             f"start {start} is still to come: 'end' begins with what is committed from now on"
@@ -207,10 +213,9 @@ def first_inputs(
 def _halves(
     searches: Mapping[str, HistorySearch], together: Mapping[str, int], passed: Mapping[str, int]
 ) -> dict[int, int]:
-    """Number of ``together`` -> the newest commit of which one stream is passed over, and another one is not.
+    """Number of ``together`` -> the newest commit that is skipped in one stream, but not in another.
 
-    As far as histories tell: one that was cut may have had others. ``passed``: stream -> the timestamp up to which
-    it is passed over.
+    Only commits that histories still have are found. ``passed``: stream -> the timestamp up to which it is skipped.
     """
 
     def commits(stream: str, above: int, until: int) -> Iterator[tuple[int, str]]:
@@ -224,7 +229,7 @@ def _halves(
         first, last = min(passed[s] for s in group), max(passed[s] for s in group)
         if first == last:
             continue
-        # A cut history tells no more: no other one is read from before it.
+        # A truncated history has no older commits: no other history is read from before it.
         oldest = [searches[s].not_beyond({}) for s in group if passed[s] > first]
         first = max(first, min(at.record.timestamp if at else last for at in oldest) - 1)
         shared = merge(*(commits(stream, first, last) for stream in group))
@@ -237,7 +242,7 @@ def _halves(
 def _oldest(
     source: CommittedLog, stream: str, search: HistorySearch, deadline: float
 ) -> tuple[int, int]:
-    """The place in a history behind all commits of which retention has taken events, and the time before it."""
+    """The place in a history after all commits with deleted events, and the timestamp of what is before it."""
     history, topic = TopicPartition(history_topic(stream), 0), stream_topic(stream)
     count = partitions_of(source, [stream], deadline)[topic]
     places = [TopicPartition(topic, partition) for partition in range(count)]
@@ -246,7 +251,7 @@ def _oldest(
     near = search.not_beyond(firsts) if any(firsts.values()) else None
     if near is None:
         return begin, timestamp
-    begin, timestamp = near.offset, near.record.timestamp  # all before is gone
+    begin, timestamp = near.offset, near.record.timestamp  # everything before it is deleted
     for at, record in search.since(near.offset):
         if not isinstance(record, CommitRecord):
             continue

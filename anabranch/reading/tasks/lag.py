@@ -1,4 +1,4 @@
-"""How far a processor's tasks are behind its inputs, as the inputs' histories tell."""
+"""The lag of a processor's tasks in its inputs, from the inputs' histories."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ from anabranch.reading.history_search import HistorySearch
 from anabranch.schemas.records import CommitRecord, ProcessorInfo, ProcessorInput, TaskPosition
 from anabranch.topics.names import history_topic
 
-_COUNTED = 10_000  # records that are read of one history, some tenths of a second
+_COUNTED = 10_000  # most records that are read of one history: some tenths of a second
 _FETCH_BYTES = 64 << 10
 
 
 class Lag(NamedTuple):
-    """Committed events of an input behind a position, and the Unix ms of the oldest of these commits (0: none).
+    """The number of committed events of an input after a position, and the Unix ms of the oldest of these commits
+    (0: none).
 
-    The commit in which the position lies counts whole. Not ``exact``: offsets are counted, so the markers between
-    events, too.
+    All events of the commit at the position are counted. If it is not ``exact``, offsets are counted, and with them
+    the markers between events.
     """
 
     events: int
@@ -35,13 +36,13 @@ class Lag(NamedTuple):
     exact: bool = True
 
     def age_s(self, now: float) -> float:
-        """Seconds since the oldest of them, at a Unix time; 0: there is none."""
+        """Seconds from the oldest commit to a Unix time; 0 without a commit."""
         return max(0.0, now - self.oldest_ms / 1000) if self.oldest_ms else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class InputLag:
-    """An input of a processor: task -> the position there and its lag. ``trouble``: why there is none."""
+    """An input of a processor: task -> its position and its lag. ``trouble``: why the lag is not known."""
 
     stream: str
     tasks: Mapping[int, tuple[TaskPosition, Lag]]
@@ -49,13 +50,13 @@ class InputLag:
 
     @property
     def most(self) -> Lag:
-        """The lag of the task that stands lowest."""
+        """The lag of the task with the lowest position."""
         found = (lag for _, lag in self.tasks.values())
         return max(found, key=lambda lag: lag.events, default=Lag(0, 0))
 
 
 def positions_of(info: ProcessorInfo, number: int) -> dict[int, TaskPosition]:
-    """Task -> its position in an input, given by its number; the input's start if it never moved."""
+    """Task -> its position in the input with this number; the input's start if it never moved."""
     begin = info.inputs[number]
     start = TaskPosition(number, begin.record, begin.timestamp)
     found = dict.fromkeys(range(info.task_count), start)
@@ -102,10 +103,10 @@ def _plain_lags(
     for place, end in ends.items():
         at = stands[place.partition]
         first = at.record or starts[place]
-        if at.timestamp:  # never moved: its start, in Unix ms
+        if at.timestamp:  # the task never moved: the start, in Unix ms
             by_time = source.offset_for_time(place, at.timestamp, deadline)
             first = end if by_time is None else by_time
-        oldest_ms = 0  # markers and what was aborted are passed over
+        oldest_ms = 0  # no committed record follows: only markers and aborted ones
         while not oldest_ms and first < end:
             fetched = source.fetch(place, first, deadline, _FETCH_BYTES)
             if fetched is None:
@@ -122,7 +123,10 @@ def _plain_lags(
 def lags_behind(
     search: HistorySearch, records: Iterable[int], counted: int = _COUNTED
 ) -> dict[int, Lag]:
-    """The lag of each of these places in a history. ``counted``: where more records follow, vectors tell."""
+    """The lag of each of these places in a history.
+
+    ``counted``: if more records follow, their vectors are compared.
+    """
     wanted = sorted(set(records))
     read = list(islice(search.since(wanted[0]), counted + 1))
     if len(read) > counted:
@@ -138,9 +142,9 @@ def lags_behind(
 
 
 def lag_of_offsets(search: HistorySearch, offsets: Mapping[int, int]) -> Lag:
-    """The lag of one that has read a stream's partitions up to these offsets: of events alone, without markers.
+    """The lag of a reader at these offsets of a stream's partitions, in events without markers.
 
-    Vectors tell, if more than `_COUNTED` records follow.
+    If more than `_COUNTED` records follow, vectors are compared instead.
     """
     near = search.not_beyond(offsets)
     if near is None:
@@ -159,7 +163,7 @@ def lag_of_offsets(search: HistorySearch, offsets: Mapping[int, int]) -> Lag:
 
 
 def _events(record: CommitRecord, offsets: Mapping[int, int]) -> int:
-    """Events of a commit at these offsets of its partitions or above; within one's range offsets are counted."""
+    """Events of a commit at or above these offsets; within the range of a segment offsets are counted."""
     return sum(
         min(part.count, max(0, part.end - offsets.get(part.partition, 0)))
         for part in record.segments
@@ -172,7 +176,7 @@ def _by_vectors(search: HistorySearch, place: int) -> Lag:
     if last is None or first is None:
         return Lag(0, 0)
     if before is None and search.is_cut():
-        before = search.oldest_whole()  # an EPOCH record: what lies before it is deleted
+        before = search.oldest_whole()  # an EPOCH record: events before it are deleted
     begin = before.vector() if before is not None else {}
     ends = sum(end - begin.get(partition, 0) for partition, end in last.vector().items())
     return Lag(ends, to_ms(first.record.timestamp), exact=False)

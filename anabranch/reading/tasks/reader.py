@@ -32,9 +32,9 @@ from anabranch.schemas.records import (
 from anabranch.topics.names import history_topic
 from anabranch.types import Event, Tenure
 
-_PACE_S = 0.25  # so long one input is waited for, while nothing comes
-_ALL_S = 10.0  # so often all tasks move, those without events too
-_ENDS_S = 5.0  # the longest that other inputs are waited for
+_PACE_S = 0.25  # the wait for one input while no events come
+_ALL_S = 10.0  # how often the positions of all tasks move, also without events
+_ENDS_S = 5.0  # the longest wait for other inputs
 _NONE = (-1, -1, -1)
 _INSTEAD = (
     "keep the stream for longer; now let it go on with on_lost='skip', or begin elsewhere with "
@@ -42,32 +42,33 @@ _INSTEAD = (
 )
 _WITH_IT = SnapshotExpired("retention has deleted events that were committed with it")
 _ALL = (1 << 63) - 1
-_KEPT = 64  # layouts; readers of a stream's tasks are rarely more epochs apart
+_KEPT = 64  # layouts; tasks are rarely more epochs apart
 
 
 class Dealing:
-    """Deals the events of one stream out to so many tasks, each an equal range of the key positions.
+    """Assigns the events of one stream to a number of tasks, each an equal range of the key positions.
 
-    The task of an event is the same for each reader. A keyed event goes to the task of its key. One without a key
-    goes by its offset to one of the tasks whose ranges its segment meets; so does one whose key lies outside of its
-    segment's range, as a foreign client may hash it: readers of the key's own partitions would never see it.
+    Every reader finds the same task for an event. A keyed event belongs to the task of its key. An event without a
+    key is assigned by its offset to one of the tasks whose ranges overlap its segment. So is an event whose key is
+    outside of its segment's range, because another client hashed it differently: readers of the key's own
+    partitions would never see it.
     """
 
     def __init__(self, search: HistorySearch, tasks: int) -> None:
         self._search = search
         self._tasks = tasks
-        self.misplaced = 0  # events whose key lies outside of their segment's range
+        self.misplaced = 0  # events whose key is outside of their segment's range
         self._ranges: dict[int, dict[int, tuple[int, int]]] = {}  # stream epoch -> segment -> keys
 
     def note(self, epoch: EpochRecord) -> None:
-        """Take in the layout of an epoch."""
+        """Add the layout of an epoch."""
         ranges = {segment.segment_id: (segment.low, segment.high) for segment in epoch.segments}
         self._ranges[epoch.stream_epoch] = ranges
         if len(self._ranges) > _KEPT:
             del self._ranges[next(iter(self._ranges))]
 
     def ranges(self, epoch: int) -> dict[int, tuple[int, int]]:
-        """Segment -> its keys, of a stream epoch. `SnapshotExpired` if its record is cut off."""
+        """Segment -> its keys, of a stream epoch. `SnapshotExpired` if its record is deleted."""
         if epoch not in self._ranges:
             found = self._search.epoch_record(epoch)
             if found is None:
@@ -112,7 +113,10 @@ def _positions(keys: Sequence[bytes | None]) -> Longs:
 
 @dataclass(slots=True)
 class Input:
-    """An input while it is read. ``at``: what was given so far; ``stands``: where each task stood at first."""
+    """An input while it is read.
+
+    ``at``: the place up to which events were returned. ``starts``: each task's first place.
+    """
 
     number: int
     stream: str
@@ -120,18 +124,22 @@ class Input:
     parts: StreamParts
     dealing: Dealing
     at: Place
-    stands: dict[int, TaskPosition]
-    order: dict[int, int] = field(default_factory=dict)  # segments of the record that is given
+    starts: dict[int, TaskPosition]
+    order: dict[int, int] = field(default_factory=dict)  # segments of the present record
     batch: deque[Found] = field(default_factory=deque)
     rest: Iterator[Share] | None = None  # of the first record of the batch
-    given: Iterator[tuple[int, Event]] | None = None  # the rest of a share, for single events
-    last: tuple[int, int] | None = (
-        None  # segment and offset given of that record, not yet in ``at``
+    given: Iterator[tuple[int, Event]] | None = (
+        None  # the rest of a share, for iteration over single events
     )
-    told: dict[int, tuple[int, int, int]] = field(default_factory=dict)  # as of `consumed`
+    last: tuple[int, int] | None = (
+        None  # segment and offset returned of the present record, not yet in ``at``
+    )
+    reported: dict[int, tuple[int, int, int]] = field(
+        default_factory=dict
+    )  # the places that `consumed` returned last
 
     def place(self) -> Place:
-        """The place up to which all was given."""
+        """The place up to which all events were returned."""
         if self.last is not None:
             segment, offset = self.last
             inside = self.order[segment], offset + 1, segment
@@ -139,54 +147,58 @@ class Input:
         return self.at
 
     def begin_again(self) -> None:
-        """The first record of the batch is read again, from what was given."""
+        """Read the first record of the batch again, from the last returned event on."""
         self.place()
         self.rest = self.given = None
 
     def passed(self) -> None:
-        """The first record of the batch is given whole."""
+        """Note that the first record of the batch is returned completely."""
         offset, record = self.batch.popleft()
         self.at = Place(offset + 1, timestamp=record.timestamp)
         self.rest = self.given = self.last = None
 
     def moved(self, task: int, left: Place | None = None) -> Iterator[TaskPosition]:
-        """The position of a task, if that is beyond what was told of it. ``left``: all from there is not done."""
+        """The position of a task, if it moved since `consumed`. ``left``: the place from which events are not
+        processed.
+        """
         at = left or self.place()
         if at.segment >= 0 and at is left:
-            return  # nothing is done since, and the order of its segments may be another record's
-        if at[:3] > self.told_of(task):
+            return  # nothing was processed since; the order of segments may belong to another record
+        if at[:3] > self.reported_of(task):
             yield TaskPosition(self.number, at.record, at.timestamp, at.segment, at.offset)
 
-    def told_of(self, task: int) -> tuple[int, int, int]:
-        """The place of a task as of `consumed`, or its first one if that is beyond: other tasks may stand below.
+    def reported_of(self, task: int) -> tuple[int, int, int]:
+        """The place of a task in the last `consumed`, or its first place if that is higher, as other tasks may be
+        lower.
 
-        The first one's part is known while its record is read, and not before: so it is looked up each time.
+        The part of the first place is known only while its record is read, so it is looked up each time.
         """
-        first = place_of(self.stands[task], self.order)[:3]
-        return max(first, self.told.get(task, first))
+        first = place_of(self.starts[task], self.order)[:3]
+        return max(first, self.reported.get(task, first))
 
 
 def end_of(place: tuple[int, int, int], here: tuple[int, int]) -> int:
-    """Up to which offset of a segment of a record all lies below a place."""
+    """The offset of a record's segment up to which everything is before a place."""
     if place[:2] == here:
         return place[2]
     return _ALL if place[:2] > here else 0
 
 
 def place_of(position: TaskPosition, order: dict[int, int]) -> Place:
-    """The place of a task in, or behind, a record. ``order``: the record's segments."""
+    """The place of a task within or after a record. ``order``: the record's segments."""
     if position.segment < 0:
         return Place(position.record)
     return Place(position.record, order.get(position.segment, -1), position.offset)
 
 
 class TaskReader(Iteration[Event]):
-    """Events of a tenure's tasks, those of each key in commit order. Close it, or use it as a context manager.
+    """Events of a tenure's tasks, each key in commit order. Iterate over it; close it, or use it as a context
+    manager.
 
-    Iterate over it. Each event counts as consumed once it is given. One thread at a time.
+    Each event counts as consumed when it is returned. One thread at a time.
 
-    ``on_lost``: called with an input, how many of its commits `cut` passes over, and why: retention has taken them,
-    or a part of them in some input. None: reading stops with that error.
+    ``on_lost``: called with an input, the number of its commits that `cut` skips, and the error: retention has
+    deleted these, or a part of them in another input. None: reading stops with that error.
     """
 
     on_lost: Callable[[str, int, SnapshotExpired], None] | None = None
@@ -200,7 +212,7 @@ class TaskReader(Iteration[Event]):
         ask_timeout: float,
         together: Mapping[str, int],
     ) -> None:
-        """``together``: stream -> a number; streams with different ones never share a transaction."""
+        """``together``: stream -> a number; streams with different numbers never share a transaction."""
         super().__init__()
         self._clock = ports.clock
         self._timeout = check_timeout(timeout)
@@ -211,8 +223,12 @@ class TaskReader(Iteration[Event]):
         self.misplaced = Counter[str]()  # events read whose key lies outside of their segment
         self._touched: set[int] = set()
         self._together = together
-        self._complete: dict[int, int] = {}  # number of `together` -> all commits so old were read
-        self._lost: dict[int, list[tuple[int, int]]] = {}  # … commits of these times may be half
+        self._complete: dict[
+            int, int
+        ] = {}  # number of `together` -> timestamp up to which all commits were read
+        self._lost: dict[
+            int, list[tuple[int, int]]
+        ] = {}  # … time ranges with commits that may be incomplete
         self._all_due = self._clock.monotonic() + _ALL_S
         numbers = {one.stream: number for number, one in enumerate(tenure.inputs)}
         for stream in streams:
@@ -233,17 +249,17 @@ class TaskReader(Iteration[Event]):
     def _open(self, number: int, stream: str, timeout: float) -> Input:
         begin = self._tenure.inputs[number]
         history = HistoryCursor(self._source, stream)
-        stands = {}
+        starts = {}
         for task, info in self._tenure.tasks.items():
             known = (p for p in info.positions if p.input == number)
-            stands[task] = next(known, TaskPosition(number, begin.record, begin.timestamp))
-        record, timestamp = min((at.record, at.timestamp) for at in stands.values())
+            starts[task] = next(known, TaskPosition(number, begin.record, begin.timestamp))
+        record, timestamp = min((at.record, at.timestamp) for at in starts.values())
         history.seek(record)
         search = HistorySearch(self._source, stream, timeout)
         dealing = Dealing(search, self._tenure.task_count)
         parts = StreamParts(self._source, stream, timeout)
         return Input(
-            number, stream, history, parts, dealing, Place(record, timestamp=timestamp), stands
+            number, stream, history, parts, dealing, Place(record, timestamp=timestamp), starts
         )
 
     def _free(self) -> None:
@@ -265,7 +281,7 @@ class TaskReader(Iteration[Event]):
                     raise
                 return
             now = self._clock.monotonic()
-            # Events of other tasks count, too: a long history of theirs is no silence.
+            # Events of other tasks count, too: reading a long history of them is not a time-out.
             if self._timeout is not None and before != [each.at for each in self._inputs]:
                 give_up = now + self._timeout
             if now >= give_up:
@@ -288,14 +304,14 @@ class TaskReader(Iteration[Event]):
                 one.given = zip(share.tasks, share.events(one.stream), strict=True)
 
     def _look(self, one: Input, deadline: float) -> None:
-        """Read on in an input's history."""
+        """Read more of an input's history."""
         found = one.history.next(deadline)
         if found:
             self._check_whole(one, found[0])
         one.batch.extend(found)
 
     def _next(self, one: Input) -> Share | None:
-        """The next events of the first record that are to be given; None: no more. Asked again, it goes on."""
+        """The next events of the first record for these tasks; None at its end. Each call continues."""
         if one.rest is None:
             offset, record = one.batch[0]
             if isinstance(record, EpochRecord):
@@ -314,7 +330,7 @@ class TaskReader(Iteration[Event]):
             raise
 
     def _shares(self, one: Input, offset: int, record: CommitRecord) -> Iterator[Share]:
-        """The events of a commit that belong to this tenure's tasks, and are not consumed yet."""
+        """The events of a commit that belong to this tenure's tasks and are not consumed yet."""
         runs = one.parts.runs(record)
         if runs is None:
             raise SnapshotExpired(
@@ -323,13 +339,13 @@ class TaskReader(Iteration[Event]):
             )
         ranges = one.dealing.ranges(record.stream_epoch)
         one.order = order = {part.segment_id: i for i, part in enumerate(record.segments)}
-        # The others stand before this record.
-        stands = {
+        # The other tasks are before this record.
+        not_consumed = {
             task: place_of(position, order)[:3]
-            for task, position in one.stands.items()
+            for task, position in one.starts.items()
             if position.record >= offset and task in self._sequences
         }
-        given = one.at[:3] if one.at.record == offset else _NONE  # it was left in the middle
+        given = one.at[:3] if one.at.record == offset else _NONE  # it was read in part before
         for run in runs:
             segment = run.stretch.segment_id
             offsets = run.offsets
@@ -340,7 +356,7 @@ class TaskReader(Iteration[Event]):
                 one.dealing.misplaced = 0
             here = offset, order[segment]
             begun = np.full(self._tenure.task_count, end_of(given, here))
-            for task, place in stands.items():
+            for task, place in not_consumed.items():
                 begun[task] = max(begun[task], end_of(place, here))
             places = np.flatnonzero(self._ours[tasks] & (np.array(offsets) >= begun[tasks]))
             if len(places) == len(offsets):
@@ -351,12 +367,13 @@ class TaskReader(Iteration[Event]):
     # -- cuts -----------------------------------------------------------------------------------------
 
     def cut(self, until: float, most_bytes: int, part_bytes: int | None = None) -> list[Piece]:
-        """Whole commits of the inputs, in the order of their timestamps, up to about so many bytes; each once.
+        """Whole commits of the inputs, in the order of their timestamps, up to about ``most_bytes``; each once.
 
-        A cut holds all or nothing of a transaction, in all inputs. One of more than ``part_bytes``
+        A batch has all or nothing of a transaction, in all inputs. A commit of more than ``part_bytes``
         (None: ``most_bytes``) comes in parts. Empty: nothing came until the monotonic second ``until``.
 
-        Raises as iterating does; then this reader is of no more use, as the cut's beginning is lost.
+        Raises as iterating does. After an error this reader can't be used any more, as the batch's beginning is
+        lost.
         """
         taken: list[Piece] = []
         size, full = 0, 0
@@ -395,7 +412,7 @@ class TaskReader(Iteration[Event]):
                 one.last = share.last()
                 shares.shares.append(share)
                 tasks += share.tasks
-            if self._is_half(*key):  # what was taken of it in other inputs, too
+            if self._is_half(*key):  # also drop its events from other inputs
                 while taken and (self._together[taken[-1].stream], taken[-1].timestamp) == key:
                     self._lose(taken.pop().stream, key[1], key[1])
             elif tasks:
@@ -406,7 +423,7 @@ class TaskReader(Iteration[Event]):
                 return taken
 
     def _ready(self, until: float) -> list[Input]:
-        """The inputs whose first records may be taken. To look at one may fill another that was empty before."""
+        """The inputs whose first records may be taken. Checking one may fill another that was empty before."""
         while True:
             filled = [bool(one.batch) for one in self._inputs]
             ready = [one for one in self._inputs if one.batch and self._is_complete(one, until)]
@@ -426,10 +443,11 @@ class TaskReader(Iteration[Event]):
                 )
 
     def _is_complete(self, one: Input, until: float) -> bool:
-        """Whether all that is as old as its first record has been read, in all inputs that may share it.
+        """Whether everything as old as its first record has been read, in all inputs that may share the
+        transaction.
 
-        The histories' ends, asked for once a record is seen, tell it: what its transaction, or one before, wrote
-        elsewhere is below them.
+        The ends of the histories, asked for after the record was seen, prove it: whatever its transaction, or an
+        earlier one, wrote to other inputs is below them.
         """
         home = self._together[one.stream]
         others = [each for each in self._inputs if self._together[each.stream] == home]
@@ -452,51 +470,54 @@ class TaskReader(Iteration[Event]):
         self._complete[home] = sure
         return first <= sure
 
-    # -- what retention took --------------------------------------------------------------------------
+    # -- what retention deleted -----------------------------------------------------------------------
 
     def _lose(
         self, stream: str, first: int, last: int, why: SnapshotExpired = _WITH_IT, count: int = 1
     ) -> None:
-        """Pass over commits of these timestamps, in all inputs that may share them, if that is allowed."""
+        """Skip commits of these timestamps in all inputs that may share them, if ``on_lost`` allows it."""
         if self.on_lost is None:
             raise why
         self._lost.setdefault(self._together[stream], []).append((first, last))
         self.on_lost(stream, count, why)
 
     def _is_half(self, group: int, timestamp: int) -> bool:
-        """Whether retention may have taken a part of a commit. They are asked for in their order."""
+        """Whether retention may have deleted a part of a commit. Timestamps have to rise from call to call."""
         left = [lost for lost in self._lost.get(group, ()) if lost[1] >= timestamp]
         self._lost[group] = left
         return any(first <= timestamp for first, _ in left)
 
     def _check_whole(self, one: Input, first: Found) -> None:
-        """Whether the history was cut between what was read and this record."""
+        """Check that the history was not truncated between what was read and this record."""
         last = one.batch[-1] if one.batch else None
-        stands = one.at.record if last is None else last.offset + 1
-        if first.before >= stands:
+        expected = one.at.record if last is None else last.offset + 1
+        if first.before >= expected:
             since = one.at.timestamp if last is None else last.record.timestamp
             error = SnapshotExpired(
-                f"the history of {one.stream} is cut behind record {stands}, which is not consumed yet: commits "
+                f"the history of {one.stream} is cut behind record {expected}, which is not consumed yet: commits "
                 f"are gone for this processor: {_INSTEAD}"
             )
             last_lost = first.record.timestamp - 1
-            self._lose(one.stream, since + 1, last_lost, error, first.before + 1 - stands)
+            self._lose(one.stream, since + 1, last_lost, error, first.before + 1 - expected)
 
     # -- positions ------------------------------------------------------------------------------------
 
     @property
     def has_moved(self) -> bool:
-        """Whether `consumed` has news: events were given, or the places of tasks without events are due."""
+        """Whether `consumed` has something new: events were returned, or the places of tasks without events are
+        due.
+        """
         if self._touched or self._clock.monotonic() < self._all_due:
             return bool(self._touched)
-        return any(next(each.moved(task), None) for each in self._inputs for task in each.stands)
+        return any(next(each.moved(task), None) for each in self._inputs for task in each.starts)
 
     def consumed(self, also: Iterable[int] = (), left: Sequence[Piece] = ()) -> Consumed:
-        """All that was given since the last call: plain data, to be committed once, after those before it.
+        """The positions after all events returned since the last call: plain data, to be committed once and in
+        order.
 
-        The caller may pickle it, or send it as bytes. Any process may give it to `commit`. ``also``: tasks to be
-        named though no event was theirs. ``left``: the last ones, of which the next call tells. Once a commit with
-        it fails for good, this reader is of no more use: take the tasks again.
+        The caller may pickle it, or send it as bytes; any process may give it to `commit`. ``also``: tasks to
+        include though they had no event. ``left``: the last pieces, which belong to the next call. If a commit with
+        it fails for good, this reader can't be used any more: take the tasks again.
         """
         now = self._clock.monotonic()
         tasks = self._touched | set(also)
@@ -511,7 +532,7 @@ class TaskReader(Iteration[Event]):
             )
             alike.setdefault((self._sequences[task], moved), []).append(task)
             for each in self._inputs:
-                each.told[task] = (limits.get(each.stream) or each.place())[:3]
+                each.reported[task] = (limits.get(each.stream) or each.place())[:3]
         self._touched = {task for piece in left for task in piece.tasks}
         steps = tuple(TaskStep(tuple(some), *step) for step, some in alike.items())
         return Consumed(self._tenure.processor, self._tenure.secret, steps)

@@ -1,4 +1,4 @@
-"""Shares of commits' events, as readers of tasks give them: in columns, until somebody asks for the events."""
+"""Shares of commits' events for readers of tasks: in columns, until the events are needed."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from anabranch.types import Event
 if TYPE_CHECKING:
     import pyarrow as pa
 
-EVENT_BYTES = 32  # of an event, besides its key and value
+EVENT_BYTES = 32  # counted for an event, in addition to its key and value
 
 
 @dataclass(slots=True)
 class Share:
-    """Events of a run that are given. ``places``: where they are in it, rising; None: all. ``tasks``: of each."""
+    """Some events of a run. ``places``: their places in the run, rising; None: all. ``tasks``: the task of each."""
 
     run: Run
     tasks: list[int]
     places: Longs | None = None
 
     def ends(self) -> Longs:
-        """Bytes of the events up to each one, and with it."""
+        """The bytes of the events up to and including each one."""
         low = self.run.low
         sizes = self.run.block.sizes(low, low + self.run.stretch.length) + EVENT_BYTES
         return np.cumsum(sizes if self.places is None else sizes[self.places])
 
     def split(self, at: int) -> tuple[Share, Share]:
-        """The first so many of its events, and the others."""
+        """The first ``at`` events, and the others."""
         places = np.arange(len(self.tasks)) if self.places is None else self.places
         halves = slice(at), slice(at, None)
         first, rest = (Share(self.run, self.tasks[half], places[half]) for half in halves)
@@ -47,7 +47,7 @@ class Share:
         return self.run.stretch.segment_id, self.run.offsets[at]
 
     def events(self, stream: str) -> Iterator[Event]:
-        """The events, each made when it is asked for."""
+        """The events, each made on demand."""
         events = self.run.events(stream)
         if self.places is None:
             return events
@@ -58,7 +58,7 @@ class Share:
 
 @dataclass(slots=True)
 class Shares:
-    """Events of one stream; each iteration makes them again."""
+    """The events of one stream; each iteration makes them again."""
 
     stream: str
     shares: list[Share] = field(default_factory=list)
@@ -72,28 +72,31 @@ class Shares:
 
 
 class Place(NamedTuple):
-    """A place in an input: a record of its history, and how far in it; they compare in the order of reading."""
+    """A place in an input: a record of its history, and a place in the record.
+
+    Places compare in the order of reading.
+    """
 
     record: int
-    part: int = -1  # which segment of the record, in its order; -1: none of it is given
-    offset: int = -1  # all below, in that segment, is given
+    part: int = -1  # index of the segment in the record; -1: before the first event
+    offset: int = -1  # in that segment, all below was returned
     segment: int = -1
-    timestamp: int = 0  # of the last record that is given whole
+    timestamp: int = 0  # of the last record that was returned completely
 
 
 class Piece(NamedTuple):
-    """The events of one commit of an input, or of a part of it, for these tasks; and the task of each."""
+    """The events of one commit of an input, or of a part of it, with the task of each."""
 
     stream: str
     timestamp: int
     events: Sequence[Event] | Shares
     tasks: list[int]
-    whole: bool = True  # this is the last part of it
-    before: Place | None = None  # up to there all else of the input is given
+    whole: bool = True  # whether this is the last part of the commit
+    before: Place | None = None  # all earlier events of the input were returned up to there
 
     @property
     def is_inside(self) -> bool:
-        """Whether it begins inside of a commit, behind another part."""
+        """Whether it begins inside of a commit, after another part."""
         return self.before is not None and self.before.segment >= 0
 
     def batch(self) -> pa.RecordBatch:

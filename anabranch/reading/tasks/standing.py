@@ -1,4 +1,4 @@
-"""Consumer groups in streams: their places, how far they are behind, and how they are moved."""
+"""Consumer groups in streams: their positions, their lag, and moving them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from anabranch.topics.names import history_topic, stream_topic
 
 @dataclass(frozen=True, slots=True)
 class StreamStanding:
-    """A group's place in a stream, and how far it is behind. ``trouble``: why that can't be told.
+    """A group's position in a stream, and its lag. ``trouble``: why the lag is not known.
 
     ``offsets``: partition -> offset in the stream's topic; for a group of `read_transactions` {-1: offset in the
     stream's history}.
@@ -31,7 +31,7 @@ class StreamStanding:
 
     @property
     def by_transactions(self) -> bool:
-        """Whether it reads whole transactions."""
+        """Whether the group reads whole transactions."""
         return HISTORY in self.offsets
 
 
@@ -46,7 +46,7 @@ class ConsumerGroup:
 
     @property
     def most(self) -> Lag:
-        """The lags of all its streams together: events, and the oldest of them."""
+        """The lag in all its streams together: events, and the oldest of them."""
         lags = [one.lag for one in self.streams]
         oldest = min((lag.oldest_ms for lag in lags if lag.oldest_ms), default=0)
         return Lag(sum(lag.events for lag in lags), oldest, all(lag.exact for lag in lags))
@@ -60,7 +60,7 @@ def groups_of(
 ) -> list[ConsumerGroup]:
     """The groups with a position in a stream; None: in any stream. By name.
 
-    A group that this client may not see is left out. ``timeout``: seconds of each question.
+    Groups that this client may not see are omitted. ``timeout``: seconds of each question.
     """
     found = []
     if stream is not None:
@@ -74,7 +74,7 @@ def groups_of(
 
 
 def count_events(ports: ReaderPorts, stream: str, timeout: float) -> Lag:
-    """The committed events that a stream has now, as a lag behind its beginning."""
+    """The committed events that a stream has now, as a lag from its beginning."""
     split_stream(stream)
     with closing(ports.committed_log(timeout)) as source:
         search = HistorySearch(source, stream, timeout)
@@ -82,7 +82,7 @@ def count_events(ports: ReaderPorts, stream: str, timeout: float) -> Lag:
 
 
 def group_of(ports: ReaderPorts, groups: Groups, name: str, timeout: float) -> ConsumerGroup:
-    """A group and its places in all streams. `InvalidArgument`: there is no such group."""
+    """A group and its positions in all streams. `InvalidArgument`: there is no such group."""
     with closing(ports.committed_log(timeout)) as source:
         found = _group(source, groups, name, timeout)
     if not found.streams and found.state == "dead":
@@ -108,7 +108,7 @@ def _group(
                 placed.setdefault(stream, {})[partition] = offset
     for stream, offset in histories.items():
         placed.setdefault(stream, {HISTORY: offset})
-    # Most topics of other groups are no stream's: one broker's word is enough.
+    # Most topics of other groups do not belong to streams: one broker's answer is enough.
     more = {"patience": 0.0} if wanted is None else {}
     known = source.partition_counts([*map(history_topic, placed)], deadline, **more)
     places = {stream: at for stream, at in sorted(placed.items()) if history_topic(stream) in known}
@@ -125,7 +125,7 @@ def _standing(
         if HISTORY in offsets:
             lag = lags_behind(search, {offsets[HISTORY]})[offsets[HISTORY]]
             return StreamStanding(stream, offsets, lag)
-        # Retention took what is below.
+        # Events below are deleted.
         firsts = _firsts(source, stream, timeout)
         at = {p: max(first, offsets.get(p, 0)) for p, first in firsts.items()}
         return StreamStanding(stream, offsets, lag_of_offsets(search, at))
@@ -143,7 +143,7 @@ def _firsts(source: CommittedLog, stream: str, timeout: float) -> dict[int, int]
 def move_group(
     ports: ReaderPorts, groups: Groups, name: str, stream: str, start: Start, timeout: float
 ) -> ConsumerGroup:
-    """Let a group without members go on from ``start``, as of `Client.read`, in a stream.
+    """Move a group without members to ``start``, as for `Client.read`, in a stream.
 
     Raises: IllegalState (members are in it), InvalidArgument, UnknownStream, SnapshotExpired, NotAuthorized.
     """

@@ -11,7 +11,7 @@ from anabranch.reading.committed_log import CommittedLog, client_errors
 from anabranch.schemas.records import ProcessorInfo
 from anabranch.topics.names import stream_topic
 
-FIRST_STORE = 2  # the numbers below are the head's and the hidden store's
+FIRST_STORE = 2  # the lower numbers belong to the head and the hidden store
 _FETCH_BYTES = 1 << 20
 
 
@@ -28,9 +28,10 @@ def stored(
     task: int | None,
     timeout: float,
 ) -> bytes | None:
-    """The committed value of a key; None: there is none. Reads the whole partition of its task.
+    """The committed value of a key, or None. The whole partition of the key's task is read.
 
-    ``task``: None: that of the key. ``timeout``: seconds without anything new. Raises: InvalidArgument, NotReady.
+    ``task``: None for the task of the key. ``timeout``: seconds to wait without new records. Raises:
+    InvalidArgument, NotReady.
     """
     if store not in info.stores:
         known = ", ".join(info.stores) or "none"

@@ -1,4 +1,4 @@
-"""Those who wait for the answer to a commit, in its row."""
+"""The askers of a commit, which wait for its answer and are stored in its row."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from anabranch.schemas.records import PendingCommitRow
 
 
 def is_waiting(pending: PendingCommitRow | None, to: ReplyTo | None) -> bool:
-    """Whether the asker waits for the commit already."""
+    """Whether the asker is among those that wait for the commit."""
     if pending is None or to is None:
         return False
     waiting = zip(pending.lanes, pending.reply_partitions, pending.correlation_ids, strict=True)
@@ -19,7 +19,7 @@ def is_waiting(pending: PendingCommitRow | None, to: ReplyTo | None) -> bool:
 
 
 def join_waiting(pending: PendingCommitRow | None, to: ReplyTo | None) -> PendingCommitRow:
-    """Add an asker who waits for the answer; a repeated command does not wait twice."""
+    """Add an asker to the row; a repeated command is not added twice."""
     if pending is None:
         pending = PendingCommitRow((), (), (), (), False, (), None, None, 0)
     if to is None or is_waiting(pending, to):
@@ -37,5 +37,5 @@ def join_waiting(pending: PendingCommitRow | None, to: ReplyTo | None) -> Pendin
 
 
 def without_askers(pending: PendingCommitRow) -> PendingCommitRow:
-    """A commit whose askers are answered."""
+    """The row of a commit without askers, because these are answered."""
     return replace(pending, correlation_ids=(), reply_partitions=(), lanes=(), commands=(), held=())

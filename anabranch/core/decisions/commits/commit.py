@@ -1,9 +1,10 @@
 """Decisions on commits: which writers to take, when the journal covers them, what to merge.
 
-A commit goes: *pending* (logged; waits, with a deadline, for the journal to show all receipts) → *decided*
-(COMMIT_IN_PROGRESS and exactly the writers to take are logged; from here a successor finishes it) → *merged*
-(timestamp, merges, COMMIT, COMMITTED and the answers, in one round). A refusal before *decided* leaves the
-transaction open and unchanged.
+A commit passes three stages. A refusal before *decided* leaves the transaction open and unchanged.
+
+1. *pending*: it is logged, and waits, with a deadline, until the journal is indexed up to all receipts.
+2. *decided*: COMMIT_IN_PROGRESS and the exact list of writers are logged; from here any next leader finishes it.
+3. *merged*: timestamp, merges, COMMIT, COMMITTED and the answers, all in one round.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ def commit(turn: Turn, command: Commit, to: ReplyTo | None) -> None:
     row = turn.transaction(
         command.token,
         Rights.COMMIT,
-        partial(_heard_late, turn, to),
+        partial(_accepts_expired, turn, to),
         prepared.proven_by(turn, command.secret),
     )
     named = (*command.own, *(command.receipts or ()))
@@ -87,16 +88,16 @@ def commit(turn: Turn, command: Commit, to: ReplyTo | None) -> None:
     if row.state == "COMMITTED":
         turn.charge(work.of_receipts(named) + work.LOOK * len(named))
         taken = {one.writer: turn.state.receipt(row.txn_id, one.writer) for one in named}
-        behind = not_covered(named, {writer: one for writer, one in taken.items() if one})
-        if behind:
+        missing = not_covered(named, {writer: one for writer, one in taken.items() if one})
+        if missing:
             raise AlreadyCommitted(
-                f"the transaction was committed without writer {writers_text(behind)}, by another commit: its "
+                f"the transaction was committed without writer {writers_text(missing)}, by another commit: its "
                 "outcome stands; write that again"
             )
         turn.answer(to, row)
         return
     if row.state == "ABORTED":
-        # Perhaps because it gave way to an earlier commit: then the answer is the same again.
+        # If the transaction gave way to an earlier commit, give the same answer again.
         earlier = _earlier_answer(turn, row, command)
         if earlier is not None:
             turn.reply(to, earlier)
@@ -115,9 +116,9 @@ def commit(turn: Turn, command: Commit, to: ReplyTo | None) -> None:
         return
     turn.hear(row.txn_id)
     if askers.is_waiting(txn.pending, to):
-        return  # repeated: the first request and its deadline count
+        return  # a repeated request: the deadline of the first one counts
     check_writes(turn.state, row, txn.participants)
-    with suppress(TenureLost):  # that aborts it, when it is to be decided
+    with suppress(TenureLost):  # the transaction is aborted when the commit is to be decided
         _check_consumed(turn, row, command)
     check_name(command.name)
     check_number(command.name, command.number)
@@ -145,7 +146,7 @@ def commit(turn: Turn, command: Commit, to: ReplyTo | None) -> None:
         )
         try:
             _check_replaced(former.writers, {receipt.writer: receipt for receipt in writers}, same)
-        except OutcomeUnknown as error:  # this commit may end otherwise than the former
+        except OutcomeUnknown as error:  # this commit may end differently from the former one
             end_pending(turn, row.txn_id, error)
     pending = replace(
         askers.join_waiting(txn.pending, to),
@@ -167,7 +168,7 @@ def _join_decided(
     looked: Mapping[int, LookedRow],
     to: ReplyTo | None,
 ) -> None:
-    """Let this asker of a decided commit wait, too. Its lock checks count, whatever receipts it names."""
+    """Add an asker to a decided commit. Its validation of locks counts, whatever receipts it names."""
     txn_id = txn.row.txn_id
     waiting = askers.join_waiting(txn.pending, to)
     due = registered.to_look_at(turn, txn_id)
@@ -181,12 +182,14 @@ def _join_decided(
         if not not_covered(named, txn.writers):
             turn.put(k.pending_key(txn_id), waiting)
             return
-        again = due  # a refusal would change nothing, so the refusal waits for the next copy
+        again = (
+            due  # not refused now: a refusal would discard the validation; the next copy is refused
+        )
     turn.reply(to, again)
 
 
 def _commit_prepared(turn: Turn, txn: OpenTxn, command: Commit, to: ReplyTo | None) -> None:
-    """A prepare repeated, or the word of the coordinator that a PREPARED transaction commits."""
+    """Answer a repeated prepare, or commit a PREPARED transaction for its coordinator."""
     row = txn.row
     named = (*command.own, *(command.receipts or ()))
     prepared.check_ending(txn, command, not_covered(named, txn.writers))
@@ -198,7 +201,7 @@ def _commit_prepared(turn: Turn, txn: OpenTxn, command: Commit, to: ReplyTo | No
 
 
 def commit_prepared(turn: Turn, txn_id: bytes, to: ReplyTo | None) -> None:
-    """Log that a PREPARED transaction commits; a later round merges it; this one, if a row has its events."""
+    """Log that a PREPARED transaction commits. A later round merges it; this round does if a row has the events."""
     txn = turn.open(txn_id)
     if txn.pending is None:
         one_shot.commit_events(turn, txn, to)
@@ -206,13 +209,13 @@ def commit_prepared(turn: Turn, txn_id: bytes, to: ReplyTo | None) -> None:
     waiting = askers.join_waiting(txn.pending, to)
     turn.put(k.txn_key(txn_id), turn.move(txn.row, "begin_commit"))
     turn.put(k.pending_key(txn_id), waiting)
-    turn.told.add(txn_id)
+    turn.newly_committing.add(txn_id)
     for stream, epoch in sorted(txn.participants.items()):
         journal_op(turn, stream, JournalOp("BEGIN_COMMIT", txn_id, epoch, 0))
 
 
 def _check_consumed(turn: Turn, row: TxnRow, command: Commit) -> None:
-    """Whether the commit may move these positions, of the tenure that its begin named. As `positions.judge`."""
+    """Check that the commit moves positions of the tenure that its begin named. Raises as `positions.judge`."""
     consumed = command.consumed
     named = None if consumed is None else positions.hash_of(consumed.processor, consumed.tenure)
     if named != row.consumes:
@@ -232,7 +235,7 @@ def _judge(turn: Turn, row: TxnRow, consumed: Consumed | None) -> None:
 
 
 def _check_decided(row: TxnRow, command: Commit) -> None:
-    """Refuse a commit, if another one with other positions was decided."""
+    """Refuse a commit if one with other positions was decided before."""
     consumed = command.consumed
     if row.state in ("ABORT_IN_PROGRESS", "ABORTED"):
         return
@@ -245,15 +248,15 @@ def _check_decided(row: TxnRow, command: Commit) -> None:
     )
 
 
-def _heard_late(turn: Turn, to: ReplyTo | None, row: TxnRow) -> bool:
-    """Whether a commit is answered although its token's time is over: perhaps it came before, in time."""
+def _accepts_expired(turn: Turn, to: ReplyTo | None, row: TxnRow) -> bool:
+    """Whether to answer a commit whose token has expired: an earlier copy may have come in time."""
     return row.state not in ("OPEN", "PREPARED") or askers.is_waiting(
         turn.open(row.txn_id).pending, to
     )
 
 
 def _earlier_answer(turn: Turn, row: TxnRow, command: Commit) -> Outcome | None:
-    """The answer to an aborted transaction's repeated commit; None: only that it is aborted."""
+    """The earlier outcome that an aborted transaction's commit was answered with; None if it was simply aborted."""
     yielded = turn.state.yielded(row.txn_id)
     if yielded is not None and (yielded.name, yielded.number) == (command.name, command.number):
         earlier = claims.answer(turn, yielded, row.owner)
@@ -262,7 +265,9 @@ def _earlier_answer(turn: Turn, row: TxnRow, command: Commit) -> Outcome | None:
     if command.number is not None:
         return None
     named = None
-    with suppress(NotAuthorized):  # another lane's is no answer: this one is aborted
+    with suppress(
+        NotAuthorized
+    ):  # another lane's outcome is not shown: the answer is that this one is aborted
         named = earlier_outcome(turn, row.scope, command.name, row.owner)
     return None if named is None else turn.outcome(named)
 
@@ -270,10 +275,10 @@ def _earlier_answer(turn: Turn, row: TxnRow, command: Commit) -> Outcome | None:
 def _check_replaced(
     wanted: Iterable[Receipt], taken: Mapping[int, Receipt], same_claim: bool = True
 ) -> None:
-    """`OutcomeUnknown` if a commit is waiting or decided without what another one wants."""
-    behind = not_covered(wanted, taken)
-    if behind or not same_claim:
-        without = f"writer {writers_text(behind)}" if behind else "this one's name and number"
+    """`OutcomeUnknown` if the commit that is waiting or decided lacks what this one wants."""
+    missing = not_covered(wanted, taken)
+    if missing or not same_claim:
+        without = f"writer {writers_text(missing)}" if missing else "this one's name and number"
         raise OutcomeUnknown(
             f"another commit of this transaction is under way, without {without}: ask for the outcome; "
             "while it is open, commit again with all receipts"
@@ -287,26 +292,29 @@ def advance_commits(turn: Turn) -> None:
     """Merge the commits decided in former rounds, then decide the pending ones that can be decided."""
     if not turn.state.committing:
         return
-    waiting = sorted(turn.state.committing)  # an order that a successor repeats
+    waiting = sorted(turn.state.committing)  # an order that the next leader repeats
     merge_decided(turn, [txn_id for txn_id in waiting if _can_merge(turn, txn_id)])
     for txn_id in waiting:
         txn = turn.state.open.get(txn_id)
-        # Merged or superseded meanwhile, a transaction is no longer open.
+        # A transaction that was merged or superseded in this loop is not open any more.
         if txn is not None and txn.pending is not None and not txn.pending.decided:
             before, since = turn.puts, turn.work
             try:
                 _try_decide(turn, txn_id, txn, txn.pending)
-            except (FixCallError, RetryError) as error:  # of this one alone: the leader goes on
+            except (
+                FixCallError,
+                RetryError,
+            ) as error:  # concerns this commit alone: the leader continues
                 check(turn.puts == before, f"a commit that failed changed something: {error}")
                 end_pending(turn, txn_id, error)
             turn.owe(txn.row.owner, since)
 
 
 def _can_merge(turn: Turn, txn_id: bytes) -> bool:
-    """Whether the commit is decided, and this leader has read the journals that far."""
+    """Whether the commit is decided, and this leader has read the journals up to its receipts."""
     txn = turn.state.open[txn_id]
     pending = txn.pending
-    if pending is None or not pending.decided or txn_id in turn.told:
+    if pending is None or not pending.decided or txn_id in turn.newly_committing:
         return False
     needed = prepared.needed(turn.state, pending)
     place = turn.index.lacking(needed, txn if pending.prepare is None else None)
@@ -318,9 +326,9 @@ def _can_merge(turn: Turn, txn_id: bytes) -> bool:
 def next_due_ms(
     state: State, index: JournalIndex, merging: Merging, wall_ms: int, now_ms: int
 ) -> int | None:
-    """Milliseconds until the next commit is to be looked at: 0 if one can be merged at once.
+    """Milliseconds until the next commit has to be checked: 0 if one can be merged at once.
 
-    A commit that the journals do not cover yet is not due: reading them wakes the loop.
+    A commit that the journals do not cover yet needs no deadline here: reading them wakes the loop.
     """
     due = []
     for txn_id in state.committing:
@@ -341,14 +349,17 @@ def _try_decide(turn: Turn, txn_id: bytes, txn: OpenTxn, pending: PendingCommitR
     unmoved: AnabranchError | None = None
     try:
         _judge(turn, txn.row, pending.consumed)
-    except (TenureLost, UnknownProcessor) as lost:  # what was made under this tenure is over
+    except (
+        TenureLost,
+        UnknownProcessor,
+    ) as lost:  # the tasks were taken, so the transaction can never commit
         end_pending(turn, txn_id, lost)
         abort_txn(turn, txn_id, str(lost))
         return
     except (FixCallError, NotReady) as refusal:
         unmoved = refusal
     if not late and not turn.index.covers(pending.writers, txn):
-        return  # the usual wait: don't weigh in vain
+        return  # the usual wait: weighing the receipts now would be useless
     if (again := registered.to_look_at(turn, txn_id)) is not None:
         for to in end_pending(turn, txn_id, None):
             turn.reply(to, again)
@@ -360,7 +371,7 @@ def _try_decide(turn: Turn, txn_id: bytes, txn: OpenTxn, pending: PendingCommitR
         _decide(turn, txn_id, txn, pending, weighed)
     elif late or not isinstance(error, ReceiptsNotCovered | NotReady):
         end_pending(turn, txn_id, error)
-        turn.hear(txn_id)  # the keepalive stopped at the commit: it begins afresh
+        turn.hear(txn_id)  # the keepalive was stopped by the commit: it starts again
 
 
 def _why_not(
@@ -425,7 +436,10 @@ def _decide(
 
 
 def _earlier(turn: Turn, row: TxnRow, pending: PendingCommitRow) -> YieldedRow | None:
-    """The claim that this commit gives way to. `NotReady` while it commits, `NotAuthorized`: another lane's."""
+    """The earlier claim that this commit gives way to.
+
+    `NotReady`: it is committing. `NotAuthorized`: another lane's.
+    """
     if pending.name is None:
         return None
     if pending.number is not None:

@@ -1,8 +1,8 @@
-"""Decisions on frozen locks: those of transactions that are carried aside, which can't be aborted any more.
+"""Decisions on frozen locks: those of transactions with a staged merge, which can't be aborted any more.
 
-A commit that would break one waits for its transaction's end. No transaction is carried whose writes break a frozen
-lock, or whose locks the writes of a carried one break. So what is carried never waits, and waiting has no circle.
-`docs/inside/tables.md` has the rules.
+A commit that would break a frozen lock waits until the lock's transaction ends. A staged merge is not begun if the
+transaction's writes break a frozen lock, or if the writes of another staged merge break its locks. So a staged
+merge never waits for another one, and there is no deadlock. `docs/inside/tables.md` has the rules.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from anabranch.core.memory import Waiting, Who
 from anabranch.errors import NotReady
 from anabranch.schemas.records import Event, SegmentRange
 
-BARS_MS = 1_000  # who has waited for so long keeps others from freezing what it waits for
-HEARD_MS = 5_000  # … unless it is a one-shot that was not sent again for so long
-MOST = 1_000  # who wait, as far as they are noted
+BARS_MS = 1_000  # a commit that has waited this long prevents new freezes of the locks it needs
+HEARD_MS = 5_000  # … unless it is a one-shot that was not sent again within this time
+MOST = 1_000  # commits that wait; more are not noted
 
 Writes = Mapping[str, Write]  # by table
-On = set[tuple[bytes, str]]  # whom somebody waits for, and on which table
+On = set[tuple[bytes, str]]  # the transactions that a commit waits for, with the table
 
 
 def check_free(
@@ -42,7 +42,7 @@ def check_free(
 
 
 def waits(turn: Turn, who: Who, writes: Callable[[], Writes]) -> bool:
-    """Whether these writes break a frozen lock, or may, and have to wait. ``writes``: asked for if need be."""
+    """Whether these writes break a frozen lock, or may, and so have to wait. ``writes``: called only if needed."""
     if still_waits(turn, who):
         return True
     if not turn.state.locks.carried and turn.memory.merging.waiting.get(who, None) is None:
@@ -53,7 +53,7 @@ def waits(turn: Turn, who: Who, writes: Callable[[], Writes]) -> bool:
 
 
 def still_waits(turn: Turn, who: Who) -> bool:
-    """Whether one that it waited for is still being carried: nothing need be looked at then."""
+    """Whether a transaction that it waited for is still frozen: then no lock has to be compared again."""
     known = turn.memory.merging.waiting.get(who, None)
     if known is None or not any(txn_id in turn.state.locks.carried for txn_id, _ in known.on):
         return False
@@ -62,9 +62,9 @@ def still_waits(turn: Turn, who: Who) -> bool:
 
 
 def may_freeze(turn: Turn, txn_id: bytes, written: Callable[[bytes], Writes | None]) -> bool:
-    """Whether a transaction may be carried from now on; its locks hold until now.
+    """Whether a transaction's locks may be frozen now. They are valid until now.
 
-    ``written``: by which one; None: the journals are not read so far yet.
+    ``written``: gives the writes of a transaction; None if the journals are not read up to them yet.
     """
     state = turn.state
     others = [other for other in state.locks.carried if other != txn_id]
@@ -87,9 +87,11 @@ def may_freeze(turn: Turn, txn_id: bytes, written: Callable[[bytes], Writes | No
 
 
 def _bars(turn: Turn, txn_id: bytes) -> On:
-    """Those that have waited so long for locks like this one's that it may not freeze before them.
+    """The commits that have waited for this transaction's locks for `BARS_MS`: these locks may not be frozen
+    before.
 
-    The older id goes first of those that would be frozen themselves: else two might wait for each other.
+    If two commits would both freeze locks, the one with the older id goes first; otherwise each might wait for
+    the other.
     """
     return {
         (who if isinstance(who, bytes) else NO_TXN, table)
@@ -113,7 +115,7 @@ def _frozen_by(turn: Turn, by: bytes, writes: Writes) -> On:
 
 
 def _note(turn: Turn, who: Who, on: On, writes: Writes, *, freezes: bool = False) -> bool:
-    """Note for whom somebody waits. Returns whether it does."""
+    """Note the transactions that a commit waits for. Returns whether there are any."""
     waiting = turn.merging.waiting
     known = waiting.get(who, None)
     if not on:
@@ -130,13 +132,13 @@ def _note(turn: Turn, who: Who, on: On, writes: Writes, *, freezes: bool = False
 
 
 def _few(write: Write) -> Write:
-    """A write as it is kept: of a big one nothing but its table, so that memory is bounded."""
+    """A write as memory keeps it: of a big one only its table, so that memory is bounded."""
     points = write.points
     return write if points is not None and len(points) <= FEW_POINTS else Write(0, None, ())
 
 
 def _room(turn: Turn, waiting: Mapping[Who, Waiting]) -> bool:
-    """Whether one more may be noted, once those are dropped that are not heard of any more."""
+    """Whether one more waiting commit may be noted, after dropping those that were not sent again."""
     gone = [who for who, its in waiting.items() if turn.now_ms - its.heard_ms >= HEARD_MS]
     for who in gone:
         turn.merging.waiting.put(who, None)
@@ -144,7 +146,7 @@ def _room(turn: Turn, waiting: Mapping[Who, Waiting]) -> bool:
 
 
 def waiting_for(turn: Turn) -> Iterable[tuple[Who, bytes, str]]:
-    """(who, the transaction it waits for, the table), as far as they are heard of."""
+    """(waiting commit, the transaction it waits for, the table), without commits that were not sent again."""
     for who, its in turn.memory.merging.waiting.as_dict().items():
         if turn.now_ms - its.heard_ms < HEARD_MS:
             for txn_id, table in its.on:

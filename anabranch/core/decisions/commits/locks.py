@@ -1,6 +1,6 @@
-"""Decisions on locks: what was read must hold just below the commit timestamp (`docs/inside/tables.md`).
+"""Decisions on locks: what was read must be unchanged just below the commit timestamp (`docs/inside/tables.md`).
 
-The locks of one-shots are judged here, and each commit is held against the registered ones, those of `registered`.
+This module validates the locks of one-shots, and checks which registered locks (`registered`) each commit breaks.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ Taken = tuple[int, Sequence[StoredRun]]  # runs of a journal partition
 
 
 def merge(turn: Turn, step: StreamCommit, taken: Iterable[Taken] = ()) -> None:
-    """Put a merge into the round; a table's is noted, too, for the locks on it.
+    """Put a merge into the round. A merge into a table is also noted in the recent writes.
 
-    ``taken``: the runs of a transaction, by journal partition; carried ones, too.
+    ``taken``: the runs of the transaction by journal partition, with those of a staged merge.
     """
     turn.round.history.append(step)
     before = turn.state.tables.get(step.stream)
@@ -67,23 +67,24 @@ def written(turn: Turn, step: StreamCommit, taken: Iterable[Taken]) -> Write:
 
 
 def hold_against(turn: Turn, table: str, write: Write, by: bytes) -> None:
-    """Hold a commit against the registered locks of a table: what it breaks is logged with it.
+    """Check a commit against the registered locks of a table, and log with it the locks that it breaks.
 
-    A transaction that has a part in a stream, or commits, ends; one that only reads goes on.
+    A transaction with a broken lock is aborted if it touched a stream, or is committing; one that only reads
+    continues.
     """
     for txn_id, broken in sorted(turn.state.locks.broken(table, write, by).items()):
         txn = turn.open(txn_id)
         if txn.row.broken is not None:
             continue
         turn.put(k.txn_key(txn_id), txn.row._replace(broken=broken))
-        # One that is carried can't be aborted; none with locks is begun to be carried.
+        # A staged merge can't be aborted, and need not be: commits that would break its frozen locks wait.
         acts = txn.participants or txn.pending is not None
         if acts and TRANSACTIONS.moves(txn.row.state, "begin_abort"):
             abort_txn(turn, txn_id, broken_text(broken))
 
 
 def judge(turn: Turn, command: OneShot) -> LookAgain | None:
-    """None: all locks hold until now. Else the client has to look; nothing is put.
+    """None if all locks hold until now; else the answer that asks the client to revalidate. Puts nothing.
 
     Raises: InvalidArgument, NotAuthorized, UnknownStream, CrossScope.
     """
@@ -103,7 +104,7 @@ def named(locks: Iterable[TableLocks]) -> list[str]:
 
 
 def table_times(turn: Turn, tables: Iterable[str]) -> tuple[TableTime, ...]:
-    """The newest commits of these tables, with what this round commits so far."""
+    """The newest commits of these tables, including those of this round so far."""
     known = turn.state.tables
     return tuple(TableTime(table, known[table].last) for table in tables if table in known)
 
@@ -117,7 +118,7 @@ def check_table(turn: Turn, table: str) -> None:
 
 
 def check_locks(turn: Turn, locks: Sequence[TableLocks]) -> None:
-    """`InvalidArgument`, `NotAuthorized`: locks that can't be."""
+    """Raise `InvalidArgument` for malformed locks, `NotAuthorized` for tables that the lane may not read."""
     if not _rise(named(locks)):
         raise InvalidArgument("locks name each table once, in rising order")
     for each in locks:

@@ -1,8 +1,9 @@
-"""Merging decided commits: regular, rolling, or carried aside first (`docs/inside/epochs.md`, PDP-24).
+"""Merging decided commits: regular, rolling or staged (`docs/inside/epochs.md`, PDP-24).
 
-A round merges in the order of the timestamps that it gives. A stream's *current* layout is the active one at
-first. A transaction of another reference epoch makes a duplicate of that epoch current; at the end of the round
-the active layout is duplicated in turn. Transactions of one reference epoch follow each other to share a duplicate.
+A round merges transactions in the order of the timestamps that it gives them. A stream's *current* layout is at
+first the active one. A transaction of another reference epoch makes a duplicate of that epoch current; at the end
+of the round the active layout is duplicated and current again. Transactions of one reference epoch are merged one
+after the other, so that they share a duplicate.
 """
 
 from __future__ import annotations
@@ -32,10 +33,10 @@ from anabranch.core.state import OpenTxn
 from anabranch.errors import check
 from anabranch.schemas.records import CarryRow, Extent, JournalOp, SegmentRange
 
-# How soon a commit that waits for a carrier or for partitions is looked at again.
+# Pause before a commit that waits for a carrier or for partitions is checked again.
 LOOK_AGAIN_MS = 50
 TORN_MS = 10_000
-WAITING_MS = 1_000  # the same, while its stream waits
+WAITING_MS = 1_000  # the same, while a stream of it is in trouble
 
 
 class Source(NamedTuple):
@@ -63,22 +64,22 @@ class Plan:
     records: int
     size: int
     carried: bool
-    state: int  # … of the size: of states of processors, which stay where they are
+    state: int  # … of which belong to processors' states, which are never staged or rolled
 
     @property
     def runs(self) -> int:
-        """How many runs of journals it has."""
+        """The number of journal runs."""
         return sum([len(source.runs) for target in self.targets for source in target.sources])
 
     @property
     def travels(self) -> tuple[Target, ...]:
-        """The targets that may be carried aside, or rolled."""
+        """The targets that may be staged or rolled."""
         return tuple(target for target in self.targets if not is_state(target.stream))
 
 
 @dataclass(slots=True)
 class _Current:
-    """The layout that merges of this round go to, of one stream."""
+    """The layout of one stream into which this round merges."""
 
     stream_epoch: int
     reference_epoch: int
@@ -87,7 +88,7 @@ class _Current:
 
 @dataclass(slots=True)
 class _Layouts:
-    """The current layouts of the streams that left their active one in this round."""
+    """The current layouts of streams whose current layout is not the active one."""
 
     turn: Turn
     rolled: dict[str, _Current] = field(default_factory=dict)
@@ -103,7 +104,7 @@ class _Layouts:
         self, stream: str, reference_epoch: int, segments: tuple[SegmentRange, ...],
         starts: dict[int, int],
     ) -> None:  # fmt: skip
-        """Seal the current segments and open these."""
+        """Seal the current segments and open these instead."""
         before = self.of(stream)
         epoch = before.stream_epoch + 1
         self.turn.round.history.append(
@@ -128,18 +129,18 @@ class _Layouts:
 
 
 def merge_decided(turn: Turn, txn_ids: Iterable[bytes]) -> None:
-    """Merge, or begin to carry aside, what fits into this round of these decided transactions."""
+    """Merge as many of these decided transactions as fit into this round; begin staged merges of big ones."""
     layouts = _Layouts(turn)
     merged = 0
     limit = turn.merge_limit
     plans = [plan for txn_id in txn_ids if (plan := _ready(turn, txn_id)) is not None]
-    # Regular ones come first: without a share of their own, rolling ones could starve.
+    # Regular ones come first, so rolling ones have a share of their own: otherwise they could starve.
     share = turn.round_bytes
     if any(_rolled(turn, plan) for plan in plans):
         share //= 2
-    # Half of it is for merges, however many plain writes there are.
+    # Half of the round is for merges, however many plain writes there are.
     sizes = {False: min(turn.plain_bytes, share // 2), True: 0}  # by whether they roll
-    # One at a time, oldest first: newer ones must not put it off again and again.
+    # One at a time, oldest first: newer ones must not delay it again and again.
     order = _order if limit is None else _oldest_first
     for plan in sorted(plans, key=lambda plan: order(turn, plan)):
         if limit is not None and merged >= limit:
@@ -154,7 +155,7 @@ def merge_decided(turn: Turn, txn_ids: Iterable[bytes]) -> None:
             merged += 1
             sizes[rolls] += plan.state if plan.carried else plan.size
             turn.charge(work.of_items(plan.runs))
-        if txn is not None:  # else one before it in this round broke its locks
+        if txn is not None:  # None: an earlier merge of this round broke its locks
             turn.owe(txn.row.owner, since)
     layouts.close()
 
@@ -179,9 +180,9 @@ def _written(turn: Turn, plan: Plan) -> dict[str, Write]:
 def plan_of(
     turn: Turn, txn_id: bytes, txn: OpenTxn, streams: Collection[str] | None = None
 ) -> Plan:
-    """The runs that the receipts take, as the index shows them, by stream and segment number.
+    """The runs that the receipts take, from the index, by stream and segment number.
 
-    ``streams``: of these alone.
+    ``streams``: only of these.
     """
     extents = extents_by_place(txn.pending.writers if txn.pending is not None else ())
     targets = []
@@ -219,7 +220,7 @@ def _ready(turn: Turn, txn_id: bytes) -> Plan | None:
     if not (left_out and all(carry.done for carry in txn.carries.values())):
         _wait(turn, txn_id, LOOK_AGAIN_MS, "carriers")
         return None
-    # Planning a big one in vain takes time.
+    # Checked before planning, which takes time for a big one.
     if wait is not None and wait.why == "others" and not _has_room(turn, txn_id, _places(txn)):
         return None
     if frozen.still_waits(turn, txn_id):
@@ -227,9 +228,11 @@ def _ready(turn: Turn, txn_id: bytes) -> Plan | None:
         return None
     plan = plan_of(turn, txn_id, txn)
     if plan.records != txn.row.committed:
-        # Never merge less, or more, than was decided: abort it while that is legal.
+        # Never merge less or more than was decided: abort the transaction while that is legal.
         if txn.row.state == "FINALIZE_IN_PROGRESS":
-            _wait(turn, txn_id, TORN_MS, "torn")  # it can't be aborted: an operator settles it
+            _wait(
+                turn, txn_id, TORN_MS, "torn"
+            )  # it can't be aborted: an operator has to force its end
             return None
         reason = f"its journals show {plan.records} of the {txn.row.committed} records decided"
         abort_txn(turn, txn_id, reason)
@@ -242,7 +245,7 @@ def _ready(turn: Turn, txn_id: bytes) -> Plan | None:
         return None
     rolls = [(turn.merging.may_roll_ms.get(s, 0), s) for s, _ in _rolled(turn, plan)]
     until, stream = max(rolls, default=(0, ""))
-    # One limit for all its streams: else another one may just have rolled, again and again.
+    # One limit for all its streams: with a limit for each, one of them could always have rolled just before.
     since = wait.since_ms if wait is not None and wait.why == "rolls" else turn.now_ms
     until = min(until, since + turn.settings.collate_ms)
     if until > turn.now_ms:
@@ -252,7 +255,7 @@ def _ready(turn: Turn, txn_id: bytes) -> Plan | None:
 
 
 def _is_whole(txn: OpenTxn, plan: Plan) -> bool:
-    """Whether every segment's events were carried, as many as the index shows now."""
+    """Whether the events of every segment are staged, as many as the index shows now."""
     due = {
         (target.stream, source.number): sum(run.records for run in source.runs)
         for target in plan.travels
@@ -279,7 +282,9 @@ def _rolled(turn: Turn, plan: Plan) -> tuple[tuple[str, int], ...]:
 
 
 def _order(turn: Turn, plan: Plan) -> tuple[object, ...]:
-    """Regular commits first; then rolling ones that can share duplicates together, carried ones in front."""
+    """The sort key: regular commits first, then rolling ones by the duplicate they can share, staged ones in
+    front.
+    """
     return _rolled(turn, plan), not plan.carried, plan.txn_id
 
 
@@ -288,7 +293,7 @@ def _oldest_first(_: Turn, plan: Plan) -> tuple[object, ...]:
 
 
 def _merge(turn: Turn, layouts: _Layouts, plan: Plan) -> bool:
-    """Merge one transaction; False if partitions are missing for its duplicate epoch."""
+    """Merge one transaction; False if there are too few partitions for its duplicate epoch."""
     switches = _switches(turn, layouts, plan)
     if switches is None:
         return False
@@ -366,16 +371,19 @@ def _part(txn: OpenTxn, plan: Plan, current: _Current, stream: str, source: Sour
     carry = txn.carries.get((stream, source.number))
     if carry is None:
         return Part(into.segment_id, into.partition, runs=source.runs, source=source.partition)
-    check(carry.partition == into.partition, "a carried segment lies elsewhere than its epoch says")
+    check(
+        carry.partition == into.partition,
+        "a staged segment is not on the partition that its epoch names",
+    )
     landed = Landed(carry.first, carry.end, carry.count)
     return Part(into.segment_id, into.partition, source=source.partition, carried=landed)
 
 
-# -- carrying aside ------------------------------------------------------------------------------------
+# -- staged merges -------------------------------------------------------------------------------------
 
 
 def _carry_aside(turn: Turn, plan: Plan) -> None:
-    """Log to which partitions a big merge is carried. No abort is possible after this: its locks are frozen."""
+    """Log the reserved partitions of a staged merge. From here no abort is possible, and its locks are frozen."""
     rows = []
     if not _has_room(turn, plan.txn_id, {t.stream: len(t.sources) for t in plan.travels}):
         return
@@ -408,10 +416,10 @@ def _places(txn: OpenTxn) -> Counter[str]:
 
 
 def _has_room(turn: Turn, txn_id: bytes, places: Mapping[str, int]) -> bool:
-    """Whether there are as many idle partitions as it takes to carry a transaction. If not, it waits.
+    """Whether there are enough idle partitions to stage a transaction. If not, it waits.
 
-    Partitions that others let go soon are waited for. A stuck merge may keep its own for hours, so others get new
-    ones. The oldest one goes first.
+    The transaction waits for partitions that other staged merges release soon. A stuck merge may keep its
+    partitions for hours, so new ones are added in that case. The oldest transaction goes first.
     """
     for stream, count in places.items():
         row = turn.state.streams[stream]
@@ -432,7 +440,7 @@ def _has_room(turn: Turn, txn_id: bytes, places: Mapping[str, int]) -> bool:
 
 
 def _lets_go(turn: Turn, stream: str) -> bool:
-    """Whether a merge that is carried in a stream goes on, so that its partitions are soon idle again."""
+    """Whether a staged merge in a stream makes progress, so that its partitions are soon idle again."""
     for txn_id in turn.state.committing:
         if any(name == stream for name, _ in turn.open(txn_id).carries):
             wait = turn.wait_of(txn_id)
@@ -442,9 +450,10 @@ def _lets_go(turn: Turn, stream: str) -> bool:
 
 
 def _written_by(turn: Turn, plan: Plan, txn_id: bytes) -> Mapping[str, Write] | None:
-    """Writes of a carried transaction to the tables that this one locked, which are kept; or all of this one's own.
+    """The writes of a staged transaction to the tables that this plan's transaction locked; or all of the plan's
+    own.
 
-    None: the journals of these tables are not read so far yet.
+    None: the journals of these tables are not read up to them yet. The former are cached.
     """
     if txn_id == plan.txn_id:
         return _written(turn, plan)
@@ -465,9 +474,9 @@ def _written_by(turn: Turn, plan: Plan, txn_id: bytes) -> Mapping[str, Write] | 
 def runs_to_carry(
     index: JournalIndex, carry: CarryRow, extents: Mapping[tuple[str, int], Mapping[int, Extent]]
 ) -> list[StoredRun]:
-    """The runs of a carried segment that are not yet at their place, in the order in which they go.
+    """The runs of a staged segment that are not yet copied, in the order of copying.
 
-    ``extents``: of the transaction's commit, by place.
+    ``extents``: those of the transaction's commit, by place.
     """
     here = extents.get((carry.stream, carry.source), {})
     runs = taken_runs(index.runs(carry.txn_id, carry.stream, carry.source), here)

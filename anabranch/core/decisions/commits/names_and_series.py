@@ -1,14 +1,15 @@
-"""The claims of commits: numbers of a series, and names; and the answer to one that comes too late.
+"""The claims of commits (names, and numbers of a series), and the answer to a claim that comes too late.
 
-A *series* is numbered commits of a scope: a commit takes its number if that is above all before. The number is
-taken when the commit is decided, and given back if it is aborted after all. Until that commit is merged no other
-one of its series is decided, so a series is committed in the order of its numbers. A series is never forgotten.
+A *series* is numbered commits of a scope: a commit takes a number that is higher than all before. The number is
+taken when the commit is decided, and given back if the transaction is aborted after all. Until that commit is
+merged, no other commit of the series is decided, so a series commits in the order of its numbers. A series is never
+forgotten.
 
-A commit that gives way to an earlier one aborts its transaction. The earlier claim is kept as long as that
-transaction's own outcome, so that a repeated command gets the same answer whatever became of the name.
+A commit that gives way to an earlier one aborts its transaction. The earlier claim is kept for as long as the
+outcome of the aborted transaction, so that a repeated command gets the same answer whatever happens to the name.
 
-A name and a series are of the lane that took them. As they are the whole scope's, a lane takes a free one by the
-right to write to the whole scope; a table's companion has a series of its own, for who may operate the table.
+A name or a series belongs to the lane that took it. Both are unique in the whole scope, so taking a free one needs
+the right to write to the whole scope; the series of a table's companion needs the right to operate the table.
 """
 
 from __future__ import annotations
@@ -49,16 +50,16 @@ from anabranch.schemas.records import (
     YieldedRow,
 )
 
-_NONE = -1  # no number, as rows say it
+_NONE = -1  # in rows: no number
 MAX_JUMP = 1 << 32
 MAX_RUNS = 64  # runs of numbers that a series lists
 
 
 def check_jump(turn: Turn, txn: TxnRow, series: str | None, number: int | None) -> None:
-    """`InvalidArgument` for a number far beyond its series: those between could not be committed any more.
+    """`InvalidArgument` for a number far beyond its series, because the numbers between could never commit again.
 
-    `NameTaken` if the series is another lane's; `NotAuthorized` if the lane may begin none; `InvalidArgument` for a
-    new one, too, if the lane began as many as it may.
+    `NameTaken` if the series is another lane's; `NotAuthorized` if the lane may not begin one; `InvalidArgument`
+    also if the lane has begun as many as its quota allows.
     """
     if series is None or number is None:
         return
@@ -97,7 +98,9 @@ def taken(scope: str, name: str) -> NameTaken:
 
 
 def list_series(turn: Turn, command: ListSeries, to: ReplyTo | None) -> None:
-    """One series, or those of a scope that the lane may see, the last name first; a bounded part of them."""
+    """List one series, or those of a scope that the lane may see, in falling order of names; a bounded part of
+    them.
+    """
     check_served(turn, command.scope)
     rights = rights_of(turn.state, turn.lane, of_scope(command.scope))
     all_of_them = bool(rights & (Right.OPERATE | Right.SERIES))
@@ -135,14 +138,14 @@ def _answer(turn: Turn, scope: str, series: str, to: ReplyTo | None) -> None:
 
 
 def set_series(turn: Turn, command: SetSeries, to: ReplyTo | None) -> None:
-    """Set a series to a number, or give it to a lane, for an operator; only if it is at the number that he saw."""
+    """Set a series to a number, or give it to a lane; only if it is at the number that the operator saw."""
     check_served(turn, command.scope)
     check_name(command.series)
     if not _NONE <= command.number < 1 << 63:
         raise InvalidArgument(f"number {command.number}: -1 to 2^63 - 1 are allowed")
     row = turn.state.series(command.scope, command.series)
     thing = k.series_key(command.scope, command.series)
-    if is_repeated(turn, thing, to):  # done already; commits may have moved the series since
+    if is_repeated(turn, thing, to):  # it was done before; commits may have moved the series since
         _answer(turn, command.scope, command.series, to)
         return
     if command.owner not in (None, "", OPEN_LANE, ADMIN_LANE, *turn.state.lanes):
@@ -165,7 +168,7 @@ def set_series(turn: Turn, command: SetSeries, to: ReplyTo | None) -> None:
         runs = _up_to(row.runs, command.number) if row is not None else ()
         if row is not None and at == wanted:
             row = replace(row, owner=owner)
-        elif wanted is None:  # it is the lane's, and has no number yet
+        elif wanted is None:  # the series belongs to the lane, and has no number yet
             row = SeriesRow(_NONE, NO_TXN, _NONE, NO_TXN, (), owner) if command.owner else None
         else:  # a number set by an operator counts as committed
             runs = runs if runs and runs[-1] == wanted else _more(runs, wanted)
@@ -210,7 +213,7 @@ def _series_of(turn: Turn, txn: TxnRow, series: str) -> SeriesRow | None:
 
 
 def take_number(turn: Turn, txn: TxnRow, series: str, number: int) -> None:
-    """Make this the series' highest number: its commit is decided."""
+    """Make this the highest number of the series, because its commit is decided."""
     before = turn.state.series(txn.scope, series)
     if before is None:
         row = SeriesRow(number, txn.txn_id, _NONE, NO_TXN, (number, number), txn.owner)
@@ -223,7 +226,7 @@ def take_number(turn: Turn, txn: TxnRow, series: str, number: int) -> None:
 
 
 def _more(runs: tuple[int, ...], number: int) -> tuple[int, ...]:
-    """The runs with a number above them all."""
+    """The runs, extended by a number above them all."""
     if runs and runs[-1] == number - 1:
         return (*runs[:-1], number)
     if len(runs) == 2 * MAX_RUNS:
@@ -252,7 +255,7 @@ def give_back(turn: Turn, scope: str, pending: PendingCommitRow | None) -> None:
 
 
 def reason(yielded: YieldedRow) -> str:
-    """Reason for the abort of a transaction whose commit gave way."""
+    """The reason for aborting a transaction whose commit gave way."""
     by = yielded.txn_id.hex() if yielded.txn_id != NO_TXN else "an operator (series set)"
     if yielded.number is None:
         return f"the name {yielded.name!r} was committed before by {by}"
@@ -269,7 +272,8 @@ def reason(yielded: YieldedRow) -> str:
 def answer(turn: Turn, yielded: YieldedRow, owner: str) -> Outcome | None:
     """The answer to a commit that gave way: the earlier transaction's outcome.
 
-    `AlreadyCommitted` if that is another number's, another lane's, or not known any more; None if it was a name's.
+    `AlreadyCommitted` if that has another number, belongs to another lane, or is not known any more; None for a
+    name.
     """
     if yielded.number in (None, yielded.highest):
         row = turn.state.txn_row(yielded.txn_id)

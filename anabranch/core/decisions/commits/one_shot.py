@@ -12,9 +12,9 @@ from anabranch.core.authorize import check_right, writing
 from anabranch.core.decisions.commits import frozen, locks, positions, prepared
 from anabranch.core.decisions.scopes import active_stream, check_served
 from anabranch.core.decisions.transactions import (
-    check_beside,
     check_id_partition,
     check_open,
+    check_same_partition,
     drop_epoch,
     earlier_outcome,
     finish,
@@ -48,11 +48,11 @@ from anabranch.schemas.records import (
     TxnRow,
 )
 
-_KEEPALIVE_MS = 1_000  # of one that is prepared by its first command: nothing waits for it
+_KEEPALIVE_MS = 1_000  # of a transaction prepared by its first command, which no keepalive ends
 
 
 def one_shot(turn: Turn, command: OneShot, to: ReplyTo | None) -> None:
-    """A whole transaction in one command; events are placed by key in the active segments."""
+    """Commit a whole transaction of one command. Its events are placed by key in the active segments."""
     check_served(turn, command.scope)
     check_id_partition(turn, command.txn_id)
     check_name(command.name)
@@ -113,7 +113,10 @@ def one_shot(turn: Turn, command: OneShot, to: ReplyTo | None) -> None:
 
 
 def _give_way(turn: Turn, command: OneShot, earlier: TxnRow, to: ReplyTo | None) -> None:
-    """Answer with an earlier one. Its own id must not commit when the name is forgotten and it is repeated."""
+    """Answer with an earlier commit of the name, and log ABORTED.
+
+    Without that row a repeated command could commit after the name is forgotten.
+    """
     reason = f"the name {command.name!r} was committed before by {earlier.txn_id.hex()}"
     scope, owner = command.scope, turn.lane
     never = born("give_way", command.txn_id, turn.wall_ms, scope=scope, owner=owner, reason=reason)
@@ -122,7 +125,7 @@ def _give_way(turn: Turn, command: OneShot, earlier: TxnRow, to: ReplyTo | None)
 
 
 def prepare_events(turn: Turn, command: PrepareEvents, to: ReplyTo | None) -> None:
-    """Prepare a whole transaction in one command: its events wait in a row for the word of its coordinator."""
+    """Prepare a whole transaction of one command: a row keeps its events until its coordinator decides."""
     check_served(turn, command.scope)
     check_id_partition(turn, command.txn_id)
     check_name(command.name)
@@ -188,9 +191,9 @@ def _prepared_before(turn: Turn, command: PrepareEvents, row: TxnRow, to: ReplyT
 
 
 def commit_events(turn: Turn, txn: OpenTxn, to: ReplyTo | None) -> None:
-    """Commit a PREPARED transaction whose events are in its row, by key in the segments that are active now.
+    """Commit a PREPARED transaction whose events are in a row, placed by key in the segments active now.
 
-    `NotReady` while a stream waits, or is being taken back: it stays PREPARED.
+    `NotReady` while a stream is in trouble or being recovered: the transaction stays PREPARED.
     """
     txn_id, row = txn.row.txn_id, txn.row
     held = turn.state.prepared_row(txn_id)
@@ -215,7 +218,7 @@ def commit_events(turn: Turn, txn: OpenTxn, to: ReplyTo | None) -> None:
     prepared.drop_events(turn, txn_id)
     for stream, epoch in [(s, e) for s, e in txn.participants.items() if s in placed]:
         now = ParticipantRow(stream, turn.state.streams[stream].reference_epoch)
-        if now.reference_epoch != epoch:  # it is merged into the segments of this one
+        if now.reference_epoch != epoch:  # it is merged into the segments of the present epoch
             turn.put(k.participant_key(txn_id, stream), now)
             drop_epoch(turn, stream, epoch)
     finish(turn, row)
@@ -223,7 +226,7 @@ def commit_events(turn: Turn, txn: OpenTxn, to: ReplyTo | None) -> None:
 
 
 def _one_shot_of_tasks(turn: Turn, command: OneShot, to: ReplyTo | None) -> None:
-    """A one-shot that moves positions: the tasks' rows are its outcome, so it leaves none of its own."""
+    """Commit a one-shot that moves positions. The tasks' rows are its outcome, so it leaves no row of its own."""
     consumed = command.consumed
     if command.locks:
         raise InvalidArgument("a one-shot that moves positions takes no locks")
@@ -245,7 +248,7 @@ def _one_shot_of_tasks(turn: Turn, command: OneShot, to: ReplyTo | None) -> None
 
 
 def _state_of(command: OneShot, placed: _Placed) -> dict[str, set[int]]:
-    """The tasks of states that a one-shot writes."""
+    """The tasks whose state a one-shot writes, by state stream."""
     return {
         stream: {event.segment_id for _, events in by_segment for event in events}
         for stream, by_segment in placed.items()
@@ -254,7 +257,7 @@ def _state_of(command: OneShot, placed: _Placed) -> dict[str, set[int]]:
 
 
 def _size_of(event: Event) -> int:
-    """The bytes of a record batch with this event alone, at least."""
+    """The least number of bytes of a record batch with only this event."""
     size = limits.FRAMING + len(event.key or b"") + len(event.value or b"")
     return size + sum(len(name) + len(content or b"") for name, content in event.headers)
 
@@ -276,8 +279,8 @@ def _append(turn: Turn, command: OneShot, placed: _Placed) -> int:
         epoch = target.stream_epoch
         wide = (
             history_records.FEW + target.partitions // history_records.EVERY
-        )  # not each record has the vector
-        turn.size += 16 * min(target.partitions, wide)  # in the history's record, about
+        )  # in wide streams not every record has the vector
+        turn.size += 16 * min(target.partitions, wide)  # of the history record, about
         locks.merge(turn, StreamCommit(command.txn_id, stream, epoch, timestamp, parts))
     return timestamp
 
@@ -292,7 +295,7 @@ def _place(turn: Turn, command: OneShot) -> dict[str, list[tuple[SegmentRange, l
         if stream != former:
             if stream not in by_stream:
                 if stream not in turn.state.streams:
-                    check_beside(turn, stream, command.scope)
+                    check_same_partition(turn, stream, command.scope)
                 if not is_state(stream):
                     check_right(turn.state, turn.lane, *writing(turn.state, stream))
                 active_stream(turn, stream)

@@ -1,8 +1,8 @@
 """Positions of tasks that move with a commit (``docs/inside/processing.md``).
 
-A task's row says who may commit for it, and where it stands. A commit is judged by it when it is decided. Its
-positions move when it is merged, by the transaction's id: a `Take` in between replaces the tenure, and leaves
-``in_progress`` alone.
+A task's row names the tenure that may commit for it, and its positions. A commit is checked against the row when it
+is decided. The positions move when it is merged, and are found by the transaction's id then: a `Take` in between
+replaces the tenure, but not ``in_progress``.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def task_of(turn: Turn, processor: str, task: int) -> TaskRow:
 
 
 def check_tasks(row: ProcessorRow, tasks: tuple[int, ...], tenure: bytes) -> bytes:
-    """The tenure's hash. `InvalidArgument` for tasks that are none, or named twice."""
+    """The tenure's hash. `InvalidArgument` for tasks that do not exist, or are named twice."""
     if len(tenure) != TENURE_SIZE:
         raise InvalidArgument(f"a tenure has {TENURE_SIZE} bytes")
     if not tasks or len(set(tasks)) < len(tasks) or not all(0 <= t < row.tasks for t in tasks):
@@ -64,7 +64,7 @@ def check_tasks(row: ProcessorRow, tasks: tuple[int, ...], tenure: bytes) -> byt
 
 
 class _Step(NamedTuple):
-    """A task, its row, and where the commit moves it."""
+    """A task, its row, and the positions that the commit moves it to."""
 
     task: int
     row: TaskRow
@@ -73,7 +73,7 @@ class _Step(NamedTuple):
 
 
 def moved_by(turn: Turn, consumed: Consumed, txn_id: bytes) -> TaskRow | None:
-    """The row of a task that this transaction moved last: so it is committed. None: no row tells."""
+    """The row of a task that this transaction moved last, which proves that it is committed; None without proof."""
     for step in _steps(turn, consumed):
         if step.row.txn_id == txn_id:
             return step.row
@@ -81,7 +81,7 @@ def moved_by(turn: Turn, consumed: Consumed, txn_id: bytes) -> TaskRow | None:
 
 
 def judge(turn: Turn, consumed: Consumed, txn_id: bytes, scope: str, lane: str) -> None:
-    """Whether a transaction of that scope and lane may move these tasks now.
+    """Check that a transaction of that scope and lane may move these tasks now.
 
     Raises: TenureLost, NotReady (another one is being merged), InvalidArgument, NotAuthorized, UnknownProcessor.
     """
@@ -158,7 +158,7 @@ def check_state_size(turn: Turn, size: int) -> None:
 
 
 def state_of(streams: Iterable[str], writers: Iterable[Receipt]) -> dict[str, set[int]]:
-    """State that a commit by journals writes: stream -> tasks. ``streams``: in which it has a part."""
+    """The state that a commit by journals writes: stream -> tasks. ``streams``: those that it touched."""
     found: dict[str, set[int]] = {stream: set() for stream in streams if is_state(stream)}
     for receipt in writers:
         for extent in receipt.extents:
@@ -168,7 +168,7 @@ def state_of(streams: Iterable[str], writers: Iterable[Receipt]) -> dict[str, se
 
 
 def begin_moving(turn: Turn, consumed: Consumed, txn_id: bytes) -> None:
-    """Log on its tasks that this transaction is decided: no other commit moves them until it ends."""
+    """Log on the tasks that this transaction is decided: no other commit moves them until it ends."""
     for step in _steps(turn, consumed):
         turn.put(k.task_key(consumed.processor, step.task), step.row._replace(in_progress=txn_id))
 
@@ -183,7 +183,7 @@ def move(
 ) -> TaskRow:
     """Move the tasks: the transaction is committed in this round. Returns the row of one of them.
 
-    ``state``: what it writes of it, as of `check_state`.
+    ``state``: the state that it writes, as for `check_state`.
     """
     written = state.get(state_stream(consumed.processor), ())
     moved = _NEVER_TAKEN
@@ -204,7 +204,7 @@ def move(
 
 
 def give_back(turn: Turn, consumed: Consumed | None, txn_id: bytes) -> None:
-    """Let others commit for the tasks again: the decided transaction is aborted after all."""
+    """Allow other commits for the tasks again, because the decided transaction is aborted after all."""
     if consumed is None:
         return
     for step in _steps(turn, consumed):
@@ -220,7 +220,7 @@ def _steps(turn: Turn, consumed: Consumed) -> Iterator[_Step]:
 
 
 def outcome(scope: str, row: TaskRow, owner: str) -> Outcome:
-    """The outcome of a one-shot that a task's row names."""
+    """The outcome of the one-shot that a task's row names."""
     return Outcome(
         txn_id=row.txn_id, state="COMMITTED", scope=scope, name=None,
         commit_timestamp=row.commit_timestamp, committed=row.committed, rejected=0, left_out=0, reason="",

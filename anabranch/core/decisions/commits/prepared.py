@@ -1,8 +1,9 @@
 """Decisions on prepared transactions, whose coordinator (a database, a program) decides later (`docs/prepared.md`).
 
-Checks that may fail come before PREPARED is logged: writers, name, number and journals are those of the commit.
-Then only its coordinator's word ends it. Once that was "commit" there is no abort any more: a refused merge is
-tried again, a LOST stream is left out. A PREPARED one has no timestamp, so no reader and no other commit waits.
+All checks that can fail are made before PREPARED is logged: from then on writers, name, number and journals are
+fixed. After that only the coordinator's decision ends the transaction. Once it is to commit, there is no abort: a
+refused merge is tried again, and a LOST stream is left out. A PREPARED transaction has no timestamp, so no reader
+and no other commit waits for it.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ MAX_ATTEMPT = 64  # bytes
 
 
 def check_arguments(command: Commit) -> None:
-    """`InvalidArgument` for a prepare that can't be."""
+    """`InvalidArgument` for a prepare with impossible arguments."""
     if command.secret is not None and len(command.secret) != SECRET_SIZE:
         raise InvalidArgument(f"a coordinator's secret has {SECRET_SIZE} bytes")
     if command.prepare is None:
@@ -61,7 +62,7 @@ def check_arguments(command: Commit) -> None:
 
 
 def check_coordinator(prepare: Prepare) -> None:
-    """`InvalidArgument` unless these can be a hash and an attempt."""
+    """`InvalidArgument` unless the hash and the attempt have legal sizes."""
     if len(prepare.by) not in (0, 32) or len(prepare.attempt) > MAX_ATTEMPT:
         raise InvalidArgument(
             f"`by` is a SHA-256, 32 bytes, or empty; an attempt has up to {MAX_ATTEMPT} bytes"
@@ -76,7 +77,7 @@ def proves(row: PreparedRow | None, secret: bytes | None) -> bool:
 
 
 def proven_by(turn: Turn, secret: bytes | None) -> Callable[[TxnRow], bool]:
-    """For `Turn.transaction`: a secret that is shown does instead of a token."""
+    """For `Turn.transaction`: the coordinator's secret replaces a token."""
     return lambda row: proves(turn.state.prepared_row(row.txn_id), secret)
 
 
@@ -91,7 +92,7 @@ def check_word(turn: Turn, txn_id: bytes, secret: bytes | None) -> None:
 
 
 def check_abort(turn: Turn, row: TxnRow, command: Abort) -> None:
-    """Refuse to abort a PREPARED one by less than its coordinator's word: as an operator, by its id.
+    """Refuse an abort of a PREPARED transaction that does not come from its coordinator.
 
     Raises: NotAuthorized, IllegalState.
     """
@@ -105,7 +106,7 @@ def check_abort(turn: Turn, row: TxnRow, command: Abort) -> None:
 
 
 def check_same(turn: Turn, row: TxnRow, prepare: Prepare) -> None:
-    """Refuse a prepare of what is not open, unless it is the repetition of the one that was carried out.
+    """Refuse a prepare of a transaction that is not open, unless it repeats the one that prepared it.
 
     Raises: IllegalState (another attempt prepared it), AlreadyCommitted, OutcomeUnknown (it commits without one).
     """
@@ -122,7 +123,7 @@ def check_same(turn: Turn, row: TxnRow, prepare: Prepare) -> None:
 
 
 def check_ending(txn: OpenTxn, command: Commit, behind: list[int]) -> None:
-    """Refuse a commit that is not the one that was prepared."""
+    """Refuse a commit that differs from what was prepared."""
     claim, pending = (command.name, command.number), txn.pending
     prepared = (txn.row.name, None) if pending is None else (pending.name, pending.number)
     if claim not in ((None, None), prepared):
@@ -134,14 +135,14 @@ def check_ending(txn: OpenTxn, command: Commit, behind: list[int]) -> None:
 
 
 def held(txn_id: bytes, what: str) -> HeldByPrepared:
-    """The error for a claim that a PREPARED transaction has."""
+    """The error for a name or series that a PREPARED transaction reserves."""
     return HeldByPrepared(
         f"{what} is held by prepared transaction {txn_text(txn_id)}: it has to be ended first; nothing was changed"
     )
 
 
 def check_count(turn: Turn, lane: str) -> None:
-    """`TooManyTransactions` while as many are PREPARED as may be, or of this lane."""
+    """`TooManyTransactions` at the limit of PREPARED transactions, in all or of this lane."""
     limit = limits.PREPARED.value
     if len(turn.state.prepared) >= limit:
         raise TooManyTransactions(f"{limit:,} transactions are prepared: end some of them")
@@ -149,7 +150,7 @@ def check_count(turn: Turn, lane: str) -> None:
 
 
 def check_room(turn: Turn, txn: OpenTxn, weighed: Weighed) -> None:
-    """Refuse what could fail later, and more PREPARED ones than there may be.
+    """Refuse to prepare what could fail later, or beyond the limits of PREPARED transactions.
 
     Raises: TooManyTransactions, TooMuchStaged, EventTooLarge.
     """
@@ -170,14 +171,14 @@ def check_room(turn: Turn, txn: OpenTxn, weighed: Weighed) -> None:
 
 
 def log_prepared(turn: Turn, txn_id: bytes, pending: PendingCommitRow, prepare: Prepare) -> None:
-    """Log that it waits for its coordinator: it needs no asker and no deadline any more."""
+    """Log PREPARED. The pending commit loses its askers and its deadline: it waits for the coordinator now."""
     kept = replace(without_askers(pending), deadline_ms=0, decided=True)
     turn.put(k.pending_key(txn_id), kept)
     turn.put(k.prepared_key(txn_id), PreparedRow(prepare, turn.wall_ms))
 
 
 def leave_out_lost(turn: Turn, txn_id: bytes, txn: OpenTxn) -> bool:
-    """Take LOST streams out of a prepared transaction that commits; its outcome names them. False: not yet."""
+    """Take LOST streams out of a prepared transaction that commits; its outcome names them. False: try later."""
     pending = txn.pending
     if pending is None or pending.prepare is None:
         return True
@@ -186,20 +187,20 @@ def leave_out_lost(turn: Turn, txn_id: bytes, txn: OpenTxn) -> bool:
     if not lost:
         return True
     if txn_id in turn.memory.carrying:
-        return False  # a chunk is on its way
+        return False  # a chunk is being copied
     writers = needed(turn.state, pending)
     turn.put(k.pending_key(txn_id), replace(pending, writers=writers))
     turn.put(k.txn_key(txn_id), without(txn.row, sum(e.count for e in lost), gone))
     for (stream, number), carry in list(txn.carries.items()):
         if stream in gone:
             turn.put(k.carry_key(txn_id, stream, number), None)
-            # No history may ever name the chunks there, also if the stream is taken back.
+            # No history may ever name the chunks there, even if the stream is recovered.
             turn.put(k.retired_key(stream, carry.partition), RetiredRow(stream, carry.partition))
     return True
 
 
 def without(row: TxnRow, events: int, gone: Collection[str]) -> TxnRow:
-    """The row of a transaction that commits without so many events, of these LOST streams."""
+    """The row of a transaction that commits without this number of events, of these LOST streams."""
     said = f"{events:,} events are left out, as their stream is LOST: {', '.join(sorted(gone))}"
     return row._replace(
         committed=row.committed - events, left_out=row.left_out + events, reason=limits.cut(said)
@@ -207,14 +208,16 @@ def without(row: TxnRow, events: int, gone: Collection[str]) -> TxnRow:
 
 
 def drop_events(turn: Turn, txn_id: bytes) -> None:
-    """Forget the events of a PREPARED one that ends."""
+    """Delete the row with the events of a PREPARED transaction that ends."""
     row = turn.state.prepared_row(txn_id)
     if row is not None and row.events:
         turn.put(k.prepared_key(txn_id), replace(row, events=()))
 
 
 def needed(state: State, pending: PendingCommitRow) -> tuple[Receipt, ...]:
-    """The receipts of a decided commit; of a prepared one without LOST streams, whose journals are read no more."""
+    """The receipts of a decided commit; of a prepared one without LOST streams, whose journals are not read any
+    more.
+    """
     if pending.prepare is None:
         return pending.writers
     return tuple(

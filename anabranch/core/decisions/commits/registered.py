@@ -1,8 +1,8 @@
-"""Decisions on registered locks: rows that each commit is held against, in the round that gives its timestamp.
+"""Decisions on registered locks: rows that each commit is checked against, in the round that gives its timestamp.
 
-A set of locks is *registered* first; from that round on nothing that breaks it is missed. Then a replica looks at
-all commits up to there, and the client vouches for that. A commit that may have broken a lock, which is not sure,
-makes a look due again. `docs/inside/tables.md` has the rules.
+A set of locks is *registered* first: from that round on the controller misses no commit that breaks it. Then a
+replica validates it against all commits up to that round, and the client reports this. A later commit that may have
+broken a lock, but not for certain, makes another validation necessary. `docs/inside/tables.md` has the rules.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ from anabranch.schemas.records import (
 
 
 def lock_reads(turn: Turn, command: LockReads, to: ReplyTo | None) -> None:
-    """Register a set of locks; of a broken transaction none, as it only reads on.
+    """Register a set of locks. A broken transaction registers none, because it can only continue to read.
 
-    All tables that are named have to be readable at its snapshot, and are kept so until it ends.
+    All named tables have to be readable at its snapshot, and stay readable until it ends.
     """
     row = turn.transaction(command.token, Rights.WRITE)
     TRANSACTIONS.judge(row.state, "touch", row.reason)
@@ -95,10 +95,10 @@ def lock_reads(turn: Turn, command: LockReads, to: ReplyTo | None) -> None:
         before = looked.get(command.writer) or sets.looked.get(command.writer, LookedRow(0, 0, 0))
         due = LookedRow(before.sequence, before.through, max(before.due, turn.hybrid_time))
         turn.put(k.read_lock_key(row.txn_id, command.writer, 0), due)
-    turn.reply(to, _told(turn, row, asked))
+    turn.reply(to, _locked(turn, row, asked))
 
 
-def _told(
+def _locked(
     turn: Turn,
     row: TxnRow,
     tables: Iterable[str],
@@ -156,8 +156,8 @@ def _check(turn: Turn, row: TxnRow, command: LockReads, kept: ReadLockRow) -> No
 def _check_ranges(turn: Turn, lane: str, locks: TableLocks) -> None:
     """`TooMuchLocked` if the lane would have more ranges of the table than its share.
 
-    The lanes that have locked some have equal shares. One that comes later than others gets its share though they
-    have more than theirs: then these get no more.
+    All lanes with locked ranges have equal shares. A lane that comes later gets its share although the others have
+    more than theirs by then; the others get no more.
     """
     has = Counter[str]()
     for txn_id, count in turn.state.locks.ranges(locks.table).items():
@@ -172,33 +172,37 @@ def _check_ranges(turn: Turn, lane: str, locks: TableLocks) -> None:
 
 
 def list_locks(turn: Turn, command: ListLocks, to: ReplyTo | None) -> None:
-    """Tell a set of locks, for who looks at it in place of a process that is gone."""
+    """List a set of locks, for a client that validates it instead of a process that ended."""
     row = turn.transaction(command.token, Rights.WRITE | Rights.COMMIT)
     rows = turn.state.locks.of(row.txn_id).rows
     later = [s for writer, s in rows if writer == command.writer and s > command.after]
     sequence = min(later, default=0)
     locks = rows[command.writer, sequence].locks if sequence else ()
-    turn.reply(to, _told(turn, row, named(locks), sequence, locks))
+    turn.reply(to, _locked(turn, row, named(locks), sequence, locks))
 
 
-# -- looking --------------------------------------------------------------------------------------------
+# -- validation -----------------------------------------------------------------------------------------
 
 
 def looked_at(turn: Turn, sets: Sets, vouched: Iterable[Vouched]) -> dict[int, LookedRow]:
-    """How far the locks of writers are looked at with these words. Nothing is put. `InvalidArgument`."""
+    """How far the locks of writers are validated with these reports. Puts nothing. `InvalidArgument`."""
     found: dict[int, LookedRow] = {}
-    for word in vouched:
-        row = found.get(word.writer) or sets.looked.get(word.writer)
-        if not 0 <= word.through <= turn.hybrid_time:
+    for report in vouched:
+        row = found.get(report.writer) or sets.looked.get(report.writer)
+        if not 0 <= report.through <= turn.hybrid_time:
             raise InvalidArgument(
-                f"a look through {word.through}: a time that a controller told, {turn.hybrid_time} at most"
+                f"a look through {report.through}: a time that a controller told, {turn.hybrid_time} at most"
             )
-        if word.sequence > sets.last(word.writer):
-            raise InvalidArgument(f"set {word.sequence} of writer {word.writer} is not registered")
-        if row is None or word.sequence < row.sequence:
+        if report.sequence > sets.last(report.writer):
+            raise InvalidArgument(
+                f"set {report.sequence} of writer {report.writer} is not registered"
+            )
+        if row is None or report.sequence < row.sequence:
             continue
-        through = word.through if word.sequence > row.sequence else max(row.through, word.through)
-        found[word.writer] = LookedRow(word.sequence, through, row.due)
+        through = (
+            report.through if report.sequence > row.sequence else max(row.through, report.through)
+        )
+        found[report.writer] = LookedRow(report.sequence, through, row.due)
     return found
 
 
@@ -211,9 +215,9 @@ def put_looked(turn: Turn, txn_id: bytes, looked: Mapping[int, LookedRow]) -> No
 
 
 def to_look_at(turn: Turn, txn_id: bytes, looked: Mapping[int, LookedRow] = {}) -> LookAgain | None:
-    """The answer to a commit while locks have to be looked at, of whichever writer; None: all hold until now."""
+    """The answer to a commit while locks of any writer have to be validated; None: all hold until now."""
     if txn_id in turn.state.locks.carried:
-        return None  # commits that may break one wait
+        return None  # its locks are frozen: commits that may break one wait
     sets = turn.state.locks.of(txn_id)
     rows = {**sets.looked, **looked}
     due = {w for w, row in rows.items() if row.sequence < sets.last(w) or row.through < row.due}
@@ -230,10 +234,10 @@ def to_look_at(turn: Turn, txn_id: bytes, looked: Mapping[int, LookedRow] = {}) 
 
 
 def _may_be_broken(turn: Turn, locks: TableLocks, through: int) -> bool:
-    """Whether a commit above a time may have broken one of these locks, which is not sure.
+    """Whether a commit later than ``through`` may have broken one of these locks.
 
-    Each commit that breaks one for certain is logged with its transaction. The table's row has the times of the
-    others, and the window their writes, as far as it reaches.
+    Commits that break one for certain are logged with the lock's transaction. The table's row has the times of
+    possible ones, and the recent writes have their keys, above their reach.
     """
     row = turn.state.tables.get(locks.table)
     if row is None or not (locks.points or locks.ranges):
@@ -247,11 +251,12 @@ def _may_be_broken(turn: Turn, locks: TableLocks, through: int) -> bool:
 def ready_to_merge(turn: Turn, txn_id: bytes) -> bool:
     """Whether a decided transaction may be merged, now that others of the round are.
 
-    If its locks have to be looked at, those who wait are told; it is aborted if nothing is heard for a keepalive.
+    If its locks have to be validated, its askers are answered so; it is aborted after a keepalive without a
+    command.
     """
     txn = turn.state.open.get(txn_id)
     if txn is None:
-        return False  # one before it in this round broke its locks
+        return False  # an earlier merge of this round broke its locks
     again = to_look_at(turn, txn_id)
     if again is None:
         return True
@@ -269,10 +274,9 @@ def ready_to_merge(turn: Turn, txn_id: bytes) -> bool:
 def check_commit(
     turn: Turn, txn: OpenTxn, writers: Iterable[Receipt], wanted: Commit | PendingCommitRow
 ) -> None:
-    """Refuse a commit by what its transaction read.
+    """Refuse a commit because of what its transaction read.
 
-    Raises: LocksBroken, InvalidArgument (it prepares), WritersUnfinished (it lacks
-    what was read from).
+    Raises: LocksBroken, InvalidArgument (a prepare), WritersUnfinished (a writer that was read from is not taken).
     """
     row, sets = txn.row, turn.state.locks.of(txn.row.txn_id)
     if row.broken is not None:
@@ -281,15 +285,15 @@ def check_commit(
         raise InvalidArgument("a transaction with locks on tables can't be prepared: commit it")
     taken = {receipt.writer: receipt for receipt in writers}
     turn.charge(work.of_items(len(taken) + sets.count))
-    behind = {
+    missing = {
         source.writer
         for kept in sets.rows.values()
         for source in kept.read_from
         if not _is_taken(taken.get(source.writer), txn.writers.get(source.writer), source.sequence)
     }
-    if behind:
+    if missing:
         raise WritersUnfinished(
-            f"the transaction read what writer {writers_text(behind)} wrote, so its commit has to take that: give "
+            f"the transaction read what writer {writers_text(missing)} wrote, so its commit has to take that: give "
             "its latest receipt"
         )
 

@@ -1,7 +1,7 @@
-"""Decisions on what an operator ends by hand: merges that don't go on, and prepared transactions.
+"""Decisions on transactions that an operator forces to end: prepared ones, and those whose merge is stuck.
 
-Nothing else ends these: a merge that is carried aside can't be aborted, and waits for all its streams. A prepared
-transaction waits for its coordinator, however long.
+Nothing else ends these: a staged merge can't be aborted, and waits for all its streams; a prepared transaction
+waits for its coordinator without limit.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from anabranch.schemas.records import RetiredRow, Settle
 
 
 def settle(turn: Turn, command: Settle, to: ReplyTo | None) -> None:
-    """Abort a transaction whose merge does not go on, in all its streams, or end a PREPARED one. Repeatable.
+    """Abort a transaction whose merge is stuck, in all its streams, or end a PREPARED one. Repeatable.
 
-    Chunks of it are in streams, committed natively. No history may ever name them, so their partitions are
-    used no more.
+    Chunks of a staged merge are in the streams, committed natively. No history may ever name them, so their
+    partitions are never used again.
     """
     row = turn.transaction(id_named(command.token), Rights(0))
     txn_id = row.txn_id
@@ -61,7 +61,7 @@ def settle(turn: Turn, command: Settle, to: ReplyTo | None) -> None:
         if txn_id in turn.memory.carrying:
             raise NotReady("a chunk of the transaction is being carried: ask again")
         for (stream, _), carry in sorted(turn.open(txn_id).carries.items()):
-            if carry.count and stream in turn.state.streams:  # a LOST one may be taken back
+            if carry.count and stream in turn.state.streams:  # also a LOST one: it may be recovered
                 retired = RetiredRow(stream, carry.partition)
                 turn.put(k.retired_key(stream, carry.partition), retired)
         why = wait_text(turn.memory, wait)

@@ -1,7 +1,7 @@
 """Decisions on writers: the known ones, their receipts, and which of them a commit takes.
 
-Receipts are cumulative: of two of one writer the higher sequence counts, wherever it comes from. Until its first
-receipt a writer is known by its touch, as sequence 0.
+Receipts are cumulative: of two receipts of a writer the one with the higher sequence counts, whichever way it came.
+Until its first receipt a writer is known by its touch, with sequence 0.
 """
 
 from __future__ import annotations
@@ -35,7 +35,10 @@ _NAMED = 10  # writers, in a message
 
 
 def register(turn: Turn, command: Register, to: ReplyTo | None) -> None:
-    """A writer's cumulative receipt; the highest sequence wins. A writer is its first lane's."""
+    """Store a writer's cumulative receipt; the highest sequence wins.
+
+    A writer belongs to the lane that came first.
+    """
     row = turn.transaction(command.token, Rights.WRITE)
     TRANSACTIONS.judge(row.state, "register", row.reason)
     check_writes(turn.state, row)
@@ -85,7 +88,7 @@ def put_receipt(turn: Turn, receipt: Receipt, lane: str) -> None:
 
 
 def newer(one: Receipt, other: Receipt) -> Receipt:
-    """The receipt that counts, of two of a writer. `ReceiptMismatch`: they contradict each other."""
+    """The one of a writer's two receipts that counts. `ReceiptMismatch`: they contradict each other."""
     if one.sequence == other.sequence and one != other:
         raise ReceiptMismatch(
             f"two receipts of writer {writer_text(one.writer)} have sequence {one.sequence} and differ: give "
@@ -110,7 +113,7 @@ def check_room(turn: Turn, txn: OpenTxn, receipts: Collection[Receipt]) -> None:
 
 
 def check_receipts(turn: Turn, txn_id: bytes, receipts: tuple[Receipt, ...]) -> None:
-    """Receipts must be of this transaction, well formed, and name only streams that it touched."""
+    """Refuse receipts of other transactions, malformed ones, and those of streams that were not touched."""
     touched = turn.open(txn_id).participants
     turn.charge(work.of_receipts(receipts))
     check_room(turn, turn.open(txn_id), receipts)
@@ -144,7 +147,7 @@ def check_receipts(turn: Turn, txn_id: bytes, receipts: tuple[Receipt, ...]) -> 
 
 
 def choose_writers(turn: Turn, txn: OpenTxn, command: Commit) -> tuple[Receipt, ...]:
-    """The receipts that a commit takes: its own, and the named ones; without names every finished one."""
+    """The receipts that a commit takes: its own and the named ones, or every finished one if none is named."""
     chosen: dict[int, Receipt] = {}
     for receipt in (*command.own, *(command.receipts or ())):
         known = chosen.get(receipt.writer) or txn.writers.get(receipt.writer)
@@ -165,7 +168,7 @@ def choose_writers(turn: Turn, txn: OpenTxn, command: Commit) -> tuple[Receipt, 
 
 
 def take_exactly(turn: Turn, txn: OpenTxn, receipts: Iterable[Receipt]) -> None:
-    """Make the writers' rows those of a decision, so that every outcome names exactly the writers taken."""
+    """Change the writers' rows to those of the decision, so that every outcome names exactly the writers taken."""
     taken = {receipt.writer: receipt for receipt in receipts}
     for writer in sorted(txn.writers.keys() - taken.keys()):
         turn.put(k.writer_key(txn.row.txn_id, writer), None)
