@@ -10,6 +10,7 @@ from operator import or_
 from anabranch.client.client_streams import Streams
 from anabranch.client.exchange import FIRST_RETRY_S
 from anabranch.client.ports import ClientPorts
+from anabranch.core import limits
 from anabranch.core.authorize import ADD, ALL, TAKE, changed
 from anabranch.core.legal_names import check_lane, check_type
 from anabranch.errors import (
@@ -44,7 +45,7 @@ class Administration(Streams):
         self,
         name: str,
         principals: Iterable[str] = (),
-        quotas: Mapping[str, int] | None = None,
+        quotas: Mapping[str, int | None] | None = None,
         *,
         apply: bool = False,
         adopt_topics: bool = False,
@@ -56,13 +57,16 @@ class Administration(Streams):
 
         Before that its ``principals`` (``User:etl``) must be the only ones who may write to its commands and read
         its answers: with ``apply`` the brokers are told so first, else `anabranch.topics.rights.client_rights` says
-        what to grant. ``quotas``: beside the defaults; of a lane that exists, None leaves them. ``adopt_topics``:
-        the topics may exist, empty and as they should be, as an attempt leaves them that was cut short.
+        what to grant. ``quotas``: those to set, None for the default; all others of the lane stay as they are.
+        ``adopt_topics``: the topics may exist, empty and as they should be, as an attempt leaves them that was cut
+        short.
 
         Raises: InvalidArgument, NotAuthorized, IllegalState (a topic exists; the brokers keep no rules), NotReady,
         DeadlineExceeded (repeat it, then with ``adopt_topics``).
         """
         acls = lane_acls(self._ports.prefix, name, principals)
+        if unknown := [quota for quota in quotas or () if quota not in limits.QUOTAS]:
+            raise InvalidArgument(f"{unknown[0]!r} is no quota: {', '.join(limits.QUOTAS)}")
         deadline = self._deadline(timeout)
         if apply and not acls:
             raise InvalidArgument("name the principals whose rights are to be applied, User:NAME")
@@ -71,7 +75,9 @@ class Administration(Streams):
             if self._ports.acls is None:
                 raise IllegalState("this client can't tell brokers who may do what")
             self._ports.acls.allow(acls, deadline)
-        chosen = found.quotas if quotas is None and found else dict(quotas or {})
+        # As the list has all, those sent back that are the default stay the default.
+        asked = {**(found.quotas if found else {}), **(quotas or {})}
+        chosen = {quota: most for quota, most in asked.items() if most is not None}
         ids = self._lane_topics(name, found, adopt_topics, deadline)
         return self._set_lane(r.SetLane(name, bool(found and found.blocked), ids, chosen), deadline)
 
