@@ -106,7 +106,7 @@ def _probe(settings: Settings, options: ClusterOptions, asked: AskedOfBrokers) -
     else:
         print_table("What the cluster gives", ("need", "state", "found", "what to do"), tried)
     if bad:
-        raise CheckFailed(f"{count_of(bad, 'need')} not met, shown above")
+        raise CheckFailed(f"{count_of(bad, 'need')} not met", "see what to do in the rows above")
 
 
 def _brokers(cluster: Cluster, target: Target) -> Iterator[Row]:
