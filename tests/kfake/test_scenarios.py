@@ -33,7 +33,7 @@ pytestmark = [pytest.mark.broker, pytest.mark.slow(2)]
 QUICK = ("Redpanda from 25.3, 3 brokers",)
 QUICK_UNFIT = ("no transactions", "settings not shown", "no room for a stream", "short ends")
 # What a kind can't do at all -> what the refusal names.
-REFUSED = {("WarpStream", "altering"): "IncrementalAlterConfigs"}
+REFUSED = {("WarpStream", "altering"): "this cluster can't alter topics: they keep the settings"}
 KINDS_HERE = tuple(KINDS)
 # Kinds that take fewer codecs than writers begin with -> the codec that is used from then on.
 CODECS = {"Event Hubs": "gzip"}
