@@ -171,7 +171,7 @@ def _refusal(cluster: Cluster, transactional_id: str, native_timeout: float) -> 
 
 
 def way_out(error: LogRefused, control_partitions: int, brokers: int) -> str:
-    """What an operator does about a refusal to make topics. ``brokers``: those that are up."""
+    """The way out of a refusal to make topics, for an operator. ``brokers``: those that are up."""
     if error.to_do:
         return error.to_do
     if error.error == INVALID_REPLICATION_FACTOR:

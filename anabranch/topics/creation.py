@@ -589,12 +589,12 @@ def _refused(
 
 
 def words_of(refused: LogRefused) -> str:
-    """What a broker says, after the topic's name."""
+    """The words of a broker, after the topic's name."""
     return str(refused).partition(": ")[2]
 
 
 def _due(specs: Sequence[TopicSpec], topics: Mapping[str, _Topic], refused: LogRefused) -> str:
-    """What brokers have to take of the settings that they refuse; empty if somebody chose another value."""
+    """The refused settings, as those that brokers have to take; empty if somebody chose another value."""
     mine, values = _refused(specs, refused)
     if any(topics[spec.name].chosen.keys() & values.keys() for spec in mine):
         return ""
