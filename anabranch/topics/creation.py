@@ -596,8 +596,10 @@ def words_of(refused: LogRefused) -> str:
 def _due(specs: Sequence[TopicSpec], topics: Mapping[str, _Topic], refused: LogRefused) -> str:
     """The refused settings, as those that brokers have to take; empty if somebody chose another value."""
     mine, values = _refused(specs, refused)
-    if any(topics[spec.name].chosen.keys() & values.keys() for spec in mine):
-        return ""
+    for topic in (topics[spec.name] for spec in mine):
+        due = {setting.name: setting.value for setting in topic.settings}
+        if any(topic.chosen.get(name, due.get(name)) != due.get(name) for name in values):
+            return ""
     pairs = " and ".join(f"{name}={value}" for name, value in sorted(values.items()))
     return f"let brokers take {pairs}" if pairs else ""
 

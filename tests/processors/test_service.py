@@ -111,8 +111,8 @@ def test_it_waits_for_brokers_that_are_away_with_a_line_a_minute_for_each_kind(
             LogRefused("create topic s: You may not create more than 9 partitions", 44),
             LogRefused,
             (
-                "; let it have 6 topics and 13 partitions for controllers, and 3 topics and 3 partitions or more "
-                f"for each stream: {service.BROKERS_PAGE}"
+                "; let the cluster have 6 topics and 13 partitions for controllers, and 3 topics and 3 partitions "
+                "or more for each stream: docs/how-to/brokers.md"
             ),
         ),
     ],
