@@ -296,6 +296,8 @@ class LogFenced(LogError):
 class LogRefused(LogError):
     """The broker refused a request (too large, too old a timestamp, …): ``error`` is its code."""
 
+    to_do = ""  # what an operator does about it, where that is known
+
     def __init__(self, message: str, error: int, topics: Iterable[str] = ()) -> None:
         super().__init__(message, topics)
         self.error = error

@@ -105,7 +105,7 @@ def _probe(settings: Settings, options: ClusterOptions, asked: AskedOfBrokers) -
         columns = ("need", "state", "found", Column("what to do", "to_do"))
         print_table("What the cluster gives", (one._asdict() for one in tried), columns)
     if bad:
-        raise CheckFailed(f"{count_of(bad, 'need')} not met, shown above")
+        raise CheckFailed(f"{count_of(bad, 'need')} not met", "see what to do in the rows above")
 
 
 def _brokers(cluster: Cluster, target: Target) -> Iterator[Row]:

@@ -71,7 +71,11 @@ class OutputClosed(Exception):
 
 
 class CheckFailed(AnabranchError):
-    """A check found differences, which were shown."""
+    """A check found differences, which were shown. ``to_do``: the next step, if not that of the exit code."""
+
+    def __init__(self, message: str, to_do: str = "") -> None:
+        super().__init__(message)
+        self.to_do = to_do
 
 
 class NotFound(FixCallError):
@@ -93,11 +97,12 @@ class Failure:
     message: str
     code: ExitCode
     txn_id: str | None = None
+    own_step: str = ""
 
     @property
     def to_do(self) -> str:
         """The next step for the user."""
-        return EXIT_CODES[self.code][1]
+        return self.own_step or EXIT_CODES[self.code][1]
 
     def line(self) -> str:
         """One line for people."""
@@ -167,4 +172,5 @@ def failure_of(error: BaseException) -> Failure:
         message=str(error) or (type(error).__doc__ or "").strip(),
         code=exit_code_of(error),
         txn_id=txn_id.hex() if isinstance(txn_id, bytes) else None,
+        own_step=error.to_do if isinstance(error, CheckFailed) else "",
     )

@@ -36,7 +36,10 @@ def add(
     ] = None,
     quota: Annotated[
         list[str] | None,
-        option("--quota NAME=NUMBER", "A quota beside the defaults. May be repeated."),
+        option(
+            "--quota NAME=NUMBER",
+            "A quota to set; NAME=default: as if it was never set. May be repeated.",
+        ),
     ] = None,
     apply: Annotated[
         bool, option("--apply", "Tell the brokers what the principals may do, too.")
@@ -68,9 +71,17 @@ def add(
                 print_line(line)
         confirm(f"Lane {name!r} is safe only once the brokers know these rules.", yes=yes)
     with connecting as client:
+        former = {lane.name: lane for lane in client.lanes()}.get(name)
         made = client.add_lane(name, principals, quotas, apply=apply, adopt_topics=adopt)
-    told = f"lane {name} is there; grant it something: anabranch grants add {name} 'SCOPE/*' write"
-    print_result(asdict(made) | {"acls": lines}, told, as_json=options.json)
+        granted = any(grant.lane == name and grant.rights for grant in client.grants())
+    told = [f"lane {name} is there"]
+    if former is not None and quotas:
+        told = _changes(former, made) or [f"{name}: its quotas are as they were"]
+    if not granted:
+        told.append(f"grant it something: anabranch grants add {name} 'SCOPE/*' write")
+    if reset := [quota for quota, most in (quotas or {}).items() if most is not None]:
+        told.append(f"back to the default: anabranch lane add {name} --quota {reset[0]}=default")
+    print_result(asdict(made) | {"acls": lines}, *told, as_json=options.json)
 
 
 @app.command("list")
@@ -134,18 +145,35 @@ def list_commands(options: OperatorOptions) -> None:
     found.check()
 
 
-def quotas_of(texts: Sequence[str] | None) -> dict[str, int] | None:
-    """``["open=1000,streams=10"]`` as numbers; None for none. `InvalidArgument`."""
-    found = {}
+def quotas_of(texts: Sequence[str] | None) -> dict[str, int | None] | None:
+    """``["open=1000,streams=default"]`` as numbers, None for a default; None for none. `InvalidArgument`."""
+    found: dict[str, int | None] = {}
     for text in ",".join(texts).split(",") if texts else ():
         name, _, number = text.partition("=")
+        if name and number == "default":
+            found[name] = None
+            continue
         if not name or not number.isdecimal() or len(number) > _MOST_DIGITS:
-            raise InvalidArgument(f"--quota {text!r} is not of the form NAME=NUMBER")
+            raise InvalidArgument(
+                f"--quota {text!r} is not of the form NAME=NUMBER or NAME=default"
+            )
         found[name] = int(number)
     return found or None
 
 
 _MOST_DIGITS = 18
+
+
+def _changes(former: Lane, lane: Lane) -> list[str]:
+    """The quotas that changed: ``etl: work 1,000 a second (was 20,000)``."""
+    found = []
+    for name in sorted({*former.quotas, *lane.quotas}):
+        was, most = former.quotas.get(name), lane.quotas.get(name)
+        if was != most:
+            new = f"{most:,}{' a second' * (name == 'work')}" if most else "without a limit"
+            old = f"{was:,}" if was else "without a limit"
+            found.append(f"{lane.name}: {name} {new} (was {old})")
+    return found
 
 
 def _state(lane: Lane) -> str:

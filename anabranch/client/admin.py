@@ -9,6 +9,7 @@ from operator import or_
 
 from anabranch.client.session import FIRST_RETRY_S
 from anabranch.client.shared import Shared
+from anabranch.core import limits
 from anabranch.core.authorize import ADD, changed
 from anabranch.core.legal_names import check_lane
 from anabranch.errors import (
@@ -45,13 +46,15 @@ class Administration:
         self,
         name: str,
         acls: Sequence[Acl],
-        quotas: Mapping[str, int] | None,
+        quotas: Mapping[str, int | None] | None,
         deadline: float,
         *,
         apply: bool,
         adopt: bool,
     ) -> Lane:
         """As `Client.add_lane`. ``acls``: of its principals."""
+        if unknown := [quota for quota in quotas or () if quota not in limits.QUOTAS]:
+            raise InvalidArgument(f"{unknown[0]!r} is no quota: {', '.join(limits.QUOTAS)}")
         if apply and not acls:
             raise InvalidArgument("name the principals whose rights are to be applied, User:NAME")
         found = {lane.name: lane for lane in self.lanes(deadline)}.get(name)
@@ -59,7 +62,9 @@ class Administration:
             if self._shared.ports.acls is None:
                 raise IllegalState("this client can't tell brokers who may do what")
             self._shared.ports.acls.allow(acls, deadline)
-        chosen = found.quotas if quotas is None and found else dict(quotas or {})
+        # As the list has all, those sent back that are the default stay the default.
+        asked = {**(found.quotas if found else {}), **(quotas or {})}
+        chosen = {quota: most for quota, most in asked.items() if most is not None}
         ids = self._lane_topics(name, found, adopt, deadline)
         return self._set_lane(r.SetLane(name, bool(found and found.blocked), ids, chosen), deadline)
 

@@ -1052,7 +1052,7 @@ class Client:
         self,
         name: str,
         principals: Iterable[str] = (),
-        quotas: Mapping[str, int] | None = None,
+        quotas: Mapping[str, int | None] | None = None,
         *,
         apply: bool = False,
         adopt_topics: bool = False,
@@ -1064,8 +1064,9 @@ class Client:
 
         Before that its ``principals`` (``User:etl``) must be the only ones who may write to its commands and read
         its answers: with ``apply`` the brokers are told so first, else `anabranch.topics.rights.client_rights` says
-        what to grant. ``quotas``: beside the defaults; of a lane that exists, None leaves them. ``adopt_topics``:
-        the topics may exist, empty and as they should be, as an attempt leaves them that was cut short.
+        what to grant. ``quotas``: those to set, None for the default; all others of the lane stay as they are.
+        ``adopt_topics``: the topics may exist, empty and as they should be, as an attempt leaves them that was cut
+        short.
 
         Raises: InvalidArgument, NotAuthorized, IllegalState (a topic exists; the brokers keep no rules), NotReady,
         DeadlineExceeded (repeat it, then with ``adopt_topics``).

@@ -346,6 +346,14 @@ def alter_topics(
     if not changes:
         return
     with cluster.connection(None, deadline) as connection:
+        try:
+            connection.version(INCREMENTAL_ALTER_CONFIGS)
+        except LogRefused as error:
+            raise LogRefused(
+                "this cluster can't alter topics: they keep the settings that they were made with "
+                f"({error})",
+                error.error,
+            ) from error
         answer = connection.ask(
             INCREMENTAL_ALTER_CONFIGS,
             deadline,

@@ -24,7 +24,7 @@ from anabranch.batches.compression import CODECS, Codec
 from anabranch.batches.format import HEADER_SIZE, Packed
 from anabranch.core.legal_names import ADMIN_LANE, STATE
 from anabranch.core.stream_settings import MAX_MESSAGE, MIN_ISR, REPLICATION, RETENTION_MS
-from anabranch.errors import AnabranchError, TopicMisconfigured
+from anabranch.errors import AnabranchError, NotAuthorized, TopicMisconfigured
 from anabranch.kafka import admin, needs
 from anabranch.kafka.idempotent_producer import JournalProducer
 from anabranch.kafka.log import KafkaLog
@@ -47,12 +47,15 @@ from anabranch.ports import (
 )
 from anabranch.topics import declarations as declared
 from anabranch.topics.creation import (
+    INVALID_REPLICATION_FACTOR,
+    POLICY_VIOLATION,
     SMALLER_RECORDS,
     check_control_topics,
     create_control_topics,
     create_lane_topics,
     create_stream_topics,
     describe,
+    words_of,
 )
 from anabranch.topics.names import (
     commands_topic,
@@ -64,13 +67,24 @@ from anabranch.topics.names import (
     stream_topic,
     topics_of,
 )
+from anabranch.topics.new_topics import OF_NEW_TOPICS
 
 log = logging.getLogger("anabranch.controller")
 
-# Answers of brokers that do not change with time.
-NEVER_PASSES = frozenset((UNSUPPORTED_VERSION, int(ErrorCode.invalid_transaction_timeout)))
-LOOK_S = 5.0  # for each broker, before a controller joins its group and periodically after that
-_ANSWER_S = 10.0  # for each question of the probe
+# Waiting does not change these answers of brokers.
+_INVALID_TIMEOUT = int(ErrorCode.invalid_transaction_timeout)
+NEVER_PASSES = frozenset((UNSUPPORTED_VERSION, _INVALID_TIMEOUT))
+_NATIVE_TIMEOUTS = (
+    45,
+    30,
+    15,
+    10,
+    5,
+    2,
+    1,
+)  # seconds, to try where brokers don't take what was asked for
+LOOK_S = 5.0  # each broker, before a controller joins its group, and now and then after that
+_ANSWER_S = 10.0  # each question of the probe
 _SOON_S = 5.0  # brokers show a change, or write a marker, within this time
 _SHORT_S = (
     5.0  # the limit of the probe's own native transactions; the requested one is tried separately
@@ -80,6 +94,7 @@ _GONE_S = 10.0  # brokers stop showing deleted topics within this time
 _EARLIER_S = 3600.0  # longer than any probe takes
 _ROOM_BYTES = 1 << 10  # for a batch's header and a record's lengths
 _MEMBER_ID_REQUIRED = int(ErrorCode.member_id_required)
+_INVALID_PARTITIONS = int(ErrorCode.invalid_partitions)
 _INVALID_SESSION_TIMEOUT = int(ErrorCode.invalid_session_timeout)
 # The group's coordinator is loading, is not elected yet, or has moved.
 _COORDINATOR_SOON = frozenset(
@@ -92,6 +107,7 @@ _COORDINATOR_SOON = frozenset(
 )
 _JOIN_GROUP = Api(11, "join_group", "JoinGroup", 4, 5, 6)
 
+_REPLICAS = 3  # enough, and a number that all products take
 _LASTING = RETENTION_MS, "retention.bytes"  # without a limit, journals last
 _CONTROL, _OF_STREAM, _OF_TABLE = "control topics", "a stream's topics", "a table's topics"
 
@@ -131,11 +147,43 @@ def before_leading(cluster: Cluster, prefix: str, native_timeout: float) -> tupl
 
 
 def check_native_timeout(cluster: Cluster, transactional_id: str, native_timeout: float) -> None:
-    """`LogRefused` if the coordinator does not accept this limit of a native transaction."""
+    """`LogRefused` if the coordinator does not take this limit of a native transaction; says one that it takes."""
+    error = _refusal(cluster, transactional_id, native_timeout)
+    if error is None:
+        return
+    if error.error == _INVALID_TIMEOUT:
+        lower = (each for each in _NATIVE_TIMEOUTS if each < native_timeout)
+        taken = (each for each in lower if _refusal(cluster, transactional_id, each) is None)
+        if (found := next(taken, None)) is not None:
+            way = f"--native-timeout {found} is taken"
+            error = LogRefused(f"{error}; {way}", error.error)
+            error.to_do = f"give controllers --native-timeout {found}"
+    raise error
+
+
+def _refusal(cluster: Cluster, transactional_id: str, native_timeout: float) -> LogRefused | None:
     try:
         Coordinator(cluster, transactional_id, native_timeout).close()
     except LogFenced:
-        return  # another process has asked the same meanwhile, and was not refused
+        return None  # another process has asked the same in between, and was not refused
+    except LogRefused as error:
+        return error
+    return None
+
+
+def way_out(error: LogRefused, control_partitions: int, brokers: int) -> str:
+    """The way out of a refusal to make topics, for an operator. ``brokers``: those that are up."""
+    if error.to_do:
+        return error.to_do
+    if error.error == INVALID_REPLICATION_FACTOR:
+        return f"start more brokers, or give --replication-factor {min(brokers, _REPLICAS)}"
+    policy = error.error == POLICY_VIOLATION and "partition" in words_of(error).lower()
+    if policy or error.error == _INVALID_PARTITIONS:
+        return (
+            f"let the cluster have 6 topics and {4 * control_partitions + 9} partitions for controllers, and 3 topics "
+            f"and 3 partitions or more for each stream: {BROKERS_PAGE}"
+        )
+    return f"all that a cluster must give: {BROKERS_PAGE}"
 
 
 # -- the probe -----------------------------------------------------------------------------------------
@@ -235,13 +283,32 @@ class Probe:
         try:
             for step in self._steps():
                 if failed.isdisjoint(step.after) and lacks.isdisjoint(step.calls):
-                    tried = _try(step)
+                    tried = self._try(step)
                     if tried.state == FAILS:
                         failed.add(tried.need)
                     yield tried
         finally:
             left = self._delete()
         yield left
+
+    def _try(self, step: _Step) -> Tried:
+        need, lost = step.need, step.lost
+        state, to_do = (LOSS if lost else FAILS), f"all that a cluster must give: {BROKERS_PAGE}"
+        try:
+            return Tried(need, WORKS, step.attempt())
+        except _Lost as error:
+            return Tried(need, LOSS, str(error), error.to_do)
+        except _Failed as error:
+            return Tried(need, state, str(error), error.to_do or to_do)
+        except (LogError, AnabranchError, MalformedAnswer, ConnectionBroken) as error:
+            told = f"{lost}: {error}" if lost else str(error)
+            if isinstance(error, NotAuthorized) or getattr(error, "forbidden", False):
+                to_do = "grant it on topics and ids that begin so, or let an administrator run this"
+            elif isinstance(error, LogRefused):
+                to_do = way_out(error, self._control_partitions, len(self._cluster.nodes))
+            elif isinstance(error, TopicMisconfigured):
+                to_do = OF_NEW_TOPICS
+            return Tried(need, state, told, to_do)
 
     def _steps(self) -> Iterator[_Step]:
         yield _Step("dry runs", self._dry_runs)
@@ -585,22 +652,6 @@ def _calls(brokers: list[Broker], lacks: set[str]) -> Iterator[Tried]:
         yield Tried("calls", LOSS, text, f"live with it, or use another broker: {BROKERS_PAGE}")
     if not lacks:
         yield Tried("calls", WORKS, "all, in versions that are supported")
-
-
-def _try(step: _Step) -> Tried:
-    need, lost = step.need, step.lost
-    state, to_do = (LOSS if lost else FAILS), f"change that, or ask for less: {BROKERS_PAGE}"
-    try:
-        return Tried(need, WORKS, step.attempt())
-    except _Lost as error:
-        return Tried(need, LOSS, str(error), error.to_do)
-    except _Failed as error:
-        return Tried(need, state, str(error), error.to_do or to_do)
-    except (LogError, AnabranchError, MalformedAnswer, ConnectionBroken) as error:
-        told = f"{lost}: {error}" if lost else str(error)
-        if isinstance(error, LogRefused) and error.forbidden:
-            to_do = "grant it on topics and ids that begin so, or let an administrator run this"
-        return Tried(need, state, told, to_do)
 
 
 def _until(shown: Callable[[], bool], wrong: str) -> None:

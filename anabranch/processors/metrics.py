@@ -49,7 +49,9 @@ NUMBERS = {
     ),
     "lane_trouble": Number("gauge", "1 for a lane that waits for its topics", ("lane",)),
     "lane_work": Number("gauge", "Units of work that a lane was charged in this term", ("lane",)),
-    "lane_debt": Number("gauge", "Units of work that a lane owes: it waits that long", ("lane",)),
+    "lane_debt": Number(
+        "gauge", "Units of work that a lane owes: it waits debt ÷ quota seconds", ("lane",)
+    ),
     "lane_journal_work": Number(
         "gauge",
         "Units of work that the journals of a lane's streams cost in this term",
@@ -86,7 +88,9 @@ NUMBERS = {
     "outcomes": Number("gauge", "Outcomes kept"),
     "rejected_records": Number("gauge", "Journal records rejected in this term", ("reason",)),
     "broker_lacks": Number(
-        "gauge", "1 for a call that a broker does not offer: something does not work", ("call",)
+        "gauge",
+        "1 for a call that a broker does not offer; docs/how-to/brokers.md says what is lost",
+        ("call",),
     ),
     "seconds_ahead": Number(
         "gauge", "How far timestamps are ahead of this machine's clock: another one is, or was"

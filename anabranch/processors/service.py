@@ -40,7 +40,7 @@ from anabranch.infra.storage import hold
 from anabranch.kafka.log import KafkaLog
 from anabranch.kafka.look import lacking_of, look_at
 from anabranch.kafka.needs import BROKERS_PAGE, losses, lost_calls
-from anabranch.kafka.probe import LOOK_S, NEVER_PASSES, before_leading
+from anabranch.kafka.probe import LOOK_S, NEVER_PASSES, before_leading, way_out
 from anabranch.kafka.settings import parse_settings
 from anabranch.kafka.wire.cluster import Cluster
 from anabranch.librdkafka.membership import Membership
@@ -113,6 +113,7 @@ class ControllerService(mode.Service):
         self._since = time.time()
         self._said_at = 0.0
         self._lacks: tuple[str, ...] = ()  # calls that brokers do not offer
+        self._brokers = 0  # that are up when it starts
         self._membership: Membership | None = None
         super().__init__(**kwargs)
 
@@ -224,17 +225,26 @@ class ControllerService(mode.Service):
                 except (TopicMisconfigured, LogRefused) as error:
                     # … or as they were, or not enough other brokers.
                     if isinstance(error, LogRefused) and error.error != INVALID_REPLICATION_FACTOR:
-                        raise _final(error) from error
+                        raise self._final(error) from error
                     until = min(until, time.monotonic() + LATE_S)
                     if time.monotonic() >= until:
                         if isinstance(error, LogRefused):
-                            raise _final(error) from error
+                            raise self._final(error) from error
                         raise TopicMisconfigured(f"{error}{new.undo(source)}") from error
                     waiting.warning("waiting for the brokers: %s", error)
                 time.sleep(PREPARE_AGAIN_S)
         finally:
             source.close()
         return False
+
+    def _final(self, error: LogRefused) -> AnabranchError | LogRefused:
+        """The error that says what to do about a refusal."""
+        if error.forbidden:
+            return NotAuthorized(str(error))
+        if error.error in NEVER_PASSES:
+            return error  # the text says it
+        way = way_out(error, self.options.control_partitions, self._brokers)
+        return LogRefused(f"{error}; {way}", error.error, error.topics)
 
     def _ask_brokers(self) -> None:
         """Ask brokers for what decides whether this process can be leader, before anything is made there.
@@ -245,6 +255,7 @@ class ControllerService(mode.Service):
         soon = replace(settings, request_timeout=LOOK_S)
         with contextlib.closing(Cluster(soon)) as cluster:
             self._lack(before_leading(cluster, self.options.prefix, self.options.native_timeout_s))
+            self._brokers = len(cluster.nodes)
 
     def _ask_again(self) -> None:
         """Ask brokers now and then what they offer: they may be older or newer ones by then."""
@@ -405,16 +416,6 @@ class ControllerService(mode.Service):
         temporary = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}")
         temporary.write_text(json.dumps(status))
         temporary.replace(path)
-
-
-def _final(error: LogRefused) -> AnabranchError | LogRefused:
-    """The error that says what to do about a refusal."""
-    if error.forbidden:
-        return NotAuthorized(str(error))
-    if error.error in NEVER_PASSES:
-        return error  # the text says it
-    way = f"change that, or ask for less: {BROKERS_PAGE}"
-    return LogRefused(f"{error}; {way}", error.error, error.topics)
 
 
 def _exit_code(error: Exception) -> int:

@@ -517,6 +517,7 @@ def _create(log: Log, topics: Sequence[_Topic], factor: int, new: NewTopics) -> 
                 raise
             again = _otherwise(specs, missing, error)
             if again is None:
+                error.to_do = _due(specs, missing, error)
                 raise
             first = first or error
             specs = again
@@ -535,13 +536,13 @@ def _say(
     if (without, having) in _said:
         return
     _said.add((without, having))
-    parts = {"made without": without, "with": having}
+    parts = {"some topics are made without": without, "with": having}
     texts = [
         f"{word} {', '.join(f'{name}={value}' for name, value in sorted(settings))}"
         for word, settings in parts.items()
         if settings
     ]
-    _logger.warning("%s: topics are %s", why, "; ".join(texts))
+    _logger.warning("%s: %s", why, "; ".join(texts))
 
 
 def _settings(specs: Sequence[TopicSpec]) -> set[tuple[str, str]]:
@@ -556,28 +557,51 @@ def _otherwise(
     None: something else was refused, or a policy allows none of the values: what a topic has without the setting
     may change with the brokers' defaults. A policy that names no setting may be one for sizes.
     """
-    if refused.error not in (INVALID_CONFIG, POLICY_VIOLATION):
+    mine, values = _refused(specs, refused)
+    if not values and refused.error == POLICY_VIOLATION:
+        values = {n: v for spec in mine for n, v in spec.config.items() if n == MAX_MESSAGE}
+    if not values or any(topics[spec.name].chosen.keys() & values.keys() for spec in mine):
         return None
-    said = str(refused).partition(": ")[2]  # after the topic's name
-    mine = [spec for spec in specs if not refused.topics or spec.name in refused.topics]
-    values = {name: value for spec in mine for name, value in spec.config.items()}
     settings = {s.name: s for spec in mine for s in topics[spec.name].settings}
-    named = [n for n in values if re.search(rf"(?<![\w.]){re.escape(n)}(?!\w|\.\w)", said)]
-    if not named and refused.error == POLICY_VIOLATION:
-        named = [name for name in values if name == MAX_MESSAGE]
-    if not named or any(topics[spec.name].chosen.keys() & named for spec in mine):
-        return None
-    known = "unknown" not in said.lower()
+    known = "unknown" not in words_of(refused).lower()
     instead = {
-        name: _next(settings[name], values[name]) if known and name in settings else None
-        for name in named
+        name: _next(settings[name], value) if known and name in settings else None
+        for name, value in values.items()
     }
     free = {name for name, setting in settings.items() if setting.free}
     if refused.error == POLICY_VIOLATION and any(
-        instead[n] is None for n in named if n not in free
+        instead[n] is None for n in values if n not in free
     ):
         return None
     return [_changed(spec, topics[spec.name].chosen, values, instead) for spec in specs]
+
+
+def _refused(
+    specs: Sequence[TopicSpec], refused: LogRefused
+) -> tuple[list[TopicSpec], dict[str, str]]:
+    """The specs that a refusal is about, and the settings that it names, with their values."""
+    mine = [spec for spec in specs if not refused.topics or spec.name in refused.topics]
+    if refused.error not in (INVALID_CONFIG, POLICY_VIOLATION):
+        return mine, {}
+    values, said = {n: v for spec in mine for n, v in spec.config.items()}, words_of(refused)
+    named = [n for n in values if re.search(rf"(?<![\w.]){re.escape(n)}(?!\w|\.\w)", said)]
+    return mine, {name: values[name] for name in named}
+
+
+def words_of(refused: LogRefused) -> str:
+    """The words of a broker, after the topic's name."""
+    return str(refused).partition(": ")[2]
+
+
+def _due(specs: Sequence[TopicSpec], topics: Mapping[str, _Topic], refused: LogRefused) -> str:
+    """The refused settings, as those that brokers have to take; empty if somebody chose another value."""
+    mine, values = _refused(specs, refused)
+    for topic in (topics[spec.name] for spec in mine):
+        due = {setting.name: setting.value for setting in topic.settings}
+        if any(topic.chosen.get(name, due.get(name)) != due.get(name) for name in values):
+            return ""
+    pairs = " and ".join(f"{name}={value}" for name, value in sorted(values.items()))
+    return f"let brokers take {pairs}" if pairs else ""
 
 
 def _changed(
@@ -607,10 +631,7 @@ def _spec(log: Log, topic: _Topic, factor: int) -> TopicSpec:
     if MIN_ISR not in config:
         replicas = log.default_replication_factor(topic.name) if factor < 0 else factor
         if replicas is None:
-            raise NotAuthorized(
-                f"the right DescribeConfigs on the topic {topic.name} is missing; or say how many replicas it "
-                f"gets: --replication-factor of the controller, {REPLICATION} of a stream"
-            )
+            raise NotAuthorized(f"the right DescribeConfigs on the topic {topic.name} is missing")
         if replicas:
             config[MIN_ISR] = "2" if replicas >= 2 else "1"
     return TopicSpec(topic.name, topic.partitions, config, factor)

@@ -18,6 +18,8 @@ from anabranch.ports import (
     answered,
 )
 
+OF_NEW_TOPICS = "let brokers give new topics what it says to set"
+
 
 class NewTopics:
     """Topics that were made for one purpose. Keep it from one try to the next.
@@ -49,7 +51,9 @@ class NewTopics:
         text, first = "; ".join(wrong), self.without
         if first is None:
             raise TopicMisconfigured(text)
-        raise LogRefused(f"{first}; without that: {text}", first.error, first.topics)
+        error = LogRefused(f"{first}; without that: {text}", first.error, first.topics)
+        error.to_do = OF_NEW_TOPICS
+        raise error
 
     @contextmanager
     def undone(self, log: Log, *, again: tuple[type[Exception], ...] = ()) -> Iterator[None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from anabranch.cli.session import Target
@@ -190,7 +190,10 @@ class FakeClient:
 
     def add_lane(self, name: str, principals: Any, quotas: Any, **more: Any) -> Lane:
         self._call("add_lane", name=name, principals=principals, quotas=quotas, **more)
-        return lane(name)
+        default = {"open": 1000}
+        changed = {k: default.get(k) if v is None else v for k, v in (quotas or {}).items()}
+        has = default | {k: v for k, v in changed.items() if v is not None}
+        return replace(lane(name), quotas=has)
 
     def block_lane(self, name: str) -> Lane:
         self._call("block_lane", name=name)

@@ -240,6 +240,7 @@ def test_time_outs_that_a_broker_does_not_take(
     assert wrong.keys() == {"transaction time-out", "groups"}
     assert "--native-timeout is above" in wrong["transaction time-out"]
     assert "--session-timeout 6 s is not within" in wrong["groups"]
+    assert rows["transaction time-out"][0]["to_do"] == "give controllers --native-timeout 10"
     _, rows = ask(run, limited.bootstrap, unique, "--native-timeout", "9")
     assert rows["transaction time-out"][0]["state"] == WORKS
 
@@ -303,6 +304,7 @@ def test_the_process_ends_with_an_exit_code(
     assert done.returncode == service.EXIT_ENVIRONMENT, output
     assert "ERROR   LogRefused: initialise" in output
     assert "--native-timeout is above the brokers' transaction.max.timeout.ms" in output
+    assert "; --native-timeout 10 is taken" in output
     assert "Traceback" not in output
 
 

@@ -65,13 +65,51 @@ def test_lane_add_shows_the_rules_and_asks(run: Run, fake: FakeClient) -> None:
     document = json.loads(run(*born, "--yes", "--adopt", "--json").stdout)
     assert document["acls"] == asked.stdout.splitlines()
     assert document["name"] == "etl"
-    assert fake.calls == [("add_lane", {**call, "apply": False, "adopt_topics": True})]
+    assert ("add_lane", {**call, "apply": False, "adopt_topics": True}) in fake.calls
     told = run(*born, "--apply").stdout
     assert "kafka-acls" not in told
-    assert "lane etl is there" in told
-    assert fake.calls[-1] == ("add_lane", {**call, "apply": True, "adopt_topics": False})
+    assert "etl: streams 10 (was without a limit)" in told
+    assert ("add_lane", {**call, "apply": True, "adopt_topics": False}) in fake.calls
+    fake.calls.clear()
     assert run("lane", "add", "etl").exit_code == 0
-    assert fake.calls[-1][1]["quotas"] is None
+    assert [each["quotas"] for name, each in fake.calls if name == "add_lane"] == [None]
+
+
+GRANT = "grant it something: anabranch grants add {} 'SCOPE/*' write"
+BACK = "back to the default: anabranch lane add {} --quota {}=default"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "asked", "shown"),
+    [
+        (("bi",), None, ["lane bi is there", GRANT.format("bi")]),
+        (("etl",), None, ["lane etl is there"]),
+        (
+            ("etl", "--quota", "work=2500,open=30"),
+            {"work": 2500, "open": 30},
+            [
+                "etl: open 30 (was 1,000)",
+                "etl: work 2,500 a second (was without a limit)",
+                BACK.format("etl", "work"),
+            ],
+        ),
+        (
+            ("etl", "--quota", "open=default"),
+            {"open": None},
+            ["etl: its quotas are as they were"],
+        ),
+    ],
+)
+def test_lane_add_says_what_it_changed(
+    run: Run,
+    fake: FakeClient,
+    arguments: tuple[str, ...],
+    asked: dict[str, int | None] | None,
+    shown: list[str],
+) -> None:
+    fake.granted = [Grant("etl", "shop/*", ("write",)), Grant("bi", "shop/*", ())]
+    assert run("lane", "add", *arguments).stdout.splitlines() == shown
+    assert [each["quotas"] for name, each in fake.calls if name == "add_lane"] == [asked]
 
 
 @pytest.mark.parametrize(

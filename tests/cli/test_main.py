@@ -73,6 +73,12 @@ def test_errors_as_json(run: Run, fake: FakeClient, error: BaseException, code: 
     assert found.get("txn_id") == (TXN_ID.hex() if code is ExitCode.OUTCOME_UNKNOWN else None)
 
 
+def test_a_check_that_names_the_next_step(run: Run, fake: FakeClient) -> None:
+    fake.error = CheckFailed("1 need not met", "see what to do in the rows above")
+    shown = run("stream", "list").stderr
+    assert shown == "CheckFailed: 1 need not met -> see what to do in the rows above\n"
+
+
 def test_every_error_of_the_library_has_a_code_of_its_kind() -> None:
     def leaves(base: type[errors.AnabranchError]) -> list[type[errors.AnabranchError]]:
         found = [leaf for sub in base.__subclasses__() for leaf in leaves(sub)]

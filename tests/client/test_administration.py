@@ -227,6 +227,19 @@ def test_quotas_of_a_lane_that_is_there_from_the_start(place: Place) -> None:
     assert not place.log.describe_topics(NAMES)
 
 
+def test_a_quota_is_set_and_all_others_stay(place: Place) -> None:
+    place.client.add_lane("etl", quotas={"open": 9, "work": 500, "series": None})
+    for quotas, left in (
+        ({"work": 700}, {"open": 9, "work": 700}),
+        ({}, {"open": 9, "work": 700}),
+        ({"open": None}, {"work": 700}),
+        (None, {"work": 700}),
+    ):
+        assert place.client.add_lane("etl", quotas=quotas).quotas == left
+    with pytest.raises(errors.InvalidArgument, match="'wrok' is no quota: open, staged, work"):
+        place.client.add_lane("etl", quotas={"wrok": None})
+
+
 def test_blocking_keeps_all_else(place: Place) -> None:
     born = place.client.add_lane("etl", quotas={"open": 9})
     assert place.client.block_lane("etl") == replace(born, blocked=True)

@@ -101,6 +101,6 @@ def test_a_group_s_coordinator_that_loads_gets_time_and_is_named(
     )  # fmt: skip
     cluster = answering(probe._cluster, {"b1"}, **{call: [*codes]})
     cluster.settings = replace(cluster.settings, request_timeout=1.0, retry_backoff=0.05)
-    found = probes._try(probes._Step("groups", probe._groups))
+    found = probe._try(probes._Step("groups", probe._groups))
     assert found.state == state
     assert said in found.found
