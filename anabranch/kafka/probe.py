@@ -180,8 +180,8 @@ def way_out(error: LogRefused, control_partitions: int, brokers: int) -> str:
     policy = error.error == POLICY_VIOLATION and "partition" in words_of(error).lower()
     if policy or error.error == _INVALID_PARTITIONS:
         return (
-            f"let the cluster have 6 topics and {4 * control_partitions + 9} partitions for controllers, and 3 topics "
-            f"and 3 partitions or more for each stream: {BROKERS_PAGE}"
+            f"let the cluster have 6 topics and {4 * control_partitions + 9} partitions for controllers, and "
+            f"3 topics and 3 partitions or more for each stream: {BROKERS_PAGE}"
         )
     return f"all that a cluster must give: {BROKERS_PAGE}"
 
