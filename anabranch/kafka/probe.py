@@ -74,15 +74,8 @@ log = logging.getLogger("anabranch.controller")
 # Waiting does not change these answers of brokers.
 _INVALID_TIMEOUT = int(ErrorCode.invalid_transaction_timeout)
 NEVER_PASSES = frozenset((UNSUPPORTED_VERSION, _INVALID_TIMEOUT))
-_NATIVE_TIMEOUTS = (
-    45,
-    30,
-    15,
-    10,
-    5,
-    2,
-    1,
-)  # seconds, to try where brokers don't take what was asked for
+# Seconds, to try where brokers refuse what was asked for.
+_NATIVE_TIMEOUTS = (45, 30, 15, 10, 5, 2, 1)
 LOOK_S = 5.0  # each broker, before a controller joins its group, and now and then after that
 _ANSWER_S = 10.0  # each question of the probe
 _SOON_S = 5.0  # brokers show a change, or write a marker, within this time

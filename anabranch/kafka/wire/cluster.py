@@ -142,9 +142,8 @@ class Cluster:
         # Whether brokers create nothing in a dry run, and the replicas of what they created. None, 0: not known.
         self.heeds_dry_runs: bool | None = None
         self.replicas_of_new = 0
-        self._controller = (
-            -1
-        )  # the broker that the others leave changes of topics to; -1: they don't
+        # the broker that the others leave changes of topics to; -1: they don't
+        self._controller = -1
 
     # -- connections ----------------------------------------------------------------------------
 
