@@ -126,7 +126,7 @@ UNEDITED = (
     "anabranch/processing/",
     "anabranch/processors/",
     "anabranch/schemas/",
-    "anabranch/shown/",
+    "anabranch/presentation/",
     "anabranch/spark/",
     "anabranch/topics/",
     "anabranch/web/",
