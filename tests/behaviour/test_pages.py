@@ -15,6 +15,7 @@ pytestmark = pytest.mark.broker
 # What has to be printed, besides what the page itself shows.
 CALLS = {
     "README.md": ["N14228", "N24211"],
+    "docs/tour.md": ["b'5'"],
     "docs/client.md": ["done before:", "b'ann' b'3 apples'"],
 }
 COMMANDS = ["docs/tutorial.md", "docs/concepts.md"]
