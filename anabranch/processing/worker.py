@@ -18,6 +18,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from anabranch.backoff import Backoff
 from anabranch.batches import columns_read, columns_write
 from anabranch.client.client import Client
 from anabranch.core.hybrid_time import to_ms
@@ -33,7 +34,7 @@ from anabranch.errors import (
     TenureLost,
 )
 from anabranch.ports import GroupMember, TopicPartition
-from anabranch.processing.commits import PAUSES_S, Commits
+from anabranch.processing.commits import FIRST_PAUSE_S, LONGEST_PAUSE_S, Commits
 from anabranch.processing.cut import Cut, Limits
 from anabranch.processing.handlers import Handlers
 from anabranch.processing.metrics import TABLE
@@ -252,11 +253,11 @@ class Worker:
 
     def run(self) -> None:
         """Work until `stop` is set. Raises: FixCallError, HandlerFailed."""
-        pause, longest = PAUSES_S
+        pauses = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S, self._clock)
         while not self.stop.is_set():
             try:
                 self.step()
-                pause, longest = PAUSES_S
+                pauses.reset()
             except (RetryError, BeginAgainError, AskOutcomeError) as error:
                 if self.stop.is_set():
                     break
@@ -265,8 +266,7 @@ class Worker:
                 self._drop()
                 if isinstance(error, TenureLost):
                     self._lost.tasks, self._look_again = frozenset(range(self._app.tasks)), 0.0
-                self.stop.wait(pause)
-                pause = min(2 * pause, longest)
+                self.stop.wait(pauses.begin())
 
     def close(self) -> None:
         """Give the tasks up, and leave. A commit under way ends first."""

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple, Never, Protocol, TypeVar
 
+from anabranch.backoff import Backoff
 from anabranch.core.limits import READ
 from anabranch.errors import (
     BatchTooLarge,
@@ -58,7 +59,8 @@ _BEHIND_S = 0.2  # before a broker that is behind, or has no leader, is asked ag
 _MISSING_S = 1.0  # brokers may be behind: so long none of them need know a topic
 _LOOK_S = 0.5  # after so long they are asked again who knows it
 _UNKNOWN_S = 2.0  # so long a broker that can't be asked may know a topic that no other one knows
-_PAUSES_S = (0.02, 0.5)  # between tries of a question: the first and the longest
+_FIRST_PAUSE_S = 0.02  # between tries of a question
+_LONGEST_PAUSE_S = 0.5
 
 
 class Groups(Protocol):
@@ -434,18 +436,15 @@ class CommittedLog:
 
     def _ask(self, deadline: float, question: Callable[[Failed], T]) -> T:
         """Ask until there is an answer: leaders may be moving. `NotReady` at the deadline; `NotAuthorized`."""
-        pause, longest = _PAUSES_S
+        pauses = Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S, self.clock)
         with client_errors("Describe"):
             while True:
                 self._check_open()
                 try:
                     return answered(question)
                 except LogUnavailable as error:
-                    late = self.clock.monotonic() + pause >= deadline
-                    if late or isinstance(error, LogDenied):
+                    if isinstance(error, LogDenied) or not pauses.sleep(deadline):
                         raise
-                self.clock.sleep(pause)
-                pause = min(2 * pause, longest)
 
 
 def _unsure(topic: str) -> LogUnavailable:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NamedTuple, Self, get_args
 from weakref import WeakSet
 
+from anabranch.backoff import Backoff
 from anabranch.core.hybrid_time import from_us, to_text, to_us
 from anabranch.core.legal_names import check_name
 from anabranch.core.stream_settings import DEFAULT_VERSIONS_MS, LEAST_HISTORY_MS
@@ -45,9 +46,11 @@ from anabranch.types import Result
 
 log = logging.getLogger("anabranch.client")
 
-_WAIT_S, _PAUSE_S = 0.5, 0.5  # so long takes a step without news, and the pause after an error
-# Before a transaction is begun again: the first and the longest. With 0.25 s one of 16 clients got nothing.
-_PAUSES_S = (0.004, 0.032)
+_WAIT_S = 0.5  # how long a step without news takes
+_PAUSE_S = 0.5  # after an error
+# Before a transaction is begun again. With 0.25 s one of 16 clients got nothing.
+_FIRST_PAUSE_S = 0.004
+_LONGEST_PAUSE_S = 0.032
 _LEAST_S = _TURN_S = 0.05  # to begin in; for the answer to another thread's question
 _ASK_S = 1.0  # for the oldest snapshot, before a sweep
 _LEAST_SWEPT = from_us(LEAST_HISTORY_MS * 1000)  # hybrid time between two sweeps of a table
@@ -163,7 +166,9 @@ class Replica:
         self._open: WeakSet[TableSnapshot] = WeakSet()  # those that a program lost hold nothing
         self._sweeping: Iterator[int] | None = None
         self._swept: dict[str, int] = {}
-        self._pauses: dict[str, int] = {}  # before a sweep that failed is tried again
+        # Before a sweep that failed is tried again.
+        first_s, longest_s = LEAST_HISTORY_MS / 1000, max(history_ms / 2, LEAST_HISTORY_MS) / 1000
+        self._pauses = {t: Backoff(first_s, longest_s, self._clock) for t in self.tables}
         self._failure: Exception | None = None
         self._trouble, self._broken_at = "", 0
         self._held, self._closed = held, False
@@ -334,17 +339,16 @@ class Replica:
             return
         for table in self.tables:
             wanted, every = self._floor(), max(self._history // 2, _LEAST_SWEPT)
-            if wanted - self._swept.get(table, 0) >= every:
-                self._swept[table] = wanted
+            pauses = self._pauses[table]
+            if wanted - self._swept.get(table, 0) >= every and pauses.is_over:
                 try:
                     oldest = self._controller.oldest_snapshot(table, self.deadline(_ASK_S))
                 except AnabranchError as error:
                     log.info("%s is not swept for now: %s", table, error)
-                    pause = min(every, self._pauses.get(table, _LEAST_SWEPT))
-                    self._swept[table] += pause - every  # so it is asked again soon
-                    self._pauses[table] = 2 * pause
+                    pauses.begin()
                     return
-                self._pauses.pop(table, None)
+                self._swept[table] = wanted
+                pauses.reset()
                 with self._moved:  # no snapshot begins below the floor meanwhile
                     floor = min(self._floor(), oldest or wanted)
                     if floor > self._store.marks[table].floor:
@@ -460,7 +464,15 @@ class Replica:
         """
         check_name(name)
         deadline = self.deadline(timeout)
-        pause, lost = _PAUSES_S[0], None
+        pauses = Backoff(
+            _FIRST_PAUSE_S,
+            _LONGEST_PAUSE_S,
+            self._clock,
+            jitter=lambda: (
+                txn.commits.random64() % 1024 / 1024
+            ),  # those that met should not meet again
+        )
+        lost = None
         while True:
             left = max(_LEAST_S, deadline - self._clock.monotonic())
             try:
@@ -477,12 +489,10 @@ class Replica:
             except (LocksBroken, TransactionAborted) as error:
                 if txn.txn_id is None and isinstance(error, TransactionAborted):
                     raise  # the function's own
-                if self._clock.monotonic() + pause >= deadline:
+                if not pauses.ends_by(deadline):
                     raise
                 lost = error.with_traceback(None)
-            # Those that met part: a pause is between half and all of its length.
-            self._clock.sleep(pause * (1 + txn.commits.random64() % 1024 / 1024) / 2)
-            pause = min(2 * pause, _PAUSES_S[1])
+            pauses.sleep()
 
     def broken_at(self, timestamp: int) -> None:
         """Locks are broken by this commit: the next transaction sees it, though no answer told of it."""
