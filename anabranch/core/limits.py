@@ -3,7 +3,8 @@
 The rules of events come after the table: legal keys, values, headers, times and sizes, however an event is written.
 
 `docs/operations.md` prints it, and a test holds the two together. Limits that an operator may choose are in
-`anabranch.core.decisions.turn.Settings`.
+`anabranch.core.decisions.turn.Settings`. Defaults, time-outs and pauses of clients
+and tools are in `anabranch.core.defaults`.
 """
 
 from __future__ import annotations

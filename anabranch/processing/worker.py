@@ -21,6 +21,7 @@ from pathlib import Path
 from anabranch.backoff import Backoff
 from anabranch.batches import columns_read, columns_write
 from anabranch.client.client import Client
+from anabranch.core.defaults import SESSION_S
 from anabranch.core.hybrid_time import to_ms
 from anabranch.core.legal_names import PLAIN, state_stream
 from anabranch.errors import (
@@ -54,7 +55,6 @@ from anabranch.types import Tenure
 log = logging.getLogger("anabranch.processor")
 
 NO_STORE = "-"  # the one of a processor without stores: its topic has the partitions that the group hands out
-SESSION_S = 6.0  # a worker that is not heard for so long loses its tasks
 _IDLE_S = 0.25
 _FOLLOW_S, _SLICE_S = 1.0, 0.05  # so often, and so long, a busy worker reads the state of others
 _ASK_S = 30.0

@@ -18,6 +18,7 @@ from typing import NamedTuple, Self, get_args
 from weakref import WeakSet
 
 from anabranch.backoff import Backoff
+from anabranch.core import defaults
 from anabranch.core.hybrid_time import from_us, to_text, to_us
 from anabranch.core.legal_names import check_name
 from anabranch.core.stream_settings import DEFAULT_VERSIONS_MS, LEAST_HISTORY_MS
@@ -48,10 +49,8 @@ log = logging.getLogger("anabranch.client")
 
 _WAIT_S = 0.5  # how long a step without news takes
 _PAUSE_S = 0.5  # after an error
-# Before a transaction is begun again. With 0.25 s one of 16 clients got nothing.
-_FIRST_PAUSE_S = 0.004
-_LONGEST_PAUSE_S = 0.032
-_LEAST_S = _TURN_S = 0.05  # to begin in; for the answer to another thread's question
+_LEAST_S = 0.05  # to begin in
+_TURN_S = 0.05  # for the answer to another thread's question
 _ASK_S = 1.0  # for the oldest snapshot, before a sweep
 _LEAST_SWEPT = from_us(LEAST_HISTORY_MS * 1000)  # hybrid time between two sweeps of a table
 _ISOLATIONS, _WRITERS = get_args(Isolation), get_args(Writers)
@@ -140,7 +139,7 @@ class Replica:
         *,
         folder: Path | None = None,
         history_ms: int = DEFAULT_VERSIONS_MS,
-        timeout: float = 30.0,
+        timeout: float = defaults.TIMEOUT_S,
         threaded: bool = True,
         commits: Commits | None = None,
         held: int | None = None,
@@ -465,8 +464,8 @@ class Replica:
         check_name(name)
         deadline = self.deadline(timeout)
         pauses = Backoff(
-            _FIRST_PAUSE_S,
-            _LONGEST_PAUSE_S,
+            defaults.FIRST_TRANSACT_PAUSE_S,
+            defaults.LONGEST_TRANSACT_PAUSE_S,
             self._clock,
             jitter=lambda: (
                 txn.commits.random64() % 1024 / 1024
