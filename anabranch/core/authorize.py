@@ -34,13 +34,17 @@ class Right(IntFlag):
 
 EVERYWHERE = "*"
 ALL = Right(511)
-ADD, TAKE = 1 << 29, 1 << 30  # among a `SetGrant`'s rights: a change, made by the decision itself
+# among a `SetGrant`'s rights: a change, made by the decision itself
+ADD = 1 << 29
+TAKE = 1 << 30
 CREATORS = ALL & ~Right.ADMIN  # of the lane that creates a scope, on that scope
 _FIND = Right.DESCRIBE | Right.CREATE  # one of them finds a scope that is there
 # One of them begins what moves positions; its commit needs the latter.
 _MOVE = Right.WRITE | Right.PROCESS
 
-_KEPT, _LONGEST = 10_000, 250  # answers remembered; characters of what they are about
+# answers remembered; characters of what they are about
+_KEPT = 10_000
+_LONGEST = 250
 # Rights that lanes have from the start, on everything; a row of that lane and pattern replaces them.
 _TRUSTED = ALL & ~(Right.OPERATE | Right.ADMIN)  # of `open`, where its senders are trusted
 FROM_THE_START: Mapping[str, Right] = {

@@ -1,6 +1,6 @@
 """The defaults, time-outs and pauses of clients and tools: each has its one home here.
 
-What the product bounds, whoever calls it, is in `limits`. This is what a caller may choose otherwise, what several
+The bounds of the product itself are in `limits`. Here is what a caller may choose otherwise, what several
 packages use, and what decides how long a user waits. A constant that only one function needs stays beside it.
 Seconds, unless a name says otherwise. This module imports nothing, so that a shell's completion stays fast.
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 # -- clients ----------------------------------------------------------------------------------------------
 
-# Of one call.
+# One call, with all that it sends and repeats.
 TIMEOUT_S = 30.0
 # A transaction whose client is silent for this long is aborted. A client sends three heartbeats in that time.
 KEEPALIVE_S = 30.0
@@ -55,14 +55,14 @@ SESSION_S = 6.0
 # -- Spark and ledgers ------------------------------------------------------------------------------------
 
 SPARK_TIMEOUT_S = 60.0
-# Of a job's transaction: longer than a client's, as a driver that is busy may send heartbeats late.
+# A job's transaction: longer than a client's, as a driver that is busy may send heartbeats late.
 SPARK_KEEPALIVE_S = 300.0
 # `Ledger.recover` ends transactions older than this: younger ones may still be under way.
 LEDGER_AGE_S = 60.0
 
 # -- the command line -------------------------------------------------------------------------------------
 
-# Of the transactions of `load` and `write`, which read files and pipes that may be slow.
+# The transactions of `load` and `write`, which read files and pipes that may be slow.
 TOOL_KEEPALIVE_S = 60.0
 # `doctor` compares this machine's clock with the controllers': a warning from the first on, wrong from the second.
 CLOCK_WARN_S = 1.0

@@ -30,9 +30,12 @@ from anabranch.ports import (
 log = logging.getLogger("anabranch.kafka")
 
 ACKS_LEADER = 1
-KEPT_S, KEPT_BYTES = 5.0, 8 << 20  # batches that can't be sent: how long, how many bytes
+# batches that can't be sent: how long, how many bytes
+KEPT_S = 5.0
+KEPT_BYTES = 8 << 20
 # Under way to one broker; about so many bytes the system's buffers take for one that is frozen.
-MAX_IN_FLIGHT, IN_FLIGHT_BYTES = 5, 256 << 10
+MAX_IN_FLIGHT = 5
+IN_FLIGHT_BYTES = 256 << 10
 ANSWER_S = 2.0  # a broker silent for so long is frozen
 CALL_S = 0.5  # of the caller's time, for a connection or for metadata
 ASK_AGAIN_S = 0.25

@@ -44,7 +44,8 @@ from anabranch.types import Receipt, TransactionInfo
 log = logging.getLogger("anabranch.ledger")
 T = TypeVar("T")
 TABLE = "anabranch_ledger"
-SECRET_SIZE, ATTEMPT_SIZE = 32, 16
+SECRET_SIZE = 32
+ATTEMPT_SIZE = 16
 MOST_ROWS = 1000  # that one recovery looks at
 MOST_WAITING = 20  # … and it ends then: each takes a while, and the controllers may be away
 _PAUSE_S = 0.2

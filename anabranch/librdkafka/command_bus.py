@@ -45,7 +45,9 @@ _GROWTH_S = 2.0  # how long a broker may not know that they have grown; a wrong 
 _COUNT_S = 10.0  # so long the number of control partitions is believed by who lists all
 _JOIN_S = 10.0
 _MEET_S = 0.5
-_LOOK_S, _OTHERS = 5.0, 10  # for other prefixes, and how many an error names
+# for other prefixes, and how many an error names
+_LOOK_S = 5.0
+_OTHERS = 10
 _FRAMING = 512  # more bytes than a command's record takes besides its payload
 
 # A broker's refusal of a command and of each copy of it.

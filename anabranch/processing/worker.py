@@ -56,7 +56,9 @@ log = logging.getLogger("anabranch.processor")
 
 NO_STORE = "-"  # the one of a processor without stores: its topic has the partitions that the group hands out
 _IDLE_S = 0.25
-_FOLLOW_S, _SLICE_S = 1.0, 0.05  # so often, and so long, a busy worker reads the state of others
+# so often, and so long, a busy worker reads the state of others
+_FOLLOW_S = 1.0
+_SLICE_S = 0.05
 _ASK_S = 30.0
 _RESTORE_S = 600.0  # without a record of state
 _HANDOVER_S = 3.0

@@ -213,7 +213,9 @@ class OrderedStream:
                 log.warning(
                     "retention has deleted events of %s[%d] that were fetched and not given yet: reading goes on "
                     "after offset %d",
-                    *(self.topic, partition, offsets[at + passed - 1]),
+                    self.topic,
+                    partition,
+                    offsets[at + passed - 1],
                 )
             else:
                 if span is not None and span.segment_id != FOREIGN:

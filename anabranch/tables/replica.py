@@ -53,7 +53,8 @@ _LEAST_S = 0.05  # to begin in
 _TURN_S = 0.05  # for the answer to another thread's question
 _ASK_S = 1.0  # for the oldest snapshot, before a sweep
 _LEAST_SWEPT = from_us(LEAST_HISTORY_MS * 1000)  # hybrid time between two sweeps of a table
-_ISOLATIONS, _WRITERS = get_args(Isolation), get_args(Writers)
+_ISOLATIONS = get_args(Isolation)
+_WRITERS = get_args(Writers)
 
 
 class Lag(NamedTuple):

@@ -125,7 +125,7 @@ def decide_due(turn: Turn, *, judge_silence: bool) -> int | None:
         turn.keepalives.next_check_ms = turn.now_ms + CHECK_MS
         if judge_silence:
             expiry.abort_stale(turn)
-    most = expiry.PURGE_SHARE * turn.finished + looks * turn.settings.purge_per_look
+    most = expiry.PURGE_SHARE * turn.finished + (turn.settings.purge_per_look if looks else 0)
     horizon = expiry.forget_outcomes(turn, most) if most else None
     if looks:
         expiry.abort_old(turn)

@@ -17,7 +17,9 @@ from anabranch.schemas.records import LockedRange
 FEW_KEYS = 64  # of so many keys of a commit each one is held against ranges; of more, their bounds
 FEW_POINTS = 4_096  # of so many writes of a commit each is noted by itself; more are a packed array
 WINDOW_BYTES = 128 << 20  # of a control partition, about
-_WRITE_BYTES, _POINT_BYTES, _PACKED_BYTES = 200, 120, 8
+_WRITE_BYTES = 200
+_POINT_BYTES = 120
+_PACKED_BYTES = 8
 
 
 def fingerprint(key: bytes) -> int:

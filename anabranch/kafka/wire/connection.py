@@ -36,7 +36,9 @@ _PIECE_BYTES = (
 )  # room is made for as much as came already, or this: an announcement costs nothing
 _DRAIN_S = 5.0
 # The wait before others are asked about a silent broker, between such questions, and for the answer.
-_SILENT_S, _LOOK_S, MOVED_S = 2.0, 0.5, 1.0
+_SILENT_S = 2.0
+_LOOK_S = 0.5
+MOVED_S = 1.0
 _AUTHENTICATE_S = 10.0
 _SAID = 500  # characters of a broker's message
 # A session is renewed after this part of its life, so that a request on its way is taken before the end; and not
