@@ -25,6 +25,7 @@ from anabranch.client.ports import ClientPorts
 from anabranch.client.reservation import Reservation, keepalive_ms_of, reserve
 from anabranch.client.session import Session
 from anabranch.client.transaction import Transaction
+from anabranch.core import defaults
 from anabranch.core.hybrid_time import MAX, to_text
 from anabranch.core.legal_names import check_scope, check_type
 from anabranch.core.stream_settings import is_table
@@ -57,10 +58,6 @@ from anabranch.shown.system import (
 )
 from anabranch.types import Listed, StreamDescription, Tenure
 
-DEFAULT_TIMEOUT_S = 30.0
-COMPACT_S = 86_400.0
-DEFAULT_KEEPALIVE_S = 30.0
-DEFAULT_ONE_SHOT_BYTES = 256 << 10
 _clients: weakref.WeakSet[Client] = weakref.WeakSet()
 log = logging.getLogger("anabranch.client")
 
@@ -171,8 +168,8 @@ class Client(Endings, Processors, Administration):
         self,
         ports: ClientPorts,
         *,
-        timeout: float = DEFAULT_TIMEOUT_S,
-        one_shot_bytes: int = DEFAULT_ONE_SHOT_BYTES,
+        timeout: float = defaults.TIMEOUT_S,
+        one_shot_bytes: int = defaults.ONE_SHOT_BYTES,
         threads: bool = True,
     ) -> None:
         """``threads`` False: no thread sends heartbeats; the caller drives `heart`, as the simulator does."""
@@ -244,7 +241,7 @@ class Client(Endings, Processors, Administration):
         self,
         scope: str,
         name: str | None = None,
-        keepalive: float = DEFAULT_KEEPALIVE_S,
+        keepalive: float = defaults.KEEPALIVE_S,
         *,
         tenure: Tenure | None = None,
     ) -> Transaction:
@@ -273,7 +270,7 @@ class Client(Endings, Processors, Administration):
         self,
         scope: str,
         name: str | None = None,
-        keepalive: float = DEFAULT_KEEPALIVE_S,
+        keepalive: float = defaults.KEEPALIVE_S,
         *,
         timeout: float | None = None,
     ) -> Reservation:
@@ -416,7 +413,7 @@ class Client(Endings, Processors, Administration):
         *,
         plain_readers_lose_history: bool = False,
         folder: str | Path | None = None,
-        timeout: float = COMPACT_S,
+        timeout: float = defaults.COMPACT_S,
         progress: Callable[[int], None] = lambda _: None,
     ) -> BaseRow:
         """Make a base of a table, which new replicas begin at, and delete what no promised snapshot needs.

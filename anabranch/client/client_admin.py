@@ -8,9 +8,9 @@ from functools import reduce
 from operator import or_
 
 from anabranch.client.client_streams import Streams
-from anabranch.client.exchange import FIRST_RETRY_S
 from anabranch.client.ports import ClientPorts
 from anabranch.core.authorize import ADD, ALL, TAKE, changed
+from anabranch.core.defaults import FIRST_RETRY_S
 from anabranch.core.legal_names import check_lane, check_type
 from anabranch.errors import (
     IllegalState,

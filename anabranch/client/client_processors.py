@@ -13,6 +13,7 @@ from anabranch.client.client_reads import Reading
 from anabranch.client.client_streams import Streams
 from anabranch.client.receipt_account import RECORD_OVERHEAD
 from anabranch.client.session import Session
+from anabranch.core import defaults
 from anabranch.core.ids import TENURE_SIZE
 from anabranch.core.legal_names import check_scope, check_type, is_plain, split_stream, state_stream
 from anabranch.core.limits import Room
@@ -26,7 +27,6 @@ from anabranch.schemas import records as r
 from anabranch.topics.names import journal_topic, mirror_group
 from anabranch.types import Tenure
 
-DEFAULT_TASKS = 16
 _ROOMS_S = 3.0  # to ask for what outputs take; below the session of a worker, which waits for it
 _PAUSE_S = 0.02  # before a commit that is being merged is asked about again
 
@@ -40,7 +40,7 @@ class Processors(Reading, Streams):
         self,
         processor: str,
         inputs: str | Sequence[str | r.ProcessorInput],
-        tasks: int = DEFAULT_TASKS,
+        tasks: int = defaults.TASKS,
         start: Start = "begin",
         *,
         stores: Sequence[str] | Mapping[str, str] = (),
@@ -132,7 +132,7 @@ class Processors(Reading, Streams):
         processor: str,
         group: str,
         inputs: str | Sequence[str] = (),
-        tasks: int = DEFAULT_TASKS,
+        tasks: int = defaults.TASKS,
         *,
         timeout: float | None = None,
     ) -> r.ProcessorInfo:

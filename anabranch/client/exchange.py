@@ -9,9 +9,11 @@ import threading
 from collections.abc import Collection
 from typing import Any, NamedTuple, TypeVar
 
+from anabranch.backoff import Backoff
 from anabranch.client.ports import ClientPorts
 from anabranch.core import hybrid_time
 from anabranch.core.decisions.times import SETS
+from anabranch.core.defaults import FIRST_REPEAT_S, FIRST_RETRY_S, LONGEST_REPEAT_S, LONGEST_RETRY_S
 from anabranch.core.ids import (
     CORRELATION_ID_SIZE,
     TIME_HEADER,
@@ -36,10 +38,6 @@ from anabranch.ports import RecordHeaders
 from anabranch.schemas import records as r
 from anabranch.schemas.codec import decode_as, encode
 
-FIRST_REPEAT_S = 2.0
-LONGEST_REPEAT_S = 10.0
-FIRST_RETRY_S = 0.02
-LONGEST_RETRY_S = 1.0
 _NOTHING = "nothing was changed"  # as refusals say
 
 T = TypeVar("T")
@@ -152,7 +150,7 @@ class Exchange:
                 f"{type(command).__name__} has {len(payload)} bytes; the commands topic takes "
                 f"{self._bus.max_command_bytes()}"
             )
-        pause = FIRST_RETRY_S
+        pauses = Backoff(FIRST_RETRY_S, LONGEST_RETRY_S, self._clock)
         refused: r.Refusal | None = None
         copy = self._new_copy(partition, command, payload)
         try:
@@ -162,12 +160,10 @@ class Exchange:
                 if not isinstance(result, r.Refusal):
                     return result
                 # Not kept in a name: the traceback would hold this frame, and so the error itself.
-                late = self._closed or self.now() + pause >= deadline
-                if result.code != NotReady.__name__ or late:
+                over = result.code != NotReady.__name__ or self._closed
+                if over or not pauses.sleep(deadline):
                     raise error_of(result.code, _truly(result.message, unheard))
                 refused = result  # the reason, if no answer comes in time
-                self._clock.sleep(pause)
-                pause = min(pause * 2, LONGEST_RETRY_S)
                 # A copy without an answer may have set something; a new command could undo a change made after it.
                 if not (type(command) in SETS and copy.correlation_id in unheard):
                     self._bus.forget(copy.correlation_id)
@@ -179,7 +175,7 @@ class Exchange:
         self, copy: _Copy, command: Any, deadline: float, unheard: list[bytes]
     ) -> Any | None:
         digests = (command_digest(copy.payload),)
-        pause, is_first = FIRST_REPEAT_S, not unheard
+        pauses, is_first = Backoff(FIRST_REPEAT_S, LONGEST_REPEAT_S, self._clock), not unheard
         waits = copy.correlation_id in unheard  # first wait for the answers to earlier copies
         try:
             while True:
@@ -187,16 +183,16 @@ class Exchange:
                     unheard.append(copy.correlation_id)
                     self._bus.send(copy.partition, copy.correlation_id, copy.payload, copy.headers)
                 waits = False
-                until = min(deadline, self.now() + pause)
+                until = min(deadline, self.now() + pauses.next_s)
                 result = self._hear(copy.correlation_id, digests, until, command, copy.partition)
                 if result is not None:
                     unheard.pop()
                     return result
                 if self._closed or self.now() >= deadline:
                     return None
-                pause = min(pause * 2, LONGEST_REPEAT_S)
+                pauses.begin()
         except NotAuthorized as error:
-            if is_first and pause == FIRST_REPEAT_S:
+            if is_first and pauses.count == 0:
                 raise
             raise NotAuthorized(f"{error}; what was sent before may be carried out") from error
 

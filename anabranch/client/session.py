@@ -13,9 +13,18 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from anabranch.client.exchange import FIRST_REPEAT_S, FIRST_RETRY_S, LONGEST_RETRY_S, Exchange, T
+from anabranch.backoff import Backoff
+from anabranch.client.exchange import Exchange, T
 from anabranch.client.ports import ClientPorts
 from anabranch.core import limits
+from anabranch.core.defaults import (
+    FIRST_REPEAT_S,
+    FIRST_RETRY_S,
+    LEAST_MARGIN_S,
+    LONGEST_RETRY_S,
+    MOST_MARGIN_S,
+    RESOLVE_SHARE,
+)
 from anabranch.core.hybrid_time import to_text, to_us
 from anabranch.core.ids import (
     DIRECTORY,
@@ -54,9 +63,7 @@ from anabranch.types import Listed, committed
 log = logging.getLogger("anabranch.client")
 
 P = TypeVar("P")
-RESOLVE_SHARE = 1 / 3  # of a commit's time, kept to ask for its outcome
-# A controller's refusal at its deadline arrives so long before ours, at least and at most.
-_MARGIN_S = (0.3, 2.0)
+_SCOPE_TRIES = 6  # how often a new scope is looked for again: 1.3 s
 # A refusal that holds for all copies of a command; any other holds only for a command sent once.
 _FINAL = (TransactionAborted, LocksBroken, AlreadyCommitted, EventTooLarge, TenureLost)
 # States after which no copy that was sent before is carried out, or will be.
@@ -152,7 +159,7 @@ class Session(Exchange):
     ) -> r.StreamInfo:
         """Create a stream, and its scope if needed. `StreamExists` if it exists with other settings."""
         scope, _ = split_stream(command.stream)
-        pause = FIRST_RETRY_S
+        pauses = Backoff(FIRST_RETRY_S, LONGEST_RETRY_S, self._clock)
         while True:
             partition = self.find_scope(scope, deadline, create=True, near=near)
             try:
@@ -160,13 +167,12 @@ class Session(Exchange):
             except UnknownScope as error:
                 # The directory's message to that partition is on its way, or retention removed it unread: let the
                 # directory send it again.
-                if pause > LONGEST_RETRY_S or self.now() + pause >= deadline:
+                if pauses.count == _SCOPE_TRIES or not pauses.ends_by(deadline):
                     raise NotReady(
                         f"scope {scope!r} is new, and not known yet where it is served: call again"
                     ) from error
                 self._scopes.pop(scope, None)
-            self._clock.sleep(pause)
-            pause *= 2
+            pauses.sleep()
 
     def ask_of(self, name: str, command: Any, expected: type[T], deadline: float) -> T:
         """Ask the control partition of the scope of ``scope/name``. `UnknownScope`."""
@@ -443,12 +449,12 @@ class Session(Exchange):
         scope = command.scope if token is None else "" if by_id else peek(token).scope
         resolve = r.Resolve(txn_id, scope, None if by_id else token)
         ends = FINISHED if getattr(command, "prepare", None) is None else {*FINISHED, "PREPARED"}
-        pause = FIRST_RETRY_S
+        pauses = Backoff(FIRST_RETRY_S, LONGEST_RETRY_S, self._clock)
         while True:
             asked_at = self.now()
             ask_s = (deadline - asked_at) * (1 - RESOLVE_SHARE)
             if token is not None:
-                margin_s = min(max(ask_s / 4, min(_MARGIN_S[0], ask_s / 2)), _MARGIN_S[1])
+                margin_s = min(max(ask_s / 4, min(LEAST_MARGIN_S, ask_s / 2)), MOST_MARGIN_S)
                 wait_ms = max(0, min(int((ask_s - margin_s) * 1000), MAX_WAIT_MS))
                 command = replace(command, wait_ms=wait_ms)
             try:
@@ -478,10 +484,8 @@ class Session(Exchange):
                 )
             if outcome is not None and outcome.state in ends:
                 return outcome if outcome.state == "PREPARED" else committed(outcome)
-            if outcome is None or self.now() + pause >= deadline:
+            if outcome is None or not pauses.sleep(deadline):
                 raise unknown("was not known in time", txn_id, token)
-            self._clock.sleep(pause)
-            pause = min(pause * 2, LONGEST_RETRY_S)
 
     def abort(
         self, token: bytes, reason: str, deadline: float, secret: bytes | None = None

@@ -8,11 +8,11 @@ from typing import Annotated, BinaryIO
 
 from anabranch.cli.options import ClusterOptions, LoadedAs, StreamName, option
 from anabranch.cli.output import count_of, print_result
+from anabranch.core import defaults
 from anabranch.core.hybrid_time import to_text
 from anabranch.core.legal_names import split_stream
 from anabranch.errors import InvalidArgument
 
-_KEEPALIVE_S = 60.0
 _LONGEST = 64 << 20  # bytes of a line, the most that any stream takes
 
 
@@ -41,7 +41,7 @@ def command(
     scope, _ = split_stream(stream)
     with options.client() as client:
         client.describe(stream)
-        with client.begin(scope, name=name, keepalive=_KEEPALIVE_S) as txn:
+        with client.begin(scope, name=name, keepalive=defaults.TOOL_KEEPALIVE_S) as txn:
             result = txn.result
             if (written := result is None) or result is None:
                 txn.token()  # its heartbeats go on, however slowly lines come

@@ -6,10 +6,11 @@ from collections.abc import Container, Iterator
 from concurrent.futures import Future
 from typing import NamedTuple
 
+from anabranch.backoff import Backoff
 from anabranch.core.state import State
 from anabranch.errors import AnabranchError, NotReady
 from anabranch.ports import Clock, Log, LogRefused, LogUnavailable
-from anabranch.processors.streams.health import next_pause
+from anabranch.processors.streams.health import new_pauses
 from anabranch.processors.streams.helper_thread import helper
 from anabranch.topics.creation import grow_stream_topics, refusal_of
 from anabranch.topics.names import journal_topic
@@ -33,7 +34,7 @@ class Growth:
         self._clock = clock
         self._helper = helper("anabranch-growth", threads=threads)
         self._under_way: dict[str, Future[int | NotGrown]] = {}
-        self._pauses: dict[str, tuple[float, float]] = {}  # its length, and its monotonic end
+        self._pauses: dict[str, Backoff] = {}
 
     @property
     def busy(self) -> bool:
@@ -53,7 +54,6 @@ class Growth:
 
         Raises: LogError, if the log can't be reached.
         """
-        now = self._clock.monotonic()
         for stream in [s for s, work in self._under_way.items() if work.done()]:
             row = state.streams.get(stream)
             if row is None or row.wanted_partitions <= row.partitions:
@@ -62,7 +62,8 @@ class Growth:
             if row.wanted_partitions <= row.partitions:
                 continue
             if stream not in self._under_way:
-                if stream in waiting or now < self._pauses.get(stream, (0, 0))[1]:
+                pauses = self._pauses.get(stream)
+                if stream in waiting or (pauses is not None and not pauses.is_over):
                     continue
                 wanted = row.wanted_partitions
                 self._under_way[stream] = self._helper.submit(_grow, self._log, stream, wanted)
@@ -71,9 +72,7 @@ class Growth:
                 del self._under_way[stream]
                 grown = work.result()
                 if isinstance(grown, NotGrown):
-                    last, end = self._pauses.get(stream, (0.0, 0.0))
-                    pause = next_pause(last, now - end)
-                    self._pauses[stream] = pause, now + pause
+                    self._pauses.setdefault(stream, new_pauses(self._clock)).begin()
                 yield stream, grown
 
     def close(self) -> None:

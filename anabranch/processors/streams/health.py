@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from anabranch.backoff import Backoff
 from anabranch.core import limits
 from anabranch.core.stream_settings import MAX_MESSAGE, MIN_ISR
 from anabranch.ports import (
@@ -14,6 +15,7 @@ from anabranch.ports import (
     INVALID_TIMESTAMP,
     MESSAGE_TOO_LARGE,
     UNSUPPORTED_COMPRESSION_TYPE,
+    Clock,
     Log,
     LogError,
     LogRefused,
@@ -36,14 +38,14 @@ DATA_CODES = frozenset(
     )
 )
 
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 10.0
-FADES_S = 10.0  # after so long without trouble, and twice its pause, a pause is short again
+FIRST_PAUSE_S = 0.25
+LONGEST_PAUSE_S = 10.0
+QUIET_S = 10.0  # after this long without trouble a pause is short again
 
 
-def next_pause(pause: float, quiet_s: float) -> float:
-    """Seconds to wait for what fails again after ``quiet_s`` without trouble. ``pause``: the last one, 0: none."""
-    again = pause and quiet_s <= max(FADES_S, 2 * pause)
-    return min(2 * pause, LONGEST_PAUSE_S) if again else FIRST_PAUSE_S
+def new_pauses(clock: Clock) -> Backoff:
+    """The pauses of a topic, or a stream, that fails."""
+    return Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S, clock, quiet_s=QUIET_S)
 
 
 def refuses_data(error: LogError) -> bool:

@@ -18,6 +18,7 @@ import logging
 from collections.abc import Collection, Container, Sequence
 from dataclasses import dataclass, field
 
+from anabranch.backoff import Backoff
 from anabranch.core.state import State
 from anabranch.core.stream_states import ACTIVE
 from anabranch.errors import chain_of
@@ -30,7 +31,7 @@ from anabranch.ports import (
     TopicPartition,
 )
 from anabranch.processors.intake import Intake
-from anabranch.processors.streams.health import describe, gone, next_pause, unwell
+from anabranch.processors.streams.health import describe, gone, new_pauses, unwell
 from anabranch.topics.creation import stream_problems
 from anabranch.topics.names import history_topic, topics_of
 
@@ -44,13 +45,11 @@ FRESH_S = 1.0  # how old a look may be before a merge is carried there
 class _Trouble:
     """Everything known against a stream; monotonic seconds.
 
-    ``until``: when it may be tried again. ``gone_since``: since when each look misses a topic of it. ``lost``:
+    ``pauses``: before it is tried again. ``gone_since``: since when each look misses a topic of it. ``lost``:
     waiting won't help. ``refused``: brokers refused data of it for its content, and may be set wrong.
     """
 
-    last: float
-    until: float = 0.0
-    pause: float = 0.0
+    pauses: Backoff
     gone_since: float | None = None
     lost: bool = False
     refused: bool = False
@@ -171,9 +170,8 @@ class StreamTrouble:
 
         Then the stream waits, and its data, which was acknowledged, is not given up.
         """
-        now = self.clock.monotonic()
         for stream in streams:
-            self._troubles.setdefault(stream, _Trouble(now)).refused = True
+            self._troubles.setdefault(stream, _Trouble(new_pauses(self.clock))).refused = True
         self.look(state, streams)
         return not any(stream in self.waiting for stream in streams)
 
@@ -224,12 +222,12 @@ class StreamTrouble:
             if stream not in missing:
                 trouble.gone_since = None
             if stream not in wrong and stream not in forbidden and not trouble.lost:
-                if now >= trouble.until:
+                if now >= trouble.pauses.until:
                     log.info("%s goes on", stream)
                     del self.waiting[stream]
                     self.rested.append(stream)
                 else:
-                    self._next = min(self._next, trouble.until)
+                    self._next = min(self._next, trouble.pauses.until)
 
     def _is_gone(self, state: State, stream: str) -> bool:
         """Whether the brokers' quorum says that a topic is gone, or all brokers that it has another id."""
@@ -253,14 +251,13 @@ class StreamTrouble:
         return bool(mine) and error.topics <= topics.keys()
 
     def _note(self, stream: str, why: str) -> _Trouble:
-        now = self.clock.monotonic()
-        trouble = self._troubles.setdefault(stream, _Trouble(now))
+        trouble = self._troubles.setdefault(stream, _Trouble(new_pauses(self.clock)))
         if stream not in self.waiting:
-            trouble.pause = next_pause(trouble.pause, now - trouble.last)
-            trouble.until = now + trouble.pause
-            self._next = min(self._next, trouble.until)
+            trouble.pauses.begin()
+            self._next = min(self._next, trouble.pauses.until)
             log.warning("%s waits: %s", stream, why)
-        trouble.last = now
+        # Its quiet time begins again.
+        trouble.pauses.until = max(trouble.pauses.until, self.clock.monotonic())
         self.waiting[stream] = why
         return trouble
 
