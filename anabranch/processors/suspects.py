@@ -51,7 +51,7 @@ Write = Callable[[Turn, Sequence[Command]], object]
 
 
 class Content(Enum):
-    """What a careful round holds: commands, merges, or plain writes."""
+    """The contents of a careful round: commands, merges, or plain writes."""
 
     COMMANDS = auto()
     MERGES = auto()
