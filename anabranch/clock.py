@@ -9,7 +9,9 @@ import time
 from collections.abc import Callable
 from io import BytesIO
 
-_SMALL, _AT_ONCE = 16, 4096  # bytes
+# bytes
+_SMALL = 16
+_AT_ONCE = 4096
 _MINUTE_S = 60.0
 
 

@@ -40,7 +40,9 @@ from anabranch.topics.names import history_topic, journal_topic, status_topic, s
 __all__ = ["audit"]
 
 _POLL_S = 0.05
-EVENTS, COMMITS = "events", "commits"  # counted like checks
+# counted like checks
+EVENTS = "events"
+COMMITS = "commits"
 # No log tells how far the journals' plain writes were committed at a past moment.
 PLAIN_NOTE = "As of a moment that is given, plain writes are not compared with the journals."
 

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 _SMALL = 256
 _FIRST_ROWS = 256
 # Keys are collected of batches with up to this many records: more would take too long in Python, or much memory.
-_MOST_READ, _MOST_NOTED = 1 << 10, 1 << 20
+_MOST_READ = 1 << 10
+_MOST_NOTED = 1 << 20
 MAX_RUNS = limits.RUNS.value  # a small batch can unpack to millions of records
 _ANY = limits.Room()
 _NO_LIMIT = (1 << 63) - 1

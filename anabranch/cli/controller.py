@@ -12,12 +12,12 @@ import typer
 from anabranch.cli.options import Bootstrap, Json, Kafka, KafkaFile, Prefix, Verbose, option
 from anabranch.cli.output import print_result
 from anabranch.cli.session import need_bootstrap, parse_kafka
+from anabranch.core import defaults
 from anabranch.topics.names import DEFAULT_PREFIX
 
 if TYPE_CHECKING:
     from anabranch.processors.config import ControllerOptions
 
-DEFAULT_RETENTION_S = 7 * 86_400.0
 
 # The options that are not called as their field of `ControllerOptions`.
 RENAMED = {
@@ -78,7 +78,7 @@ class Given(AskedOfBrokers):
     retention_s: Annotated[
         float,
         _seconds("retention_s", 1.0, "How long the outcome of a transaction can be asked for."),
-    ] = DEFAULT_RETENTION_S
+    ] = defaults.OUTCOME_RETENTION_S
     max_open: Annotated[int, option("", "Most open transactions.", min=1)] = 100_000
     max_streams: Annotated[int, option("", "Most streams of a control partition.", min=1)] = 10_000
     max_partitions: Annotated[

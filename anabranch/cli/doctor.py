@@ -14,6 +14,7 @@ from anabranch.cli.controller import AskedOfBrokers
 from anabranch.cli.errors import CheckFailed
 from anabranch.cli.options import ClusterOptions, option
 from anabranch.cli.output import Column, print_json, print_table
+from anabranch.core import defaults
 from anabranch.errors import AnabranchError, FixCallError, NotAuthorized
 from anabranch.ports import LogError
 from anabranch.presentation.words import count_of
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
     from anabranch.types import OpenTransaction, StreamDescription
 
 _ANSWER_S = 2.0  # each question
-_WARN_FREE, _BAD_FREE = 0.2, 0.05  # of a disk
-_WARN_CLOCK_S, _BAD_CLOCK_S = 1.0, 10.0
+_WARN_FREE = 0.2  # of a disk
+_BAD_FREE = 0.05
 OK, WARN, BAD = "ok", "warn", "bad"
 
 
@@ -295,7 +296,13 @@ def _clock(client: Client, stream: str) -> Row:
     before = time.time()
     at = to_us(client.snapshot(stream).timestamp) / 1e6
     ahead = at - time.time() if at > time.time() else min(0.0, at - before)
-    state = BAD if abs(ahead) > _BAD_CLOCK_S else WARN if abs(ahead) > _WARN_CLOCK_S else OK
+    state = (
+        BAD
+        if abs(ahead) > defaults.CLOCK_BAD_S
+        else WARN
+        if abs(ahead) > defaults.CLOCK_WARN_S
+        else OK
+    )
     told = f"controllers' time is {ahead:+.3f} s from this machine's, at least"
     return Row("clocks", state, told, "" if state == OK else "set the clocks, by NTP for example")
 

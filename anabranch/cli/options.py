@@ -19,6 +19,7 @@ import typer
 from typer.models import CommandFunctionType
 
 from anabranch.cli.output import is_agreed
+from anabranch.core import defaults
 from anabranch.core.hybrid_time import read_moment
 from anabranch.core.ids import segment_id
 from anabranch.core.legal_names import ADMIN_LANE, OPEN_LANE
@@ -34,7 +35,6 @@ BOOTSTRAP_VARIABLE = "ANABRANCH_BOOTSTRAP"
 PREFIX_VARIABLE = "ANABRANCH_PREFIX"
 LANE_VARIABLE = "ANABRANCH_LANE"
 KAFKA_FILE_VARIABLE = "ANABRANCH_KAFKA_FILE"
-DEFAULT_TIMEOUT_S = 30.0
 
 
 def option(form: str, told: str, **more: Any) -> Any:
@@ -146,7 +146,7 @@ class ClusterOptions:
     prefix: Prefix = DEFAULT_PREFIX
     kafka: Kafka = field(default=None, repr=False)  # may hold secrets
     kafka_file: KafkaFile = None
-    timeout: Timeout = DEFAULT_TIMEOUT_S
+    timeout: Timeout = defaults.TIMEOUT_S
     json: Json = False
     verbose: Verbose = False
 

@@ -7,10 +7,10 @@ from contextlib import contextmanager
 from functools import reduce
 from operator import or_
 
-from anabranch.client.session import FIRST_RETRY_S
 from anabranch.client.shared import Shared
 from anabranch.core import limits
 from anabranch.core.authorize import ADD, changed
+from anabranch.core.defaults import FIRST_RETRY_S
 from anabranch.core.legal_names import check_lane
 from anabranch.errors import (
     IllegalState,

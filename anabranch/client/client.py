@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
 from anabranch.client.admin import Administration, lane_acls
-from anabranch.client.heartbeats import DEFAULT_KEEPALIVE_S, Heart
+from anabranch.client.heartbeats import Heart
 from anabranch.client.ports import ClientPorts
-from anabranch.client.processors import DEFAULT_TASKS, Processors, check_imported
+from anabranch.client.processors import Processors, check_imported
 from anabranch.client.reading import Reading
 from anabranch.client.reservation import (
     Reservation,
@@ -38,6 +38,7 @@ from anabranch.client.streams import Streams, given
 from anabranch.client.system import SystemTables
 from anabranch.client.transaction import Transaction
 from anabranch.client.writer import Writer, join
+from anabranch.core import defaults
 from anabranch.core.authorize import ADD, ALL, TAKE
 from anabranch.core.hybrid_time import MAX, to_text
 from anabranch.core.legal_names import check_number, check_scope, check_type
@@ -97,9 +98,6 @@ if TYPE_CHECKING:
     from anabranch.tables.indexes import Index
     from anabranch.tables.replica import Replica
 
-DEFAULT_TIMEOUT_S = 30.0
-COMPACT_S = 86_400.0
-DEFAULT_ONE_SHOT_BYTES = 256 << 10
 _clients: weakref.WeakSet[Client] = weakref.WeakSet()
 
 
@@ -113,8 +111,8 @@ class Client:
         self,
         ports: ClientPorts,
         *,
-        timeout: float = DEFAULT_TIMEOUT_S,
-        one_shot_bytes: int = DEFAULT_ONE_SHOT_BYTES,
+        timeout: float = defaults.TIMEOUT_S,
+        one_shot_bytes: int = defaults.ONE_SHOT_BYTES,
         threads: bool = True,
     ) -> None:
         """``threads`` False: no thread sends heartbeats; the caller drives `heart`, as the simulator does."""
@@ -188,7 +186,7 @@ class Client:
         self,
         scope: str,
         name: str | None = None,
-        keepalive: float = DEFAULT_KEEPALIVE_S,
+        keepalive: float = defaults.KEEPALIVE_S,
         *,
         tenure: Tenure | None = None,
     ) -> Transaction:
@@ -217,7 +215,7 @@ class Client:
         self,
         scope: str,
         name: str | None = None,
-        keepalive: float = DEFAULT_KEEPALIVE_S,
+        keepalive: float = defaults.KEEPALIVE_S,
         *,
         timeout: float | None = None,
     ) -> Reservation:
@@ -843,7 +841,7 @@ class Client:
         *,
         plain_readers_lose_history: bool = False,
         folder: str | Path | None = None,
-        timeout: float = COMPACT_S,
+        timeout: float = defaults.COMPACT_S,
         progress: Callable[[int], None] = lambda _: None,
     ) -> r.BaseRow:
         """Make a base of a table, which new replicas begin at, and delete what no promised snapshot needs.
@@ -896,7 +894,7 @@ class Client:
         self,
         processor: str,
         inputs: str | Sequence[str | r.ProcessorInput],
-        tasks: int = DEFAULT_TASKS,
+        tasks: int = defaults.TASKS,
         start: Start = "begin",
         *,
         stores: Sequence[str] | Mapping[str, str] = (),
@@ -941,7 +939,7 @@ class Client:
         processor: str,
         group: str,
         inputs: str | Sequence[str] = (),
-        tasks: int = DEFAULT_TASKS,
+        tasks: int = defaults.TASKS,
         *,
         timeout: float | None = None,
     ) -> r.ProcessorInfo:

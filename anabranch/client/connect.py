@@ -10,9 +10,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from anabranch.client.client import DEFAULT_ONE_SHOT_BYTES, DEFAULT_TIMEOUT_S, Client
-from anabranch.client.ports import MAX_CLOCK_SKEW_S, ClientPorts
+from anabranch.client.client import Client
+from anabranch.client.ports import ClientPorts
 from anabranch.clock import SystemClock, SystemEntropy
+from anabranch.core import defaults
 from anabranch.core.legal_names import OPEN_LANE, check_lane
 from anabranch.errors import InvalidArgument, NotSupported
 from anabranch.kafka.log import KafkaLog
@@ -36,10 +37,10 @@ def connect(
     *,
     prefix: str = DEFAULT_PREFIX,
     lane: str | None = None,
-    timeout: float = DEFAULT_TIMEOUT_S,
-    one_shot_bytes: int = DEFAULT_ONE_SHOT_BYTES,
+    timeout: float = defaults.TIMEOUT_S,
+    one_shot_bytes: int = defaults.ONE_SHOT_BYTES,
     commit_wait: bool = False,
-    max_clock_skew: float = MAX_CLOCK_SKEW_S,
+    max_clock_skew: float = defaults.MAX_CLOCK_SKEW_S,
     config: Mapping[str, Any] | None = None,
     **librdkafka_options: Any,
 ) -> Client:

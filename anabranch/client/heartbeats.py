@@ -15,7 +15,6 @@ from anabranch.errors import AnabranchError
 
 log = logging.getLogger("anabranch.client")
 
-DEFAULT_KEEPALIVE_S = 30.0
 BEATS_PER_KEEPALIVE = 3
 _IDLE_S = 3600.0
 _AFTER_TROUBLE_S = 1.0

@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from anabranch.core import defaults
 from anabranch.core.legal_names import OPEN_LANE
 from anabranch.ports import (
     Clock,
@@ -27,8 +28,6 @@ from anabranch.topics.rights import Acl
 if TYPE_CHECKING:
     from anabranch.batches.columns_write import Counted, EventColumns, Placing
     from anabranch.reading.reader_factory import Readers
-
-MAX_CLOCK_SKEW_S = 10.0
 
 
 class CommandBus(Protocol):
@@ -162,4 +161,4 @@ class ClientPorts:
     log: Callable[[float], AbstractContextManager[Log]] | None = None
     acls: Acls | None = None
     commit_wait: bool = False
-    max_clock_skew: float = MAX_CLOCK_SKEW_S
+    max_clock_skew: float = defaults.MAX_CLOCK_SKEW_S

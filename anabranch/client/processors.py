@@ -22,7 +22,6 @@ from anabranch.schemas import records as r
 from anabranch.topics.names import journal_topic, mirror_group
 from anabranch.types import Tenure
 
-DEFAULT_TASKS = 16
 _ROOMS_S = 3.0  # to ask for what outputs take; below the session of a worker, which waits for it
 _PAUSE_S = 0.02  # before a commit that is being merged is asked about again
 

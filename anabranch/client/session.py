@@ -17,9 +17,19 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
+from anabranch.backoff import Backoff
 from anabranch.client.ports import ClientPorts
 from anabranch.core import hybrid_time, limits
 from anabranch.core.decisions.times import SETS
+from anabranch.core.defaults import (
+    FIRST_REPEAT_S,
+    FIRST_RETRY_S,
+    LEAST_MARGIN_S,
+    LONGEST_REPEAT_S,
+    LONGEST_RETRY_S,
+    MOST_MARGIN_S,
+    RESOLVE_SHARE,
+)
 from anabranch.core.hybrid_time import to_text, to_us
 from anabranch.core.ids import (
     CORRELATION_ID_SIZE,
@@ -67,13 +77,7 @@ log = logging.getLogger("anabranch.client")
 
 T = TypeVar("T")
 P = TypeVar("P")
-FIRST_REPEAT_S = 2.0
-LONGEST_REPEAT_S = 10.0
-FIRST_RETRY_S = 0.02
-LONGEST_RETRY_S = 1.0
-RESOLVE_SHARE = 1 / 3  # of a commit's time, kept to ask for its outcome
-# A controller's refusal at its deadline arrives this long before ours, at least and at most.
-_MARGIN_S = (0.3, 2.0)
+_SCOPE_TRIES = 6  # how often a new scope is looked for again: 1.3 s
 # A refusal that holds for all copies of a command; any other holds only for a command sent once.
 _FINAL = (TransactionAborted, LocksBroken, AlreadyCommitted, EventTooLarge, TenureLost)
 # States after which no copy that was sent before is carried out, or will be.
@@ -194,7 +198,7 @@ class Session:
                 f"{type(command).__name__} has {len(payload)} bytes; the commands topic takes "
                 f"{self._bus.max_command_bytes()}"
             )
-        pause = FIRST_RETRY_S
+        pauses = Backoff(FIRST_RETRY_S, LONGEST_RETRY_S, self._clock)
         refused: r.Refusal | None = None
         copy = self._new_copy(partition, command, payload)
         try:
@@ -204,12 +208,10 @@ class Session:
                 if not isinstance(result, r.Refusal):
                     return result
                 # Not kept in a name: the traceback would hold this frame, and so the error itself.
-                late = self._closed or self.now() + pause >= deadline
-                if result.code != NotReady.__name__ or late:
+                over = result.code != NotReady.__name__ or self._closed
+                if over or not pauses.sleep(deadline):
                     raise error_of(result.code, _truly(result.message, unheard))
                 refused = result  # the reason, if no answer comes in time
-                self._clock.sleep(pause)
-                pause = min(pause * 2, LONGEST_RETRY_S)
                 # A copy without an answer may have set something; a new command could undo a change made after it.
                 if not (type(command) in SETS and copy.correlation_id in unheard):
                     self._bus.forget(copy.correlation_id)
@@ -229,7 +231,7 @@ class Session:
         self, copy: _Copy, command: Any, deadline: float, unheard: list[bytes]
     ) -> Any | None:
         digests = (command_digest(copy.payload),)
-        pause, is_first = FIRST_REPEAT_S, not unheard
+        pauses, is_first = Backoff(FIRST_REPEAT_S, LONGEST_REPEAT_S, self._clock), not unheard
         waits = copy.correlation_id in unheard  # first wait for the answers to earlier copies
         try:
             while True:
@@ -237,16 +239,16 @@ class Session:
                     unheard.append(copy.correlation_id)
                     self._bus.send(copy.partition, copy.correlation_id, copy.payload, copy.headers)
                 waits = False
-                until = min(deadline, self.now() + pause)
+                until = min(deadline, self.now() + pauses.next_s)
                 result = self._hear(copy.correlation_id, digests, until, command, copy.partition)
                 if result is not None:
                     unheard.pop()
                     return result
                 if self._closed or self.now() >= deadline:
                     return None
-                pause = min(pause * 2, LONGEST_REPEAT_S)
+                pauses.begin()
         except NotAuthorized as error:
-            if is_first and pause == FIRST_REPEAT_S:
+            if is_first and pauses.count == 0:
                 raise
             raise NotAuthorized(f"{error}; what was sent before may be carried out") from error
 
@@ -361,7 +363,7 @@ class Session:
     ) -> r.StreamInfo:
         """Create a stream, and its scope if needed. `StreamExists` if it exists with other settings."""
         scope, _ = split_stream(command.stream)
-        pause = FIRST_RETRY_S
+        pauses = Backoff(FIRST_RETRY_S, LONGEST_RETRY_S, self._clock)
         while True:
             partition = self.find_scope(scope, deadline, create=True, near=near)
             try:
@@ -369,13 +371,12 @@ class Session:
             except UnknownScope as error:
                 # The directory's message to that partition is on its way, or retention removed it unread: let the
                 # directory send it again.
-                if pause > LONGEST_RETRY_S or self.now() + pause >= deadline:
+                if pauses.count == _SCOPE_TRIES or not pauses.ends_by(deadline):
                     raise NotReady(
                         f"scope {scope!r} is new, and not known yet where it is served: call again"
                     ) from error
                 self._scopes.pop(scope, None)
-            self._clock.sleep(pause)
-            pause *= 2
+            pauses.sleep()
 
     def ask_of(self, name: str, command: Any, expected: type[T], deadline: float) -> T:
         """Ask the control partition of the scope of ``scope/name``. `UnknownScope`."""
@@ -652,12 +653,12 @@ class Session:
         scope = command.scope if token is None else "" if by_id else peek(token).scope
         resolve = r.Resolve(txn_id, scope, None if by_id else token)
         ends = FINISHED if getattr(command, "prepare", None) is None else {*FINISHED, "PREPARED"}
-        pause = FIRST_RETRY_S
+        pauses = Backoff(FIRST_RETRY_S, LONGEST_RETRY_S, self._clock)
         while True:
             asked_at = self.now()
             ask_s = (deadline - asked_at) * (1 - RESOLVE_SHARE)
             if token is not None:
-                margin_s = min(max(ask_s / 4, min(_MARGIN_S[0], ask_s / 2)), _MARGIN_S[1])
+                margin_s = min(max(ask_s / 4, min(LEAST_MARGIN_S, ask_s / 2)), MOST_MARGIN_S)
                 wait_ms = max(0, min(int((ask_s - margin_s) * 1000), MAX_WAIT_MS))
                 command = replace(command, wait_ms=wait_ms)
             try:
@@ -687,10 +688,8 @@ class Session:
                 )
             if outcome is not None and outcome.state in ends:
                 return outcome if outcome.state == "PREPARED" else committed(outcome)
-            if outcome is None or self.now() + pause >= deadline:
+            if outcome is None or not pauses.sleep(deadline):
                 raise unknown("was not known in time", txn_id, token)
-            self._clock.sleep(pause)
-            pause = min(pause * 2, LONGEST_RETRY_S)
 
     def abort(
         self, token: bytes, reason: str, deadline: float, secret: bytes | None = None

@@ -34,13 +34,16 @@ class Right(IntFlag):
 
 EVERYWHERE = "*"
 ALL = Right(511)
-ADD, TAKE = 1 << 29, 1 << 30  # flags of a `SetGrant`: add to the rights, or take from them
+# Flags of a `SetGrant`: add to the rights, or take from them.
+ADD = 1 << 29
+TAKE = 1 << 30
 CREATORS = ALL & ~Right.ADMIN  # given to the lane that creates a scope, on that scope
 _FIND = Right.DESCRIBE | Right.CREATE  # either of them is enough to find an existing scope
 # Either of them begins a transaction that moves positions; its commit needs `process`.
 _MOVE = Right.WRITE | Right.PROCESS
 
-_KEPT, _LONGEST = 10_000, 250  # cached answers at most; characters of a cached pattern
+_KEPT = 10_000  # cached answers at most
+_LONGEST = 250  # characters of a cached pattern
 # Rights that lanes have from the start, on everything; a row of that lane and pattern replaces them.
 _TRUSTED = ALL & ~(Right.OPERATE | Right.ADMIN)  # of `open`, where its senders are trusted
 FROM_THE_START: Mapping[str, Right] = {

@@ -9,7 +9,9 @@ from anabranch.core import limits
 from anabranch.errors import InvalidArgument
 
 MAX_NAME = limits.NAME.value
-OPEN_LANE, ADMIN_LANE = "open", "admin"  # the lanes that exist from the start
+# The lanes that exist from the start.
+OPEN_LANE = "open"
+ADMIN_LANE = "admin"
 STATE = ".state"  # the end of the name of a processor's state, which no other stream has
 BASE = "-base"  # … and the end of the name of a table's companion stream
 PLAIN = "topic:"  # the prefix of inputs that are plain topics

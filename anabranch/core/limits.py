@@ -3,7 +3,8 @@
 The rules of events come after the table: legal keys, values, headers, times and sizes, however an event is written.
 
 `docs/operations.md` prints the table, and a test compares the two. Limits that an operator may choose are in
-`anabranch.core.decisions.turn.Settings`.
+`anabranch.core.decisions.turn.Settings`. Defaults, time-outs and pauses of clients and tools
+are in `anabranch.core.defaults`.
 """
 
 from __future__ import annotations
@@ -29,8 +30,9 @@ class Limit(NamedTuple):
         if found > self.value or (most is not None and found > most):
             lower = most is not None and most < self.value
             why = " (the topics of status and replies take small messages only: `--max-message-bytes`)"
+            allowed, because = (most, why) if lower else (self.value, "")
             raise InvalidArgument(
-                f"{what} has {found:,} {self.unit}; {most if lower else self.value:,} are allowed{why * lower}"
+                f"{what} has {found:,} {self.unit}; {allowed:,} are allowed{because}"
             )
 
 

@@ -27,7 +27,10 @@ _TIME = struct.Struct(">Q")
 _MAC_SIZE = 32
 _MAX_TIME = 253_402_300_799_999  # the last millisecond of the year 9999
 _MAX_SIZE = _FRONT.size + 101 + 51 + _BACK.size + 1 + MAX_CAVEATS * 52 + _MAC_SIZE
-_RIGHTS, _NOT_AFTER, _LANE = 1, 2, 3  # kinds of caveats
+# kinds of caveats
+_RIGHTS = 1
+_NOT_AFTER = 2
+_LANE = 3
 
 
 class Rights(IntFlag):

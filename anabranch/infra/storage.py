@@ -31,7 +31,8 @@ from anabranch.infra.lock import broker_lock
 DATA = "data"
 _LOCK = "in-use"
 _FACTS = "broker.json"
-_IDS, _FEATURES = "meta.properties", "bootstrap.checkpoint"
+_IDS = "meta.properties"
+_FEATURES = "bootstrap.checkpoint"
 
 
 @contextmanager

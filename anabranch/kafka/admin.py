@@ -37,7 +37,9 @@ from anabranch.ports import (
 log = logging.getLogger("anabranch.kafka")
 
 _TOPIC_RESOURCE = 2
-_SET, _DELETE = 0, 1  # operations on a setting (KIP-339)
+# operations on a setting (KIP-339)
+_SET = 0
+_DELETE = 1
 _METADATA_PAUSE_S = 0.02
 _SHOWN_S = 2.0  # brokers show a change by another broker within this time
 EARLIEST = -2

@@ -35,7 +35,8 @@ _LATEST = -1
 _MAX_I32 = (1 << 31) - 1
 # A broker that is silent for this long after others answered is skipped (`SilentBrokers`).
 _SLACK_S = 0.3
-_NEVER, _MOST_FED = (0, 0), 10_000
+_NEVER = (0, 0)
+_MOST_FED = 10_000
 _NEAR_S = 300.0  # after this time the leader is asked again, as Kafka's own consumer does
 _LEADER_S = 5.0  # how long the leader serves what a follower could not
 T = TypeVar("T")
@@ -402,7 +403,7 @@ class KafkaLog:
 
     def topic_ids(self, names: Sequence[str]) -> dict[str, str]:
         found = self._cluster.refresh(names, self._cluster.deadline())
-        return {name: topic.topic_id.hex() * any(topic.topic_id) for name, topic in found.items()}
+        return {name: _id_text(topic.topic_id) for name, topic in found.items()}
 
     def is_known(self, topic: str) -> bool:
         ask = partial(kafka_admin.is_known, self._cluster, topic)
@@ -413,8 +414,7 @@ class KafkaLog:
         return self._repeat("ask whether brokers agree about a topic", ask, soon=True)
 
     def id_read(self, topic: str) -> str:
-        known = self._cluster.topic_ids.get(topic, b"")
-        return known.hex() * any(known)
+        return _id_text(self._cluster.topic_ids.get(topic, b""))
 
     def is_gone(self, topic: str, partitions: int, topic_id: str) -> bool:
         ask = partial(kafka_admin.is_gone, self._cluster, topic, partitions, topic_id)
@@ -493,3 +493,8 @@ class Replicas:
         """The rack for a request; empty if the broker has to serve one of these itself."""
         chosen = self._chosen
         return "" if any(p in chosen and chosen[p][0] is None for p in places) else self._rack
+
+
+def _id_text(topic_id: bytes) -> str:
+    """A topic's id in hexadecimal digits; empty if brokers don't give topics ids."""
+    return topic_id.hex() if any(topic_id) else ""

@@ -102,9 +102,13 @@ _JOIN_GROUP = Api(11, "join_group", "JoinGroup", 4, 5, 6)
 
 _REPLICAS = 3  # enough, and a number that all products take
 _LASTING = RETENTION_MS, "retention.bytes"  # without a limit, journals last
-_CONTROL, _OF_STREAM, _OF_TABLE = "control topics", "a stream's topics", "a table's topics"
+_CONTROL = "control topics"
+_OF_STREAM = "a stream's topics"
+_OF_TABLE = "a table's topics"
 
-WORKS, LOSS, FAILS = "works", "works with a loss", "does not work"
+WORKS = "works"
+LOSS = "works with a loss"
+FAILS = "does not work"
 
 
 # -- before a controller joins its group ---------------------------------------------------------------

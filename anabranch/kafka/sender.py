@@ -30,9 +30,12 @@ from anabranch.ports import (
 log = logging.getLogger("anabranch.kafka")
 
 ACKS_LEADER = 1
-KEPT_S, KEPT_BYTES = 5.0, 8 << 20  # limits for batches that can't be sent: seconds, bytes
+# Limits for batches that can't be sent.
+KEPT_S = 5.0
+KEPT_BYTES = 8 << 20
 # Limit of bytes under way to one broker: about what system buffers take for a frozen one.
-MAX_IN_FLIGHT, IN_FLIGHT_BYTES = 5, 256 << 10
+MAX_IN_FLIGHT = 5
+IN_FLIGHT_BYTES = 256 << 10
 ANSWER_S = 2.0  # a broker that is silent for this long counts as frozen
 CALL_S = 0.5  # the caller's time for a connection or for metadata
 ASK_AGAIN_S = 0.25

@@ -17,7 +17,9 @@ from anabranch.kafka.sasl import SCRAM, Mechanism, OAuthBearer, Plain, Scram
 
 log = logging.getLogger("anabranch.kafka")
 
-_CA, _CERTIFICATE, _KEY = "ssl.ca.location", "ssl.certificate.location", "ssl.key.location"
+_CA = "ssl.ca.location"
+_CERTIFICATE = "ssl.certificate.location"
+_KEY = "ssl.key.location"
 # An option of anabranch: librdkafka gets the token by a callback instead (`librdkafka.options`).
 TOKEN_FILE = "anabranch.oauthbearer.token.file"
 CALLBACK = "oauth_cb"  # confluent-kafka's own

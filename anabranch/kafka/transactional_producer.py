@@ -21,12 +21,10 @@ from anabranch.kafka.wire.connection import ConnectionBroken
 from anabranch.kafka.wire.coordinator import (
     ANSWER_S,
     BUSY_S,
-    FIRST_PAUSE_S,
-    LAST_PAUSE_S,
-    PAUSE_GROWTH,
     PRODUCE_ADDS_FROM,
     Coordinator,
     busy,
+    new_pauses,
 )
 from anabranch.kafka.wire.lost_markers import Open, open_on
 from anabranch.ports import (
@@ -441,7 +439,7 @@ class KafkaProducer:
         """
         deadline = self._cluster.deadline()
         began = time.monotonic()
-        pause = FIRST_PAUSE_S
+        pauses = new_pauses()
         while True:
             self._waves.write(link, wave)
             answers = self._waves.read(link, wave)
@@ -451,15 +449,14 @@ class KafkaProducer:
             waited = time.monotonic() - began
             said = {answers[piece.partition].error for piece in failed}
             first &= len(failed) == len(wave.pieces)
-            last = time.monotonic() + pause > deadline
+            last = not pauses.ends_by(deadline)
             if first and (last or waited > BUSY_S) and said == {codes.CONCURRENT_TRANSACTIONS}:
                 self._waves.begun = False
                 raise busy(self._id)
             last |= waited > NOT_YET_S and NOT_ENOUGH_REPLICAS in said
             if error := failure_of(self._id, failed, answers, last=last):
                 raise error
-            time.sleep(pause)
-            pause = min(pause * PAUSE_GROWTH, LAST_PAUSE_S)
+            pauses.sleep()
             wave = Wave({piece.partition: piece for piece in failed})
 
     # -- the coordinator ------------------------------------------------------------------------------

@@ -23,8 +23,12 @@ from anabranch.errors import (
 )
 from anabranch.ledger.dialects import Dialect, dialect_of, driver_of, marked
 
-BEGUN, COMMIT, ABORT = "begun", "commit", "abort"
-_FORMER, _EARLY = "former", "early"  # notes of rows
+BEGUN = "begun"
+COMMIT = "commit"
+ABORT = "abort"
+# notes of rows
+_FORMER = "former"
+_EARLY = "early"
 _SAVEPOINT = "anabranch_ledger"  # it ends with the database's transaction
 _SELF = "ledger"  # the key of the ledger's own row
 _VERSION = 1

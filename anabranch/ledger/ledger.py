@@ -19,8 +19,9 @@ from secrets import token_bytes
 from typing import Any, TypeVar
 from weakref import WeakSet
 
-from anabranch.client.client import DEFAULT_TIMEOUT_S, Client
+from anabranch.client.client import Client
 from anabranch.client.transaction import QUIET_S, Transaction
+from anabranch.core import defaults
 from anabranch.core.ids import control_partition_of, txn_text
 from anabranch.errors import (
     AlreadyCommitted,
@@ -42,8 +43,8 @@ from anabranch.types import Receipt, TransactionInfo
 log = logging.getLogger("anabranch.ledger")
 T = TypeVar("T")
 TABLE = "anabranch_ledger"
-SECRET_SIZE, ATTEMPT_SIZE = 32, 16
-DEFAULT_AGE_S = 60.0
+SECRET_SIZE = 32
+ATTEMPT_SIZE = 16
 MOST_ROWS = 1000  # that one recovery looks at
 MOST_WAITING = 20  # … and it ends then: each takes a while, and the controllers may be away
 _PAUSE_S = 0.2
@@ -178,7 +179,7 @@ class Ledger:
 
     def _last_word(self, book: Book, txn_id: bytes, timeout: float | None, error: Exception) -> Row:
         """The row, after a commit without a good answer. Never a guess: `OutcomeUnknown`."""
-        deadline = time.monotonic() + (DEFAULT_TIMEOUT_S if timeout is None else timeout)
+        deadline = time.monotonic() + (defaults.TIMEOUT_S if timeout is None else timeout)
         usable = book.rollback()
         trouble: Exception = error
         while self._connects or usable:
@@ -219,7 +220,7 @@ class Ledger:
         self,
         client: Client,
         scope: str | None = None,
-        older_than: float = DEFAULT_AGE_S,
+        older_than: float = defaults.LEDGER_AGE_S,
         *,
         limit: int = MOST_ROWS,
     ) -> Recovered:

@@ -24,6 +24,7 @@ from confluent_kafka.admin import (
 from confluent_kafka.admin._config import ConfigResource
 from confluent_kafka.admin._listoffsets import OffsetSpec
 
+from anabranch.backoff import Backoff
 from anabranch.errors import (
     DeadlineExceeded,
     IllegalState,
@@ -53,7 +54,7 @@ _LEAST_S = 0.05
 GRACE_S = 1.0
 _LOOK_S = 1.0
 _FIRST_PAUSE_S = 0.02
-_LAST_PAUSE_S = 0.5
+_LONGEST_PAUSE_S = 0.5
 _TOKEN_PAUSE_S = 1.0  # a provider may count what it refuses
 _KINDS = {
     TOPIC: ResourceType.TOPIC,
@@ -230,7 +231,7 @@ class KafkaAdmin:
 
     def ask(self, deadline: float, ask: Callable[[AdminClient, float], T]) -> T:
         """Ask until there is an answer: leaders may be moving, and new topics are known late."""
-        pause, trouble = _FIRST_PAUSE_S, ""
+        pauses, trouble = Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S, self._clock), ""
         while True:
             if self._closed:
                 raise IllegalState("the client is closed")
@@ -264,10 +265,8 @@ class KafkaAdmin:
             if self._denied and not self._heard:
                 denied, self._denied = self._denied, ""
                 raise NotAuthorized(f"the brokers don't let this client in: {denied}")
-            if self._clock.monotonic() + pause >= deadline:
+            if not pauses.sleep(deadline):
                 raise self._not_ready(trouble)
-            self._clock.sleep(pause)
-            pause = min(2 * pause, _LAST_PAUSE_S)
             self._refresh(client, deadline)
 
     def _not_ready(self, trouble: str) -> NotReady:

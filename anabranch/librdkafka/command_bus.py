@@ -13,6 +13,7 @@ from typing import TypeAlias
 from confluent_kafka import KafkaError, KafkaException, Message, Producer, TopicPartition
 from confluent_kafka.admin import AclOperation
 
+from anabranch.backoff import Backoff
 from anabranch.core.ids import CORRELATION_HEADER, REPLY_HEADER
 from anabranch.core.legal_names import ADMIN_LANE, OPEN_LANE
 from anabranch.errors import (
@@ -37,12 +38,16 @@ log = logging.getLogger("anabranch.client")
 _POLL_S = 0.1
 _DENIED_S = 1.0  # an unreadable answer is awaited no longer: the right may come back
 _REPLIES_AT_ONCE = 1000
+_FIRST_PAUSE_S = 0.1  # between looks whether the cluster's topics are there
+_LONGEST_PAUSE_S = 1.0
 _TOPICS_S = 10.0  # how long the cluster's topics may be missing
 _GROWTH_S = 2.0  # how long a broker may not know that they have grown; a wrong id is told after it
 _COUNT_S = 10.0  # so long the number of control partitions is believed by who lists all
 _JOIN_S = 10.0
 _MEET_S = 0.5
-_LOOK_S, _OTHERS = 5.0, 10  # for other prefixes, and how many an error names
+# for other prefixes, and how many an error names
+_LOOK_S = 5.0
+_OTHERS = 10
 _FRAMING = 512  # more bytes than a command's record takes besides its payload
 
 # A broker's refusal of a command and of each copy of it.
@@ -131,17 +136,15 @@ class KafkaBus:
         began = self._clock.monotonic()
         rights = {self._commands: AclOperation.WRITE, self._replies: AclOperation.READ}
         names = list(rights)
-        pause = 0.1
+        pauses = Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S, self._clock)
         while True:
             counts = self._admin.partition_counts(names, deadline, rights)
             missing = ", ".join(name for name in names if name not in counts)
             if not missing and counts[self._commands] >= least:
                 return counts
             give_up = min(deadline, began + (_TOPICS_S if missing else _GROWTH_S))
-            late = self._clock.monotonic() + pause > give_up
+            late = not pauses.sleep(give_up)
             if not late:
-                self._clock.sleep(pause)
-                pause = min(2 * pause, 1.0)
                 late = bool(missing) and self._clock.monotonic() >= give_up  # a pause may be long
             if late and missing:
                 raise missing_topics(self._lane, missing, self._other_prefixes())

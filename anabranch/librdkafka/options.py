@@ -180,7 +180,8 @@ class Options:
             self._producer["compression.type"] = self._codecs.pop(0)
             logger.warning(
                 "these brokers take no %s: writers use %s from now on (compression_type of connect)",
-                *(refused, self.codec),
+                refused,
+                self.codec,
             )
         return f"these brokers take no {refused}, and {self.codec} is used from now on"
 

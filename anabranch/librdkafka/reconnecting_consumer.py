@@ -18,7 +18,9 @@ from anabranch.librdkafka.broker_contact import Contact, made, with_error_callba
 log = logging.getLogger("anabranch.client")
 
 _CLOSE_S = 10.0
-_LEAVE_S, _TOLD_S = 5.0, 0.02  # for leaving a group: at most, and for one look at its news
+# for leaving a group: at most, and for one look at its news
+_LEAVE_S = 5.0
+_TOLD_S = 0.02
 T = TypeVar("T")
 Rebalanced: TypeAlias = "Callable[[LastingConsumer, list[TopicPartition]], None]"
 

@@ -18,12 +18,20 @@ from anabranch.core.partitioner import SPACE
 from anabranch.presentation.words import count_of
 from anabranch.schemas.records import CommitRecord, EpochRecord, EpochSegment
 
-INK, SOFT, LINE = "#1f2933", "#616e7c", "#cbd2d9"
+INK = "#1f2933"
+SOFT = "#616e7c"
+LINE = "#cbd2d9"
 WATER = ("#2b6cb0", "#3182ce", "#2c5282", "#4a90d9")
-ROLLED, ROLLED_DARK, SCALED = "#d69e2e", "#975a16", "#2f855a"
+ROLLED = "#d69e2e"
+ROLLED_DARK = "#975a16"
+SCALED = "#2f855a"
 FONT = "Helvetica, Arial, sans-serif"
-LEFT, RIGHT = 78.0, 46.0  # margins
-NARROW, WIDE = 1080.0, 3200.0  # of the picture; few epochs are stretched, many compressed
+# margins
+LEFT = 78.0
+RIGHT = 46.0
+# of the picture; few epochs are stretched, many compressed
+NARROW = 1080.0
+WIDE = 3200.0
 _TOP = 132.0
 _LABEL = 62.0  # an epoch has a heading of its own from this width on
 _TEXT = 6.2  # a letter's width at size 12, about

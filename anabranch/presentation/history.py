@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import closing
 from dataclasses import dataclass, field
 
+from anabranch.core import defaults
 from anabranch.reading.committed_log import ReaderPorts
 from anabranch.reading.history_search import HistorySearch
 from anabranch.schemas.records import CommitRecord, EpochRecord
@@ -35,7 +36,9 @@ class History:
         return [c for c in self.commits if c.stream_epoch == stream_epoch]
 
 
-def read_history(ports: ReaderPorts, stream: str, *, last: int, timeout: float = 30.0) -> History:
+def read_history(
+    ports: ReaderPorts, stream: str, *, last: int, timeout: float = defaults.TIMEOUT_S
+) -> History:
     """The last so many epochs of a stream that exists. ``timeout``: seconds.
 
     Raises:

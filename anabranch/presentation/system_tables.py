@@ -151,8 +151,9 @@ def transaction_rows(
     seen = set()
     for each in opened:
         seen.add(each.info.txn_id)
-        held = each.info.streams, each.staged_bytes, each.writer_count
-        yield _transaction(each.info, each.age, *held)
+        yield _transaction(
+            each.info, each.age, each.info.streams, each.staged_bytes, each.writer_count
+        )
     for info in listed:
         if info.txn_id not in seen:
             end_ms = info.finished_ms or now * 1000

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from anabranch.client.processors import DEFAULT_TASKS
+from anabranch.core import defaults
 from anabranch.core.legal_names import PLAIN, check_input, check_type, split_stream
 from anabranch.errors import InvalidArgument
 from anabranch.processing.codecs import codec_of
@@ -26,8 +26,6 @@ from anabranch.processing.timers import Timer, Windows
 from anabranch.reading.history_search import Start
 
 F = TypeVar("F", bound=Callable[..., Any])
-COMMIT_INTERVAL_S = 0.1
-CUT_BYTES = 8 << 20
 RETRIES = 2  # of a handler that fails, before `stop` or `dead_letter`
 CONCURRENCY = 64
 _MOST = 1 << 30
@@ -52,9 +50,9 @@ class Processor(Program):
         self,
         name: str,
         *,
-        tasks: int = DEFAULT_TASKS,
-        commit_interval: float = COMMIT_INTERVAL_S,
-        cut_bytes: int = CUT_BYTES,
+        tasks: int = defaults.TASKS,
+        commit_interval: float = defaults.COMMIT_INTERVAL_S,
+        cut_bytes: int = defaults.CUT_BYTES,
         whole: bool = False,
         dead_letter: str | None = None,
         retries: int = RETRIES,

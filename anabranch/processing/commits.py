@@ -18,6 +18,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
+from anabranch.backoff import Backoff
 from anabranch.client.client import Client
 from anabranch.client.transaction import Transaction
 from anabranch.errors import (
@@ -43,7 +44,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("anabranch.processor")
 
-PAUSES_S = (0.05, 2.0)  # after an error that passes: the first and the longest
+FIRST_PAUSE_S = 0.05  # after an error that passes
+LONGEST_PAUSE_S = 2.0
 _DOUBT_S = 60.0  # a commit is repeated so long, before the tasks are taken again
 _ENDS_S = 10.0  # so often the ends are looked up that the folder may read on from
 _ASK_S = 5.0
@@ -162,7 +164,7 @@ class Commits:
 
     def _until_known(self, txn: Transaction, consumed: Consumed) -> None:
         give_up = self._clock.monotonic() + _DOUBT_S
-        pause, longest = PAUSES_S
+        pauses = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S, self._clock)
         while True:
             try:
                 txn.commit(consumed=consumed)
@@ -173,8 +175,7 @@ class Commits:
                 if self._clock.monotonic() >= give_up or self.ending.is_set():
                     raise
                 log.info("%s: the commit is asked for again: %s", consumed.processor, error)
-            self._clock.sleep(pause)
-            pause = min(2 * pause, longest)
+            pauses.sleep()
 
     def _ends(self, tenure: Tenure) -> dict[int, int]:
         """Ends of the state's partitions before a commit, now and then.

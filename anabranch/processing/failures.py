@@ -11,6 +11,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
+from anabranch.backoff import Backoff
+from anabranch.clock import SystemClock
 from anabranch.core.limits import HEADERS, copied_name, copied_time
 from anabranch.errors import (
     AnabranchError,
@@ -29,7 +31,8 @@ from anabranch.types import Event
 log = logging.getLogger("anabranch.processor")
 
 _ERROR_BYTES = 1024
-_PAUSE_S, _LONGEST_S = 0.1, 2.0  # between tries
+_FIRST_PAUSE_S = 0.1  # between tries
+_LONGEST_PAUSE_S = 2.0
 PATIENCE_S = 60.0
 # Handlers raise these. A time-out or a library may cancel a task or end the process in the middle of one.
 FAILURES = (Exception, asyncio.CancelledError, SystemExit)
@@ -102,10 +105,9 @@ class Failures:
 
         Raises: as `judge` and `go_on`.
         """
-        tried, error = 0, attempt() if error is None else error
+        pauses, error = new_pauses(), attempt() if error is None else error
         while error is not None:
-            tried += 1
-            pause = self.judge(at, case, error, tried, retries)
+            pause = self.judge(at, case, error, pauses, retries)
             if pause is None:
                 return error
             self._stop.wait(pause)
@@ -114,10 +116,12 @@ class Failures:
         return None
 
     def judge(
-        self, at: Doing, case: Callable[[], Case], error: BaseException, tried: int,
+        self, at: Doing, case: Callable[[], Case], error: BaseException, pauses: Backoff,
         retries: int | None = None,
     ) -> float | None:  # fmt: skip
         """Take a failed try back. Returns seconds to wait before the next try; None: try no more.
+
+        ``pauses``: those between the tries so far.
 
         Raises: the error itself, if the cause is not the handler's event.
         """
@@ -125,13 +129,14 @@ class Failures:
             raise error
         at.take_back()
         self._metrics.add("processor_failures")
-        trace = error if tried == 1 else None
+        trace = None if pauses.count else error
         text = "%s: the handler of %s failed: %s"
         log.warning(text, self._app.name, case().place, text_of(error), exc_info=trace)
-        if tried > (self._app.retries if retries is None else retries):
-            self.patience -= sum(map(_pause, range(1, tried)))
+        if pauses.count >= (self._app.retries if retries is None else retries):
+            self.patience -= pauses.total_s
             return None
-        return _pause(tried) if self.patience > 0 else 0.0
+        pause = pauses.begin()
+        return pause if self.patience > 0 else 0.0
 
     def go_on(self) -> None:
         """Raise `NotReady` if the worker ends: without pauses, good events would be dead letters."""
@@ -168,8 +173,9 @@ class Failures:
         at.undo.clear()
 
 
-def _pause(tried: int) -> float:
-    return min(_LONGEST_S, _PAUSE_S * 2.0 ** min(tried - 1, 30))
+def new_pauses() -> Backoff:
+    """The pauses between the tries of one event."""
+    return Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S, SystemClock())
 
 
 def text_of(error: BaseException) -> str:

@@ -23,6 +23,7 @@ from anabranch.processing.failures import (
     failure_in,
     failure_of,
     is_from_outside,
+    new_pauses,
 )
 from anabranch.processing.metrics import TABLE
 from anabranch.processing.program import Awaited, Program, Registered, check_result
@@ -244,10 +245,9 @@ class Handlers:
                     check_result(one.call, found)
 
         async def settle(event: Event, task: int) -> None:
-            tried, case = 0, partial(Case.of, event)
+            pauses, case = new_pauses(), partial(Case.of, event)
             pause: float | None = 0.0
             while pause is not None:
-                tried += 1
                 at = begin_doing(cut)  # for this asyncio task and this try only
                 at.own_key, at.strays = self._app.concurrency > 1, self._strays
                 error = await failure_in(handle(at, event, task))
@@ -258,7 +258,7 @@ class Handlers:
                     self._exits.remove(error)
                 pause = None
                 if error is not None:
-                    pause = self._failures.judge(at, case, error, tried)
+                    pause = self._failures.judge(at, case, error, pauses)
                     if pause is None:
                         self._failures.bury(at, case(), error)
                 at.over = True

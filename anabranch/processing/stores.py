@@ -80,7 +80,7 @@ class Store(Keyed):
     @property
     def kind(self) -> str:
         """As of `Keyed`."""
-        return f"a {'local ' * self.local}store of {self._codec.name or 'values'}"
+        return f"a {'local ' if self.local else ''}store of {self._codec.name or 'values'}"
 
     def get(self, key: bytes | str, default: Any = None) -> Any:
         """The value of a key, or ``default``. Raises: InvalidArgument (another task's key), IllegalState."""

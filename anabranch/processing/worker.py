@@ -18,8 +18,10 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from anabranch.backoff import Backoff
 from anabranch.batches import columns_read, columns_write
 from anabranch.client.client import Client
+from anabranch.core.defaults import SESSION_S
 from anabranch.core.hybrid_time import to_ms
 from anabranch.core.legal_names import PLAIN, state_stream
 from anabranch.errors import (
@@ -33,7 +35,7 @@ from anabranch.errors import (
     TenureLost,
 )
 from anabranch.ports import GroupMember, TopicPartition
-from anabranch.processing.commits import PAUSES_S, Commits
+from anabranch.processing.commits import FIRST_PAUSE_S, LONGEST_PAUSE_S, Commits
 from anabranch.processing.cut import Cut, Limits
 from anabranch.processing.handlers import Handlers
 from anabranch.processing.metrics import TABLE
@@ -53,9 +55,10 @@ from anabranch.types import Tenure
 log = logging.getLogger("anabranch.processor")
 
 NO_STORE = "-"  # the one of a processor without stores: its topic has the partitions that the group hands out
-SESSION_S = 6.0  # a worker that is not heard for so long loses its tasks
 _IDLE_S = 0.25
-_FOLLOW_S, _SLICE_S = 1.0, 0.05  # so often, and so long, a busy worker reads the state of others
+# so often, and so long, a busy worker reads the state of others
+_FOLLOW_S = 1.0
+_SLICE_S = 0.05
 _ASK_S = 30.0
 _RESTORE_S = 600.0  # without a record of state
 _HANDOVER_S = 3.0
@@ -252,11 +255,11 @@ class Worker:
 
     def run(self) -> None:
         """Work until `stop` is set. Raises: FixCallError, HandlerFailed."""
-        pause, longest = PAUSES_S
+        pauses = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S, self._clock)
         while not self.stop.is_set():
             try:
                 self.step()
-                pause, longest = PAUSES_S
+                pauses.reset()
             except (RetryError, BeginAgainError, AskOutcomeError) as error:
                 if self.stop.is_set():
                     break
@@ -265,8 +268,7 @@ class Worker:
                 self._drop()
                 if isinstance(error, TenureLost):
                     self._lost.tasks, self._look_again = frozenset(range(self._app.tasks)), 0.0
-                self.stop.wait(pause)
-                pause = min(2 * pause, longest)
+                self.stop.wait(pauses.begin())
 
     def close(self) -> None:
         """Give the tasks up, and leave. A commit under way ends first."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from anabranch.core import limits
+from anabranch.core import defaults, limits
 from anabranch.core.decisions.turn import DAY_MS
 from anabranch.core.legal_names import OPEN_LANE, check_lane
 from anabranch.errors import InvalidArgument
@@ -61,7 +61,7 @@ class ControllerOptions:
     move_bytes: int = 256 << 20
     lost_after_s: float = 30.0
     native_timeout_s: float = 60.0
-    max_clock_skew_s: float = 10.0
+    max_clock_skew_s: float = defaults.MAX_CLOCK_SKEW_S
     clock_error_ms: int | None = None
     skip_commands: tuple[str, ...] = ()
     lanes_only: bool = False

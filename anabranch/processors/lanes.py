@@ -15,6 +15,7 @@ from heapq import heapify, heappop, heappush
 from operator import attrgetter
 from typing import NamedTuple
 
+from anabranch.backoff import Backoff
 from anabranch.core import hybrid_time, limits, work
 from anabranch.core.decisions.lanes import is_blocked, position_of
 from anabranch.core.decisions.quotas import quota
@@ -31,7 +32,7 @@ from anabranch.processors.topic_trouble import (
     LONGEST_PAUSE_S,
     describe,
     gone,
-    next_pause,
+    new_pauses,
     refuses_data,
 )
 from anabranch.schemas.records import LaneRow, Outcome
@@ -41,7 +42,6 @@ log = logging.getLogger("anabranch.controller")
 
 SHARES = 20  # a second: a sender that has to wait goes on with this share of a second's units
 UNSENT_PAUSE_S = 0.01
-_NEVER = float("-inf"), 0.0
 QUANTUM = 1_000  # units of work: a lane's turn, and its part of a round that other lanes are in
 _LANE = attrgetter("lane")
 
@@ -427,8 +427,7 @@ class LaneTrouble:
     settings: Settings
     waiting: dict[str, str] = field(default_factory=dict)
     unsent: bool = False
-    # By topic, monotonic seconds: until when it waits at least, and how long that was.
-    _pauses: dict[str, tuple[float, float]] = field(default_factory=dict)
+    _pauses: dict[str, Backoff] = field(default_factory=dict)  # by topic
 
     def begin(self, state: State) -> None:
         """A leader begins: lanes whose topics have ids are looked at."""
@@ -462,11 +461,9 @@ class LaneTrouble:
 
     def note(self, topic: str, why: str, *, looked: bool = False) -> None:
         """Let a topic wait; longer, if it waits already and was looked at."""
-        now, known = self.clock.monotonic(), topic in self.waiting
+        known = topic in self.waiting
         if looked or not known:
-            until, pause = self._pauses.get(topic, _NEVER)
-            pause = next_pause(pause, now - until)
-            self._pauses[topic] = now + pause, pause
+            self._pauses.setdefault(topic, new_pauses(self.clock)).begin()
         if not known:
             log.warning("%s waits: %s", topic, why)
         self.waiting[topic] = why
@@ -475,10 +472,10 @@ class LaneTrouble:
         """Look at the topics whose pause is over."""
         if not self.waiting:
             return
-        now, topics = self.clock.monotonic(), self._topics(state)
+        topics = self._topics(state)
         for name in self.waiting.keys() - topics.keys():
             del self.waiting[name]
-        self._look([topics[name] for name in sorted(self.waiting) if now >= self._pauses[name][0]])
+        self._look([topics[name] for name in sorted(self.waiting) if self._pauses[name].is_over])
 
     def _look(self, topics: Iterable[_Topic]) -> None:
         wanted = {topic.name: topic for topic in topics}

@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import ClassVar
 
+from anabranch.backoff import Backoff
 from anabranch.clock import OnceAMinute
 from anabranch.core.decisions.turn import Settings
 from anabranch.errors import AnabranchError, InvariantViolation, NotLeading
@@ -23,8 +24,8 @@ log = logging.getLogger("anabranch.controller")
 
 IDLE_WAIT_S = 0.5
 FENCED_PAUSE_S = 1.0
-TROUBLE_PAUSE_S = 0.2  # grows while leading keeps failing; after a defect it begins at
-DEFECT_PAUSE_S = 1.0
+TROUBLE_PAUSE_S = 0.2  # grows while leading keeps failing
+DEFECT_PAUSE_S = 1.0  # likewise, after a defect
 LONGEST_PAUSE_S = 60.0
 PATIENCE_S = 10.0  # brokers away for less are asked without a growing pause
 ASIDE_AFTER_S = (
@@ -75,7 +76,8 @@ class Leader:
         self._on_change = on_change
         self._on_failure = on_failure
         self._on_stuck = on_stuck
-        self._failures = 0
+        self._troubles = Backoff(TROUBLE_PAUSE_S, LONGEST_PAUSE_S, clock)
+        self._defects = Backoff(DEFECT_PAUSE_S, LONGEST_PAUSE_S, clock)
         self._failing_since = self._failed_at = -LONGEST_PAUSE_S
         self._rounds = 0  # when failures began
         self._trouble = OnceAMinute(log, clock.monotonic)
@@ -182,7 +184,7 @@ class Leader:
                     if refused and self._keeps_failing():
                         raise
                     self._note(error)
-                    self._failed(controller, TROUBLE_PAUSE_S)
+                    self._failed(controller, self._troubles)
                 except TableError:
                     raise
                 except Exception as error:
@@ -191,7 +193,7 @@ class Leader:
                     ):
                         raise
                     self._note(error)
-                    self._failed(controller, DEFECT_PAUSE_S)
+                    self._failed(controller, self._defects)
             with suppress(LogError, AnabranchError):  # only a hint for the successor
                 controller.hand_over()
         finally:
@@ -206,18 +208,19 @@ class Leader:
             log.error("control partition %d: a defect", partition, exc_info=error)
         self.metrics.add("lead_failures", type(error).__name__)
 
-    def _failed(self, controller: Controller, pause: float) -> None:
+    def _failed(self, controller: Controller, pauses: Backoff) -> None:
         """Wait before leading again, longer each time; and let others try if no round gets written."""
         now = self._clock.monotonic()
         if now - self._failed_at > LONGEST_PAUSE_S or controller.rounds != self._rounds:
             self._failing_since = now
             self._rounds = controller.rounds
             if now - self._failed_at > LONGEST_PAUSE_S:
-                self._failures = 0
+                self._troubles.reset()
+                self._defects.reset()
         self._failed_at = now
-        if pause > TROUBLE_PAUSE_S or now - self._failing_since > PATIENCE_S:
-            pause = min(pause * 2**self._failures, LONGEST_PAUSE_S)
-            self._failures = min(self._failures + 1, 10)
+        pause = TROUBLE_PAUSE_S
+        if pauses is self._defects or now - self._failing_since > PATIENCE_S:
+            pause = pauses.begin()
         controller.resign()
         if now - self._failing_since > ASIDE_AFTER_S:
             self._failing_since = now

@@ -19,6 +19,7 @@ from collections.abc import Callable, Collection, Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from anabranch.backoff import Backoff
 from anabranch.core import limits
 from anabranch.core.state import State
 from anabranch.core.stream_settings import MAX_MESSAGE, MIN_ISR
@@ -60,7 +61,7 @@ DATA_CODES = frozenset(
 
 FIRST_PAUSE_S = 0.25
 LONGEST_PAUSE_S = 10.0
-FADES_S = 10.0  # after this long, and twice its pause, without trouble, a pause is short again
+QUIET_S = 10.0  # after this long without trouble a pause is short again
 LOOK_S = 1.0  # how often streams that wait are looked at
 FRESH_S = 1.0  # how old a look may be before a merge is carried there
 
@@ -69,13 +70,11 @@ FRESH_S = 1.0  # how old a look may be before a merge is carried there
 class _Trouble:
     """Everything known against a stream; monotonic seconds.
 
-    ``until``: when it may be tried again. ``gone_since``: since when each look misses a topic of it. ``lost``:
+    ``pauses``: before it is tried again. ``gone_since``: since when each look misses a topic of it. ``lost``:
     waiting won't help. ``refused``: brokers refused data of it for its content, and may be set wrong.
     """
 
-    last: float
-    until: float = 0.0
-    pause: float = 0.0
+    pauses: Backoff
     gone_since: float | None = None
     lost: bool = False
     refused: bool = False
@@ -199,9 +198,8 @@ class StreamTrouble:
 
         Then the stream waits, and its data, which was acknowledged, is not given up.
         """
-        now = self.clock.monotonic()
         for stream in streams:
-            self._troubles.setdefault(stream, _Trouble(now)).refused = True
+            self._troubles.setdefault(stream, _Trouble(new_pauses(self.clock))).refused = True
         self.look(state, streams)
         return not any(stream in self.waiting for stream in streams)
 
@@ -253,12 +251,12 @@ class StreamTrouble:
             if stream not in missing:
                 trouble.gone_since = None
             if stream not in wrong and stream not in forbidden and not trouble.lost:
-                if now >= trouble.until:
+                if now >= trouble.pauses.until:
                     log.info("%s goes on", stream)
                     del self.waiting[stream]
                     self.recovered.append(stream)
                 else:
-                    self._next = min(self._next, trouble.until)
+                    self._next = min(self._next, trouble.pauses.until)
 
     def _is_gone(self, state: State, stream: str) -> bool:
         """Whether the brokers' quorum says that a topic is gone, or all brokers that it has another id."""
@@ -282,14 +280,13 @@ class StreamTrouble:
         return bool(mine) and error.topics <= topics.keys()
 
     def _note(self, stream: str, why: str) -> _Trouble:
-        now = self.clock.monotonic()
-        trouble = self._troubles.setdefault(stream, _Trouble(now))
+        trouble = self._troubles.setdefault(stream, _Trouble(new_pauses(self.clock)))
         if stream not in self.waiting:
-            trouble.pause = next_pause(trouble.pause, now - trouble.last)
-            trouble.until = now + trouble.pause
-            self._next = min(self._next, trouble.until)
+            trouble.pauses.begin()
+            self._next = min(self._next, trouble.pauses.until)
             log.warning("%s waits: %s", stream, why)
-        trouble.last = now
+        # Its quiet time begins again.
+        trouble.pauses.until = max(trouble.pauses.until, self.clock.monotonic())
         self.waiting[stream] = why
         return trouble
 
@@ -314,10 +311,9 @@ def _streams(state: State) -> dict[str, str]:
 # -- topics as brokers describe them ------------------------------------------------------------------
 
 
-def next_pause(pause: float, quiet_s: float) -> float:
-    """Seconds to wait for what fails again after ``quiet_s`` without trouble. ``pause``: the last one, 0: none."""
-    again = pause and quiet_s <= max(FADES_S, 2 * pause)
-    return min(2 * pause, LONGEST_PAUSE_S) if again else FIRST_PAUSE_S
+def new_pauses(clock: Clock) -> Backoff:
+    """The pauses of a topic, or a stream, that fails."""
+    return Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S, clock, quiet_s=QUIET_S)
 
 
 def refuses_data(error: LogError) -> bool:

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple, Never, Protocol, TypeVar
 
+from anabranch.backoff import Backoff
 from anabranch.core.limits import READ
 from anabranch.errors import (
     BatchTooLarge,
@@ -58,7 +59,8 @@ _BEHIND_S = 0.2  # pause before a broker that lags, or a partition without a lea
 _MISSING_S = 1.0  # brokers may lag: a topic counts as missing only after this time
 _LOOK_S = 0.5  # pause before they are asked again for it
 _UNKNOWN_S = 2.0  # how long a broker that can't be asked delays the verdict that a topic is missing
-_PAUSES_S = (0.02, 0.5)  # pauses between tries of a question: the first and the longest
+_FIRST_PAUSE_S = 0.02  # between tries of a question
+_LONGEST_PAUSE_S = 0.5
 
 
 class Groups(Protocol):
@@ -449,18 +451,15 @@ class CommittedLog:
 
         `NotReady` at the deadline; `NotAuthorized`.
         """
-        pause, longest = _PAUSES_S
+        pauses = Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S, self.clock)
         with client_errors("Describe"):
             while True:
                 self._check_open()
                 try:
                     return answered(question)
                 except LogUnavailable as error:
-                    late = self.clock.monotonic() + pause >= deadline
-                    if late or isinstance(error, LogDenied):
+                    if isinstance(error, LogDenied) or not pauses.sleep(deadline):
                         raise
-                self.clock.sleep(pause)
-                pause = min(2 * pause, longest)
 
 
 def _unsure(topic: str) -> LogUnavailable:

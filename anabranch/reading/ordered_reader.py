@@ -24,7 +24,8 @@ _SETTLE_S = 0.25
 _ASK_EVERY_S = 0.1
 _TICK_S = 0.5  # how often the group is served while events are processed
 # A step should be processed within these seconds: then the next one may be bigger, otherwise it is smaller.
-_QUICK_S, _SLOW_S = 0.05, 0.25
+_QUICK_S = 0.05
+_SLOW_S = 0.25
 _FIRST_STEP = 64
 _BIGGEST_STEP = 1024
 

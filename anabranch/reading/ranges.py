@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from anabranch.batches import columns_read
 from anabranch.batches.columns_read import MAX_BYTES, MAX_ROWS, Columns, ColumnsBuilder, Longs
+from anabranch.core import defaults
 from anabranch.errors import DeadlineExceeded, InvalidArgument
 from anabranch.ports import CorruptBatch, Fetched, RawBatch, TopicPartition
 from anabranch.reading import commit_index as commits_module
@@ -29,7 +30,6 @@ from anabranch.reading.event_columns import EventBatches
 from anabranch.reading.spans import CommitFilter
 from anabranch.topics.names import stream_topic
 
-DEFAULT_TIMEOUT_S = 30.0
 FETCH_BYTES = 4 << 20
 _LEAST_BYTES = 64 << 10
 _LEAST_ROOM = 256 << 10
@@ -59,7 +59,7 @@ class RangeReader:
     One thread at a time. A reader can't be pickled, or used in a forked child: create it where it is used.
     """
 
-    def __init__(self, ports: ReaderPorts, timeout: float = DEFAULT_TIMEOUT_S) -> None:
+    def __init__(self, ports: ReaderPorts, timeout: float = defaults.TIMEOUT_S) -> None:
         """``timeout``: seconds to wait without new records."""
         self._timeout = timeout
         self._foreign: dict[str, Foreign] = {}

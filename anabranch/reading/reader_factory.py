@@ -51,8 +51,9 @@ class Readers:
         whole: bool = False,
     ) -> TransactionReader:
         """A reader of whole transactions. ``whole``: it raises instead of skipping deleted ones."""
-        parts = self.ports, stream, group, timeout, start, self.timeout
-        reader = TransactionReader(*parts, whole=whole)
+        reader = TransactionReader(
+            self.ports, stream, group, timeout, start, self.timeout, whole=whole
+        )
         self._made.add(reader)
         return reader
 

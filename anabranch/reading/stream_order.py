@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from operator import length_hint
 
+from anabranch.backoff import Backoff
 from anabranch.errors import AnabranchError, RetryError
 from anabranch.ports import GroupMember, TopicPartition
 from anabranch.reading.committed_log import CommittedLog, Foreign
@@ -24,7 +25,7 @@ log = logging.getLogger("anabranch.client")
 EVERYTHING = range(1 << 31)  # all partitions, including future ones
 _AT_ONCE_S = 0.2  # the history arrives with the data; longer waits do not block the reader
 _FIRST_PAUSE_S = 0.05
-_LAST_PAUSE_S = 0.5
+_LONGEST_PAUSE_S = 0.5
 _STARTS_EVERY_S = 5.0
 
 
@@ -97,8 +98,7 @@ class OrderedStream:
         self._from: dict[int, int] = {}
         self._backlog: dict[int, deque[Portion]] = {}
         self._held: dict[int, int] = {}  # partition -> the next offset, which has to wait
-        self._pause = _FIRST_PAUSE_S
-        self._next_question = 0.0
+        self._questions = Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S, self._clock)
         self._next_starts = 0.0
 
     def begin(self, positions: Mapping[int, int], own: Collection[int] | None) -> None:
@@ -213,7 +213,9 @@ class OrderedStream:
                 log.warning(
                     "retention has deleted events of %s[%d] that were fetched and not given yet: reading goes on "
                     "after offset %d",
-                    *(self.topic, partition, offsets[at + passed - 1]),
+                    self.topic,
+                    partition,
+                    offsets[at + passed - 1],
                 )
             else:
                 if span is not None and span.segment_id != FOREIGN:
@@ -279,8 +281,7 @@ class OrderedStream:
 
     def _ask_others(self) -> None:
         """Ask now and then for the group's positions on the partitions that events here wait for."""
-        now = self._clock.monotonic()
-        if self._member is None or self._alone or now < self._next_question:
+        if self._member is None or self._alone or not self._questions.is_over:
             return
         awaited = self._awaited() - self._own
         if not awaited:
@@ -289,9 +290,9 @@ class OrderedStream:
         found = self._member.committed(places)
         before = len(awaited)
         self.index.order.moved({partition: offset for (_, partition), offset in found.items()})
-        moved = len(self._awaited() - self._own) < before
-        self._pause = _FIRST_PAUSE_S if moved else min(2 * self._pause, _LAST_PAUSE_S)
-        self._next_question = now + self._pause
+        if len(self._awaited() - self._own) < before:
+            self._questions.reset()
+        self._questions.begin()
 
     def _awaited(self) -> set[int]:
         """Partitions that have to be read before the waiting events."""

@@ -31,7 +31,9 @@ from anabranch.schemas.fast_writing import (
 
 __all__ = ["DECLINED", "EVENTS", "LIST", "READERS", "WRITERS", "Unusual"]
 
-LIST, EVENTS = 20_000, 5_000  # items of a list in what any program may send, and events or headers
+# items of a list in what any program may send, and events or headers
+LIST = 20_000
+EVENTS = 5_000
 DECLINED = (AttributeError, IndexError, KeyError, TypeError, ValueError)
 
 T = TypeVar("T")

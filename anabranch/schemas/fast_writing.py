@@ -8,8 +8,12 @@ from typing import Any, TypeVar, get_args
 
 from anabranch.schemas import records as r
 
-_ONE_SHOT, _REPLY, _ROUND_ROW = b"\x01\x08", b"\x01\x20", b"\x01\x41"
-_TXN_ROW, _TABLE_ROW, _COMMIT_RECORD = b"\x01\x44", b"\x01\x6c", b"\x01\x62"
+_ONE_SHOT = b"\x01\x08"
+_REPLY = b"\x01\x20"
+_ROUND_ROW = b"\x01\x41"
+_TXN_ROW = b"\x01\x44"
+_TABLE_ROW = b"\x01\x6c"
+_COMMIT_RECORD = b"\x01\x62"
 OUTCOME = 6  # place in the union of a reply's results
 TXN_ID_SIZE = 16
 _SECRET_SIZE = 32

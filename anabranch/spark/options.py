@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from anabranch.client.connect import BOOTSTRAP_VARIABLE, given_lane, reader_ports
+from anabranch.core import defaults
 from anabranch.core.hybrid_time import MAX, read_moment
 from anabranch.core.legal_names import OPEN_LANE, check_lane
 from anabranch.errors import InvalidArgument
@@ -22,7 +23,6 @@ _KAFKA = "kafka."
 _CONNECTION = ("bootstrap", "prefix", "lane", "timeout")
 # Spark passes these options of its own to the source, too.
 _SPARKS = ("checkpointlocation", "path", "queryname")
-DEFAULT_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class Options:
         return Connection(
             bootstrap,
             self.text("prefix", DEFAULT_PREFIX) or DEFAULT_PREFIX,
-            self.seconds("timeout", DEFAULT_TIMEOUT_S),
+            self.seconds("timeout", defaults.SPARK_TIMEOUT_S),
             tuple(
                 sorted(
                     (name.removeprefix(_KAFKA), value)

@@ -36,7 +36,9 @@ from anabranch.types import StreamDescription, TransactionInfo
 
 STEPS = 10  # bases within `table.history.ms`, at most
 LEAST_ROWS = 1000  # a table with fewer rows counts as one with this many
-_ROWS, _BYTES = 8192, 4 << 20  # limits of a batch
+# Limits of a batch.
+_ROWS = 8192
+_BYTES = 4 << 20
 _MORE_BYTES = 1 << 10  # an event of a base is bigger than the table's by this at most
 _LIKE_TABLE = (settings.REPLICATION, settings.MIN_ISR, "segment.bytes", "segment.ms")
 Progress = Callable[[int], None]

@@ -11,6 +11,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
+from anabranch.backoff import Backoff
 from anabranch.batches.journal_refetch import JournalReaders
 from anabranch.batches.records import Record, decode_records
 from anabranch.core.ids import TXN_HEADER, TXN_ID_SIZE, pack_txn_header
@@ -30,7 +31,8 @@ from anabranch.tables.own_writes import Scratch, Writers, Written
 from anabranch.topics.names import journal_topic
 
 _ANSWER_S = 5.0  # the longest wait for one answer of a broker
-_PAUSES_S = (0.02, 0.5)  # pauses before runs are asked for again
+_FIRST_PAUSE_S = 0.02  # before runs are asked for again
+_LONGEST_PAUSE_S = 0.5
 _BEFORE_EPOCH = TXN_ID_SIZE + 8  # bytes of a header: transaction id, writer
 
 
@@ -150,7 +152,7 @@ class ReadBack:
             for place, e in places.items()
             if self._ends.get(place, e.first) < e.end
         )
-        pause, longest = _PAUSES_S
+        pauses = Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S, self._ports.clock)
         while wanted:
             told = self._places.list_runs(token, table, wanted, deadline)
             try:
@@ -158,10 +160,8 @@ class ReadBack:
                     self._lay(rows, receipt, by, table, told.runs)
             except _Moved as moved:
                 # The next answer has the new place.
-                if self._ports.clock.monotonic() + pause >= deadline:
+                if not pauses.sleep(deadline):
                     raise NotReady(f"rows of {table} can't be read back: {moved}") from moved
-                self._ports.clock.sleep(pause)
-                pause = min(2 * pause, longest)
             else:
                 wanted = told.more
         self._ends.update({place: e.end for place, e in places.items()})

@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import NamedTuple, Self, get_args
 from weakref import WeakSet
 
+from anabranch.backoff import Backoff
+from anabranch.core import defaults
 from anabranch.core.hybrid_time import from_us, to_text, to_us
 from anabranch.core.legal_names import check_name
 from anabranch.core.stream_settings import DEFAULT_VERSIONS_MS, LEAST_HISTORY_MS
@@ -45,16 +47,14 @@ from anabranch.types import Result
 
 log = logging.getLogger("anabranch.client")
 
-_WAIT_S, _PAUSE_S = (
-    0.5,
-    0.5,
-)  # the length of a step without new commits, and the pause after an error
-# Pauses before a transaction is begun again: the first and the longest. With 0.25 s one of 16 clients starved.
-_PAUSES_S = (0.004, 0.032)
-_LEAST_S = _TURN_S = 0.05  # least time to begin; wait for the answer to another thread's question
+_WAIT_S = 0.5  # the length of a step without new commits
+_PAUSE_S = 0.5  # the pause after an error
+_LEAST_S = 0.05  # least time to begin
+_TURN_S = 0.05  # wait for the answer to another thread's question
 _ASK_S = 1.0  # time for the question before a sweep
 _LEAST_SWEPT = from_us(LEAST_HISTORY_MS * 1000)  # hybrid time between two sweeps of a table
-_ISOLATIONS, _WRITERS = get_args(Isolation), get_args(Writers)
+_ISOLATIONS = get_args(Isolation)
+_WRITERS = get_args(Writers)
 
 
 class Lag(NamedTuple):
@@ -140,7 +140,7 @@ class Replica:
         *,
         folder: Path | None = None,
         history_ms: int = DEFAULT_VERSIONS_MS,
-        timeout: float = 30.0,
+        timeout: float = defaults.TIMEOUT_S,
         threaded: bool = True,
         commits: Commits | None = None,
         held: int | None = None,
@@ -166,7 +166,9 @@ class Replica:
         self._open: WeakSet[TableSnapshot] = WeakSet()  # weak: lost snapshots keep no versions
         self._sweeping: Iterator[int] | None = None
         self._swept: dict[str, int] = {}
-        self._pauses: dict[str, int] = {}  # pauses before a failed sweep is repeated
+        # Pauses before a failed sweep is repeated.
+        first_s, longest_s = LEAST_HISTORY_MS / 1000, max(history_ms / 2, LEAST_HISTORY_MS) / 1000
+        self._pauses = {t: Backoff(first_s, longest_s, self._clock) for t in self.tables}
         self._failure: Exception | None = None
         self._trouble, self._broken_at = "", 0
         self._held, self._closed = held, False
@@ -343,17 +345,16 @@ class Replica:
             return
         for table in self.tables:
             wanted, every = self._floor(), max(self._history // 2, _LEAST_SWEPT)
-            if wanted - self._swept.get(table, 0) >= every:
-                self._swept[table] = wanted
+            pauses = self._pauses[table]
+            if wanted - self._swept.get(table, 0) >= every and pauses.is_over:
                 try:
                     oldest = self._controller.oldest_snapshot(table, self.deadline(_ASK_S))
                 except AnabranchError as error:
                     log.info("%s is not swept for now: %s", table, error)
-                    pause = min(every, self._pauses.get(table, _LEAST_SWEPT))
-                    self._swept[table] += pause - every  # so that it is asked again soon
-                    self._pauses[table] = 2 * pause
+                    pauses.begin()
                     return
-                self._pauses.pop(table, None)
+                self._swept[table] = wanted
+                pauses.reset()
                 with self._moved:  # so that no snapshot below the floor begins meanwhile
                     floor = min(self._floor(), oldest or wanted)
                     if floor > self._store.marks[table].floor:
@@ -470,7 +471,15 @@ class Replica:
         """
         check_name(name)
         deadline = self.deadline(timeout)
-        pause, lost = _PAUSES_S[0], None
+        pauses = Backoff(
+            defaults.FIRST_TRANSACT_PAUSE_S,
+            defaults.LONGEST_TRANSACT_PAUSE_S,
+            self._clock,
+            jitter=lambda: (
+                txn.commits.random64() % 1024 / 1024
+            ),  # those that met should not meet again
+        )
+        lost = None
         while True:
             left = max(_LEAST_S, deadline - self._clock.monotonic())
             try:
@@ -487,12 +496,10 @@ class Replica:
             except (LocksBroken, TransactionAborted) as error:
                 if txn.txn_id is None and isinstance(error, TransactionAborted):
                     raise  # raised by the function
-                if self._clock.monotonic() + pause >= deadline:
+                if not pauses.ends_by(deadline):
                     raise
                 lost = error.with_traceback(None)
-            # Jitter: pause for 50 to 100 % of the time, so that conflicting clients do not retry together.
-            self._clock.sleep(pause * (1 + txn.commits.random64() % 1024 / 1024) / 2)
-            pause = min(2 * pause, _PAUSES_S[1])
+            pauses.sleep()
 
     def broken_at(self, timestamp: int) -> None:
         """Note that this commit broke locks, so that the next transaction's snapshot includes it."""

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Protocol, Self
 
+from anabranch.core import defaults
 from anabranch.core.hybrid_time import to_text
 from anabranch.core.ids import NO_TXN, txn_text
 from anabranch.core.legal_names import split_stream
@@ -34,7 +35,6 @@ from anabranch.tables.snapshot import TableSnapshot
 from anabranch.tables.work import BROKEN, IN_DOUBT, Isolation, TableWork, Vouching, alone
 from anabranch.types import Counts, Receipt, Result, result_of
 
-KEEPALIVE_S = 30.0
 log = logging.getLogger("anabranch.client")
 _GRACE_S = 5.0  # extra time to resolve an outcome
 _BEGINS = 3  # tries, each with a fresh snapshot
@@ -83,7 +83,7 @@ class TableTransaction(TableWork):
         """``keepalive``: seconds; None for a short transaction."""
         super().__init__(replica, view, isolation)
         self.commits = commits
-        self._keepalive = KEEPALIVE_S if keepalive is None else keepalive
+        self._keepalive = defaults.KEEPALIVE_S if keepalive is None else keepalive
         self._reads_others = writers == "all"
         self._events: deque[r.Event] = (
             deque()

@@ -62,7 +62,8 @@ _logger = logging.getLogger("anabranch.controller")
 DEFAULT_REPLY_PARTITIONS = 8
 # Brokers' error codes.
 INVALID_REPLICATION_FACTOR = 38
-INVALID_CONFIG, POLICY_VIOLATION = 40, 44
+INVALID_CONFIG = 40
+POLICY_VIOLATION = 44
 SMALLER_RECORDS = (
     "the topics of status and replies take messages of %d bytes, not of %d: limits follow from that"
 )

@@ -24,7 +24,10 @@ from anabranch.topics.names import (
     stream_topic,
 )
 
-TOPIC, GROUP, TRANSACTIONAL_ID, CLUSTER = "topic", "group", "transactional-id", "cluster"
+TOPIC = "topic"
+GROUP = "group"
+TRANSACTIONAL_ID = "transactional-id"
+CLUSTER = "cluster"
 THE_CLUSTER = "kafka-cluster"  # the name of that resource
 
 
@@ -160,5 +163,5 @@ def acl_commands(principal: str, found: Iterable[Right]) -> Iterator[str]:
         words = [f"kafka-acls.sh $ADMIN --add --allow-principal {principal}"]
         words += [f"--operation {operation}" for operation in operations]
         words += ["--cluster"] if kind == CLUSTER else [f"--{kind} {name}" for name in names]
-        words += ["--resource-pattern-type prefixed"] * prefixed
+        words += ["--resource-pattern-type prefixed"] if prefixed else []
         yield " ".join(words)

@@ -68,7 +68,8 @@ class Guard:
         if method in ("GET", "HEAD"):
             navigates = headers.get("sec-fetch-mode") == "navigate"
             foreign = site in ("cross-site", "same-site") and not navigates
-            return "other sites may link to my pages, and use them for nothing else" * foreign
+            wrong = "other sites may link to my pages, and use them for nothing else"
+            return wrong if foreign else ""
         if method != "POST":
             return f"method {method[:20]}: I know GET, HEAD and POST"
         origin = urlsplit(headers.get("origin") or headers.get("referer") or "")

@@ -12,8 +12,9 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from anabranch.batches.records import Record, decode_records
-from anabranch.client.client import DEFAULT_ONE_SHOT_BYTES, DEFAULT_TIMEOUT_S, Client
+from anabranch.client.client import Client
 from anabranch.client.ports import ClientPorts
+from anabranch.core import defaults
 from anabranch.core.ids import CORRELATION_HEADER, REPLY_HEADER
 from anabranch.core.legal_names import OPEN_LANE
 from anabranch.errors import DeadlineExceeded, NotReady, WriteFailed
@@ -49,8 +50,8 @@ def memory_client(
     *,
     prefix: str = DEFAULT_PREFIX,
     lane: str = OPEN_LANE,
-    timeout: float = DEFAULT_TIMEOUT_S,
-    one_shot_bytes: int = DEFAULT_ONE_SHOT_BYTES,
+    timeout: float = defaults.TIMEOUT_S,
+    one_shot_bytes: int = defaults.ONE_SHOT_BYTES,
     batch_records: int = 100,
 ) -> Client:
     """A client on an in-memory log. Drive its heartbeats with `Client.heart`: ``step``, then ``hear``."""

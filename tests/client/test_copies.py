@@ -9,7 +9,8 @@ import pytest
 
 from anabranch.batches.records import Record, decode_records
 from anabranch.client.client import Client
-from anabranch.client.session import FIRST_REPEAT_S, Session
+from anabranch.client.session import Session
+from anabranch.core.defaults import FIRST_REPEAT_S
 from anabranch.core.hybrid_time import from_us, parse
 from anabranch.core.ids import TIME_HEADER, command_digest
 from anabranch.core.legal_names import ADMIN_LANE

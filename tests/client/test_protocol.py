@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from anabranch import errors
-from anabranch.client.session import FIRST_REPEAT_S, Session
+from anabranch.client.session import Session
 from anabranch.core import authorize
+from anabranch.core.defaults import FIRST_REPEAT_S
 from anabranch.core.stream_states import STREAMS
 from anabranch.core.tokens import peek
 from anabranch.core.transaction_states import TRANSACTIONS

@@ -159,7 +159,8 @@ def test_a_frozen_broker_costs_what_is_for_it(
     monkeypatch.setattr(sender, "ANSWER_S", 0.3)
     monkeypatch.setattr(sender, "KEPT_S", 1.0)
     monkeypatch.setattr(sender, "KEPT_BYTES", 50_000)
-    monkeypatch.setattr(pool, "LEFT_ALONE_S", (0.5, 1.0))
+    monkeypatch.setattr(pool, "_LEFT_ALONE_S", 0.5)
+    monkeypatch.setattr(pool, "_LONGEST_ALONE_S", 1.0)
     maker, log = kafka
     (place,) = maker.topic()
     log.send([(place, batch("a"))], {})

@@ -479,7 +479,7 @@ def test_what_fails_leaves_no_trace_in_a_cut(
     tmp_path: Path, seed: int, side_by_side: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All is as if the bad events had not come, but for their dead letters and their event times."""
-    monkeypatch.setattr(failures_module, "_PAUSE_S", 0.0)
+    monkeypatch.setattr(failures_module, "_FIRST_PAUSE_S", 0.0)
     rng = random.Random(seed)
     offsets = iter(range(10_000))
 

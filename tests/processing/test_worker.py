@@ -21,6 +21,7 @@ import pytest
 from anabranch.batches.records import Record
 from anabranch.client.client import Client
 from anabranch.client.transaction import Transaction
+from anabranch.core.defaults import SESSION_S
 from anabranch.core.legal_names import ADMIN_LANE
 from anabranch.errors import BeginAgainError, IllegalState, InvalidArgument, NotReady, TenureLost
 from anabranch.ports import TableError, TopicPartition, TopicSpec
@@ -28,7 +29,7 @@ from anabranch.processing.app import Processor
 from anabranch.processing.failures import HandlerFailed
 from anabranch.processing.plain import import_group, outputs_of
 from anabranch.processing.state import StateReader
-from anabranch.processing.worker import SESSION_S, AllTasks, Worker, make_processor
+from anabranch.processing.worker import AllTasks, Worker, make_processor
 from anabranch.reading.committed_log import ReaderPorts
 from anabranch.reading.feed import Feed
 from anabranch.reading.reader_factory import Readers

@@ -110,7 +110,7 @@ def written(monkeypatch: pytest.MonkeyPatch) -> WrittenStream:
     log = MemoryCluster(SystemClock()).log("p")
     monkeypatch.setattr(History, "made", [])
     monkeypatch.setattr(history, "HistoryCursor", History)
-    for name in ("_AT_ONCE_S", "_FIRST_PAUSE_S", "_LAST_PAUSE_S"):
+    for name in ("_AT_ONCE_S", "_FIRST_PAUSE_S", "_LONGEST_PAUSE_S"):
         monkeypatch.setattr(ordered, name, 0.0)
     monkeypatch.setattr(portions, "_FEW", 4)
     return WrittenStream(log, "s/t", 3)

@@ -54,12 +54,14 @@ def _crc_tables(polynomial: int) -> np.ndarray[tuple[int], np.dtype[np.uint32]]:
     return tables.reshape(-1)
 
 
-_ZLIB, _CASTAGNOLI = _crc_tables(0xEDB88320), _crc_tables(0x82F63B78)
+_ZLIB = _crc_tables(0xEDB88320)
+_CASTAGNOLI = _crc_tables(0x82F63B78)
 _U = np.uint64
 _inline = numba.njit(inline="always", nogil=True)
 _BYTES_IN = types.Array(types.uint8, 1, "C", readonly=True)
 _BYTES_OUT = types.Array(types.uint8, 1, "C")
-_LONG, _LONGS = types.int64, types.int64[::1]
+_LONG = types.int64
+_LONGS = types.int64[::1]
 
 # A process's own folder for compiled code, such as a controller's; before any kernel is imported.
 own_folders: list[Path] = []

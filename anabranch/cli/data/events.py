@@ -23,6 +23,7 @@ from anabranch.cli.options import (
     start_of,
 )
 from anabranch.cli.output import print_json, print_line, print_result
+from anabranch.core import defaults
 from anabranch.core.hybrid_time import to_text
 from anabranch.core.legal_names import OPEN_LANE, split_stream
 from anabranch.errors import InvalidArgument
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from anabranch.reading.snapshot import Mode
 
 _CONNECT_TIMEOUT_S = 30.0
-_KEEPALIVE_S = 60.0
 _LONGEST = 64 << 20  # bytes of a line, the most that any stream takes
 
 
@@ -221,7 +221,7 @@ def write(
     scope, _ = split_stream(stream)
     with options.client() as client:
         client.describe(stream)
-        with client.begin(scope, name=name, keepalive=_KEEPALIVE_S) as txn:
+        with client.begin(scope, name=name, keepalive=defaults.TOOL_KEEPALIVE_S) as txn:
             result = txn.result
             if (written := result is None) or result is None:
                 txn.token()  # its heartbeats go on, however slowly lines come

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from anabranch.cli.options import ClusterOptions, Into, LoadedAs, NewSegments, argument, option
 from anabranch.cli.output import begin_task, print_json, print_line, progress_bar
+from anabranch.core import defaults
 from anabranch.core.legal_names import split_stream
 from anabranch.errors import InvalidArgument
 from anabranch.presentation.words import count_of
@@ -18,8 +19,6 @@ from anabranch.presentation.words import count_of
 if TYPE_CHECKING:
     from anabranch import Result, Transaction
     from anabranch.cli.data.load_csv import Events
-
-_KEEPALIVE_S = 60.0
 
 
 class Form(StrEnum):
@@ -92,7 +91,7 @@ def command(
         else:
             client.describe(stream)
         scope, _ = split_stream(stream)
-        with client.begin(scope, name=name, keepalive=_KEEPALIVE_S) as txn:
+        with client.begin(scope, name=name, keepalive=defaults.TOOL_KEEPALIVE_S) as txn:
             result = txn.result
             loaded = result is None
             if result is None:

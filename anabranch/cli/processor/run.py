@@ -14,10 +14,12 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from anabranch.backoff import Backoff
 from anabranch.cli.errors import ChildFailed
 from anabranch.cli.options import ClusterOptions, argument, option
 from anabranch.cli.output import log_to_stderr, print_line, show_failure
 from anabranch.cli.session import parse_kafka
+from anabranch.clock import SystemClock
 from anabranch.errors import AnabranchError, InvalidArgument
 
 if TYPE_CHECKING:
@@ -26,8 +28,9 @@ if TYPE_CHECKING:
 
 _STOP_S = 10.0
 _POLL_S = 0.2
-# Before a worker that was killed is started again: the first and the longest.
-_PAUSES_S = 1.0, 30.0
+# Before a worker that was killed is started again.
+_FIRST_PAUSE_S = 1.0
+_LONGEST_PAUSE_S = 30.0
 
 
 def run(
@@ -96,7 +99,7 @@ class _Worker:
         """``arguments``: of `_work`."""
         self._arguments = arguments
         self._process: BaseProcess | None = None
-        self._pause, self._again_at = _PAUSES_S[0], 0.0
+        self._pauses = Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S, SystemClock())
 
     def start(self) -> None:
         spawn = multiprocessing.get_context("spawn")  # a client can't be forked
@@ -107,16 +110,16 @@ class _Worker:
         """Start it again if it was killed. `ChildFailed`: it ended with an error."""
         process = self._process
         if process is None:
-            if time.monotonic() >= self._again_at:
+            if self._pauses.is_over:
                 self.start()
             return
         if process.exitcode is None:
             return
         if process.exitcode >= 0:
             raise ChildFailed(f"a worker ended with exit code {process.exitcode}: see above why")
-        print_line(f"a worker ended by signal {-process.exitcode}; again in {self._pause:g} s")
-        self._process, self._again_at = None, time.monotonic() + self._pause
-        self._pause = min(2 * self._pause, _PAUSES_S[1])
+        pause = self._pauses.begin()
+        print_line(f"a worker ended by signal {-process.exitcode}; again in {pause:g} s")
+        self._process = None
 
     def terminate(self) -> None:
         if self._process is not None:

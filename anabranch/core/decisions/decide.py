@@ -125,7 +125,9 @@ def decide_due(turn: Turn, *, judge_silence: bool) -> int | None:
         turn.keepalives.next_check_ms = turn.now_ms + CHECK_MS
         if judge_silence:
             expiry.abort_stale(turn)
-    most = expiry.PURGE_SHARE * turn.finished + is_check_due * turn.settings.purge_per_look
+    most = expiry.PURGE_SHARE * turn.finished
+    if is_check_due:
+        most += turn.settings.purge_per_look
     horizon = expiry.forget_outcomes(turn, most) if most else None
     if is_check_due:
         expiry.abort_old(turn)

@@ -21,7 +21,9 @@ FEW_POINTS = (
     4_096  # up to this many writes of a commit are noted one by one; more are a packed array
 )
 WINDOW_BYTES = 128 << 20  # of a control partition, about
-_WRITE_BYTES, _POINT_BYTES, _PACKED_BYTES = 200, 120, 8
+_WRITE_BYTES = 200
+_POINT_BYTES = 120
+_PACKED_BYTES = 8
 
 
 def fingerprint(key: bytes) -> int:

@@ -49,8 +49,11 @@ class Meaning(NamedTuple):
     reason: str
 
 
-_R, _F = Act.RETRY, Act.REFRESH
-_X, _Z, _U = Act.REFUSED, Act.FENCED, Act.UNCERTAIN
+_R = Act.RETRY
+_F = Act.REFRESH
+_X = Act.REFUSED
+_Z = Act.FENCED
+_U = Act.UNCERTAIN
 
 _FENCING = {
     E.invalid_producer_epoch: Meaning(

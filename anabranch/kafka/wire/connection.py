@@ -36,7 +36,9 @@ _PIECE_BYTES = (
 )  # allocate this, or as much as arrived already: an announced size alone costs nothing
 _DRAIN_S = 5.0
 # Waits: before others are asked about a silent broker, between such questions, and for the answer.
-_SILENT_S, _LOOK_S, MOVED_S = 2.0, 0.5, 1.0
+_SILENT_S = 2.0
+_LOOK_S = 0.5
+MOVED_S = 1.0
 _AUTHENTICATE_S = 10.0
 _SAID = 500  # characters of a broker's message
 # A session is renewed after this part of its life, so that requests under way arrive before its end; and not within

@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from kio.schema.errors import ErrorCode
 
+from anabranch.backoff import Backoff
+from anabranch.clock import SystemClock
 from anabranch.kafka.wire import calls, codes
 from anabranch.kafka.wire.calls import (
     ADD_PARTITIONS_TO_TXN,
@@ -39,9 +41,9 @@ TRANSACTION_KEY_TYPE = 1
 PRODUCE_ADDS_FROM = 12
 _HIGHEST_END_TXN_V1 = 3
 # A transaction that just ended blocks the next one for a millisecond or two, rarely for 25.
-FIRST_PAUSE_S = 0.001
-LAST_PAUSE_S = 0.02
-PAUSE_GROWTH = 1.5
+_FIRST_PAUSE_S = 0.001
+_LONGEST_PAUSE_S = 0.02
+_PAUSE_GROWTH = 1.5
 # … or for longer if its markers can't be written, because a partition has no leader.
 BUSY_S = 1.5
 ANSWER_S = 12.0  # longer than a silent broker stays leader
@@ -266,12 +268,15 @@ class Coordinator:
 
     def _repeat_quickly(self, deadline: float, attempt: Callable[[], None]) -> None:
         """Repeat while the coordinator answers that it did nothing. A broken connection ends the repetition."""
-        pause = FIRST_PAUSE_S
+        pauses = new_pauses()
         while True:
             try:
                 return attempt()
             except Again as again:
-                if time.monotonic() + pause > deadline:
+                if not pauses.sleep(deadline):
                     raise LogUnavailable(str(again)) from again
-            time.sleep(pause)
-            pause = min(pause * PAUSE_GROWTH, LAST_PAUSE_S)
+
+
+def new_pauses() -> Backoff:
+    """The pauses between tries of what a transaction that is ending may refuse."""
+    return Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S, SystemClock(), growth=_PAUSE_GROWTH)

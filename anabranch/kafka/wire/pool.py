@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import threading
-import time
 from weakref import WeakSet
 
+from anabranch.backoff import Backoff
+from anabranch.clock import SystemClock
 from anabranch.kafka.settings import Settings
 from anabranch.kafka.wire.connection import Connection, open_connection
 from anabranch.ports import LogUnavailable
 
-LEFT_ALONE_S = (1.0, 16.0)  # seconds that a silent broker is skipped: at first, and at most
+_LEFT_ALONE_S = 1.0  # how long a silent broker is skipped at first
+_LONGEST_ALONE_S = 16.0
 
 
 class Pool:
@@ -103,18 +105,19 @@ class SilentBrokers:
     """Brokers that failed to answer. Each is skipped for a second, and longer if it fails again."""
 
     def __init__(self) -> None:
-        self._until: dict[int, tuple[float, float]] = {}  # broker -> until, and for how long
+        self._pauses: dict[int, Backoff] = {}
 
     def failed(self, node: int) -> None:
         """Skip a broker for a while."""
-        first, longest = LEFT_ALONE_S
-        pause = min(longest, 2 * self._until.get(node, (0.0, first / 2))[1])
-        self._until[node] = time.monotonic() + pause, pause
+        pauses = self._pauses.get(node)
+        if pauses is None:
+            pauses = self._pauses[node] = Backoff(_LEFT_ALONE_S, _LONGEST_ALONE_S, SystemClock())
+        pauses.begin()
 
     def answered(self, node: int) -> None:
         """Trust a broker again."""
-        self._until.pop(node, None)
+        self._pauses.pop(node, None)
 
     def has(self, node: int, now: float) -> bool:
         """Whether a broker is skipped. ``now``: monotonic seconds."""
-        return now < self._until.get(node, (0.0, 0.0))[0]
+        return node in self._pauses and now < self._pauses[node].until

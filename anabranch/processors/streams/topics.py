@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
+from anabranch.backoff import Backoff
 from anabranch.core import limits
 from anabranch.core.decisions.alter import stream_changed
 from anabranch.core.decisions.bases import base_published, is_published
@@ -52,7 +53,7 @@ from anabranch.ports import (
 from anabranch.processors.history_tail import base_place, events_until, load_tail
 from anabranch.processors.streams.cleanup import Truncator
 from anabranch.processors.streams.helper_thread import helper
-from anabranch.processors.topic_trouble import next_pause
+from anabranch.processors.topic_trouble import new_pauses
 from anabranch.schemas.records import BaseRow, StreamRow
 from anabranch.topics.altering import alter_stream_topics
 from anabranch.topics.creation import (
@@ -71,6 +72,7 @@ T = TypeVar("T")
 _Made = tuple[dict[int, int], tuple[str, ...]]
 LOOK_AGAIN_S = 0.1  # the wait between looks whether deleted topics are gone
 GIVE_UP_S = 30.0  # … and how long
+AGAIN_S = 1.0  # the first pause after work on a stream's topics failed
 TRIES = 3  # to create, delete or find a stream's topics while brokers don't answer, or refuse
 
 
@@ -120,7 +122,7 @@ class StreamTopics:
         self._under_way: dict[str, tuple[object, Future[Any]]] = {}  # for what it is, and the work
         self._closed = False
         self._deleting: dict[str, _Deleting] = {}
-        self._tried: dict[str, tuple[int, float]] = {}  # failed tries, and when to try again
+        self._tried: dict[str, Backoff] = {}  # streams of which a try failed
         self._new: dict[str, NewTopics] = {}  # of streams that are being created, or were refused
         self.missed: set[str] = set()  # streams with a topic that was not found
 
@@ -182,15 +184,23 @@ class StreamTopics:
         if isinstance(error, LogRefused):
             wrong = refusal_of(error)
         else:  # perhaps a broker does not know yet of topics that were just made
-            tries = self._tried.get(row.stream, (0, 0.0))[0] + 1
-            if tries < TRIES:
-                pause = LOOK_AGAIN_S * 10**tries
-                self._tried[row.stream] = tries, self._clock.monotonic() + pause
+            pauses = self._pauses(row.stream)
+            if pauses.count + 1 < TRIES:
+                pauses.begin()
                 return None
             wrong = NotReady(f"its topics can't be used now: {error}")
         wrong.args = (f"{wrong}{self._new.get(row.stream, '')}",)
         self._tried.pop(row.stream, None)
         return partial(stream_refused, stream=row.stream, error=wrong)
+
+    def _pauses(self, stream: str) -> Backoff:
+        """The pauses between the tries of a stream's work."""
+        new = Backoff(AGAIN_S, AGAIN_S * 10, self._clock, growth=10)
+        return self._tried.setdefault(stream, new)
+
+    def _is_pausing(self, stream: str) -> bool:
+        pauses = self._tried.get(stream)
+        return pauses is not None and not pauses.is_over
 
     def close(self) -> None:
         """Leave work under way: the next leader does it again. Topics of a stream deleted by then may be left."""
@@ -215,8 +225,7 @@ class StreamTopics:
 
     def _create(self, row: StreamRow) -> Done | None:
         """Make a stream's topics. None: look again; a few times only while brokers don't answer."""
-        tries, again_at = self._tried.get(row.stream, (0, 0.0))
-        if self._clock.monotonic() < again_at:
+        if self._is_pausing(row.stream):
             return None
         error: AnabranchError
         new = self._new.setdefault(row.stream, NewTopics())
@@ -232,13 +241,13 @@ class StreamTopics:
         except (LogFenced, TableError):
             raise
         except Exception as trouble:
-            tries += 1
+            pauses = self._pauses(row.stream)
+            tries = pauses.count + 1
             log.warning(
                 "%s can't be created, try %d: %s", row.stream, tries, trouble, exc_info=True
             )
             if tries < TRIES:
-                pause = LOOK_AGAIN_S * 10**tries
-                self._tried[row.stream] = tries, self._clock.monotonic() + pause
+                pauses.begin()
                 return None
             error = NotReady(f"its topics can't be made now: {trouble}")
         else:
@@ -272,8 +281,7 @@ class StreamTopics:
             RECOVERING: (self._recover, recovery_refused),
             FORGETTING: (self._delete, forget_refused),
         }.get(row.state, (partial(self._change, base=base), stream_changed))
-        tries, again_at = self._tried.get(stream, (0, 0.0))
-        if self._clock.monotonic() < again_at:
+        if self._is_pausing(stream):
             return None
         if row.state == FORGETTING:
             # Their requests name a topic only: a new topic of that name must not get them.
@@ -289,11 +297,12 @@ class StreamTopics:
         except LogFenced:
             raise
         except LogError as trouble:
-            tries += 1
+            pauses = self._pauses(stream)
+            tries = pauses.count + 1
             log.warning("the topics of %s, %s, try %d: %s", stream, row.state, tries, trouble)
             now, under_way = self._clock.monotonic(), self._deleting.get(stream)
             if tries < TRIES and (under_way is None or now < under_way.give_up_at):
-                self._tried[stream] = tries, now + LOOK_AGAIN_S * 10**tries
+                pauses.begin()
                 return None
             self._forget(stream)
             error = NotReady(f"the brokers don't do now what this needs: {trouble}")
@@ -443,7 +452,7 @@ class Growth:
         self._clock = clock
         self._helper = helper("anabranch-growth", threads=threads)
         self._under_way: dict[str, Future[int | NotGrown]] = {}
-        self._pauses: dict[str, tuple[float, float]] = {}  # its length, and its monotonic end
+        self._pauses: dict[str, Backoff] = {}
 
     @property
     def busy(self) -> bool:
@@ -463,7 +472,6 @@ class Growth:
 
         Raises: LogError, if the log can't be reached.
         """
-        now = self._clock.monotonic()
         for stream in [s for s, work in self._under_way.items() if work.done()]:
             row = state.streams.get(stream)
             if row is None or row.wanted_partitions <= row.partitions:
@@ -472,7 +480,8 @@ class Growth:
             if row.wanted_partitions <= row.partitions:
                 continue
             if stream not in self._under_way:
-                if stream in waiting or now < self._pauses.get(stream, (0, 0))[1]:
+                pauses = self._pauses.get(stream)
+                if stream in waiting or (pauses is not None and not pauses.is_over):
                     continue
                 wanted = row.wanted_partitions
                 self._under_way[stream] = self._helper.submit(_grow, self._log, stream, wanted)
@@ -481,9 +490,7 @@ class Growth:
                 del self._under_way[stream]
                 grown = work.result()
                 if isinstance(grown, NotGrown):
-                    last, end = self._pauses.get(stream, (0.0, 0.0))
-                    pause = next_pause(last, now - end)
-                    self._pauses[stream] = pause, now + pause
+                    self._pauses.setdefault(stream, new_pauses(self._clock)).begin()
                 yield stream, grown
 
     def close(self) -> None:

@@ -22,6 +22,7 @@ from pyspark.sql.types import StructType
 
 import anabranch
 from anabranch.client.reservation import Reservation
+from anabranch.core import defaults
 from anabranch.core.legal_names import check_name, check_scope, split_stream
 from anabranch.errors import (
     AlreadyCommitted,
@@ -42,14 +43,10 @@ from anabranch.spark.sink.encoding import Encoding, encoding_of
 from anabranch.topics.names import commands_topic
 from anabranch.types import Receipt, Result
 
-DEFAULT_KEEPALIVE_S = 300.0
 DEFAULT_SINK = "0"
 # Local properties that Spark gives the tasks of a micro-batch.
 QUERY_ID = "sql.streaming.queryId"
 BATCH_ID = "streaming.sql.batchId"
-
-# A share of a commit's time, kept to resolve its outcome.
-_RESOLVE_SHARE = 1 / 3
 
 # Folders that Spark's driver makes and removes, and names to its Python workers.
 LOCAL_DIRS = "SPARK_LOCAL_DIRS"
@@ -202,10 +199,13 @@ class BatchSink(DataSourceArrowWriter):
         client = self._target.client
         try:
             result = client.commit(
-                self._reservation, receipts, self._name, timeout=timeout * (1 - _RESOLVE_SHARE)
+                self._reservation,
+                receipts,
+                self._name,
+                timeout=timeout * (1 - defaults.RESOLVE_SHARE),
             )
         except (OutcomeUnknown, RetryError) as error:
-            self._resolve(client, error, timeout * _RESOLVE_SHARE)
+            self._resolve(client, error, timeout * defaults.RESOLVE_SHARE)
             return
         except TransactionAborted as error:
             raise TransactionAborted(f"no row is visible, run it again; {error}") from error
@@ -365,7 +365,7 @@ def target_of(options: Options, schema: StructType) -> Target:
         connection=options.connection(),
         scope=check_scope(scope),
         stream=stream,
-        keepalive=options.seconds("keepalive", DEFAULT_KEEPALIVE_S, least=1.0),
+        keepalive=options.seconds("keepalive", defaults.SPARK_KEEPALIVE_S, least=1.0),
         encoding=encoding_of(options, schema, by_column=stream is None),
     )
     options.check_all_used()

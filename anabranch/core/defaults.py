@@ -1,0 +1,72 @@
+"""The defaults, time-outs and pauses of clients and tools: each has its one home here.
+
+The bounds of the product itself are in `limits`. Here is what a caller may choose otherwise, what several
+packages use, and what decides how long a user waits. A constant that only one function needs stays where that
+function is. Seconds, unless a name says otherwise. This module imports nothing, so that a shell's completion
+stays fast.
+"""
+
+from __future__ import annotations
+
+# -- clients ----------------------------------------------------------------------------------------------
+
+# One call, with all that it sends and repeats.
+TIMEOUT_S = 30.0
+# A transaction whose client is silent for this long is aborted. A client sends three heartbeats in that time.
+KEEPALIVE_S = 30.0
+# Events of a transaction up to this size go in one command; more of them go by journals.
+ONE_SHOT_BYTES = 256 << 10
+# Compacting a table writes all of it again.
+COMPACT_S = 86_400.0
+# A time that others name may be this far ahead of the machine's clock.
+MAX_CLOCK_SKEW_S = 10.0
+
+# A command that was refused for now is sent again after these pauses.
+FIRST_RETRY_S = 0.02
+LONGEST_RETRY_S = 1.0
+# A command without an answer is sent again after these pauses: a controller that fails over reads it then.
+FIRST_REPEAT_S = 2.0
+LONGEST_REPEAT_S = 10.0
+
+# -- commits ----------------------------------------------------------------------------------------------
+
+# A commit waits for its receipts to be in the journal, up to `limits.MAX_WAIT_MS` and within its time-out:
+# this share of the time-out is kept to ask for the outcome if no answer comes.
+RESOLVE_SHARE = 1 / 3
+# The controller stops waiting this long before the client does, so that its refusal still arrives.
+LEAST_MARGIN_S = 0.3
+MOST_MARGIN_S = 2.0
+
+# -- transactions over tables -----------------------------------------------------------------------------
+
+# `transact` calls its function again after these pauses, when locks break. With 0.25 s, one of 16 clients that
+# wrote the same rows committed nothing.
+FIRST_TRANSACT_PAUSE_S = 0.004
+LONGEST_TRANSACT_PAUSE_S = 0.032
+
+# -- processors -------------------------------------------------------------------------------------------
+
+TASKS = 16
+# How long a worker gathers events for one commit, and how much of them. A longer interval makes fewer commits.
+COMMIT_INTERVAL_S = 0.1
+CUT_BYTES = 8 << 20
+# A worker that is silent for this long loses its tasks to others of its group.
+SESSION_S = 6.0
+
+# -- Spark and ledgers ------------------------------------------------------------------------------------
+
+SPARK_TIMEOUT_S = 60.0
+# A job's transaction: longer than a client's, as a driver that is busy may send heartbeats late.
+SPARK_KEEPALIVE_S = 300.0
+# `Ledger.recover` ends transactions older than this: younger ones may still be under way.
+LEDGER_AGE_S = 60.0
+
+# -- the command line -------------------------------------------------------------------------------------
+
+# The transactions of `load` and `write`, which read files and pipes that may be slow.
+TOOL_KEEPALIVE_S = 60.0
+# `doctor` compares this machine's clock with the controllers': a warning from the first on, wrong from the second.
+CLOCK_WARN_S = 1.0
+CLOCK_BAD_S = MAX_CLOCK_SKEW_S
+# How long `controller` keeps the outcome of a transaction.
+OUTCOME_RETENTION_S = 7 * 86_400.0
