@@ -126,7 +126,8 @@ def _brokers(cluster: Cluster, target: Target) -> Iterator[Row]:
         return
     silent = [b.address for b in brokers if b.trouble]
     told = ", ".join(f"{b.address} in {b.seconds * 1000:.0f} ms" for b in brokers if not b.trouble)
-    yield Row("brokers", WARN if silent else OK, told, f"start {', '.join(silent)}" * bool(silent))
+    to_do = f"start {', '.join(silent)}" if silent else ""
+    yield Row("brokers", WARN if silent else OK, told, to_do)
     for broker in brokers:
         name = f"broker {broker.address}"
         if broker.trouble:

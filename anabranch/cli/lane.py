@@ -170,7 +170,8 @@ def _changes(former: Lane, lane: Lane) -> list[str]:
     for name in sorted({*former.quotas, *lane.quotas}):
         was, most = former.quotas.get(name), lane.quotas.get(name)
         if was != most:
-            new = f"{most:,}{' a second' * (name == 'work')}" if most else "without a limit"
+            rate = " a second" if name == "work" else ""
+            new = f"{most:,}{rate}" if most else "without a limit"
             old = f"{was:,}" if was else "without a limit"
             found.append(f"{lane.name}: {name} {new} (was {old})")
     return found
