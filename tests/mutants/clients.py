@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 from unittest.mock import Mock, patch
 
+from anabranch.client import reading as client_reading
 from anabranch.client import session
 from anabranch.client.transaction import Transaction
 from anabranch.client.writer import Writer
@@ -144,7 +145,7 @@ def latest_of_the_oldest() -> Planted:
     def newest(source: Any, streams: Any, deadline: float) -> int:
         return min(snapshot.newest(source, [stream], deadline) for stream in streams)
 
-    return patch.object(readers, "newest", newest)
+    return patch.object(client_reading, "newest", newest)
 
 
 def late_position() -> Planted:
@@ -160,7 +161,7 @@ def hasty_copy() -> Planted:
     def progress(ports: Any, group: str, streams: Any, safe: int, timeout: float) -> int:
         return min(safe, real(ports, group, streams, safe, timeout) + 1)
 
-    return patch.object(readers, "group_progress", progress)
+    return patch.object(client_reading, "group_progress", progress)
 
 
 def no_waiting() -> Planted:

@@ -325,7 +325,7 @@ def left_out_forgotten() -> Planted:
 
 def read_from_left_out() -> Planted:
     """A commit may leave out a writer that was read from."""
-    return patch.object(registered, "_covers", lambda *_: True)
+    return patch.object(registered, "covers", lambda *_: True)
 
 
 class _Finished:
