@@ -297,13 +297,11 @@ def _clock(client: Client, stream: str) -> Row:
     before = time.time()
     at = to_us(client.snapshot(stream).timestamp) / 1e6
     ahead = at - time.time() if at > time.time() else min(0.0, at - before)
-    state = (
-        BAD
-        if abs(ahead) > defaults.CLOCK_BAD_S
-        else WARN
-        if abs(ahead) > defaults.CLOCK_WARN_S
-        else OK
-    )
+    state = OK
+    if abs(ahead) > defaults.CLOCK_BAD_S:
+        state = BAD
+    elif abs(ahead) > defaults.CLOCK_WARN_S:
+        state = WARN
     told = f"controllers' time is {ahead:+.3f} s from this machine's, at least"
     return Row("clocks", state, told, "" if state == OK else "set the clocks, by NTP for example")
 

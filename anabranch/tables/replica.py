@@ -475,9 +475,8 @@ class Replica:
             defaults.FIRST_TRANSACT_PAUSE_S,
             defaults.LONGEST_TRANSACT_PAUSE_S,
             self._clock,
-            jitter=lambda: (
-                txn.commits.random64() % 1024 / 1024
-            ),  # those that met should not meet again
+            # So that conflicting clients do not retry together.
+            jitter=lambda: txn.commits.random64() % 1024 / 1024,
         )
         lost = None
         while True:
