@@ -200,7 +200,6 @@ UNEDITED = (
     "anabranch/librdkafka/",
     "anabranch/presentation/",
     "anabranch/processing/",
-    "anabranch/processors/",
     "anabranch/schemas/",
     "anabranch/spark/",
     "anabranch/topics/",
