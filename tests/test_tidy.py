@@ -202,10 +202,8 @@ UNEDITED = (
     "anabranch/processing/",
     "anabranch/schemas/",
     "anabranch/spark/",
-    "anabranch/topics/",
     "anabranch/web/",
     "anabranch/errors.py",
-    "anabranch/ports.py",
     "anabranch/types.py",
 )
 # The topics' names begin likewise.
