@@ -293,7 +293,7 @@ class LogBusy(LogUnavailable):
 
 
 class LogUncertain(LogError):
-    """The broker's answer was lost: the append or commit may have happened. A leader has to become leader again."""
+    """The answer was lost: the append or commit may have happened. Drop unlogged state and become leader again."""
 
 
 class LogFenced(LogError):

@@ -18,7 +18,7 @@ def alter_stream_topics(
 ) -> None:
     """Give a stream's topics the settings in its row. Safe to repeat. ``former``: the settings before this change.
 
-    Either all settings are altered, or none. ``check``: called just before the brokers are asked; may raise.
+    Nothing is altered unless brokers accept all of it. ``check``: called just before; may raise.
 
     Raises:
         InvalidArgument: ``max.message.bytes`` would be lowered: the stream must take what its journal took.
