@@ -1,4 +1,4 @@
-"""The waiting of every loop that tries again: pauses that grow while a thing keeps failing."""
+"""Pauses for every loop that tries again: they grow while the tries keep failing."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from anabranch.ports import Clock
 
 
 class Backoff:
-    """The pauses between tries of one thing: each is ``growth`` times the one before, up to the longest.
+    """The pauses between tries of one call: each is ``growth`` times as long as the last, up to ``longest_s``.
 
-    All times are seconds. ``next_s``: the next pause. ``count``: the pauses since the last success; ``total_s``:
-    their sum. ``until``: when the last pause ends, by the monotonic clock.
+    All times are seconds. ``next_s``: the length of the next pause. ``count``: the number of pauses since the last
+    success; ``total_s``: their sum. ``until``: when the last pause ends, by the monotonic clock.
     """
 
     def __init__(
@@ -25,9 +25,9 @@ class Backoff:
         quiet_s: float = math.inf,
         jitter: Callable[[], float] | None = None,
     ) -> None:
-        """``quiet_s``: after this long without a pause, the next one is the first again.
+        """``quiet_s``: after this long without a pause, the next one has the first length again.
 
-        ``jitter``: draws a number from 0 to 1; each pause then takes between half of its length and all of it.
+        ``jitter``: draws a number from 0 to 1. Each pause then takes 50 to 100 % of its length.
         """
         self._first_s, self._longest_s, self._growth = first_s, longest_s, growth
         self._clock, self._quiet_s, self._jitter = clock, quiet_s, jitter
@@ -35,7 +35,7 @@ class Backoff:
         self.reset()
 
     def reset(self) -> None:
-        """The thing succeeded: the next pause is the first again."""
+        """Note a success: the next pause has the first length again."""
         self.next_s, self.count, self.total_s = self._first_s, 0, 0.0
 
     @property
@@ -48,7 +48,7 @@ class Backoff:
         return self._clock.monotonic() + self.next_s < deadline
 
     def begin(self) -> float:
-        """Begin a pause, and return its length: for callers that wait in their own way."""
+        """Begin a pause and return its length, for callers that wait in their own way."""
         now = self._clock.monotonic()
         if now - self.until > self._quiet_s:
             self.reset()
@@ -58,7 +58,7 @@ class Backoff:
         return pause_s
 
     def sleep(self, deadline: float = math.inf) -> bool:
-        """Sleep for the next pause. False, at once, if it would not end before the deadline."""
+        """Sleep for the next pause. If it would not end before the deadline, return False at once."""
         if not self.ends_by(deadline):
             return False
         self._clock.sleep(self.begin())

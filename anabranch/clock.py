@@ -1,4 +1,4 @@
-"""The machine's clock and randomness as ports, and log lines that are kept rare by a clock."""
+"""The machine's clock and randomness as ports, and warnings that are logged at most once a minute."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ class SystemClock:
 
 
 class SystemEntropy:
-    """`anabranch.ports.Entropy` by the operating system; ids are pieces of what it draws at once.
+    """`anabranch.ports.Entropy` by the operating system. Bytes for ids are drawn in advance, many at a time.
 
-    Each call of `os.urandom` releases the interpreter lock: with 64 threads that commit, a tenth of a client's time
-    went into the switches between them. Longer pieces, as secrets are, are drawn when they are asked for.
+    Each call of `os.urandom` releases the interpreter lock: with 64 committing threads, the switches between them
+    took a tenth of a client's time. Longer pieces, such as secrets, are not drawn in advance.
     """
 
     def __init__(self) -> None:
@@ -43,9 +43,9 @@ class SystemEntropy:
     def __call__(self, size: int) -> bytes:
         if size > _SMALL:
             return os.urandom(size)
-        if self._process != os.getpid():  # a forked child must not give its parent's
+        if self._process != os.getpid():  # a forked child must not use its parent's bytes
             self._drawn, self._process = BytesIO(), os.getpid()
-        found = self._drawn.read(size)  # one step, so no two threads get the same
+        found = self._drawn.read(size)  # one atomic step, so no two threads get the same bytes
         if len(found) < size:
             drawn = BytesIO(os.urandom(_AT_ONCE))
             found, self._drawn = drawn.read(size), drawn
@@ -53,9 +53,9 @@ class SystemEntropy:
 
 
 class OnceAMinute:
-    """Warnings about each kind of trouble at most once a minute: what is tried each second fails each second.
+    """Logs a warning of each kind at most once a minute, as a call that is tried each second may fail each second.
 
-    A kind is a text without its values, and the types of these: of errors, too.
+    Warnings are of one kind if they have the same text, before values are put in, and values of the same types.
     """
 
     def __init__(self, log: logging.Logger, monotonic: Callable[[], float]) -> None:
@@ -64,7 +64,7 @@ class OnceAMinute:
         self._last: dict[object, float] = {}
 
     def warning(self, what: str, *values: object) -> None:
-        """Log it, unless there was a line within the last minute."""
+        """Log a warning, unless one of its kind was logged within the last minute."""
         kind, now = (what, *map(type, values)), self._monotonic()
         if now - self._last.get(kind, -math.inf) >= _MINUTE_S:
             self._last[kind] = now

@@ -260,8 +260,8 @@ class InvalidArgument(FixCallError):
 class EventTooLarge(FixCallError):
     """An event, or a one-shot, is bigger than the broker takes."""
 
-    stream = ""  # that an event is for
-    most = 0  # bytes that it takes of key, value and headers; 0: not told
+    stream = ""  # the stream of the event
+    most = 0  # the most bytes of key, value and headers; 0: not known
 
 
 class BatchTooLarge(FixCallError):

@@ -1,9 +1,9 @@
-"""The ports: all calls of a controller or a client to the world outside.
+"""The ports: protocols for all I/O of a controller or a client, with their errors.
 
-Every port has two makes: the real one (Kafka, RocksDB, the machine's clock) and the in-memory one that runs whole
-clusters in one thread under one seed. One contract suite runs over both. Nothing behind a port decides anything;
-nothing in front of one does I/O. Calls block; in-memory ones let a scheduler go on, which may stop the process.
-Record batches travel as raw RecordBatch v2 bytes (KIP-98) in both makes.
+Every port has two implementations: the real one (Kafka, RocksDB, the machine's clock), and an in-memory one with
+which the simulator runs whole clusters in one thread from one seed. One contract suite tests both. Implementations
+make no decisions, and callers do no other I/O. Calls block; in-memory ones hand over to the simulator's scheduler,
+which may stop the process there. Record batches are raw RecordBatch v2 bytes (KIP-98) in both.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import NamedTuple, Protocol, TypeAlias, TypeVar
 from anabranch.errors import AnabranchError, NotReady
 
 Entropy: TypeAlias = Callable[[int], bytes]  # a number of random bytes
-Failed: TypeAlias = "MutableMapping[TopicPartition, LogError]"  # what could not be done, and why
+Failed: TypeAlias = "MutableMapping[TopicPartition, LogError]"  # gets errors, by partition
 T = TypeVar("T")
 
 
@@ -28,7 +28,7 @@ class TopicPartition(NamedTuple):
 
 
 class RawBatch(NamedTuple):
-    """One RecordBatch v2 as it lies in the log, CRC checked.
+    """One RecordBatch v2 as it is in the log, CRC checked.
 
     ``data`` is the whole batch with its header (`anabranch.batches.format`); ``next_offset`` its last offset + 1.
     """
@@ -42,8 +42,8 @@ class RawBatch(NamedTuple):
 class Fetched:
     """One fetch of one partition.
 
-    ``batches`` hold data (no control batches, none below the asked offset, none of an aborted native
-    transaction if the fetch was read_committed). ``next_offset``: where to fetch next, behind what was left out.
+    ``batches`` hold data: no control batches, none below the requested offset, and none of an aborted native
+    transaction if the fetch was read_committed. ``next_offset``: where to fetch next, after what was left out.
     """
 
     batches: Sequence[RawBatch]
@@ -55,7 +55,7 @@ class Fetched:
 
 @dataclass(frozen=True, slots=True)
 class TopicSpec:
-    """A topic to create. ``config`` are topic-level settings as Kafka spells them."""
+    """A topic to create. ``config``: topic-level settings, with Kafka's names."""
 
     name: str
     partitions: int
@@ -65,19 +65,19 @@ class TopicSpec:
 
 @dataclass(frozen=True, slots=True)
 class TopicInfo:
-    """A topic as it is: effective settings included (defaults of the broker too)."""
+    """A topic as it is, with its effective settings: defaults of the broker included."""
 
     name: str
     partitions: int
     replication_factor: int
     config: Mapping[str, str]
-    topic_id: str = ""  # tells a replaced topic from the old one
+    topic_id: str = ""  # differs once a topic is replaced
     leaderless: tuple[int, ...] = ()  # partitions without a leader now
-    in_sync: int = -1  # replicas in sync of the partition with the fewest; -1: not known
+    in_sync: int = -1  # the least number of in-sync replicas of any partition; -1: not known
 
 
 class Clock(Protocol):
-    """Time from outside. Wall seconds may jump; monotonic ones don't."""
+    """The clock. Wall time may jump; monotonic time doesn't."""
 
     def wall(self) -> float:
         """Seconds since the Unix epoch."""
@@ -86,51 +86,51 @@ class Clock(Protocol):
         """Seconds of a clock that never goes back."""
 
     def sleep(self, seconds: float) -> None:
-        """Wait; other processes go on."""
+        """Wait; other processes continue."""
 
 
 class Producer(Protocol):
-    """One transactional id's producer, initialised. All errors end its use but those that `append` names."""
+    """An initialised producer with a transactional id. After an error that `append` does not name, don't use it."""
 
     def append(self, batches: Sequence[tuple[TopicPartition, bytes | memoryview]]) -> list[int]:
-        """Append batches inside the current native transaction (which begins by itself).
+        """Append batches inside the current native transaction, which begins by itself.
 
-        ``batches``: (partition, RecordBatch v2 bytes with any base offset); appended in the order given for each
-        partition. Producer id, epoch, sequence, the transactional bit and the CRC are patched in here. Returns the
-        base offsets, in the same order.
+        ``batches``: (partition, RecordBatch v2 bytes with any base offset), appended to a partition in this order.
+        Producer id, epoch, sequence, the transactional bit and the CRC are set here. Returns the base offsets, in
+        the same order.
 
-        `LogRefused`: the broker does not take the content (or a control batch, or one with gaps in its offsets, was
-        given). `LogUnavailable`: a partition can't be reached; what is on its way is harmless behind an abort. The
-        native transaction has to be aborted, then the producer goes on.
+        `LogRefused`: the broker refuses the content, or a control batch or one with gaps in its offsets was given.
+        `LogUnavailable`: a partition can't be reached; a request on its way is harmless once the abort is done.
+        After these, abort the native transaction; the producer can then be used again.
         """
 
     def append_stream(
         self, batches: Iterable[tuple[TopicPartition, bytes | memoryview]]
     ) -> list[int]:
-        """Like `append`, for long lists: making a batch overlaps with sending those before it."""
+        """Like `append`, for long lists: a batch is made while those before it are sent."""
 
     def commit(self) -> None:
-        """End the native transaction: all appended since the last end becomes visible at once.
+        """Commit the native transaction: all that was appended in it becomes visible at once.
 
-        With nothing appended, no request is sent. `LogUncertain`: it may have happened or not.
+        If nothing was appended, no request is sent. `LogUncertain`: the commit may or may not have happened.
         """
 
     def abort(self) -> None:
         """End the native transaction without effect."""
 
     def check(self, partitions: Iterable[TopicPartition]) -> None:
-        """End former native transactions of this id there that are open, as brokers lost their markers.
+        """End former native transactions of this id that are open in these partitions because a marker was lost.
 
         Call it outside a native transaction. `append` does the same for partitions where markers may be lost.
-        `LogUnavailable`: the end of one is not known any more, or the partition can't be reached.
+        `LogUnavailable`: how such a transaction ended is not known any more, or a partition can't be reached.
         """
 
     def close(self) -> None:
-        """Free connections. An open native transaction is left to the broker's timeout or to fencing."""
+        """Close connections. An open native transaction is ended by the broker's timeout or by fencing."""
 
 
 class Log(Protocol):
-    """The log. All errors derive from `LogError`."""
+    """The brokers' topics and records. All errors derive from `LogError`."""
 
     def fetch(
         self,
@@ -141,13 +141,14 @@ class Log(Protocol):
         committed: bool,
         failed: Failed | None = None,
     ) -> dict[TopicPartition, Fetched]:
-        """Fetch from several partitions at once; answers as soon as any has new records.
+        """Fetch from several partitions at once. Returns as soon as any of them has new records.
 
-        ``failed`` takes the error of each partition that can't be read now; the others are read without waiting
-        for it. Without ``failed`` the first such error is raised, and leaders are waited for. ``max_wait`` in
-        seconds (0: don't wait). ``max_bytes``: of an answer, about; a bigger single batch comes all the same.
-        ``committed``: the isolation level. Partitions with nothing new may be missing. A batch around the position
-        comes whole. A position below the log's start raises `OffsetOutOfRange`, and so does one beyond its end.
+        ``failed``: gets the error of each partition that can't be read now; the others are read without waiting for
+        it. Without ``failed``, the call waits for leaders, and raises the first such error. ``max_wait``: seconds;
+        0: don't wait. ``max_bytes``: about the size of the result; a bigger single batch is returned all the same.
+        ``committed``: True for read_committed. Partitions without new records may be missing from the result. The
+        batch that contains the position is returned whole. `OffsetOutOfRange`: the position is below the log's
+        start, or beyond its end.
         """
 
     def end_offsets(
@@ -158,7 +159,10 @@ class Log(Protocol):
         failed: Failed | None = None,
         sure: bool = False,
     ) -> dict[TopicPartition, int]:
-        """High watermarks; ``committed``: stable offsets; ``sure``: no old leader's; ``failed``: as in `fetch`."""
+        """High watermarks. ``committed``: last stable offsets instead. ``failed``: as in `fetch`.
+
+        ``sure``: make sure that no former leader of a partition answers.
+        """
 
     def start_offsets(
         self, partitions: Iterable[TopicPartition], *, failed: Failed | None = None
@@ -168,79 +172,82 @@ class Log(Protocol):
     def offsets_for_time(
         self, partitions: Iterable[TopicPartition], timestamp_ms: int
     ) -> dict[TopicPartition, int | None]:
-        """The first offset with a timestamp at or above ``timestamp_ms``; None: there is none."""
+        """By partition, the first offset with a timestamp at or above ``timestamp_ms``, or None."""
 
     def producer(self, transactional_id: str, *, timeout: float) -> Producer:
-        """Initialise a transactional id: fences every producer that had it before.
+        """Initialise a transactional id. This fences every former producer of the id.
 
-        An ongoing native transaction of the predecessor is aborted first. ``timeout`` in seconds is the
-        broker's limit for one native transaction.
+        An open native transaction of a former producer is aborted first. ``timeout``: the broker's limit for one
+        native transaction, in seconds.
 
         `LogBusy`: the markers of the id's last native transaction can't be written.
         """
 
     def send(self, batches: Sequence[tuple[TopicPartition, bytes]], failed: Failed) -> bool:
-        """Append batches outside of native transactions, without waiting: some may get lost, or come twice.
+        """Append batches outside of native transactions, without waiting. Some may get lost, or be appended twice.
 
-        ``failed`` takes errors, of earlier batches too. Returns whether to call again soon, if with nothing new.
+        ``failed``: gets errors, also those of earlier batches. Returns whether to call again soon, even without new
+        batches.
         """
 
     def delete_records(self, before: Mapping[TopicPartition, int]) -> None:
-        """Delete all records below these offsets; one at or below the log's start changes nothing.
+        """Delete all records below these offsets. An offset at or below the log's start changes nothing.
 
-        `LogRefused` (1): beyond the high watermark.
+        `LogRefused` (1): an offset is beyond the high watermark.
         """
 
     def create_topics(self, specs: Sequence[TopicSpec]) -> dict[str, str]:
-        """Create topics; one that exists is left as it is. Returns the ids of new ones, empty if brokers have none.
+        """Create topics; existing ones are not changed. Returns the ids of new ones (empty if brokers have no ids).
 
-        A `LogError` has in ``made`` those that were created all the same; they may have no leaders yet.
+        If a `LogError` is raised, its ``made`` has the topics that were created all the same. New topics may have
+        no leaders yet.
         """
 
     def delete_topics(self, topics: Sequence[TopicInfo]) -> None:
-        """Delete these very topics, and no new ones of the same names, if brokers know ids; a missing one is fine.
+        """Delete these topics; missing ones are fine. If brokers have ids, new topics of the same names stay.
 
-        Brokers may know them for a while after this. `LogRefused`: they don't delete them.
+        Brokers may still know the topics for a while. `LogRefused`: the brokers don't delete them.
         """
 
     def add_partitions(self, topic: str, partitions: int) -> None:
-        """Grow a topic to ``partitions``; one that has as many or more is left as it is.
+        """Grow a topic to ``partitions``. A topic that has as many or more is not changed.
 
-        Returns when all are led and served. Safe to repeat, by several at once. `LogRefused` (3): no such topic.
+        Returns when all partitions have leaders and can be used. Safe to repeat, and to call from several processes
+        at once. `LogRefused` (3): no such topic.
         """
 
     def alter_topics(self, changes: Mapping[str, Mapping[str, str | None]]) -> None:
-        """Change settings of topics; None: to the brokers' own value. `LogRefused`: as a rule, none is changed."""
+        """Change settings of topics. None: to the brokers' default. `LogRefused`: usually nothing was changed."""
 
     def default_replication_factor(self, topic: str) -> int | None:
-        """The replicas of this topic if it is made with a factor of -1.
+        """The number of replicas that this topic gets if it is created with a factor of -1.
 
-        None: we are not allowed to know. 0: the brokers don't tell.
+        None: a right to ask is missing. 0: the brokers don't report it.
         """
 
     def describe_topics(self, names: Sequence[str]) -> dict[str, TopicInfo]:
-        """The topics of these names that exist, as one broker knows them: it may be behind."""
+        """The existing topics of these names, as one broker knows them. Its metadata may lag."""
 
     def partition_counts(self, names: Sequence[str]) -> dict[str, int]:
-        """Likewise, but only how many partitions each has: that takes no more right than Describe."""
+        """The same with numbers of partitions only. This takes no other right than Describe."""
 
     def topic_ids(self, names: Sequence[str]) -> dict[str, str]:
-        """Likewise their ids; empty if brokers have none."""
+        """The same with topic ids only; empty if brokers have no ids."""
 
     def is_known(self, topic: str) -> bool:
-        """Whether any broker knows the topic: that takes Describe alone. `LogUnavailable`: one can't be asked."""
+        """Whether any broker knows the topic. This takes Describe only. `LogUnavailable`: one can't be asked."""
 
     def is_agreed(self, topic: str, topic_id: str) -> bool:
-        """Whether every broker knows the topic, by that id if it tells ids. `LogUnavailable`: as `is_known`."""
+        """Whether every broker knows the topic, by that id if it reports ids. `LogUnavailable`: as `is_known`."""
 
     def id_read(self, topic: str) -> str:
-        """The id under which `fetch` read this topic last; empty: none is known. No request is made."""
+        """The topic's id in the last `fetch`; empty: not known. No request is made."""
 
     def is_gone(self, topic: str, partitions: int, topic_id: str) -> bool:
-        """Whether the topic does not exist, or has fewer partitions, by the word of the brokers' quorum.
+        """Whether the topic surely does not exist, has fewer partitions, or has another id than ``topic_id``.
 
-        Or whether it has another id than ``topic_id`` (if that is known): by the word of every broker. Creation, or
-        growth, is asked for as a dry run. Brokers that don't answer soon are not waited for.
+        The first two are answered by the brokers' quorum, with a dry run of a creation or growth. The id, if
+        ``topic_id`` is not empty, is asked of every broker; those that don't answer soon are left out.
         """
 
     def close(self) -> None:
@@ -257,12 +264,12 @@ TOPIC_AUTHORIZATION_FAILED = 29
 INVALID_TIMESTAMP = 32
 UNSUPPORTED_COMPRESSION_TYPE = 76
 INVALID_RECORD = 87
-# … for want of a right: on a topic, a group, the cluster, a transactional id.
+# Codes for a missing right: on a topic, a group, the cluster, a transactional id.
 NOT_AUTHORIZED = frozenset((TOPIC_AUTHORIZATION_FAILED, 30, 31, 53))
 
 
 class LogError(Exception):
-    """A port call to the log failed. ``topics``: those it failed for, as far as that is known."""
+    """A call of `Log` or `Producer` failed. ``topics``: those for which it failed, as far as known."""
 
     made: Mapping[str, str] = MappingProxyType({})  # topics that the call created, and their ids
 
@@ -274,11 +281,11 @@ class LogError(Exception):
 
 
 class LogUnavailable(LogError):
-    """The brokers can't be reached or have no leader right now; nothing is known to have happened."""
+    """The brokers can't be reached, or a partition has no leader now; nothing is known to have happened."""
 
 
 class LogDenied(LogUnavailable):
-    """The brokers refuse our identity: raised at once, and at each call until an operator changes that."""
+    """The brokers refuse this client's identity. Each call raises it at once, until an operator changes that."""
 
 
 class LogBusy(LogUnavailable):
@@ -286,17 +293,17 @@ class LogBusy(LogUnavailable):
 
 
 class LogUncertain(LogError):
-    """The broker's answer was lost; the append or commit may have happened. Drop unlogged state, lead again."""
+    """The answer was lost: the append or commit may have happened. Drop unlogged state and become leader again."""
 
 
 class LogFenced(LogError):
-    """Another process initialised this transactional id: this one leads no more."""
+    """Another process initialised this transactional id, so this one is not leader any more."""
 
 
 class LogRefused(LogError):
-    """The broker refused a request (too large, too old a timestamp, …): ``error`` is its code."""
+    """The broker refused a request: too large, too old a timestamp, … ``error``: the broker's code."""
 
-    to_do = ""  # what an operator does about it, where that is known
+    to_do = ""  # what an operator should do about it, if known
 
     def __init__(self, message: str, error: int, topics: Iterable[str] = ()) -> None:
         super().__init__(message, topics)
@@ -311,8 +318,8 @@ class LogRefused(LogError):
 class TopicGone(LogRefused):
     """A topic, or a partition of it, does not exist, or was replaced. Nothing happened.
 
-    ``lost``: its records are known to be gone; else it may yet be found. ``certain``: known by an append that all
-    replicas in sync took, not by reading alone.
+    ``lost``: its records are known to be gone; otherwise the topic may still be found. ``certain``: known from an
+    append that all in-sync replicas acknowledged, not from reads alone.
     """
 
     def __init__(
@@ -323,7 +330,7 @@ class TopicGone(LogRefused):
 
     @classmethod
     def replaced(cls, place: TopicPartition, end: int, known: int, *, certain: bool) -> TopicGone:
-        """The error for a partition that ends before records known there: another one of the same name."""
+        """The error for a partition that ends before records known to be in it: its topic was replaced."""
         return cls(
             f"{place.topic}[{place.partition}] ends at {end} and was known up to {known}: it was replaced",
             place.topic,
@@ -333,14 +340,14 @@ class TopicGone(LogRefused):
 
 
 class RecordsGone(LogRefused):
-    """Journal records that a merge needs were deleted, for good; other merges are not concerned."""
+    """Journal records that a merge needs were deleted for good. Other merges are not affected."""
 
     def __init__(self, why: object) -> None:
         super().__init__(f"its journal records are gone: {why}", OFFSET_OUT_OF_RANGE)
 
 
 class OffsetOutOfRange(LogError):
-    """The position asked for is not in the log (any more)."""
+    """The requested position is not in the log (any more)."""
 
     def __init__(self, partition: TopicPartition, position: int) -> None:
         what = f"{partition.topic}[{partition.partition}] has no offset {position}"
@@ -349,17 +356,17 @@ class OffsetOutOfRange(LogError):
 
 
 class CorruptBatch(LogError):
-    """A batch's CRC does not match, or its bytes are no RecordBatch v2, or its records are malformed."""
+    """A batch's CRC does not match, its bytes are not a RecordBatch v2, or its records are malformed."""
 
 
 class UnpacksToMore(CorruptBatch):
-    """A batch unpacks to more bytes than its reader allows."""
+    """A batch decompresses to more bytes than its reader allows."""
 
 
 def answered(question: Callable[[Failed], T]) -> T:
-    """The answer to a question that puts failures into a mapping. Raises the first of them.
+    """Make a call with a ``failed`` mapping, and raise its first error, if any.
 
-    Such a question does not wait for leaders, so a partition in trouble does not delay the others.
+    Unlike a call without ``failed``, it does not wait for leaders, so partitions in trouble don't delay others.
     """
     failed: dict[TopicPartition, LogError] = {}
     answer = question(failed)
@@ -369,9 +376,9 @@ def answered(question: Callable[[Failed], T]) -> T:
 
 
 class GroupMember(Protocol):
-    """A member of a consumer group: its part of the partitions, and the group's offsets. One thread at a time.
+    """A member of a consumer group: its partitions, and the group's offsets. Only one thread at a time may use it.
 
-    Errors are the client's (`anabranch.errors`).
+    Errors are those of `anabranch.errors`.
     """
 
     def join(
@@ -380,28 +387,29 @@ class GroupMember(Protocol):
         gained: Callable[[list[TopicPartition]], None],
         lost: Callable[[list[TopicPartition], bool], None],
     ) -> None:
-        """Join the group. Later calls of `serve` call back with all partitions of this member, and when all go.
+        """Join the group. Later calls of `serve` call ``gained`` with all partitions of this member, or ``lost``.
 
-        ``lost`` is told whether offsets can still be committed. Both are bound methods, and are held weakly.
+        The second argument of ``lost``: whether offsets can still be committed. Both have to be bound methods; only
+        weak references to them are kept.
         """
 
     def serve(self, wait: float) -> None:
-        """Hear what is new in the group, for so many seconds. `NotAuthorized`, `FixCallError`."""
+        """Handle events of the group for ``wait`` seconds. Raises: NotAuthorized, FixCallError."""
 
     def look(self) -> None:
-        """Ask for the topics' partitions now: a group shares new ones out once a member knows them."""
+        """Fetch the topics' metadata now: a group assigns new partitions once a member knows them."""
 
     def committed(self, places: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """The group's offsets, where there are any. `NotReady`, `NotAuthorized`."""
+        """The group's committed offsets, for partitions that have one. Raises: NotReady, NotAuthorized."""
 
     def commit(self, offsets: Mapping[TopicPartition, int], *, wait: bool) -> bool:
-        """Commit offsets in one request. False: not all were taken (known with ``wait`` only); that is logged."""
+        """Commit offsets in one request. False, with ``wait`` only: not all were accepted, which is logged."""
 
     def close(self) -> None:
         """Leave the group and free everything."""
 
     def leak(self) -> None:
-        """In a forked child: free nothing, ever."""
+        """Never free anything: for a forked child, whose parent still uses it."""
 
 
 class Table(Protocol):
@@ -411,23 +419,23 @@ class Table(Protocol):
         """The value, or None."""
 
     def scan(self, prefix: bytes, first: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
-        """All (key, value) whose key starts with ``prefix``, in key order; a stable view.
+        """All (key, value) whose key starts with ``prefix``, in key order, from a stable view.
 
-        ``first``: only from this key on, so that deleted rows before it are not walked over.
+        ``first``: start at this key. This saves the time of skipping deleted rows before it.
         """
 
     def scan_back(self, before: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """All (key, value) whose key is below ``before``, from the highest down; a stable view."""
+        """All (key, value) whose key is below ``before``, in descending order, from a stable view."""
 
     def write(self, changes: Mapping[bytes, bytes | None]) -> None:
-        """Put, or delete where the value is None, all at once."""
+        """Put all values, and delete keys whose value is None, atomically."""
 
     def close(self) -> None:
         """Release the table."""
 
 
 class TableError(Exception):
-    """The table can't be read or written (disk full, broken): its folder can be deleted and rebuilt."""
+    """The table can't be read or written: disk full, or broken. Its folder can be deleted, and is then rebuilt."""
 
 
 RecordHeaders: TypeAlias = Sequence[tuple[str, bytes | None]]
@@ -436,7 +444,7 @@ JournalRecord: TypeAlias = tuple[int, bytes | None, bytes | None, RecordHeaders,
 
 
 class JournalMissing(NotReady):
-    """The brokers say that a journal does not exist (any more): ask what became of its stream."""
+    """The brokers say that a journal does not exist (any more): the caller has to ask for its stream's state."""
 
     def __init__(self, topic: str) -> None:
         super().__init__(f"the brokers know no topic {topic}: call again later")
@@ -445,7 +453,7 @@ class JournalMissing(NotReady):
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """Journal partitions made ready: for each an offset not above the first record to come; and the size limit."""
+    """Journal partitions ready for writes. ``first``: for each, an offset not above that of the next record."""
 
     first: dict[int, int]
     max_event_bytes: int

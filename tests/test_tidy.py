@@ -200,13 +200,10 @@ UNEDITED = (
     "anabranch/librdkafka/",
     "anabranch/presentation/",
     "anabranch/processing/",
-    "anabranch/processors/",
     "anabranch/schemas/",
     "anabranch/spark/",
-    "anabranch/topics/",
     "anabranch/web/",
     "anabranch/errors.py",
-    "anabranch/ports.py",
     "anabranch/types.py",
 )
 # The topics' names begin likewise.

@@ -15,10 +15,10 @@ The modules, from the outside in:
   runs it, too.
 - `leadership`: the steps by which a controller becomes leader, so that no former leader can do harm.
 - `intake` fetches commands and journals; `index_journals` indexes journals. `command` takes a command out of its
-  record. `lanes` has the queues of commands, what each lane may cost, and which answers wait.
+  record. `lanes` has the queues of commands, what each lane may cost, and which replies wait.
 - `suspects`: which commands go into a round, after a round failed.
 - `durability`: the order in which a round becomes durable. `history_tail` finds the end of a stream's history.
-- `topic_trouble`: streams whose topics fail: they wait, all others go on.
+- `topic_trouble`: streams whose topics fail: they wait, all others continue.
 - `background`: work outside of rounds. Its parts are `carrier` (big merges, in chunks) and `streams` (topics are
   created, grown, truncated and deleted; records that no controller wrote are counted). `streams` also has automatic
   scaling, which rounds feed with the loads that they merge.

@@ -129,8 +129,8 @@ class LostMarkerSweep:
     A producer looks for a lost marker in a partition before it appends there. Nothing is appended to a quiet
     stream, so its readers would wait without end. So where a last stable offset stays below the log's end, all
     transactional ids look, those of carriers too. A stream's offsets are compared once in a leadership, and once
-    after rounds to it: so that work is bounded by the rounds'. At streams that go on after trouble all ids look
-    without that. Times are monotonic milliseconds.
+    after rounds to it, so this work is bounded by that of the rounds. At streams that continue after trouble all
+    ids look without such a comparison. Times are monotonic milliseconds.
     """
 
     def __init__(

@@ -268,9 +268,9 @@ class Carriers:
                     self._waiting.append(job)
 
     def take(self, wall_ms: int) -> list[CarryRow]:
-        """Rows that were moved on since the last call, in order. Raises the error that ended a carrier.
+        """Rows that carriers advanced since the last call, in order. Raises the error that ended a carrier.
 
-        A refused chunk is tried again later: its commit is decided, and all others have to go on.
+        A refused chunk is tried again later: its commit is decided, and it must not stop other merges.
         """
         rows = []
         if not self._threads:

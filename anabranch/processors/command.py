@@ -1,4 +1,4 @@
-"""One command: taken out of its record, and decided."""
+"""A command: taken out of its record (`command_of`), then decided (`decide_command`)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from anabranch.schemas.records import AdoptScope
 
 Key = tuple[str, int]  # a command's lane and offset
 
-_RECORD_BYTES = 300  # bytes of a queued command, beyond its payload
+_RECORD_BYTES = 300  # about how many bytes a queued command takes besides its payload
 
 
 @dataclass(slots=True)
@@ -39,34 +39,34 @@ class Command:
     native: bool  # sent inside a native transaction
     lane: str = OPEN_LANE
     control: bool = False  # a record of the control topic, which only controllers write
-    unanswered: bool = False  # its headers for the answer are unusable
-    seen: bytes | None = None  # a hybrid time, as its sender put it
-    charge: int = work.SMALL  # units, once it is decided
+    unanswered: bool = False  # its headers for the reply are unusable
+    seen: bytes | None = None  # the hybrid time that its sender has seen, not parsed
+    charge: int = work.SMALL  # the units of work that it cost, once it is decided
 
     @property
     def key(self) -> Key:
-        """Its lane and offset; the offset is below 0 for one of the control topic."""
+        """The command's lane and offset. In the control topic, the offset is negated, so it is below 0."""
         return self.lane, -1 - self.offset if self.control else self.offset
 
     @property
     def weight(self) -> int:
-        """Bytes in a queue, about."""
+        """About how many bytes it takes in a queue."""
         return len(self.payload) + _RECORD_BYTES
 
 
 def weight_of(commands: Iterable[Command]) -> int:
-    """Bytes of all of them in a queue, about."""
+    """About how many bytes these commands take in a queue."""
     return sum([command.weight for command in commands])
 
 
 def decide_command(turn: Turn, command: Command) -> None:
-    """Decide it. A payload that is no command is answered, too."""
+    """Decide a command. If the payload is not a command, the reply is a refusal."""
     size = len(command.payload)
     (turn.lane, turn.at), turn.command_bytes = command.key, size
     turn.size += size
     turn.charged += work.COMMAND
     if turn.state.lanes and not command.control and not is_read(turn.state, command.lane):
-        return  # by a command before it in this round: it is as if it were not read
+        return  # a command before it in this round blocked its lane, so it counts as not read
     try:
         _check_size(turn, command.payload)
         record = decode(command.payload)
@@ -80,7 +80,7 @@ def decide_command(turn: Turn, command: Command) -> None:
     if isinstance(record, AdoptScope) != command.control:
         refusal = InvalidArgument("controllers send each other AdoptScope only, clients never do")
     elif command.native and not command.control:
-        # Read before its transaction ends, it could take effect and yet be aborted.
+        # Commands are read before native transactions end: this one could take effect, and then be aborted.
         refusal = InvalidArgument("send commands outside of native transactions")
     if refusal is not None:
         turn.reply(command.to, refuse(refusal))
@@ -97,13 +97,13 @@ def _check_size(turn: Turn, payload: bytes) -> None:
 
 
 def name_of(payload: bytes) -> str:
-    """The type of a command that is not decoded."""
+    """The name of a command's type, from its undecoded payload."""
     found = TYPES.get(payload[1]) if len(payload) > 1 else None
     return "unreadable" if found is None else found.__name__
 
 
 def command_of(record: Record, native: bool, lane: str, reply_partitions: int) -> Command:
-    """The command in a record; without its two headers no client waits for an answer."""
+    """Make the command of a record. Without the two headers for the reply, no client waits for one."""
     headers = dict(record.headers)
     correlation_id = headers.get(CORRELATION_HEADER)
     partition = headers.get(REPLY_HEADER)

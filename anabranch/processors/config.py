@@ -14,7 +14,10 @@ from anabranch.topics.names import DEFAULT_PREFIX
 
 
 def parse_place(text: str) -> tuple[str, int, int]:
-    """(lane, partition, offset) of ``LANE/PARTITION:OFFSET``; without a lane, of `open`. `InvalidArgument`."""
+    """Lane, partition and offset from ``LANE/PARTITION:OFFSET``. Without ``LANE/``, the lane is `open`.
+
+    Raises: InvalidArgument.
+    """
     lane, slash, place = text.rpartition("/")
     partition, _, offset = place.partition(":")
     if not (partition.isascii() and partition.isdigit() and offset.isascii() and offset.isdigit()):
@@ -24,24 +27,24 @@ def parse_place(text: str) -> tuple[str, int, int]:
 
 @dataclass(frozen=True, slots=True)
 class ControllerOptions:
-    """Options of `anabranch controller`.
+    """Options of `anabranch controller`. Names that end in ``_s`` are seconds, in ``_ms`` milliseconds.
 
-    ``data_dir`` holds the RocksDB tables, one folder a control partition; they can be deleted and are rebuilt
-    from the log. Times in seconds.
+    ``data_dir``: RocksDB tables, one folder for each control partition; if deleted, they are rebuilt from the log.
     ``session_timeout_s``: how long after a SIGKILL another controller takes over.
-    ``max_staged_bytes``: of open transactions in journals, before new ones are refused.
-    ``max_message_bytes``: asked for of the topics of status, replies and histories when they are made.
-    ``chunk_bytes``: a bigger commit is carried aside in such chunks. ``collate_s``: a stream rolls at most once
-    in this time. ``move_bytes``: unneeded bytes that an old open one may keep in a journal before it is moved.
-    ``lost_after_s``: how long a stream waits for a topic that is not found, before it is given up.
-    ``max_streams``, ``max_partitions`` (with those of journals): of a control partition.
-    ``max_clock_skew_s``: how far ahead of the clock times that clients have seen may be. ``clock_error_ms``: the
-    most that any controller's clock differs from true time; commit wait needs it.
-    ``skip_commands``: as LANE/PARTITION:OFFSET, commands that are set aside instead of being tried.
-    ``lanes_only``: the lane `open` is not served. ``trusts_open``: it may scale and set series from the start, and
+    ``max_staged_bytes``: the most uncommitted bytes; above it, new transactions are refused.
+    ``max_message_bytes``: the size of messages of new topics of status, replies and histories.
+    ``chunk_bytes``: a bigger commit is a staged merge, in chunks of this size.
+    ``collate_s``: a stream has at most one rolling commit in this time.
+    ``move_bytes``: how many unneeded bytes an old open transaction may keep in a journal before its runs are moved.
+    ``lost_after_s``: how long a stream waits for a topic that is not found, before it becomes LOST.
+    ``max_streams``, ``max_partitions``: of a control partition; partitions of journals count, too.
+    ``max_clock_skew_s``: how far timestamps that clients have seen may be ahead of the clock.
+    ``clock_error_ms``: the most by which any controller's clock differs from true time; commit wait needs it.
+    ``skip_commands``: commands to quarantine instead of trying them, as LANE/PARTITION:OFFSET.
+    ``lanes_only``: don't serve lane `open`. ``trusts_open``: `open` may scale and set series from the start, and
     has no quotas.
-    ``status_file``: where to write, as JSON, which control partitions this process leads. ``http``: HOST:PORT of
-    `/metrics`, `/live` and `/ready`. ``log_json``: the log as JSON, a document a line.
+    ``status_file``: where to write, as JSON, which control partitions this process leads.
+    ``http``: HOST:PORT of `/metrics`, `/live` and `/ready`. ``log_json``: log one JSON document a line.
     """
 
     bootstrap: str

@@ -359,8 +359,8 @@ class Controller:
         """The round was not written; nothing happened. Decide again without the cause.
 
         If the broker refuses the data, rounds get fewer commands; then each command, run of plain writes and merge
-        gets its own. Refused alone, a command is answered with an error, a run is passed over, and a
-        decided transaction is aborted. All others go on.
+        gets its own. Refused alone, a command is answered with an error, a run is skipped, and a
+        decided transaction is aborted. All others are not affected.
         """
         self.metrics.add("refused_rounds")
         if self._is_contained(error):
@@ -382,7 +382,7 @@ class Controller:
         for txn_id in turn.round.merged:
             if fresh.open(txn_id).row.state == "COMMIT_IN_PROGRESS":
                 abort_txn(fresh, txn_id, f"the broker refused its data: {error}")
-            else:  # carried aside: it can't be aborted
+            else:  # a staged merge can't be aborted
                 fresh.merging.wait(txn_id, "refused", turn.now_ms, REFUSED_WAIT_MS, str(error))
         for stream, partition, runs in give_up(fresh, turn.round):
             first, end = runs[0].first, runs[-1].end

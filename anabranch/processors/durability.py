@@ -568,7 +568,7 @@ class OffsetGuess:
         self._failures = 0
 
     def miss(self) -> None:
-        """An attempt failed. If that goes on, attempts get rare: each costs an aborted native transaction."""
+        """An attempt failed. After each failure attempts get rarer: each costs an aborted native transaction."""
         self._failures += 1
         self.misses += 1
         self._skip = min(1 << self._failures, MOST_SKIPPED)

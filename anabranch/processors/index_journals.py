@@ -1,4 +1,8 @@
-"""Reading journals into the index: raw batches -> runs, and counts of rejected records."""
+"""Indexing journals: fetched batches become runs in the index, and rejected records are counted.
+
+`JournalBacklog` has the batches that are fetched and not indexed yet. Streams take turns by the work that their
+journals cost.
+"""
 
 from __future__ import annotations
 
@@ -24,13 +28,13 @@ from anabranch.ports import Clock, CorruptBatch, Fetched, RawBatch
 from anabranch.processors.lanes import Meter
 from anabranch.schemas.records import SegmentRange
 
-_PLAIN_HEADER = (NO_TXN, 0, -1)  # in place of a missing ab.txn header
+_PLAIN_HEADER = (NO_TXN, 0, -1)  # plain writes have no ab.txn header
 _UNPACKED_TIMES = 16
-QUANTUM = 500  # units of work: a stream's turn
+QUANTUM = 500  # units of work in one turn of a stream
 WAITING_BYTES = 32 << 20
 
 Place = tuple[str, int]  # stream, journal partition
-# (stream, partition, fetch, units of work that it may take, about) -> units taken, and the rest of the fetch.
+# (stream, partition, fetch, about how many units it may take) -> units taken, and the rest of the fetch.
 Index: TypeAlias = Callable[[str, int, Fetched, int], tuple[int, Fetched | None]]
 
 
@@ -38,12 +42,14 @@ Index: TypeAlias = Callable[[str, int, Fetched, int], tuple[int, Fetched | None]
 class JournalBacklog:
     """Batches of journals that were fetched and are not indexed yet, and the meter of each stream's journals.
 
-    Streams take turns by their charge. One in debt waits as long as others need the leader, and so does one whose
-    owner has nothing to spare: all streams of a lane share its allowance with its commands, which come first.
-    Nothing that waits is fetched again, unless it came to more than `WAITING_BYTES`: then the most charged stream
-    gives some of its own back. ``owners``: the meter of the lane that owns a stream; ``shared``: streams whose
-    owner's allowance counts, as other lanes need the leader. ``_reached``: the charge of the stream whose turn it
-    was last; a new one begins there. ``_fresh``: places whose batches share memory with all else of their fetch.
+    Streams take turns; the one that was charged least comes first. While other lanes need the leader, a stream
+    waits if it is in debt, or if its owner has nothing to spare: the streams of a lane share the lane's allowance
+    with its commands, which come first. Waiting batches are fetched again only if they exceed `WAITING_BYTES`:
+    then the most charged stream drops some of its own.
+
+    ``owners``: the meter of the lane that owns a stream. ``shared``: streams that draw from their owner's
+    allowance, because other lanes need the leader. ``_reached``: the charge of the stream that had the last turn; a
+    new stream starts there. ``_fresh``: places whose batches still share memory with the rest of their fetch.
     """
 
     clock: Clock
@@ -56,11 +62,11 @@ class JournalBacklog:
     _fresh: set[Place] = field(default_factory=set)
 
     def has(self, stream: str, partition: int) -> bool:
-        """Whether something of a journal partition waits."""
+        """Whether batches of a journal partition wait."""
         return partition in self.fetched.get(stream, ())
 
     def add(self, stream: str, partition: int, fetched: Fetched) -> None:
-        """Let a fetch of a journal partition wait."""
+        """Queue a fetch of a journal partition."""
         meter = self.meters.get(stream)
         if meter is None:
             meter = self.meters[stream] = Meter(self.clock)
@@ -71,18 +77,18 @@ class JournalBacklog:
         self._fresh.add((stream, partition))
 
     def only(self, streams: Container[str]) -> None:
-        """Drop what waits of all others: it is fetched again, if they are read again."""
+        """Keep only the batches of these streams. The others are fetched again if their streams are read again."""
         for stream in [stream for stream in self.fetched if stream not in streams]:
             for partition in list(self.fetched[stream]):
                 self._take(stream, partition)
 
     def turns(self, *, in_debt: bool = False) -> list[str]:
-        """The streams that have a turn now, each a `QUANTUM`; ``in_debt``: those that have none by right."""
+        """The streams that may have a turn now. ``in_debt``: instead, those that have to wait."""
         streams = [one for one in self.fetched if self._has_to_wait(one) is in_debt]
         return sorted(streams, key=lambda stream: (self.meters[stream].served, stream))
 
     def waits_s(self) -> list[float]:
-        """Seconds until each stream that waits may have a turn."""
+        """For each stream with waiting batches: seconds until it may have a turn."""
         return [
             max(
                 0.0,
@@ -98,9 +104,9 @@ class JournalBacklog:
         return stream in self.shared and self.owners[stream].spare < 1
 
     def serve(self, stream: str, index: Index, *, free: bool = False) -> int:
-        """Give a stream its turn. Returns the units that it took.
+        """Give a stream its turn, of about one `QUANTUM`. Returns the units of work that it took.
 
-        ``free``: it is no debt, as no other needs the leader.
+        ``free``: don't take them off its allowance, because no other stream or lane needs the leader.
         """
         meter, spent = self.meters[stream], 0
         self._reached = max(self._reached, meter.served)
@@ -118,7 +124,7 @@ class JournalBacklog:
         return spent
 
     def settle(self) -> None:
-        """After a pass: what goes on waiting stays in memory by itself, and within its limit."""
+        """End a pass: copy the batches that still wait, so their fetch's memory is freed, and keep to the limit."""
         for stream, partition in self._fresh:
             if self.has(stream, partition):
                 fetched = self._take(stream, partition)
@@ -130,7 +136,7 @@ class JournalBacklog:
             self._take(most, next(reversed(self.fetched[most])))
 
     def forget_stream(self, stream: str) -> None:
-        """Drop what is known of a forgotten stream."""
+        """Drop all about a forgotten stream."""
         self.only(self.fetched.keys() - {stream})
         self.meters.pop(stream, None)
 
@@ -149,9 +155,9 @@ class JournalBacklog:
 
 @dataclass(slots=True)
 class Scanned:
-    """The content of a batch: runs of WRITEs, runs of plain records, and records to reject by reason.
+    """The content of a batch: runs of WRITEs, runs of plain writes, and counts of rejected records by reason.
 
-    ``work``: what it cost, in units.
+    ``work``: what scanning it cost, in units.
     """
 
     runs: list[Run] = field(default_factory=list)
@@ -172,10 +178,11 @@ def index_fetched(
     wall_ms: int,
     most: int,
 ) -> tuple[int, Fetched | None]:
-    """Index one fetch of a journal partition; rows and position are put on ``changes``.
+    """Index one fetch of a journal partition. The index's changed rows and the new position go to ``changes``.
 
-    ``known_until``: a former leader has counted those before. ``wall_ms``: the clock, Unix milliseconds. ``most``:
-    units of work, which the last batch may exceed. Returns the units that it took, and what is left.
+    ``known_until``: rejected records below it were counted by a former leader. ``wall_ms``: the clock, Unix
+    milliseconds. ``most``: units of work, which the last batch may exceed. Returns the units of work that this
+    took, and the rest of the fetch.
     """
     settings = state.streams[stream].settings
     rules = rules_of(settings, max(wall_ms, to_ms(state.round.hybrid_time)))
@@ -212,9 +219,9 @@ def index_fetched(
 
 
 def _copied(batch: RawBatch, scanned: Scanned, segments: Sequence[SegmentRange]) -> int:
-    """The bytes that merges of a batch put into new batches, or take along as they are if they are plain.
+    """The bytes that merges of a batch will copy into new batches, and those of plain writes copied unchanged.
 
-    Those of plain records that are packed again count less: they are not sent.
+    Plain writes that are packed again count less, because fewer bytes are sent.
     """
     size = sum(run.batch_size for run in scanned.plain)
     packs = worth_packing(batch, size)
@@ -232,36 +239,36 @@ def _copied(batch: RawBatch, scanned: Scanned, segments: Sequence[SegmentRange])
 
 
 def rules_of(settings: Mapping[str, str], now_ms: int) -> Room:
-    """The rules by which a stream with these settings takes records of journals, the same as for single requests.
+    """The rules by which a stream with these settings accepts journal records: the same as for one-shots.
 
-    ``now_ms``: the later of the clock and the last commit's time: no leader decides by its own clock alone that a
-    time is too late.
+    ``now_ms``: the later of the clock and the last commit's time, so that no leader rejects a timestamp as too
+    late by its own slow clock alone.
     """
     most = int(settings.get(MAX_MESSAGE, MESSAGE.value)) - FRAMING
     return Room("", most, is_table(settings), latest_time(settings, now_ms))
 
 
 def unpacked_limit(settings: Mapping[str, str], size: int) -> int:
-    """The most bytes that a journal's batch of ``size`` packed bytes may unpack to."""
+    """The most bytes that a journal batch of ``size`` bytes may decompress to."""
     return min(UNPACKED.value, _UNPACKED_TIMES * max(batch_limit(settings), size))
 
 
 def scan(batch: RawBatch, rules: Room, *, limit: int = UNPACKED.value) -> Scanned:
-    """Cut a batch into runs.
+    """Divide a batch into runs.
 
-    Batches of native transactions hold the controller's participant ops, which decide nothing, or a raw
-    client's records, which are rejected: they may be aborted after they were read. ``limit``: the bytes that the
-    batch may unpack to.
+    A batch of a native transaction holds either participant ops of a controller, which are ignored, or records of
+    another client, which are rejected: they are read before their transaction ends, and it may abort. ``limit``:
+    the most bytes that the batch may decompress to.
     """
     out = Scanned()
     native = splices = False
     try:
         header = read_header(batch.data)
         native = header.is_transactional
-        # A copy of the batch has its header, which has a time, too.
+        # If the batch is copied, its header is copied too, and has a timestamp of its own.
         splices = header.is_dense and header.max_timestamp <= rules.latest
     except CorruptBatch:
-        pass  # its one run has the reason
+        pass  # the scan below returns one run, with the reason
     found = scan_batch(batch, rules, limit=limit, digests=rules.is_table)
     unpacked = sum(limit if run.kind is Kind.MALFORMED else run.size for run in found)
     out.work = work.of_batch(len(found), sum(run.records for run in found), unpacked)
@@ -272,7 +279,7 @@ def scan(batch: RawBatch, rules: Room, *, limit: int = UNPACKED.value) -> Scanne
         elif native:
             out.rejected["native_transaction"] += run.records
         elif run.kind is Kind.WRITE:
-            # One that is too small to be spliced costs a merge what it unpacks to.
+            # A batch too small to be spliced is decompressed by its merge.
             pure = run.pure and worth_splicing(batch, run.records)
             size = len(batch.data) if pure else run.size
             out.runs.append(_run(batch, run, unpack_txn_header(run.txn), size, pure=pure))
@@ -287,11 +294,11 @@ def scan(batch: RawBatch, rules: Room, *, limit: int = UNPACKED.value) -> Scanne
 def _run(
     batch: RawBatch, run: FramingRun, header: tuple[bytes, int, int], size: int, *, pure: bool
 ) -> Run:
-    """A run as the index takes it; offsets are the journal's. ``size``: the bytes that a merge of it handles."""
+    """A run for the index; its offsets are the journal's. ``size``: the bytes that its merge handles."""
     txn_id, writer, stream_epoch = header
     base = batch.base_offset
     latest = run.latest
-    if pure:  # it may be copied with its batch header, which has a time, too
+    if pure:  # its batch header may be copied too, and has a timestamp of its own
         latest = max(latest, read_header(batch.data).max_timestamp)
     return Run(
         txn_id,

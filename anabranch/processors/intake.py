@@ -1,4 +1,4 @@
-"""The intake: commands, queued in order, and journals, indexed as they are read."""
+"""The intake of a leader: fetches commands and journals together, queues the commands and indexes the journals."""
 
 from __future__ import annotations
 
@@ -44,20 +44,21 @@ from anabranch.topics.names import control_topic, journal_topic, status_topic
 log = logging.getLogger("anabranch.controller")
 
 FETCH_BYTES = 4 << 20
-# More changes of the journal index get a round of their own.
+# If the journal index has more changes, a round is made for them.
 INDEX_ROWS = 5_000
 INDEX_BYTES = 8 << 20
 _WARN_MS = 60_000
-CALM_S = 1.0  # without a command: then journals in debt go on, as no other needs the leader
+CALM_S = 1.0  # after this long without a command, journals in debt are indexed, since no lane needs the leader
 
 
 @dataclass(slots=True)
 class Intake:
     """Reads commands and journals together.
 
-    ``rows``: changes of the journal index that wait for the next round; its commit proves that no other leader
-    led while they were made. ``unreadable``: batches of commands that were passed over, as they can't be read or
-    are too big, by lane; ``passed_over``: those that are not logged yet, by lane and offset, and why.
+    ``rows``: changes of the journal index that wait for the next round. Its commit proves that there was no other
+    leader while they were made. ``unreadable``: by lane, how many batches of commands were skipped because they
+    can't be read or are too big. ``passed_over``: the skipped batches that are not logged yet, by lane and offset,
+    with the reason.
     """
 
     log: Log
@@ -72,12 +73,12 @@ class Intake:
     unreadable: Counter[str] = field(default_factory=Counter)
     passed_over: dict[tuple[str, int], str] = field(default_factory=dict)
     _may_warn_ms: int = 0
-    _may_warn_of: dict[str, int] = field(default_factory=dict)  # the same, for journals
-    _calm_from: float = 0.0  # when journals in debt go on, if no command comes before
-    # A second after its last command, by lane.
+    _may_warn_of: dict[str, int] = field(default_factory=dict)  # the same, by stream
+    _calm_from: float = 0.0  # when journals in debt are indexed, if no command comes before
+    # By lane: `CALM_S` after its last command.
     _needed_until: dict[str, float] = field(default_factory=dict)
-    _control_at: int = 0  # how far the control topic is read, committed
-    _control_seen: int = 0  # … and how far it is known to have records
+    _control_at: int = 0  # how far committed records of the control topic are read
+    _control_seen: int = 0  # how far the control topic is known to have records
     _known_until: dict[tuple[str, int], int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -86,9 +87,9 @@ class Intake:
         self.index = JournalIndex(self.rows)
 
     def begin(self, state: State) -> None:
-        """Go on where the folded state says; drop what this process knew from before. Then `find_ends`."""
+        """Start from the state that the leader has read; drop all that was known before. Call `find_ends` next."""
         self.journals = JournalBacklog(self.clock)
-        self.rows.take()  # a successor may have led meanwhile: these were made with an old state
+        self.rows.take()  # they follow from an old state, if there was another leader meanwhile
         for stream, row in state.forgotten.items():
             self.table.write(self.index.drop_former(stream, row.times))
         self.index.load()
@@ -96,7 +97,7 @@ class Intake:
         self.index.rejected.clear()
         self.index.unsaid.clear()
         for place, low in state.low_water.items():
-            # A new table, or one not kept up, need not read below: that was dealt with.
+            # A table that is new or old need not index what is below: it is not needed any more.
             if place[1] != HISTORY:
                 self.index.positions[place] = max(low, self.index.positions.get(place, 0))
         self.lanes.begin(state)
@@ -110,7 +111,7 @@ class Intake:
         return self.rows.size > INDEX_ROWS or self.rows.bytes > INDEX_BYTES
 
     def plain_wait(self, state: State, merging: Merging, usable: Callable[[str], bool]) -> float:
-        """Seconds until plain writes may be committed: 0 if some can be now, few if they wait for frozen locks."""
+        """Seconds until plain writes can be committed: 0 if some can be now, a short time if frozen locks block."""
         places = [place for place in self.index.plain_waiting(state) if usable(place[0])]
         if any(merging.waiting.get(place, None) is None for place in places):
             return 0.0
@@ -118,19 +119,19 @@ class Intake:
 
     @property
     def busy(self) -> bool:
-        """Whether a command came within the last second: journals and merges leave room for the next one."""
+        """Whether a command came within `CALM_S`. Journals and merges then leave time for the next one."""
         return self.clock.monotonic() < self._calm_from
 
     @property
     def journal_wait_s(self) -> float:
-        """Seconds until something that waits of journals may be indexed."""
+        """Seconds until some of the waiting journal batches may be indexed."""
         calm_s = max(0.0, self._calm_from - self.clock.monotonic())
         return min([calm_s, *self.journals.waits_s()]) if self.journals.fetched else math.inf
 
     def find_ends(self, state: State) -> list[LogError]:
-        """Find the journals' ends as of now: a former leader judged the records before them.
+        """Find the journals' ends as of now. Rejected records below them were counted by a former leader.
 
-        Returns the errors of those that can't be asked: do it again without their streams.
+        Returns the errors of journals whose end can't be found: call this again without their streams.
         """
         journals = {tp: stream for tp, (stream, _) in self._journal_positions(state)}
         failed: dict[TopicPartition, LogError] = {}
@@ -149,7 +150,7 @@ class Intake:
     def positions(
         self, state: State, commands: Sequence[Command]
     ) -> tuple[int, int, dict[str, int]]:
-        """The positions in `open`, control and the other lanes once these commands are decided."""
+        """The positions in lane `open`, the control topic and other lanes, once these commands are decided."""
         lanes = self.lanes.positions(commands)
         done = len(commands) if commands and commands[0].control else 0
         left = self.lanes.control[done : done + 1]
@@ -157,12 +158,12 @@ class Intake:
         return lanes.pop(OPEN_LANE, state.round.commands_offset), control, lanes
 
     def set_aside(self, turn: Turn) -> None:
-        """Log the batches that were passed over."""
+        """Log the batches of commands that were skipped."""
         for (lane, offset), why in self.passed_over.items():
             set_aside(turn, lane, offset, "unreadable", why)
 
     def warn_unanswered(self, commands: Iterable[Command], now_ms: int) -> None:
-        """Warn now and then of commands that can't be answered."""
+        """Warn of commands whose reply can't be addressed, at most once a minute."""
         unanswered = next((command for command in commands if command.unanswered), None)
         if unanswered is not None and now_ms >= self._may_warn_ms:
             self._may_warn_ms = now_ms + _WARN_MS
@@ -173,7 +174,7 @@ class Intake:
             )  # fmt: skip
 
     def warn_rejected(self, now_ms: int) -> None:
-        """Warn of rejected journal records: for each stream at once, then at most once a minute."""
+        """Warn of rejected journal records, at most once a minute for each stream."""
         for stream in list(self.index.unsaid):
             if now_ms < self._may_warn_of.get(stream, 0):
                 continue
@@ -213,7 +214,7 @@ class Intake:
         if isinstance(problem, OffsetOutOfRange):
             self._control_at = self._control_seen = self._after_deleted(problem)
         elif problem is not None:
-            # Nothing goes on without it: wait for its leader.
+            # Nothing can be decided without the control topic, so wait for its leader.
             alone = {control: self._control_seen}
             fetched |= self.log.fetch(alone, max_wait=0, max_bytes=FETCH_BYTES, committed=False)
         if control in fetched:
@@ -245,9 +246,11 @@ class Intake:
         return errors
 
     def _after_deleted(self, error: OffsetOutOfRange) -> int:
-        """The log's beginning, if that is after the position: retention took records that were not read.
+        """The log's start, if it is after the position because retention has deleted records that were not read.
 
-        Raises: TopicGone, not certain: the journal seems to end before it. LogUnavailable: a lane, or control.
+        Raises:
+            TopicGone: a journal seems to end before the position; this is not certain.
+            LogUnavailable: a topic of commands, or the control topic, seems to end before it; or a broker lags.
         """
         place = error.partition
         is_control = place == self._control_partition
@@ -279,7 +282,7 @@ class Intake:
         return found
 
     def _index_journals(self, state: State) -> None:
-        """Index what waits of journals, for a bounded amount of work: commands come between."""
+        """Index waiting journal batches, with a limit of work: commands come first again in the next pass."""
         if not self.journals.fetched:
             return
 
@@ -310,7 +313,10 @@ class Intake:
         self.journals.settle()
 
     def _find_owners(self, state: State) -> None:
-        """Whose allowance the journals that wait draw from: of lanes with a rate, while others need the leader."""
+        """Find the lanes that own the waiting journals.
+
+        A journal draws from its lane's allowance if the lane has a rate and other lanes need the leader.
+        """
         now, journals = self.clock.monotonic(), self.journals
         needed = [name for name, until in self._needed_until.items() if until > now]
         journals.owners.clear()
@@ -323,9 +329,9 @@ class Intake:
                     journals.shared.add(stream)
 
     def _queue_commands(self, lane: Lane, fetched: Fetched, room: int) -> int:
-        """Queue a lane's commands as far as it may have them. Returns the bytes queued.
+        """Queue a lane's commands, as many as it may have. Returns the bytes queued.
 
-        ``room``: the bytes that are left for all lanes. If none are, a lane still gets its own share.
+        ``room``: the bytes that are left for all lanes. A lane may have its own share even if none are left.
         """
         before = lane.size
         lane.end = fetched.high_watermark
@@ -355,8 +361,8 @@ class Intake:
     def _queue_control(self) -> None:
         """Read the committed records of the control topic.
 
-        The fetch together with commands is read_uncommitted: it only shows that something came, perhaps just the
-        marker after earlier records.
+        The fetch together with commands is read_uncommitted, so it only shows that something was appended, perhaps
+        just the marker after earlier records.
         """
         place = self._control_partition
         failed: dict[TopicPartition, LogError] = {}
@@ -371,7 +377,7 @@ class Intake:
         if isinstance(problem, OffsetOutOfRange):
             self._control_at = self._after_deleted(problem)
         if fetched is None:
-            return  # the next pass looks again
+            return  # the next pass fetches again
         for batch in fetched.batches:
             for record in self._records(place, batch):
                 if record.offset >= self._control_at:
@@ -382,7 +388,7 @@ class Intake:
     def _records(
         self, place: TopicPartition, batch: RawBatch, lane: str | None = None
     ) -> list[Record]:
-        """A batch's records; none if it can't be read: it must not stop all other commands."""
+        """A batch's records. A batch that can't be read is skipped, as it must not block all other commands."""
         limit = max(limits.BATCH.value, self.settings.command_bytes)
         try:
             if read_header(batch.data).record_count > limits.BATCH_RECORDS.value:

@@ -1,7 +1,8 @@
-"""The commands of all lanes: each lane is first in, first out, and lanes take turns by what they were charged.
+"""The queues of all lanes' commands, what each lane may cost the leader, and replies that wait.
 
-A flooded lane has its own share of the room and of the leader's time, so only its own commands wait.
-`Lanes.positions` returns how far each lane is decided once a batch is, to be logged with it.
+Each lane is first in, first out. Lanes take turns, and the one that was charged least comes first. Each has its
+share of the memory and of the leader's time, so if a lane is flooded, only its own commands wait. Positions in the
+lanes (`Lanes.positions`) are logged in the round that decides the commands before them.
 """
 
 from __future__ import annotations
@@ -40,19 +41,20 @@ from anabranch.topics.names import commands_topic, replies_topic, status_topic
 
 log = logging.getLogger("anabranch.controller")
 
-SHARES = 20  # a second: a sender that has to wait goes on with this share of a second's units
+SHARES = 20  # after a wait, work resumes once 1/20 of a second's units is there
 UNSENT_PAUSE_S = 0.01
-QUANTUM = 1_000  # units of work: a lane's turn, and its part of a round that other lanes are in
+QUANTUM = 1_000  # units of work in a turn of a lane; the most in a round with other lanes
 _LANE = attrgetter("lane")
 
 
 @dataclass(slots=True)
 class Lane(LaneSeen):
-    """A lane that is not blocked. ``at``: how far it is fetched; `AT_END`: its end is not found yet.
+    """A lane that is not blocked, and its queued commands.
 
-    ``unlogged``: ``at`` is the end that was found, and no round has logged it. ``asked_end``: its end as of
-    ``asked_ms``; ``decided_ms``: that of an ask before. ``waits``: how often in a row its next batch, beyond its
-    share, found no room as other lanes had it.
+    ``at``: the next offset to fetch; `AT_END`: the lane starts at its end, which is not found yet. ``unlogged``:
+    ``at`` is that end, but no round has logged it. ``asked_end``: the lane's end as of ``asked_ms``.
+    ``decided_ms``: the time of an earlier such question, whose end is decided. ``waits``: how many times in a row
+    its next batch, beyond its share, found no room because other lanes used it.
     """
 
     name: str = field(kw_only=True)
@@ -69,14 +71,14 @@ class Lane(LaneSeen):
 
     @property
     def wait_s(self) -> float:
-        """Seconds until its quota lets the next of its queue go."""
+        """Seconds until the lane's quota permits its next command."""
         return self.meter.wait_s(work.forecast(self.size, len(self.queue)))
 
     def usage(self) -> Mapping[str, int]:
         return {"work": self.meter.used, "debt": self.meter.debt, "journals": self.meter.drawn}
 
     def give_back(self, most: int) -> None:
-        """Drop the last commands, until ``most`` bytes are left: they are fetched again."""
+        """Drop the last commands until at most ``most`` bytes are queued. They are fetched again later."""
         while self.size > most:
             command = self.queue.pop()
             self.size, self.at = self.size - command.weight, command.offset
@@ -88,7 +90,7 @@ class Lane(LaneSeen):
 
 @dataclass(slots=True)
 class Lanes:
-    """The lanes that are not blocked, and the messages of controllers (``control``), which go first."""
+    """The lanes that are not blocked, and the messages from other controllers (``control``), which come first."""
 
     trouble: LaneTrouble
     on: dict[str, Lane] = field(default_factory=dict)
@@ -101,17 +103,20 @@ class Lanes:
     def __post_init__(self) -> None:
         self.commit_wait = CommitWaitQueue(self.trouble)
 
-    # -- which there are ------------------------------------------------------------------------------
+    # -- the set of lanes -----------------------------------------------------------------------------
 
     def begin(self, state: State) -> None:
-        """Go on where the folded state says."""
+        """Start from the positions in the state that the leader has read."""
         self.on.clear()
         self.control.clear()
         self.trouble.begin(state)
         self._renew(state)
 
     def follow(self, state: State) -> dict[str, int]:
-        """Follow the lanes' rows. Returns positions to log (`core.decisions.lanes.resume`) before `go_on`."""
+        """Follow the lanes' rows, and send what is due.
+
+        Returns the positions at which lanes start. Log them (`core.decisions.lanes.resume`), then call `go_on`.
+        """
         resumes = AT_END in state.lane_positions.values() and self._resumes(state)
         if resumes or state.lanes != self._rows:
             self._renew(state)
@@ -127,7 +132,7 @@ class Lanes:
                 lane.trouble = self.trouble.of(lane.name)
         found = self._find_ends() if resumes else {}
         if self.trouble.settings.lanes_only and state.lane_positions.get(OPEN_LANE) != AT_END:
-            found[OPEN_LANE] = AT_END  # a later leader may serve it, and must not run the backlog
+            found[OPEN_LANE] = AT_END  # a later leader that serves it must not decide the backlog
         return found
 
     def _names(self, state: State) -> list[str]:
@@ -142,7 +147,7 @@ class Lanes:
     def _renew(self, state: State) -> None:
         self._rows = dict(state.lanes)
         former = dict(self.on)
-        self.on.clear()  # decisions see this very dict
+        self.on.clear()  # the same dict: decisions have a reference to it
         for name in self._names(state):
             at, lane = position_of(state, name), former.get(name)
             if lane is None or (at == AT_END and not lane.unlogged):
@@ -155,7 +160,7 @@ class Lanes:
 
     @property
     def wait_s(self) -> float:
-        """Seconds until a lane that waits can go on."""
+        """Seconds until a waiting lane or reply can continue."""
         late = [x.wait_s for x in self.on.values() if x.meter.rate and (x.queue or x.meter.debt)]
         return min(
             [
@@ -180,7 +185,7 @@ class Lanes:
         return ends
 
     def go_on(self, logged: Mapping[str, int]) -> None:
-        """Read the lanes whose positions are logged."""
+        """Start to read the lanes whose positions are logged now."""
         for name in logged.keys() & self.on.keys():
             self.on[name].unlogged = False
 
@@ -191,44 +196,47 @@ class Lanes:
 
     @property
     def share(self) -> int:
-        """The bytes that each lane may queue, about."""
+        """About how many bytes each lane may queue."""
         return limits.QUEUED.value // max(1, len(self.on))
 
     @property
     def room(self) -> int:
-        """The bytes that all lanes together may still queue: clients write commands, and little unpacks to much."""
+        """The bytes that all lanes together may still queue.
+
+        Memory has to be limited here, since clients write commands, and a small batch may decompress to a big one.
+        """
         return limits.QUEUED.value - sum([lane.size for lane in self.on.values()])
 
     def wanted(self) -> dict[TopicPartition, int]:
-        """Positions to fetch from, of the lanes that have room."""
+        """The positions to fetch from, for the lanes that have room."""
         lanes = self.on.values()
         full = self.room < 0
         for lane in lanes if full and any(one.waits for one in lanes) else ():
-            if lane.meter.rate:  # else it is decided soon
+            if lane.meter.rate:  # without a quota, its queue is decided soon
                 lane.give_back(self.share)
         room, waiting = self.share // 2, self.trouble.waiting
         return {
             lane.place: lane.at
             for lane in lanes
             if lane.size <= room
-            and not lane.meter.debt  # nothing of it can be decided
-            and not (full and lane.waits)  # its next batch is a big one
+            and not lane.meter.debt  # none of its commands may be decided now
+            and not (full and lane.waits)  # its next batch is too big for the room left
             and lane.at != AT_END
             and not lane.unlogged
             and lane.place.topic not in waiting
         }
 
     def among(self, places: Collection[TopicPartition]) -> list[Lane]:
-        """The lanes of these places; those first that found no room for the longest time."""
+        """The lanes of these partitions. Those that found no room most often come first."""
         found = [lane for lane in self.on.values() if lane.place in places]
         return sorted(found, key=lambda lane: -lane.waits)
 
     def has(self, place: TopicPartition) -> bool:
-        """Whether a lane's commands are there."""
+        """Whether this partition has a lane's commands."""
         return place in self._by_place
 
     def move(self, place: TopicPartition, at: int) -> None:
-        """Go on at this offset there: retention took what was before."""
+        """Continue at this offset, because retention has deleted the records before it."""
         self._by_place[place].at = at
 
     def add(self, lane: Lane, commands: Sequence[Command]) -> None:
@@ -244,11 +252,11 @@ class Lanes:
 
     @property
     def active(self) -> list[Lane]:
-        """The lanes with commands that may go now."""
+        """The lanes with commands that may be decided now."""
         return [lane for lane in self.on.values() if lane.queue and lane.wait_s <= 0]
 
     def next(self, most: int, among: Sequence[Lane]) -> list[Command]:
-        """Up to ``most`` commands of these lanes, in turns. They stay queued until they are `passed`."""
+        """Up to ``most`` commands of these lanes, in turns. They stay queued until `passed` is called."""
         if len(among) < 2:
             return among[0].queue[:most] if among else []
         turns = [(lane.meter.served, i, 0) for i, lane in enumerate(among)]
@@ -269,10 +277,10 @@ class Lanes:
         return batch
 
     def allowed(self, batch: Sequence[Command]) -> dict[str, float]:
-        """The units that each lane of a batch may be charged in its round: then it gives the rest back.
+        """The units that each lane of a batch may be charged in its round. Other commands wait for later rounds.
 
-        Its last command may exceed them. If other lanes are in the round, a lane gets a `QUANTUM` at most. Its
-        quota also bounds them.
+        The quota limits them; if other lanes are in the round, so does `QUANTUM`. A lane's last command may exceed
+        them.
         """
         names = set(map(_LANE, batch)) if batch and not batch[0].control else ()
         most = QUANTUM if len(names) > 1 else math.inf
@@ -280,7 +288,7 @@ class Lanes:
         return {n: min(most, max(1, m.left)) if m.rate else most for n, m in meters.items()}
 
     def positions(self, batch: Sequence[Command]) -> dict[str, int]:
-        """Each lane's position once this batch is decided: the first of its queue, for each lane in it."""
+        """Each lane's position once this batch is decided. Its commands are the first of their lanes' queues."""
         counts = _counts(batch)
         return {
             name: lane.after(counts.get(name, 0))
@@ -289,7 +297,7 @@ class Lanes:
         }
 
     def passed(self, batch: Sequence[Command]) -> None:
-        """Drop the commands of a batch that is decided."""
+        """Remove the commands of a decided batch, and charge their lanes."""
         if batch and batch[0].control:
             del self.control[: len(batch)]
         for name, count in _counts(batch).items():
@@ -302,14 +310,14 @@ class Lanes:
             del lane.queue[:count]
 
     def charge(self, owed: Mapping[str, int]) -> None:
-        """Charge lanes for work that was not a command of theirs."""
+        """Charge lanes for work other than their commands."""
         for name in owed.keys() & self.on.keys():
             self.on[name].meter.charge(owed[name])
 
     # -- silence --------------------------------------------------------------------------------------
 
     def ask(self, names: Collection[str], now_ms: int) -> None:
-        """Ask for these lanes' ends as of now; not of one that is not decided up to the last such end."""
+        """Ask for these lanes' ends as of now, except where commands before the last such end are undecided."""
         if not names:
             return
         places = []
@@ -324,7 +332,7 @@ class Lanes:
             lane.asked_ms, lane.asked_end = now_ms, end
 
     def judge(self, batch: Sequence[Command]) -> None:
-        """Let decisions know how far the lanes are read, once this batch is decided."""
+        """Set for decisions up to what time each lane is read, once this batch is decided."""
         for name, at in self.positions(batch).items():
             lane = self.on[name]
             lane.read_ms = lane.asked_ms if at >= lane.asked_end else lane.decided_ms
@@ -337,15 +345,15 @@ def _counts(batch: Sequence[Command]) -> Mapping[str, int]:
     return Counter(map(_LANE, batch)) if len(batch) > 1 else {batch[0].lane: 1}
 
 
-# -- answers that wait for clocks ---------------------------------------------------------------------
+# -- replies that wait for clocks ---------------------------------------------------------------------
 
 
 @dataclass(slots=True)
 class CommitWaitQueue:
-    """Answers that wait until every clock is past their commit (commit wait), and how all others are sent.
+    """Sends replies, and delays those in commit wait until every clock is past their commit timestamp.
 
-    The answers that wait are of rounds that have happened, so each is true however late it is sent. If the process
-    ends, they are lost: their clients ask again, and another leader delays the answer for the rest of the time.
+    Waiting replies belong to committed rounds, so they stay true however late they are sent. If the process ends,
+    they are lost: their clients ask again, and the next leader delays the reply for the rest of the time.
     """
 
     trouble: LaneTrouble
@@ -355,9 +363,9 @@ class CommitWaitQueue:
     def sending(
         self, round_: Round, time: int
     ) -> Callable[[Iterable[tuple[TopicPartition, bytes]]], None]:
-        """The way to send a round's answers once it has happened. Those that wait are taken out of it here.
+        """Remove the replies that have to wait from a round. Returns what sends the others after the commit.
 
-        ``time``: the hybrid time of the round.
+        The returned function also queues the replies that wait. ``time``: the hybrid time of the round.
         """
         held: list[Answer] = []
         if any(to.held for to, _ in round_.replies):
@@ -377,12 +385,12 @@ class CommitWaitQueue:
         to, result = answer
         if not to.held or not isinstance(result, Outcome) or not result.commit_timestamp:
             return 0
-        # Another controller's clock may be slower than this one, by twice the error.
+        # Both clocks may be off by the error, so another one may be slower than this one by twice the error.
         error_us = 1000 * (self.trouble.settings.clock_error_ms or 0)
         return hybrid_time.to_us(result.commit_timestamp) + 1 + 2 * error_us
 
     def send_due(self) -> None:
-        """Send those that have waited long enough."""
+        """Send the replies that have waited long enough."""
         now_us = self._now_us()
         while self._held and self._held[0][0] <= now_us:
             _, _, answer, time = heappop(self._held)
@@ -391,7 +399,7 @@ class CommitWaitQueue:
 
     @property
     def wait_s(self) -> float:
-        """Seconds until the next one is due."""
+        """Seconds until the next reply is due."""
         return (self._held[0][0] - self._now_us()) / 1e6 if self._held else float("inf")
 
     def _now_us(self) -> int:
@@ -402,7 +410,7 @@ class CommitWaitQueue:
 
 
 class _Topic(NamedTuple):
-    """A topic of a lane. ``partitions``: as many as it has at least. ``topic_id``: empty where any will do."""
+    """A topic of a lane. ``partitions``: how many it needs at least. ``topic_id``: its id; empty: any."""
 
     name: str
     commands: bool
@@ -412,14 +420,14 @@ class _Topic(NamedTuple):
 
 @dataclass(slots=True)
 class LaneTrouble:
-    """Lanes whose topics fail: each waits alone, and all other lanes are served. The one home of that rule.
+    """Lanes whose topics fail. Such a lane waits; all others are served.
 
-    Commands that can't be read are not asked for. Answers that can't be written are not sent, and their clients ask
-    again. A topic is tried again once the brokers' metadata shows it well and its pause is over; the pause grows
-    while it fails again and again. A topic whose id is not the one in the lane's row is never read or written.
-    `open` and `admin` are lanes as others are.
+    A failing commands topic is not fetched. Replies to a failing topic are not sent, and their clients ask again.
+    A topic is used again once its pause is over and the brokers' metadata shows no trouble; the pause grows while
+    it keeps failing. A topic whose id differs from the one in the lane's row is never read or written. The rule is
+    the same for `open` and `admin`.
 
-    ``waiting``: topic -> why it is not read, or written. ``unsent``: some answers are not on their way yet.
+    ``waiting``: topic -> why it is not read or written. ``unsent``: some replies are not sent yet.
     """
 
     log: Log
@@ -430,7 +438,7 @@ class LaneTrouble:
     _pauses: dict[str, Backoff] = field(default_factory=dict)  # by topic
 
     def begin(self, state: State) -> None:
-        """A leader begins: lanes whose topics have ids are looked at."""
+        """Check the topics with known ids, and those that wait: a new leader calls this."""
         topics = self._topics(state)
         known = [topic for topic in topics.values() if topic.topic_id]
         self._look([*known, *(topics[name] for name in self.waiting if name in topics)])
@@ -443,24 +451,24 @@ class LaneTrouble:
 
     @property
     def wait_s(self) -> float:
-        """How long the loop may wait."""
+        """How many seconds the leader's loop may wait."""
         if self.unsent:
             return UNSENT_PAUSE_S
         return FIRST_PAUSE_S if self.waiting else LONGEST_PAUSE_S
 
     def send(self, answers: Iterable[tuple[TopicPartition, bytes]] = ()) -> None:
-        """Send answers, but none to topics that wait; hear what became of earlier ones."""
+        """Send replies, except to waiting topics, and take in the errors of earlier ones."""
         failed: dict[TopicPartition, LogError] = {}
         heard = [answer for answer in answers if answer[0].topic not in self.waiting]
         self.unsent = self.log.send(heard, failed)
         for place, error in failed.items():
             if refuses_data(error):
-                log.warning("an answer is lost: %s", error)  # others to that lane are fine
+                log.warning("an answer is lost: %s", error)  # the lane itself is well
             else:
                 self.note(place.topic, str(error))
 
     def note(self, topic: str, why: str, *, looked: bool = False) -> None:
-        """Let a topic wait; longer, if it waits already and was looked at."""
+        """Let a topic wait. If a check (``looked``) found that it still fails, its next pause is longer."""
         known = topic in self.waiting
         if looked or not known:
             self._pauses.setdefault(topic, new_pauses(self.clock)).begin()
@@ -469,7 +477,7 @@ class LaneTrouble:
         self.waiting[topic] = why
 
     def look(self, state: State) -> None:
-        """Look at the topics whose pause is over."""
+        """Check the topics whose pause is over."""
         if not self.waiting:
             return
         topics = self._topics(state)
@@ -503,7 +511,7 @@ class LaneTrouble:
         return f"{topic.name}[{lacking[0]}] has no leader" if lacking else ""
 
     def _topics(self, state: State) -> dict[str, _Topic]:
-        """The topics of all lanes, by name; without the commands of blocked ones."""
+        """The topics of all lanes by name, except the command topics of blocked lanes."""
         found = {}
         for lane in {OPEN_LANE, ADMIN_LANE, *state.lanes}:
             row = state.lanes.get(lane)
@@ -518,17 +526,17 @@ class LaneTrouble:
         return found
 
 
-# -- what senders cost --------------------------------------------------------------------------------
+# -- accounting of work -------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
 class Meter:
-    """The account of a lane, or of a stream's journals: what it may cost the leader, and what it did (`core.work`).
+    """The account of a lane, or of a stream's journals: the work it may cause, and has caused (`core.work`).
 
-    ``rate``: units a second, 0: any. ``left``: what it may be charged now, a second's worth at most. A charge may
-    exceed it: then it is below 0, a debt, and its owner waits until time has paid that off. ``used``: charged in
-    all. ``served``: the same, as it counts for turns: see `join`. ``drawn``: what the journals of a lane's streams
-    cost, in all.
+    ``rate``: units a second; 0: no limit. ``left``: the units that may be charged now, at most a second's worth. A
+    charge may exceed it: ``left`` is then negative, a debt, and the lane or stream waits until time has made up for
+    it. ``used``: all units charged. ``served``: the same, adjusted for turns (see `join`). ``drawn``: all units
+    that the journals of a lane's streams cost.
     """
 
     clock: Clock
@@ -537,17 +545,17 @@ class Meter:
     used: int = 0
     served: int = 0
     drawn: int = 0
-    _lent: float = 0.0  # what journals drew beyond what was spare: paid before they draw again
-    _filled: float = 0.0  # when it was filled last, monotonic seconds
+    _lent: float = 0.0  # units that journals drew beyond `spare`: repaid before they draw again
+    _filled: float = 0.0  # when `fill` was called last, monotonic seconds
 
     def set_rate(self, rate: int) -> None:
-        """Go on at this rate; one that had none, or a new one, begins with a second's worth."""
+        """Set the rate. If there was none before, begin with a second's worth."""
         if not self.rate:
             self.left, self._filled = float(rate), self.clock.monotonic()
         self.rate = rate
 
     def fill(self) -> None:
-        """Let what is left grow with the time that passed."""
+        """Add to ``left`` what the time since the last call is worth."""
         if self.rate:
             now = self.clock.monotonic()
             self.left = min(self.rate, self.left + (now - self._filled) * self.rate)
@@ -556,7 +564,7 @@ class Meter:
             self.left, self._lent = self.left - paid, self._lent - paid
 
     def charge(self, units: int, *, free: bool = False) -> None:
-        """Take units off what is left; ``free``: count them only, as no other needs the leader."""
+        """Charge units. ``free``: only count them, because no other lane needs the leader."""
         self.fill()
         self.used += units
         self.served += units
@@ -565,39 +573,39 @@ class Meter:
 
     @property
     def spare(self) -> float:
-        """The units that others may draw: those beyond half a second's worth, which stays for its own work."""
+        """The units that journals may draw. Half a second's worth is reserved for the lane's commands."""
         self.fill()
         return max(0.0, self.left - self.rate / 2) if self.rate else math.inf
 
     def draw(self, units: int, *, free: bool) -> None:
-        """Take units of journals off what is spare; ``free``: count them only."""
+        """Take units for journals from `spare`. ``free``: only count them."""
         self.drawn += units
         if self.rate and not free:
             taken = min(float(units), self.spare)
             self.left, self._lent = self.left - taken, self._lent + units - taken
 
     def spare_in_s(self) -> float:
-        """Seconds until there is something spare."""
+        """Seconds until `spare` is above 0."""
         missing = 1 + self.rate / 2 + self._lent - self.left
         return max(0.0, missing / self.rate) if self.rate else 0.0
 
     def join(self, waiting: Collection[Meter], others: Iterable[Meter]) -> None:
-        """Begin to wait for turns. Its owner saved up none, and has to make up for none.
+        """Begin to take turns: an idle lane neither gains nor loses its share.
 
-        ``waiting``: of the others, those that wait for turns.
+        ``waiting``: those of the others that wait for turns.
         """
         served = [meter.served for meter in waiting]
         least = min(served) if served else max([meter.served for meter in others], default=0)
-        self.served = max(self.served, least)  # or an owner of one command came first each time
+        self.served = max(self.served, least)  # else single commands always came first
 
     @property
     def debt(self) -> int:
-        """Units that time has to pay off before anything more of its owner goes on."""
+        """Units that time has to make up for before more of this work is done."""
         self.fill()
         return max(0, -int(self.left)) if self.rate else 0
 
     def wait_s(self, wanted: int) -> float:
-        """Seconds until work of this forecast may begin: it goes on in shares of a second, not bit by bit."""
+        """Seconds until work of this size may begin. Big work resumes at a share of a second's units (`SHARES`)."""
         if not self.rate:
             return 0.0
         return (min(wanted, max(1, self.rate // SHARES)) - self.left) / self.rate

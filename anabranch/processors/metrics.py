@@ -1,6 +1,6 @@
-"""The counts of a control partition's leader.
+"""The metrics of a control partition's leader.
 
-`NUMBERS` names every one; docs/operations.md has the same table, and a test holds the two together.
+`NUMBERS` lists them all. docs/operations.md has the same table, and a test compares the two.
 """
 
 from __future__ import annotations
@@ -103,15 +103,15 @@ TABLE = Table(NUMBERS, "control_partition", ("round_seconds", "Time to make a ro
 
 
 class Metrics(Numbers):
-    """The numbers of one leader."""
+    """The metrics of one leader."""
 
     def __init__(self) -> None:
         super().__init__(TABLE)
-        self.passed_at = 0.0  # monotonic: when the last pass ended, with a round or without
+        self.passed_at = 0.0  # when the last pass ended, with or without a round; monotonic seconds
         self._looked_at = 0.0
 
     def lacks(self, calls: Iterable[str]) -> None:
-        """Take the calls that brokers do not offer."""
+        """Set the calls that brokers do not offer."""
         self.values["broker_lacks"] = dict.fromkeys(((call,) for call in calls), 1)
 
     def begin(self) -> float:
@@ -119,7 +119,7 @@ class Metrics(Numbers):
         return time.monotonic()
 
     def wrote(self, round_: Round, commands: int, begun: float) -> None:
-        """Count a round, begun at that time, that is durable."""
+        """Count a round that is durable now. ``begun``: what `begin` returned."""
         self.took(time.monotonic() - begun)
         self.add("rounds")
         self.add("commands", by=commands)
@@ -129,7 +129,7 @@ class Metrics(Numbers):
                 self.add("refusals", result.code)
 
     def _ahead(self, by_s: float) -> None:
-        """Take how far the hybrid time is ahead of the clock. Warn when that becomes much."""
+        """Set how far the hybrid time is ahead of the clock. Warn once it exceeds `AHEAD_S`."""
         was, now = self.total("seconds_ahead"), max(0.0, by_s)
         self.set("seconds_ahead", now)
         if was <= AHEAD_S < now:
@@ -139,7 +139,7 @@ class Metrics(Numbers):
             )
 
     def passed(self) -> bool:
-        """Note the end of a pass. Whether it is time to `update`."""
+        """Note the end of a pass. Returns whether to call `update` now."""
         self.passed_at = time.monotonic()
         due = self.passed_at - self._looked_at >= LOOK_S
         if due:
@@ -158,7 +158,10 @@ class Metrics(Numbers):
         settings: Settings,
         wall_ms: int,
     ) -> None:
-        """Take the controller's numbers. ``native_aborts``: see `NUMBERS`. ``set_aside``: commands by lane."""
+        """Set all that is read from the controller's state.
+
+        ``native_aborts``: see `NUMBERS`. ``set_aside``: quarantined commands by lane.
+        """
         self._ahead((to_us(state.round.hybrid_time) / 1000 - wall_ms) / 1000)
         ended_ms = wall_ms - settings.retention_ms
         index, lanes = intake.index, intake.lanes.on.items()

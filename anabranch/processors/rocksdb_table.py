@@ -1,7 +1,7 @@
-"""A control partition's table in RocksDB, a checkpoint of its logs: kept, or thrown away when it can't be trusted.
+"""A control partition's status table in RocksDB: a checkpoint, which can be deleted and rebuilt from the log.
 
-A table is thrown away when it is of another cluster, of replaced topics or of another version, or ahead of the
-log. Nor may it be older than the status topic keeps tombstones: it would miss compacted deletions.
+A table is thrown away if it belongs to another cluster, to replaced topics or to another version, if it is ahead of
+the log, or if the status topic may not have all tombstones since: it would miss compacted deletions.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SAFETY = 2  # a table is thrown away at half the tombstone retention
 def open_checkpoint(
     folder: Path, source: Log, clock: Clock, prefix: str, control_partition: int
 ) -> Table:
-    """The folder's table if it can be trusted, else an empty one in its place.
+    """Open the folder's table if it can be trusted, else an empty one in its place.
 
     Raises: TableError; LogError, after which it may be called again.
     """
@@ -59,13 +59,13 @@ def open_checkpoint(
         table = RocksTable(folder)
     if table.get(ORIGIN) is None:
         table.write({ORIGIN: origin})
-        # An empty table misses nothing; another one is young only after a fold.
+        # An empty table misses no tombstone. Any other one is touched only once it has the log up to its end.
         touch_checkpoint(table, clock)
     return table
 
 
 def touch_checkpoint(table: Table, clock: Clock) -> None:
-    """Note that the table is abreast of its log now."""
+    """Note that the table has the log up to its end now."""
     table.write({WRITTEN: int(clock.wall() * 1000).to_bytes(8, "big")})
 
 
@@ -101,7 +101,7 @@ _OPEN_FILES = 256
 
 
 def size_on_disk(folder: Path) -> int:
-    """Bytes of the files of a table's folder, about: some may go while they are looked at."""
+    """About how many bytes the files of a table's folder have: some may be deleted during the count."""
     size = 0
     with suppress(OSError), os.scandir(folder) as files:
         for file in files:
@@ -111,7 +111,7 @@ def size_on_disk(folder: Path) -> int:
 
 
 def open_rows(folder: Path) -> Rdict:
-    """RocksDB with keys and values as they are; only this user may see the folder. Raises what RocksDB raises."""
+    """Open RocksDB with raw keys and values; only this user may read the folder. Raises what RocksDB raises."""
     options = Options(raw_mode=True)
     options.create_if_missing(True)
     options.set_keep_log_file_num(_KEPT_LOG_FILES)
@@ -124,12 +124,12 @@ def open_rows(folder: Path) -> Rdict:
 class RocksTable:
     """`anabranch.ports.Table` in RocksDB. One process at a time may have a folder open.
 
-    Writes reach the operating system before `write` returns, but are not synced. A power loss may take the last
-    ones, each of them whole; the log has them all.
+    Writes reach the operating system before `write` returns, but are not synced. A power loss may undo the last
+    writes, each as a whole; the log has them all.
     """
 
     def __init__(self, folder: Path) -> None:
-        """Open the table in ``folder``, which is made if it is not there.
+        """Open the table in ``folder``, which is created if it does not exist.
 
         Raises:
             TableError: the folder can't be opened; the message names it and says what to do.
@@ -158,7 +158,7 @@ class RocksTable:
         return dropwhile(lambda row: row[0] == before, self._rows_from(before, backwards=True))
 
     def _rows_from(self, key: bytes, *, backwards: bool = False) -> Iterator[tuple[bytes, bytes]]:
-        # The snapshot is taken here, not at the first next().
+        # Makes the snapshot now, not at the first next().
         return iter(Walk(self._opened(), self.folder, key, backwards=backwards))
 
     def write(self, changes: Mapping[bytes, bytes | None]) -> None:

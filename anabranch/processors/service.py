@@ -1,8 +1,8 @@
-"""`anabranch controller`: a long-lived process that leads the control partitions it is given.
+"""`anabranch controller`: the process that is leader of the control partitions that its consumer group assigns.
 
-The library mode hosts its lifecycle (signals, graceful stop, supervision of tasks). All that a commit depends on
-runs on threads of our own (`Leader`), as docs/inside/evidence/faust.md found sound. Any number of these processes
-may run: the group's assignment says which one tries to lead, the sequence in `leadership` which one may.
+The library `mode` handles its lifecycle: signals, graceful stop, supervision of tasks. All that a commit depends on
+runs on threads of our own (`Leader`); docs/inside/evidence/faust.md has the reasons. Any number of these processes
+may run. The group's assignment says which of them tries to become leader; the steps in `leadership` decide.
 """
 
 from __future__ import annotations
@@ -69,13 +69,13 @@ from anabranch.topics.new_topics import NewTopics
 
 log = logging.getLogger("anabranch.controller")
 
-STATUS_S = 1.0  # how often the status file is written, at least
-TERMS_S = 5.0  # how long a start looks for the last leaders
-SILENT_S = 10.0  # a leader whose pass takes longer is not ready
+STATUS_S = 1.0  # the longest time between two writes of the status file
+TERMS_S = 5.0  # how long a starting process looks for the last leaders
+SILENT_S = 10.0  # if a leader's pass takes longer, `/ready` says no
 STOP_LEADER_S = 20.0
 LEAVE_GROUP_S = 10.0
 PREPARE_AGAIN_S = 0.2
-# … and how long while topics seem wrong, or brokers too few: brokers may lag, or be restarted
+# How long to try again while topics seem wrong, or brokers too few: brokers may lag, or be restarted.
 LATE_S = 8.0
 BROKERS_AGAIN_S = 60.0  # how often brokers are asked what they offer
 EXIT_OK = 0
@@ -85,7 +85,7 @@ EXIT_DEFECT = 70
 
 
 class CompilationFailed(AnabranchError):
-    """Compiled code can't be had on this machine: numba's installation, memory, disk."""
+    """Code can't be compiled or loaded on this machine: numba's installation, memory or disk."""
 
 
 class ControllerService(mode.Service):
@@ -97,8 +97,8 @@ class ControllerService(mode.Service):
         self.failure: Exception | None = None
         self._leader_failed = False
         self._leaders: dict[int, Leader] = {}
-        self._slow: dict[int, Leader] = {}  # the last ones that did not stop in time
-        # The terms of leaders that have ended: docs/inside/decisions/0013.
+        self._slow: dict[int, Leader] = {}  # the last leaders that did not stop in time
+        # The terms of ended leaders of this process: docs/inside/decisions/0013.
         self._terms: dict[int, list[TermRow]] = {}
         self._lock = threading.Lock()
         self._monitor: Monitor | None = None
@@ -113,7 +113,7 @@ class ControllerService(mode.Service):
         self._since = time.time()
         self._said_at = 0.0
         self._lacks: tuple[str, ...] = ()  # calls that brokers do not offer
-        self._brokers = 0  # that are up when it starts
+        self._brokers = 0  # brokers that were up at the start
         self._membership: Membership | None = None
         super().__init__(**kwargs)
 
@@ -129,7 +129,7 @@ class ControllerService(mode.Service):
 
     @mode.Service.task
     async def _watch(self) -> None:
-        """End the process when a leader or the membership has failed: others take over."""
+        """End the process if a leader or the membership has failed, so that other processes take over."""
         while not self.should_stop:
             await self.sleep(0.2)
             try:
@@ -142,11 +142,11 @@ class ControllerService(mode.Service):
                 self.failure = membership.error
             if self.failure is not None:
                 self.exit_code = _exit_code(self.failure)
-                said = self._leader_failed  # the leader has named its control partition, too
+                said = self._leader_failed  # the leader has logged it, with its control partition
                 if said or isinstance(self.failure, AnabranchError | LogError):
                     if not said:
                         log.error("%s: %s", type(self.failure).__name__, self.failure)
-                    # The message says what to do: no traceback. A signal is mode's own way to stop a worker.
+                    # The message says what to do, so no traceback is logged. Mode stops a worker by a signal.
                     signal.raise_signal(signal.SIGTERM)
                     return
                 self.set_shutdown()
@@ -157,7 +157,7 @@ class ControllerService(mode.Service):
         await asyncio.to_thread(self._leave)
 
     async def _prepared(self) -> bool:
-        """Whether the topics are there; False if stopped before, or failed."""
+        """Run `_prepare` on a thread. False if the process is stopped before it ends, or if it fails."""
         loop = asyncio.get_running_loop()
         ended: asyncio.Future[bool] = loop.create_future()
 
@@ -171,10 +171,10 @@ class ControllerService(mode.Service):
                 found = self._prepare()
             except Exception as error:  # noqa: BLE001 - `_watch` ends the process with it
                 self.failure = error
-            with contextlib.suppress(RuntimeError):  # the loop is closed: no task waits any more
+            with contextlib.suppress(RuntimeError):  # the loop is closed, so no task waits
                 loop.call_soon_threadsafe(end, found)
 
-        # asyncio's own threads would delay the end of a process that has to stop.
+        # Not one of asyncio's threads: the end of the process would wait for it.
         threading.Thread(target=run, name="prepare", daemon=True).start()
         return await ended
 
@@ -191,7 +191,10 @@ class ControllerService(mode.Service):
         )
 
     def _prepare(self) -> bool:
-        """Prepare to lead; waits for brokers or a token that are away. False if stopped before."""
+        """Prepare to be leader: topics, compiled code, membership. False if stopped before.
+
+        Waits while brokers can't be reached, or a token can't be had.
+        """
         source = KafkaLog(self.options.bootstrap, self.options.kafka)
         until = math.inf
         asked = compiled = False
@@ -211,7 +214,7 @@ class ControllerService(mode.Service):
                         max_message_bytes=self.options.max_message_bytes,
                         new=new,
                     )
-                    if not compiled:  # after all that may be refused: it takes time
+                    if not compiled:  # it takes long, so it comes after all that may be refused
                         self._compile()
                         compiled = True
                     self._stand_by(source)
@@ -223,7 +226,7 @@ class ControllerService(mode.Service):
                     # A broker that has just started, or lags, may not know the topics yet.
                     waiting.warning("waiting for the brokers: %s", error)
                 except (TopicMisconfigured, LogRefused) as error:
-                    # … or as they were, or not enough other brokers.
+                    # Such a broker may also know former settings, or too few other brokers.
                     if isinstance(error, LogRefused) and error.error != INVALID_REPLICATION_FACTOR:
                         raise self._final(error) from error
                     until = min(until, time.monotonic() + LATE_S)
@@ -238,16 +241,16 @@ class ControllerService(mode.Service):
         return False
 
     def _final(self, error: LogRefused) -> AnabranchError | LogRefused:
-        """The error that says what to do about a refusal."""
+        """The error for a refusal, with what to do about it."""
         if error.forbidden:
             return NotAuthorized(str(error))
         if error.error in NEVER_PASSES:
-            return error  # the text says it
+            return error  # its text says what to do
         way = way_out(error, self.options.control_partitions, self._brokers)
         return LogRefused(f"{error}; {way}", error.error, error.topics)
 
     def _ask_brokers(self) -> None:
-        """Ask brokers for what decides whether this process can be leader, before anything is made there.
+        """Check that the brokers support a leader, before any topic is created.
 
         Raises: LogRefused, LogUnavailable: as `before_leading`.
         """
@@ -258,7 +261,7 @@ class ControllerService(mode.Service):
             self._brokers = len(cluster.nodes)
 
     def _ask_again(self) -> None:
-        """Ask brokers now and then what they offer: they may be older or newer ones by then."""
+        """Ask brokers from time to time which calls they offer, since their versions may change."""
         settings = parse_settings(self.options.bootstrap, self.options.kafka)
         with contextlib.closing(Cluster(settings)) as cluster:
             while not self.should_stop:
@@ -278,18 +281,18 @@ class ControllerService(mode.Service):
             metrics.lacks(lacks)
 
     def _compile(self) -> None:
-        """Load compiled code before leading: no round waits for it, or ends with it."""
+        """Load compiled code before this process becomes leader, so that no round waits for it or fails by it."""
         log.info("loading compiled code; the first time it takes half a minute")
         try:
             warm(self.options.data_dir / "compiled")
             gc.collect()
-            gc.freeze()  # loaded code stays: no collection between two rounds walks over it
-            gc.set_threshold(20_000, 20, 20)  # a round of many commits makes that many objects
+            gc.freeze()  # loaded code stays, so collections between rounds need not visit it
+            gc.set_threshold(20_000, 20, 20)  # a round with many commits creates that many objects
         except Exception as error:
             raise CompilationFailed(f"compiled code can't be made or loaded: {error}") from error
 
     def _stand_by(self, source: Log) -> None:
-        """Make sure that this process may read what it takes over, and log which process was leader last."""
+        """Read the last term of each control partition: checks the right to read it, and logs the last leader."""
         clock = SystemClock()
         deadline = clock.monotonic() + TERMS_S
         topic = status_topic(self.options.prefix)
@@ -313,7 +316,7 @@ class ControllerService(mode.Service):
         if self._monitor is not None:
             self._monitor.close()
 
-    # -- what it reports ------------------------------------------------------------------------------
+    # -- metrics and health ---------------------------------------------------------------------------
 
     def _counts(self) -> dict[int, Metrics]:
         with self._lock:
@@ -337,7 +340,7 @@ class ControllerService(mode.Service):
                 return f"control partition {partition}: no round or pass ended for {silent_s:.0f} s"
         return None
 
-    # -- what the group says --------------------------------------------------------------------------
+    # -- the group's assignment -----------------------------------------------------------------------
 
     def _gained(self, partitions: set[int]) -> None:
         for partition in sorted(partitions):
@@ -366,7 +369,7 @@ class ControllerService(mode.Service):
             if leader is not None and not leader.stop(STOP_LEADER_S):
                 log.warning("control partition %d did not stop in time; it gets fenced", partition)
                 self._slow[partition] = leader
-                self._terms.pop(partition, None)  # its lease may be open still
+                self._terms.pop(partition, None)  # its producers may still be open
 
     def _stand_aside(self, seconds: float) -> None:
         if self._membership is not None:
@@ -399,7 +402,7 @@ class ControllerService(mode.Service):
         )
 
     def _write_status(self) -> None:
-        """Write which partitions this process leads, now and then, so that an old file shows that it hangs."""
+        """Write which control partitions this process leads. Regular writes let an old file show that it hangs."""
         self._said_at = time.monotonic()
         path = self.options.status_file
         if path is None:
@@ -426,14 +429,14 @@ def _exit_code(error: Exception) -> int:
 
 
 class _Worker(mode.Worker):
-    """Mode's, which ends at once: all leaders have stopped by then."""
+    """Mode's worker, but it ends without a wait: all leaders have stopped by then."""
 
     async def _sentinel_task(self) -> None:
-        await asyncio.sleep(0)  # what was cancelled ends; mode waits for a second
+        await asyncio.sleep(0)  # lets cancelled tasks end; mode waits for a second here
 
 
 class _Lines(logging.Formatter):
-    """A line of the log: date and time with the zone, level, message."""
+    """Formats a line of the log: date and time with the zone, level, message."""
 
     def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
         return (
@@ -442,7 +445,7 @@ class _Lines(logging.Formatter):
 
 
 class _JsonLines(_Lines):
-    """The same as one JSON document a line."""
+    """Formats the same as a JSON document in one line."""
 
     def format(self, record: logging.LogRecord) -> str:
         said = {
@@ -457,9 +460,9 @@ class _JsonLines(_Lines):
 
 
 def run_controller(options: ControllerOptions) -> int:
-    """Run until SIGTERM or SIGINT (a clean hand-over), or until a failure; returns the exit code.
+    """Run until SIGTERM or SIGINT, which hand over cleanly, or until a failure. Returns the exit code.
 
-    Raises: InvalidArgument, FolderInUse, FolderUnusable, PortTaken: it can't start.
+    Raises: InvalidArgument, FolderInUse, FolderUnusable, PortTaken: the process can't start.
     """
     handler = logging.StreamHandler()
     lines = _JsonLines if options.log_json else _Lines

@@ -1,16 +1,16 @@
-"""Suspect commands: if rounds fail because of one command, it is found, gets three tries, and is then set aside.
+"""Suspect commands: if rounds fail because of one command, it is found, gets three tries, and is then quarantined.
 
 All other commands are served.
 
-- *Its decision raises.* The turn is thrown away; the commands before it go on, then it is tried alone.
+- *Its decision raises.* The turn is thrown away; the commands before it are decided, then it is tried alone.
 - *The broker refuses the round.* Commands, merges and plain writes get rounds of their own, of half as many
   commands each time, until the one is alone.
 - *Its leader dies.* A leader whose predecessor wrote no round at all takes the waiting commands in pieces. Before
   each it logs a `SuspectRow`, in a round of its own. If it dies before the piece's round, the next leader finds
   the row at the offset of the next command, and takes that piece's commands one by one, with a row before each.
-  After three tries alone, by this row's count, a command is set aside.
+  After three tries alone, by this row's count, a command is quarantined.
 - *A round's outcome is unknown.* Mostly the brokers cause that, so the command gets more tries: isolated in
-  the same way, it is set aside after ten such rounds in a row, each with its row logged before. A failure without
+  the same way, it is quarantined after ten such rounds in a row, each with its row logged before. A failure without
   commands takes one of them back.
 
 As long as all is well, a round has commands of several lanes. Those of a lane that is suspect go in rounds of their
@@ -84,7 +84,7 @@ class SuspectCommands:
     Offsets are the commands' in their lane.
 
     ``careful``: a round holds one kind of `Content`, as a round before it failed, or may have.
-    ``count``: commands that this process set aside, by lane.
+    ``count``: commands that this process quarantined, by lane.
     """
 
     def __init__(self, skip: Iterable[Key] = ()) -> None:
@@ -189,7 +189,7 @@ class SuspectCommands:
     def may_try(self, batch: Sequence[Command], begin: Callable[[], Turn], write: Write) -> bool:
         """Log the rows that have to be there before these commands are tried.
 
-        False if the only command was set aside instead.
+        False if the only command was quarantined instead.
         """
         if not batch:
             return True

@@ -1,9 +1,9 @@
-"""Streams in trouble: which have to wait, and which are given up. The one home of that rule.
+"""Streams in trouble: decides which streams have to wait, and which are given up.
 
 A call that fails names the topics it failed for (`LogError.topics`). Their streams *wait*: none of their topics is
-read or written, all others go on. A look at the brokers' metadata says more: a topic is not found, or was replaced;
-a partition has no leader; too few replicas are in sync; a right is missing. A stream goes on by itself once a look
-finds it well and its pause is over; the pause grows while the same stream fails again and again.
+read or written; all others continue. The brokers' metadata says more: a topic is not found, or was replaced; a
+partition has no leader; too few replicas are in sync; a right is missing. A stream continues by itself once the
+metadata shows no fault and its pause is over; the pause grows while the same stream fails again and again.
 
 Only a stream with a lost topic is given up, since that can't be undone. A topic is lost if, for as long as
 `Settings.lost_after_ms`, the brokers' quorum does not have it, or all brokers have another id for it. Or, at once,
@@ -62,7 +62,7 @@ DATA_CODES = frozenset(
 FIRST_PAUSE_S = 0.25
 LONGEST_PAUSE_S = 10.0
 QUIET_S = 10.0  # after this long without trouble a pause is short again
-LOOK_S = 1.0  # how often streams that wait are looked at
+LOOK_S = 1.0  # seconds between two checks of the streams that wait
 FRESH_S = 1.0  # how old a look may be before a merge is carried there
 
 
@@ -95,7 +95,7 @@ class StreamTrouble:
     _troubles: dict[str, _Trouble] = field(default_factory=dict)
     recovered: list[str] = field(
         default_factory=list
-    )  # streams that go on, to be checked once more
+    )  # streams that continue after trouble, to be checked once more
     _hints: list[LogError] = field(default_factory=list)
     _seen: dict[str, float] = field(default_factory=dict)  # since the last failure: when, by stream
     _next: float = 0.0

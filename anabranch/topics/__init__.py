@@ -1,1 +1,1 @@
-"""Topics: their names, and how each kind is declared."""
+"""Kafka topics: their names, declared settings and rights, and the code that creates, grows and alters them."""

@@ -1,4 +1,4 @@
-"""Settings of a stream's topics are altered here only, and judged as at its creation."""
+"""Alters the settings of a stream's topics, with the same checks as at its creation. No other module does this."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from anabranch.topics.creation import SHARED_WITH_JOURNAL, describe_grown, refus
 def alter_stream_topics(
     log: Log, row: StreamRow, *, former: Mapping[str, str], check: Callable[[], None]
 ) -> None:
-    """Give a stream's topics the settings in its row. Repeating it is harmless. ``former``: those of before.
+    """Give a stream's topics the settings in its row. Safe to repeat. ``former``: the settings before this change.
 
-    Nothing is altered unless brokers take all of it. ``check``: called before; may raise.
+    Nothing is altered unless brokers accept all of it. ``check``: called just before; may raise.
 
     Raises:
-        InvalidArgument: a smaller ``max.message.bytes``: what a journal has taken must fit.
+        InvalidArgument: ``max.message.bytes`` would be lowered: the stream must take what its journal took.
         TopicMisconfigured, NotReady, LogRefused: as `create_stream_topics`.
     """
     infos = describe_grown(log, row.stream, row.partitions)
     altered = (TOPIC.keys() - FIXED) & (row.settings.keys() | former.keys())
     if row.settings.get(MAX_MESSAGE) == former.get(MAX_MESSAGE):
-        altered -= {MAX_MESSAGE}  # raised by hand, it stays so
+        altered -= {MAX_MESSAGE}  # an operator may have raised it, which stays
     wanted = {name: _wanted(row, name, infos) for name in altered}
     kinds = altered, altered & SHARED_WITH_JOURNAL, altered & {MIN_ISR}
     changes, after = {}, {}
-    # A broker may still tell of settings from before the last alteration, so all are sent, and both sizes count.
+    # A broker may still report settings from before the last alteration, so all are sent, and both sizes count.
     least = int(former.get(MAX_MESSAGE) or 0)
     for (topic, info), names in zip(infos.items(), kinds, strict=True):
         to_be = {name: wanted[name] for name in names}
@@ -50,7 +50,7 @@ def alter_stream_topics(
 
 
 def _wanted(row: StreamRow, name: str, infos: Mapping[str, TopicInfo]) -> str | None:
-    """The value that a setting shall have; None: the brokers' own."""
+    """The value that a setting should have; None: the brokers' default."""
     if name in row.settings:
         return row.settings[name]
     if name == MIN_ISR:

@@ -1,7 +1,7 @@
-"""Topics are created, grown and checked as they are declared, from here only.
+"""Creates, grows and checks topics as they are declared. No other module creates topics.
 
-A setting that is weaker than declared, or that would change stored records, is refused by name with the value to
-set (`TopicMisconfigured`): no transaction is safer than its topics.
+If a setting is weaker than declared, or would change stored records, the error (`TopicMisconfigured`) names it with
+the value to set: no transaction is safer than its topics.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ SHARED_WITH_JOURNAL = frozenset((MAX_MESSAGE, MIN_ISR, "segment.bytes"))
 
 
 class _Topic(NamedTuple):
-    """A topic as it is to be made. ``chosen``: settings that nothing else may be put in place of."""
+    """A topic to create. ``chosen``: settings of the user, which are not replaced if brokers refuse them."""
 
     name: str
     partitions: int
@@ -80,9 +80,10 @@ class _Topic(NamedTuple):
 
 
 class ControlTopics(NamedTuple):
-    """The control topics as they are.
+    """Numbers of the existing control topics.
 
-    ``command_bytes``: the most that the commands topic takes; ``record_bytes``: … those of status and replies.
+    ``command_bytes``: the size of messages that the commands topic takes; ``record_bytes``: that of the status and
+    replies topics.
     """
 
     control_partitions: int
@@ -101,14 +102,14 @@ def create_control_topics(
     max_message_bytes: int = limits.RECORD.value,
     new: NewTopics | None = None,
 ) -> ControlTopics:
-    """Create those of commands, control, status and replies that are missing, with lane `admin`'s, and check all.
+    """Create the missing topics of commands, control, status and replies, also of lane `admin`, and check all.
 
-    More control partitions than asked for are fine: they were added to serve new scopes. New topics of status and
-    replies are asked to take ``max_message_bytes``; what they show counts, so that all controllers go by the same.
+    There may be more control partitions than asked for: they were added to serve new scopes. New topics of status
+    and replies get ``max_message_bytes``. The size that they then report counts, so all controllers use the same.
 
     Raises:
-        TopicMisconfigured: one that exists is not as declared; the message says what to set.
-        LogRefused: the broker does not create one, with its reason.
+        TopicMisconfigured: an existing topic is not as declared; the message says what to set.
+        LogRefused: the broker does not create a topic, with its reason.
         NotReady: the broker that was asked does not know a new topic (yet).
     """
     topics = _control_topics(prefix, control_partitions, reply_partitions, max_message_bytes)
@@ -136,9 +137,9 @@ def create_control_topics(
 def check_control_topics(
     log: Log, prefix: str, *, control_partitions: int, max_message_bytes: int
 ) -> tuple[list[str], int]:
-    """Judge those that exist as `create_control_topics` would, and make nothing.
+    """Check existing control topics as `create_control_topics` does, but create none.
 
-    Returns the names of missing ones, and the size of messages that those of status and replies (would) take.
+    Returns the names of missing topics, and the size of messages that the status and replies topics (would) take.
 
     Raises: TopicMisconfigured.
     """
@@ -170,7 +171,7 @@ def _control_topics(
 
 
 def _unequal(topics: Sequence[_Topic], infos: Mapping[str, TopicInfo]) -> list[str]:
-    """The problem if those of commands, control and status differ in their number of partitions."""
+    """The problem if the topics of commands, control and status differ in their numbers of partitions."""
     counts = {t.name: infos[t.name].partitions for t in topics[:-2]}
     if len(set(counts.values())) == 1:
         return []
@@ -179,7 +180,7 @@ def _unequal(topics: Sequence[_Topic], infos: Mapping[str, TopicInfo]) -> list[s
 
 
 def _record_bytes(topics: Sequence[_Topic], infos: Mapping[str, TopicInfo], asked: int) -> int:
-    """The least size of messages that those of status and replies show; ``asked`` if they show none."""
+    """The least size of messages that the status and replies topics report; ``asked`` if they report none."""
     return min(int(infos[t.name].config.get(MAX_MESSAGE, asked)) for t in topics[-3:])
 
 
@@ -195,17 +196,17 @@ def create_stream_topics(
 ) -> tuple[dict[int, int], tuple[str, ...]]:
     """Create and check a stream's three topics.
 
-    Returns the stream's end offset on each partition, and the ids of stream, journal, history (empty if brokers
-    have none). ``adopt``: the stream's topic may have records. If an existing topic does not suit, none is created.
-    One that suits gets the settings that were asked for, and the stream's default of ``retention.ms``.
+    Returns the stream's end offset by partition, and the ids of its topics: stream, journal, history (empty if
+    brokers have no ids). ``adopt``: the stream's topic may have records. If an existing topic doesn't suit, none is
+    created. If it suits, it gets the settings that were asked for, and the stream's default of ``retention.ms``.
     ``record_bytes``: the size of a history's messages.
 
-    ``new``: takes what is made; give it to the next try. Topics that are made and refused are deleted again.
+    ``new``: notes created topics; give it to the next try. New topics that don't suit are deleted again.
 
     Raises:
-        NotReady: a broker lags: it tells of former topics of these names, or not of the new ones yet.
-        TopicNotEmpty: it has records, or had.
-        UnsupportedSetting: a setting that a stream does not take.
+        NotReady: a broker lags: it still reports former topics of these names, or does not know the new ones yet.
+        TopicNotEmpty: a topic has records, or had.
+        UnsupportedSetting: a setting that a stream does not support.
         InvalidArgument: an impossible number of segments or replicas, or value of a scaling setting.
         TopicMisconfigured, LogRefused: as `create_control_topics`.
     """
@@ -236,7 +237,7 @@ def _create_stream(
     if not adopt and stream_topic(stream) in there:
         _check_empty(log, there[stream_topic(stream)], _ADOPT)
     elif not adopt and journal_topic(stream) in there:
-        # No earlier attempt made it, as that would have made the stream's topic: it may be another team's.
+        # An earlier attempt would have created the stream's topic first, so this one may be another team's.
         _check_empty(log, there[journal_topic(stream)], "delete that topic")
     asked = {
         t.name: {k: v for k, v in t.chosen.items() if there[t.name].config.get(k) != v}
@@ -258,7 +259,7 @@ def _create_stream(
     infos = _created(log, stream, ids, asked)
     segments = topics[0].partitions
     new.refuse(stream_problems(stream, infos, segments))
-    # All partitions of an earlier topic become the stream's.
+    # An existing topic may have more partitions than segments: all become the stream's.
     count = _check_width(stream, infos, segments)
     places = [TopicPartition(stream_topic(stream), p) for p in range(count)]
     ends = _ends(log, places)
@@ -268,11 +269,13 @@ def _create_stream(
 
 
 def create_lane_topics(log: Log, prefix: str, lane: str, *, like: str, adopt: bool = False) -> None:
-    """Create a lane's two topics, for as many control partitions, and on as many brokers, as lane ``like`` has.
+    """Create a lane's two topics, with as many control partitions and replicas as the topics of lane ``like``.
 
-    ``adopt``: they may exist, if they are as they would be made, and empty.
+    ``adopt``: they may exist, if they are empty and as they would be created.
 
-    Raises: IllegalState (a topic exists; with ``adopt``: and is not such a one), NotReady, LogRefused.
+    Raises:
+        IllegalState: a topic exists; with ``adopt``: and it has records, or other settings.
+        NotReady, LogRefused: as `create_control_topics`.
     """
     own, answers = commands_topic(prefix, like), replies_topic(prefix, like)
     models = describe(log, [own, answers])
@@ -314,7 +317,7 @@ def create_lane_topics(log: Log, prefix: str, lane: str, *, like: str, adopt: bo
 
 
 def grow_lane_topic(log: Log, prefix: str, lane: str, *, like: str) -> None:
-    """Give a lane's commands topic as many partitions as that of lane ``like`` has. Safe to repeat."""
+    """Give a lane's commands topic as many partitions as lane ``like`` has. Safe to repeat."""
     name, model = commands_topic(prefix, lane), commands_topic(prefix, like)
     infos = describe(log, (name, model))
     if infos[name].partitions < infos[model].partitions:
@@ -322,7 +325,7 @@ def grow_lane_topic(log: Log, prefix: str, lane: str, *, like: str) -> None:
 
 
 def lane_topic_ids(log: Log, prefix: str, lane: str) -> tuple[str, ...]:
-    """The ids of a lane's commands and replies topics. `NotReady`: one is not there (yet)."""
+    """The ids of a lane's commands and replies topics. `NotReady`: a topic is not known (yet)."""
     names = commands_topic(prefix, lane), replies_topic(prefix, lane)
     infos = describe(log, names)
     return tuple(infos[name].topic_id for name in names)
@@ -343,9 +346,9 @@ def _ends(log: Log, places: Sequence[TopicPartition]) -> dict[TopicPartition, in
 
 
 def _check_empty(log: Log, topic: TopicInfo, way: str) -> None:
-    """`TopicNotEmpty` for records ever written: our streams write none before their creation ends.
+    """Raise `TopicNotEmpty` if records were ever written: streams get none before their creation ends.
 
-    ``way``: what else may be done than to choose another name.
+    ``way``: what the user may do instead of choosing another name.
     """
     places = _places(topic)
     ends = _ends(log, places)
@@ -359,7 +362,7 @@ def _check_empty(log: Log, topic: TopicInfo, way: str) -> None:
 
 
 def refusal_of(error: LogRefused) -> AnabranchError:
-    """The answer to an asker when the broker refuses to make or grow a stream's topics."""
+    """The error for a client if the broker refuses to create or grow a stream's topics."""
     if error.error == INVALID_REPLICATION_FACTOR:
         return NotReady(
             f"too few brokers are up: {error}; start some, or ask for fewer replicas ({REPLICATION})"
@@ -370,28 +373,28 @@ def refusal_of(error: LogRefused) -> AnabranchError:
 
 
 def grow_stream_topics(log: Log, stream: str, partitions: int) -> None:
-    """Grow a stream's topics to ``partitions``, and check them; no partition is ever taken away.
+    """Grow a stream's topics to ``partitions``, and check them. Partitions are never removed.
 
-    Safe to repeat; topics with more partitions are left as they are. No partition of theirs is read: one in
-    trouble must not make this fail once they have grown, as any client may write plainly to new ones.
+    Safe to repeat; topics with more partitions stay as they are. Partitions are not read: one in trouble must not
+    make this fail once the topics have grown, since any client may then make plain writes to new partitions.
 
     Raises:
-        LogRefused: (3) a topic does not exist; the broker does not grow one, with its reason.
-        NotReady: they have grown, and the broker asked does not show it yet.
+        LogRefused: (3) a topic does not exist; or the broker does not grow it, with its reason.
+        NotReady: the topics have grown, but the broker that answered does not show it yet.
         TopicMisconfigured: as `create_stream_topics`.
     """
-    # The journal last: plain writes come to its new partitions, and must not wait for a stream's that are refused.
+    # The journal last: if the stream's own topic can't grow, plain writes to new partitions could not be merged.
     for name in (stream_topic(stream), journal_topic(stream)):
         log.add_partitions(name, partitions)
     refuse(stream_problems(stream, describe_grown(log, stream, partitions), partitions))
 
 
 def describe_grown(log: Log, stream: str, partitions: int) -> dict[str, TopicInfo]:
-    """A stream's topics, which have grown to ``partitions``. `NotReady`: the broker asked does not show it yet."""
+    """A stream's topics, which have grown to ``partitions``. `NotReady`: the broker does not show that yet."""
     infos = describe(log, topics_of(stream))
     grown = stream_topic(stream), journal_topic(stream)
     behind = [name for name in grown if infos[name].partitions < partitions]
-    if behind:  # a broker that stood still tells of former times
+    if behind:  # a broker that lags
         raise NotReady(
             f"a broker does not show all {partitions} partitions of {' and '.join(behind)} yet; ask again"
         )
@@ -401,7 +404,7 @@ def describe_grown(log: Log, stream: str, partitions: int) -> dict[str, TopicInf
 def _with_settings(
     infos: Mapping[str, TopicInfo], settings: Mapping[str, Mapping[str, str]]
 ) -> dict[str, TopicInfo]:
-    """The topics as they are once each has its settings."""
+    """The topics as they will be with these settings."""
     return {
         name: replace(info, config={**info.config, **settings.get(name, {})})
         for name, info in infos.items()
@@ -442,9 +445,9 @@ def _check_width(stream: str, infos: Mapping[str, TopicInfo], partitions: int) -
 
 
 def problems(info: TopicInfo, settings: Sequence[Setting], *, at_least: int) -> list[str]:
-    """The faults of a topic: each setting by name, with the value to set and why.
+    """The problems of a topic: each setting by name, with the value to set and why.
 
-    A setting that the broker does not report is not judged: it does not know it, or sees to it by itself.
+    A setting that the broker does not report is not checked: the broker has no such setting, or one rule for all.
     """
     wrong = []
     if info.partitions < at_least:
@@ -492,7 +495,7 @@ def stream_problems(stream: str, infos: Mapping[str, TopicInfo], partitions: int
 
 
 def refuse(wrong: Sequence[str]) -> None:
-    """`TopicMisconfigured` with these problems, if there are any."""
+    """Raise `TopicMisconfigured` if there are problems."""
     if wrong:
         raise TopicMisconfigured("; ".join(wrong))
 
@@ -502,7 +505,7 @@ def _is_told(topic_id: str) -> bool:
 
 
 def _create(log: Log, topics: Sequence[_Topic], factor: int, new: NewTopics) -> None:
-    """Create what is missing, without declared settings that brokers refuse: the caller looks at the result."""
+    """Create missing topics, without declared settings that brokers refuse. The caller checks the result."""
     known = log.describe_topics([topic.name for topic in topics])
     missing = {topic.name: topic for topic in topics if topic.name not in known}
     specs = [_spec(log, topic, factor) for topic in missing.values()]
@@ -527,13 +530,13 @@ def _create(log: Log, topics: Sequence[_Topic], factor: int, new: NewTopics) -> 
         _say(frozenset(asked - _settings(specs)), frozenset(_settings(specs) - asked), first)
 
 
-_said: set[object] = set()  # by this process: each new stream would say the same
+_said: set[object] = set()  # what this process has logged: it is the same for each new stream
 
 
 def _say(
     without: frozenset[tuple[str, str]], having: frozenset[tuple[str, str]], why: LogRefused
 ) -> None:
-    """Log once what new topics lack, and what they have in its place."""
+    """Log once which settings new topics lack, and what they have instead."""
     if (without, having) in _said:
         return
     _said.add((without, having))
@@ -553,10 +556,11 @@ def _settings(specs: Sequence[TopicSpec]) -> set[tuple[str, str]]:
 def _otherwise(
     specs: Sequence[TopicSpec], topics: Mapping[str, _Topic], refused: LogRefused
 ) -> list[TopicSpec] | None:
-    """The specs with another value in place of the declared one that was refused, or without that setting.
+    """The specs with another value instead of the refused one, or without that setting.
 
-    None: something else was refused, or a policy allows none of the values: what a topic has without the setting
-    may change with the brokers' defaults. A policy that names no setting may be one for sizes.
+    None: something else was refused, or a policy allows none of the values. Then the setting is not left out,
+    because the topic would follow the brokers' defaults, which may change. A policy that names no setting may be
+    one for sizes.
     """
     mine, values = _refused(specs, refused)
     if not values and refused.error == POLICY_VIOLATION:
@@ -580,7 +584,7 @@ def _otherwise(
 def _refused(
     specs: Sequence[TopicSpec], refused: LogRefused
 ) -> tuple[list[TopicSpec], dict[str, str]]:
-    """The specs that a refusal is about, and the settings that it names, with their values."""
+    """The specs that a refusal concerns, and the settings that it names, with their values."""
     mine = [spec for spec in specs if not refused.topics or spec.name in refused.topics]
     if refused.error not in (INVALID_CONFIG, POLICY_VIOLATION):
         return mine, {}
@@ -590,12 +594,12 @@ def _refused(
 
 
 def words_of(refused: LogRefused) -> str:
-    """The words of a broker, after the topic's name."""
+    """The broker's text in a refusal, without the topic's name."""
     return str(refused).partition(": ")[2]
 
 
 def _due(specs: Sequence[TopicSpec], topics: Mapping[str, _Topic], refused: LogRefused) -> str:
-    """The refused settings, as those that brokers have to take; empty if somebody chose another value."""
+    """The refused settings, as a text of what brokers have to allow; empty if the user chose another value."""
     mine, values = _refused(specs, refused)
     for topic in (topics[spec.name] for spec in mine):
         due = {setting.name: setting.value for setting in topic.settings}
@@ -611,7 +615,7 @@ def _changed(
     refused: Mapping[str, str],
     instead: Mapping[str, str | None],
 ) -> TopicSpec:
-    """The spec with other values in place of these; None: without the setting."""
+    """The spec with values from ``instead`` for the refused settings; None: without the setting."""
     config = dict(spec.config)
     for name, value in instead.items():
         if name not in chosen and config.get(name) == refused[name]:
@@ -621,13 +625,13 @@ def _changed(
 
 
 def _next(setting: Setting, value: str) -> str | None:
-    """The value to ask for when brokers refuse this one."""
+    """The value to try after brokers refused this one."""
     values = (setting.value, *setting.instead, None)
     return values[values.index(value) + 1] if value in values[:-1] else None
 
 
 def _spec(log: Log, topic: _Topic, factor: int) -> TopicSpec:
-    """The spec, with two replicas in sync if there are two; brokers' own default is one."""
+    """The spec for a topic. With two replicas or more, two have to be in sync; the brokers' default is one."""
     config = {setting.name: setting.value for setting in topic.settings} | dict(topic.chosen)
     if MIN_ISR not in config:
         replicas = log.default_replication_factor(topic.name) if factor < 0 else factor
@@ -639,7 +643,7 @@ def _spec(log: Log, topic: _Topic, factor: int) -> TopicSpec:
 
 
 def describe(log: Log, names: Sequence[str]) -> dict[str, TopicInfo]:
-    """These topics, in this order. `NotReady`: one is not there (yet)."""
+    """These topics, in this order. `NotReady`: a topic is not known (yet)."""
     infos = log.describe_topics(names)
     missing = sorted(set(names) - set(infos))
     if missing:

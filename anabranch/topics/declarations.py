@@ -1,4 +1,4 @@
-"""All topics, declared as data: settings, those of Kafka's topic-level configuration, and reasons."""
+"""The declared settings of all topics, as data. Names are Kafka's topic-level settings; each has its reason."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from anabranch.core.stream_settings import MAX_MESSAGE
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
 MAX_LONG = (1 << 63) - 1
-# Milliseconds in 64 bits of nanoseconds, 292 years: some brokers know no longer time.
+# The milliseconds in 64 bits of nanoseconds, 292 years: some brokers accept no longer time.
 MAX_NANOSECONDS = MAX_LONG // 1_000_000
 _CENTURY_MS = 100 * 366 * DAY_MS
 _SIZES = limits.RECORD.value, 8 << 20, limits.LEAST_RECORD.value
@@ -20,10 +20,10 @@ _SIZES = limits.RECORD.value, 8 << 20, limits.LEAST_RECORD.value
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A topic setting: its value at creation, the values accepted of an existing topic, and why.
+    """A topic setting: its value at creation, which values of an existing topic are accepted, and why.
 
-    ``instead``: values to ask for, one after the other, where brokers refuse that one. ``formerly``: the setting
-    that older brokers have in its place. ``free``: any value is accepted.
+    ``instead``: values to try, in this order, if brokers refuse ``value``. ``formerly``: the setting that older
+    brokers have in its place. ``free``: any value is accepted.
     """
 
     name: str
@@ -47,14 +47,14 @@ def _at_least(
 
 
 def _kept(least: int, why: str, *, created: int) -> Setting:
-    """The retention in time, where -1 is unlimited."""
+    """The retention time; -1 means unlimited."""
     return Setting(
         "retention.ms", str(created), lambda found: int(found) < 0 or int(found) >= least, why
     )
 
 
 def _records(why: str, most: int = limits.RECORD.value) -> Setting:
-    """The size of a message, of which brokers may allow less: the limits of what is in one follow from it."""
+    """The size of a message. Brokers may allow less; limits of what a message holds then follow from that."""
     return Setting(
         MAX_MESSAGE,
         str(most),
@@ -65,12 +65,12 @@ def _records(why: str, most: int = limits.RECORD.value) -> Setting:
 
 
 def sized(settings: tuple[Setting, ...], most: int) -> tuple[Setting, ...]:
-    """The settings with another size of messages to ask for."""
+    """The settings with another size of messages."""
     return tuple(_records(s.why, most) if s.name == MAX_MESSAGE else s for s in settings)
 
 
 def _any_time(name: str, why: str) -> Setting:
-    """A limit of times that no event reaches; brokers may cut it."""
+    """A limit of event times that no event reaches. Brokers may allow less."""
     return Setting(
         name,
         str(MAX_LONG),
@@ -86,7 +86,7 @@ def _forever(name: str, why: str) -> Setting:
 
 
 def _created(name: str, value: str, why: str) -> Setting:
-    """A setting at creation only: an operator may change it."""
+    """A setting that is only set at creation: an operator may change it."""
     return Setting(name, value, lambda _: True, why, free=True)
 
 
@@ -223,13 +223,13 @@ def of_stream(stream: str) -> tuple[Setting, ...]:
     return STATE if is_state(stream) else STREAM
 
 
-# Settings of which a stream's topic has no less than its journal, and why.
+# Settings in which a stream's topic must not have a lower value than its journal, and why.
 AS_JOURNAL = (
     (MAX_MESSAGE, "the journal's records must fit into the stream"),
     (_ANY_FUTURE.name, "the stream must take the times that the journal took"),
     (_ANY_PAST.name, "the stream must take the times that the journal took"),
 )
 
-# Settings that a user may choose for a stream's topic; sizes and durability go for its journal too. The settings
-# of scaling are no topic's.
+# Settings that a user may choose for a stream's topic; those of size and durability apply to its journal, too.
+# Settings of scaling are not among them, since they are not settings of a topic.
 STREAM_SETTINGS = frozenset(stream_settings.TOPIC)

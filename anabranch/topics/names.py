@@ -1,4 +1,4 @@
-"""The only place that spells a topic's name."""
+"""Names of topics, groups and transactional ids. No other module spells them."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ DEFAULT_PREFIX = "anabranch"
 
 
 def commands_topic(prefix: str = DEFAULT_PREFIX, lane: str = OPEN_LANE) -> str:
-    """The topic of a lane's requests to controllers."""
+    """The topic of a lane's commands."""
     return f"{prefix}.commands" + ("" if lane == OPEN_LANE else f".{lane}")
 
 
 def control_topic(prefix: str = DEFAULT_PREFIX) -> str:
-    """The topic in which controllers talk to each other."""
+    """The topic of controllers' messages to each other."""
     return f"{prefix}.control"
 
 
 def replies_topic(prefix: str = DEFAULT_PREFIX, lane: str = OPEN_LANE) -> str:
-    """The topic of controllers' answers to a lane."""
+    """The topic of replies to a lane."""
     return f"{prefix}.replies" + ("" if lane == OPEN_LANE else f".{lane}")
 
 
 def prefixes_of(topics: Iterable[str], lane: str = OPEN_LANE) -> list[str]:
-    """Prefixes under which these topics have both of a lane's; the default one first."""
+    """The prefixes with which both topics of a lane are among these topics, the default prefix first."""
     names, end = set(topics), commands_topic("", lane)
     found = sorted(
         (name.removesuffix(end) for name in names if name.endswith(end)),
@@ -42,36 +42,36 @@ def status_topic(prefix: str = DEFAULT_PREFIX) -> str:
 
 
 def controllers_group(prefix: str = DEFAULT_PREFIX) -> str:
-    """The consumer group whose assignment hints which controller should lead a control partition."""
+    """The consumer group whose assignment suggests which controller should lead a control partition."""
     return f"{prefix}.controllers"
 
 
 def transactional_ids(control_partition: int, prefix: str = DEFAULT_PREFIX) -> tuple[str, ...]:
-    """The transactional ids of a control partition: A and B in turn, the others replace a busy one."""
+    """The transactional ids of a control partition: rounds use the first two in turn; others replace a busy one."""
     return tuple(f"{prefix}.control.{control_partition}.{letter}" for letter in "abcdef")
 
 
 def carrier_ids(
     control_partition: int, number: int, prefix: str = DEFAULT_PREFIX
 ) -> tuple[str, str]:
-    """The two transactional ids of a carrier of big merges."""
+    """The two transactional ids of a carrier, which makes staged merges."""
     base = f"{prefix}.control.{control_partition}.carrier.{number}"
     return f"{base}.a", f"{base}.b"
 
 
 def of_transactions(prefix: str = DEFAULT_PREFIX) -> str:
-    """The common beginning of all transactional ids."""
+    """The prefix of all transactional ids."""
     return f"{prefix}.control."
 
 
 def of_scope(scope: str) -> str:
-    """The common beginning of the names of all topics of a scope's streams."""
+    """The prefix of the names of all topics of a scope's streams."""
     return f"{scope}."
 
 
-@lru_cache(1 << 16)  # more than a controller's streams: walks over all of them would miss each time
+@lru_cache(1 << 16)  # more than a controller's streams: else loops over all would miss each time
 def stream_topic(stream: str) -> str:
-    """'nyc/flights' -> 'nyc.flights': decided events only."""
+    """'nyc/flights' -> 'nyc.flights': the topic of committed events."""
     scope, name = split_stream(stream)
     return f"{scope}.{name}"
 
@@ -97,7 +97,7 @@ def mirror_group(processor: str) -> str:
 
 
 def check_prefix(prefix: str) -> str:
-    """The prefix if it can't collide with a stream's topic (those have the form scope.stream)."""
+    """Return the prefix if it can't collide with a stream's topic, which has the form scope.stream."""
     if not prefix or not all(c.isalnum() or c in "_-" for c in prefix):
         raise InvalidArgument(f"topic prefix {prefix!r}: letters, digits, _ and - only")
     return prefix

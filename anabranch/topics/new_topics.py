@@ -1,4 +1,4 @@
-"""New topics of all tries at making some: if these are refused at last, they are deleted again, or named."""
+"""Notes the topics created for one purpose. If it fails, they are deleted again, or named in the error."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ OF_NEW_TOPICS = "let brokers give new topics what it says to set"
 
 
 class NewTopics:
-    """Topics that were made for one purpose. Keep it from one try to the next.
+    """Topics that were created for one purpose. Use the same object for all tries.
 
-    ``ids``: of each. ``without``: the first refusal of a setting that they were made without.
+    ``ids``: topic ids by name. ``without``: the first refusal of a setting that topics were then created without.
     """
 
     def __init__(self) -> None:
@@ -32,7 +32,7 @@ class NewTopics:
         self.without: LogRefused | None = None
 
     def __str__(self) -> str:
-        """The words of an error for them, if they are left as they are; empty if nothing was made."""
+        """The end of an error's text if these topics are left as they are; empty if no topic was created."""
         return f"; these topics are made already: {self._names}" if self.ids else ""
 
     @property
@@ -40,12 +40,12 @@ class NewTopics:
         return ", ".join(sorted(self.ids))
 
     def note(self, made: Mapping[str, str], without: LogRefused | None = None) -> None:
-        """These were made, and without a setting that was refused."""
+        """Note topics that were created. ``without``: the refusal of a setting that they don't have."""
         self.ids |= made
         self.without = self.without or without
 
     def refuse(self, wrong: Sequence[str]) -> None:
-        """`TopicMisconfigured` with these problems, if there are any; `LogRefused`: they follow from a refusal."""
+        """Raise `TopicMisconfigured` if there are problems; `LogRefused` if they follow from a refused setting."""
         if not wrong:
             return
         text, first = "; ".join(wrong), self.without
@@ -57,9 +57,9 @@ class NewTopics:
 
     @contextmanager
     def undone(self, log: Log, *, again: tuple[type[Exception], ...] = ()) -> Iterator[None]:
-        """Delete them when the ``with`` is refused, or name them if that may pass; the error says so.
+        """Delete the new topics if the ``with`` block fails, or only name them in the error if that may pass.
 
-        ``again``: errors after which the caller tries again; these are left as they are.
+        ``again``: errors after which the caller tries again. They are not changed, and the topics stay.
         """
         passing = NotReady, LogUnavailable, LogUncertain
         try:
@@ -73,7 +73,7 @@ class NewTopics:
             raise
 
     def undo(self, log: Log) -> str:
-        """Delete those, if no one has written to any; returns what an error has to say of them."""
+        """Delete the new topics, unless somebody has written to one. Returns the end of the error's text."""
         if not self.ids:
             return ""
         names = self._names

@@ -1,6 +1,6 @@
-"""All rights that controllers and clients need of brokers with an authorizer, as data: each with its reason.
+"""The rights that controllers and clients need at brokers with an authorizer, as data, each with its reason.
 
-Read, Write, Delete and Alter bring Describe along, so hardly a row has it. Spelled as ``kafka-acls`` does.
+Read, Write, Delete and Alter include Describe, so few rows have it. Operations are spelled as in ``kafka-acls``.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ THE_CLUSTER = "kafka-cluster"  # the name of that resource
 
 
 class Right(NamedTuple):
-    """One operation of a role on a resource. ``prefixed``: on all resources whose names begin so."""
+    """An operation on a resource that a role needs. ``prefixed``: on all whose names begin with ``name``."""
 
     kind: str
     name: str
@@ -50,7 +50,7 @@ class Acl(NamedTuple):
 
 
 def controller_rights(prefix: str = DEFAULT_PREFIX, *scopes: str) -> Iterator[Right]:
-    """A controller's. ``scopes``: those whose streams it may make, commit to and shorten."""
+    """A controller's rights. ``scopes``: those whose streams it may create, commit to and truncate."""
     commands, replies = commands_topic(prefix), replies_topic(prefix)
     control, status = control_topic(prefix), status_topic(prefix)
     of_admin = commands_topic(prefix, ADMIN_LANE), replies_topic(prefix, ADMIN_LANE)
@@ -75,7 +75,7 @@ def controller_rights(prefix: str = DEFAULT_PREFIX, *scopes: str) -> Iterator[Ri
 
 
 def scope_rights(scope: str) -> Iterator[Right]:
-    """A controller's on a scope's streams."""
+    """A controller's rights on the streams of a scope."""
     for operation, why in (
         ("Create", "make a new stream's three topics"),
         ("DescribeConfigs", "check their settings"),
@@ -89,7 +89,7 @@ def scope_rights(scope: str) -> Iterator[Right]:
 
 
 def client_rights(prefix: str = DEFAULT_PREFIX, lane: str = OPEN_LANE) -> Iterator[Right]:
-    """The rights of a client that asks controllers by a lane: writers, operators, readers of snapshots."""
+    """The rights of a client that sends commands by a lane: writers, operators, readers of snapshots."""
     yield Right(TOPIC, commands_topic(prefix, lane), "Write", "ask controllers")
     yield Right(TOPIC, replies_topic(prefix, lane), "Read", "hear their answers")
 
@@ -107,7 +107,7 @@ def lane_maker_rights(prefix: str = DEFAULT_PREFIX) -> Iterator[Right]:
 
 
 def writer_rights(*streams: str) -> Iterator[Right]:
-    """A writer's, besides those of a client."""
+    """A writer's rights, besides those of a client."""
     for stream in streams:
         journal = journal_topic(stream)
         yield Right(TOPIC, journal, "Write", "write events")
@@ -115,7 +115,7 @@ def writer_rights(*streams: str) -> Iterator[Right]:
 
 
 def reader_rights(groups: Iterable[str], *streams: str) -> Iterator[Right]:
-    """A reader's."""
+    """A reader's rights."""
     for stream in streams:
         yield Right(TOPIC, stream_topic(stream), "Read", "read committed events")
         yield Right(TOPIC, history_topic(stream), "Read", "know their order and transactions")
@@ -124,7 +124,7 @@ def reader_rights(groups: Iterable[str], *streams: str) -> Iterator[Right]:
 
 
 def watcher_rights(groups: Iterable[str], *streams: str) -> Iterator[Right]:
-    """The rights of one who sees how far groups are behind; who resets them needs a reader's."""
+    """The rights to see the lag of consumer groups. To reset a group takes a reader's rights."""
     for stream in streams:
         yield Right(
             TOPIC, stream_topic(stream), "Describe", "see offsets in it, and its first ones"
@@ -140,7 +140,7 @@ def doctor_rights() -> Iterator[Right]:
 
 
 def by_resource(found: Iterable[Right]) -> Iterator[tuple[Right, list[Right]]]:
-    """The rights on each resource, together; topics first."""
+    """Group rights by resource, topics first."""
 
     def resource(right: Right) -> tuple[object, ...]:
         return right.kind != TOPIC, right.kind, right.name, right.prefixed
@@ -151,9 +151,9 @@ def by_resource(found: Iterable[Right]) -> Iterator[tuple[Right, list[Right]]]:
 
 
 def acl_commands(principal: str, found: Iterable[Right]) -> Iterator[str]:
-    """Kafka's command lines that grant the rights: one for the resources of a kind with the same operations.
+    """The ``kafka-acls`` commands that grant rights: one for all resources of a kind with the same operations.
 
-    ``$ADMIN`` in them stands for the address, and how to come in.
+    In them, ``$ADMIN`` is a variable for the options that name the brokers and the credentials.
     """
     together: dict[tuple[str, bool, tuple[str, ...]], list[str]] = {}
     for first, same in by_resource(found):

@@ -1,1 +1,1 @@
-"""The care of streams' topics outside of rounds: they are created, grown, truncated, deleted, scaled, watched."""
+"""Work on streams outside of rounds: create, grow, truncate and delete topics, scale, count foreign records."""

@@ -1,7 +1,7 @@
-"""Automatic scaling of the streams that one leader serves: from the loads that rounds merged to scalings.
+"""Automatic scaling: a leader measures the load that rounds merge into each stream, and starts scalings.
 
-The policy is `anabranch.core.decisions.autoscale`. Nothing here is logged: a new leader begins afresh, so for a
-cool-down after a change of leadership no segment is split, and for four none is merged.
+The policy is `anabranch.core.decisions.autoscale`. Loads are not logged, so a new leader has to measure again:
+segments are not split during its first cool-down, and not merged during its first four.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from anabranch.schemas.records import Event, SegmentRange, StreamRow
 log = logging.getLogger("anabranch.controller")
 
 ASK_MS = 1_000
-_SAMPLED = 16  # one of this many events is a sample of the keys
-_MOST_SAMPLES = 256  # per part: no gauge keeps more
-_GOLDEN = 0.6180339887498949  # the fractions of its multiples lie evenly
+_SAMPLED = 16  # the key of one in this many events is sampled
+_MOST_SAMPLES = 256  # per part: a segment's statistics keep no more
+_GOLDEN = 0.6180339887498949  # the fractional parts of its multiples are spread evenly over [0, 1)
 
 
 class Taken(NamedTuple):
-    """The load that a round merges into a segment. ``positions``: of some keys."""
+    """The load that a round merges into a segment. ``positions``: the positions of sampled keys."""
 
     number: int
     partition: int
@@ -47,8 +47,8 @@ class Taken(NamedTuple):
 class StreamLoad:
     """The load that a round merges into one stream.
 
-    ``plain``: records and bytes of plain writes; only the log tells into which segments they went. ``ends``: of the
-    partitions before the round. ``layout``: the segments they were placed by.
+    ``plain``: records and bytes of plain writes. Their segments are only known once they are written: from
+    ``ends``, the partitions' end offsets before the round, and ``layout``, the segments by which they are placed.
     """
 
     taken: list[Taken] = field(default_factory=list)
@@ -58,29 +58,32 @@ class StreamLoad:
 
 
 class _Asked(NamedTuple):
-    """A proposal that was followed: it is not made again before a time, unless the segments change."""
+    """A scaling that was started. The same one is not started again before ``until_ms``.
+
+    ``numbers``: the segments before it. If they have changed, the pause does not apply.
+    """
 
     numbers: frozenset[int]
     until_ms: int
 
 
 class Autoscaling:
-    """The policies and loads of a leader's streams. Times are those of the turns, monotonic ms."""
+    """The policies and loads of a leader's streams. Times are the turns' times: monotonic milliseconds."""
 
     def __init__(self) -> None:
         self._scalers: dict[str, Autoscaler | None] = {}
-        self._settings: dict[str, Mapping[str, str]] = {}  # … are made of
-        self._any = False  # so that rounds without such streams cost nothing
+        self._settings: dict[str, Mapping[str, str]] = {}  # from which the policies are made
+        self._any = False  # whether any stream has a policy; if not, rounds are not measured
         self._ask_at_ms = 0
         self._asked: dict[str, _Asked] = {}
-        self._events = 0  # seen so far
+        self._events = 0  # counted so far, for sampling
 
     # -- what rounds merge ----------------------------------------------------------------------------
 
     def weigh(
         self, round_: Round, state: State, index: JournalIndex, tails: Mapping[str, Tail]
     ) -> dict[str, StreamLoad]:
-        """The load that this round, not yet written, merges into streams with a policy."""
+        """The load that this round will merge into streams with a policy. Call it before the round is written."""
         loads: dict[str, StreamLoad] = {}
         if not self._any:
             return loads
@@ -107,7 +110,7 @@ class Autoscaling:
         tails: Mapping[str, Tail],
         now_ms: int,
     ) -> None:
-        """The round is written: count what it merged. ``tails``: as they are now."""
+        """Count the load of a round once it is written. ``tails``: the histories' tails after the round."""
         for stream, load in loads.items():
             scaler = self._scalers[stream]
             if scaler is None:
@@ -131,7 +134,7 @@ class Autoscaling:
         else:
             records = part.carried.records
             runs = index.runs(commit.txn_id, commit.stream, part.source)
-            size = sum(run.batch_size for run in runs)  # about: with left-out records
+            size = sum(run.batch_size for run in runs)  # an estimate: it includes left-out records
         return Taken(number, part.partition, records, size, self._spread(segment, records))
 
     def _positions(self, events: tuple[Event, ...]) -> Iterator[int]:
@@ -141,7 +144,10 @@ class Autoscaling:
                 yield position_of(event.key)
 
     def _spread(self, segment: SegmentRange, records: int) -> tuple[int, ...]:
-        """Positions spread evenly, for keys that are not looked at: a few others must not decide the cut."""
+        """Evenly spread positions for records whose keys are not decoded.
+
+        Without them, the few keys that are decoded would decide alone where the segment is split.
+        """
         first = self._events // _SAMPLED
         self._events += records
         last = min(self._events // _SAMPLED, first + _MOST_SAMPLES)
@@ -149,17 +155,17 @@ class Autoscaling:
         return tuple(segment.low + int(n * _GOLDEN % 1.0 * width) for n in range(first, last))
 
     def forget_stream(self, stream: str) -> None:
-        """Drop a forgotten stream: another one of its name has settings of its own."""
+        """Drop all about a forgotten stream: a new stream of its name has its own settings."""
         self._scalers.pop(stream, None)
         self._settings.pop(stream, None)
         self._asked.pop(stream, None)
 
-    # -- what shall be done ---------------------------------------------------------------------------
+    # -- scalings to start ----------------------------------------------------------------------------
 
     def decide(self, turn: Turn) -> dict[str, _Asked] | None:
-        """About once a second: start the scalings that the policies ask for. A part of a round's decisions.
+        """Start the scalings that the policies ask for, at most once a second. This is part of a round's decisions.
 
-        Returns what `has_asked` takes when the round is written.
+        Returns what to give to `has_asked` once the round is written; None: it was not time yet.
         """
         if turn.now_ms < self._ask_at_ms:
             return None
@@ -171,7 +177,7 @@ class Autoscaling:
         return asked
 
     def has_asked(self, asked: Mapping[str, _Asked], now_ms: int) -> None:
-        """Take in that the round with these scalings happened."""
+        """Note that the round with these scalings is written."""
         self._ask_at_ms = now_ms + ASK_MS
         self._asked.update(asked)
 
@@ -180,7 +186,7 @@ class Autoscaling:
             self._settings[row.stream] = row.settings
             try:
                 policy = parse_policy(row.settings)
-            except InvalidArgument as error:  # checked by other rules when the stream was made
+            except InvalidArgument as error:  # another version checked it by other rules
                 log.warning("%s is not scaled by itself: %s", row.stream, error)
                 policy = None
             self._scalers[row.stream] = Autoscaler(policy) if policy is not None else None
@@ -197,7 +203,7 @@ class Autoscaling:
         numbers = frozenset(segment_number(s.segment_id) for s in row.segments)
         asked = self._asked.get(stream)
         if asked is not None and asked.numbers == numbers and turn.now_ms < asked.until_ms:
-            return  # the broker did not add the partitions: wait before asking again
+            return  # the brokers did not add the partitions: wait before the next try
         asks[stream] = _Asked(numbers, turn.now_ms + scaler.policy.cooldown_ms)
         log.info(
             "scaling %s: %s; %d segments instead of %d",
@@ -210,7 +216,7 @@ class Autoscaling:
 
 
 def _ranges(round_: Round, commit: StreamCommit, row: StreamRow) -> dict[int, SegmentRange]:
-    """Segments by id: those of the active layout, and those of the epochs that this round opens."""
+    """Segments by id: the active ones, and those of the stream epochs that this round opens."""
     found = {s.segment_id: s for s in row.segments}
     if any(part.segment_id not in found for part in commit.parts):
         opened = (step for step in round_.history if isinstance(step, NewEpoch))
@@ -221,7 +227,7 @@ def _ranges(round_: Round, commit: StreamCommit, row: StreamRow) -> dict[int, Se
 
 
 def _plain(load: StreamLoad, tail: Tail) -> Iterator[Taken]:
-    """Share plain writes out by how far the partitions' ends moved, less the other data that went there."""
+    """Divide plain writes among segments by how far each partition's end moved, less other data of the round."""
     records, size = load.plain
     if not records:
         return

@@ -1,6 +1,6 @@
-"""Truncating journals and histories, and moving runs that keep journals long (`core.decisions.cleanup`).
+"""Truncates journals and histories, and moves runs that keep journals long (`core.decisions.cleanup`).
 
-Both follow the log; `durability` has their order.
+Records are deleted only after their low waters are logged; `durability` explains the order.
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ from anabranch.topics.names import history_topic, journal_topic, stream_topic
 log = logging.getLogger("anabranch.controller")
 
 _FETCH_BYTES = 1 << 20
-_MOST_FETCHES = 64  # per history in one look; the next look goes on
+_MOST_FETCHES = 64  # per history in one check; the next check continues there
 RETRY_MS = 30_000
 
 
 class Truncator:
-    """Deletes records below logged low waters, and finds how far histories may go.
+    """Deletes records below logged low waters, and finds how far histories may be truncated.
 
-    A failed deletion harms nothing: it is tried again.
+    A failed deletion is harmless, and is tried again.
     """
 
     def __init__(self, source: Log, *, threads: bool, histories_ms: int) -> None:
-        """``histories_ms``: how often to look at the histories."""
+        """``histories_ms``: the time between two checks of the histories."""
         self._log = source
         self._trouble = OnceAMinute(log, time.monotonic)
         self._due: dict[TopicPartition, int] = {}
@@ -66,16 +66,16 @@ class Truncator:
         self._histories_ms = histories_ms
         self._next_look_ms = 0
         self._looking: Future[dict[str, int]] | None = None
-        self._forgotten: set[str] = set()  # during this look
-        self.missed: set[str] = set()  # streams whose topics could not be looked at
+        self._forgotten: set[str] = set()  # during the check under way
+        self.missed: set[str] = set()  # streams whose topics could not be checked
 
     def logged(self, low_waters: Mapping[Place, int]) -> None:
-        """Take in low waters that are on the log."""
+        """Note low waters that are logged."""
         for (stream, partition), offset in low_waters.items():
             self._due[_place(stream, partition)] = offset
 
     def truncate(self, now_ms: int, waiting: Container[str] = ()) -> None:
-        """Delete what may be deleted, or begin to; not of the ``waiting`` topics, which can't be reached."""
+        """Begin to delete what may be deleted, except from the ``waiting`` topics, which can't be reached."""
         self._take_back(now_ms)
         if self._under_way is not None or not self._due or now_ms < self._not_before_ms:
             return
@@ -88,9 +88,9 @@ class Truncator:
         self._take_back(now_ms)
 
     def spare(self, now_ms: int, streams: Callable[[], Mapping[str, int]]) -> dict[str, int]:
-        """Stream -> offset below which its history names no event that is left, as it was found.
+        """Stream -> the offset below which its history only names deleted events, if a check has just ended.
 
-        ``streams``: the partitions of each; they are looked at now and then.
+        ``streams``: returns the number of partitions by stream; called when a check begins, and when it ends.
         """
         if self._looking is None and now_ms >= self._next_look_ms:
             self._next_look_ms = now_ms + self._histories_ms
@@ -101,7 +101,7 @@ class Truncator:
         self.missed |= self._histories.missed
         there = streams() if found else {}
         forgotten, self._forgotten = self._forgotten, set()
-        for stream in forgotten:  # another one may have its name by now
+        for stream in forgotten:  # a new stream may have its name by now
             self._histories.forget_stream(stream)
         return {s: at for s, at in found.items() if s in there and s not in forgotten}
 
@@ -111,7 +111,7 @@ class Truncator:
         return self._under_way is not None and not topics.isdisjoint(self._at)
 
     def forget_stream(self, stream: str) -> None:
-        """Low waters logged for the old journal and history do not apply to new ones of the same name."""
+        """Drop all about a forgotten stream: its low waters must not apply to a new stream of its name."""
         topics = {journal_topic(stream), history_topic(stream)}
         self._due = {place: at for place, at in self._due.items() if place.topic not in topics}
         if self._looking is None:
@@ -120,7 +120,7 @@ class Truncator:
             self._forgotten.add(stream)
 
     def close(self) -> None:
-        """Leave a request under way alone: its low waters are logged."""
+        """End without waiting for a request under way: its low waters are logged."""
         self._helper.shutdown(wait=False, cancel_futures=True)
 
     def _take_back(self, now_ms: int) -> None:
@@ -129,10 +129,10 @@ class Truncator:
         failed, self._under_way = self._under_way.result(), None
         if failed:
             self._not_before_ms = now_ms + RETRY_MS
-            self._due = failed | self._due  # later low waters are higher
+            self._due = failed | self._due  # where both have one, the newer low water is higher
 
     def _delete(self, due: dict[TopicPartition, int]) -> dict[TopicPartition, int]:
-        """Delete; returns the low waters that could not be applied."""
+        """Delete records. Returns the low waters that could not be applied."""
         try:
             self._log.delete_records(due)
         except LogRefused as error:
@@ -151,7 +151,7 @@ class Truncator:
 
 
 def _place(stream: str, partition: int) -> TopicPartition:
-    """The partition that a low water is for."""
+    """The partition of a low water."""
     if partition == HISTORY:
         return TopicPartition(history_topic(stream), 0)
     return TopicPartition(journal_topic(stream), partition)
@@ -169,7 +169,7 @@ def move_next(
     """Move the next chunk of runs that keep the first crowded journal partition long.
 
     ``write``: makes this turn's round durable in the native transaction of that producer. `LogRefused`: nothing
-    happened, and the state has to be read again.
+    happened, and the leader has to read its state again.
     """
     place = turn.cleaning.crowded[0]
     lying = runs_to_move(turn, place)
@@ -181,7 +181,7 @@ def move_next(
     try:
         with native_transaction(producer, commit=False):
             copies = copy_runs(source, producer, place, lying, limit)
-    except (LogRefused, LogUnavailable):  # leading goes on: a new leader would meet the same error
+    except (LogRefused, LogUnavailable):  # stay leader: a new one would get the same error
         not_now(turn, place)
         return
     moved(turn, place, lying, copies)
@@ -198,8 +198,8 @@ def copy_runs(
 ) -> list[Copied]:
     """Append copies of these runs to their own journal partition; returns their places.
 
-    ``limit``: the most bytes of a batch. The native transaction is left to the caller. `LogRefused` also for a
-    batch that can't be read; other errors are those of the reading and of `Producer.append_stream`.
+    ``limit``: the most bytes of a batch. The caller ends the native transaction. `LogRefused`: also if a batch
+    can't be read. Other errors are those of fetching and of `Producer.append_stream`.
     """
     target = TopicPartition(journal_topic(place[0]), place[1])
     readers = JournalReaders(source)
@@ -236,11 +236,10 @@ def copy_runs(
 
 
 class Histories:
-    """How far histories may be truncated: brokers' first offsets, against the vectors of EPOCH records.
+    """Finds how far histories may be truncated, by comparing brokers' first offsets with vectors of EPOCH records.
 
-    Walks each history once, from its beginning, as far as the stream's events are deleted.
-
-    The history of a stream with all its events is not read. One thread at a time.
+    Each history is read once, from its beginning, as far as the stream's events are deleted, and not at all
+    while it has all of them. Only one thread at a time may use this.
     """
 
     def __init__(self, source: Log) -> None:
@@ -249,13 +248,13 @@ class Histories:
         self.missed: set[str] = set()  # by the last call of `spare`
 
     def forget_stream(self, stream: str) -> None:
-        """Drop a forgotten stream."""
+        """Drop all about a forgotten stream."""
         self._walks.pop(stream, None)
 
     def spare(self, streams: Mapping[str, int]) -> dict[str, int]:
-        """Stream -> the offset of an EPOCH record before which its history names deleted events only.
+        """Stream -> the offset of an EPOCH record before which its history only names deleted events.
 
-        ``streams``: the partitions of each. Those that can't be looked at now are left out, and noted in `missed`.
+        ``streams``: the number of partitions by stream. Streams that can't be checked now are added to `missed`.
         """
         found = {}
         self.missed = set()
@@ -277,7 +276,7 @@ class Histories:
         places = [TopicPartition(topic, p) for p in range(partitions)]
         starts = answered(lambda failed: self._log.start_offsets([*places, history], failed=failed))
         begins = starts.pop(history)
-        if is_state(stream):  # its topic is read whole; the history's end is its leader's alone
+        if is_state(stream):  # read whole, not by its history: only its leader needs that
             starts = dict.fromkeys(starts, sys.maxsize)
         if not any(starts.values()):
             return None
@@ -289,7 +288,7 @@ class Histories:
         return walk.spare if walk.spare > begins else None
 
     def _walk(self, history: TopicPartition, firsts: Mapping[int, int], walk: _Walk) -> _Walk:
-        """Walk on while the events before the next EPOCH record are deleted."""
+        """Read further while all events before the next EPOCH record are deleted."""
         position, spare, commits, _ = walk
         if walk.ahead is not None and not _passed(walk.ahead, firsts):
             return walk
@@ -321,11 +320,11 @@ class Histories:
 
 
 class _Walk(NamedTuple):
-    """How far a history was looked through. ``spare``: the last EPOCH record that it may begin with.
+    """How far a history is read, in ``read_to``. ``spare``: the last EPOCH record at which it may begin.
 
-    The record is the first one after a COMMIT: by its `previous` readers see that nothing is lost. ``commits``:
-    whether one came since. ``ahead``: the next EPOCH record, at ``read_to``: its vector is still above the deleted
-    events.
+    Such a record is the first one after a COMMIT: its `previous` shows readers that nothing is lost. ``commits``:
+    whether a COMMIT came since. ``ahead``: the vector of the next EPOCH record, at ``read_to``, if some events
+    below that vector are not deleted yet.
     """
 
     read_to: int

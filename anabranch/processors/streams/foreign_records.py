@@ -1,8 +1,8 @@
-"""Records in streams' topics that no controller wrote: found in the gaps before the data that rounds append.
+"""Counts foreign records: those in a stream's topic that no controller wrote.
 
-Between one round's data on a partition and the next one's are a marker and aborted data. A gap of more offsets than
-markers explain is read on a helper thread. The count is a lower bound: markers come late, and a gap that they may
-explain is not read.
+Between the data of two rounds on a partition there should only be a transaction marker and aborted data. If a gap
+has more offsets than markers can explain, a helper thread reads it and counts its records. The count is a lower
+bound: markers may arrive late, and a gap that markers may explain is not read.
 """
 
 from __future__ import annotations
@@ -23,15 +23,18 @@ log = logging.getLogger("anabranch.controller")
 
 LOOK_EVERY_MS = 200
 LOOK_BYTES = 256 << 10
-# Gaps to look into, and gaps of a partition that can't be judged yet; more are passed over.
+# Most gaps that wait to be read, and most gaps of one partition that can't be judged yet; others are skipped.
 MOST_WAITING = 1000
 MOST_TRIES = 25
 _TELL_EVERY_MS = 60_000
-_FIRST_MARKERS = 2  # left by former leaders, before this one's first data
+_FIRST_MARKERS = 2  # markers of former leaders that may precede this leader's first data
 
 
 class Appended(NamedTuple):
-    """A round's data on a partition of a stream, in order: it should begin at ``known``."""
+    """The data that a round appended to a partition of a stream.
+
+    ``first``: its first offset; ``known``: the end offset that the leader expected, so both should be equal.
+    """
 
     stream: str
     partition: int
@@ -49,14 +52,14 @@ class _Gap(NamedTuple):
 
 @dataclass(slots=True)
 class _Partition:
-    """``markers``: how many may still come. ``gaps``: since none were to come."""
+    """``markers``: how many markers may still be unseen. ``gaps``: the gaps found since that was last 0."""
 
     markers: int = 0
     gaps: deque[_Gap] = field(default_factory=lambda: deque(maxlen=MOST_WAITING))
 
 
 class ForeignRecordScan:
-    """Counts records that no controller wrote. ``found``: stream -> their number in this leadership."""
+    """Counts foreign records. ``found``: stream -> how many were found since this leader began."""
 
     def __init__(self, source: Log, *, threads: bool) -> None:
         self._log = source
@@ -69,7 +72,7 @@ class ForeignRecordScan:
         self._tell_ms: dict[str, int] = {}
 
     def appended(self, data: Iterable[Appended]) -> None:
-        """Take in the data of a committed round; each partition gets a marker for it."""
+        """Note the data of a committed round. Each of its partitions gets one marker for it."""
         touched = set()
         for stream, number, known, first in data:
             touched.add((stream, number))
@@ -90,7 +93,7 @@ class ForeignRecordScan:
             self._partitions[place].markers += 1
 
     def look(self, now_ms: int, in_trouble: Container[str] = ()) -> None:
-        """Search the next gap, or begin to; skip gaps of streams in trouble."""
+        """Count what was read of a gap, and begin to read the next one. Skip gaps of streams in trouble."""
         self._take_back(now_ms)
         if self._under_way is not None or now_ms < self._look_ms:
             return
@@ -102,19 +105,19 @@ class ForeignRecordScan:
             self._take_back(now_ms)
 
     def forget_stream(self, stream: str) -> None:
-        """Drop a stream: another one may come under its name."""
+        """Drop all about a stream: a new stream may get its name."""
         self._waiting = deque(gap for gap in self._waiting if gap.stream != stream)
         self._partitions = {at: p for at, p in self._partitions.items() if at[0] != stream}
-        self._under_way = None  # … and its result counts for no stream
+        self._under_way = None  # its result must not count for the new stream
         self.found.pop(stream, None)
         self._tell_ms.pop(stream, None)
 
     def close(self) -> None:
-        """Leave a search under way: its result is not waited for."""
+        """End without waiting for a read under way."""
         self._helper.shutdown(wait=False, cancel_futures=True)
 
     def _read(self, gap: _Gap) -> tuple[int, int]:
-        """The number of records in part of the gap, and where the rest of it begins."""
+        """Read the first part of a gap. Returns its number of records, and where the rest of the gap begins."""
         place = TopicPartition(stream_topic(gap.stream), gap.partition)
         try:
             found = answered(
@@ -139,7 +142,7 @@ class ForeignRecordScan:
         return sum(header.record_count for header in headers), found.next_offset
 
     def _take_back(self, now_ms: int) -> None:
-        """Count the records of a finished search."""
+        """Count the records of a finished read."""
         if self._under_way is None or not self._under_way[1].done():
             return
         (gap, work), self._under_way = self._under_way, None

@@ -1,4 +1,4 @@
-"""Work on a helper thread, or, without threads (in the simulator), at once in the caller's."""
+"""A helper thread for slow work. The simulator has no threads: there, the caller's thread does the work at once."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ class _AtOnce(Executor):
         done: Future[Any] = Future()
         try:
             done.set_result(call(*given, **named))
-        except Exception as error:  # noqa: BLE001 the result's taker gets it
+        except Exception as error:  # noqa: BLE001 raised by `result`
             done.set_exception(error)
         return done
 
 
 def helper(name: str, *, threads: bool) -> Executor:
-    """One helper thread: an absent broker must not stop the rounds. Without ``threads``: no thread."""
+    """An executor with one thread, so that a slow broker delays no round. ``threads`` False: without a thread."""
     return ThreadPoolExecutor(1, name) if threads else _AtOnce()

@@ -1,6 +1,6 @@
-"""The topics of streams: the leader creates, alters, grows and deletes them, as the status log says.
+"""Creates, alters, grows and deletes the topics of streams, as the status log says.
 
-The stream's row has the intent, which is logged first. This module does the work, and the result is logged. A
+The intent is logged first, in the stream's row. Then this module does the work, and the result is logged. A new
 leader that finds an intent without a result does the work again, which is harmless.
 """
 
@@ -70,18 +70,19 @@ Done = Callable[[Turn], None]  # puts the result into a turn
 T = TypeVar("T")
 # Ends of a new stream's partitions, and ids of its topics.
 _Made = tuple[dict[int, int], tuple[str, ...]]
-LOOK_AGAIN_S = 0.1  # the wait between looks whether deleted topics are gone
-GIVE_UP_S = 30.0  # … and how long
+LOOK_AGAIN_S = 0.1  # the pause between two checks whether deleted topics are gone
+GIVE_UP_S = 30.0  # how long to check
 AGAIN_S = 1.0  # the first pause after work on a stream's topics failed
-TRIES = 3  # to create, delete or find a stream's topics while brokers don't answer, or refuse
+TRIES = 3  # how often to try to create, delete or find topics while brokers refuse or don't answer
 
 
 @dataclass(slots=True)
 class _Deleting:
-    """A stream whose topics are being deleted; monotonic seconds.
+    """A stream whose topics are being deleted. Times are monotonic seconds.
 
-    ``begun``: its time began again, as other work on its topics is over. ``found``: its leftovers; ``proved``: a
-    round of this leader was committed since. ``deleted``: those of its very topics that brokers have deleted.
+    ``begun``: other work on its topics is over, and ``give_up_at`` was set again then. ``found``: topics found by
+    the last check; ``proved``: this leader has committed a round since, so it may delete them. ``deleted``: the
+    stream's own topics (not later ones of the same names) that brokers have deleted.
     """
 
     look_at: float
@@ -93,9 +94,9 @@ class _Deleting:
 
 
 class StreamTopics:
-    """Creates, alters, truncates, grows and deletes topics on helper threads: slow brokers delay no round.
+    """Creates, alters, truncates, grows and deletes topics on helper threads, so that slow brokers delay no round.
 
-    There is one piece of work for a stream at a time.
+    Each stream has at most one such work at a time.
     """
 
     def __init__(
@@ -108,9 +109,9 @@ class StreamTopics:
         threads: bool,
         record_bytes: int = limits.RECORD.value,
     ) -> None:
-        """``witness``: an existing topic: a broker that does not know it knows nothing.
+        """``witness``: a topic that exists. A broker that does not know it is not believed about other topics.
 
-        ``record_bytes``: the messages that a history takes.
+        ``record_bytes``: the size of messages that a history accepts.
         """
         self._log = log
         self._clock = clock
@@ -119,22 +120,22 @@ class StreamTopics:
         self._truncator = truncator
         self._growth = Growth(log, clock, threads=threads)
         self._helper = helper("anabranch-topics", threads=threads)
-        self._under_way: dict[str, tuple[object, Future[Any]]] = {}  # for what it is, and the work
+        self._under_way: dict[str, tuple[object, Future[Any]]] = {}  # the intent, and the work
         self._closed = False
         self._deleting: dict[str, _Deleting] = {}
-        self._tried: dict[str, Backoff] = {}  # streams of which a try failed
+        self._tried: dict[str, Backoff] = {}  # streams whose last try failed
         self._new: dict[str, NewTopics] = {}  # of streams that are being created, or were refused
-        self.missed: set[str] = set()  # streams with a topic that was not found
+        self.missed: set[str] = set()  # streams of which a topic was not found
 
     @property
     def busy(self) -> bool:
-        """Whether work is under way: look again soon."""
+        """Whether work is under way, so that `step` should be called soon."""
         return self._growth.busy or bool(self._under_way or self._deleting or self._tried)
 
     def step(self, state: State, waiting: Container[str] = ()) -> Iterator[tuple[str, Done]]:
-        """Do, or begin, the work that the log says. Log a result before taking the next one.
+        """Begin the work that the status log asks for, and yield the results. Log each before taking the next one.
 
-        ``waiting``: streams in trouble: their topics are not grown, altered or truncated.
+        ``waiting``: streams in trouble. Their topics are not grown, altered or truncated.
 
         Raises: LogError, if the log can't be reached.
         """
@@ -145,12 +146,12 @@ class StreamTopics:
             or (row.change is not None and row.stream not in waiting)
         ]
         left = (self._under_way.keys() | self._tried.keys()) - {row.stream for row in wanted}
-        for stream in left:  # given up meanwhile, or in trouble
+        for stream in left:  # the work is no longer wanted, or the stream is in trouble
             if stream not in self._under_way or self._under_way[stream][1].done():
                 self._under_way.pop(stream, None)
                 self._tried.pop(stream, None)
         for stream in self._new.keys() & state.streams.keys():
-            if state.streams[stream].state != CREATING:  # they are the stream's
+            if state.streams[stream].state != CREATING:  # created: they are the stream's topics now
                 del self._new[stream]
         for row in wanted:
             if row.state == CREATING:
@@ -169,21 +170,21 @@ class StreamTopics:
                 yield stream, partial(partitions_refused, stream=stream, **grown._asdict())
 
     def _changed(self, row: StreamRow, state: State) -> Iterator[tuple[str, Done]]:
-        """A step of work on a stream that exists; after the publication of a base also the next one."""
+        """One step of work on an existing stream; after a base was published, the next step too."""
         done = self._contained(row, state)
         while done is not None:
-            yield row.stream, done  # it goes on once the result is logged
+            yield row.stream, done  # the caller logs the result, then takes the next one
             if (deleting := self._deleting.get(row.stream)) is not None:
                 deleting.proved = True
             now = state.streams.get(row.stream)
             done = self._contained(now, state) if now is not None and now.change else None
 
     def refused(self, row: StreamRow, error: LogRefused | LogUnavailable) -> Done | None:
-        """The rows for a round, when a new stream's could not be written; None: it is tried again."""
+        """The result to log if a round could not write to a new stream; None: the round is tried again."""
         wrong: AnabranchError
         if isinstance(error, LogRefused):
             wrong = refusal_of(error)
-        else:  # perhaps a broker does not know yet of topics that were just made
+        else:  # a broker may not know the new topics yet
             pauses = self._pauses(row.stream)
             if pauses.count + 1 < TRIES:
                 pauses.begin()
@@ -194,7 +195,7 @@ class StreamTopics:
         return partial(stream_refused, stream=row.stream, error=wrong)
 
     def _pauses(self, stream: str) -> Backoff:
-        """The pauses between the tries of a stream's work."""
+        """The pauses between tries of the work on a stream."""
         new = Backoff(AGAIN_S, AGAIN_S * 10, self._clock, growth=10)
         return self._tried.setdefault(stream, new)
 
@@ -203,16 +204,20 @@ class StreamTopics:
         return pauses is not None and not pauses.is_over
 
     def close(self) -> None:
-        """Leave work under way: the next leader does it again. Topics of a stream deleted by then may be left."""
+        """End without waiting for work under way: the next leader does it again.
+
+        Such work may still create topics of a stream that is forgotten by then.
+        """
         self._closed = True
         self._growth.close()
         self._helper.shutdown(wait=False, cancel_futures=True)
         self._under_way.clear()
 
     def _done(self, row: StreamRow, work: Callable[[], T], by: object = None) -> Future[T] | None:
-        """Work on a stream, once it is over; begun if need be. None: look again.
+        """Begin the work on a stream unless it is under way. Returns it once it has ended; None: call again.
 
-        ``by``: what it depends on, apart from the row's state and change. If that has changed, it is done again.
+        ``by``: what the work depends on, besides the row's state and change. If any of these has changed, the work
+        is done again.
         """
         wanted = row.state, row.change, by
         if row.stream not in self._under_way:
@@ -224,7 +229,7 @@ class StreamTopics:
         return begun if what == wanted else None
 
     def _create(self, row: StreamRow) -> Done | None:
-        """Make a stream's topics. None: look again; a few times only while brokers don't answer."""
+        """Create a stream's topics. None: call again. After a few tries without an answer, this is an error."""
         if self._is_pausing(row.stream):
             return None
         error: AnabranchError
@@ -270,10 +275,10 @@ class StreamTopics:
         return made
 
     def _contained(self, row: StreamRow, state: State) -> Done | None:
-        """A step of taking back, deleting, altering or truncating.
+        """One step of recovering, forgetting, altering or truncating a stream. None: call again.
 
-        If the log fails, it is tried again, a few times; then refused.
-        Leading goes on: a new lead would begin with the same step and end the same way. None: look again.
+        If the log fails, the step is tried a few times, then refused. This process stays leader: a new leader would
+        begin with the same step, and fail in the same way.
         """
         stream = row.stream
         base = state.bases.get(stream)
@@ -284,7 +289,7 @@ class StreamTopics:
         if self._is_pausing(stream):
             return None
         if row.state == FORGETTING:
-            # Their requests name a topic only: a new topic of that name must not get them.
+            # Requests of other work name a topic without its id, so they might reach a new topic of that name.
             waits = self._truncator.is_at(stream) or self._growth.is_at(stream)
             if stream not in self._under_way and self._is_overdue(stream, waits):
                 why = f"its topics are still cut or grown after {GIVE_UP_S:.0f} s, as brokers don't answer"
@@ -309,7 +314,7 @@ class StreamTopics:
             return partial(refused, stream=stream, error=error)
 
     def _recover(self, row: StreamRow) -> Done:
-        """Compare the topics of a stream that was given up with its old ones."""
+        """Check that the topics of a LOST stream are the ones that it had."""
         names = topics_of(row.stream)
         found = self._log.describe_topics(names)
         for name, topic_id in zip(names, row.topic_ids, strict=False):
@@ -327,7 +332,7 @@ class StreamTopics:
         return partial(stream_recovered, stream=row.stream)
 
     def _check_no_history(self, stream: str) -> None:
-        """`TopicMisconfigured` if a former stream's history is there: readers would take it for this one's."""
+        """`TopicMisconfigured` if the history is a former stream's: readers would take it for this one's."""
         if load_tail(self._log, self._clock, stream).last != NO_PREVIOUS:
             raise TopicMisconfigured(
                 f"{history_topic(stream)} has the history of another stream, whose name was free: delete that "
@@ -335,9 +340,9 @@ class StreamTopics:
             )
 
     def _change(self, row: StreamRow, base: BaseRow | None) -> Done | None:
-        """Let the topics of a living stream follow its row. None: it is changed no more.
+        """Alter or truncate the topics of a stream as its row says. None: its row has no change any more.
 
-        A base is published by a round of its own, before anything is deleted. ``base``: the one published last.
+        A base is published by a round of its own, before anything is deleted. ``base``: the last published one.
         """
         change, error = row.change, None
         if change is None:
@@ -348,7 +353,7 @@ class StreamTopics:
                 return partial(base_published, stream=row.stream, position=place[0], last=place[1])
             if change.until:
                 due = events_until(self._log, self._clock, row.stream, change.until)
-                if base is not None and change.base is not None:  # bases before it go, too
+                if base is not None and change.base is not None:  # older bases are deleted, too
                     below = base.commit_timestamp - 1
                     due |= events_until(self._log, self._clock, base_stream(row.stream), below)
                 self._check_open()
@@ -364,7 +369,7 @@ class StreamTopics:
         return partial(stream_changed, stream=row.stream, error=error)
 
     def _is_overdue(self, stream: str, waits: bool) -> bool:
-        """Whether a deletion has waited too long for other work. Its time begins again once that work is over."""
+        """Whether a deletion has waited too long for other work. Its full time begins once that work has ended."""
         now = self._clock.monotonic()
         deleting = self._deleting.setdefault(stream, _Deleting(now, now + GIVE_UP_S))
         if not (waits or deleting.begun):
@@ -373,7 +378,10 @@ class StreamTopics:
         return waits and now >= deleting.give_up_at
 
     def _delete(self, row: StreamRow) -> Done | None:
-        """A step of deleting the rest of a stream's topics. None: look again."""
+        """One step of deleting what is left of a stream's topics. None: call again.
+
+        Topics that are found are deleted by the next step, after a round has proved that this process is leader.
+        """
         stream = row.stream
         now = self._clock.monotonic()
         under_way = self._deleting[stream]
@@ -395,7 +403,7 @@ class StreamTopics:
         names = topics_of(stream)
         known = self._log.describe_topics([self._witness, *names])
         found = [known[name] for name in names if name in known]
-        # The broker asked may lag.
+        # The broker that answered may lag, so all brokers are asked about the rest.
         rest = [name for name in names if name not in under_way.deleted]
         if self._witness in known and not found and not any(map(self._log.is_known, rest)):
             self._forget(stream)
@@ -414,7 +422,7 @@ class StreamTopics:
         return partial(prove_leadership, stream=stream) if found else None
 
     def _check_open(self) -> None:
-        """Stop work of a leadership that is over: the next leader may have begun it again."""
+        """Stop work of a closed leader, because the next leader may have begun it again."""
         if self._closed:
             raise LogUnavailable("this process leads no more")
 
@@ -435,16 +443,16 @@ def _names(topics: Sequence[TopicInfo]) -> str:
 
 
 class NotGrown(NamedTuple):
-    """The reason why a stream's topics can't be grown, and the partitions of its journal."""
+    """The reason why a stream's topics can't be grown, and how many partitions its journal has."""
 
     error: AnabranchError
     there: int = 0
 
 
 class Growth:
-    """Adds the partitions that are logged as wanted, on a helper thread; also those that a former leader left.
+    """Adds the partitions that the status log asks for, on a helper thread; a former leader may have begun it.
 
-    A growth that fails pauses, and is tried again for what may pass: brokers may have added the partitions.
+    A growth that failed is tried again after a pause, since brokers may have added the partitions all the same.
     """
 
     def __init__(self, log: Log, clock: Clock, *, threads: bool) -> None:
@@ -466,16 +474,16 @@ class Growth:
     def step(
         self, state: State, waiting: Container[str] = ()
     ) -> Iterator[tuple[str, int | NotGrown]]:
-        """Begin the growth that is wanted. Yields (stream, its partitions now, or why it can't be grown).
+        """Begin the growth that is wanted. Yields a stream with its new number of partitions, or with the failure.
 
-        ``waiting``: streams in trouble.
+        ``waiting``: streams in trouble, which are not grown.
 
         Raises: LogError, if the log can't be reached.
         """
         for stream in [s for s, work in self._under_way.items() if work.done()]:
             row = state.streams.get(stream)
             if row is None or row.wanted_partitions <= row.partitions:
-                del self._under_way[stream]  # given up meanwhile
+                del self._under_way[stream]  # no longer wanted
         for stream, row in list(state.streams.items()):
             if row.wanted_partitions <= row.partitions:
                 continue
@@ -494,16 +502,16 @@ class Growth:
                 yield stream, grown
 
     def close(self) -> None:
-        """Leave work under way: the next leader does it again.
+        """End without waiting for work under way: the next leader does it again.
 
-        Such work may still add partitions, also to topics of a later stream of that name; this does no harm.
+        Such work may still add partitions, even to topics of a later stream of that name; this does no harm.
         """
         self._helper.shutdown(wait=False, cancel_futures=True)
         self._under_way.clear()
 
 
 def _grow(source: Log, stream: str, partitions: int) -> int | NotGrown:
-    """Add partitions. Those that a former attempt added to the journal stay wanted: plain writes come there."""
+    """Add partitions. A failure reports those of the journal: they stay wanted, as plain writes may come there."""
     try:
         try:
             grow_stream_topics(source, stream, partitions)
