@@ -193,7 +193,6 @@ UNEDITED = (
     "anabranch/batches/kernels/",
     "anabranch/batches/",
     "anabranch/cli/",
-    "anabranch/client/",
     "anabranch/faust/",
     "anabranch/infra/",
     "anabranch/ledger/",
