@@ -195,7 +195,6 @@ UNEDITED = (
     "anabranch/cli/",
     "anabranch/faust/",
     "anabranch/infra/",
-    "anabranch/ledger/",
     "anabranch/librdkafka/",
     "anabranch/presentation/",
     "anabranch/processing/",
