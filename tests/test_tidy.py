@@ -195,7 +195,6 @@ UNEDITED = (
     "anabranch/cli/",
     "anabranch/faust/",
     "anabranch/infra/",
-    "anabranch/librdkafka/",
     "anabranch/presentation/",
     "anabranch/processing/",
     "anabranch/processors/",
