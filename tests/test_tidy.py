@@ -194,7 +194,6 @@ UNEDITED = (
     "anabranch/batches/",
     "anabranch/cli/",
     "anabranch/faust/",
-    "anabranch/infra/",
     "anabranch/presentation/",
     "anabranch/processing/",
     "anabranch/processors/",
