@@ -213,8 +213,8 @@ class Session:
                 over = result.code != NotReady.__name__ or self._closed
                 if over or not pauses.sleep(deadline):
                     raise error_of(result.code, _truly(result.message, unheard))
-                refused = result  # raised if no other answer comes in time
-                # An unanswered copy may have set something, and a new command could undo a later change of another.
+                # Raised if no other answer comes in time.
+                refused = result
                 if not (type(command) in SETS and copy.correlation_id in unheard):
                     self._bus.forget(copy.correlation_id)
                     copy = self._new_copy(partition, command, payload)
@@ -273,9 +273,8 @@ class Session:
                 self._answered = True
                 if reply.hybrid_time > self._told.get(partition, 0):
                     self._told[partition] = reply.hybrid_time
-                if not isinstance(
-                    reply.result, r.ScopeInfo
-                ):  # scope lookups carry no commit timestamp
+                # Scope lookups carry no commit timestamp.
+                if not isinstance(reply.result, r.ScopeInfo):
                     self._raise(reply.hybrid_time)
                 return reply.result
             if self.now() >= deadline:

@@ -74,9 +74,8 @@ class Shared:
     # By stream: when its description expires, and the description (None if the client can't get it).
     streams: dict[str, tuple[float, StreamInfo | None]] = field(default_factory=dict)
     near_ms: int = 0  # no stream refuses times up to this one as too far ahead
-    legal: dict[str, set[str]] = field(
-        default_factory=dict
-    )  # by scope: streams that its transactions may write to
+    # By scope: streams that its transactions may write to.
+    legal: dict[str, set[str]] = field(default_factory=dict)
     dropped: deque[JournalWriter] = field(default_factory=deque)  # of garbage-collected handles
     forked: bool = False
     closed: bool = False

@@ -104,9 +104,8 @@ class SystemTables:
             each.stream for each in found if is_table(each.settings) and each.state != CREATING
         ]
         for scope, its in groupby(tables, lambda table: table.partition("/")[0]):
-            with suppress(
-                NotAuthorized, InvalidArgument
-            ):  # the latter if a table was deleted meanwhile
+            # The latter if a table was deleted meanwhile.
+            with suppress(NotAuthorized, InvalidArgument):
                 told = self._session.safe_tables(scope, None, list(its), deadline)
                 newest |= {each.table: each.last for each in told.tables}
         return newest

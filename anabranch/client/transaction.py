@@ -212,9 +212,8 @@ class Transaction:
     def _begin(self, deadline: float) -> None:
         txn_id = self._make_id(deadline)
         self._move("begin")
-        self._secret = (
-            self._secret or self._session.new_secret()
-        )  # the same one if begin is repeated
+        # The same one if begin is repeated.
+        self._secret = self._secret or self._session.new_secret()
         of = None if self._tenure is None else self._tenure.hash
         begin = r.Begin(
             txn_id, self._scope, self._name, self.keepalive_ms, self._secret, of, self._snapshot
@@ -666,9 +665,8 @@ class Transaction:
             outcome = self._session.one_shot(shot, deadline)
         except EventTooLarge:
             self._move("refuse_shot")
-            self._txn_id = (
-                None if consumed is not None else txn_id
-            )  # a marked id is for one-shots only
+            # A marked id is for one-shots only.
+            self._txn_id = None if consumed is not None else txn_id
             self._open(deadline)
             self._commit_open(None, name, deadline, consumed=consumed)
             return self._done()
@@ -751,9 +749,8 @@ class Transaction:
         if outcome.state == "PREPARED":
             self._outcome = outcome
             self._move("prepare")
-            if (
-                outcome.txn_id != self._txn_id
-            ):  # another one has the name; its id is a token in its owner's lane
+            # Another one has the name; its id is a token in its owner's lane.
+            if outcome.txn_id != self._txn_id:
                 self._txn_id = self._token = outcome.txn_id
             self.beating = False
             self._buffer.clear()

@@ -15,9 +15,8 @@ from anabranch.errors import IllegalState, InvalidArgument, UnsupportedSetting
 class Dialect:
     """A kind of database. For one that is not here, give `Ledger` a subclass as ``dialect``."""
 
-    facts = (
-        "null"  # an SQL expression, selected in each transaction together with the ledger's own row
-    )
+    # An SQL expression, selected in each transaction together with the ledger's own row.
+    facts = "null"
 
     def check(self, connection: Any) -> None:
         """Refuse a connection in autocommit mode, or with a begun transaction.
@@ -54,9 +53,8 @@ class SQLite(Dialect):
 
     def check(self, connection: Any) -> None:
         """As `Dialect.check`."""
-        mode = getattr(
-            connection, "autocommit", None
-        )  # since Python 3.12; -1: isolation_level decides
+        # Since Python 3.12; -1: isolation_level decides.
+        mode = getattr(connection, "autocommit", None)
         if mode is True or (mode is not False and connection.isolation_level is None):
             raise InvalidArgument(
                 "the connection commits each statement: connect without isolation_level=None"

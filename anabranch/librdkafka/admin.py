@@ -39,9 +39,8 @@ from anabranch.topics.rights import CLUSTER, GROUP, THE_CLUSTER, TOPIC, TRANSACT
 
 log = logging.getLogger("anabranch.client")
 
-DEFAULT_MAX_MESSAGE_BYTES = (
-    1_048_588  # Kafka's default, used where this client may not read the setting
-)
+# Kafka's default, used where this client may not read the setting.
+DEFAULT_MAX_MESSAGE_BYTES = 1_048_588
 _LIMIT = "max.message.bytes"
 _LIMIT_S = 2.0  # how long a limit is cached: it may be raised, or the topic replaced
 _MISSING = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC)  # noqa: SLF001
@@ -84,9 +83,8 @@ class KafkaAdmin:
         self._clock = clock
         self._lock = threading.Lock()
         self._client: AdminClient | None = None
-        self._limits: dict[
-            str, tuple[float, int]
-        ] = {}  # by topic: when the limit expires, and the limit
+        # By topic: when the limit expires, and the limit.
+        self._limits: dict[str, tuple[float, int]] = {}
         self._closed = False
         self._heard = False  # whether the last request was answered
         self._denied = ""  # why the brokers refused this client
@@ -247,9 +245,8 @@ class KafkaAdmin:
                     raise
                 self._clock.sleep(_TOKEN_PAUSE_S)
                 continue
-            if (
-                self._heard
-            ):  # an error from before the last answer is over, though its callback may come now
+            # An error from before the last answer is over, though its callback may come now.
+            if self._heard:
                 client.poll(0)
                 self._denied = ""
             left = deadline - self._clock.monotonic()

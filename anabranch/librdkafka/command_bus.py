@@ -41,10 +41,10 @@ _REPLIES_AT_ONCE = 1000
 _FIRST_PAUSE_S = 0.1  # before asking again for the cluster's topics
 _LONGEST_PAUSE_S = 1.0
 _TOPICS_S = 10.0  # how long the cluster's topics may be missing
-_GROWTH_S = (
-    2.0  # how late a broker may learn of new partitions; an id beyond them is wrong after that
-)
-_COUNT_S = 10.0  # how long the number of control partitions is cached for lists of all
+# How late a broker may learn of new partitions; an id beyond them is wrong after that.
+_GROWTH_S = 2.0
+# How long the number of control partitions is cached for lists of all.
+_COUNT_S = 10.0
 _JOIN_S = 10.0
 _MEET_S = 0.5
 # for other prefixes, and how many an error names
@@ -147,9 +147,8 @@ class KafkaBus:
             give_up = min(deadline, began + (_TOPICS_S if missing else _GROWTH_S))
             late = not pauses.sleep(give_up)
             if not late:
-                late = (
-                    bool(missing) and self._clock.monotonic() >= give_up
-                )  # the pause before may have been long
+                # The pause before may have been long.
+                late = bool(missing) and self._clock.monotonic() >= give_up
             if late and missing:
                 raise missing_topics(self._lane, missing, self._other_prefixes())
             if late:
@@ -177,9 +176,7 @@ class KafkaBus:
                 return False
             try:
                 self._producer, self._contact = self._new_producer()
-            except (
-                NotReady
-            ) as error:  # no token at present: keep the old producer until the next try
+            except NotReady as error:  # no token at present: the old producer stays
                 self._trouble = str(error)
                 return False
             return True

@@ -36,9 +36,7 @@ class KafkaGroups:
     def names(self, deadline: float) -> list[str]:
         def ask(client: AdminClient, seconds: float) -> list[str]:
             found = client.list_consumer_groups(request_timeout=seconds).result(seconds + GRACE_S)
-            for error in (
-                found.errors
-            ):  # one for each broker that failed; despite their declared type not raised
+            for error in found.errors:  # one for each failed broker; never raised by the library
                 raise KafkaException(error)
             return sorted(one.group_id for one in found.valid)
 

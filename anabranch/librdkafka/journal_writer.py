@@ -254,9 +254,8 @@ class KafkaJournal:
         self._flush_columns(deadline)
         while True:
             until = self._clock.monotonic() + _STUCK_S
-            if (
-                until + _STUCK_S > deadline
-            ):  # the last flush takes all remaining time, and its error is raised
+            # The last flush takes all remaining time, and its error is raised.
+            if until + _STUCK_S > deadline:
                 until = deadline
             try:
                 ends = self._admin.end_offsets(written, until)
