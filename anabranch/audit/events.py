@@ -1,7 +1,7 @@
-"""Events against the history: each event lies in its own commit's range, and each range holds its events.
+"""Checks of events against the history: each event is in a range of its commit, and each range has its events.
 
-Spark's own functions compute checksums, hashes and key positions from the topics' bytes. The library's code for
-them takes no part.
+Spark's functions compute checksums, hashes and key positions from the topics' bytes, independently of the library's
+code.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from anabranch.audit.findings import Findings, shown, text
 from anabranch.audit.log import PLAIN, WRITE
 from anabranch.core.ids import NO_TXN
 
-# Events and ranges are joined in blocks of so many offsets, in parallel tasks.
+# Events and ranges are joined in blocks of this many offsets, in parallel tasks.
 _BLOCK_BITS = 16
 _HALF = (1 << 32) - 1
 
@@ -25,7 +25,7 @@ def crc_of(key: Column, value: Column) -> Column:
 
 
 def position_of(key: Column) -> Column:
-    """The position of a key (docs/protocol.md, section 7); null: no key."""
+    """The position of a key (docs/protocol.md, section 7); null without a key."""
     h = F.crc32(key)
     h = h.bitwiseXOR(F.shiftright(h, 16))
     h = _times(h, 0x85EBCA6B)
@@ -35,20 +35,20 @@ def position_of(key: Column) -> Column:
 
 
 def _times(h: Column, factor: int) -> Column:
-    """The product modulo 2^32 of two unsigned numbers, without leaving the signed 64 bits."""
+    """The product modulo 2^32 of two unsigned numbers, without overflow of signed 64 bits."""
     high = F.shiftleft((F.shiftright(h, 16) * F.lit(factor)).bitwiseAND(F.lit(0xFFFF)), 16)
     return (h.bitwiseAND(F.lit(0xFFFF)) * F.lit(factor) + high).bitwiseAND(F.lit(_HALF))
 
 
 def digest_of() -> Column:
-    """64 bits of everything that has to arrive unchanged: key, value, headers, timestamp."""
+    """A 64-bit hash of all that has to arrive unchanged: key, value, headers, timestamp."""
     return F.xxhash64(
         F.col("key").isNull(), "key", F.col("value").isNull(), "value", "headers", "timestamp"
     )
 
 
 def slim(records: DataFrame) -> DataFrame:
-    """Events or journal records without their bytes: the columns that later checks compare."""
+    """Events or journal records without their bytes: only the columns that later checks compare."""
     txn = F.col("txn")
     return records.select(
         "stream",
@@ -73,7 +73,7 @@ def big_endian(number: Column) -> Column:
 
 
 def place(events: DataFrame, ranges: DataFrame) -> DataFrame:
-    """Each event with the range that holds it, as a struct ``r``; null: no range does."""
+    """Each event with the range that it is in, as a struct ``r``; null if it is in no range."""
     block = F.shiftright(F.col("offset"), _BLOCK_BITS)
     first = F.shiftright(F.col("first"), _BLOCK_BITS)
     last = F.shiftright(F.col("end") - 1, _BLOCK_BITS)
@@ -118,10 +118,10 @@ def place(events: DataFrame, ranges: DataFrame) -> DataFrame:
 def check_events(
     placed: DataFrame, states: DataFrame, named: DataFrame, findings: Findings
 ) -> None:
-    """Check each event by itself.
+    """Check each event alone.
 
     ``states``: transactions of the status log (txn_id, state, timestamp). ``named``: stream and txn_id of all
-    COMMIT records, and as ``until`` the timestamp of the stream's last record.
+    COMMIT records, with the timestamp of the stream's last record as ``until``.
     """
     kind, r = F.col("kind"), F.col("r")
     inside = r.isNotNull()
@@ -186,7 +186,7 @@ def check_events(
 def _check_unnamed(
     placed: DataFrame, states: DataFrame, named: DataFrame, findings: Findings
 ) -> None:
-    """Judge events outside of all ranges by the state of their transactions."""
+    """Check events outside of all ranges by the state of their transactions."""
     unnamed = (
         placed.where(F.col("r").isNull() & (F.col("kind") == WRITE))
         .join(named.withColumn("is_named", F.lit(True)), ["stream", "txn_id"], "left")
@@ -200,7 +200,7 @@ def _check_unnamed(
                 "state": F.coalesce("state", F.lit("not known")),
             }
         )
-        # Carried aside recently, or committed after the history was read.
+        # Part of a recent staged merge, or committed after the history was read.
         .withColumn(
             "under_way",
             ~F.col("is_named")
@@ -235,7 +235,7 @@ def _check_unnamed(
 
 
 def check_counts(placed: DataFrame, ranges: DataFrame, findings: Findings) -> None:
-    """Check that each range holds as many events as its record says. ``gone``: retention took some of it."""
+    """Check that each range has as many events as its record says. ``gone``: retention deleted some of them."""
     inside = (
         placed.where(F.col("r").isNotNull())
         .groupBy("stream", F.col("r.record").alias("record"), F.col("r.id").alias("id"))

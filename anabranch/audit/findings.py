@@ -1,4 +1,4 @@
-"""The findings of checks: rows of one form, counted and sampled by Spark."""
+"""The findings of checks: uniform rows, which Spark counts and samples."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from pyspark.sql import functions as F
 
 from anabranch.audit.report import CHECKS, MOST_EXAMPLES, Check, Example
 
-# Check, whether it is broken, what was expected, what was found.
+# The name of a check, whether it failed, what was expected, what was found.
 Rule = tuple[str, Column, Column, Column]
 Place = Column | str | None
 _COLUMNS = ("check", "stream", "transaction", "partition", "offset", "expected", "found")
 
 
 def text(*parts: Column | str) -> Column:
-    """Values as one text; a null is shown as such."""
+    """Values as one text; a null is shown as null."""
     return F.concat(
         *(
             F.lit(part)
@@ -50,10 +50,10 @@ class Findings:
         self._examined: dict[str, tuple[int, int]] = defaultdict(lambda: (0, 0))
 
     def keep(self, rows: DataFrame) -> DataFrame:
-        """Compute these rows now, once: several checks use them.
+        """Compute these rows now, and only once, since several checks use them.
 
-        They are never computed again, when the log may have grown: if executors that hold them are lost, the audit
-        fails, unless the session has a checkpoint directory. Plans stay small, too.
+        A second computation could see a log that has grown. So if executors with the rows are lost, the audit
+        fails, unless the session has a checkpoint directory. Plans also stay small.
         """
         if rows.sparkSession.sparkContext.getCheckpointDir() is not None:
             return rows.checkpoint()
@@ -69,7 +69,7 @@ class Findings:
         partition: Place = "partition",
         offset: Place = "offset",
     ) -> None:
-        """Check rules against each row, all in one pass; the columns say where a breach is (None: nothing does)."""
+        """Check all rules against each row in one pass. The columns, or None, describe where a breach is."""
         broken = [
             F.when(
                 wrong,
@@ -96,11 +96,11 @@ class Findings:
         )  # fmt: skip
 
     def found(self, name: str, example: Example) -> None:
-        """Add a breach that the driver itself found."""
+        """Add a breach that the driver found."""
         self._more.append((name, example))
 
     def count(self, rows: DataFrame, of: Mapping[str, tuple[Column, Column | None]]) -> None:
-        """Count in one pass the rows that each check examined, and those that it could not check."""
+        """Count in one pass the rows that each check examined, and the rows that it could not check."""
         never = F.lit(False)
         counts = rows.agg(
             F.array(
@@ -117,7 +117,7 @@ class Findings:
         self._counts.append(counts.select(F.inline("counts")))
 
     def examined(self, name: str) -> int:
-        """How many things a check examined; known once `checks` was called."""
+        """How many things a check examined. Call it after `checks`."""
         return self._examined[name][0]
 
     def add(self, name: str, examined: int, unchecked: int = 0) -> None:
@@ -126,7 +126,7 @@ class Findings:
         self._examined[name] = before[0] + examined, before[1] + unchecked
 
     def checks(self) -> tuple[Check, ...]:
-        """All checks. This call makes Spark count, and look for breaches."""
+        """All checks. This call runs Spark's jobs."""
         for row in reduce(DataFrame.unionByName, self._counts).collect():
             self.add(row["check"], row["examined"], row["unchecked"])
         rows = self.keep(reduce(DataFrame.unionByName, self._breaches))

@@ -1,4 +1,4 @@
-"""The history alone: records, chain, timestamps, epochs, ranges, vectors."""
+"""Checks of the history alone: records, chain, timestamps, epochs, ranges, vectors."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _NUMBER = (1 << 32) - 1
 
 
 class Extent(NamedTuple):
-    """The part of a stream's history that is there. ``floor``: partition -> the offset below which it names no
-    events; empty if it names the very first. ``vector``: of the last record. ``since``: the timestamp of
-    the first one. ``cut``: whether records before it are gone."""
+    """The part of a stream's history that still exists. ``floor``: partition -> the offset below which it has no
+    events; empty if it has the very first. ``vector``: of the last record. ``since``: the timestamp of the first
+    record. ``cut``: whether earlier records were deleted."""
 
     vector: Mapping[int, int]
     floor: Mapping[int, int]
@@ -31,14 +31,14 @@ class Extent(NamedTuple):
 
 
 def extents(history: DataFrame) -> dict[str, Extent]:
-    """The extent of each stream that has records."""
+    """The extent of each stream with history records."""
     records = history.where(F.col("kind") != FOREIGN)
     whole = F.when(F.col("vector_at") == OWN, F.col("offset"))
     rows = records.groupBy("stream").agg(
         F.min_by(F.struct("previous", "timestamp"), "offset").alias("first"),
         F.min_by(F.struct("vector", "segments"), whole).alias("told"),
     )
-    # Ends never fall: the highest in any record is the last record's.
+    # Ends never fall, so the highest one is that of the last record.
     ends = (
         records.select("stream", F.inline("vector").alias("partition", "position"))
         .groupBy("stream", "partition")
@@ -61,7 +61,7 @@ def extents(history: DataFrame) -> dict[str, Extent]:
 
 
 def check_records(history: DataFrame, starts: Mapping[str, int], findings: Findings) -> DataFrame:
-    """Check each record against the one before. Returns the sound ones, with the epoch active at each.
+    """Check each record against the one before. Returns the valid ones, each with its active epoch.
 
     ``starts``: where the history topics begin.
     """
@@ -162,7 +162,7 @@ def check_records(history: DataFrame, starts: Mapping[str, int], findings: Findi
 
 
 def layouts_of(sound: DataFrame) -> DataFrame:
-    """The segments of each epoch, once: stream, epoch, reference, id, low, high, partition, start."""
+    """The segments of each epoch, without repetition: stream, epoch, reference, id, low, high, partition, start."""
     said = sound.where(F.col("kind") == EPOCH).select(
         "stream", "epoch", "reference", F.inline("layout")
     )
@@ -192,7 +192,7 @@ def check_ranges(sound: DataFrame, ranges: DataFrame, findings: Findings) -> Non
     """Check the commits' ranges, and the vectors against them."""
     order = Window.partitionBy("stream", "partition").orderBy("record", "first")
     following = ranges.withColumn("before", F.lag("end").over(order))
-    # Before the first EPOCH record of a cut history.
+    # Before the first EPOCH record of a truncated history.
     untold = F.col("cut") & F.col("active").isNull()
     findings.count(
         following, {"commit-place": (~untold, untold), "commit-ranges": (F.lit(True), None)}

@@ -1,7 +1,7 @@
-"""Receipts and journals against the stream: it holds the writers' events, in their order.
+"""Checks of streams against receipts and journals: a stream has the events of the writers, in their order.
 
-A commit takes a writer's first records in a journal partition, as many as its receipt covers. The receipt that
-counted may be older than the newest registered one; then the journal has to agree with both.
+A commit takes a writer's first records in a journal partition, as many as its receipt covers. This receipt may be
+older than the newest registered one; then the journal has to agree with both.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ def check_writers(
     lows: DataFrame,
     findings: Findings,
 ) -> None:
-    """Judge every writer of every transaction that can be judged.
+    """Check every writer of every transaction with enough evidence.
 
-    ``matched``: the transactions (`status.match`). ``lows``: stream, source, low: the first offset left; since: the
-    time up to which receipts are of a stream of that name that was deleted.
+    ``matched``: the transactions (`status.match`). ``lows``: stream, source; low, the first remaining offset;
+    since, the time up to which receipts are of a deleted stream of the same name.
     """
     whole = matched.where("has_commit and decided and not gone").select(
         "txn_id", "fits", "committed_by"
     )
-    # Writers place events by reference epochs, which scalings make: few.
+    # There are few reference epochs, as only scalings make them.
     sources = layouts.where("epoch = reference").select(
         "stream",
         big_endian(F.col("epoch")).alias("placed_by"),
@@ -78,7 +78,7 @@ def _taken(placed: DataFrame, sources: DataFrame, whole: DataFrame) -> DataFrame
 
 
 def _sums(digest: Column, prefix: str) -> list[Column]:
-    """Two sums over 64 bits, which can't overflow, and which no other order or repetition makes equal."""
+    """Two sums over 64-bit values, without overflow, which differ if order or repetition differs."""
     return [
         F.sum(digest.bitwiseAND(F.lit(_NUMBER))).alias(f"{prefix}_low"),
         F.sum(F.shiftrightunsigned(digest, 32)).alias(f"{prefix}_high"),
@@ -129,10 +129,10 @@ def _groups(taken: DataFrame, status: DataFrame, whole: DataFrame, lows: DataFra
 def _written(
     journal: DataFrame, groups: DataFrame, sources: DataFrame, lows: DataFrame
 ) -> DataFrame:
-    """The journal's records of those writers that a controller would have taken, with their rank.
+    """The writers' journal records that a controller would have taken, with their rank.
 
     A run (records of one writer in one batch) with a misplaced record is rejected as a whole. Copies by the
-    controller, and all other records of native transactions, are not the writer's.
+    controller, and all other records of native transactions, do not count.
     """
     records = (
         journal.where((F.col("kind") == WRITE) & ~F.col("native"))
@@ -268,7 +268,7 @@ def _differences(
 
 
 def _order(taken: DataFrame, prefix: DataFrame, broken: DataFrame, findings: Findings) -> None:
-    """Find keys whose events stand in another order. Events without a key have no order."""
+    """Find keys whose events are in another order. Events without a key have no order."""
 
     def ranked(rows: DataFrame, *order: str) -> DataFrame:
         of_key = Window.partitionBy(*KEY, "key_hash").orderBy(*order)
@@ -308,10 +308,10 @@ def check_plain(
     whole_streams: DataFrame,
     findings: Findings,
 ) -> None:
-    """Check that committed plain writes stand in the stream as often as in the journal.
+    """Check that committed plain writes are in the stream as often as in the journal.
 
-    ``done``: stream, source, and the offset up to which they are committed. ``whole_streams``: streams from
-    which retention took nothing.
+    ``done``: stream, source, and the offset up to which they are committed. ``whole_streams``: streams of
+    which retention deleted nothing.
     """
     records = (
         journal.where((F.col("kind") == PLAIN) & ~F.col("native"))

@@ -1,6 +1,6 @@
-"""Records of a big batch into columns, in compiled code of the audit's own, from docs/protocol.md and KIP-98 alone.
+"""Compiled code that turns big batches into columns, written only from docs/protocol.md and KIP-98.
 
-`anabranch.audit.log` does the same for small batches in plain Python; a test holds the two equal.
+`anabranch.audit.log` does the same for small batches in plain Python; a test compares the two.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ def walk(
 
 
 def room(count: int, size: int) -> tuple[Any, ...]:
-    """The last arguments of `walk`, for so many records in so many bytes. Untouched pages cost nothing."""
+    """The last arguments of `walk`, for ``count`` records of ``size`` bytes. Untouched pages cost nothing."""
     ends = np.empty((4, count + 1), dtype=np.int64)
     ends[:, 0] = 0
     return (

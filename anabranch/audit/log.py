@@ -1,6 +1,6 @@
-"""Topics read raw by Spark's tasks, range by range, into plain columns.
+"""Spark's tasks read topics raw, by ranges of offsets, into plain columns.
 
-Nothing is judged here. Only the fetching and splitting of record batches is shared with the controllers.
+Nothing is checked here. Only the fetching and splitting of record batches is shared with the controllers.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SPAN_OFFSETS = 1 << 20  # of one task
 Longs = NDArray[np.int64]
 Bytes = NDArray[np.uint8]
 
-TASKS_A_CORE = 2  # at least, so that a late task holds up little
+TASKS_A_CORE = 2  # at least, so that a slow task delays little
 _SMALL = 256  # records of a batch for which compiled code is not worth loading
 _ROWS = 1 << 14  # of one Arrow batch
 _FETCH_BYTES = 8 << 20
@@ -80,9 +80,9 @@ def cut(span: Span, size: int = SPAN_OFFSETS) -> Iterator[Span]:
 
 
 def share(spans: Sequence[Span], least: int) -> tuple[tuple[Span, ...], ...]:
-    """The spans of each task: small ones together, about `SPAN_OFFSETS` offsets in each.
+    """The spans of each task, about `SPAN_OFFSETS` offsets; small ones share a task.
 
-    ``least``: at least so many tasks, if there are as many spans.
+    ``least``: the least number of tasks, if there are as many spans.
     """
     total = sum(span.end - span.first for span in spans)
     count = min(len(spans), max(least, -(-total // SPAN_OFFSETS)))
@@ -128,7 +128,7 @@ def read_records(spark: SparkSession, connection: Connection, spans: Sequence[Sp
 
 
 def batches_of(log: KafkaLog, span: Span, timeout: float) -> Iterator[RawBatch]:
-    """The batches with offsets of a span. Batches deleted meanwhile are passed over.
+    """The batches with offsets of a span. Batches deleted meanwhile are skipped.
 
     Raises:
         DeadlineExceeded: nothing came for ``timeout`` seconds.

@@ -50,7 +50,7 @@ CHECKS: dict[str, tuple[str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A breach. ``transaction``: hexadecimal, empty for plain writes and where there is none."""
+    """A breach. ``transaction``: hexadecimal; empty for plain writes, and without a transaction."""
 
     stream: str
     transaction: str
@@ -62,7 +62,7 @@ class Example:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One check. ``unchecked``: things whose evidence is gone or not there yet; none of them passed."""
+    """One check. ``unchecked``: things whose evidence is missing; they do not count as passed."""
 
     name: str
     what: str
@@ -84,7 +84,7 @@ class Gone:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """Transactions that wait for a word. ``by``: the SHA-256 of the secret that ends them, hexadecimal; empty: any.
+    """Prepared transactions. ``by``: the SHA-256 of the secret that ends them, hexadecimal; empty: without one.
 
     ``since_ms``: Unix milliseconds, when the oldest was prepared.
     """
@@ -96,9 +96,9 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class AuditReport:
-    """The report. ``at``: status and history agree up to this hybrid time. ``gone``: events out of reach.
+    """The report. ``at``: status and history agree up to this hybrid time. ``gone``: deleted events.
 
-    ``prepared``: of the control partition, whatever streams they wrote to.
+    ``prepared``: of the whole control partition, with any streams.
     """
 
     streams: tuple[str, ...]

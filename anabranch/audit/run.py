@@ -43,7 +43,7 @@ _POLL_S = 0.05
 # counted like checks
 EVENTS = "events"
 COMMITS = "commits"
-# No log tells how far the journals' plain writes were committed at a past moment.
+# No log has how far the journals' plain writes were committed at a past moment.
 PLAIN_NOTE = "As of a moment that is given, plain writes are not compared with the journals."
 
 
@@ -54,7 +54,7 @@ def audit(
     at: int | None = None,
     ledger: Sequence[Row] = (),
 ) -> AuditReport:
-    """Audit streams; a name without a stream stands for all streams of that scope.
+    """Audit streams; the name of a scope means all streams of the scope.
 
     ``at``: as of this hybrid time; None: up to now, with all events in the streams. ``ledger``: rows of
     `anabranch.ledger.Ledger.rows`, read before the call; those of other control partitions are left out.
@@ -196,7 +196,7 @@ class _Audit:
         before = self._log.end_offsets([status], committed=True)[status]
         return _Ends(
             self._visible(self._places(streams, stream_topic)),
-            # Decided events may not be visible yet: the tasks wait for them.
+            # Decided events may not be visible yet, so the tasks wait for them.
             ends(history_topic, committed=False),
             ends(journal_topic, committed=False),
             before,
@@ -308,7 +308,7 @@ class _Audit:
     # -- journals -------------------------------------------------------------------------------------
 
     def _known(self, status: DataFrame, streams: Sequence[str]) -> _Known:
-        """The status rows of no transaction: few."""
+        """The few status rows that are not about a transaction."""
         rows = status.where(
             (F.col("entry") == Entry.ROUND)
             | F.col("entry").isin(Entry.LOW_WATER, Entry.PLAIN) & F.col("stream").isin(*streams)

@@ -1,4 +1,4 @@
-"""The status log against the histories: the same transactions, times and counts."""
+"""Checks of the status log against the histories: the same transactions, times and counts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from anabranch.core.rows import Entry
 
 
 def commits_of(ranges: DataFrame) -> DataFrame:
-    """Each transaction as all histories together have it."""
+    """Each transaction, from all histories together."""
     return (
         ranges.where(F.col("txn_id") != F.lit(NO_TXN))
         .groupBy("txn_id")
@@ -159,7 +159,7 @@ def check_status(matched: DataFrame, expired_ms: int, findings: Findings) -> Non
 
 
 def prepared_of(status: DataFrame) -> tuple[Prepared, ...]:
-    """Count the PREPARED ones, by whose secret ends them."""
+    """Count the PREPARED transactions by the secret that ends them."""
     rows = status.where(F.col("entry") == Entry.PREPARED).select("txn_id", "writer", "timestamp")
     waiting = status.where((F.col("entry") == Entry.TXN) & (F.col("state") == "PREPARED"))
     by = F.lower(F.hex("writer")).alias("by")

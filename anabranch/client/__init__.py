@@ -1,1 +1,1 @@
-"""The client's parts. `anabranch` itself exports all that is public."""
+"""The parts of the client. Programs import from `anabranch`, which exports all that is public."""

@@ -1,4 +1,4 @@
-"""The part of a client for operators: lanes, grants, the audit log, commands (``docs/security.md``)."""
+"""Calls of a client for operators: lanes, grants, the audit log, commands (``docs/security.md``)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from anabranch.types import AuditEntry, CommandsInfo, Grant, Lane, Listed, right
 
 
 class Administration:
-    """Lanes and grants, in all control partitions. Arguments and errors: as of `Client`."""
+    """The calls of `Client` for operators, with the same arguments and errors; they ask all control partitions."""
 
     def __init__(self, shared: Shared) -> None:
         self._shared = shared
@@ -52,7 +52,7 @@ class Administration:
         apply: bool,
         adopt: bool,
     ) -> Lane:
-        """As `Client.add_lane`. ``acls``: of its principals."""
+        """As `Client.add_lane`. ``acls``: the ACLs of its principals."""
         if unknown := [quota for quota in quotas or () if quota not in limits.QUOTAS]:
             raise InvalidArgument(f"{unknown[0]!r} is no quota: {', '.join(limits.QUOTAS)}")
         if apply and not acls:
@@ -62,7 +62,7 @@ class Administration:
             if self._shared.ports.acls is None:
                 raise IllegalState("this client can't tell brokers who may do what")
             self._shared.ports.acls.allow(acls, deadline)
-        # As the list has all, those sent back that are the default stay the default.
+        # The list has all quotas; those equal to the default stay the default when they are sent back.
         asked = {**(found.quotas if found else {}), **(quotas or {})}
         chosen = {quota: most for quota, most in asked.items() if most is not None}
         ids = self._lane_topics(name, found, adopt, deadline)
@@ -80,9 +80,9 @@ class Administration:
         return _grants(self._session.ask_each(r.ListGrants(), r.GrantList, deadline))
 
     def set_grant(self, lane: str, pattern: str, change: int, deadline: float) -> Grant:
-        """Have each control partition make the change itself: another operator's may come in between.
+        """Send the change, not the result, to each control partition, as other operators may change grants, too.
 
-        One that has no such grant yet, where others do, gets all of theirs.
+        A control partition without this grant first gets the rights that others have.
         """
         check_lane(lane)
         parts = self._session.ask_each(r.ListGrants(), r.GrantList, deadline)
@@ -134,8 +134,8 @@ class Administration:
     def _lane_topics(
         self, name: str, lane: Lane | None, adopt: bool, deadline: float
     ) -> tuple[str, ...]:
-        """The ids of a lane's topics; new ones if there is no such lane."""
-        if lane is not None and not lane.topic_ids:  # it is there from the start
+        """The ids of a lane's topics; the topics are made if there is no such lane."""
+        if lane is not None and not lane.topic_ids:  # the lane `open`, which always exists
             return ()
         if self._shared.ports.log is None:
             raise IllegalState("this client can't make topics")
@@ -153,7 +153,7 @@ class Administration:
         return ids
 
     def _ids_at_last(self, log: Log, lane: str, deadline: float) -> tuple[str, ...]:
-        """The ids, once the broker that is asked knows them."""
+        """The ids of a lane's topics, as soon as the broker that is asked knows them."""
         while True:
             try:
                 return lane_topic_ids(log, self._shared.ports.prefix, lane)
@@ -164,7 +164,7 @@ class Administration:
 
 
 def lane_acls(prefix: str, lane: str, principals: Iterable[str]) -> list[Acl]:
-    """The rules that let principals use a lane. `InvalidArgument`."""
+    """The ACLs that let principals use a lane. Raises `InvalidArgument`."""
     check_lane(lane)
     names = [principals] if isinstance(principals, str) else list(principals)
     for name in names:
@@ -177,7 +177,7 @@ def lane_acls(prefix: str, lane: str, principals: Iterable[str]) -> list[Acl]:
 
 
 def _lanes(parts: Sequence[tuple[int, r.LaneList]]) -> list[Lane]:
-    """Lanes as all control partitions together see them."""
+    """The lanes, from the answers of all control partitions."""
     found: dict[str, dict[int, r.LaneInfo]] = {}
     for number, part in parts:
         for info in part.lanes:
@@ -210,7 +210,7 @@ def _lane(name: str, infos: Mapping[int, r.LaneInfo], numbers: Sequence[int]) ->
 
 
 def _grants(parts: Iterable[tuple[int, r.GrantList]]) -> list[Grant]:
-    """Grants of all control partitions: a pattern's rights are those that any of them knows."""
+    """The grants, from the answers of all control partitions; a right counts if one of them has it."""
     found: dict[tuple[str, str], int] = {}
     for _, part in parts:
         for row in part.grants:
@@ -221,7 +221,7 @@ def _grants(parts: Iterable[tuple[int, r.GrantList]]) -> list[Grant]:
 
 @contextmanager
 def _refusals() -> Iterator[None]:
-    """Errors of the brokers about a lane's topics, as those that say what to do."""
+    """Convert errors of the brokers about a lane's topics into errors that say what to do."""
     try:
         yield
     except LogRefused as error:

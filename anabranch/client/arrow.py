@@ -21,7 +21,7 @@ _PER_SECOND = {"s": 1, "ms": 1000, "us": 1_000_000, "ns": 1_000_000_000}
 
 
 def columns_of(batch: pa.RecordBatch | pa.Table) -> list[EventColumns]:
-    """Cut a batch or table into pieces of some 10,000 rows, without a copy; empty pieces are left out.
+    """Split a batch or table into pieces of about 10,000 rows, without a copy; empty pieces are dropped.
 
     Raises:
         InvalidArgument: names the column, type or field that `Transaction.write_batch` does not take.
@@ -42,7 +42,7 @@ def columns_of(batch: pa.RecordBatch | pa.Table) -> list[EventColumns]:
             raise InvalidArgument(f"column {name!r} is there twice")
     if "value" not in names:
         raise InvalidArgument("there is no column 'value'")
-    # Types, also of a table without rows.
+    # Check the types first, as a table may have no rows.
     _piece(pa.RecordBatch.from_pylist([], batch.schema), names)
     pieces = batch.to_batches(max_chunksize=_ROWS_AT_ONCE)
     return [_piece(piece, names) for piece in pieces if piece.num_rows]
@@ -89,7 +89,7 @@ def _bytes(array: pa.Array, name: str, *, text_only: bool = False) -> BytesColum
 
 
 def _spans(array: pa.Array, buffer: Any, wide: bool, name: str) -> tuple[Numbers, Numbers]:
-    """Start and size of each row's bytes; size -1: null."""
+    """The start and size of each row's bytes; the size of a null is -1."""
     if not len(array):
         return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
     whole = np.frombuffer(buffer, dtype=np.int64 if wide else np.int32)
@@ -134,7 +134,7 @@ def _headers(array: pa.Array) -> HeadersColumn:
     values = _bytes(pairs.field("value"), "headers.value")
     taken = np.zeros(len(pairs), dtype=np.bool_)
     if array.null_count:
-        # The bytes under a null may be anything.
+        # The bytes of a null are undefined.
         for start, count in zip(starts.tolist(), counts.tolist(), strict=True):
             taken[start : start + count] = True
     elif len(starts):
@@ -146,7 +146,7 @@ def _headers(array: pa.Array) -> HeadersColumn:
 
 
 def _check_names(names: BytesColumn, taken: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> None:
-    """Raise `InvalidArgument` for a name that is null, no UTF-8, or reserved."""
+    """Raise `InvalidArgument` for a header name that is null, not UTF-8, or reserved."""
     starts, sizes = names.starts[taken], names.sizes[taken]
     if (sizes < 0).any():
         raise InvalidArgument("column 'headers': a header without a key")
@@ -156,7 +156,7 @@ def _check_names(names: BytesColumn, taken: np.ndarray[tuple[int], np.dtype[np.b
         reserved &= names.data[long + i] == byte
     if reserved.any():
         check_header_name(names.at(int(np.flatnonzero(taken)[sizes >= len(_OURS)][reserved][0])))
-    if names.data.max(initial=0) > 127:  # an array that was made from bytes may not be UTF-8
+    if names.data.max(initial=0) > 127:  # arrays made from raw bytes may not be UTF-8
         for row in np.flatnonzero(taken).tolist():
             name = names.at(row) or b""
             check_header_name(name.decode(errors="surrogateescape"))

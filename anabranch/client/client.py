@@ -1,7 +1,7 @@
 """The client that `anabranch.connect` makes.
 
-The file is long because it has every call of a client, with what it does and raises. Calls that take more
-than a command are carried out by parts of the client: `streams`, `reading`, `processors`, `admin`, `system`.
+The file is long because it has every call of a client, with what it does and raises. Calls that need more than one
+command are carried out by parts of the client: `streams`, `reading`, `processors`, `admin`, `system`.
 """
 
 from __future__ import annotations
@@ -102,9 +102,9 @@ _clients: weakref.WeakSet[Client] = weakref.WeakSet()
 
 
 class Client:
-    """A connection to the controllers of a cluster. Thread-safe; a forked child can't use it.
+    """A connection to the controllers of a cluster. Thread-safe, but not usable in a forked child.
 
-    Made by `anabranch.connect`. Calls without a ``timeout`` end after the client's own, in seconds.
+    Made by `anabranch.connect`. Timeouts are in seconds; calls without a ``timeout`` use that of the client.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class Client:
         one_shot_bytes: int = defaults.ONE_SHOT_BYTES,
         threads: bool = True,
     ) -> None:
-        """``threads`` False: no thread sends heartbeats; the caller drives `heart`, as the simulator does."""
+        """``threads`` False: no thread sends heartbeats, and the caller drives `heart`, as the simulator does."""
         if not 0 < timeout < 1e9:
             raise InvalidArgument(f"timeout {timeout!r}: seconds above 0")
         if not 0 <= one_shot_bytes <= 1 << 30:
@@ -146,25 +146,26 @@ class Client:
 
     @property
     def lane(self) -> str:
-        """The lane that this client asks by."""
+        """The lane of this client."""
         return self._shared.ports.lane
 
     @property
     def last_timestamp(self) -> int:
-        """The highest hybrid time that this client was told, by answers, tokens and `observe`; 0: none.
+        """The highest hybrid time that this client has seen in answers, tokens and `observe`; 0: none yet.
 
-        Its transactions commit above it, and its snapshots have all up to it. Readers don't raise it.
+        Its transactions commit above this time, and its snapshots have all commits up to it. Readers don't raise
+        it.
         """
         return self._session.highest_timestamp
 
     def observe(self, timestamp: int) -> None:
-        """Let all that this client commits from now on, anywhere, come after this commit timestamp.
+        """Make all later commits of this client get higher timestamps than this one.
 
-        Meant for one that came on another way than by an answer or a token: in a message, in an event that was
+        Use it for a timestamp that did not come in an answer or a token, but in a message, or in an event that was
         read. Nothing is sent.
 
-        Raises: ClockSkew (more than ``max_clock_skew`` ahead of this machine's clock), InvalidArgument; nothing
-        changed.
+        Raises: ClockSkew (more than ``max_clock_skew`` ahead of this machine's clock), InvalidArgument; then
+        nothing is changed.
         """
         check_type("a timestamp", timestamp, int)
         if not 0 <= timestamp <= MAX:
@@ -177,7 +178,7 @@ class Client:
 
     @property
     def cluster(self) -> str:
-        """The brokers' name of their cluster, and the prefix. Raises: NotReady, DeadlineExceeded."""
+        """The brokers' id of their cluster, and the prefix, as one text. Raises: NotReady, DeadlineExceeded."""
         return self._session.cluster(self._shared.checked_deadline(None))
 
     # -- transactions begun here, and writers -------------------------------------------------------
@@ -192,10 +193,11 @@ class Client:
     ) -> Transaction:
         """Begin a transaction in a scope.
 
-        Only a ``name`` is sent at once: names are unique in a scope. If it is committed already, the handle has
-        its `result`; an open transaction of that name is aborted. ``keepalive``: seconds (at least 1) of silence
-        after which the controller aborts the transaction; the handle sends heartbeats by itself. ``tenure``: the
-        commit will move positions of its tasks; then without a name.
+        With a ``name``, which is unique in the scope, the controller begins it at once: if the name is committed
+        already, the handle has its `result`; an open transaction of the name is aborted. Without one nothing is
+        sent yet. ``keepalive``: seconds (at least 1) without a heartbeat after which the controller aborts the
+        transaction; the handle sends heartbeats. ``tenure``: ownership of the tasks whose positions the commit will
+        move; then without a name.
 
         Raises: InvalidArgument; with a name also UnknownScope, TooManyTransactions, ClockSkew, NotReady,
         DeadlineExceeded.
@@ -219,10 +221,10 @@ class Client:
         *,
         timeout: float | None = None,
     ) -> Reservation:
-        """Agree on a transaction without beginning it: the first write of a joined writer begins it.
+        """Reserve a transaction id for writers to join; the first write begins the transaction.
 
-        The arguments are those of `begin`. Only a writer joined with ``heartbeat`` sends heartbeats; without one
-        the keepalive has to cover the time between the last write and the commit.
+        The arguments are those of `begin`. Only writers joined with ``heartbeat`` send heartbeats. Without such a
+        writer, the keepalive must cover the time from the last write to the commit.
 
         Raises: InvalidArgument, UnknownScope, NotReady, DeadlineExceeded.
         """
@@ -235,13 +237,13 @@ class Client:
     ) -> Writer:
         """Make a writer for a transaction, given its token or its reservation.
 
-        Nothing is sent before the first write, which begins a reservation that has not begun. If the transaction
-        is over, every write raises `TransactionAborted` or `AlreadyCommitted`; the ``result`` of the latter may be
-        of another transaction that took the reservation's name.
+        Nothing is sent before the first write, which begins the transaction of a reservation. If the transaction is
+        over, every write raises `TransactionAborted` or `AlreadyCommitted`; the ``result`` of the latter may be of
+        another transaction that committed under the name of the reservation.
 
-        ``heartbeat``: keep the transaction alive from here too. A token needs the right write, and heartbeat for
-        that. ``label``: at most 64 characters, by which `WritersUnfinished` and operators' tools call the writer.
-        Raises: InvalidToken, NotAuthorized, InvalidArgument.
+        ``heartbeat``: send heartbeats from here, too. A token needs the right write, and with ``heartbeat`` also
+        the right heartbeat. ``label``: at most 64 characters, the writer's name in `WritersUnfinished` and in
+        tools. Raises: InvalidToken, NotAuthorized, InvalidArgument.
         """
         self._shared.check()
         return join(self._shared, transaction, heartbeat=heartbeat, label=label)
@@ -259,13 +261,13 @@ class Client:
         secret: bytes | None = None,
         timeout: float | None = None,
     ) -> Result:
-        """Commit a transaction by its reservation, or by a token with the right commit.
+        """Commit a transaction, given its reservation, or a token with the right commit.
 
-        With the ``secret`` of what prepared it the id (16 bytes) does, from any lane. Arguments and errors are
-        those of `Transaction.commit`; `NotAuthorized`: the token lacks that right.
+        With the ``secret`` that it was prepared with, the id (16 bytes) is enough, from any lane. Arguments and
+        errors are those of `Transaction.commit`; `NotAuthorized`: the token lacks the right.
 
-        ``receipts``: exactly the writers to take; None: every finished one. Repeating it gives the same result.
-        A reservation that no writer began is begun and committed, empty.
+        ``receipts``: exactly the writers to take; None: all finished writers. Repeating the call gives the same
+        result. If no writer has begun the transaction of a reservation, it commits empty.
         """
         check_number(name, number)
         records = receipt_records(receipts, id_of(transaction))
@@ -286,7 +288,7 @@ class Client:
         attempt: bytes = b"",
         timeout: float | None = None,
     ) -> TransactionInfo:
-        """Prepare a transaction by its reservation, or by a token with the right commit.
+        """Prepare a transaction, given its reservation, or a token with the right commit.
 
         Arguments, result and errors are those of `Transaction.prepare`.
         """
@@ -304,10 +306,10 @@ class Client:
         secret: bytes | None = None,
         timeout: float | None = None,
     ) -> None:
-        """Abort a transaction by its reservation, or by a token with the right abort. Repeating the call is fine.
+        """Abort a transaction, given its reservation, or a token with the right abort. Repeating the call is fine.
 
-        A reservation that no writer began can't be begun after this. The id (16 bytes) does in the lane that began
-        it, for operators, and with the ``secret`` of what prepared it.
+        After this, no writer can begin the transaction of the reservation. The id (16 bytes) is enough in the lane
+        that began it, for operators, and with the ``secret`` that it was prepared with.
 
         Raises: AlreadyCommitted, InvalidToken, NotAuthorized, UnknownTransaction, Expired, NotReady,
         DeadlineExceeded.
@@ -322,15 +324,14 @@ class Client:
         presume: bool | None = None,
         timeout: float | None = None,
     ) -> None:
-        """Abort a transaction in all its streams: one of them is LOST, or in trouble, so its merge does not go on.
+        """Force the end of a transaction: abort it if its merge can't finish, as a stream is LOST or in trouble.
 
-        ``presume``: it is PREPARED, and its coordinator will never say how it ends; True commits it.
+        ``presume``: for a PREPARED one whose coordinator will never end it; True commits it, False aborts it.
 
-        For operators, by its id or a token of it. Repeating the call is fine. Consumers that read the topics of its
-        other streams directly, without the history, may have seen events of it and keep seeing them: events can't
-        be taken out.
+        For operators, given its id or a token. Repeating the call is fine. Consumers that read the topics of its
+        other streams without the history may have seen events of it, and still see them: events can't be removed.
 
-        Raises: IllegalState (nothing stops its merge, or that has not begun: `abort` it), AlreadyCommitted,
+        Raises: IllegalState (nothing stops its merge, or the merge has not begun: `abort` it), AlreadyCommitted,
         InvalidToken, UnknownTransaction, Expired, NotReady, DeadlineExceeded (repeating is safe).
         """
         deadline = self._shared.checked_deadline(timeout)
@@ -341,8 +342,8 @@ class Client:
     ) -> TransactionInfo:
         """The state of a transaction, given its token, id (16 bytes or 32 digits) or reservation. Changes nothing.
 
-        Raises: UnknownTransaction (no controller knows it *so far*: a command may be on its way, `resolve` makes
-        this final; or this client may not see it), NotAuthorized (the token's time is over), Expired,
+        Raises: UnknownTransaction (no controller knows it *yet*, though a command may be on its way: `resolve`
+        makes this final; or this client may not see it), NotAuthorized (the token has expired), Expired,
         InvalidToken, NotReady, DeadlineExceeded.
         """
         txn_id, _, token = asked_about(self._session, transaction)
@@ -352,7 +353,7 @@ class Client:
     def resolve(
         self, transaction: bytes | str | Reservation, *, timeout: float | None = None
     ) -> TransactionInfo:
-        """`state`, made final: a transaction that no controller knows is aborted, so that it can never begin.
+        """As `state`, but final: a transaction that no controller knows is aborted, so that it can never begin.
 
         Raises: Expired, ClockSkew (an unknown id, made more than a day ahead of the controller's clock: it can't
         begin either), InvalidToken, NotReady, DeadlineExceeded (repeating is safe).
@@ -370,7 +371,7 @@ class Client:
         *,
         timeout: float | None = None,
     ) -> Listed[TransactionInfo]:
-        """Open transactions, the oldest first; with ``finished`` also the ended ones, the newest first.
+        """Open transactions, the oldest first; with ``finished`` all transactions, the newest first.
 
         The list's ``missing``: control partitions that don't answer. Raises: UnknownScope, InvalidArgument
         (``limit`` is 1 to 10,000); NotReady, DeadlineExceeded (none answers).
@@ -383,7 +384,7 @@ class Client:
     def open_transactions(
         self, scope: str | None = None, limit: int = 100, *, timeout: float | None = None
     ) -> Listed[OpenTransaction]:
-        """Open transactions, the oldest first, with bytes, ages, what is left of keepalives, and streams.
+        """Open transactions, the oldest first, with their bytes, ages, remaining keepalives, and streams.
 
         ``missing`` and errors: as in `transactions`.
         """
@@ -392,7 +393,7 @@ class Client:
         return self._session.open_ones(r.ListOpen(scope, None, limit), deadline).each(open_of)
 
     def open_transaction(self, txn_id: bytes, *, timeout: float | None = None) -> OpenTransaction:
-        """One transaction by its id, open or not, with its writers and how far its merge is.
+        """One transaction by its id, open or not, with its writers and the progress of its merge.
 
         Raises: as `state`.
         """
@@ -407,10 +408,10 @@ class Client:
         limit: int = 10_000,
         timeout: float | None = None,
     ) -> Listed[TransactionInfo]:
-        """Prepared transactions, which wait for their coordinator's word, the oldest first.
+        """Prepared transactions, which wait for their coordinator, the oldest first.
 
-        ``secret``: those prepared ``by`` its SHA-256, whichever lane began them. ``missing`` and errors:
-        as in `transactions`.
+        ``secret``: only those prepared ``by`` its SHA-256, of all lanes. ``missing`` and errors: as in
+        `transactions`.
         """
         wanted = r.ListTransactions(scope, False, limit, None, True, secret)
         deadline = self._shared.checked_deadline(timeout)
@@ -419,9 +420,9 @@ class Client:
     def series(
         self, scope: str, name: str | None = None, *, timeout: float | None = None
     ) -> list[r.SeriesInfo]:
-        """The latest number of each series of a scope, by name, and whose it is; ``name``: of this series alone.
+        """The latest number and the owner of each series of a scope, by name; ``name``: of this series only.
 
-        Number -1: an operator gave it to its ``owner``, and it has no commit yet. ``taken_ms``: Unix milliseconds.
+        Number -1: the series has an ``owner``, but no commit yet. ``taken_ms``: Unix milliseconds.
 
         Raises: UnknownScope, NotReady, DeadlineExceeded.
         """
@@ -439,10 +440,10 @@ class Client:
     ) -> None:
         """Move a series to ``number`` (-1: as if it had no commit): the next commit must have a higher one.
 
-        Takes the right series. ``expected``: its number now (None: no commit). ``owner``: the lane that has it from
-        now on; "": all that may write to the whole scope; None: as it is.
+        Needs the right series. ``expected``: its present number (None: no commit). ``owner``: the only lane that
+        may commit in it from now on; "": all lanes that may write to the whole scope; None: as before.
 
-        Raises: IllegalState (its number is another one), NotAuthorized, InvalidArgument, UnknownLane,
+        Raises: IllegalState (its present number is not ``expected``), NotAuthorized, InvalidArgument, UnknownLane,
         UnknownScope, NotReady, DeadlineExceeded (repeating is safe).
         """
         deadline = self._shared.deadline_outside("set_series", timeout)
@@ -465,13 +466,13 @@ class Client:
         """Create a stream (``scope/name``), and its scope if that is new. Repeating the call changes nothing.
 
         ``segments``: 1 to 10,000 key ranges, each a partition. ``settings``: of the stream's topic, under Kafka's
-        names. ``adopt``: the topic may exist and hold records; readers get those unchanged (it
-        takes ``operate`` on ``*``). ``near``: a scope; a new one is put on the same control partition, so that
-        transactions write to both. None: on the one with the fewest scopes.
+        names. ``adopt``: the topic may exist and hold records, which readers get unchanged (this needs ``operate``
+        on ``*``). ``near``: a scope on whose control partition a new scope is put, so that transactions can write
+        to both. None: on the control partition with the fewest scopes.
 
-        Raises: StreamExists (with other settings), TopicNotEmpty, InvalidArgument (also: the scope exists, and not
-        near that one), NotAuthorized, UnknownScope (``near``), TopicMisconfigured, NotReady, DeadlineExceeded
-        (repeating is safe).
+        Raises: StreamExists (with other settings), TopicNotEmpty, InvalidArgument (also if the scope exists, but on
+        another control partition than ``near``), NotAuthorized, UnknownScope (``near``), TopicMisconfigured,
+        NotReady, DeadlineExceeded (repeating is safe).
         """
         deadline = self._shared.deadline_outside("create_stream", timeout)
         return self._streams.create(stream, segments, settings, deadline, adopt=adopt, near=near)
@@ -485,10 +486,10 @@ class Client:
         near: str | None = None,
         timeout: float | None = None,
     ) -> StreamDescription:
-        """Create a table: a stream whose key is a row's key and whose last value is the row; no value deletes it.
+        """Create a table: a stream whose newest value of a key is a row; an event without a value deletes it.
 
-        ``settings``: as of `create_stream`, without ``retention.*``; ``table.history.ms``: how long replicas keep
-        versions, milliseconds (an hour). All ways to write to a stream write to it; `replica` reads it.
+        ``settings``: as of `create_stream`, without ``retention.*``; and ``table.history.ms``, the milliseconds
+        that replicas keep versions (default: an hour). Write to it as to any stream; read it with `replica`.
 
         Raises: as `create_stream`.
         """
@@ -520,11 +521,11 @@ class Client:
         ranges: Sequence[tuple[int, int]] = (),
         timeout: float | None = None,
     ) -> StreamDescription:
-        """Change the segments of a stream. Open transactions neither delay it nor notice it.
+        """Change the segments of a stream. Open transactions neither delay a scaling nor notice it.
 
-        ``segments``: split the keys evenly into so many; segments that fit already stay. Or name both sides:
-        ``seal`` these active segments (ids from `describe`) and open ``ranges`` instead, (low, high) key positions
-        that cover exactly the same keys.
+        ``segments``: split the keys evenly into this many; segments that fit already stay. Or give both ``seal``,
+        the active segments to seal (ids from `describe`), and ``ranges``, the (low, high) key positions of the new
+        ones, which have to cover exactly the same keys.
 
         Raises: InvalidArgument, UnknownScope, UnknownStream, StreamLost, TooManyStreams, TopicMisconfigured (its
         topics have other settings or partitions), NotAuthorized, NotReady (another scaling waits for partitions),
@@ -536,14 +537,14 @@ class Client:
     def alter_stream(
         self, stream: str, settings: Mapping[str, Any], *, timeout: float | None = None
     ) -> StreamDescription:
-        """Change settings of a stream; transactions and readers go on. Repeating the call is fine.
+        """Change settings of a stream, without a stop of transactions and readers. Repeating the call is fine.
 
-        ``settings``: as of `create_stream`, of which ``replication.factor`` stays as it is, and
-        ``max.message.bytes`` can only be raised. None: as if the setting had not been given.
+        ``settings``: as of `create_stream`; ``replication.factor`` can't be changed, and ``max.message.bytes`` only
+        raised. The value None removes a setting.
 
-        For operators. After a refusal the settings are those of before.
+        For operators. After a refusal the settings are unchanged.
 
-        Raises: UnsupportedSetting, InvalidArgument (also: the brokers refuse), TopicMisconfigured, NotAuthorized,
+        Raises: UnsupportedSetting, InvalidArgument (also if the brokers refuse), TopicMisconfigured, NotAuthorized,
         UnknownScope, UnknownStream, StreamLost, NotReady (another change is under way, or the brokers are away),
         DeadlineExceeded (repeating is safe).
         """
@@ -553,17 +554,17 @@ class Client:
     def truncate_stream(
         self, stream: str, until: int | datetime, *, timeout: float | None = None
     ) -> StreamDescription:
-        """Delete a stream's events up to a time, for good: all that was committed at or before it, and no more.
+        """Delete a stream's events up to a time, for good: exactly those committed at or before it.
 
-        ``until``: a commit timestamp, or a datetime with its time zone. No transaction is torn in the stream; give
-        all streams of a scope the same one, and none is torn over them. Open transactions are not touched.
-        Readers that stand before it go on behind it, or raise `SnapshotExpired`, as after retention. Repeating the
-        call is fine.
+        ``until``: a commit timestamp, or a datetime with its time zone. Each transaction is deleted whole or not at
+        all in this stream, and across streams if all get the same time. Open transactions are not affected. Readers
+        whose position is before the time continue after it, or raise `SnapshotExpired`, as after retention.
+        Repeating the call is fine.
 
         For operators.
 
-        Raises: InvalidArgument (also: the state of a processor), NotAuthorized, UnknownScope, UnknownStream,
-        StreamLost, NotReady (the time is to come; another change is under way; the brokers are away),
+        Raises: InvalidArgument (also for the state of a processor), NotAuthorized, UnknownScope, UnknownStream,
+        StreamLost, NotReady (the time is in the future; another change is under way; the brokers are away),
         DeadlineExceeded (repeating is safe).
         """
         at = check_at(until, "until")
@@ -577,13 +578,13 @@ class Client:
         )
 
     def forget_stream(self, stream: str, *, timeout: float | None = None) -> None:
-        """Remove a LOST stream and what is left of its topics for good; its name can be used again.
+        """Remove a LOST stream, and what remains of its topics, for good. Its name can be used again.
 
         For operators. Repeating the call is fine. Positions in the old stream (snapshots, checkpoints of Spark
-        queries) mean nothing in a new stream of that name: throw them away.
+        queries) are invalid in a new stream of that name: delete them.
 
-        Raises: IllegalState (the stream is not LOST, or a transaction that is not over has a part in it: `settle`
-        that), UnknownScope, UnknownStream, InvalidArgument (the brokers don't delete topics), NotReady,
+        Raises: IllegalState (the stream is not LOST, or is a participant of an unfinished transaction: `settle`
+        that one), UnknownScope, UnknownStream, InvalidArgument (the brokers don't delete topics), NotReady,
         DeadlineExceeded (repeating is safe).
         """
         deadline = self._shared.deadline_outside("forget_stream", timeout)
@@ -594,33 +595,33 @@ class Client:
     ) -> None:
         """Delete a stream for good: its topics, events and groups' positions. Its name can be used again.
 
-        For operators. Repeating the call is fine. Plain writes that are not committed yet go, too; readers get
-        `UnknownStream`. Positions kept elsewhere: as of `forget_stream`. If the brokers don't delete the topics,
-        the stream is LOST: `recover_stream`, or repeat this. ``despite``: processors that read it, and may lose it:
-        their workers fail from then on.
+        For operators. Repeating the call is fine. Uncommitted plain writes are deleted, too; readers get
+        `UnknownStream`. Positions kept elsewhere are invalid, as after `forget_stream`. If the brokers don't delete
+        the topics, the stream is LOST: `recover_stream`, or repeat this. ``despite``: processors that read the
+        stream; their workers fail from then on.
 
-        Raises: IllegalState (transactions that are not over have a part in it: commit or abort them; a processor
-        reads it that ``despite`` does not name), UnknownScope, UnknownStream, InvalidArgument, NotAuthorized (the
+        Raises: IllegalState (unfinished transactions have touched it: commit or abort them; a processor reads it
+        that ``despite`` does not name), UnknownScope, UnknownStream, InvalidArgument, NotAuthorized (the
         brokers don't delete topics), NotReady (it is in trouble), DeadlineExceeded (repeating is safe).
         """
         deadline = self._shared.deadline_outside("delete_stream", timeout)
         self._streams.take_away(stream, r.DeleteStream(stream, tuple(despite)), deadline)
 
     def recover_stream(self, stream: str, *, timeout: float | None = None) -> StreamDescription:
-        """Take a LOST stream back, if its topics are the same ones and were only out of sight.
+        """Make a LOST stream usable again, if its topics are the same ones, and were only invisible for a while.
 
-        For operators. Transactions that were aborted when the stream was given up stay aborted.
+        For operators. Transactions that were aborted when the stream became LOST stay aborted.
 
-        Raises: IllegalState (a topic is another one, or gone), UnknownScope, UnknownStream, NotReady,
+        Raises: IllegalState (a topic is missing, or was replaced), UnknownScope, UnknownStream, NotReady,
         DeadlineExceeded (repeating is safe).
         """
         deadline = self._shared.deadline_outside("recover_stream", timeout)
         return description_of(self._session.ask_stream(stream, r.RecoverStream(stream), deadline))
 
     def effective_settings(self, stream: str, *, timeout: float | None = None) -> dict[str, str]:
-        """The settings that the stream's topic has now, by the brokers' word, and not only those that were given.
+        """All settings of the stream's topic, as the brokers report them.
 
-        `describe` has the settings that were asked for.
+        `describe` has only the settings that were given.
 
         Raises: UnknownStream, NotAuthorized (``DescribeConfigs`` on the topic is missing), NotReady,
         UnsupportedSetting (the client has options that only librdkafka takes).
@@ -628,14 +629,14 @@ class Client:
         return self._streams.settings(stream, self._shared.checked_deadline(timeout))
 
     def topic_id(self, stream: str, *, timeout: float | None = None) -> str:
-        """The id of the stream's topic: another stream of that name, made later, has another one.
+        """The id of the stream's topic. A stream that is made later under the same name has another id.
 
-        Empty if brokers have no ids. Raises: as `effective_settings`.
+        Empty if the brokers have no topic ids. Raises: as `effective_settings`.
         """
         return self._streams.topic(stream, self._shared.checked_deadline(timeout)).topic_id
 
     def together(self, streams: Sequence[str]) -> dict[str, int]:
-        """Stream -> a number: streams with different ones never share a transaction. Raises: UnknownScope."""
+        """A number for each stream; different numbers never share a transaction. Raises: UnknownScope."""
         self._shared.check()
         return self._session.together(streams, self._shared.deadline(None))
 
@@ -666,20 +667,20 @@ class Client:
         *,
         tenure: Tenure | None = None,
     ) -> Reader | TaskReader:
-        """Committed events of one or more streams; iterate over what is returned, and close it.
+        """Read committed events of one or more streams. Iterate over the reader, and close it.
 
-        Events of one key come in commit order, however the stream is scaled meanwhile.
+        Events of one key come in commit order, also across scalings.
 
-        ``group``: members of a group share the events, and go on where it stopped: each event comes at least
-        once. None: all events, nothing is kept. ``timeout``: end after so many seconds without an event; None:
-        never. ``start``, where there is no position yet: 'begin', 'end', or what was committed after a commit
-        timestamp: a hybrid time (of a `Result`) or a datetime with its time zone.
+        ``group``: its members share the events, and resume from its positions, so that each event comes at least
+        once. None: this reader gets all events, and keeps no position. ``timeout``: end after this many seconds
+        without an event; None: never. ``start``, used where there is no position yet: 'begin', 'end', or a commit
+        timestamp (a hybrid time, as of a `Result`, or a datetime with its time zone) after which to begin.
 
-        ``tenure``: events of these tasks of a processor alone, from where they stand; the reader's `consumed` moves
-        their positions with a commit. Then without ``group`` and ``start``.
+        ``tenure``: only the events of these tasks of a processor, from their positions; commit the reader's
+        `consumed` to move these. Then without ``group`` and ``start``.
 
         Raises: UnknownStream, InvalidArgument, NotReady, DeadlineExceeded; while iterating NotReady and
-        DeadlineExceeded (going on is safe), FixCallError.
+        DeadlineExceeded (continuing is safe), FixCallError.
         """
         return self._reading.read(streams, group, timeout, start, tenure)
 
@@ -690,7 +691,7 @@ class Client:
         timeout: float | None = None,
         start: Start = "begin",
     ) -> TransactionReader:
-        """Whole transactions of a stream in commit order; iterate over what is returned, and close it.
+        """Read whole transactions of a stream in commit order. Iterate over the reader, and close it.
 
         A group has one active member; its position is committed after each transaction. The other arguments
         and errors are those of `read`.
@@ -706,23 +707,22 @@ class Client:
         *,
         timeout: float | None = None,
     ) -> Snapshot:
-        """Streams as of a commit timestamp; nothing of them is read yet. One control partition serves their scopes.
+        """Streams of one control partition, as of a commit timestamp. Nothing of them is read yet.
 
-        ``at``: a hybrid time (that of a `Result`: the snapshot has that transaction) or a datetime with its time
-        zone; one that is still to come is waited for, if it comes before the timeout. None: now, with all that
-        anybody has committed before this call, and all that this client has seen. ``since``: only what was
-        committed after this time. ``mode``: 'latest' takes what the histories have, with all that anybody has
-        committed before this call, and asks no controller (but for where several scopes are, if there are several
-        control partitions).
+        ``at``: a hybrid time (that of a `Result` includes its transaction) or a datetime with its time zone; the
+        call waits for a time in the future, if it comes before the timeout. None: now, including all commits
+        answered before this call, and all that this client has seen. ``since``: only what was committed after this
+        time. ``mode``: 'latest' takes all that the histories have, including all commits answered before this call,
+        without asking a controller (except for the control partitions of several scopes).
 
-        Raises: UnknownScope, UnknownStream, CrossScope, InvalidArgument (also: ``since`` is later than the
-        snapshot); SnapshotExpired (retention has passed it); NotReady (also: the time is not reached, or the
+        Raises: UnknownScope, UnknownStream, CrossScope, InvalidArgument (also if ``since`` is later than the
+        snapshot); SnapshotExpired (retention has passed it); NotReady (also if the time is not reached, or the
         histories end before it), DeadlineExceeded.
         """
         return self.open_snapshot(self._reading.plan(streams, at, since, mode, timeout))
 
     def open_snapshot(self, plan: SnapshotPlan | str) -> Snapshot:
-        """The snapshot of a plan, or what a position has left of one; another process may have made it.
+        """The snapshot of a plan, or the rest of one after a position; another process may have made them.
 
         Nothing is sent. Raises: InvalidArgument.
         """
@@ -738,19 +738,18 @@ class Client:
     def progress(
         self, streams: str | Sequence[str], group: str, *, timeout: float | None = None
     ) -> int:
-        """The time as of which a copy that this consumer group feeds is whole: the highest one, at most now.
+        """The highest time up to which this consumer group has read all commits of these streams.
 
-        All that was committed up to it lies below the group's positions, in each of these streams. Take `snapshot`
-        at this time to compare the copy.
+        To check a copy that the group feeds, compare it with a `snapshot` at this time.
 
         Raises: as `snapshot`; InvalidArgument: the group has no position in a stream.
         """
         return self._reading.progress(streams, group, timeout)
 
     def count_events(self, stream: str) -> Lag:
-        """The committed events that a stream has now, and the Unix ms of the oldest of their commits (0: none).
+        """The number of committed events of a stream, and the Unix ms of the oldest of their commits (0: none).
 
-        Not ``exact``: of a long history offsets are counted, so the markers between events, too.
+        The count is not ``exact`` for a long history: then offsets are counted, including Kafka's markers.
 
         Raises: UnknownStream, NotReady, NotAuthorized.
         """
@@ -758,26 +757,26 @@ class Client:
         return count_events(readers.ports, stream, readers.timeout)
 
     def groups(self, stream: str | None = None) -> list[ConsumerGroup]:
-        """The consumer groups with positions in a stream, or in any stream, by name, and how far they are behind.
+        """The consumer groups with positions in a stream, or in any stream, by name, and their lags.
 
-        Those of plain Kafka consumers of streams' topics, too. A lag counts events, no markers; a stream in trouble
-        says why, and is no error. Raises: NotReady, NotAuthorized, InvalidArgument.
+        Groups of plain Kafka consumers are included. A lag counts events without Kafka's markers. If a stream is in
+        trouble, its lag has the reason. Raises: NotReady, NotAuthorized, InvalidArgument.
         """
         readers = self._reading.readers()
         return groups_of(readers.ports, readers.groups, stream, readers.timeout)
 
     def group(self, name: str) -> ConsumerGroup:
-        """A consumer group, its members, and where it stands in streams.
+        """A consumer group, its members, and its positions in streams.
 
-        Raises: InvalidArgument (there is none of the name), NotReady, NotAuthorized (Describe on the group).
+        Raises: InvalidArgument (there is no group of the name), NotReady, NotAuthorized (Describe on the group).
         """
         readers = self._reading.readers()
         return group_of(readers.ports, readers.groups, name, readers.timeout)
 
     def reset_group(self, name: str, stream: str, start: Start) -> ConsumerGroup:
-        """Let a consumer group go on from ``start``, as of `read`, in a stream. Repeating it is harmless.
+        """Move a consumer group's positions in a stream to ``start``, as of `read`. Repeating the call is harmless.
 
-        Raises: IllegalState (members are in it; nothing was changed), UnknownStream, InvalidArgument, NotReady,
+        Raises: IllegalState (the group has members; nothing was changed), UnknownStream, InvalidArgument, NotReady,
         NotAuthorized (Read on the group), SnapshotExpired (retention has passed that time).
         """
         readers = self._reading.readers()
@@ -799,14 +798,14 @@ class Client:
     ) -> Replica:
         """A replica of tables of one control partition, in RocksDB; close it, or use it as a context manager.
 
-        ``folder``: kept over restarts, of this replica alone; None: a temporary one. Its transactions and snapshots
-        read all of the tables at one instant. ``threads`` False: who waits moves it, or calls its `step`.
-        ``index``: names, each with a function of key and row that gives the values to look rows up by
-        (`TableSnapshot.lookup`): bytes, several, or None; with several tables (table, function). A folder with
-        other names is loaded again; another function needs another name.
+        Its transactions and snapshots read all of the tables as of one moment. ``folder``: kept over restarts, for
+        this replica only; None: a temporary one. ``threads`` False: the replica advances only in calls that wait,
+        and in `step`. ``index``: by name of an index, a function of key and row that returns the values to find
+        rows by with `TableSnapshot.lookup` (bytes, several, or None); with several tables (table, function). A
+        folder with other names is loaded again; a changed function needs a new name.
 
-        Raises: NotInstalled, UnknownStream, InvalidArgument (it is no table), CrossScope, IllegalState (the folder
-        is in use, or of another cluster), NotReady, DeadlineExceeded.
+        Raises: NotInstalled, UnknownStream, InvalidArgument (not a table), CrossScope, IllegalState (the folder is
+        in use, or of another cluster), NotReady, DeadlineExceeded.
         """
         return self._reading.replica(tables, folder, timeout, threads=threads, index=index)
 
@@ -821,15 +820,15 @@ class Client:
         before: bool = False,
         folder: str | Path | None = None,
     ) -> Changes:
-        """Changes of a table's rows in commit order, whatever wrote them; iterate over what is returned.
+        """Read the changes of a table's rows in commit order. Iterate over the reader.
 
-        ``group``, ``timeout`` and ``start`` are those of `read_transactions`. ``until``: end with what is committed
-        up to this time, 'end' being now; with ``start`` it is the difference between two times, without ``group``.
-        ``before``: with the row that was there, which takes a replica of the table in ``folder``, as of `replica`;
-        a folder is for one such reader.
+        ``group``, ``timeout`` and ``start`` are those of `read_transactions`. ``until``: end after all that was
+        committed up to this time ('end': now), without ``group``; with ``start``, the difference between two times.
+        ``before``: include the former row. This needs a replica of the table in ``folder``, as of `replica`, for
+        this reader only.
 
         Raises: as `read_transactions` and `replica`; InvalidArgument: ``until`` with a group, or below ``start``.
-        While iterating: NotReady and DeadlineExceeded (going on is safe), SnapshotExpired, FixCallError.
+        While iterating: NotReady and DeadlineExceeded (continuing is safe), SnapshotExpired, FixCallError.
         """
         return self._reading.changes(
             table, group, timeout, start, until=until, before=before, folder=folder
@@ -844,20 +843,20 @@ class Client:
         timeout: float = defaults.COMPACT_S,
         progress: Callable[[int], None] = lambda _: None,
     ) -> r.BaseRow:
-        """Make a base of a table, which new replicas begin at, and delete what no promised snapshot needs.
+        """Make a base of a table, and delete the older events that no snapshot within the table's history needs.
 
-        A base has all rows as of now minus ``table.history.ms``, each with its own commit. Repeating the call, also
-        in several processes at once, is fine: what one began the next one finishes. ``folder``: of a replica, kept
-        for the next time. ``timeout``: seconds. ``progress``: called with the rows that are written.
+        The base has all rows as of now minus ``table.history.ms``, each with its own commit; new replicas start
+        from it. The call may be repeated, and run in several processes at once: one finishes what another began.
+        ``folder``: of a replica, kept for the next time. ``progress``: called with the number of rows written.
 
-        ``plain_readers_lose_history``: say so. A consumer that reads the topic from its beginning afterwards, as a
-        GlobalKTable does, lacks all rows that did not change since; the companion stream ``<table>-base`` has them.
+        ``plain_readers_lose_history``: has to be True. A consumer that reads the topic from its beginning later, as
+        a GlobalKTable does, lacks all rows that did not change since; the stream ``<table>-base`` has them.
 
         For operators, of the lane that made the first base.
 
-        Raises: InvalidArgument (also: not said so), IllegalState (groups that read changes have not come so far: it
-        names them), NotReady (the table is too young; a snapshot needs what would go; another process makes a
-        base), NotAuthorized, UnknownStream, DeadlineExceeded.
+        Raises: InvalidArgument (also without ``plain_readers_lose_history``), IllegalState (names groups that have
+        not yet read the changes), NotReady (the table is too young; a snapshot needs the events; another process
+        makes a base), NotAuthorized, UnknownStream, DeadlineExceeded.
         """
         self._shared.deadline_outside("compact_table", None)
         need("rocksdict", "pyarrow", extra="tables")
@@ -872,15 +871,16 @@ class Client:
         return compact(self, table, lambda at: open_replica(held=at), timeout, progress)
 
     def publish_base(self, table: str, timestamp: int, txn_id: bytes) -> r.BaseRow:
-        """Let a table begin at a base that is committed, for programs that make bases. Repeating it is harmless.
+        """Make a committed base the beginning of its table, for programs that make bases. Repeating it is harmless.
 
-        ``timestamp``: its rows are as of this hybrid time, of a whole second. ``txn_id``: its transaction, of the
-        companion stream alone, which has that second's number in the series of the companion's name.
+        ``timestamp``: the hybrid time of the base's rows, a whole second. ``txn_id``: the transaction that wrote
+        the base, only to the stream ``<table>-base``, with the second as its number in the series of that stream's
+        name.
 
         For operators.
 
-        Raises: IllegalState (it is none, or there is a later one), InvalidArgument, NotReady (snapshots need what
-        would go; another change is under way), NotAuthorized, UnknownStream, DeadlineExceeded.
+        Raises: IllegalState (not a base, or there is a later one), InvalidArgument, NotReady (snapshots need events
+        that would be deleted; another change is under way), NotAuthorized, UnknownStream, DeadlineExceeded.
         """
         deadline = self._shared.deadline_outside("publish_base", None)
         info = self._session.ask_stream(table, r.PublishBase(table, timestamp, txn_id), deadline)
@@ -900,12 +900,12 @@ class Client:
         stores: Sequence[str] | Mapping[str, str] = (),
         timeout: float | None = None,
     ) -> r.ProcessorInfo:
-        """Make a processor (``scope/name``, of an existing scope). Repeating it changes nothing, but adds stores.
+        """Make a processor (``scope/name``, in an existing scope). Repeating the call can only add stores.
 
-        ``inputs``: streams, of any scopes, or where to begin in each. ``tasks``: a power of two up to 1,024; the
-        most that work side by side, it never changes. ``start``: where its tasks begin, as of `read`; logged once.
-        ``stores``: names; with one or more it has state, the stream ``scope/name.state``. None of them is ever
-        taken away. As a mapping: to what each is; another kind under that name is refused until a reset.
+        ``inputs``: streams, of any scopes, or a mapping of each to its start. ``tasks``: a power of two up to
+        1,024, which never changes; this many workers can share the work. ``start``: where its tasks begin, as of
+        `read`. ``stores``: names, or a mapping of each to its kind. They are in the state stream
+        ``scope/name.state``, and are never removed. Another kind under the same name is refused until a reset.
 
         Raises: UnknownScope, UnknownStream, IllegalState (it exists with other tasks, inputs or kinds of stores),
         InvalidArgument, NotAuthorized (the right process), NotReady, DeadlineExceeded, and for its state as
@@ -922,13 +922,13 @@ class Client:
         keep_state: bool = False,
         timeout: float | None = None,
     ) -> r.ProcessorInfo:
-        """Let a processor begin again, from ``start`` (as of `read`), without its state: all of its tenures end.
+        """Restart a processor from ``start`` (as of `read`), without its state; all task ownership ends.
 
-        ``keep_state``: its stores stay as they are; then without a ``start`` its positions do, too. Streams
-        keep what it has written. Each call resets once more.
+        ``keep_state``: keep its stores, and without ``start`` its positions, too. Streams keep the events that it
+        has written. Each call resets it once more.
 
         Raises: UnknownScope, UnknownStream, UnknownProcessor, InvalidArgument (neither start nor keep_state),
-        IllegalState (another one reset it at the same time), NotReady (a commit of it is being merged),
+        IllegalState (another call reset it at the same time), NotReady (a commit of it is being merged),
         NotAuthorized (the right process), DeadlineExceeded.
         """
         deadline = self._shared.deadline_outside("reset_processor", timeout)
@@ -943,23 +943,23 @@ class Client:
         *,
         timeout: float | None = None,
     ) -> r.ProcessorInfo:
-        """Let a processor begin where a consumer group of Kafka's stands in the topics of its inputs.
+        """Start a processor from the offsets of a Kafka consumer group in the topics of its inputs.
 
-        With ``inputs`` it is made, else it is there and is reset, without its state. The processor begins with the
-        first commit of each input that the group has not read whole: nothing is left out, some events may come
-        again. Stop the group's members before.
+        With ``inputs`` the processor is made; without, an existing one is reset, and loses its state. In each input
+        it starts with the first commit that the group has not read completely: no event is missed, and some may
+        come again. Stop the group's members first.
 
         Raises: as `create_processor` and `reset_processor`; InvalidArgument (the group has no offsets there, or is
-        the processor's own mirror), IllegalState (with inputs: it begins elsewhere already), SnapshotExpired.
+        the processor's own mirror), IllegalState (with inputs: it exists with another start), SnapshotExpired.
         """
         check_imported(processor, group)
         deadline = self._shared.deadline_outside("import_group", timeout)
         return self._processors.import_group(processor, group, inputs, tasks, deadline)
 
     def delete_processor(self, processor: str, *, timeout: float | None = None) -> None:
-        """Take a processor away, with its state. One of that name that is made later begins without it.
+        """Delete a processor with its state. A later one of that name starts without it.
 
-        The topics of its state are deleted behind the answer.
+        The topics of its state are deleted after the answer.
 
         Raises: as `reset_processor`.
         """
@@ -971,7 +971,7 @@ class Client:
         return self._processors.listed(scope, self._shared.checked_deadline(timeout))
 
     def processor(self, processor: str, *, timeout: float | None = None) -> r.ProcessorInfo:
-        """A processor, and where its tasks stand. Raises: UnknownScope, UnknownProcessor, NotReady."""
+        """A processor, and the positions of its tasks. Raises: UnknownScope, UnknownProcessor, NotReady."""
         return self._processors.described(processor, self._shared.checked_deadline(timeout))
 
     def check_outputs(
@@ -979,7 +979,7 @@ class Client:
     ) -> dict[str, Room]:
         """Check that commits of a processor can write to these streams.
 
-        Returns each stream's limits of events, where they can be known. Raises: CrossScope, UnknownScope,
+        Returns the size limits of each stream, as far as they are known. Raises: CrossScope, UnknownScope,
         UnknownStream, NotReady, DeadlineExceeded.
         """
         deadline = self._shared.checked_deadline(timeout)
@@ -993,28 +993,28 @@ class Client:
         holder: str | None = None,
         timeout: float | None = None,
     ) -> Tenure:
-        """Take tasks of a processor (None: all): no other tenure commits for them from now on.
+        """Take ownership of tasks of a processor (None: all). From now on no other worker can commit for them.
 
-        The answer comes once their commits that were decided before are merged: so where the tasks stand is final.
-        ``holder``: for people; None: this host and process.
+        The call returns when their earlier commits are merged, so that their positions are final. ``holder``: a
+        name of the worker for people; None: this host and process.
 
-        Raises: TenureLost (another one took a task at the same time, nothing was changed: take them if they are
-        yours), UnknownScope, UnknownProcessor, InvalidArgument, NotAuthorized, NotReady, DeadlineExceeded.
+        Raises: TenureLost (another worker took a task at the same time, and nothing was changed: take them again if
+        they are yours), UnknownScope, UnknownProcessor, InvalidArgument, NotAuthorized, NotReady, DeadlineExceeded.
         """
         return self._processors.take(
             processor, tasks, holder, self._shared.checked_deadline(timeout)
         )
 
     def release(self, tenure: Tenure, *, timeout: float | None = None) -> None:
-        """Give up tasks. Those that another one has taken are left alone. Repeating it is fine."""
+        """Give up tasks; those that another worker has taken are not affected. Repeating the call is fine."""
         self._processors.release(tenure, self._shared.checked_deadline(timeout))
 
     def stored(
         self, processor: str, store: str, key: bytes, task: int | None = None
     ) -> bytes | None:
-        """The committed value of a key in a processor's store, None if there is none. Reads a whole partition.
+        """The committed value of a key in a processor's store, or None. Reads a whole partition.
 
-        ``task``: of a store that is local, which task's; None: that of the key.
+        ``task``: for a local store, the task to ask; None: the task of the key.
 
         Raises: UnknownScope, UnknownProcessor, InvalidArgument (no such store or task), NotReady, NotAuthorized.
         """
@@ -1025,16 +1025,16 @@ class Client:
     def mirror(self, processor: str, ask: Callable[[], r.ProcessorInfo] | None = None) -> Mirror:
         """A mirror of a processor's positions for Kafka's tools: call its `step` every few seconds; close it.
 
-        ``ask``: describes the processor; None: `processor` does.
+        ``ask``: a function that describes the processor; default: `processor`.
         """
         readers = self._reading.readers()
         ask = ask or partial(self.processor, processor)
         return Mirror(readers.ports, processor, ask, readers.timeout)
 
     def lag(self, info: r.ProcessorInfo) -> list[InputLag]:
-        """How far the tasks of a processor, as `processor` told of it, are behind each of its inputs.
+        """The lag of a processor's tasks in each of its inputs. ``info``: as `processor` returns it.
 
-        Read from the inputs' histories. An input in trouble says why, and is no error.
+        Lags are computed from the inputs' histories. If an input is in trouble, its lag has the reason.
         """
         readers = self._reading.readers()
         with readers.source() as source:
@@ -1056,17 +1056,17 @@ class Client:
         adopt_topics: bool = False,
         timeout: float | None = None,
     ) -> Lane:
-        """Make a lane: its two topics, then the lane itself in all control partitions. Repeating it is safe.
+        """Make a lane: its two topics, then the lane itself in all control partitions. Repeating the call is safe.
 
-        A lane that exists gets more partitions for its commands if control partitions were added.
+        If control partitions were added, an existing lane gets more partitions for its commands.
 
-        Before that its ``principals`` (``User:etl``) must be the only ones who may write to its commands and read
-        its answers: with ``apply`` the brokers are told so first, else `anabranch.topics.rights.client_rights` says
-        what to grant. ``quotas``: those to set, None for the default; all others of the lane stay as they are.
-        ``adopt_topics``: the topics may exist, empty and as they should be, as an attempt leaves them that was cut
-        short.
+        Only its ``principals`` (``User:etl``) may be allowed to write to its command topic and read its reply
+        topic. With ``apply`` the call first adds these ACLs; otherwise add them before (see
+        `anabranch.topics.rights.client_rights`). ``quotas``: those to set, None for the default; others stay as
+        they are. ``adopt_topics``: the topics may exist, if they are empty and well configured, as after an
+        interrupted call.
 
-        Raises: InvalidArgument, NotAuthorized, IllegalState (a topic exists; the brokers keep no rules), NotReady,
+        Raises: InvalidArgument, NotAuthorized, IllegalState (a topic exists; the brokers have no ACLs), NotReady,
         DeadlineExceeded (repeat it, then with ``adopt_topics``).
         """
         acls = lane_acls(self._shared.ports.prefix, name, principals)
@@ -1074,14 +1074,14 @@ class Client:
         return self._admin.add_lane(name, acls, quotas, deadline, apply=apply, adopt=adopt_topics)
 
     def block_lane(self, name: str, *, timeout: float | None = None) -> Lane:
-        """Read no more commands of a lane; commits of it that wait undecided are refused. Repeating it is fine.
+        """Stop reading a lane's commands; its waiting, undecided commits are refused. Repeating the call is fine.
 
         Raises: UnknownLane, NotAuthorized, NotReady, DeadlineExceeded (repeating is safe).
         """
         return self._admin.block(name, True, self._shared.checked_deadline(timeout))
 
     def unblock_lane(self, name: str, *, timeout: float | None = None) -> Lane:
-        """Read a lane's commands again, from its end as of now: those sent meanwhile are never carried out.
+        """Read a lane's commands again, from the present end: commands sent meanwhile are never carried out.
 
         Raises: as `block_lane`.
         """
@@ -1094,9 +1094,10 @@ class Client:
     def grant(
         self, lane: str, pattern: str, rights: Iterable[str], *, timeout: float | None = None
     ) -> Grant:
-        """Give a lane rights, such as ``("write", "describe")``, beside those that it has on this pattern.
+        """Add rights, such as ``("write", "describe")``, to those that a lane has on this pattern.
 
-        Patterns are ``scope/stream``, ``scope/*`` and ``*``. Returns all rights of the lane on exactly this one.
+        Patterns are ``scope/stream``, ``scope/*`` and ``*``. Returns all rights of the lane on exactly this
+        pattern.
 
         Raises: InvalidArgument, UnknownLane, NotAuthorized, NotReady, DeadlineExceeded (repeating is safe).
         """
@@ -1111,7 +1112,7 @@ class Client:
         *,
         timeout: float | None = None,
     ) -> Grant:
-        """Take rights (None: all) on exactly this pattern from a lane; returns those left. Others' stay.
+        """Remove rights (None: all) on exactly this pattern from a lane; returns those that remain.
 
         Raises: as `grant`.
         """
@@ -1120,7 +1121,7 @@ class Client:
         return self._admin.set_grant(lane, pattern, TAKE | taken, deadline)
 
     def audit_log(self, limit: int = 100, *, timeout: float | None = None) -> list[AuditEntry]:
-        """Commands of operators, the newest first: once for each control partition that carried them out.
+        """Commands of operators, the newest first; one entry for each control partition that carried it out.
 
         Raises: InvalidArgument, NotAuthorized, NotReady, DeadlineExceeded.
         """
@@ -1130,14 +1131,14 @@ class Client:
         return self._admin.audit_log(limit, self._shared.checked_deadline(timeout))
 
     def commands(self, *, timeout: float | None = None) -> Listed[CommandsInfo]:
-        """How many commands each control partition has handled, and which it set aside.
+        """How many commands each control partition has handled, and which are quarantined.
 
         ``missing``: control partitions that don't answer. Raises: NotReady, DeadlineExceeded (none answers).
         """
         return self._admin.commands(self._shared.checked_deadline(timeout))
 
     def acls(self, *, timeout: float | None = None) -> list[Acl]:
-        """The brokers' own rules about who may do what. Raises: NotAuthorized, IllegalState (they keep none)."""
+        """The ACLs of the brokers. Raises: NotAuthorized, IllegalState (the brokers have none)."""
         return self._admin.acls(self._shared.checked_deadline(timeout))
 
     # -- system tables ------------------------------------------------------------------------------
@@ -1177,13 +1178,12 @@ class Client:
     ) -> Listed[Any]:
         """A system table: rows of named columns, as pandas takes them.
 
-        'transactions', of a scope or of all: open ones, the oldest first, then those that ended and are kept.
-        'locks', of a scope or of all: registered ones of open transactions on tables, and who waits for whom.
-        'commits', of a scope or a stream: committed after ``start`` and up to ``until``, the newest first; None:
-        all, now. To go on, give the last one's timestamp - 1 as ``until``. 'tables', of a scope or of all, by name.
-        'versions', of a table's ``key``: as a replica of it keeps them (``folder``, as of `replica`).
-        ``limit``: 1 to 10,000 rows. ``timeout``: seconds, of each question. The list's ``missing``: as in
-        `transactions`.
+        'transactions', of a scope or of all: open ones, the oldest first, then finished ones that are still known.
+        'locks', of a scope or of all: registered locks of open transactions, and which transaction waits for which.
+        'commits', of a scope or a stream: after ``start`` (None: all) and up to ``until`` (None: now), the newest
+        first; for the next page, give the last timestamp - 1 as ``until``. 'tables', of a scope or of all, by name.
+        'versions', of a table's ``key``, from a replica (``folder``: as of `replica`). ``limit``: 1 to 10,000 rows.
+        ``timeout``: seconds for each question. The list's ``missing``: as in `transactions`.
 
         Raises: InvalidArgument, UnknownScope, UnknownStream, NotAuthorized, NotReady, DeadlineExceeded;
         'versions' as `replica`.
@@ -1197,14 +1197,14 @@ class Client:
     # -- its end ------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Free everything. Open handles go stale at the controller: abort them first."""
+        """Free everything. Abort open transactions first: otherwise they stay open until their keepalive ends."""
         if self._shared.forked:
             raise NotForkSafe("this client was made before a fork: the parent closes it")
         with self._close_lock:
             if self._shared.closed:
                 return
             self._shared.closed = True
-        with ExitStack() as ends:  # the last one first, and all of them whatever one raises
+        with ExitStack() as ends:  # the last one first; all of them, even if one raises
             ends.callback(self._session.close)
             ends.callback(self._shared.ports.journals.close)
             if self._shared.ports.readers is not None:
@@ -1215,7 +1215,7 @@ class Client:
 
     def __del__(self) -> None:
         shared = getattr(self, "_shared", None)
-        # At the process's end `_at_exit` closes clients, while the modules it needs are still loaded.
+        # When the process ends, `_at_exit` closes clients, as long as the modules it needs are loaded.
         if shared and not shared.closed and not shared.forked and not sys.is_finalizing():
             self.close()
 
@@ -1230,7 +1230,7 @@ class Client:
 
 
 def _all_of(handles: Iterable[Handle]) -> list[Handle]:
-    """The handles of now; other threads may begin meanwhile."""
+    """The present handles; other threads may add some at the same time."""
     while True:
         with suppress(RuntimeError):
             return list(handles)

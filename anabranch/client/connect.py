@@ -1,4 +1,4 @@
-"""`connect`: a client on a real cluster."""
+"""`connect` makes a client of a real cluster."""
 
 from __future__ import annotations
 
@@ -50,19 +50,21 @@ def connect(
 
     Args:
         bootstrap: the brokers to ask first.
-        prefix: of the topics that controllers and clients share.
-        lane: whose topics to ask by, and so who this client is; default $ANABRANCH_LANE, or ``open``.
-        timeout: seconds until a call ends that has no timeout of its own.
-        one_shot_bytes: how much a transaction keeps in memory before it opens; it opens at 5,001 events, too.
-        commit_wait: a commit returns once its timestamp is past by the clocks of all controllers. Then what anybody
-            begins later commits above it, also who was told nothing. The controllers need ``--clock-error-ms``.
-        max_clock_skew: how many seconds ahead of this machine's clock a time may be that others tell.
-        config: librdkafka options by their names; and ``max.event.bytes``, to how many bytes a batch of events may
-            unpack in a reader.
-        librdkafka_options: the same as keywords, dots as underscores: ``security_protocol="SSL"``.
+        prefix: the prefix of the topics that controllers and clients share.
+        lane: the lane whose topics this client uses, and so its identity; default $ANABRANCH_LANE, or ``open``.
+        timeout: seconds that a call without its own timeout may take.
+        one_shot_bytes: the most bytes that a transaction keeps in memory before it opens; it also opens at 5,001
+            events.
+        commit_wait: a commit returns only when its timestamp is past on the clocks of all controllers. Every
+            transaction that any client begins after that commits above it. The controllers need
+            ``--clock-error-ms``.
+        max_clock_skew: how many seconds a timestamp from others may be ahead of this machine's clock.
+        config: librdkafka options by their names; and ``max.event.bytes``, the most bytes that a batch of events
+            may unpack to in a reader.
+        librdkafka_options: the same as keywords, with underscores for dots: ``security_protocol="SSL"``.
 
     Raises:
-        UnsupportedSetting: an option that would break a promise, or that readers can't honour.
+        UnsupportedSetting: an option that would break a guarantee, or that readers can't support.
         InvalidArgument: no address, or an argument out of its range.
         NotSupported: gevent or eventlet has replaced Python's threads.
     """
@@ -98,7 +100,7 @@ def connect(
 
 
 def _check_threads() -> None:
-    """`NotSupported` if threads are greenlets: a call that waits for another thread would stop all of them."""
+    """Raise `NotSupported` if threads are greenlets: a call that waits for another thread would block them all."""
     for call in (_thread.start_new_thread, _thread.allocate_lock):
         library = (getattr(call, "__module__", None) or "").partition(".")[0]
         if library in ("gevent", "eventlet"):
@@ -109,14 +111,14 @@ def _check_threads() -> None:
 
 
 def given_lane(lane: str | None) -> str:
-    """The lane, or the one of $ANABRANCH_LANE, or ``open``."""
+    """The given lane, else the one of $ANABRANCH_LANE, else ``open``."""
     return lane or os.environ.get(LANE_VARIABLE) or OPEN_LANE
 
 
 def reader_ports(bootstrap: str, config: Mapping[str, Any]) -> ReaderPorts:
-    """The ports that readers need of a real cluster. ``config``: librdkafka options by their names.
+    """The ports of readers on a real cluster. ``config``: librdkafka options by their names.
 
-    Raises: UnsupportedSetting (also: an option that connections without librdkafka can't honour).
+    Raises: UnsupportedSetting (also for an option that connections without librdkafka can't support).
     """
     options = Options(bootstrap, config)
     settings = parse_settings(options.bootstrap, options.raw_reader())

@@ -1,4 +1,4 @@
-"""Heartbeats: they keep the transactions of a client's handles alive."""
+"""The heartbeats that keep a client's open transactions from being aborted."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _JOIN_S = 10.0
 
 
 class Heart:
-    """Keeps the transactions of handles alive; a handle hears of it when its transaction is over.
+    """Sends heartbeats for handles, and calls `Handle.gone` when a reply says that a transaction is over.
 
-    Handles are held weakly: the transaction of a dropped handle goes stale.
+    References to handles are weak: the transaction of a handle that the program dropped is aborted in time.
     """
 
     def __init__(self, session: Session, *, thread: bool) -> None:
@@ -36,7 +36,7 @@ class Heart:
         self._correlation_id = session.new_correlation_id()  # of the last heartbeats
         self._digests: Collection[bytes] = ()
         self._due = math.inf
-        self._sent = False  # something was, since a handle came last: an answer can be waited for
+        self._sent = False  # whether heartbeats were sent since the last handle was added
         self._closed = False
 
     def add(self, handle: Handle) -> None:
@@ -55,7 +55,7 @@ class Heart:
                 self._thread.start()
 
     def step(self) -> float:
-        """Send the heartbeats if they are due. Returns the monotonic second of the next ones."""
+        """Send the heartbeats that are due. Returns when the next ones are due, in monotonic seconds."""
         with self._wake:
             alive = [(h.live_token, h.keepalive_ms) for h in self._handles]
             tokens = [token for token, _ in alive if token is not None]
@@ -74,7 +74,7 @@ class Heart:
         return self._due
 
     def hear(self, deadline: float) -> None:
-        """Take one answer by the deadline, and tell the handles concerned."""
+        """Wait for one reply until the deadline, and call `gone` on the handles whose transactions are over."""
         gone = self._session.hear_beat(self._correlation_id, self._digests, deadline)
         over = {outcome.txn_id: outcome for outcome in gone}
         if over:

@@ -1,7 +1,7 @@
-"""The ports of the client: commands and their answers, the journal, time and chance.
+"""The ports of the client: all I/O, time and random numbers that it uses.
 
-Two makes: `anabranch.librdkafka.command_bus` (confluent-kafka), `tests.client.memory` (the simulator).
-The clock is `anabranch.ports.Clock`. Deadlines are seconds of its monotonic clock.
+Two implementations: `anabranch.librdkafka` (confluent-kafka) and `tests.client.memory` (the simulator).
+Deadlines are seconds of the monotonic clock of `anabranch.ports.Clock`.
 """
 
 from __future__ import annotations
@@ -34,16 +34,19 @@ class CommandBus(Protocol):
     """Carries commands to controllers and their replies back. Used by many threads at once."""
 
     def ready(self, deadline: float) -> None:
-        """Find the cluster's topics, to send and receive on. `NotReady` if they can't be found in time."""
+        """Find the topics of commands and replies. Raises `NotReady` if they can't be found in time."""
 
     def control_partitions(self, deadline: float, least: int = 0) -> int:
-        """The number of control partitions, asked for if below ``least``, or old without it. Only once `ready`."""
+        """The number of control partitions. Call it once `ready`.
+
+        The brokers are asked again if the known number is below ``least``, or, without ``least``, if it is old.
+        """
 
     def max_command_bytes(self) -> int:
-        """The size limit of a payload. Only once `ready`."""
+        """The size limit of a payload. Call it once `ready`."""
 
     def cluster_id(self, deadline: float) -> str:
-        """The name that the brokers gave their cluster, remembered. Only once `ready`."""
+        """The brokers' id of their cluster, asked for once. Call it once `ready`."""
 
     def send(
         self,
@@ -52,7 +55,7 @@ class CommandBus(Protocol):
         payload: bytes,
         headers: RecordHeaders = (),
     ) -> None:
-        """Queue a command and return soon. Only a reply tells whether it arrived.
+        """Queue a command and return soon. Only a reply shows that it arrived.
 
         From now on replies with this correlation id are kept, until `forget`.
         """
@@ -73,7 +76,7 @@ class CommandBus(Protocol):
         """Stop; waiting calls return None."""
 
     def after_fork(self) -> None:
-        """In a forked child: never free anything; it belongs to the parent's threads."""
+        """Called in a forked child. Nothing may be freed from then on: it belongs to the parent's threads."""
 
 
 class JournalWriter(Protocol):
@@ -91,10 +94,10 @@ class JournalWriter(Protocol):
         headers: RecordHeaders,
         timestamp_ms: int,
     ) -> None:
-        """Queue a record; 0 ms means now. `WriteFailed` if this writer has failed."""
+        """Queue a record; a timestamp of 0 means now. Raises `WriteFailed` if this writer has failed."""
 
     def write_many(self, topic: str, records: Iterable[JournalRecord]) -> None:
-        """Queue records one by one; the iterable gives the next one after the last one is queued.
+        """Queue records. Each one is queued before the next is taken from the iterable.
 
         `WriteFailed` if this writer has failed; records queued before an error stay queued.
         """
@@ -102,9 +105,10 @@ class JournalWriter(Protocol):
     def write_columns(
         self, topic: str, placing: Placing, columns: EventColumns
     ) -> Sequence[Counted] | None:
-        """Queue the rows of columns; returns the count of each partition, or None: write them as events instead.
+        """Queue rows; returns their number in each partition, or None if they must be written as events instead.
 
-        A topic always comes with the same ``placing``. Rows without a timestamp are of now. `WriteFailed`.
+        A topic always comes with the same ``placing``. Rows without a timestamp get the present time. Raises
+        `WriteFailed`.
         """
 
     def flush(
@@ -112,13 +116,13 @@ class JournalWriter(Protocol):
     ) -> dict[TopicPartition, int]:
         """Wait until all in-sync replicas have acknowledged all writes.
 
-        Returns for each partition in ``written`` an offset above its last record, at least the one that is given.
-        `WriteFailed` if a write failed or is unacknowledged at the deadline, `DeadlineExceeded` if only the offsets
-        were not told. `JournalMissing` comes long before the deadline: repeating is safe.
+        Returns an offset above the last record of each partition in ``written``, and not below the given one.
+        Raises `WriteFailed` if a write failed or is unacknowledged at the deadline, and `DeadlineExceeded` if only
+        the offsets are unknown. `JournalMissing` comes long before the deadline: repeating is safe.
         """
 
     def discard(self) -> None:
-        """Drop the queue, if there is one, and free everything; the writer can't be used any more."""
+        """Drop queued records and free everything. The writer can't be used any more."""
 
 
 class Journals(Protocol):
@@ -131,24 +135,24 @@ class Journals(Protocol):
         """Free everything, open writers included."""
 
     def after_fork(self) -> None:
-        """In a forked child: never free anything; it belongs to the parent's threads."""
+        """Called in a forked child, as `CommandBus.after_fork`."""
 
 
 class Acls(Protocol):
-    """Brokers' lists of who may do what. `NotAuthorized`; `IllegalState` if they keep none."""
+    """The brokers' ACLs. Raises `NotAuthorized`, and `IllegalState` if the brokers have no authorizer."""
 
     def allow(self, acls: Iterable[Acl], deadline: float) -> None:
-        """Add these. Repeating it is harmless."""
+        """Add ACLs. Repeating the call is harmless."""
 
     def listed(self, deadline: float) -> list[Acl]:
-        """All that are about topics, groups, transactional ids and the cluster."""
+        """The ACLs of topics, groups, transactional ids and the cluster."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClientPorts:
     """All ports of a client, and its settings of time.
 
-    ``log``, for makers of lanes: one whose answers take at most so many seconds.
+    ``log``: opens a log, for operators who add lanes; its argument limits the seconds of one answer.
     """
 
     bus: CommandBus

@@ -1,4 +1,4 @@
-"""The part of a client that makes and moves processors, and takes their tasks (``docs/processing.md``)."""
+"""Processors of a client: making, resetting and deleting them, and task ownership (``docs/processing.md``)."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from anabranch.schemas import records as r
 from anabranch.topics.names import journal_topic, mirror_group
 from anabranch.types import Tenure
 
-_ROOMS_S = 3.0  # to ask for what outputs take; below the session of a worker, which waits for it
-_PAUSE_S = 0.02  # before a commit that is being merged is asked about again
+_ROOMS_S = 3.0  # limit for asking about outputs: a worker waits meanwhile, and its session must not time out
+_PAUSE_S = 0.02  # before asking again whether a commit is merged
 
 
 class Processors:
-    """Processors, by their controllers. Arguments and errors: as of `Client`."""
+    """The calls of `Client` about processors, with the same arguments and errors."""
 
     def __init__(self, shared: Shared, reading: Reading) -> None:
         self._shared = shared
@@ -144,7 +144,7 @@ class Processors:
                     partitions = sorted({segment.partition for segment in info.segments})
                     latest = latest_time(info.settings, now_ms)
                     room = Room(name, None, is_table(info.settings), latest)
-                with suppress(AnabranchError):  # the first write to a lost stream gets the answer
+                with suppress(AnabranchError):  # the first write to a lost stream will raise
                     opened = journal.open(journal_topic(name), partitions, until)
                     found[name] = room._replace(most=opened.max_event_bytes - RECORD_OVERHEAD)
         finally:
@@ -190,12 +190,12 @@ class Processors:
         return group_inputs(readers.ports, group, streams, readers.timeout)
 
     def ask(self, processor: str, command: object, deadline: float) -> r.ProcessorInfo:
-        """Send a command about a processor; returns the processor, as the controller answers."""
+        """Send a command about a processor; returns the processor as the controller describes it."""
         return self._session.ask_of(processor, command, r.ProcessorList, deadline).processors[0]
 
 
 def check_imported(processor: str, group: str) -> None:
-    """`InvalidArgument` for the group that mirrors the processor."""
+    """Raise `InvalidArgument` for the group that is the mirror of this processor."""
     if group == mirror_group(processor):
         raise InvalidArgument(
             f"the group {group} is the mirror of {processor} itself, which anybody may move: it is never read"

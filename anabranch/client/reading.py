@@ -1,4 +1,4 @@
-"""The part of a client that opens readers, snapshots and replicas."""
+"""Readers of a client: it opens readers, snapshots and replicas."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ if TYPE_CHECKING:
 
 
 class Reading:
-    """Readers of streams and tables. Arguments and errors: as of `Client`."""
+    """The calls of `Client` that read streams and tables, with the same arguments and errors."""
 
     def __init__(self, shared: Shared) -> None:
         self._shared = shared
         self._session = shared.session
 
     def readers(self) -> Readers:
-        """The maker of readers. Raises: as any call of a client; UnsupportedSetting."""
+        """The factory of readers. Raises: NotForkSafe, IllegalState, UnsupportedSetting."""
         self._shared.check()
         if self._shared.ports.readers is None:
             raise UnsupportedSetting("this client has no readers")
@@ -80,7 +80,7 @@ class Reading:
         mode: Mode,
         timeout: float | None,
     ) -> SnapshotPlan:
-        """The plan of a snapshot, as of `Client.snapshot`."""
+        """The plan of a snapshot. Arguments: as of `Client.snapshot`."""
         readers = self.readers()
         names = streams_of(streams)
         check_mode(mode)
@@ -123,7 +123,7 @@ class Reading:
         held: int | None = None,
         index: Mapping[str, Index] | None = None,
     ) -> Replica:
-        """As `Client.replica`. ``held``: it keeps versions from this hybrid time on."""
+        """As `Client.replica`. ``held``: the replica keeps versions from this hybrid time on."""
         need("rocksdict", extra="tables")
         from anabranch.tables.replica import Replica
 
@@ -180,7 +180,7 @@ class Reading:
             )
         with ExitStack() as stack:
             rows, end = None, None
-            deadline = shared.deadline(None)  # ``timeout`` is that of silence
+            deadline = shared.deadline(None)  # ``timeout`` limits the time without a change
             if before:
                 rows = stack.enter_context(self.replica([table], folder, None, held=0))
             else:
@@ -206,7 +206,7 @@ class Reading:
         )
 
     def _check_tables(self, names: Sequence[str], deadline: float) -> list[Mapping[str, str]]:
-        """The settings of these tables. `InvalidArgument`: one is none."""
+        """The settings of these tables. Raises `InvalidArgument` for a stream that is not a table."""
         found = []
         for name in names:
             settings = self._session.describe(name, deadline).settings

@@ -1,7 +1,7 @@
-"""One writer of a transaction: places each event by its key, writes it to the journal, and counts it.
+"""One writer of a transaction: it places each event by its key, writes it to the journal, and counts it.
 
-The counts (events and sum of checksums, for each journal partition) make the receipt. A key is hashed once,
-for its place and its checksum. `StreamLane.write` is the hot path of bulk writes.
+The receipt has, for each journal partition, the count of events and the sum of their checksums. A key is hashed
+once, for its place and its checksum. `StreamLane.write` is the hot path of bulk writes.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("anabranch.client")
 
-# Events without a key go to one segment for so many bytes, then to the next.
+# Events without a key go to one segment up to this many bytes, then to the next.
 STICKY_BYTES = 32 << 10
-RECORD_OVERHEAD = 128  # more than framing and the ab.txn header take of a batch's size
-_SECONDS_MS = 10**11  # March 1973; as seconds it would be the year 5138
-_KNOWN_KEYS = 20_000  # the places of the first so many keys are remembered for each stream
+RECORD_OVERHEAD = 128  # upper bound of framing and the ab.txn header
+_SECONDS_MS = 10**11  # as milliseconds in March 1973, as seconds in the year 5138
+_KNOWN_KEYS = 20_000  # limit of each cache of the places of keys, one for each stream
 
 WriteFunction: TypeAlias = (
     "Callable[[bytes | None, bytes | None, RecordHeaders | None, int | None], None]"
 )
-# Value, key, headers, timestamp, as of `Transaction.write`; the last ones may be left out.
+# Value, key, headers, timestamp, as `Transaction.write` takes them; trailing ones may be omitted.
 EventFields: TypeAlias = (
     "tuple[bytes | None]"
     " | tuple[bytes | None, bytes | None]"
@@ -70,7 +70,7 @@ class Account:
 
 
 class StreamLane:
-    """One writer's events of one stream."""
+    """Writes the events of one writer to one stream."""
 
     def __init__(
         self,
@@ -95,11 +95,11 @@ class StreamLane:
         self.judge_time: Callable[[int], None] | None = None
 
     def write_many(self, events: Iterable[EventFields]) -> None:
-        """Write events. A refused event raises after those before it are written; `TypeError` as `check_fields`."""
+        """Write events. If one is refused, those before it are already written."""
         self._journal.write_many(self.topic, self._records(events))
 
     def write_rows(self, partition: int, rows: Iterable[StateRow]) -> None:
-        """Write rows of a processor's state to a partition, whatever their keys. As `write_many`."""
+        """Write rows of a processor's state to the given partition. Errors: as `write_many`."""
         self._journal.write_many(self.topic, self._rows(self.accounts[partition], rows))
 
     def _rows(self, account: Account, rows: Iterable[StateRow]) -> Iterator[JournalRecord]:
@@ -111,14 +111,14 @@ class StreamLane:
             account.crc_sum += record_checksum(key, value)
 
     def check_columns(self, columns: EventColumns) -> None:
-        """Raise for a row that the stream does not take. `EventTooLarge`, InvalidArgument (a table's key)."""
+        """Raise `EventTooLarge`, or `InvalidArgument` (a table needs keys), for rows that can't be written."""
         self._check_bytes(int(columns.sizes().max(initial=0)))
         if self.is_table and columns.rows and not columns.has_row_keys:
             for _, key, *_ in columns.events():
                 check_row_key(key)
 
     def write_columns(self, columns: EventColumns) -> None:
-        """Write checked rows. After an error some of them are written."""
+        """Write checked rows. After an error some of them may be written."""
         counted = self._journal.write_columns(self.topic, self._placing, columns)
         if counted is None:
             self.write_many(columns.events())
@@ -143,7 +143,7 @@ class StreamLane:
         )
 
     def check(self, key: bytes | None, value: bytes | None, headers: RecordHeaders | None) -> None:
-        """Raise for an event that the stream does not take. `EventTooLarge`, InvalidArgument (a table's key)."""
+        """Raise for an event that the stream does not take, as `check_columns`."""
         if self.is_table:
             check_row_key(key)
         self._check_bytes(len(key or b"") + len(value or b"") + headers_size(headers))
@@ -154,8 +154,8 @@ class StreamLane:
     def _make_write(
         self, segments: Sequence[SegmentRange], journal: JournalWriter, writer: int
     ) -> tuple[WriteFunction, Callable[[Iterable[EventFields]], Iterator[JournalRecord]]]:
-        """Two functions: one writes an event of (key, value, headers, timestamp); the other turns events into
-        records, and counts each one when the next is asked for.
+        """Make two functions: one writes an event (key, value, headers, timestamp); the other turns events into
+        records, and counts each record when the next one is requested.
         """
         ordered = sorted(segments, key=lambda segment: segment.low)
         lows = [segment.low for segment in ordered]
@@ -215,7 +215,7 @@ class StreamLane:
             account.crc_sum += crc
 
         def records(events: Iterable[EventFields]) -> Iterator[JournalRecord]:
-            # The body of `write` again: a call for each event would cost more.
+            # The same code as in `write`: one call for each event would be slower.
             for event in events:
                 timestamp, record_headers = 0, plain_headers
                 if len(event) == 2:
@@ -244,7 +244,7 @@ class StreamLane:
 
 
 class WriterAccount:
-    """The lanes of one writer, by stream."""
+    """All that one writer has written, by stream."""
 
     def __init__(self, txn_id: bytes, writer: int, journal: JournalWriter) -> None:
         self.txn_id = txn_id
@@ -260,20 +260,20 @@ class WriterAccount:
         return lane
 
     def flush(self, deadline: float) -> None:
-        """Wait for the acknowledgement of all writes. `WriteFailed`, `DeadlineExceeded`."""
+        """Wait until all writes are acknowledged. Raises `WriteFailed`, `DeadlineExceeded`."""
         used = {
             TopicPartition(lane.topic, account.partition): account
             for lane in self.lanes.values()
             for account in lane.accounts.values()
             if account.count
         }
-        # A leader that is behind may name a lower end.
+        # A lagging broker may report a lower end.
         least = {place: max(it.end, it.first + it.count) for place, it in used.items()}
         for place, end in self.journal.flush(least, deadline).items():
             used[place].end = end
 
     def receipt(self, *, finished: bool, seen: int) -> Receipt:
-        """The cumulative receipt of everything flushed. ``seen``: the highest hybrid time that the client saw."""
+        """The receipt of everything flushed so far. ``seen``: the highest hybrid time that the client has seen."""
         self._sequence += 1
         extents = [
             Extent(
@@ -294,7 +294,7 @@ class WriterAccount:
 def _unpack(
     event: EventFields,
 ) -> tuple[bytes | None, bytes | None, RecordHeaders | None, int]:
-    """Value, key, headers and timestamp (0: none) of an event that is not given as a pair."""
+    """Value, key, headers and timestamp (0 if it has no timestamp) of an event that is not a pair."""
     check_fields(event)
     value, key, headers, timestamp = (*event, None, None, None)[:4]
     warn_of_seconds(timestamp)
@@ -302,7 +302,7 @@ def _unpack(
 
 
 def check_fields(event: EventFields) -> None:
-    """Raise `InvalidArgument` unless these are an event's fields; headers are not looked at."""
+    """Raise `InvalidArgument` unless these are the fields of an event; headers are not checked here."""
     given: Any = event  # callers without a type checker pass anything
     if not isinstance(given, tuple | list) or not 1 <= len(given) <= 4:
         raise InvalidArgument(
@@ -313,7 +313,7 @@ def check_fields(event: EventFields) -> None:
 
 
 def check_layout(stream: str, segments: Sequence[SegmentRange]) -> None:
-    """`MalformedRecord` if a controller answered without segments: no key could be placed."""
+    """Raise `MalformedRecord` if a controller sent no segments: then no key has a place."""
     if not segments:
         raise MalformedRecord(
             f"the controller's answer names no segments of {stream}; nothing was written to it"
@@ -321,7 +321,7 @@ def check_layout(stream: str, segments: Sequence[SegmentRange]) -> None:
 
 
 def warn_of_seconds(timestamp: int | None) -> None:
-    """Log, once a process, that a time is probably in seconds."""
+    """Log, once in a process, that a timestamp is probably in seconds."""
     if timestamp is not None and timestamp < _SECONDS_MS:
         _warn(timestamp)
 
@@ -335,7 +335,7 @@ def _warn(timestamp: int) -> None:
 
 
 def check_taken(outcome: Outcome, own: Iterable[Receipt], txn_id: bytes | None) -> None:
-    """Raise if another holder of the token committed before, without the writes of this handle."""
+    """Raise if another holder of the token has committed the transaction without the writes of this handle."""
     taken = {receipt.writer: receipt for receipt in outcome.writers}
     if outcome.txn_id == txn_id and not_covered(own, taken):
         raise AlreadyCommitted(

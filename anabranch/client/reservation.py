@@ -1,4 +1,4 @@
-"""Tokens that programs hand on, with fewer rights, and transactions that are agreed on and have not begun."""
+"""Reservations of transactions that begin later, and tokens with fewer rights for other programs."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from anabranch.types import committed, result_of
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """A transaction's id and all that is needed to begin it: its first writer does.
+    """A transaction id with all that is needed to begin it; its first writer begins it.
 
-    A plain value: hand it on pickled, or as bytes. Its holder may write, commit and abort: keep it secret. Writers
-    of one lane share it, which then owns the transaction: others get a token. Made by `Client.reserve`; valid as
-    long as outcomes are kept. ``keepalive_ms``: milliseconds.
+    A plain value: pass it on pickled, or as bytes. Keep it secret: its holder may write, commit and abort. Share it
+    among writers of one lane, which then owns the transaction; writers of other lanes need a token. Made by
+    `Client.reserve`; valid during the retention of outcomes.
     """
 
     scope: str
@@ -51,12 +51,12 @@ class Reservation:
         return r.Begin(self.txn_id, self.scope, self.name, self.keepalive_ms, self.secret)
 
     def to_bytes(self) -> bytes:
-        """The unsent `Begin` command as bytes, the same in every language."""
+        """The `Begin` command as bytes, in a format that is the same in every language."""
         return encode(self.begin)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Reservation:
-        """The reservation of `to_bytes`. `MalformedRecord` or `UnsupportedVersion` for other bytes."""
+        """The reservation that `to_bytes` encoded. Raises `MalformedRecord` or `UnsupportedVersion`."""
         begin = decode_as(r.Begin, bytes(data))
         return cls(begin.scope, begin.txn_id, begin.keepalive_ms, begin.secret, begin.name)
 
@@ -82,7 +82,7 @@ def id_of(transaction: bytes | str | Reservation) -> bytes:
 def asked_about(
     session: Session, transaction: bytes | str | Reservation
 ) -> tuple[bytes, str, bytes | None]:
-    """Id and scope of a transaction, and a token that may see it; an empty scope and None where an id is all."""
+    """Id, scope and token of a transaction. From an id alone the scope is empty and the token None."""
     txn_id = id_of(transaction)
     if isinstance(transaction, Reservation):
         return txn_id, transaction.scope, session.token_of(transaction.begin)
@@ -95,7 +95,7 @@ def asked_about(
 def reserve(
     session: Session, scope: str, name: str | None, keepalive: float, deadline: float
 ) -> Reservation:
-    """A new reservation. Only the scope is looked up at the controller."""
+    """A new reservation. The controller is asked only for the scope."""
     keepalive_ms = keepalive_ms_of(keepalive)
     check_name(name)
     txn_id = session.new_txn_id(check_scope(scope), deadline)
@@ -105,9 +105,9 @@ def reserve(
 def begin_reserved(
     session: Session, reservation: Reservation, deadline: float
 ) -> r.Begun | r.Outcome:
-    """Begin the transaction unless a writer has; an `Outcome`: it, or the one it gave way to, is committed.
+    """Begin the transaction unless a writer has. An `Outcome`: it, or another one of its name, is committed.
 
-    Raises: TransactionAborted, AlreadyCommitted, Expired, and what any `begin` raises.
+    Raises: TransactionAborted, AlreadyCommitted, Expired, and all that `begin` raises.
     """
     begun = session.begin(reservation.begin, deadline)
     if isinstance(begun, r.Outcome):
@@ -116,7 +116,7 @@ def begin_reserved(
 
 
 def token_to_write(session: Session, reservation: Reservation, deadline: float) -> bytes:
-    """The token for a writer. `AlreadyCommitted`, with the result, if the transaction is committed."""
+    """The token for a writer. Raises `AlreadyCommitted`, with the result, if the transaction is committed."""
     begun = begin_reserved(session, reservation, deadline)
     if isinstance(begun, r.Begun):
         return session.token_of(reservation.begin, begun.begun_ms)
@@ -146,7 +146,7 @@ def abort_reserved(
 def commit_by(
     session: Session, transaction: bytes | Reservation, command: r.Commit, deadline: float
 ) -> r.Outcome:
-    """Commit or prepare a transaction by its token, id or reservation. ``command``: all of it but the token.
+    """Commit or prepare a transaction by its token, id or reservation. ``command``: complete except for the token.
 
     Raises: as `Client.commit`.
     """
@@ -154,7 +154,7 @@ def commit_by(
     if isinstance(transaction, Reservation):
         begun = begin_reserved(session, transaction, deadline)
         if isinstance(begun, r.Outcome) and begun.txn_id != txn_id:
-            return begun  # what it gave way to
+            return begun  # the committed transaction of this name
         transaction = session.token_of(transaction.begin, begun.begun_ms)
     if command.secret is None or transaction != txn_id:
         token = peek(transaction)
@@ -182,7 +182,7 @@ def abort_by(
 # -- tokens ------------------------------------------------------------------------------------------
 
 RightNames: TypeAlias = "str | Iterable[str]"
-WRITER = ("write", "heartbeat")  # the rights of a token that is asked for without any
+WRITER = ("write", "heartbeat")  # the default rights of a token
 
 
 def narrow(
@@ -192,9 +192,9 @@ def narrow(
     expires: float | None = None,
     lane: str | None = None,
 ) -> TokenBytes:
-    """A token that is good for less than this one; the arguments are those of `Transaction.token`.
+    """A token with fewer rights than this one, or valid for less time, or in one lane; see `Transaction.token`.
 
-    Nothing is sent. None: as before. Raises: InvalidArgument (more than the token has), InvalidToken.
+    Nothing is sent. None keeps what the token has. Raises: InvalidArgument (more than it has), InvalidToken.
     """
     return narrow_at(token, rights, expires, lane, SystemClock().wall())
 
@@ -206,7 +206,7 @@ def narrow_at(
     lane: str | None,
     now: float,
 ) -> TokenBytes:
-    """`narrow` by another clock; ``now``: Unix seconds."""
+    """As `narrow`, with the present time given as ``now``, in Unix seconds."""
     end_ms = None
     if expires is not None:
         check_type("a token's end, in seconds from now,", expires, int, float)

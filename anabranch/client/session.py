@@ -1,10 +1,11 @@
 """The client's side of the protocol: a call for each command, as plain synchronous code over small ports.
 
 A command is sent again under the same ids until it is answered. Every command is safe to repeat, because the client
-makes its ids before anything is sent. If a commit's outcome stays in doubt, RESOLVE decides it by id. Nothing here
-sleeps, starts a thread, reads a clock or makes a random number except through the ports.
+makes its ids before anything is sent. If a commit stays unanswered, RESOLVE asks for its outcome by id. Nothing
+here sleeps, starts a thread, reads a clock or makes a random number except through the ports.
 
-The file is long because each command has its call here, beside the loop that repeats it until an answer comes.
+The file is long because each command has its call here, together with the loop that repeats it until an answer
+comes.
 """
 
 from __future__ import annotations
@@ -77,20 +78,20 @@ log = logging.getLogger("anabranch.client")
 
 T = TypeVar("T")
 P = TypeVar("P")
-_SCOPE_TRIES = 6  # how often a new scope is looked for again: 1.3 s
-# A refusal that holds for all copies of a command; any other holds only for a command sent once.
+_SCOPE_TRIES = 6  # how often a new scope is asked for: during 1.3 s
+# Refusals that hold for all copies of a command. Any other one is only about the copy that it answers.
 _FINAL = (TransactionAborted, LocksBroken, AlreadyCommitted, EventTooLarge, TenureLost)
-# States after which no copy that was sent before is carried out, or will be.
+# A transaction in these states was not committed by any earlier copy.
 _UNDONE = ("OPEN", "ABORTED")
-_NOTHING = "nothing was changed"  # as refusals say
+_NOTHING = "nothing was changed"  # a phrase in texts of refusals
 _TOKENS_A_BEAT = 500
 
 
 class _Copy(NamedTuple):
-    """One command, of which every copy has the same bytes and headers.
+    """A command to send, perhaps several times; every copy has the same bytes and headers.
 
-    So no copy claims to know of later changes than the first copy did, and a late copy that would undo a change
-    made after another copy is refused.
+    The headers have the time that the client knew at the first copy. So the controller can refuse a late copy that
+    would undo a change made meanwhile.
     """
 
     partition: int
@@ -100,7 +101,7 @@ class _Copy(NamedTuple):
 
 
 class Session:
-    """The commands of the protocol. Thread-safe: calls share nothing but caches."""
+    """The commands of the protocol. Thread-safe: calls share only caches."""
 
     def __init__(self, ports: ClientPorts) -> None:
         self._bus = ports.bus
@@ -118,7 +119,7 @@ class Session:
         self._closed = False
 
     def close(self) -> None:
-        """Close the bus; calls that wait end without an answer."""
+        """Close the bus. Waiting calls end without an answer."""
         self._closed = True
         self._bus.close()
 
@@ -135,14 +136,14 @@ class Session:
         return int.from_bytes(self._entropy(8), "big", signed=True)
 
     def cluster(self, deadline: float) -> str:
-        """The brokers' name of their cluster, and the prefix."""
+        """The brokers' id of their cluster, and the prefix, as one text."""
         self._bus.ready(deadline)
         return f"{self._bus.cluster_id(deadline)}/{self._prefix}"
 
     def observe(self, timestamp: int) -> bool:
-        """Take in a timestamp that others have told: what is sent from now on carries it.
+        """Take over a timestamp from elsewhere: later commands carry it.
 
-        False, and nothing changed, if it is too far ahead of this machine's clock.
+        Returns False, and ignores it, if it is too far ahead of this machine's clock.
         """
         latest_s = self._clock.wall() + self._max_clock_skew
         near = timestamp <= self.highest_timestamp or hybrid_time.to_us(timestamp) <= latest_s * 1e6
@@ -151,21 +152,21 @@ class Session:
         return near
 
     def _raise(self, timestamp: int) -> None:
-        with self._raising:  # else a thread might put back a lower one
+        with self._raising:  # so that no thread replaces it by a lower one
             self.highest_timestamp = max(self.highest_timestamp, timestamp)
 
     @property
     def seen(self) -> RecordHeaders:
-        """The headers of a command that say what this client has seen."""
+        """Command headers with the highest hybrid time that this client has seen."""
         seen = hybrid_time.to_bytes(self.highest_timestamp)
         return [(TIME_HEADER, seen), *self._held]
 
     # -- a command and its answer -----------------------------------------------------------------------
 
     def ask(self, partition: int, command: Any, expected: type[T], deadline: float) -> T:
-        """Send a command until it is answered. Raises a refusal as its error.
+        """Send a command until it is answered. A refusal is raised as its error.
 
-        No answer in time: `DeadlineExceeded`, or `NotReady` if no controller ever answered this client.
+        Without an answer in time it raises `DeadlineExceeded`, or `NotReady` if no controller ever answered.
         """
         result = self.try_ask(partition, command, deadline)
         if result is None:
@@ -179,9 +180,10 @@ class Session:
     def try_ask(
         self, partition: int, command: Any, deadline: float, unheard: list[bytes] | None = None
     ) -> Any | None:
-        """`ask` for any kind of answer; None if none came in time. `NotReady`: only refusals of that name came.
+        """As `ask`, for any type of answer; None if there was no answer in time.
 
-        ``unheard`` gets the ids of copies that were sent and not answered: they may be carried out.
+        Raises `NotReady` if all answers were that refusal. ``unheard`` gets the ids of the copies that were sent
+        and not answered: these may still be carried out.
         """
         unheard = [] if unheard is None else unheard
         self._bus.ready(deadline)
@@ -191,7 +193,7 @@ class Session:
             )
         try:
             payload = encode(command)
-        except MalformedRecord as error:  # of a value that no earlier check caught
+        except MalformedRecord as error:  # a value that no earlier check refused
             raise InvalidArgument(str(error)) from error
         if len(payload) > self._bus.max_command_bytes():
             raise EventTooLarge(
@@ -207,12 +209,12 @@ class Session:
                 result = result or refused
                 if not isinstance(result, r.Refusal):
                     return result
-                # Not kept in a name: the traceback would hold this frame, and so the error itself.
+                # Raised without a local name, which would make a reference cycle through the traceback.
                 over = result.code != NotReady.__name__ or self._closed
                 if over or not pauses.sleep(deadline):
                     raise error_of(result.code, _truly(result.message, unheard))
-                refused = result  # the reason, if no answer comes in time
-                # A copy without an answer may have set something; a new command could undo a change made after it.
+                # Raised if no other answer comes in time.
+                refused = result
                 if not (type(command) in SETS and copy.correlation_id in unheard):
                     self._bus.forget(copy.correlation_id)
                     copy = self._new_copy(partition, command, payload)
@@ -221,7 +223,7 @@ class Session:
 
     def _new_copy(self, partition: int, command: Any, payload: bytes) -> _Copy:
         headers: RecordHeaders
-        if type(command) in SETS:  # compared with that control partition's times
+        if type(command) in SETS:  # the controller compares it with its own times
             headers = [(TIME_HEADER, hybrid_time.to_bytes(self._told.get(partition, 0)))]
         else:
             headers = self.seen
@@ -232,7 +234,7 @@ class Session:
     ) -> Any | None:
         digests = (command_digest(copy.payload),)
         pauses, is_first = Backoff(FIRST_REPEAT_S, LONGEST_REPEAT_S, self._clock), not unheard
-        waits = copy.correlation_id in unheard  # first wait for the answers to earlier copies
+        waits = copy.correlation_id in unheard  # earlier copies may be answered, so wait first
         try:
             while True:
                 if not waits:
@@ -260,9 +262,10 @@ class Session:
         command: Any | None = None,
         partition: int = -1,
     ) -> Any | None:
-        """The next answer to a command of these digests (and to this one, if given); None at the deadline.
+        """The next answer to a command with one of these digests; None at the deadline.
 
-        Other answers under this id are mistakes or forgeries: they are passed over.
+        With ``command`` the answer has to be about its transaction. All other answers under this id are mistakes or
+        forgeries, and skipped.
         """
         while (data := self._bus.wait(correlation_id, deadline)) is not None:
             reply = decode_as(r.Reply, data)
@@ -270,7 +273,8 @@ class Session:
                 self._answered = True
                 if reply.hybrid_time > self._told.get(partition, 0):
                     self._told[partition] = reply.hybrid_time
-                if not isinstance(reply.result, r.ScopeInfo):  # the directory tells of no commit
+                # Scope lookups carry no commit timestamp.
+                if not isinstance(reply.result, r.ScopeInfo):
                     self._raise(reply.hybrid_time)
                 return reply.result
             if self.now() >= deadline:
@@ -278,7 +282,7 @@ class Session:
         return None
 
     def no_answer(self, command: Any) -> AnabranchError:
-        """The error for an unanswered command that nothing depends on."""
+        """The error for an unanswered command that is safe to repeat."""
         if self._closed:
             return IllegalState("the client was closed meanwhile")
         trouble = self._bus.trouble()
@@ -294,7 +298,7 @@ class Session:
     # -- ids, secrets, tokens ------------------------------------------------------------------------------
 
     def new_correlation_id(self) -> bytes:
-        """16 random bytes for one command: no other client can guess them to answer under."""
+        """16 random bytes for one command, so that no other client can guess them and forge an answer."""
         return self._entropy(CORRELATION_ID_SIZE)
 
     def new_secret(self) -> bytes:
@@ -309,7 +313,7 @@ class Session:
         return make(begin.secret, of)
 
     def token_as_of_now(self, token: bytes, secret: bytes) -> TokenBytes:
-        """The token of this secret's transaction, with all that this client has seen by now."""
+        """The token again, with the highest hybrid time that this client has seen by now."""
         return make(secret, replace(peek(token), seen=self.highest_timestamp))
 
     # -- scopes and streams --------------------------------------------------------------------------
@@ -317,7 +321,7 @@ class Session:
     def find_scope(
         self, scope: str, deadline: float, *, create: bool = False, near: str | None = None
     ) -> int:
-        """The control partition of a scope; it never changes. `UnknownScope`."""
+        """The control partition of a scope, which never changes. Raises `UnknownScope`."""
         known = self._scopes.get(scope)
         if known is None or near is not None:
             info = self.ask(DIRECTORY, r.FindScope(scope, create, near), r.ScopeInfo, deadline)
@@ -325,9 +329,9 @@ class Session:
         return known
 
     def check_together(self, streams: Iterable[str], deadline: float, *, beside: str = "") -> str:
-        """One of the scopes of these streams, or ``beside``, as one control partition serves them all.
+        """Check that one control partition serves the scopes of these streams, and the scope ``beside`` if given.
 
-        `CrossScope` if not; `UnknownScope`.
+        Returns one of the scopes. Raises: CrossScope, UnknownScope.
         """
         scopes = sorted({split_stream(stream)[0] for stream in streams} - {beside})
         first = beside or scopes.pop()
@@ -341,16 +345,16 @@ class Session:
         return first
 
     def serves_all(self, streams: Iterable[str], deadline: float) -> bool:
-        """Whether no controller has to be asked to know that one control partition serves all these streams."""
+        """Whether one control partition serves all these streams; False if only a controller could answer that."""
         if len({split_stream(stream)[0] for stream in streams}) == 1:
             return True
         self._bus.ready(deadline)
         return self._bus.control_partitions(deadline) == 1
 
     def together(self, streams: Iterable[str], deadline: float) -> dict[str, int]:
-        """Stream -> a number: streams with different ones never share a transaction.
+        """A number for each stream: streams with different numbers never share a transaction.
 
-        The number is the control partition's; the same for all if that of one can't be known.
+        The number is the control partition. If that of any stream is unknown, all get the same number.
         """
         scopes = {stream: split_stream(stream)[0] for stream in streams}
         if len(set(scopes.values())) > 1:
@@ -361,7 +365,7 @@ class Session:
     def create_stream(
         self, command: r.CreateStream, deadline: float, *, near: str | None = None
     ) -> r.StreamInfo:
-        """Create a stream, and its scope if needed. `StreamExists` if it exists with other settings."""
+        """Create a stream, and its scope if needed. Raises `StreamExists` if it exists with other settings."""
         scope, _ = split_stream(command.stream)
         pauses = Backoff(FIRST_RETRY_S, LONGEST_RETRY_S, self._clock)
         while True:
@@ -369,7 +373,7 @@ class Session:
             try:
                 return self.ask(partition, command, r.StreamList, deadline).streams[0]
             except UnknownScope as error:
-                # The directory's message to that partition is on its way, or retention removed it unread: let the
+                # The directory's message to that partition was not read yet, or retention removed it: make the
                 # directory send it again.
                 if pauses.count == _SCOPE_TRIES or not pauses.ends_by(deadline):
                     raise NotReady(
@@ -379,20 +383,20 @@ class Session:
             pauses.sleep()
 
     def ask_of(self, name: str, command: Any, expected: type[T], deadline: float) -> T:
-        """Ask the control partition of the scope of ``scope/name``. `UnknownScope`."""
+        """Ask the control partition of the scope in ``scope/name``. Raises `UnknownScope`."""
         partition = self.find_scope(split_stream(name)[0], deadline)
         return self.ask(partition, command, expected, deadline)
 
     def ask_stream(self, stream: str, command: Any, deadline: float) -> r.StreamInfo:
-        """Ask about a stream, or for a change of it. `UnknownScope`, `UnknownStream`."""
+        """Send a command about a stream. Raises `UnknownScope`, `UnknownStream`."""
         return self.ask_of(stream, command, r.StreamList, deadline).streams[0]
 
     def describe(self, stream: str, deadline: float) -> r.StreamInfo:
-        """One stream. `UnknownScope`, `UnknownStream`."""
+        """The description of a stream. Raises `UnknownScope`, `UnknownStream`."""
         return self.ask_stream(stream, r.DescribeStreams(None, stream), deadline)
 
     def streams(self, scope: str | None, deadline: float) -> Listed[r.StreamInfo]:
-        """All streams of a scope, or of the cluster, by name. `UnknownScope`."""
+        """All streams of a scope, or of the cluster, by name. Raises `UnknownScope`."""
         wanted = r.DescribeStreams(scope, None)
         found = self.in_pages(wanted, r.StreamList, lambda part: part.streams, deadline)
         found.sort(key=lambda info: info.stream)
@@ -401,10 +405,10 @@ class Session:
     def of_each(
         self, scope: str | None, ask: Callable[[int, float], list[T]], deadline: float
     ) -> Listed[T]:
-        """A list of what all control partitions, or that of a scope, have. Raises if none answers.
+        """The items of all control partitions, or of the one of a scope. Raises if no partition answers.
 
         ``ask``: a function of a control partition and a deadline. Each partition gets a share of the time; those
-        that don't answer are asked once more, in the time that the others have left.
+        that don't answer are asked once more in the time that remains.
         """
         partitions = self._partitions(scope, deadline)
         found: Listed[T] = Listed()
@@ -440,26 +444,29 @@ class Session:
         return range(self._bus.control_partitions(deadline))
 
     def safe_time(self, scope: str, at: int | None, deadline: float) -> int:
-        """A timestamp (None: now) that all later commits of the scope exceed. `NotReady`: still to come."""
+        """A timestamp that all later commits of the scope exceed; ``at`` None: one of now.
+
+        Raises `NotReady` if ``at`` is not safe yet.
+        """
         return self.safe_tables(scope, at, (), deadline).timestamp
 
     def safe_tables(
         self, scope: str, at: int | None, tables: Sequence[str], deadline: float
     ) -> r.SafeTimeIs:
-        """As `safe_time`, and the newest commits of tables: all up to that time are at or below them."""
+        """As `safe_time`, together with the newest commit of each table up to that time."""
         partition = self.find_scope(scope, deadline)
         return self.ask(partition, r.SafeTime(scope, at, tuple(tables)), r.SafeTimeIs, deadline)
 
     def instant(self, scope: str, at: int | None, deadline: float) -> int:
-        """A safe timestamp: ``at``; or None: now, at or above all that this client has seen.
+        """Wait until ``at`` is safe; None: a safe time at or above all timestamps that this client has seen.
 
-        `NotReady` at once if it lies too far ahead to come until the deadline.
+        Raises `NotReady` at once if ``at`` is later than the deadline.
         """
         seen = self.highest_timestamp
         now = self.safe_time(scope, None, deadline)
         wanted = max(now, seen) if at is None else at
         if wanted <= now:
-            return wanted  # what is safe now made it safe
+            return wanted  # already safe
         ahead_s = (to_us(wanted) - to_us(now)) / 1e6
         if self.now() + ahead_s >= deadline:
             raise NotReady(
@@ -471,12 +478,12 @@ class Session:
     def list_runs(
         self, token: bytes, stream: str, wanted: Sequence[r.RunsWanted], deadline: float
     ) -> r.RunList:
-        """Places of an open transaction's records: some of those that are wanted, and what is left."""
+        """The places of some of the requested records of an open transaction, and which remain to be asked for."""
         there = control_partition_of(id_named(token))
         return self.ask(there, r.ListRuns(token, stream, tuple(wanted)), r.RunList, deadline)
 
     def series(self, scope: str, name: str | None, deadline: float) -> list[r.SeriesInfo]:
-        """The latest number of one series of a scope, or of all, by name. `UnknownScope`."""
+        """The latest number of one series of a scope, or of all, by name. Raises `UnknownScope`."""
         partition = self.find_scope(check_scope(scope), deadline)
         found: list[r.SeriesInfo] = []
         more = True
@@ -488,7 +495,7 @@ class Session:
         return found[::-1]
 
     def open_ones(self, wanted: r.ListOpen, deadline: float) -> Listed[r.OpenInfo]:
-        """Open transactions, the oldest first, or one by its id. `UnknownScope`, `UnknownTransaction`."""
+        """Open transactions, the oldest first, or one by its id. Raises `UnknownScope`, `UnknownTransaction`."""
         if wanted.txn_id is not None:
             return Listed([self._open_one(wanted, control_partition_of(wanted.txn_id), deadline)])
         found = self.in_pages(wanted, r.OpenList, lambda part: part.transactions, deadline)
@@ -505,7 +512,7 @@ class Session:
         return replace(info, writers=tuple(writers))
 
     def table_locks(self, wanted: r.ListTableLocks, deadline: float) -> Listed[r.TableLockInfo]:
-        """Registered locks, by transaction and table. `UnknownScope`."""
+        """Registered locks, by transaction and table. Raises `UnknownScope`."""
         found = self.in_pages(wanted, r.TableLockList, lambda part: part.locks, deadline)
         found.sort(key=lambda info: (made_ms_of(info.txn_id), info.txn_id, info.table))
         return found
@@ -519,7 +526,7 @@ class Session:
         *,
         by: str = "after",
     ) -> Listed[T]:
-        """`of_each`, up to ``limit`` for each, if there is one. ``by``: the field that says where to go on."""
+        """`of_each` in pages, up to ``wanted.limit`` items of each. ``by``: the field that begins the next page."""
 
         most: int | None = getattr(wanted, "limit", None)
 
@@ -540,14 +547,14 @@ class Session:
     # -- transactions ---------------------------------------------------------------------------------
 
     def new_txn_id(self, scope: str, deadline: float, *, marked: bool = False) -> bytes:
-        """A transaction id for a scope. ``marked``: of a one-shot that moves positions, and of no other."""
+        """A transaction id for a scope. ``marked``: for a one-shot that moves positions, and only for that."""
         partition = self.find_scope(scope, deadline)
         now_ms = int(self._clock.wall() * 1000)
         make = make_marked_id if marked else make_txn_id
         return make(partition, now_ms, int.from_bytes(self._entropy(8), "big"))
 
     def begin(self, command: r.Begin, deadline: float) -> r.Begun | r.Outcome:
-        """Begin; an `Outcome`: the name is committed (or the transaction over)."""
+        """Begin a transaction. Returns an `Outcome` if the name is committed, or the transaction is over."""
         result = self.try_ask(control_partition_of(command.txn_id), command, deadline)
         if result is None:
             raise self.no_answer(command)
@@ -556,7 +563,7 @@ class Session:
         return result
 
     def touch(self, token: bytes, stream: str, writer: int, deadline: float) -> r.Touched:
-        """Register a stream and the writer that will write to it; returns where to."""
+        """Touch a stream, for this writer; returns where to write."""
         command = r.Touch(token, stream, writer)
         with _about(token):
             return self.ask(_partition(token), command, r.Touched, deadline)
@@ -569,8 +576,9 @@ class Session:
     def commit(self, command: r.Commit, deadline: float) -> r.Outcome:
         """Commit until the outcome is COMMITTED; with ``prepare``, until it is PREPARED.
 
-        `OutcomeUnknown` at the deadline; refusals leave it open. `AlreadyCommitted`: a series is beyond the number.
-        The call says how long the controller may wait. Raises `NotReady` while registered locks have to be checked.
+        The call sets how long the controller may wait. After a refusal the transaction is still open. Raises
+        `OutcomeUnknown` at the deadline, `AlreadyCommitted` if the series has a higher number, and `NotReady` while
+        registered locks have to be revalidated.
         """
         answer = self.try_commit(command, deadline)
         if isinstance(answer, r.LookAgain):
@@ -578,7 +586,7 @@ class Session:
         return answer
 
     def try_commit(self, command: r.Commit, deadline: float) -> r.Outcome | r.LookAgain:
-        """Like `commit`, but may return that the registered locks have to be checked before the next copy."""
+        """As `commit`, but returns `LookAgain` if registered locks have to be revalidated before the next copy."""
         token = command.token
         try:
             with _about(token):
@@ -587,19 +595,19 @@ class Session:
             return told.answer
 
     def lock_reads(self, command: r.LockReads | r.ListLocks, deadline: float) -> r.ReadsLocked:
-        """Register what was read of tables, or tell a set of what was registered."""
+        """Register locks of a transaction, or list some of its registered ones."""
         with _about(command.token):
             return self.ask(_partition(command.token), command, r.ReadsLocked, deadline)
 
     def one_shot(self, command: r.OneShot, deadline: float) -> r.Outcome:
-        """A whole transaction in one command, until it is COMMITTED. `OutcomeUnknown` at the deadline.
+        """Send a one-shot until it is COMMITTED. Raises `OutcomeUnknown` at the deadline.
 
-        One that moves positions has a marked id; `TenureLost` is a refusal then.
+        If it moves positions, its id is marked, and it may be refused by `TenureLost`.
         """
         txn_id = command.txn_id
         if command.consumed is None:
             return self._until_known(txn_id, command, None, deadline)
-        # There is no RESOLVE of a marked id: the rows of its tasks are its outcome.
+        # RESOLVE takes no marked id: the rows of the tasks show the outcome.
         unheard: list[bytes] = []
         try:
             outcome = self.try_ask(control_partition_of(txn_id), command, deadline, unheard)
@@ -613,9 +621,9 @@ class Session:
         return committed(outcome)
 
     def locked_shot(self, command: r.OneShot, deadline: float) -> r.Outcome | r.LookAgain:
-        """A one-shot with locks, until it is COMMITTED, or they have to be looked at again: then nothing is logged.
+        """Send a one-shot with locks until it is COMMITTED. If they have to be revalidated, nothing is logged.
 
-        `OutcomeUnknown` at the deadline. A copy that was sent before is judged by its own locks, should it arrive.
+        Raises `OutcomeUnknown` at the deadline. An earlier copy that arrives late is judged by its own locks.
         """
         try:
             return self._until_known(command.txn_id, command, None, deadline)
@@ -623,14 +631,14 @@ class Session:
             return told.answer
 
     def prepare_events(self, command: r.PrepareEvents, deadline: float) -> r.Outcome:
-        """Prepare a whole transaction in one command, until it is PREPARED, or what it gave way to is COMMITTED."""
+        """Send a whole transaction to prepare until it is PREPARED, or another one of its name is COMMITTED."""
         return self._until_known(command.txn_id, command, None, deadline)
 
     def _until_known(
         self, txn_id: bytes, command: Any, token: bytes | None, deadline: float
     ) -> r.Outcome:
         """Send a commit until its outcome is known; RESOLVE it if it stays unanswered."""
-        self._bus.ready(deadline)  # a right that is missing here is a refusal
+        self._bus.ready(deadline)  # here, a missing right is a refusal
         unheard: list[bytes] = []
         try:
             return self._try_until_known(txn_id, command, token, deadline, unheard)
@@ -648,7 +656,7 @@ class Session:
     ) -> r.Outcome:
         partition = control_partition_of(txn_id)
         by_id = token == txn_id
-        # RESOLVE shows no secret: a lane that is not the transaction's would be told that there is none.
+        # RESOLVE does not carry the secret, so from a foreign lane it would return `UnknownTransaction`.
         by_secret = by_id and getattr(command, "secret", None) is not None
         scope = command.scope if token is None else "" if by_id else peek(token).scope
         resolve = r.Resolve(txn_id, scope, None if by_id else token)
@@ -673,12 +681,12 @@ class Session:
                     unheard.clear()
                     raise
             if outcome is None and not by_secret:
-                # RESOLVE aborts a one-shot that never arrived. An open transaction stays open: it is asked again.
+                # RESOLVE aborts a one-shot that never arrived. An open transaction stays open, and is sent again.
                 outcome = self.try_ask(partition, resolve, deadline)
             if getattr(outcome, "state", "") in _UNDONE:
                 unheard.clear()
             if command.name is not None and getattr(outcome, "state", "") == "ABORTED":
-                # Perhaps it gave way to an earlier commit: only an answer to the command itself names that one.
+                # The name may be committed already: only the answer to the command itself has that outcome.
                 outcome = self.try_ask(partition, command, deadline) or outcome
             if isinstance(outcome, r.LookAgain):
                 raise _LooksAgain(outcome)
@@ -694,27 +702,27 @@ class Session:
     def abort(
         self, token: bytes, reason: str, deadline: float, secret: bytes | None = None
     ) -> r.Outcome:
-        """Abort. `AlreadyCommitted`; `OutcomeUnknown`: a commit is under way."""
+        """Abort a transaction. Raises `AlreadyCommitted`, and `OutcomeUnknown` if a commit is under way."""
         with _about(token):
             return self.ask(_partition(token), r.Abort(token, reason, secret), r.Outcome, deadline)
 
     def settle(
         self, token: bytes, reason: str, deadline: float, presume: bool | None = None
     ) -> r.Outcome:
-        """Abort a transaction whose merge can't go on: a stream of it is LOST. Else `IllegalState`.
+        """Force the end of a transaction: abort one whose merge can't finish, as a stream of it is LOST.
 
-        ``presume``: it is PREPARED; whether to commit it.
+        ``presume``: for a PREPARED one, whether to commit it. Raises `IllegalState` for any other transaction.
         """
         return self.ask(_partition(token), r.Settle(token, reason, presume), r.Outcome, deadline)
 
     def state(self, txn_id: bytes, token: bytes | None, deadline: float) -> r.Outcome:
-        """The state of a transaction; changes nothing. `UnknownTransaction`, `Expired`."""
+        """The state of a transaction; changes nothing. Raises `UnknownTransaction`, `Expired`."""
         command = r.GetState(txn_id, token)
         found = self.ask(control_partition_of(txn_id), command, r.Outcome, deadline)
         return self.whole(found, token, deadline)
 
     def whole(self, outcome: r.Outcome, token: bytes | None, deadline: float) -> r.Outcome:
-        """An outcome with all writers of its transaction; an answer has some only."""
+        """The outcome with all writers of its transaction; one answer has only a part of them."""
         writers, part = [*outcome.writers], outcome
         while len(part.writers) >= limits.WRITERS_LISTED.value:
             command = r.GetState(outcome.txn_id, token, part.writers[-1].writer)
@@ -723,12 +731,12 @@ class Session:
         return outcome._replace(writers=tuple(writers))
 
     def resolve(self, txn_id: bytes, scope: str, token: bytes | None, deadline: float) -> r.Outcome:
-        """The state; a transaction that no controller knows is aborted first. `Expired`."""
+        """The state of a transaction, which is aborted first if no controller knows it. Raises `Expired`."""
         command = r.Resolve(txn_id, scope, token)
         return self.ask(control_partition_of(txn_id), command, r.Outcome, deadline)
 
     def transactions(self, wanted: r.ListTransactions, deadline: float) -> Listed[r.Outcome]:
-        """Open transactions, the oldest first, or all, the newest first. `UnknownScope`, `InvalidArgument`."""
+        """Open transactions, oldest first, or all, newest first. Raises `UnknownScope`, `InvalidArgument`."""
         found = self.in_pages(
             wanted, r.TransactionList, lambda part: part.transactions, deadline, by="before"
         )
@@ -737,11 +745,11 @@ class Session:
         return found
 
     def label(self, token: bytes, writer: int, label: str, deadline: float) -> None:
-        """Name a writer of a transaction for people, after its first touch."""
+        """Give a writer a name for people. Call it after the writer's first touch."""
         self.ask(_partition(token), r.LabelWriter(token, writer, label), r.Registered, deadline)
 
     def ask_each(self, command: Any, expected: type[T], deadline: float) -> list[tuple[int, T]]:
-        """Ask all control partitions the same: (its number, its answer) of each."""
+        """Send a command to all control partitions; returns the number and the answer of each."""
         return [
             (number, self.ask(number, command, expected, deadline))
             for number in self._partitions(None, deadline)
@@ -752,7 +760,7 @@ class Session:
     def beat(
         self, correlation_id: bytes, tokens: Sequence[bytes], deadline: float
     ) -> Collection[bytes]:
-        """Send one heartbeat for these transactions. Answers come under the correlation id, to these digests."""
+        """Send heartbeats for these transactions. Returns digests, by which `hear_beat` knows the answers."""
         self._bus.ready(deadline)
         digests = []
         by_partition: dict[int, list[bytes]] = {}
@@ -768,12 +776,12 @@ class Session:
     def hear_beat(
         self, correlation_id: bytes, digests: Collection[bytes], deadline: float
     ) -> Sequence[r.Outcome]:
-        """The transactions that a heartbeat's answer says are over; empty at the deadline."""
+        """Wait for the answer to a heartbeat: the transactions that are over; empty at the deadline."""
         result = self._hear(correlation_id, digests, deadline)
         return result.not_open if isinstance(result, r.Alive) else ()
 
     def forget(self, correlation_id: bytes) -> None:
-        """Drop later answers under this id, and wake the call that waits for one."""
+        """Drop later answers with this id, and wake the call that waits for one."""
         self._bus.forget(correlation_id)
 
 
@@ -786,14 +794,14 @@ class _LooksAgain(Exception):
 
 
 def no_replica() -> NotReady:
-    """The error for a commit that can't check what its transaction read."""
+    """The error for a commit without a replica to revalidate its locks."""
     return NotReady(
         "locks of the transaction on tables have to be looked at: commit it where a replica is"
     )
 
 
 def unknown(why: str, txn_id: bytes, token: bytes | None) -> OutcomeUnknown:
-    """The error for a commit that may be carried out, or not."""
+    """The error for a commit that may or may not be carried out."""
     return OutcomeUnknown(
         f"the outcome of transaction {txn_text(txn_id)} {why}; "
         "client.state tells it later, client.resolve makes it final",
@@ -805,14 +813,14 @@ def unknown(why: str, txn_id: bytes, token: bytes | None) -> OutcomeUnknown:
 def _check_all_copies(
     error: AnabranchError, unheard: Collection[bytes], txn_id: bytes, token: bytes | None
 ) -> None:
-    """Raise a refusal of a commit, or of a question about it, as `OutcomeUnknown` if a copy may be carried out."""
+    """Turn a refusal about a commit into `OutcomeUnknown` if an earlier copy may still be carried out."""
     if unheard and not isinstance(error, (*_FINAL, OutcomeUnknown)):
         raise unknown(f"is not known: {error}", txn_id, token) from error
 
 
 @contextmanager
 def _about(token: bytes) -> Iterator[None]:
-    """Add the transaction to a refusal that says that a commit is under way."""
+    """Add the transaction to `OutcomeUnknown`, the refusal while a commit is under way."""
     try:
         yield
     except OutcomeUnknown as error:
@@ -825,18 +833,18 @@ def _partition(token: bytes) -> int:
 
 
 def _truly(message: str, unheard: Collection[bytes]) -> str:
-    """A refusal's text, true also of the copies of the command that were sent before and are not answered."""
+    """The text of a refusal, which also mentions earlier copies that were not answered."""
     more = f"{_NOTHING} by this copy, but one sent before may be carried out"
     return message.replace(_NOTHING, more) if unheard else message
 
 
 def _belongs(result: Any, command: Any | None) -> bool:
-    """Whether an outcome is of the command's transaction, or of one that it may give way to."""
+    """Whether an outcome is of the command's transaction, or of another one of the same name."""
     if command is None or not isinstance(result, r.Outcome):
         return True
     if result.txn_id == (command.txn_id if hasattr(command, "txn_id") else id_named(command.token)):
         return True
-    if isinstance(command, r.Begin):  # its commit may have claimed a name, and given way to this
+    if isinstance(command, r.Begin):  # another one may have committed under the name
         return result.scope == command.scope
     if not isinstance(command, r.Commit | r.OneShot | r.PrepareEvents) or command.name is None:
         return False

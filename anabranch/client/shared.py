@@ -1,4 +1,4 @@
-"""State that the parts and handles of a client share: session, ports, descriptions of streams, and its end."""
+"""State that the parts and handles of a client share: session, ports, known streams, and whether it is closed."""
 
 from __future__ import annotations
 
@@ -31,27 +31,27 @@ if TYPE_CHECKING:
 
     from anabranch.batches.columns_write import EventColumns
 
-_LAYOUT_S = 30.0  # a layout is believed for this long: others may scale the stream
-_MOST_NAMES = 10_000  # of streams that are remembered: of a scope, and with a layout
+_LAYOUT_S = 30.0  # a layout is used for this long, as other clients may scale the stream
+_MOST_NAMES = 10_000  # limit of each cache of streams
 
 
 class Handle(Protocol):
-    """The side of `Transaction` and `Writer` that the client which made them calls."""
+    """The methods of `Transaction` and `Writer` that their client calls."""
 
     keepalive_ms: int
 
     @property
     def live_token(self) -> bytes | None:
-        """The token to send heartbeats for; None: there is nothing to keep alive."""
+        """The token to send heartbeats for; None if the transaction needs no heartbeats."""
 
     def gone(self, outcome: Outcome) -> None:
-        """Called by the heart's thread: a heartbeat's answer says that the transaction is over."""
+        """Called by the thread of heartbeats when a reply says that the transaction is over."""
 
     def client_closes(self) -> None:
         """Called by the client's `close`: later writes raise."""
 
     def after_fork(self) -> None:
-        """Called in a forked child: no call may reach the parent's connections or wait for its locks."""
+        """Called in a forked child. Later calls must not use the parent's connections or wait for its locks."""
 
 
 class Entered(Protocol):
@@ -69,18 +69,19 @@ class Shared:
     ports: ClientPorts
     timeout: float
     one_shot_bytes: int
-    heart: Callable[[Handle], None]  # begins to send heartbeats for a handle
+    heart: Callable[[Handle], None]  # starts heartbeats for a handle
     handles: weakref.WeakSet[Handle] = field(default_factory=weakref.WeakSet)
-    # When a stream's description expires, and the description; None: the client can't get it.
+    # By stream: when its description expires, and the description (None if the client can't get it).
     streams: dict[str, tuple[float, StreamInfo | None]] = field(default_factory=dict)
-    near_ms: int = 0  # times up to this one are not too far ahead for any stream
-    legal: dict[str, set[str]] = field(default_factory=dict)  # scope -> streams that go with it
-    dropped: deque[JournalWriter] = field(default_factory=deque)  # of handles that are no more
+    near_ms: int = 0  # no stream refuses times up to this one as too far ahead
+    # By scope: streams that its transactions may write to.
+    legal: dict[str, set[str]] = field(default_factory=dict)
+    dropped: deque[JournalWriter] = field(default_factory=deque)  # of garbage-collected handles
     forked: bool = False
     closed: bool = False
 
     def check(self) -> None:
-        """`NotForkSafe` in a forked child, `IllegalState` once closed."""
+        """Raise `NotForkSafe` in a forked child, and `IllegalState` once the client is closed."""
         if self.forked:
             raise NotForkSafe("this client was made before a fork: connect again in the child")
         if self.closed:
@@ -89,7 +90,7 @@ class Shared:
             )
 
     def deadline(self, timeout: float | None) -> float:
-        """The monotonic second at which a call that begins now ends."""
+        """The deadline, in monotonic seconds, of a call that begins now."""
         seconds = self.timeout if timeout is None else timeout
         check_type("a timeout, in seconds,", seconds, int, float)
         if not 0 <= seconds < 1e9:
@@ -97,12 +98,15 @@ class Shared:
         return self.session.now() + seconds
 
     def checked_deadline(self, timeout: float | None) -> float:
-        """As `deadline`, of a client that can be used. Raises: `NotForkSafe`, `IllegalState`."""
+        """`check`, then `deadline`. Raises: NotForkSafe, IllegalState."""
         self.check()
         return self.deadline(timeout)
 
     def deadline_outside(self, call: str, timeout: float | None) -> float:
-        """As `checked_deadline`, of a call that takes effect at once. Raises: NonTransactional."""
+        """As `checked_deadline`, for a call that takes effect at once.
+
+        Raises: NonTransactional (the caller is inside an open transaction of this client).
+        """
         for shared, made in reversed(_entered.get()):
             txn = made()
             if shared is self and txn is not None and not txn.is_over:
@@ -115,7 +119,7 @@ class Shared:
     # -- streams --------------------------------------------------------------------------------------
 
     def layout(self, stream: str, deadline: float) -> Sequence[SegmentRange]:
-        """The stream's segments as they were some seconds ago. Raises: as `Session.describe`, MalformedRecord."""
+        """The stream's segments, up to 30 s old. Raises: as `Session.describe`, MalformedRecord."""
         until, found = self.streams.get(stream, (0.0, None))
         if found is None or self.session.now() >= until:
             found = self.session.describe(stream, deadline)
@@ -145,13 +149,13 @@ class Shared:
     # -- events ---------------------------------------------------------------------------------------
 
     def check_time(self, stream: str, timestamp: int) -> None:
-        """Raise `InvalidArgument` for an event's time that the stream does not take; warn of seconds."""
+        """Raise `InvalidArgument` for a timestamp that the stream does not take; warn if it looks like seconds."""
         check_timestamp(timestamp)
         warn_of_seconds(timestamp)
         self.judge_time(stream, timestamp)
 
     def judge_time(self, stream: str, timestamp: int) -> None:
-        """Raise `InvalidArgument` for a time too far ahead for the stream, if its settings can be known."""
+        """Raise `InvalidArgument` if a timestamp is too far ahead for the stream, if its settings are known."""
         if timestamp <= self.near_ms:
             return
         now_ms = int(self.session.wall() * 1000)
@@ -179,13 +183,13 @@ class Shared:
         return pieces
 
 
-# Clients and their transactions that this thread, or task of asyncio, is inside; the outermost first.
+# The open `with` blocks of this thread or asyncio task: client and transaction, the outermost first.
 _entered: ContextVar[tuple[tuple[Shared, weakref.ref[Entered]], ...]] = ContextVar(
     "anabranch-entered", default=()
 )
 
 
 def entered(shared: Shared, txn: Entered) -> None:
-    """Note that the code from here on, in this thread, is inside a transaction of a client, until it is over."""
+    """Note that this thread or asyncio task is inside a transaction of the client until that is over."""
     still = [each for each in _entered.get() if (other := each[1]()) and not other.is_over]
     _entered.set((*still, (shared, weakref.ref(txn))))

@@ -1,4 +1,4 @@
-"""The part of a client that makes, describes and changes streams."""
+"""Streams of a client: creating, describing, changing and deleting them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from anabranch.types import StreamDescription, description_of
 
 
 class Streams:
-    """Streams, by their controllers; what a topic has, by its brokers. Arguments and errors: as of `Client`."""
+    """The calls of `Client` about streams, with the same arguments and errors."""
 
     def __init__(self, shared: Shared) -> None:
         self._shared = shared
@@ -98,7 +98,7 @@ class Streams:
 
 
 def given(settings: Mapping[str, Any] | None) -> Mapping[str, Any]:
-    """Settings as a caller gave them, or none. `InvalidArgument`."""
+    """The settings of a caller, or an empty mapping. Raises `InvalidArgument` if they are no mapping."""
     if settings is not None and not isinstance(settings, Mapping):
         raise InvalidArgument(f"settings {settings!r:.100}: give names, each with a value")
     return settings or {}

@@ -1,4 +1,4 @@
-"""The part of a client that fills system tables, from controllers, histories and replicas."""
+"""System tables of a client: rows for operators, from controllers, histories and replicas."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class SystemTables:
         limit: int,
         timeout: float | None,
     ) -> Listed[Any]:
-        """As `Client.system`, of checked arguments."""
+        """As `Client.system`, whose arguments `check_call` has checked."""
         missing: dict[int, AnabranchError] = {}
         deadline = self._shared.deadline(timeout)
         if name == "transactions":
@@ -84,7 +84,7 @@ class SystemTables:
         self, of: str, above: int | None, until: int | None, limit: int, deadline: float
     ) -> list[CommitRow]:
         scope, slash, _ = of.partition("/")
-        # The histories have all commits up to a safe time before their present ends.
+        # The histories have all commits up to a safe time by now.
         until = self._session.instant(check_scope(scope), until, deadline)
         if above is not None and above > until:
             raise InvalidArgument(f"start {to_text(above)} is later than {to_text(until)}, the end")
@@ -98,13 +98,14 @@ class SystemTables:
         return commit_rows(self._reading.readers().ports, names, above or 0, until, limit, left)
 
     def _newest(self, found: Sequence[StreamDescription], deadline: float) -> dict[str, int]:
-        """The newest commits of the tables among these streams, of scopes where this lane may ask for all."""
+        """The newest commit of each table among these streams, for scopes in which this lane may see all tables."""
         newest: dict[str, int] = {}
         tables = [
             each.stream for each in found if is_table(each.settings) and each.state != CREATING
         ]
         for scope, its in groupby(tables, lambda table: table.partition("/")[0]):
-            with suppress(NotAuthorized, InvalidArgument):  # the latter: one is deleted meanwhile
+            # The latter if a table was deleted meanwhile.
+            with suppress(NotAuthorized, InvalidArgument):
                 told = self._session.safe_tables(scope, None, list(its), deadline)
                 newest |= {each.table: each.last for each in told.tables}
         return newest

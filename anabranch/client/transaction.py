@@ -1,6 +1,6 @@
-"""The handle of a transaction's beginner: its writes in memory, its own writer once it is open, and its end.
+"""The handle of the process that begins a transaction: it writes, commits, prepares and aborts.
 
-The file is long because the class is whole: each call depends on the one state that all others change.
+The file is long because it has one class: each call depends on the state that all others change.
 """
 
 from __future__ import annotations
@@ -72,9 +72,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("anabranch.client")
 
-QUIET_S = 5.0  # most seconds for an abort while an exception is on its way
-_EVENT_OVERHEAD = 48  # more than an event's fields take in a command, besides its bytes
-# Refusals that say nothing of a copy that was sent before: its lane had the right, or its id was not too old yet.
+QUIET_S = 5.0  # limit of an abort while an exception leaves the with block
+_EVENT_OVERHEAD = 48  # upper bound of what an event adds to a command besides its bytes
+# Refusals that do not hold for an earlier copy: then the lane may have had the right, or the id was not too old.
 _OF_ONE_COPY = (NotAuthorized, Expired, ClockSkew)
 
 
@@ -83,20 +83,20 @@ class Reads(Protocol):
 
     @property
     def vouched(self) -> tuple[r.Vouched, ...]:
-        """The sets of locks that were looked at."""
+        """The sets of locks that were revalidated."""
 
     def look_again(self, answer: r.LookAgain, deadline: float) -> None:
-        """Check the locks that the controller names. Raises: LocksBroken, NotReady (the replica is late)."""
+        """Revalidate the locks that the controller names. Raises: LocksBroken, NotReady (the replica lags)."""
 
 
 class Transaction:
-    """A transaction begun here. Use it as a context manager: leaving without a commit aborts.
+    """A transaction that this process begins. As a context manager it aborts unless it was committed.
 
-    Writes stay in memory first. If the commit finds all of them there, and no token was asked for, the whole
-    transaction is one command. Else it opens: the controller begins it, and the writes go to journals. Made by
+    Writes stay in memory first. If all of them still are there at the commit, and no token was requested, the
+    transaction is a one-shot. Otherwise it opens: the controller begins it, and its writes go to journals. Made by
     `Client.begin`. Any thread may use it.
 
-    `state` is that of the table `anabranch.core.transaction_states.HANDLES`, which says what each call may do.
+    `anabranch.core.transaction_states.HANDLES` says which calls each `state` allows.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class Transaction:
         *,
         snapshot: int = 0,
     ) -> None:
-        """``snapshot``: hybrid time that its reads of tables are at; 0: it has none."""
+        """``snapshot``: the hybrid time of its reads of tables; 0 if it reads none."""
         self._shared = shared
         self._session = shared.session
         self._scope = scope
@@ -117,8 +117,8 @@ class Transaction:
         self._tenure = tenure
         self._snapshot = snapshot
         self._lock = threading.RLock()
-        self.state: HandleState = "buffered"  # of begin, commit and abort
-        self._over: AnabranchError | None = None  # of every later call
+        self.state: HandleState = "buffered"
+        self._over: AnabranchError | None = None  # raised by every later call
         self.keepalive_ms = keepalive_ms
         self.beating = False
         self._buffer: list[r.Event] = []
@@ -126,16 +126,16 @@ class Transaction:
         self._txn_id: bytes | None = None
         self._secret: bytes | None = None
         self._token: bytes | None = None
-        self._writer: Writer | None = None  # of its own events, once it is open
+        self._writer: Writer | None = None  # for the events of this handle, once it is open
         self._reads: Reads | None = None
-        self._own: r.Receipt | None = None  # of the commit that was sent
-        self._shot: r.PrepareEvents | None = None  # all events in one command
-        self._outcome: r.Outcome | None = None  # of its prepare or commit
+        self._own: r.Receipt | None = None  # receipt in the commit that was sent
+        self._shot: r.PrepareEvents | None = None  # the prepare that was sent as one command
+        self._outcome: r.Outcome | None = None  # of the prepare or commit
         self._result: Result | None = None
         shared.handles.add(self)
 
     def read_by(self, reads: Reads) -> None:
-        """Let this look at what it read of tables, when it commits."""
+        """Set the reads that the commit has to revalidate."""
         self._reads = reads
 
     def __enter__(self) -> Self:
@@ -144,7 +144,7 @@ class Transaction:
     def __exit__(self, _: object, error: BaseException | None, trace: object) -> None:
         if self._result is not None or self._shared.forked:
             return
-        if self.state in ("doubted", "prepared"):  # others may rely on the outcome
+        if self.state in ("doubted", "prepared"):  # it may be committed, or others may commit it
             self.beating = False
             return
         written = self._written()
@@ -171,23 +171,23 @@ class Transaction:
 
     @property
     def txn_id(self) -> bytes | None:
-        """16 bytes; None before anything was sent."""
+        """The id of the transaction, 16 bytes; None before anything was sent."""
         return self._txn_id
 
     @property
     def result(self) -> Result | None:
-        """The outcome once committed; known at once if the name was committed before."""
+        """The result, once committed; `begin` already sets it if the name was committed before."""
         return self._result
 
     @property
     def prepared(self) -> TransactionInfo | None:
-        """This transaction, or the one that has its name, as it was prepared; None: it is not."""
+        """The prepared transaction: this one, or another one that holds its name; else None."""
         outcome = self._outcome
         return info_of(outcome) if self.state == "prepared" and outcome is not None else None
 
     @property
     def identity(self) -> tuple[bytes, int]:
-        """The token, and the writer. `IllegalState`: it is not open; as `write`: it is over."""
+        """The token, and the writer's number. Raises: as `write`; IllegalState (the transaction is not open)."""
         self._check_not_over()
         if self._token is None or self._writer is None:
             raise IllegalState("the transaction is not open")
@@ -199,7 +199,7 @@ class Transaction:
         return self._session.cluster(self._shared.deadline(None))
 
     def _move(self, op: HandleOp) -> None:
-        """Move to the state after an op. Raises the error of an op that is illegal in this state."""
+        """Go to the state that follows this operation. Raises if the present state does not allow it."""
         self.state = HANDLES.judge(self.state, op) or self.state
 
     # -- opening --------------------------------------------------------------------------------------
@@ -212,7 +212,8 @@ class Transaction:
     def _begin(self, deadline: float) -> None:
         txn_id = self._make_id(deadline)
         self._move("begin")
-        self._secret = self._secret or self._session.new_secret()  # the same when this is repeated
+        # The same one if begin is repeated.
+        self._secret = self._secret or self._session.new_secret()
         of = None if self._tenure is None else self._tenure.hash
         begin = r.Begin(
             txn_id, self._scope, self._name, self.keepalive_ms, self._secret, of, self._snapshot
@@ -228,7 +229,7 @@ class Transaction:
         self._shared.heart(self)
 
     def _open(self, deadline: float) -> None:
-        """Begin unless it has begun; bring all buffered writes to the journals, or none."""
+        """Begin, unless begun, and write the buffered events to the journals: all or none."""
         if self._token is None:
             self._begin(deadline)
         lanes = {event.stream: self._touch(event.stream, deadline) for event in self._buffer}
@@ -255,7 +256,7 @@ class Transaction:
                 lanes[self._tenure.state].write_rows(task, rows)
 
     def _touch(self, stream: str, deadline: float) -> StreamLane:
-        """The lane of its own writer into a stream."""
+        """The `StreamLane` of this handle's writer for a stream."""
         if self._writer is None:
             raise IllegalState("the transaction is not open")
         return self._writer.touch(stream, deadline)
@@ -265,13 +266,13 @@ class Transaction:
     ) -> TokenBytes:
         """The secret bytes with which other processes take part. Opens the transaction.
 
-        ``rights``: write (and join), heartbeat, commit, abort, state (see it; commit does, too); one, several, or
-        "all". ``expires``: seconds from now; None: with the transaction. ``lane``: good in this lane only.
+        ``rights``: write (includes joining), heartbeat, commit (includes state), abort, state; one, several, or
+        "all". ``expires``: seconds from now; None: when the transaction ends. ``lane``: valid in this lane only.
 
-        Raises: InvalidArgument, UnknownScope, NotReady, DeadlineExceeded, as `write` if the transaction is over.
+        Raises: InvalidArgument, UnknownScope, NotReady, DeadlineExceeded; as `write` if the transaction is over.
         """
         with self._lock:
-            if self.state != "prepared":  # else its token has not changed
+            if self.state != "prepared":  # a prepared one keeps its token
                 self._check_usable()
                 self._open(self._shared.deadline(None))
             if self._token is None or self._token == self._txn_id:
@@ -280,7 +281,7 @@ class Transaction:
             return narrow_at(token, rights, expires, lane, self._session.wall())
 
     def assign_id(self) -> bytes:
-        """The id that the transaction will have, or has, 16 bytes. Nothing begins by that.
+        """The id of the transaction, 16 bytes, made now if it has none. This does not begin the transaction.
 
         Raises: as `token`.
         """
@@ -289,7 +290,7 @@ class Transaction:
             return self._make_id(self._shared.deadline(None))
 
     def open_named(self, timeout: float | None = None) -> None:
-        """Begin at once, under the name; a committed name gives its result."""
+        """Begin now, under the name. If the name is committed already, `result` is set."""
         with self._lock:
             self._begin(self._shared.deadline(timeout))
 
@@ -310,11 +311,12 @@ class Transaction:
 
         Raises:
             InvalidArgument, CrossScope, UnknownScope: the arguments are wrong; nothing was written.
-                EventTooLarge: the stream's journal takes no event of this size; nothing was written, go on.
+                EventTooLarge: the stream's journal takes no event of this size; nothing was written, and the
+                    transaction can be used further.
                 UnknownStream: raised by the first write that isn't buffered, or by the commit.
                 TransactionAborted, AlreadyCommitted, IllegalState: the transaction is over.
                 OutcomeUnknown: the transaction is being committed without this write; ask ``client.state``.
-                WriteFailed: a write of this writer failed; it gives no receipt any more.
+                WriteFailed: a write of this writer failed; it makes no more receipts.
                 DeadlineExceeded: no room in the queue, or no answer, within the client's timeout.
         """
         pairs = check_headers(headers) if headers is not None else None
@@ -331,13 +333,13 @@ class Transaction:
                 raise
 
     def write_many(self, stream: str, events: Iterable[EventFields]) -> int:
-        """Write many events in less time than by `write`; returns how many.
+        """Write many events, faster than by `write`; returns how many.
 
-        ``events``: (value, key, headers, timestamp) of each, as `write` takes them; the last ones may be left
-        out. The call takes a thousand events at a time from the iterable, which may be of any length.
+        ``events``: tuples (value, key, headers, timestamp) as `write` takes them; trailing fields may be omitted.
+        The call takes a thousand events at a time from the iterable, which may be of any length.
 
-        All or nothing. A refused event or an exception of the iterable ends the call early. If an event was
-        written before, every later call of this handle raises `WriteFailed`: so no part can be committed.
+        All or nothing: a refused event, or an exception of the iterable, ends the call. If some events were already
+        written, every later call of this handle raises `WriteFailed`, so that no part of them is committed.
 
         Raises: as `write`.
         """
@@ -360,17 +362,16 @@ class Transaction:
         return written
 
     def write_batch(self, stream: str, batch: pa.RecordBatch | pa.Table) -> int:
-        """Write the rows of a pyarrow record batch or table; returns how many. The quickest way by far.
+        """Write the rows of a pyarrow record batch or table; returns how many. By far the fastest way.
 
-        Columns: ``value``, and if they are there ``key``, ``headers``, ``timestamp``, as `write` takes them.
-        ``value`` and ``key`` are binary or string (its UTF-8), ``headers`` list<struct<key: string, value:
-        binary>>, ``timestamp`` a timestamp or int64 in Unix milliseconds; null: now. Dictionaries are decoded.
+        Columns: ``value``, and optionally ``key``, ``headers``, ``timestamp``, as `write` takes them. ``value`` and
+        ``key`` are binary or string (written as UTF-8), ``headers`` list<struct<key: string, value: binary>>,
+        ``timestamp`` a timestamp or int64 in Unix milliseconds; null: now. Dictionaries are decoded.
 
-        All or nothing: the rows are checked first. If the call ends early once a row was written, every later
-        call of this handle raises `WriteFailed`. Each change between this and `write` waits for
-        acknowledgements.
+        All or nothing: the rows are checked first. If the call fails after a row was written, every later call of
+        this handle raises `WriteFailed`. Switching between this call and `write` waits for acknowledgements.
 
-        Raises: as `write`; InvalidArgument names a column or type that `write_batch` does not take.
+        Raises: as `write`; InvalidArgument (a column or type that `write_batch` does not take).
         """
         pieces, begun = self._shared.columns(stream, batch), False
         try:
@@ -395,13 +396,13 @@ class Transaction:
         return sum(columns.rows for columns in pieces)
 
     def write_state(self, task: int, rows: Iterable[StateRow]) -> int:
-        """Change the state of a task, of the tenure that the transaction was begun with; returns how many rows.
+        """Change the state of one task of the ``tenure`` given to `begin`; returns the number of rows.
 
-        ``rows``: (key, value), the key whole: incarnation, number of the store, key in it (``docs/protocol.md``).
-        None as value deletes. The commit has to move the task (``consumed``); a later row of a key counts. All
-        rows of a commit take at most the controllers' chunk bytes.
+        ``rows``: (key, value); a key is incarnation, number of the store, key in the store (``docs/protocol.md``).
+        The value None deletes. The last row of a key counts. The commit has to move the task's positions
+        (``consumed``). All rows of a commit take at most the controllers' chunk bytes.
 
-        All or nothing, as `write_many`. Raises: InvalidArgument (no tenure, not one of its tasks, no bytes),
+        All or nothing, as `write_many`. Raises: InvalidArgument (no tenure, not one of its tasks, not bytes),
         UnknownStream (the processor has no stores), and as `write`.
         """
         tenure = self._tenure
@@ -441,7 +442,7 @@ class Transaction:
         headers: RecordHeaders | None,
         timestamp: int | None,
     ) -> Writer | None:
-        """Keep an event in memory. If it does not fit, the transaction opens: the writer to write it by."""
+        """Keep an event in memory. If it does not fit, open the transaction, and return its writer."""
         self._shared.check()
         check_event(key, value, timestamp)
         self._shared.check_stream(self._scope, stream)
@@ -463,7 +464,7 @@ class Transaction:
         return self._writer
 
     def _lane(self, stream: str, pieces: Sequence[EventColumns]) -> StreamLane | None:
-        """The lane into a stream; None: few events, kept in memory. Raises as `write`."""
+        """The `StreamLane` of a stream; None if the events fit into memory. Raises: as `write`."""
         self._check_usable()
         if self._token is None:
             overhead = len(stream) + _EVENT_OVERHEAD
@@ -476,7 +477,7 @@ class Transaction:
         return self._touch(stream, deadline)
 
     def _fits(self, count: int, size: int) -> bool:
-        """Whether this many more events, of ``size`` bytes in all, may wait in memory for a single request."""
+        """Whether ``count`` more events, of ``size`` bytes in all, still fit into a one-shot."""
         few = len(self._buffer) + count <= EVENTS.value
         return few and self._buffered_bytes + size <= self._shared.one_shot_bytes
 
@@ -506,7 +507,7 @@ class Transaction:
                 raise
 
     def acknowledged(self, deadline: float) -> tuple[bytes, r.Receipt]:
-        """A token, and the receipt of all that was written; it is not registered. Raises: as `flush`."""
+        """The token, and the receipt of all that was written, which is not registered. Raises: as `flush`."""
         with self._lock:
             self._check_not_over()
             self._open(deadline)
@@ -532,25 +533,26 @@ class Transaction:
         secret: bytes | None = None,
         timeout: float | None = None,
     ) -> Result:
-        """Commit: everything becomes visible at once. Repeating it returns the same result.
+        """Commit: everything becomes visible at once. Repeating the call returns the same result.
 
-        ``receipts``: the writers to take besides this handle's own writes; None: every finished one. ``name``:
-        claim this name; if it is committed already, its outcome is the result, and this transaction has no effect.
-        ``number``, 0 or more: claim this number of the series ``name`` instead; it must be above all numbers that
-        were ever committed in the series. ``consumed``: of a `TaskReader`; these positions move with the events, or
-        neither does. The transaction was begun with its tenure, and has no name. ``secret``: of who prepared it, as
-        `prepare` says. ``timeout`` in seconds.
+        ``receipts``: the writers to take, besides this handle's own writes; None: all finished writers. ``name``:
+        the name to commit under; if it is committed already, its outcome is the result, and this transaction has
+        no effect. ``number``, 0 or more: this number of the series ``name`` instead; it must be above all numbers
+        committed in the series before. ``consumed``: from a `TaskReader`; its positions are committed with the
+        events. The transaction has to be begun with its ``tenure``, without a name. ``secret``: the secret that the
+        transaction was prepared with (see `prepare`). ``timeout`` in seconds.
 
         Raises:
-            TenureLost: another one has taken tasks of ``consumed``; this transaction is aborted, or committed if
-                their positions say so: take them again.
-            AlreadyCommitted: the series is beyond this number, or its outcome is forgotten; this one is aborted.
+            TenureLost: another worker has taken tasks of ``consumed``. This transaction is aborted, or already
+                committed; the positions of the tasks show which: take them again.
+            AlreadyCommitted: the series has a higher number, or the number's outcome is forgotten; this transaction
+                is aborted.
             WritersUnfinished, ReceiptMismatch, ReceiptsNotCovered, UnknownStream, InvalidArgument, StreamLost,
                 NotAuthorized, HeldByPrepared, EventTooLarge, IllegalState: nothing is changed; correct it and
                 commit again, or abort. NotReady, DeadlineExceeded, TooManyTransactions, TooMuchStaged: likewise.
             TransactionAborted, LocksBroken: it is over without effect; begin a new one.
-            ClockSkew: it was not begun: this machine's clock is more than a day ahead of the controller's.
-            WriteFailed: an own write failed; abort.
+            ClockSkew: not begun, as this machine's clock is more than a day ahead of the controller's.
+            WriteFailed: a write of this handle failed; abort.
             OutcomeUnknown: no answer in time. Commit again, or ask ``client.state`` later.
         """
         with self._lock:
@@ -585,15 +587,16 @@ class Transaction:
         attempt: bytes = b"",
         timeout: float | None = None,
     ) -> TransactionInfo:
-        """Make sure of a commit, and leave the decision for later: `commit` or `abort` end it, days later too.
+        """Make sure that the transaction can commit. `commit` or `abort` ends it, even days later.
 
-        Silence never aborts it; no reader, other commit or scaling waits for it. There is no write after it.
-        ``by``: the SHA-256 of a secret (32 bytes), which alone ends it then, from any process. ``attempt``: up to
-        64 bytes; repeating the call with the same one is harmless. The state of the result is PREPARED, or
-        COMMITTED if name or number were committed before: then this transaction has no effect.
+        A prepared transaction needs no heartbeats, and takes no more writes. No reader, other commit or scaling
+        waits for it. ``by``: the SHA-256 (32 bytes) of a secret; then only a holder of the secret can end it, from
+        any process. ``attempt``: up to 64 bytes; repeating the call with the same one is harmless. The state of the
+        result is PREPARED, or COMMITTED if the name or number was committed before: then this transaction has no
+        effect.
 
-        Raises: as `commit`; HeldByPrepared (by another one that has the claim), TooManyTransactions, TooMuchStaged
-        (too many are prepared), IllegalState (another attempt prepared it).
+        Raises: as `commit`; HeldByPrepared (another prepared transaction has the name), TooManyTransactions,
+        TooMuchStaged (too many are prepared), IllegalState (another attempt prepared it).
         """
         with self._lock:
             self._shared.check()
@@ -623,7 +626,7 @@ class Transaction:
             return info_of(self._outcome)
 
     def _prepare_events(self, name: str | None, prepare: r.Prepare, deadline: float) -> bool:
-        """Prepare by one command; False if the writes are too many for that, or are in journals."""
+        """Prepare with one command. False if the writes are too big for that, or are in journals already."""
         if self._shot is None and (self._token is not None or self.state == "open"):
             return False
         txn_id = self._make_id(deadline)
@@ -644,7 +647,7 @@ class Transaction:
                 self._move("refuse_shot")
                 return False
             self._failed_to_commit(error, "refuse_shot")
-            if self.state not in IN_DOUBT:  # resolving it may have given up the id
+            if self.state not in IN_DOUBT:  # RESOLVE may have used up the id
                 self._shot = self._token = self._txn_id = None
             raise
         self._take_outcome(outcome)
@@ -662,14 +665,15 @@ class Transaction:
             outcome = self._session.one_shot(shot, deadline)
         except EventTooLarge:
             self._move("refuse_shot")
-            self._txn_id = None if consumed is not None else txn_id  # a marked one is for one-shots
+            # A marked id is for one-shots only.
+            self._txn_id = None if consumed is not None else txn_id
             self._open(deadline)
             self._commit_open(None, name, deadline, consumed=consumed)
             return self._done()
         except AnabranchError as error:
             self._failed_to_commit(error, "refuse_shot")
             if self.state == "buffered":
-                self._txn_id = None  # resolving it may have given up the id
+                self._txn_id = None  # RESOLVE may have used up the id
             raise
         self._take_outcome(outcome)
         return self._done()
@@ -707,7 +711,7 @@ class Transaction:
                 self._move("under_way")
             if reads is None:
                 raise no_replica()
-            # An error of the check says nothing about the commit that was sent.
+            # If this raises, the commit that was sent stays undecided here.
             reads.look_again(outcome, deadline)
             command = replace(command, vouched=reads.vouched)
             outcome = self._send(command, deadline)
@@ -727,14 +731,14 @@ class Transaction:
         return answer
 
     def _failed_to_commit(self, error: AnabranchError, refused: HandleOp) -> None:
-        """Handle an error of a send. ``refused``: the op for an error that means that the copy had no effect."""
+        """Handle an error of a sent commit. ``refused``: the operation if the commit surely had no effect."""
         if isinstance(error, TransactionAborted | LocksBroken | AlreadyCommitted | TenureLost):
             self._end(error)
             self._discard()
         elif isinstance(error, _OF_ONE_COPY) and self.state in ("doubted", "decided"):
             raise unknown(f"is not known: {error}", self._txn_id or b"", self._token) from error
         elif isinstance(error, OutcomeUnknown | MalformedRecord | UnsupportedVersion):
-            self._move("doubt")  # there is no answer, or it is unreadable
+            self._move("doubt")  # no answer, or an unreadable one
             self.beating = False
         else:
             self._move(refused)
@@ -745,7 +749,8 @@ class Transaction:
         if outcome.state == "PREPARED":
             self._outcome = outcome
             self._move("prepare")
-            if outcome.txn_id != self._txn_id:  # the name's; its id does for its owner's lane
+            # Another one has the name; its id is a token in its owner's lane.
+            if outcome.txn_id != self._txn_id:
                 self._txn_id = self._token = outcome.txn_id
             self.beating = False
             self._buffer.clear()
@@ -770,10 +775,10 @@ class Transaction:
         secret: bytes | None = None,
         timeout: float | None = None,
     ) -> None:
-        """Give up: after this, no event of it ever becomes visible. Repeating the call is fine.
+        """Abort: no event of this transaction becomes visible after that. Repeating the call is fine.
 
-        ``secret``: as `commit`. Raises: AlreadyCommitted. DeadlineExceeded, NotReady, OutcomeUnknown: the abort is
-        not certain; repeat it (if no commit was sent, silence makes the controller abort it).
+        ``secret``: as of `commit`. Raises: AlreadyCommitted. DeadlineExceeded, NotReady, OutcomeUnknown: the abort
+        is not certain; repeat it. (If no commit was sent, the controller aborts it when the keepalive ends.)
         """
         with self._lock:
             if self._result is not None:
@@ -786,7 +791,7 @@ class Transaction:
             try:
                 self._abort(reason, self._shared.deadline(timeout), secret, before)
                 self._end(TransactionAborted(f"the transaction is aborted ({reason})"))
-            except AlreadyCommitted:  # perhaps with all of this handle's writes: `commit` asks
+            except AlreadyCommitted:  # perhaps by this handle: `commit` finds out
                 self._move("late")
                 self.beating = False
                 raise
@@ -823,7 +828,7 @@ class Transaction:
             raise AlreadyCommitted("the transaction is committed: its result stands")
         if self.state not in USABLE:
             self._check_not_over()
-            self._move("write")  # raises why not
+            self._move("write")  # raises the reason
 
     def _check_not_over(self) -> None:
         if self._over is not None:
@@ -833,7 +838,7 @@ class Transaction:
             raise unknown(why, self._txn_id or b"", self._token)
 
     def _end(self, error: AnabranchError) -> None:
-        """Let every later call raise this error."""
+        """Make every later call raise this error."""
         self._over = error
         self.beating = self.beating and isinstance(error, WriteFailed)
         self._move("fail")
@@ -844,12 +849,12 @@ class Transaction:
                 self._end(left_early(error, call))
 
     def _discard(self) -> None:
-        """Drop writes that are not stored, if there are any, and free the journal writer."""
+        """Drop unacknowledged writes, and free the journal writer."""
         self.beating = False
         if self._writer is not None:
             self._writer.discard()
 
-    # -- what its client calls ------------------------------------------------------------------------
+    # -- called by the client -------------------------------------------------------------------------
 
     @property
     def live_token(self) -> bytes | None:
@@ -857,7 +862,7 @@ class Transaction:
         return self._token if self.beating else None
 
     def gone(self, outcome: r.Outcome) -> None:
-        """As `Handle.gone`; a commit may have been this handle's own, so `commit` still asks for its outcome."""
+        """As `Handle.gone`. If it is committed, `commit` still asks whether this handle's commit did that."""
         if not self.beating:
             return
         if outcome.state == "COMMITTED":
@@ -876,7 +881,7 @@ class Transaction:
 
 
 def check_consumed(tenure: Tenure | None, consumed: r.Consumed | None) -> None:
-    """`InvalidArgument` unless a commit moves positions of the tenure that its transaction began with."""
+    """Raise `InvalidArgument` unless the commit moves positions of the tenure that the transaction began with."""
     if consumed is not None:
         check_type("consumed", consumed, r.Consumed)
     began = None if tenure is None else (tenure.processor, tenure.secret)
@@ -887,7 +892,7 @@ def check_consumed(tenure: Tenure | None, consumed: r.Consumed | None) -> None:
 
 
 def place_null_keys(shared: Shared, events: list[r.Event], deadline: float) -> None:
-    """Spread a one-shot's events without a key over the segments, as far as the layout is known."""
+    """Spread the events without a key of a one-shot over the segments of their streams."""
     turn: dict[str, int] = {}
     for i, event in enumerate(events):
         if event.key is None and event.segment_id == -1:
@@ -897,5 +902,5 @@ def place_null_keys(shared: Shared, events: list[r.Event], deadline: float) -> N
 
 
 def _pairs_of(event: r.Event) -> RecordHeaders | None:
-    """The headers of a one-shot's event, as journals take them."""
+    """The headers of an event, in the form that journals take."""
     return [(h.key, h.value) for h in event.headers] if event.headers else None

@@ -1,4 +1,4 @@
-"""A writer of a transaction: how its events get from a call to the journals, and how they become a receipt."""
+"""The handle of a writer: it writes events to the journals, and makes the receipt for them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from anabranch.types import Headers, Receipt
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_AT_ONCE = 1000  # events that write_many takes from its iterable before it writes them
+_AT_ONCE = 1000  # events in a chunk of write_many
 
 
 class Writer:
@@ -64,24 +64,24 @@ class Writer:
         label: str = "",
         reserved: Reservation | None = None,
     ) -> None:
-        """``reserved``: the transaction may not have begun. Else `opened` has to be called."""
+        """``reserved``: the reservation, if the transaction may not have begun. Without it, call `opened`."""
         self._shared = shared
         self._session = shared.session
         self._scope = scope
         self._heartbeat = heartbeat
-        self._label = label  # to be sent with the first touch
+        self._label = label  # sent after the first touch
         self._reserved = reserved
         self._lock = threading.RLock()
-        self._hot: dict[str, WriteFunction] = {}  # by stream: no check is needed before it
+        self._hot: dict[str, WriteFunction] = {}  # by stream; no checks are needed before these
         self._token: bytes | None = None
         self._finished: Receipt | None = None
         self._over: AnabranchError | None = None
         self.keepalive_ms = keepalive_ms
         self.beating = False
-        while shared.dropped:  # the journal writers of handles that are no more are freed first
+        while shared.dropped:  # first free the journal writers of collected handles
             shared.dropped.popleft().discard()
         journal = shared.ports.journals.writer()
-        # The collector may come in the middle of anything, so it notes the journal writer and takes no lock.
+        # Garbage collection may run at any point, so it takes no lock and only notes the journal writer.
         weakref.finalize(self, shared.dropped.append, journal).atexit = False
         self._account = WriterAccount(txn_id, self._session.random64(), journal)
         shared.handles.add(self)
@@ -102,17 +102,17 @@ class Writer:
 
     @property
     def txn_id(self) -> bytes:
-        """The transaction, 16 bytes."""
+        """The id of the transaction, 16 bytes."""
         return self._account.txn_id
 
     @property
     def number(self) -> int:
-        """The writer's number, by which receipts name it."""
+        """The number that names this writer in receipts."""
         return self._account.writer
 
     @property
     def identity(self) -> tuple[bytes, int]:
-        """The token, and the writer's number. `IllegalState`: it is not open; as `write`: it is over."""
+        """The token, and the writer's number. Raises: as `write`; IllegalState (the transaction is not open)."""
         self._check_not_over()
         if self._token is None:
             raise IllegalState("the transaction is not open")
@@ -126,23 +126,23 @@ class Writer:
     # -- opening --------------------------------------------------------------------------------------
 
     def open(self, timeout: float | None = None) -> None:
-        """Begin a reservation that has not begun, and send heartbeats if the writer was joined with them.
+        """Begin the transaction of a reservation, and start heartbeats if the writer was joined with them.
 
-        The first write calls this by itself. Call it if the first event may be late. Raises: as `write`.
+        The first write calls this. Call it yourself if the first event may come late. Raises: as `write`.
         """
         with self._lock:
             self._check_writable()
             self._open(self._shared.deadline(timeout))
 
     def opened(self, token: bytes) -> None:
-        """Write by this token from now on."""
+        """Use this token from now on."""
         self._token = token
         if self._heartbeat:
             self.beating = True
             self._shared.heart(self)
 
     def _open(self, deadline: float) -> None:
-        """Begin a reservation that has not begun."""
+        """Begin the transaction of a reservation, if it has not begun."""
         if self._token is None and self._reserved is not None:
             try:
                 self.opened(token_to_write(self._session, self._reserved, deadline))
@@ -151,14 +151,14 @@ class Writer:
                 raise
 
     def touch(self, stream: str, deadline: float) -> StreamLane:
-        """The lane into a stream; its first use registers the stream with the transaction."""
+        """The `StreamLane` of a stream; the first call for a stream touches it."""
         if self._token is None:
             raise IllegalState("the transaction is not open")
         lane = self._account.lanes.get(stream)
         if lane is None:
             touched = self._session.touch(self._token, stream, self.number, deadline)
             check_layout(stream, touched.segments)
-            if self._label:  # its writer is known by its touch
+            if self._label:  # the first touch has made the writer known
                 self._session.label(self._token, self.number, self._label, deadline)
                 self._label = ""
             lane = self._account.add(touched, deadline)
@@ -193,7 +193,7 @@ class Writer:
         headers: RecordHeaders | None,
         timestamp: int | None,
     ) -> None:
-        """`write`, for a caller that has checked headers and time, and keeps other threads out."""
+        """As `write`, for a caller that has checked headers and timestamp and holds its own lock."""
         try:
             hot = self._hot.get(stream)
             if hot is not None:
@@ -213,7 +213,7 @@ class Writer:
             raise
 
     def write_many(self, stream: str, events: Iterable[EventFields]) -> int:
-        """Write many events in less time than by `write`; returns how many. As `Transaction.write_many`.
+        """Write many events, faster than by `write`; returns how many. Arguments: as of `Transaction.write_many`.
 
         Raises: as `write`.
         """
@@ -230,7 +230,7 @@ class Writer:
         return written
 
     def put_many(self, stream: str, chunk: Sequence[EventFields]) -> None:
-        """Write a chunk of `chunks_of`, for a caller that keeps other threads out."""
+        """Write a chunk of `chunks_of`, for a caller that holds its own lock."""
         if len(chunk) == 1 or stream not in self._hot:
             for event in chunk:
                 check_fields(event)
@@ -244,9 +244,9 @@ class Writer:
             raise
 
     def write_batch(self, stream: str, batch: pa.RecordBatch | pa.Table) -> int:
-        """Write the rows of a pyarrow record batch or table; returns how many. As `Transaction.write_batch`.
+        """Write the rows of a pyarrow record batch or table; returns how many. See `Transaction.write_batch`.
 
-        Raises: as `write`; InvalidArgument names a column or type that `write_batch` does not take.
+        Raises: as `write`; InvalidArgument (a column or type that `write_batch` does not take).
         """
         pieces, begun = self._shared.columns(stream, batch), False
         try:
@@ -292,11 +292,11 @@ class Writer:
 
     @property
     def has_touched(self) -> bool:
-        """Whether the controller knows of a stream that this writes to."""
+        """Whether this handle has touched a stream."""
         return bool(self._account.lanes)
 
     def flush(self, timeout: float | None = None) -> Receipt:
-        """Wait until everything written is acknowledged, and register the receipt; the writer goes on.
+        """Wait until everything written is acknowledged, and register the receipt. More may be written after it.
 
         A writer that joined a reservation and wrote nothing gets an empty receipt, which is not registered.
 
@@ -318,9 +318,9 @@ class Writer:
             return self._finished
 
     def acknowledged(self, deadline: float) -> tuple[bytes, r.Receipt]:
-        """A token, and the receipt of all that was written; it is not registered. Raises: as `flush`.
+        """The token, and the receipt of all that was written, which is not registered. Raises: as `flush`.
 
-        Once finished, the receipt of that.
+        After `finish` it is the receipt that `finish` returned.
         """
         if self._finished is not None and self._token is not None:
             return self._token, self._finished.record
@@ -336,12 +336,12 @@ class Writer:
         deadline = self._shared.deadline(timeout)
         self.store(deadline)
         record = self.receipt(finished=finished)
-        if self._token is not None:  # else nothing was written or begun
+        if self._token is not None:  # otherwise nothing was written
             self._session.register(self._token, record, deadline)
         return Receipt(record)
 
     def receipt(self, *, finished: bool) -> r.Receipt:
-        """The receipt of all that is stored."""
+        """The receipt of all that is acknowledged."""
         return self._account.receipt(finished=finished, seen=self._session.highest_timestamp)
 
     def store(self, deadline: float) -> None:
@@ -359,9 +359,9 @@ class Writer:
             raise
 
     def _ask_about(self, missing: JournalMissing, deadline: float) -> None:
-        """Raise `StreamLost` if the missing journal's stream is given up.
+        """Raise `StreamLost` if the journal is missing because its stream is LOST or deleted.
 
-        Before the deadline it returns otherwise, and the caller asks again; at the deadline: `NotReady`.
+        Otherwise return, so that the caller tries again; raise `NotReady` at the deadline.
         """
         lanes = self._account.lanes.values()
         stream = next(lane.stream for lane in lanes if lane.topic == missing.topic)
@@ -380,21 +380,21 @@ class Writer:
     # -- its end --------------------------------------------------------------------------------------
 
     def discard(self) -> None:
-        """Drop unflushed writes; the commit takes the flushed ones only if it names their receipt."""
+        """Drop unflushed writes. A commit takes the flushed ones only if it names their receipt."""
         with self._lock:
             if self._finished is None and self._over is None:
                 self._end(IllegalState("the writer was discarded"))
             self._free()
 
     def _free(self) -> None:
-        """Drop writes that are not flushed, if there are any, and free the journal writer."""
+        """Drop unflushed writes, and free the journal writer."""
         self._hot.clear()
         self.beating = False
         if not self._shared.forked:
             self._account.journal.discard()
 
     def _end(self, error: AnabranchError) -> None:
-        """Let every later call raise this error."""
+        """Make every later call raise this error."""
         self._over = error
         self._hot.clear()
         self.beating = self.beating and isinstance(error, WriteFailed)
@@ -432,7 +432,7 @@ class Writer:
 def join(
     shared: Shared, transaction: bytes | Reservation, *, heartbeat: bool, label: str = ""
 ) -> Writer:
-    """A writer for a transaction, by its token or its reservation. Arguments and errors: as of `Client.join`."""
+    """A writer of a transaction, given its token or reservation. Arguments and errors: as of `Client.join`."""
     check_type("a label", label, str)
     LABEL.check(len(label), "the label of a writer")
     claims: Reservation | Token
@@ -460,7 +460,7 @@ def join(
 
 
 def chunks_of(events: Iterable[EventFields]) -> Iterator[list[EventFields]]:
-    """The events for `write_many`: the first one, which may be refused without harm, then a thousand at a time."""
+    """Chunks for `write_many`: one event first, since its refusal does no harm, then a thousand at a time."""
     source = iter(events)
     at_once = 1
     while chunk := list(islice(source, at_once)):
@@ -469,7 +469,7 @@ def chunks_of(events: Iterable[EventFields]) -> Iterator[list[EventFields]]:
 
 
 def left_early(error: BaseException, call: str) -> WriteFailed:
-    """The error of a handle after a call that wrote a part of its events."""
+    """The error of a handle after a call that wrote only a part of its events."""
     if isinstance(error, WriteFailed):
         return error
     return WriteFailed(
@@ -478,7 +478,7 @@ def left_early(error: BaseException, call: str) -> WriteFailed:
 
 
 def end_of(outcome: r.Outcome) -> AnabranchError:
-    """The error of a handle whose transaction is over, as a heartbeat's answer says."""
+    """The error of a handle whose transaction is over, from the outcome that a heartbeat returned."""
     if outcome.state == "COMMITTED":
         return AlreadyCommitted("the transaction was committed elsewhere")
     if outcome.broken is not None:
@@ -488,7 +488,7 @@ def end_of(outcome: r.Outcome) -> AnabranchError:
 
 
 def again(error: AnabranchError) -> AnabranchError:
-    """A fresh copy to raise: one error raised twice would collect tracebacks."""
+    """A copy of an error, to raise it again: an error that is raised repeatedly collects tracebacks."""
     copy = type(error)(str(error))
     copy.__dict__.update(error.__dict__)
     return copy

@@ -1,4 +1,4 @@
-"""The embedded broker, for tests and development."""
+"""The embedded Kafka broker and cluster, for tests and development."""
 
 import sys
 

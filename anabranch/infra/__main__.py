@@ -1,4 +1,4 @@
-"""``python -m anabranch.infra``: fetches the broker and starts it once, so that all later starts are quick."""
+"""``python -m anabranch.infra`` fetches the broker and starts it once, so that later starts are quick."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from anabranch.infra.java import find_java
 
 
 def prepare() -> bool:
-    """Fetch the broker and start it once, unless both are done; tells of it on standard error. Returns if it did.
+    """Fetch the broker and start it once, unless that is done, with progress on standard error.
+
+    Returns whether it did anything.
 
     Raises: as `ensure_broker` and `EmbeddedBroker.start`; NoJava.
     """
@@ -20,7 +22,7 @@ def prepare() -> bool:
     def run_broker(java_options: list[str]) -> None:
         broker = EmbeddedBroker(java_options=java_options)
         broker.start()
-        broker.stop(timeout_s=60)  # the broker writes the archive as it ends
+        broker.stop(timeout_s=60)  # the JVM writes the archive when it ends
 
     class_path = ensure_broker(report)
     java = find_java()

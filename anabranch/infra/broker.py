@@ -45,8 +45,8 @@ _ADDRESS_IN_USE = "Address already in use"
 class EmbeddedBroker:
     """One broker with its data folder, as a context manager.
 
-    The broker listens on the loopback interface only, without authentication but for ``secure``. With the
-    process that started it the broker ends, too, however that ends. Restarting keeps data and ports.
+    The broker listens on the loopback interface only, without authentication except with ``secure``. When the
+    process that started it ends, in any way, the broker ends, too. Restarts keep data and ports.
 
     >>> with EmbeddedBroker() as broker:
     ...     connect(broker.bootstrap)
@@ -81,11 +81,11 @@ class EmbeddedBroker:
             quick_start: start sooner, at the price of throughput.
             java_options: further options of the JVM, after our own.
             log: where the broker's output is appended; ``broker.log`` in the folder by default.
-            proxy: ``host:port`` of a proxy in front of the broker, which listens for it at `proxied_port` and
-                    tells its clients to come back to the proxy.
+            proxy: ``host:port`` of a proxy for the broker, which gets a listener at `proxied_port`, where it
+                    advertises the address of the proxy.
                 start_timeout_s: seconds after which a start is given up.
             membership: its place in an `EmbeddedCluster`; it serves once most nodes run.
-            secure: a second listener, at `secure_bootstrap`, for clients that prove who they are.
+            secure: a second listener, at `secure_bootstrap`, with authentication.
 
         Raises:
             ValueError: an argument out of its range, or a property that the caller may not set.
@@ -157,7 +157,7 @@ class EmbeddedBroker:
 
     @property
     def secure_bootstrap(self) -> str:
-        """``host:port`` of the listener for clients that prove who they are. Restarts keep it."""
+        """``host:port`` of the listener with authentication. Restarts keep it."""
         if self._secure_port == 0:
             raise BrokerNotRunning("the broker was never started, or has no secure listener")
         return f"{HOST}:{self._secure_port}"
@@ -213,7 +213,7 @@ class EmbeddedBroker:
         self._drop_process()
         java = find_java()
         class_path = ensure_broker()
-        # Counted from here: a first fetch takes as long as the network does.
+        # The deadline excludes the fetch, which takes as long as the network does.
         deadline = time.monotonic() + self._start_timeout_s
         if self._port and not is_free(self._port):
             raise PortTaken(self._port)
@@ -261,7 +261,7 @@ class EmbeddedBroker:
         self._running().pause()
 
     def resume(self) -> None:
-        """Let a paused broker go on (SIGCONT)."""
+        """Resume a paused broker (SIGCONT)."""
         self._running().resume()
 
     # -- inside ----------------------------------------------------------------------------------
@@ -399,7 +399,7 @@ class EmbeddedBroker:
 
     def _halt(self, timeout_s: float) -> None:
         if self._process is not None:
-            # A paused process takes no SIGTERM until it goes on.
+            # A paused process handles SIGTERM only after SIGCONT.
             self._process.terminate()
             self._process.resume()
             if self._process.wait(timeout_s) is None:

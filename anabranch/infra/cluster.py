@@ -1,4 +1,4 @@
-"""`EmbeddedCluster`: several embedded brokers that replicate, for tests of a broker's loss."""
+"""`EmbeddedCluster`: several embedded brokers with replication, for tests that lose a broker."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _FACTS = "cluster.json"
 class EmbeddedCluster:
     """Nodes numbered from 1, each a KRaft broker and controller, as a context manager.
 
-    Everything has up to three replicas, two of them in sync for each acknowledged write, and no unclean leader
-    election. So one of three nodes may be gone at a time. All end with their owner.
+    Each partition has up to three replicas, two of them in sync for each acknowledged write, without unclean leader
+    election. So one of three nodes may fail at a time. All nodes end with their owner.
 
     >>> with EmbeddedCluster(3) as cluster:
     ...     connect(cluster.bootstrap)
@@ -117,11 +117,11 @@ class EmbeddedCluster:
             raise BrokerNotRunning(f"there is no node {number}, but {list(self.nodes)}") from None
 
     def start(self) -> None:
-        """Start all nodes that don't run, at once: most of them must run before any serves.
+        """Start all stopped nodes at the same time: a majority has to run before any node serves.
 
-        Waits until each one shows all the others: librdkafka lets go of a broker that an answer leaves out.
+        Waits until each node lists all the others, as librdkafka forgets a broker that an answer omits.
 
-        Raises: as `EmbeddedBroker.start`; then none of them is left running. A paused node shows nothing.
+        Raises: as `EmbeddedBroker.start`; then all of them are stopped. A paused node does not answer.
         """
         new = [node for node in self.nodes.values() if not node.running]
         try:

@@ -43,7 +43,7 @@ _verified: dict[Path, tuple[int, int, int, int]] = {}
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a fetch is: files and bytes, done and in all; ``file``: the last one done."""
+    """The progress of a fetch: files and bytes, done and in all; ``file``: the last one done."""
 
     file: str
     done_files: int
@@ -64,7 +64,7 @@ def broker_cache() -> Path:
 
 
 def report(progress: Progress) -> None:
-    """Tell how far a fetch is, on standard error."""
+    """Print the progress of a fetch to standard error."""
     end = "\n" if progress.done_files == progress.total_files else ""
     start = "\r" if sys.stderr.isatty() else ""
     if start or end or progress.done_files == 1:

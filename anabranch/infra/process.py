@@ -110,7 +110,7 @@ class SupervisedProcess:
         self._order("K")
 
     def pause(self) -> None:
-        """Send SIGSTOP; returns when all threads stand still."""
+        """Send SIGSTOP; returns when all threads are stopped."""
         self._order("P")
 
     def resume(self) -> None:
@@ -142,7 +142,7 @@ class SupervisedProcess:
             if self.returncode is not None or self._supervisor.stdin is None:
                 return
             self._done.clear()
-            with suppress(OSError):  # it ended just now: the next line tells
+            with suppress(OSError):  # it has just ended, as the next line will show
                 self._supervisor.stdin.write(order.encode())
             deadline = time.monotonic() + _ORDER_TIMEOUT_S
             while order not in self._done and self.returncode is None:

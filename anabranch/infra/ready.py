@@ -1,4 +1,4 @@
-"""Questions to a broker over a plain socket, whether it serves: quick to import, no client threads."""
+"""Checks over a plain socket whether a broker serves: quick to import, without threads of a client."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def is_ready(
 ) -> bool:
     """Whether the broker at ``host:port`` is of that cluster, and lists itself and the ports ``others``.
 
-    A KRaft broker is listed once the controller has unfenced it; then topics can be made. The cluster id tells it
-    from another broker, which may have taken the port first.
+    A KRaft broker is listed once the controller has unfenced it; then topics can be made. The cluster id shows
+    that the answer is not from another broker, which may have taken the port first.
     """
     try:
         with socket.create_connection((host, port), timeout_s) as connection:

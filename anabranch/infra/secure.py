@@ -1,4 +1,4 @@
-"""A second listener of the embedded broker, for clients that prove who they are."""
+"""A second listener of the embedded broker, with authentication."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ _DEFAULTS = {
     "broker.heartbeat.interval.ms": "500",
     # Kafka's default is 0.5 s: a third of what an idle broker costs.
     "metadata.max.idle.interval.ms": "5000",
-    # Topics are declared: a mistyped name makes none.
+    # Topics are declared, so that a mistyped name creates none.
     "auto.create.topics.enable": "false",
     # Kafka's default is 128 MB, much of a small heap.
     # Brokers make a partition's two index files as big as this, and the system may fill them with zeros at the
@@ -96,7 +96,7 @@ class Membership:
             "share.coordinator.state.topic.replication.factor": replicas,
             "share.coordinator.state.topic.min.isr": in_sync,
             "unclean.leader.election.enable": "false",
-            # Kafka's default is five minutes: so long a restarted node would lead nothing.
+            # Kafka's default is five minutes, during which a restarted node would lead no partition.
             "leader.imbalance.check.interval.seconds": "5",
             "leader.imbalance.per.broker.percentage": "0",
         }
@@ -114,7 +114,7 @@ def server_properties(
 ) -> dict[str, str]:
     """The broker's properties; those in ``extra`` replace the defaults.
 
-    ``proxied``: a port for a proxy, and the proxy's own ``host:port``, which its clients are told.
+    ``proxied``: a port for a proxy, and the proxy's own ``host:port``, which is advertised there.
     ``secure``: a port, and its listener.
 
     Raises:

@@ -1,7 +1,8 @@
-"""Formats a broker's folder once, and keeps the settings of that in ``broker.json``.
+"""Formats a broker's folder once, and keeps the used settings in ``broker.json``.
 
-Kafka's tool writes two small files: the ids of folder, node and cluster, and the features' levels. The latter are
-the same for all brokers of a transaction version, and kept beside the jars: the tool, a JVM of its own, runs once.
+Kafka's tool writes two small files: the ids of folder, node and cluster, and the levels of features. The levels are
+the same for all brokers with a transaction version, and are cached with the jars. So the tool, a slow JVM, runs
+once.
 """
 
 from __future__ import annotations
@@ -147,7 +148,7 @@ def _arguments(facts: Mapping[str, object], config: Path) -> list[str]:
 
 
 def _copied(kept: Path, data: Path, node_id: int, cluster_id: str) -> bool:
-    """Write what the tool would write; False: it has to run."""
+    """Write the files that the tool would write; False if the tool has to run."""
     try:
         features = kept.read_bytes()
     except OSError:

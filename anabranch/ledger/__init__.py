@@ -1,4 +1,4 @@
-"""A row and its events, or neither: the commit of a database decides for a transaction (docs/ledger.md)."""
+"""The ledger: a database whose commit also commits the events of a transaction (docs/ledger.md)."""
 
 from anabranch.ledger.ledger import Ledger, Recovered
 

@@ -1,7 +1,8 @@
 """The ledger's table through one connection.
 
-A row a transaction, ``begun``, ``commit`` or ``abort``; its absence is ``abort``. ``begun`` comes first in the
-user's own database transaction, so a process that can still commit holds its key. One more row is the ledger's own.
+Each transaction has one row: ``begun``, ``commit`` or ``abort``; no row means ``abort``. The user's database
+transaction first inserts ``begun``, so a process that can still commit has the row locked. One more row is the
+ledger's own.
 """
 
 from __future__ import annotations
@@ -26,17 +27,17 @@ from anabranch.ledger.dialects import Dialect, dialect_of, driver_of, marked
 BEGUN = "begun"
 COMMIT = "commit"
 ABORT = "abort"
-# notes of rows
+# states of rows
 _FORMER = "former"
 _EARLY = "early"
-_SAVEPOINT = "anabranch_ledger"  # it ends with the database's transaction
+_SAVEPOINT = "anabranch_ledger"  # the end of the database transaction removes it
 _SELF = "ledger"  # the key of the ledger's own row
 _VERSION = 1
-LOCK_S = 1.0  # most seconds that recovery waits for a row that a process holds
+LOCK_S = 1.0  # the longest wait of recovery for a locked row
 
 
 class Meta(NamedTuple):
-    """The ledger's own row: its secret, and where it belongs."""
+    """The ledger's own row: its secret, cluster and server."""
 
     secret: bytes
     server: str
@@ -44,9 +45,9 @@ class Meta(NamedTuple):
 
 
 class Row(NamedTuple):
-    """A transaction's row. ``made``: Unix milliseconds. ``former``: made before `Ledger.adopt`.
+    """The row of a transaction. ``made``: Unix milliseconds. ``former``: from before `Ledger.adopt`.
 
-    ``early``: the row was durable while still ``begun``, so its block has committed by itself.
+    ``early``: the row was durable while still ``begun``: the statements inside `Ledger.commit` committed early.
     """
 
     txn_id: bytes
@@ -57,11 +58,11 @@ class Row(NamedTuple):
     early: bool = False
 
 
-FIRST = Row(b"", "", b"", -1, False)  # before all of them
+FIRST = Row(b"", "", b"", -1, False)  # sorts before all rows
 
 
 class Book:
-    """One connection's view of the table. Each call but `open` and `begin` ends the database's transaction."""
+    """The table through one connection. Each call except `open` and `begin` ends the database transaction."""
 
     def __init__(self, connection: Any, table: str, dialect: Dialect | None) -> None:
         if not re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)?", table, re.ASCII):
@@ -79,7 +80,7 @@ class Book:
         return self._cursor
 
     def rollback(self) -> bool:
-        """Roll back; False if the connection can't."""
+        """Roll back; False if the connection fails."""
         try:
             self.connection.rollback()
         except self.driver.Error:
@@ -89,9 +90,9 @@ class Book:
     # -- the ledger itself ----------------------------------------------------------------------------
 
     def open(self, *, moved: bool = False) -> Meta:
-        """The ledger's own row; the database's transaction has begun, and its commit will be durable.
+        """Begin a database transaction whose commit is durable, and return the ledger's own row.
 
-        ``moved``: take it from whichever server it is on. Raises: NoLedger, LedgerMoved, and as `Dialect.server`.
+        ``moved``: accept another server than the row names. Raises: NoLedger, LedgerMoved, and as `Dialect.server`.
         """
         meta, server = self._read()
         if server != meta.server and not moved:
@@ -116,7 +117,7 @@ class Book:
 
     @contextmanager
     def _missing(self) -> Iterator[None]:
-        """Say `NoLedger` if the table is not there, another one, or forbidden."""
+        """Raise `NoLedger` if the table is missing, not a ledger's, or forbidden."""
         try:
             yield
         except self.driver.Error as error:
@@ -126,7 +127,7 @@ class Book:
             raise
 
     def create(self, secret: bytes, cluster: str) -> None:
-        """Make the table and the ledger's row, where they are not there."""
+        """Make the table and the ledger's own row, unless they exist."""
         with self._missing():
             facts = self._run(f"select {self._dialect.facts}").fetchone()[0]
             server = self._dialect.server(self._cursor, facts)
@@ -138,7 +139,7 @@ class Book:
         self.connection.commit()
 
     def adopt(self, secret: bytes) -> None:
-        """Belong to this server; under another secret the rows so far are former."""
+        """Move the ledger to this server. With another secret all present rows become former ones."""
         meta, server = self._read()
         if secret != meta.secret:
             self._run("update TABLE set note = ? where txn_id <> ?", _FORMER, _SELF)
@@ -157,16 +158,19 @@ class Book:
         return bool(self._run(sql, key, outcome, attempt.hex(), made, note).rowcount == 1)
 
     def begin(self, txn_id: bytes, attempt: bytes) -> None:
-        """Put ``begun`` into the user's transaction. `AlreadyCommitted`, `TransactionAborted`: a row is there."""
+        """Insert ``begun`` in the user's database transaction. If there is a row, raise its outcome.
+
+        Raises: AlreadyCommitted, TransactionAborted.
+        """
         if not self._insert(txn_id.hex(), BEGUN, attempt):
             raise self._refusal(txn_id)
 
     def guard(self) -> None:
-        """Mark the database's transaction, so that `check_same` can see whether it is still open."""
+        """Set a savepoint, by which `check_same` sees whether the database transaction is still open."""
         self._run(f"savepoint {_SAVEPOINT}")
 
     def check_same(self) -> None:
-        """Raise `IllegalState` if the database's transaction has ended since `guard`."""
+        """Raise `IllegalState` if the database transaction has ended since `guard`."""
         try:
             self._run(f"release savepoint {_SAVEPOINT}")
         except self.driver.Error as error:
@@ -178,7 +182,7 @@ class Book:
             ) from error
 
     def end(self, txn_id: bytes, attempt: bytes) -> None:
-        """``begun`` becomes ``commit``. Raises as `begin` if that row isn't there any more."""
+        """Change ``begun`` to ``commit``, and commit. Raises as `begin` if the row has changed."""
         sql = "update TABLE set outcome = ? where txn_id = ? and attempt = ? and outcome = ?"
         if self._run(sql, COMMIT, txn_id.hex(), attempt.hex(), BEGUN).rowcount != 1:
             raise self._refusal(txn_id)
@@ -195,15 +199,15 @@ class Book:
         return None if found is None else _row_of(found)
 
     def is_early(self, txn_id: bytes) -> bool:
-        """Whether ``begun`` is durable: the block has committed by itself."""
+        """Whether ``begun`` is durable, so that the user's statements have committed early."""
         row = self._row(txn_id)
         self.connection.rollback()
         return row is not None and row.outcome == BEGUN
 
     def decide(self, txn_id: bytes) -> Row | None:
-        """The row that stands, once there is a last word: no commit so far becomes ``abort``, written and durable.
+        """The final row: unless it is ``commit``, write a durable ``abort``.
 
-        None: a process that can still commit holds the row.
+        None: a process that can still commit has locked the row.
         """
         try:
             self.open()
@@ -219,14 +223,14 @@ class Book:
         return row
 
     def _check_held(self, error: Exception) -> None:
-        """Roll back; raise the error unless it says that a process holds the row."""
+        """Roll back. Raise the error, unless it says that another process has locked the row."""
         if not (self.rollback() and self._dialect.is_held(error)):
             raise error
 
     def rows(
         self, before_ms: int, limit: int, after: Row = FIRST, *, former: bool = True
     ) -> list[Row]:
-        """Rows made before a time, the oldest first, behind a row. ``former``: those of a former secret, too."""
+        """Rows made before a time, the oldest first, that sort after a row. ``former``: include former rows."""
         ours = "" if former else f"and (note is null or note <> '{_FORMER}') "
         sql = (
             "select txn_id, outcome, attempt, made, note from TABLE where txn_id <> ? and made < ? "
@@ -238,7 +242,7 @@ class Book:
         return found
 
     def forget(self, rows: Iterable[Row]) -> int:
-        """Delete rows as they were read; returns how many. Those that changed, or are held, stay."""
+        """Delete rows, and return how many. Rows that have changed since they were read, or are locked, stay."""
         sql = "delete from TABLE where txn_id = ? and outcome = ? and attempt = ?"
         gone = 0
         try:

@@ -1,4 +1,4 @@
-"""Databases that a ledger can be in: what makes a commit durable there, and which server it is."""
+"""The databases that a ledger can be in: how to make a commit durable, and how to identify the server."""
 
 from __future__ import annotations
 
@@ -13,46 +13,48 @@ from anabranch.errors import IllegalState, InvalidArgument, UnsupportedSetting
 
 
 class Dialect:
-    """A kind of database. Another one than those below is a subclass, given to `Ledger` as ``dialect``."""
+    """A kind of database. For one that is not here, give `Ledger` a subclass as ``dialect``."""
 
-    facts = "null"  # an SQL expression, asked for beside the ledger's own row in each transaction
+    # An SQL expression, selected in each transaction together with the ledger's own row.
+    facts = "null"
 
     def check(self, connection: Any) -> None:
-        """Refuse a connection that commits each statement, or has begun a transaction.
+        """Refuse a connection in autocommit mode, or with a begun transaction.
 
         Raises: InvalidArgument, IllegalState.
         """
 
     def cursor(self, connection: Any) -> Any:
-        """A cursor whose rows are tuples, with texts, whatever the connection gives its users."""
+        """A cursor whose rows are tuples and whose texts are str, whatever the connection's settings are."""
         return connection.cursor()
 
     def is_over(self, error: Exception) -> bool:
-        """Whether a driver's error says that a savepoint is missing because its transaction is over."""
+        """Whether an error means that a savepoint is missing because its transaction has ended."""
         return "savepoint" in str(error)
 
     def server(self, cursor: Any, facts: str | None) -> str:
-        """This database's name among all, which a copy does not have. Commits are durable from here on.
+        """Make the commits of this transaction durable; returns the identity of the server, which a copy lacks.
 
         Raises: InvalidArgument (a standby, or in memory), UnsupportedSetting (its commits can't be made durable).
         """
         raise NotImplementedError
 
     def hurry(self, cursor: Any, seconds: float) -> None:
-        """Let no statement of this transaction wait for a lock for longer."""
+        """Limit how long a statement of this transaction waits for a lock."""
         raise NotImplementedError
 
     def is_held(self, error: Exception) -> bool:
-        """Whether a driver's error says that another transaction holds the row; any other one is raised."""
+        """Whether an error means that another transaction has locked the row."""
         return any(kind.__name__ == "OperationalError" for kind in type(error).__mro__)
 
 
 class SQLite(Dialect):
-    """SQLite: a file, known by its device, inode and path."""
+    """SQLite, identified by the device, inode and path of its file."""
 
     def check(self, connection: Any) -> None:
         """As `Dialect.check`."""
-        mode = getattr(connection, "autocommit", None)  # since Python 3.12; -1: by isolation_level
+        # Since Python 3.12; -1: isolation_level decides.
+        mode = getattr(connection, "autocommit", None)
         if mode is True or (mode is not False and connection.isolation_level is None):
             raise InvalidArgument(
                 "the connection commits each statement: connect without isolation_level=None"
@@ -97,7 +99,7 @@ class SQLite(Dialect):
 
 
 class PostgreSQL(Dialect):
-    """PostgreSQL: known by system identifier, timeline and the database's oid."""
+    """PostgreSQL, identified by system identifier, timeline and the oid of the database."""
 
     facts = (
         "concat_ws(' ', set_config('synchronous_commit', case current_setting('synchronous_commit') "
@@ -114,7 +116,7 @@ class PostgreSQL(Dialect):
             raise InvalidArgument(
                 "the connection commits each statement: connect with autocommit=False"
             )
-        info = getattr(connection, "info", None)  # of psycopg and psycopg2
+        info = getattr(connection, "info", None)  # psycopg and psycopg2 have it
         if info is not None and int(info.transaction_status) != 0:
             raise _begun()
 
@@ -143,7 +145,7 @@ class PostgreSQL(Dialect):
     def hurry(self, cursor: Any, seconds: float) -> None:
         """As `Dialect.hurry`."""
         cursor.execute(f"set local lock_timeout = {int(seconds * 1000)}")
-        # A shorter one of the user's would end the wait first, with an error that tells of no lock.
+        # A shorter statement timeout of the user would end the wait first, with an error that names no lock.
         cursor.execute("set local statement_timeout = 0")
 
     def is_held(self, error: Exception) -> bool:
@@ -152,7 +154,7 @@ class PostgreSQL(Dialect):
             "55P03",
             "40P01",
             "40001",
-        )  # no lock in time, a deadlock, not in a row
+        )  # lock timeout, deadlock, serialization failure
 
 
 def _code(error: Exception) -> str | None:
@@ -160,17 +162,17 @@ def _code(error: Exception) -> str | None:
 
 
 def _texts(_: object, row: Sequence[Any]) -> tuple[Any, ...]:
-    """A row of SQLite with texts as str, whatever the connection's text_factory is."""
+    """A row of SQLite with str texts, whatever the text_factory of the connection is."""
     return tuple(value.decode() if isinstance(value, bytes | bytearray) else value for value in row)
 
 
-# Those that tell a missing table by a `ProgrammingError`.
+# Drivers that report a missing table by a `ProgrammingError`.
 _DRIVERS = {"sqlite3": SQLite, "psycopg": PostgreSQL, "psycopg2": PostgreSQL}
 _MARKS = {"qmark": "?", "format": "%s", "pyformat": "%s"}
 
 
 def driver_of(connection: Any) -> ModuleType:
-    """The driver that made a connection: its exceptions and its way of parameters. `InvalidArgument`."""
+    """The driver module of a connection, which has its exceptions and paramstyle. Raises `InvalidArgument`."""
     for kind in type(connection).__mro__:
         module = sys.modules.get(kind.__module__.partition(".")[0])
         if module is not None and hasattr(module, "paramstyle"):
@@ -179,7 +181,7 @@ def driver_of(connection: Any) -> ModuleType:
 
 
 def dialect_of(driver: ModuleType) -> Dialect:
-    """The dialect of a driver's database. `UnsupportedSetting`."""
+    """The dialect of a driver's database. Raises `UnsupportedSetting`."""
     if driver.__name__ not in _DRIVERS or driver.paramstyle not in _MARKS:
         raise UnsupportedSetting(
             f"{driver.__name__} is not known to ledgers ({', '.join(_DRIVERS)} are): give a `dialect`"
@@ -188,7 +190,7 @@ def dialect_of(driver: ModuleType) -> Dialect:
 
 
 def marked(sql: str, driver: ModuleType) -> str:
-    """SQL with ? for each parameter, as the driver wants it."""
+    """SQL with ``?`` for each parameter, in the paramstyle of the driver."""
     return sql.replace("?", _MARKS.get(driver.paramstyle, "?"))
 
 

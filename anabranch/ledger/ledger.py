@@ -1,7 +1,8 @@
-"""`Ledger`: a database whose own commit decides for transactions.
+"""`Ledger`: a database whose commit decides for transactions.
 
-At the end of the ``with``: prepare; the row becomes ``commit``; the database commits; the transaction is committed.
-From prepare on, the row's word alone ends it: written, or absent once no process can write it any more.
+At the end of the ``with``, the transaction is prepared; the row becomes ``commit``; the database commits; then the
+transaction is committed. Once it is prepared, only the row decides: ``commit``, or no row once no process can
+write it any more, which means abort.
 """
 
 from __future__ import annotations
@@ -45,10 +46,10 @@ T = TypeVar("T")
 TABLE = "anabranch_ledger"
 SECRET_SIZE = 32
 ATTEMPT_SIZE = 16
-MOST_ROWS = 1000  # that one recovery looks at
-MOST_WAITING = 20  # … and it ends then: each takes a while, and the controllers may be away
+MOST_ROWS = 1000  # in one recovery
+MOST_WAITING = 20  # a recovery ends when this many wait, as the controllers may be away
 _PAUSE_S = 0.2
-_QUICK_S = 0.5  # for each further transaction, once one waits
+_QUICK_S = 0.5  # timeout of further transactions once one waits
 _TORN = "its block committed rows by itself, and its events are aborted"
 _NO_COMMIT = "the ledger's database has not committed it"
 _claimed: WeakSet[Transaction] = WeakSet()
@@ -57,13 +58,13 @@ _claiming = threading.Lock()
 
 @dataclass(slots=True)
 class Recovered:
-    """One recovery's work: ids of transactions that it ended, and of those to look at.
+    """The result of one recovery: ids of transactions that it ended, and of those that it could not end.
 
-    ``held``: a process that can still commit has the row. ``forgotten``: rows that are not needed any more.
-    ``waiting``: id -> why it can't be ended yet, as a stream waits; a later recovery ends it.
-    ``missing``: control partition -> why it does not answer; a later recovery ends its transactions.
-    ``alarms``: id -> a contradiction between database and log, for a person; see the runbook.
-    ``expired``: committed in the database, but ended longer ago than outcomes are kept, so the outcome is unknown.
+    ``held``: a process that can still commit has locked the row. ``forgotten``: deleted rows that are not needed
+    any more. ``waiting``: id -> why it can't be ended yet; a later recovery ends it. ``missing``: control partition
+    -> why it does not answer; a later recovery ends its transactions. ``alarms``: id -> a contradiction between
+    database and log, for a person; see the runbook. ``expired``: committed in the database, but ended before the
+    retention of outcomes, so the outcome is unknown.
     """
 
     committed: list[bytes] = field(default_factory=list)
@@ -77,7 +78,7 @@ class Recovered:
 
 
 class Ledger:
-    """A database, SQLite or PostgreSQL, that has the ledger's table. Thread-safe if made of a function."""
+    """A database, SQLite or PostgreSQL, with a ledger's table. Thread-safe if made with a function."""
 
     def __init__(
         self,
@@ -88,8 +89,8 @@ class Ledger:
     ) -> None:
         """``database``: a function that connects, by any DB-API driver, or a connection.
 
-        With a connection alone, one that breaks in mid-commit leaves the outcome to `recover`. ``table``: its name,
-        with a schema or not. ``dialect``: of a database that is not known here.
+        With only a connection, `recover` has to find the outcome if it breaks during a commit. ``table``: its name,
+        with or without a schema. ``dialect``: for other databases than SQLite and PostgreSQL.
         """
         self._database = database
         self._connects = not hasattr(database, "cursor")
@@ -122,27 +123,27 @@ class Ledger:
         number: int | None = None,
         timeout: float | None = None,
     ) -> Iterator[Any]:
-        """A cursor, for statements that are committed with the transaction, or not at all.
+        """A cursor for statements that are committed together with the transaction, or not at all.
 
             with client.begin("shop") as txn, ledger.commit(txn) as cursor:
                 txn.write("shop/orders", b"...", key=b"42")
                 cursor.execute("update stock set n = n - 1 where item = %s", [42])
 
-        The end of the ``with`` commits both; an exception ends both. Don't commit inside, and call nothing that
-        does (sqlite3's `executescript`). ``connection``: use this one, as of a pool; it has begun no transaction.
-        ``receipts``, ``name``, ``number``: of `Transaction.commit`; if they were committed before, the database is
-        rolled back, and ``txn.result`` is that outcome. ``timeout``: seconds for each step of the end. Once the
+        The end of the ``with`` commits both; an exception aborts both. Don't commit inside, nor call anything that
+        commits (sqlite3's `executescript`). ``connection``: one without a begun transaction, as from a pool.
+        ``receipts``, ``name``, ``number``: as of `Transaction.commit`; if these were committed before, the database
+        is rolled back, and ``txn.result`` is that outcome. ``timeout``: seconds for each step of the end. After the
         database has committed, only `LedgerDiffers` is raised: if the controllers don't answer, ``txn.result`` is
         None, and `recover` commits the events.
 
         Raises:
             InvalidArgument, UnsupportedSetting: the connection, or its database, can't be used; nothing was begun.
-            NoLedger, LedgerMoved: the database is not the ledger's.
-            IllegalState: the transaction is in a ledger already, or the connection has begun one; the block has
-                committed by itself: those rows stay, but the events are aborted.
-            OutcomeUnknown: the database did not answer to its commit, and it, or the controllers, can't be asked:
-                `recover` ends it.
-            LedgerDiffers: the database has committed, and the transaction was aborted by hand.
+            NoLedger, LedgerMoved: the database is not that of the ledger. IllegalState: the transaction is in a
+            ledger already; the connection has begun a transaction; or the block
+                has committed inside: then those rows stay, but the events are aborted.
+            OutcomeUnknown: the database did not answer the commit, and it, or the controllers, can't be asked:
+                `recover` ends the transaction.
+            LedgerDiffers: the database has committed, but an operator has aborted the transaction.
             TransactionAborted, AlreadyCommitted, and as `Transaction.commit` and the driver: both are rolled back.
         """
         with self._open(connection) as book:
@@ -160,7 +161,7 @@ class Ledger:
                 if info.state == "COMMITTED":
                     book.rollback()
                     return
-                if txn.txn_id != txn_id:  # its row would be another transaction's
+                if txn.txn_id != txn_id:  # its row would be for another transaction
                     raise IllegalState(
                         "a call in the block was refused, and the transaction began again since: nothing is "
                         "committed; begin another transaction, and enter the block again"
@@ -178,7 +179,7 @@ class Ledger:
         _finish(txn, secret, timeout)
 
     def _last_word(self, book: Book, txn_id: bytes, timeout: float | None, error: Exception) -> Row:
-        """The row, after a commit without a good answer. Never a guess: `OutcomeUnknown`."""
+        """The final row, after a commit that failed or was not answered. Raises `OutcomeUnknown` if unreadable."""
         deadline = time.monotonic() + (defaults.TIMEOUT_S if timeout is None else timeout)
         usable = book.rollback()
         trouble: Exception = error
@@ -201,9 +202,9 @@ class Ledger:
     # -- for operators --------------------------------------------------------------------------------
 
     def create(self, client: Client) -> None:
-        """Make the table, for this client's cluster. Repeating it is fine.
+        """Make the table, for the cluster of this client. Repeating the call is fine.
 
-        Raises: InvalidArgument (it is of another cluster; a standby), NoLedger (another table has the name),
+        Raises: InvalidArgument (the table is of another cluster; a standby), NoLedger (another table has the name),
         LedgerMoved, UnsupportedSetting, and the driver's errors.
         """
         with self._open() as book:
@@ -224,14 +225,14 @@ class Ledger:
         *,
         limit: int = MOST_ROWS,
     ) -> Recovered:
-        """End what dead processes left, as the database says; rows that are not needed any more go.
+        """End the transactions that dead processes left, as the database says; delete unneeded rows.
 
-        ``scope``: only prepared transactions of this one; None: of all. ``older_than``: seconds since prepare.
-        ``limit``: of transactions and rows to look at, besides alarms; it ends when 20 wait. From anywhere, as
-        often as you like, several at a time.
+        ``scope``: only prepared transactions of this scope; None: of all. ``older_than``: seconds since prepare.
+        ``limit``: the most transactions and rows to check, besides alarms; the call also ends when 20 transactions
+        wait. Any process may call it, at any time, also several at once.
 
         Raises: NoLedger, LedgerMoved, InvalidArgument (another cluster), NotReady, DeadlineExceeded (no control
-        partition answers) and the driver's errors: what is left is left for the next time.
+        partition answers) and the driver's errors: then the next call does the rest.
         """
         found, over = Recovered(), {}
         with self._open() as book:
@@ -262,16 +263,17 @@ class Ledger:
                 ended = any(row.txn_id in over for row in some)
                 if ended or len(found.waiting) > waits or waits >= MOST_WAITING:
                     break
-                after = some[-1]  # those stay: they must not hide the others
+                after = some[-1]  # these rows stay; continue after them
             found.forgotten = book.forget(over.values())
         return found
 
     def adopt(self, client: Client, *, keep: bool = False) -> list[TransactionInfo]:
-        """Let the ledger belong to the server that it is on now; returns what was prepared, for a person to end.
+        """Move the ledger to its present server; returns the prepared transactions, which a person has to end.
 
-        The ledger gets another secret, so it can't end what the other server's processes prepared: look at the rows
-        there, then ``anabranch txn settle --presume``. ``keep``: the server moved with all its rows, and the former
-        one never comes back: the secret stays, and `recover` goes on.
+        The ledger gets another secret, so it can't end transactions that processes of the other server prepared:
+        read the rows there,
+        then force each of these transactions. ``keep``: the server moved with all its
+        rows, and the former one never returns: the secret stays, and `recover` ends all transactions as before.
 
         Raises: NoLedger, InvalidArgument (a standby, another cluster), NotReady, DeadlineExceeded.
         """
@@ -282,14 +284,17 @@ class Ledger:
         return [] if keep else left
 
     def rows(self, limit: int = MOST_ROWS) -> list[Row]:
-        """The table's rows, the oldest first, wherever the database is."""
+        """The table's rows, the oldest first, on any server."""
         with self._open() as book:
             book.open(moved=True)
             return book.rows(1 << 62, limit)
 
 
 def _enter(book: Book, txn: Transaction, attempt: bytes) -> tuple[bytes, Meta]:
-    """The transaction's id and the ledger; ``begun`` is in the database's transaction. Else nothing is changed."""
+    """Insert ``begun`` in the database transaction; returns the transaction's id, and the ledger's row.
+
+    If it raises, nothing is changed.
+    """
     with _claiming:
         if txn in _claimed:
             raise IllegalState("the transaction is in a ledger already: one `with` a transaction")
@@ -315,19 +320,19 @@ def _check_cluster(meta: Meta, cluster: str) -> Meta:
 
 
 def _give_up(book: Book, txn: Transaction, secret: bytes | None, error: BaseException) -> None:
-    """Roll both back, as the database's commit was not sent. A rollback that fails leaves the end to recovery."""
+    """Abort both, as the database's commit was not sent. If that fails, recovery aborts the transaction."""
     if not book.rollback():
         log.warning("%r is left to recovery: the database could not roll back", txn)
         return
-    with suppress(book.driver.Error):  # `recover` sees it, too
+    with suppress(book.driver.Error):  # `recover` repeats it
         if txn.txn_id is not None and book.is_early(txn.txn_id):
             log.error("%r: its block has committed rows by itself, and its events are aborted", txn)
-    with suppress(AnabranchError):  # of no consequence: `recover` does it, or silence
+    with suppress(AnabranchError):  # `recover` repeats it
         txn.abort(f"left by {type(error).__name__}", secret=secret, timeout=QUIET_S)
 
 
 def _is_committed(txn: Transaction, secret: bytes | None) -> bool:
-    """Abort by the ledger's word; True if recovery had committed it before, and its row is gone since.
+    """Abort the transaction; True if recovery has committed it before, and deleted its row.
 
     Raises: OutcomeUnknown (the controllers don't say which).
     """
@@ -347,7 +352,7 @@ def _is_committed(txn: Transaction, secret: bytes | None) -> bool:
 
 
 def _finish(txn: Transaction, secret: bytes | None, timeout: float | None) -> None:
-    """Commit what the database has committed. No answer is no error: recovery commits it, too."""
+    """Commit the transaction after the database. A missing answer is no error, as recovery will commit it."""
     try:
         txn.commit(secret=secret, timeout=timeout)
     except TransactionAborted as error:
@@ -355,13 +360,13 @@ def _finish(txn: Transaction, secret: bytes | None, timeout: float | None) -> No
             f"the database has committed {txn!r}, which was aborted: mend the rows by hand ({error})"
         ) from error
     except AlreadyCommitted:
-        pass  # by recovery, before `_is_committed` asked
+        pass  # recovery has committed it already
     except AnabranchError as trouble:
         log.warning("%r is committed in the database, and will be by recovery: %s", txn, trouble)
 
 
 def _until_many_wait(some: Sequence[T], found: Recovered) -> Iterator[T]:
-    """Some of these; of many in any order, as those that wait must not hide the others."""
+    """These items, until too many transactions wait; in random order, so that waiting ones don't block others."""
     for one in sample(some, len(some)) if len(some) > MOST_WAITING else some:
         if len(found.waiting) >= MOST_WAITING:
             return
@@ -369,7 +374,7 @@ def _until_many_wait(some: Sequence[T], found: Recovered) -> Iterator[T]:
 
 
 def _ended(client: Client, secret: bytes, row: Row, found: Recovered) -> str | None:
-    """End the transaction as its row says; returns how it is now. None: it is otherwise, an alarm, or it waits."""
+    """End the transaction as its row says; returns its state. None: it waits, or is an alarm."""
     if control_partition_of(row.txn_id) in found.missing:
         return None
     timeout = _QUICK_S if found.waiting else None
@@ -379,11 +384,9 @@ def _ended(client: Client, secret: bytes, row: Row, found: Recovered) -> str | N
         else:
             client.abort(row.txn_id, _NO_COMMIT, secret=secret, timeout=timeout)
     except AlreadyCommitted:
-        return COMMIT  # another recovery saw the row `commit`, and forgot it, before this one wrote
+        return COMMIT  # another recovery has ended it, and deleted the row, before this one wrote its own
     except Expired:
-        if (
-            row.outcome == COMMIT
-        ):  # a PREPARED transaction is listed for as long as it lasts: so this one has ended
+        if row.outcome == COMMIT:  # prepared transactions are always listed, so this one has ended
             found.expired.append(row.txn_id)
             log.warning("ledger: %s ended longer ago than outcomes are kept", txn_text(row.txn_id))
     except (TransactionAborted, NotAuthorized) as error:

@@ -1,4 +1,4 @@
-"""The counts of a recovery service, and whether it is ready; docs/operations.md has the same table."""
+"""The metrics of a recovery service, and whether it is ready; docs/operations.md describes them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TABLE = Table(NUMBERS, "ledger", ("ledger_look_seconds", "Time of a look"))
 
 
 class Watch:
-    """Counts a service's looks. ``pause``: seconds between two."""
+    """Counts the recoveries of a service. ``pause``: seconds between two."""
 
     def __init__(self, pause: float) -> None:
         self.numbers = Numbers(TABLE)
@@ -35,7 +35,7 @@ class Watch:
         self._ended = time.monotonic()
 
     def look(self, recover: Callable[[], Recovered]) -> Recovered:
-        """Look once, and count it. Raises as ``recover``."""
+        """Call ``recover`` once, and count its results. Raises as ``recover``."""
         begun = time.monotonic()
         try:
             found = recover()
@@ -58,7 +58,7 @@ class Watch:
         return found
 
     def trouble(self) -> str | None:
-        """The reason why the service is not ready; None: it is."""
+        """Why the service is not ready; None if it is."""
         silent_s = time.monotonic() - self._ended
         return (
             f"no look has ended for {silent_s:.0f} s" if silent_s > self._most_s else self._trouble
@@ -74,7 +74,7 @@ def _waits(found: Recovered) -> str | None:
 
 @contextmanager
 def watched(http: str | None, name: str, pause: float) -> Iterator[Watch]:
-    """A watch, shown at ``http`` (HOST:PORT) if that is given. Raises: InvalidArgument, PortTaken."""
+    """A watch, served at ``http`` (HOST:PORT) if that is given. Raises: InvalidArgument, PortTaken."""
     watch = Watch(pause)
     if http is None:
         yield watch

@@ -1,1 +1,1 @@
-"""The parts on librdkafka: commands, single events, group membership."""
+"""All that uses librdkafka: commands, journal writes of single events, group membership, admin requests."""

@@ -1,4 +1,4 @@
-"""Questions about topics, for clients: partitions, size limits, end offsets."""
+"""Admin requests of clients: partitions, size limits and end offsets of topics, ACLs."""
 
 from __future__ import annotations
 
@@ -39,23 +39,24 @@ from anabranch.topics.rights import CLUSTER, GROUP, THE_CLUSTER, TOPIC, TRANSACT
 
 log = logging.getLogger("anabranch.client")
 
-DEFAULT_MAX_MESSAGE_BYTES = 1_048_588  # Kafka's own default, where the setting may not be read
+# Kafka's default, used where this client may not read the setting.
+DEFAULT_MAX_MESSAGE_BYTES = 1_048_588
 _LIMIT = "max.message.bytes"
-_LIMIT_S = 2.0  # so long a limit is believed: it may be raised, or be another topic's
+_LIMIT_S = 2.0  # how long a limit is cached: it may be raised, or the topic replaced
 _MISSING = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC)  # noqa: SLF001
 _FORBIDDEN = (
     KafkaError.TOPIC_AUTHORIZATION_FAILED,
     KafkaError.CLUSTER_AUTHORIZATION_FAILED,
 )
 _TRY_S = 5.0
-# librdkafka goes on trying where it is not let in: then there is somebody to tell.
+# Errors of authentication. librdkafka retries after them, but the caller should know.
 _FIRST_TRY_S = 1.0
 _LEAST_S = 0.05
 GRACE_S = 1.0
 _LOOK_S = 1.0
 _FIRST_PAUSE_S = 0.02
 _LONGEST_PAUSE_S = 0.5
-_TOKEN_PAUSE_S = 1.0  # a provider may count what it refuses
+_TOKEN_PAUSE_S = 1.0  # a provider may limit failed attempts
 _KINDS = {
     TOPIC: ResourceType.TOPIC,
     GROUP: ResourceType.GROUP,
@@ -82,19 +83,20 @@ class KafkaAdmin:
         self._clock = clock
         self._lock = threading.Lock()
         self._client: AdminClient | None = None
-        self._limits: dict[str, tuple[float, int]] = {}  # until when it is believed, and the limit
+        # By topic: when the limit expires, and the limit.
+        self._limits: dict[str, tuple[float, int]] = {}
         self._closed = False
-        self._heard = False  # whether a broker answered when it was asked last
-        self._denied = ""  # why the brokers did not let us in
-        self._untrusted = ""  # … and why we did not believe that they are the brokers
+        self._heard = False  # whether the last request was answered
+        self._denied = ""  # why the brokers refused this client
+        self._untrusted = ""  # … and why this client refused the brokers' certificate
 
     def partition_counts(
         self, topics: Sequence[str], deadline: float, rights: Mapping[str, AclOperation] = {}
     ) -> dict[str, int]:
-        """How many partitions each of these topics has; those that don't exist are left out.
+        """The number of partitions of each of these topics that exists.
 
-        ``rights``: topic -> what this client must be allowed to do there. `NotAuthorized` if the brokers say it is
-        not: at once, where the first command would be refused, and only its deadline would tell.
+        ``rights``: topic -> the operations that this client needs there. If one is missing, it raises
+        `NotAuthorized` at once; otherwise the first command would fail only at its deadline.
         """
         return self.ask(deadline, self._counts(topics, rights))
 
@@ -129,7 +131,7 @@ class KafkaAdmin:
         return ask
 
     def max_message_bytes(self, topics: Sequence[str], deadline: float) -> dict[str, int]:
-        """The largest batch that each topic takes, or took just now; Kafka's default where it may not be read."""
+        """The largest batch that each topic takes, up to 2 s old; Kafka's default if not readable."""
         now, never = self._clock.monotonic(), (0.0, 0)
         unknown = [topic for topic in topics if self._limits.get(topic, never)[0] <= now]
 
@@ -153,7 +155,7 @@ class KafkaAdmin:
         return {topic: self._limits[topic][1] for topic in topics}
 
     def cluster_id(self, topic: str, deadline: float) -> str:
-        """The name that the brokers gave their cluster; a topic that may be seen is asked for."""
+        """The brokers' id of their cluster. ``topic``: one that this client may describe."""
         return self.ask(
             deadline,
             lambda client, seconds: str(client.list_topics(topic, timeout=seconds).cluster_id),
@@ -166,9 +168,10 @@ class KafkaAdmin:
         )
 
     def end_offsets(self, least: Mapping[P, int], deadline: float) -> dict[tuple[str, int], int]:
-        """The high watermarks. ``least``: up to where each is acknowledged; a lower answer is never taken.
+        """The high watermarks. ``least``: the known minimum of each, from acknowledgements.
 
-        An old leader may give one: others are asked until the deadline. `NotReady` names an end that stays too low.
+        A former leader may return a lower one: then it is asked for again. If one stays too low until the deadline,
+        `NotReady` names it.
         """
         latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
         request = {TopicPartition(t, p): latest for t, p in least}
@@ -183,7 +186,7 @@ class KafkaAdmin:
                     for place, future in futures.items()
                 }
             except KafkaException:
-                # librdkafka says "no leaders" of a topic that it may not see.
+                # librdkafka reports "no leaders" for a topic that it may not describe.
                 self._counts({place.topic for place in request})(client, seconds)
                 raise
             low.update(
@@ -199,12 +202,12 @@ class KafkaAdmin:
             for place, end in low.items():
                 if (
                     end >= 0
-                ):  # while leaders move, and when first asked, librdkafka may give -1001 and no error
+                ):  # at first, and while leaders move, librdkafka may return -1001 without an error
                     raise NotReady(_TOO_LOW.format(*place, end, least[place])) from error
             raise
 
     def allow(self, acls: Iterable[Acl], deadline: float) -> None:
-        """Add rules to the brokers' own. `NotAuthorized`, `IllegalState`."""
+        """Add ACLs. Raises `NotAuthorized`, `IllegalState`."""
         wanted = [binding_of(acl) for acl in acls]
 
         def ask(client: AdminClient, seconds: float) -> None:
@@ -215,13 +218,13 @@ class KafkaAdmin:
         self.ask(deadline, ask)
 
     def listed(self, deadline: float) -> list[Acl]:
-        """The brokers' rules. `NotAuthorized`, `IllegalState`."""
+        """The ACLs of the brokers. Raises `NotAuthorized`, `IllegalState`."""
 
         def ask(client: AdminClient, seconds: float) -> list[Acl]:
             with _needs("Describe"):
                 asked = client.describe_acls(everything(), request_timeout=seconds)
                 found = asked.result(seconds + GRACE_S)
-            if not found:  # all that librdkafka says if they have no authorizer
+            if not found:  # librdkafka raises no error if the brokers have no authorizer
                 raise IllegalState(
                     "the brokers keep no rules: they have no authorizer, or only super.users may do anything"
                 )
@@ -230,19 +233,20 @@ class KafkaAdmin:
         return self.ask(deadline, ask)
 
     def ask(self, deadline: float, ask: Callable[[AdminClient, float], T]) -> T:
-        """Ask until there is an answer: leaders may be moving, and new topics are known late."""
+        """Ask until there is an answer: leaders may be moving, and brokers learn of new topics late."""
         pauses, trouble = Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S, self._clock), ""
         while True:
             if self._closed:
                 raise IllegalState("the client is closed")
             try:
                 client = self._connected()
-            except NotReady:  # a token may yet come
+            except NotReady:  # a token may come later
                 if self._clock.monotonic() + _TOKEN_PAUSE_S >= deadline:
                     raise
                 self._clock.sleep(_TOKEN_PAUSE_S)
                 continue
-            if self._heard:  # a refusal of before the last answer is over; it may wait to be told
+            # An error from before the last answer is over, though its callback may come now.
+            if self._heard:
                 client.poll(0)
                 self._denied = ""
             left = deadline - self._clock.monotonic()
@@ -282,9 +286,9 @@ class KafkaAdmin:
         return NotReady(f"the brokers can't be asked: {why}")
 
     def _refresh(self, client: AdminClient, deadline: float) -> None:
-        """Learn the leaders again: else questions about offsets go to the leaders known at first.
+        """Refresh the metadata, as librdkafka asks the first known leaders for offsets otherwise.
 
-        An unanswered client is let go: it may have lost all brokers for good (decision 0010).
+        A client without an answer is replaced: it may have lost all brokers for good (decision 0010).
         """
         try:
             left = deadline - self._clock.monotonic()
@@ -300,7 +304,7 @@ class KafkaAdmin:
     def _connected(self) -> AdminClient:
         with self._lock:
             if self._client is None:
-                # No circle: the last reference to this frees the threads.
+                # A reference cycle would keep the threads alive.
                 heard = weakref.WeakMethod(self._on_error)
                 config = with_error_callback(
                     self._options.admin(), lambda error: (heard() or _unheard)(error)
@@ -309,7 +313,7 @@ class KafkaAdmin:
             return self._client
 
     def _on_error(self, error: KafkaError) -> None:
-        # So librdkafka calls a handshake that a broker's end cut off, too, and names its own cause in the text.
+        # librdkafka also reports a handshake that a stopping broker cut off this way, with another text.
         refused = error.code() == KafkaError._AUTHENTICATION  # noqa: SLF001
         if refused and "Local: " not in error.str():
             self._denied = error.str()
@@ -317,18 +321,18 @@ class KafkaAdmin:
             self._untrusted = error.str()
 
     def close(self) -> None:
-        """Let no call ask again."""
+        """Make no more requests."""
         self._closed = True
 
     @property
     def native(self) -> object:
-        """The connection itself, if there is one."""
+        """The admin client of confluent-kafka, if it was made."""
         return self._client
 
 
 @contextmanager
 def _needs(right: str) -> Iterator[None]:
-    """Say which right on the cluster is missing, and that brokers without an authorizer have no rules."""
+    """Convert errors: they name the missing right on the cluster, or the missing authorizer."""
     try:
         yield
     except KafkaException as error:
@@ -343,11 +347,11 @@ def _needs(right: str) -> Iterator[None]:
 
 
 def _unheard(_: KafkaError) -> None:
-    """The asker is gone."""
+    """The error callback once this object is gone."""
 
 
 def no_broker(bootstrap: str) -> str:
-    """The obstacle to each address, within two seconds; empty if something listens at one of them."""
+    """Why each address can't be reached, within two seconds; empty if something listens at one of them."""
     given = addresses(bootstrap)
     with ThreadPoolExecutor(len(given)) as pool:
         found = list(pool.map(_obstacle, given))
@@ -367,7 +371,7 @@ def _obstacle(address: tuple[str, int]) -> str:
 
 
 def binding_of(acl: Acl) -> AclBinding:
-    """The rule for librdkafka."""
+    """The ACL in librdkafka's form."""
     right = acl.right
     return AclBinding(
         _KINDS[right.kind],
@@ -381,7 +385,7 @@ def binding_of(acl: Acl) -> AclBinding:
 
 
 def acl_of(found: AclBinding) -> Acl | None:
-    """The rule for people; None of a kind that anabranch knows nothing of."""
+    """The ACL in anabranch's form; None for a kind that anabranch does not use."""
     if found.restype not in _WORDS:
         return None
     name = AclOperation(found.operation).name
@@ -392,7 +396,7 @@ def acl_of(found: AclBinding) -> Acl | None:
 
 
 def everything() -> AclBindingFilter:
-    """A filter that finds all rules."""
-    every: Callable[..., AclBindingFilter] = AclBindingFilter  # its annotations know no None
+    """A filter that matches all ACLs."""
+    every: Callable[..., AclBindingFilter] = AclBindingFilter  # its annotations lack None
     any_pattern, any_permission = ResourcePatternType.ANY, AclPermissionType.ANY
     return every(ResourceType.ANY, None, any_pattern, None, None, AclOperation.ANY, any_permission)

@@ -1,8 +1,8 @@
-"""Whether a handle of librdkafka still has brokers to talk to.
+"""Finds out whether a handle of librdkafka still knows any brokers.
 
 librdkafka forgets all brokers when one that has just started names none, and may then never connect again (decision
-0010). No callback reports that. So after a long silence the owner asks, and makes a new handle if another
-handle gets an answer.
+0010). No callback reports that. So after a long silence the owner makes a
+request, and makes a new handle if only another handle is answered.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from anabranch.kafka.oauth_tokens import answer_of
 
 log = logging.getLogger("anabranch.kafka")
 
-SILENCE_S = 30.0  # the handle is asked after so long a silence
-SUSPECT_S = 5.0  # … or after so long, if it has complained, or did not answer last time
+SILENCE_S = 30.0  # the handle is tested after this time without a message
+SUSPECT_S = 5.0  # … or after this time, if it reported an error, or failed the last test
 _ANSWER_S = 2.0
 _ALL_DOWN = KafkaError._ALL_BROKERS_DOWN  # noqa: SLF001
 
@@ -32,37 +32,37 @@ class Handle(Protocol):
     """A producer, consumer or admin client of confluent-kafka."""
 
     def list_topics(self, topic: str, timeout: float) -> ClusterMetadata:
-        """The brokers' metadata about a topic, and about themselves."""
+        """Metadata of a topic and of the brokers."""
 
 
 class Contact:
     """Watches one handle, on the thread that uses it."""
 
     def __init__(self, handle: Handle, common: Mapping[str, Any], topic: str = "") -> None:
-        """``common``: the options of any client of these brokers. ``topic``: to ask for; "": none yet."""
+        """``common``: options for any handle on these brokers. ``topic``: one to ask for, or empty."""
         self._handle = handle
         self._common = dict(common)
         self.topic = topic
-        # The last time that the handle heard something, or was asked.
+        # When the handle last received something, or was tested.
         self._since = time.monotonic()
         self._unanswered = 0
-        self.complained = False  # since it last answered
+        self.complained = False  # since the last sign of a broker
 
     def complaint(self, error: KafkaError) -> None:
-        """Called with each error of the handle's ``error_cb``."""
+        """Call it with each error of the handle's ``error_cb``."""
         if error.code() == _ALL_DOWN:
             self.complained = True
 
     def heard(self) -> None:
-        """Called when something came from a broker."""
+        """Call it when something came from a broker."""
         self._since = time.monotonic()
         self._unanswered = 0
         self.complained = False
 
     def lost(self) -> bool:
-        """Whether to make a new handle: this one got no answer, twice, and another one gets one.
+        """Whether to make a new handle: this one failed two tests, and another one gets an answer.
 
-        Costs a look at the clock, and up to 4 seconds once nothing was heard for `SILENCE_S`.
+        Cheap, except after a silence of `SILENCE_S`: then it takes up to 4 seconds.
         """
         suspect = self.complained or self._unanswered
         patience = SUSPECT_S if suspect else SILENCE_S
@@ -91,10 +91,10 @@ class Contact:
 
 
 def _is_answered(handle: Handle, topic: str) -> bool:
-    """Whether a broker that knows the others answers."""
+    """Whether a broker answers, and names at least one broker."""
     try:
         return bool(handle.list_topics(topic, timeout=_ANSWER_S).brokers)
-    except (KafkaException, RuntimeError):  # `RuntimeError`: it was closed meanwhile
+    except (KafkaException, RuntimeError):  # `RuntimeError`: the handle was closed meanwhile
         return False
 
 
@@ -109,15 +109,15 @@ def made(kind: Callable[[dict[str, Any]], T], config: dict[str, Any]) -> T:
         first = error.args[0] if error.args else None
         if not isinstance(first, KafkaError):
             raise UnsupportedSetting(f"librdkafka refuses the options: {error}") from error
-        if first.code() == KafkaError.SASL_AUTHENTICATION_FAILED:  # the token went meanwhile
+        if first.code() == KafkaError.SASL_AUTHENTICATION_FAILED:  # the token expired meanwhile
             raise NotReady(f"no token for OAUTHBEARER: {first.str()}; call again") from error
         raise UnsupportedSetting(f"librdkafka refuses the options: {first.str()}") from error
 
 
 def _with_first_token(config: dict[str, Any]) -> dict[str, Any]:
-    """The config with a token at hand, which is the first that ``oauth_cb`` gives.
+    """The config, with ``oauth_cb`` called now for the first token.
 
-    confluent-kafka would wait for one for 10 seconds, and not tell what is wrong with it.
+    confluent-kafka would wait for a token for 10 seconds, and not report what is wrong with it.
     """
     theirs = config["oauth_cb"]
     try:
@@ -128,7 +128,7 @@ def _with_first_token(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def with_error_callback(config: dict[str, Any], ours: Callable[[Any], None]) -> dict[str, Any]:
-    """The config with an ``error_cb`` that calls ours, then the caller's own if it has one."""
+    """The config with an ``error_cb`` that calls ``ours``, then the caller's callback if there is one."""
     theirs = config.get("error_cb")
 
     def both(error: Any) -> None:

@@ -1,4 +1,4 @@
-"""Journal writes of columns over raw connections: `KafkaJournal` uses them for `write_columns`."""
+"""Journal writes of columns, without librdkafka; `KafkaJournal.write_columns` uses them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SPARE = 4  # producers kept for the next writers
 
 
 class ColumnJournals:
-    """The raw producers of a client, kept for the next writer. The first use connects."""
+    """The raw producers of a client, which writers use one after the other. The first use connects."""
 
     def __init__(self, options: Options, clock: Clock) -> None:
         self._options = options
@@ -35,7 +35,7 @@ class ColumnJournals:
         self._closed = False
 
     def available(self) -> bool:
-        """Whether raw connections support the client's options."""
+        """Whether raw connections support all options of the client."""
         with self._lock:
             if not self._known:
                 self._known = True
@@ -54,7 +54,7 @@ class ColumnJournals:
         return self._options.codec
 
     def encoder(self, placing: Placing, max_bytes: int, codec: str) -> ColumnEncoder:
-        """An encoder for a topic of this size limit."""
+        """An encoder for a topic with this size limit."""
         size = self._options.column_batch_bytes(max_bytes)
         return ColumnEncoder(placing, batch_bytes=size, codec=codec_number(codec))
 
@@ -77,7 +77,7 @@ class ColumnJournals:
                 producer.interrupt(_CLOSED)
 
     def give_back(self, producer: JournalProducer) -> None:
-        """Keep a producer whose records are all stored; close any other."""
+        """Keep a producer for the next writer if all its records are stored; otherwise close it."""
         with self._lock:
             self._used.discard(producer)
             good = producer.failure is None and not producer.waiting
@@ -101,7 +101,7 @@ class ColumnJournals:
             cluster.close()
 
     def after_fork(self) -> None:
-        """A child can close its own copies of plain sockets, unlike librdkafka's handles."""
+        """Called in a forked child, which closes its copies of the sockets."""
         for producer in [*self._spare, *self._used]:
             producer.after_fork()
         if self._cluster is not None:
@@ -109,17 +109,17 @@ class ColumnJournals:
 
 
 class ColumnJournal:
-    """One writer's columns. Its errors are `LogError`; the caller makes `WriteFailed` of them."""
+    """Writes the columns of one writer. Errors are `LogError`, which the caller turns into `WriteFailed`."""
 
     def __init__(self, pool: ColumnJournals) -> None:
         self._pool = pool
         self._producer: JournalProducer | None = None
         self._encoders: dict[str, ColumnEncoder] = {}
         self.codec = pool.codec
-        self.queued = False  # something was written since the last flush
+        self.queued = False  # whether something was written since the last flush
 
     def takes(self, rows: int) -> bool:
-        """Whether this journal writes columns of so many rows."""
+        """Whether this many rows are enough to write them as columns."""
         return worth_it(rows) and self._pool.available()
 
     def write(
@@ -130,7 +130,7 @@ class ColumnJournal:
         columns: EventColumns,
         deadline: float,
     ) -> Sequence[Counted]:
-        """Lay out the rows and send the batches that become full. ``max_bytes``: the topic's limit."""
+        """Encode the rows, and send the batches that are full. ``max_bytes``: the topic's limit."""
         if self._producer is None:
             self._producer = self._pool.take(deadline)
         encoder = self._encoders.get(topic)
@@ -143,7 +143,7 @@ class ColumnJournal:
         return encoder.counted()
 
     def flush(self, deadline: float) -> None:
-        """Send the rest and wait until everything is stored."""
+        """Send the remaining rows, and wait until everything is acknowledged."""
         if self._producer is None or not self.queued:
             return
         for topic, encoder in self._encoders.items():

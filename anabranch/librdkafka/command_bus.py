@@ -1,4 +1,4 @@
-"""The command bus on confluent-kafka: one producer of commands, one consumer of one replies partition."""
+"""The command bus on confluent-kafka: a producer of commands, and a consumer of one partition of replies."""
 
 from __future__ import annotations
 
@@ -36,19 +36,21 @@ from anabranch.topics.names import commands_topic, prefixes_of, replies_topic
 log = logging.getLogger("anabranch.client")
 
 _POLL_S = 0.1
-_DENIED_S = 1.0  # an unreadable answer is awaited no longer: the right may come back
+_DENIED_S = 1.0  # how long a call waits while replies are not readable
 _REPLIES_AT_ONCE = 1000
-_FIRST_PAUSE_S = 0.1  # between looks whether the cluster's topics are there
+_FIRST_PAUSE_S = 0.1  # before asking again for the cluster's topics
 _LONGEST_PAUSE_S = 1.0
 _TOPICS_S = 10.0  # how long the cluster's topics may be missing
-_GROWTH_S = 2.0  # how long a broker may not know that they have grown; a wrong id is told after it
-_COUNT_S = 10.0  # so long the number of control partitions is believed by who lists all
+# How late a broker may learn of new partitions; an id beyond them is wrong after that.
+_GROWTH_S = 2.0
+# How long the number of control partitions is cached for lists of all.
+_COUNT_S = 10.0
 _JOIN_S = 10.0
 _MEET_S = 0.5
 # for other prefixes, and how many an error names
 _LOOK_S = 5.0
 _OTHERS = 10
-_FRAMING = 512  # more bytes than a command's record takes besides its payload
+_FRAMING = 512  # upper bound of what a record adds to the payload of a command
 
 # A broker's refusal of a command and of each copy of it.
 _REFUSALS: dict[int, type[AnabranchError]] = {
@@ -89,7 +91,7 @@ class KafkaBus:
         self._cluster_id = ""
         self._reply_header = (REPLY_HEADER, b"")
         self._trouble = ""
-        self._deaf: NotAuthorized | None = None  # while replies can't be read
+        self._deaf: NotAuthorized | None = None  # why replies can't be read
         self._producer: Producer | None = None
         self._contact: Contact | None = None  # the producer's
         self._consumer: LastingConsumer | None = None
@@ -98,7 +100,7 @@ class KafkaBus:
     # -- starting -------------------------------------------------------------------------------------
 
     def ready(self, deadline: float) -> None:
-        """Find the topics, and stand at the end of a replies partition before anything is sent."""
+        """Find the topics, and go to the end of a replies partition before anything is sent."""
         if self._ready:
             return
         left = max(0.0, deadline - self._clock.monotonic())
@@ -145,14 +147,15 @@ class KafkaBus:
             give_up = min(deadline, began + (_TOPICS_S if missing else _GROWTH_S))
             late = not pauses.sleep(give_up)
             if not late:
-                late = bool(missing) and self._clock.monotonic() >= give_up  # a pause may be long
+                # The pause before may have been long.
+                late = bool(missing) and self._clock.monotonic() >= give_up
             if late and missing:
                 raise missing_topics(self._lane, missing, self._other_prefixes())
             if late:
                 return counts
 
     def _other_prefixes(self) -> list[str]:
-        """Prefixes that do have the lane's topics, as far as brokers show them: one may be meant."""
+        """Other prefixes under which the lane's topics exist: the caller may have meant one of them."""
         try:
             return prefixes_of(self._admin.topics(self._clock.monotonic() + _LOOK_S), self._lane)
         except AnabranchError:
@@ -164,22 +167,22 @@ class KafkaBus:
         return producer, Contact(producer, self._options.admin(), self._commands)
 
     def _renew_producer(self, producer: Producer) -> bool:
-        """A new producer id. Commands have ids of their own and are sent again, so nothing is lost.
+        """Replace the producer. Nothing is lost, as commands have their own ids and are sent again.
 
-        Returns whether this producer was replaced: another thread may have been quicker, or the bus is closed.
+        False if another thread has replaced it, or the bus is closed.
         """
         with self._lock:
             if self._producer is not producer or self._closed:
                 return False
             try:
                 self._producer, self._contact = self._new_producer()
-            except NotReady as error:  # no token, for now; the old one may be replaced next time
+            except NotReady as error:  # no token at present: the old producer stays
                 self._trouble = str(error)
                 return False
             return True
 
     def control_partitions(self, deadline: float, least: int = 0) -> int:
-        """The number of partitions of the commands topic, which may grow; one broker may show fewer."""
+        """As `CommandBus.control_partitions`. A single broker may still report fewer than there are."""
         now = self._clock.monotonic()
         if self._partitions < least:
             self._count(deadline, least)
@@ -187,7 +190,7 @@ class KafkaBus:
             try:
                 self._count(min(deadline, now + _GROWTH_S))
             except (RetryError, UnknownLane) as error:
-                self._counted = now  # the controllers may well answer
+                self._counted = now  # the controllers may answer anyway
                 log.warning("there may be new control partitions, and brokers don't say: %s", error)
         return self._partitions
 
@@ -231,7 +234,7 @@ class KafkaBus:
             )
         except BufferError:
             self._trouble = "the queue of commands is full"
-        except RuntimeError:  # closed as lost meanwhile: the command is sent again
+        except RuntimeError:  # the producer was replaced meanwhile; the command is sent again
             self._trouble = "the producer of commands is being replaced"
         except KafkaException as error:
             self._refused(error.args[0], correlation_id, producer)
@@ -243,7 +246,7 @@ class KafkaBus:
         elif error.code() == _DENIED:
             self._answer(correlation_id, self._may_not_send())
         elif error.code() == KafkaError._UNKNOWN_PARTITION:  # noqa: SLF001
-            # The partition was added; librdkafka asks every 5 minutes by itself. The command is sent again.
+            # The partition is new, and librdkafka would ask only every 5 minutes. The command is sent again.
             _meet(producer, self._commands)
         elif error.fatal() or error.code() == KafkaError._FATAL:  # noqa: SLF001
             self._renew_producer(producer)
@@ -252,9 +255,9 @@ class KafkaBus:
         return NotAuthorized(f"the right Write on the topic {self._commands} is missing")
 
     def wait(self, correlation_id: bytes, deadline: float) -> bytes | None:
-        """The next reply. `NotAuthorized` is only the latest error: an earlier copy may be carried out."""
+        """The next reply. `NotAuthorized` is about the last copy: an earlier one may be carried out."""
         slot = self._slots.get(correlation_id)
-        if slot is None or self._closed:  # forgotten, perhaps just now
+        if slot is None or self._closed:  # forgotten, perhaps by another thread just now
             return None
         left = deadline - self._clock.monotonic()
         deaf = self._deaf if left > _DENIED_S else None
@@ -297,9 +300,7 @@ class KafkaBus:
             while not self._closed:
                 try:
                     self._receive_some(consumer)
-                except (
-                    Exception
-                ):  # of a callback of the user's, perhaps: without this thread all calls are deaf
+                except Exception:  # perhaps from a callback of the user; without this thread no call gets an answer
                     log.exception("replies: an error that nobody expects")
                     self._clock.sleep(_POLL_S)
         finally:
@@ -309,13 +310,13 @@ class KafkaBus:
         message = consumer.poll(_POLL_S)
         if message is not None:
             self._take_reply(message)
-            # The replies of one round arrive together: one call takes the rest of them.
+            # The replies of one round arrive together, so take the rest in one call.
             for message in consumer.consume(_REPLIES_AT_ONCE, 0):
                 self._take_reply(message)
-        self._serve_producer()  # it lets other threads run, so answers come first
+        self._serve_producer()  # after the replies, as it lets other threads run
 
     def _serve_producer(self) -> None:
-        """Serve delivery reports; make a new producer if commands wait in vain for brokers that others find."""
+        """Serve delivery reports; replace the producer if it has lost the brokers."""
         producer, contact = self._producer, self._contact
         if producer is None or contact is None:
             return
@@ -329,7 +330,7 @@ class KafkaBus:
         error = message.error()
         if error is not None:
             self._on_error(error)
-            if error.code() == _DENIED:  # reported once; then no error comes until a reply does
+            if error.code() == _DENIED:  # librdkafka reports it once, until a reply arrives
                 text = (
                     f"the right Read on the topic {self._replies} is missing: no answer can be read, and what was "
                     "sent may be carried out"
@@ -373,7 +374,7 @@ class KafkaBus:
         self._admin.close()
         if closed:
             return
-        with self._lock:  # a call that starts the bus ends before
+        with self._lock:  # waits for a call that starts the bus
             pass
         for correlation_id in list(self._slots):
             self.forget(correlation_id)
@@ -392,7 +393,7 @@ class KafkaBus:
 
 
 def missing_topics(lane: str, missing: str, others: Sequence[str] = ()) -> AnabranchError:
-    """The error for topics of a lane that are not there; ``others``: prefixes that have such."""
+    """The error for missing topics of a lane. ``others``: prefixes under which they exist."""
     known = f"; there are such of prefix {', '.join(others[:_OTHERS])}" if others else ""
     if lane in (OPEN_LANE, ADMIN_LANE):
         return NotReady(
@@ -404,11 +405,12 @@ def missing_topics(lane: str, missing: str, others: Sequence[str] = ()) -> Anabr
 
 
 def _meet(producer: Producer, topic: str) -> None:
-    """Let brokers answer the producer, which asks for its id after each answer.
+    """Make two requests, so that a new producer gets its producer id early.
 
-    A new one looks for a broker once, often while it changes over from the bootstrap address, and then again after
-    half a second (measured: 2 in 5): the first command would wait for that. The second answer is of a broker.
+    A producer asks for the id after an answer of a broker. At first it often finds no broker, since it just leaves
+    the bootstrap address, and tries again only after half a second (measured: 2 in 5), for which the first command
+    would wait.
     """
-    with contextlib.suppress(KafkaException, RuntimeError):  # it may be closed meanwhile
+    with contextlib.suppress(KafkaException, RuntimeError):  # the producer may be closed meanwhile
         for _ in range(2):
             producer.list_topics(topic, timeout=_MEET_S)

@@ -19,7 +19,7 @@ log = logging.getLogger("anabranch.client")
 
 _ASK_S = 30.0
 _LOOK_S = 5.0
-_REFRESH_MS = 2000  # a group's members find new partitions within this
+_REFRESH_MS = 2000  # members of a group find new partitions within this time
 _HOPELESS = frozenset(
     (
         KafkaError.CLUSTER_AUTHORIZATION_FAILED,
@@ -37,10 +37,10 @@ _FORBIDDEN = {
 
 
 class KafkaGroupMember:
-    """The real make of `anabranch.ports.GroupMember`."""
+    """`anabranch.ports.GroupMember` on confluent-kafka."""
 
     def __init__(self, options: Options, group: str, session: float | None = None) -> None:
-        """``session``: seconds of silence after which the group goes on without it, where no option says so.
+        """``session``: the session timeout in seconds, unless an option sets it.
 
         Raises: UnsupportedSetting (an option that librdkafka does not take).
         """
@@ -58,7 +58,7 @@ class KafkaGroupMember:
         gained: Callable[[list[TopicPartition]], None],
         lost: Callable[[list[TopicPartition], bool], None],
     ) -> None:
-        """A reader that was dropped by its program is freed at once: its methods are held weakly."""
+        """Join the group. References to the callbacks are weak, so that a dropped reader is freed at once."""
         gain, lose = weakref.WeakMethod(gained), weakref.WeakMethod(lost)
 
         def on_assign(consumer: LastingConsumer, places: list[Place]) -> None:
@@ -79,7 +79,7 @@ class KafkaGroupMember:
         )
 
     def serve(self, wait: float) -> None:
-        message = self._consumer.poll(max(0.0, wait))  # below 0: without end
+        message = self._consumer.poll(max(0.0, wait))  # a negative time would wait without end
         error = message.error() if message is not None else None
         if message is None or error is None:
             return
@@ -101,7 +101,7 @@ class KafkaGroupMember:
         except KafkaException as error:
             raise self._unread(error.args[0]) from error
         for place in found:
-            if place.error is not None:  # there may be an offset all the same
+            if place.error is not None:  # it may have an offset nevertheless
                 raise self._unread(place.error, place.topic)
         return {TopicPartition(p.topic, p.partition): p.offset for p in found if p.offset >= 0}
 

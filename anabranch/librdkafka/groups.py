@@ -1,4 +1,4 @@
-"""Consumer groups as an operator sees and moves them: by Kafka's admin requests."""
+"""Consumer groups for operators: listing, describing and moving them, by Kafka's admin requests."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _IN_USE = (
 
 
 class KafkaGroups:
-    """The real make of `anabranch.reading.committed_log.Groups`."""
+    """`anabranch.reading.committed_log.Groups` on confluent-kafka."""
 
     def __init__(self, admin: KafkaAdmin) -> None:
         self._admin = admin
@@ -36,7 +36,7 @@ class KafkaGroups:
     def names(self, deadline: float) -> list[str]:
         def ask(client: AdminClient, seconds: float) -> list[str]:
             found = client.list_consumer_groups(request_timeout=seconds).result(seconds + GRACE_S)
-            for error in found.errors:  # of a broker each; no exception, against its declared type
+            for error in found.errors:  # one for each failed broker; never raised by the library
                 raise KafkaException(error)
             return sorted(one.group_id for one in found.valid)
 
@@ -81,7 +81,7 @@ class KafkaGroups:
 
 @contextmanager
 def _told(group: str, right: str) -> Iterator[None]:
-    """Errors about a group, as those that say what to do."""
+    """Convert errors about a group into errors that say what to do."""
     try:
         yield
     except KafkaException as error:

@@ -1,4 +1,4 @@
-"""Journal writers on confluent-kafka: one idempotent producer for each open writer, then kept for the next."""
+"""Journal writers on confluent-kafka. Each open writer has its own idempotent producers, which are reused later."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _SPARE = 4  # producers kept for the next writers
 _POLL_EVERY = 1000  # writes between polls: delivery reports are freed while their memory is warm
 _FULL_POLL_S = 0.05
 _SLICE_S = 0.2
-_STUCK_S = 1.0  # silence after which a topic is looked for: it may be gone
+_STUCK_S = 1.0  # silence after which to check that the topics still exist
 _METADATA_S = 5.0
 _PAUSE_S = 0.05
 
@@ -73,19 +73,19 @@ class KafkaJournals:
         return self._options.message_max_bytes
 
     def writer(self) -> KafkaJournal:
-        """A writer; it takes its producers when it knows the topics.
+        """A writer, which takes producers once it knows its topics.
 
-        One producer is made ahead: librdkafka's idempotent ones send nothing in their first half second.
+        One producer is made now, as an idempotent one of librdkafka sends nothing in its first half second.
         """
         with self._lock:
             if not self._spare and not self._closed:
-                # No token, for now: a begun transaction goes on.
+                # No token at present. The transaction is not affected.
                 with contextlib.suppress(NotReady):
                     self._spare.append(Channel(self._options, self._likely_bytes))
         return KafkaJournal(self, self._admin, self._clock, self._timeout)
 
     def columns(self) -> ColumnJournal:
-        """The path for columns of one writer."""
+        """The part of a writer that writes columns."""
         from anabranch.librdkafka.column_journal import ColumnJournal, ColumnJournals  # loads numpy
 
         with self._lock:
@@ -96,11 +96,11 @@ class KafkaJournals:
             return ColumnJournal(self._columns)
 
     def refused_codec(self, codec: str) -> str:
-        """`Options.replace_codec`."""
+        """As `Options.replace_codec`."""
         return self._options.replace_codec(codec)
 
     def take(self, max_bytes: int) -> Channel:
-        """A producer for topics of this size limit."""
+        """A producer for topics with this size limit."""
         with self._lock:
             if self._closed:
                 raise WriteFailed("the client is closed")
@@ -118,7 +118,7 @@ class KafkaJournals:
             return channel
 
     def give_back(self, channel: Channel, *, keep: bool = True) -> None:
-        """Keep a producer that is flushed and has never failed; drop any other, with what it has not delivered."""
+        """Keep a producer for reuse if it is flushed and has never failed; drop any other with its records."""
         with self._lock:
             self._used.discard(channel)
             channel.poll(0)
@@ -163,7 +163,7 @@ class KafkaJournal:
         self._countdown = _POLL_EVERY
         self._failure: str | None = None
         self._columns: ColumnJournal | None = None
-        self._missing: str | None = None  # the topic that was missing at the last look
+        self._missing: str | None = None  # the topic that was missing at the last check
 
     def open(self, topic: str, partitions: Sequence[int], deadline: float) -> Opened:
         limit = self._admin.max_message_bytes([topic], deadline)[topic]
@@ -176,7 +176,7 @@ class KafkaJournal:
             try:
                 channel.learn(topic, count, self._clock, deadline)
             except NotReady:
-                # The producer itself may be the one that finds no brokers.
+                # Perhaps only this producer finds no brokers.
                 self._pool.give_back(channel, keep=False)
                 raise
             self._channels[limit] = channel
@@ -196,7 +196,7 @@ class KafkaJournal:
         timestamp_ms: int,
     ) -> None:
         try:
-            # By position: keywords cost a third of the call.
+            # By position, as keywords take a third of the call's time.
             self._produce[topic](topic, value, key, partition, None, None, timestamp_ms, headers)
         except BufferError:
             record = topic, value, key, partition, None, None, timestamp_ms, headers
@@ -254,7 +254,8 @@ class KafkaJournal:
         self._flush_columns(deadline)
         while True:
             until = self._clock.monotonic() + _STUCK_S
-            if until + _STUCK_S > deadline:  # the last look gets what is left: its error is told
+            # The last flush takes all remaining time, and its error is raised.
+            if until + _STUCK_S > deadline:
                 until = deadline
             try:
                 ends = self._admin.end_offsets(written, until)
@@ -290,7 +291,7 @@ class KafkaJournal:
         self._check()
 
     def _check_topics(self, deadline: float) -> None:
-        """`JournalMissing` if the brokers say that one of the topics does not exist."""
+        """Raise `JournalMissing` if the brokers report that one of the topics does not exist."""
         topics = list(self._by_topic)
         try:
             found = self._admin.partition_counts(
@@ -330,7 +331,7 @@ class KafkaJournal:
             raise self._refused(f"a write to {topic}", error) from error
 
     def _back_to_events(self, topic: str) -> None:
-        """Let the next event go through librdkafka again: columns were written, or the writer has failed."""
+        """Prepare for events after columns were written. Raises if the writer has failed."""
         self._check()
         if topic not in self._by_topic:
             raise KeyError(topic)
@@ -415,10 +416,10 @@ class Channel:
             self.failure = reason
 
     def learn(self, topic: str, partitions: int, clock: Clock, deadline: float) -> None:
-        """Wait until the producer knows a topic with so many partitions.
+        """Wait until the producer knows this many partitions of a topic.
 
-        librdkafka refreshes its metadata every few minutes, and gives up records for partitions that were added
-        since. Brokers, too, may know new ones a little late.
+        librdkafka refreshes its metadata only every few minutes, and refuses records for newer partitions. Brokers
+        may learn of new partitions a little late, too.
         """
         self.contact.topic = topic
         trouble = "they know fewer"
@@ -442,7 +443,7 @@ class Channel:
                 clock.sleep(min(_PAUSE_S, max(0.0, deadline - clock.monotonic())))
 
     def poll(self, seconds: float, *, flush: bool = False) -> None:
-        """Serve delivery reports; ``flush``: send at once what waits, and wait until all is told."""
+        """Serve delivery reports. ``flush``: send waiting records now, and wait for the reports of all."""
         try:
             (self.producer.flush if flush else self.producer.poll)(seconds)
         except RuntimeError:
@@ -451,7 +452,7 @@ class Channel:
             self.fail("the client was closed")
 
     def watch(self) -> None:
-        """Called while records wait: fail early if brokers are there, and this producer finds none."""
+        """Fail the writer early if only this producer finds no brokers. Call it while records wait."""
         unsent = len(self.producer)
         if unsent < self._unsent:
             self.contact.heard()

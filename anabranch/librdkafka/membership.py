@@ -1,4 +1,7 @@
-"""Candidates for leading: a hint by the consumer group's assignment, nothing more (design §5)."""
+"""Which controller should become leader of which control partition, by the assignment of a consumer group.
+
+The assignment is only a hint, and fences no leader.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +18,14 @@ from anabranch.librdkafka.reconnecting_consumer import LastingConsumer
 log = logging.getLogger("anabranch.controller")
 
 _POLL_S = 0.1
-_REFRESH_MS = 5000  # control partitions that were added are led within this, and a rebalance
+_REFRESH_MS = 5000  # new control partitions get a leader within this time and a rebalance
 
 
 class Membership:
-    """A member of the controllers' group; calls back with control partitions gained and lost.
+    """A member of the controllers' group, which calls back with control partitions gained and lost.
 
-    The callbacks run on the membership's own thread. ``on_lost`` returns when their leaders have ended, so that the
-    next owner starts at once.
+    The callbacks run on a thread of its own. ``on_lost`` returns when the leaders have ended, so that the next
+    owner can start at once.
     """
 
     def __init__(
@@ -43,7 +46,7 @@ class Membership:
         self._stop = threading.Event()
         self._aside_until: float | None = None  # monotonic
         self.error: KafkaException | None = None
-        self.trouble = ""  # why the group gives this member no partition
+        self.trouble = ""  # why this member gets no partition
         common = {
             "logger": logger,
             **for_librdkafka(options),
@@ -69,18 +72,18 @@ class Membership:
         self._thread.start()
 
     def stop(self, timeout: float) -> None:
-        """Leave the group: the partitions are given to others at once."""
+        """Leave the group, so that other members get the partitions at once."""
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join(timeout)
 
     def stand_aside(self, seconds: float) -> None:
-        """Leave the group for ``seconds``: other members get the partitions, and may have no such trouble."""
+        """Leave the group for ``seconds``: other members get the partitions, and may not have this trouble."""
         self._aside_until = time.monotonic() + seconds
 
     @property
     def alive(self) -> bool:
-        """Whether the thread still takes part in the group."""
+        """Whether the thread is still a member of the group."""
         return self._thread.is_alive()
 
     def _join(self) -> None:
@@ -95,7 +98,7 @@ class Membership:
                 if self._aside_until is not None:
                     self._consumer.unsubscribe()
                     while (left := self._aside_until - time.monotonic()) > 0:
-                        # Only polling lets go of the partitions.
+                        # Partitions are released only while polling.
                         self._consumer.poll(min(left, _POLL_S))
                         if self._stop.is_set():
                             return

@@ -1,4 +1,4 @@
-"""Native handles of librdkafka: made with options that it takes, freed at once, or never, as a fork needs it."""
+"""Native handles of librdkafka: how they are made, freed at once, or, after a fork, never freed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from anabranch.librdkafka.broker_contact import made, with_error_callback
 from anabranch.librdkafka.options import Options
 from anabranch.librdkafka.reconnecting_consumer import LastingConsumer
 
-LAST_WORDS_S = 1.0  # so long an end waits for what is under way
+LAST_WORDS_S = 1.0  # how long a close waits for requests under way
 _YOUNG_S = 1.0
 _last_made = [-_YOUNG_S]  # when a handle of librdkafka was made last, monotonic seconds
 
@@ -23,14 +23,14 @@ _last_made = [-_YOUNG_S]  # when a handle of librdkafka was made last, monotonic
 def make(
     kind: Callable[[dict[str, Any]], Any], config: dict[str, Any], on_error: Callable[[Any], None]
 ) -> Any:
-    """A producer or consumer. Raises as `made` does."""
+    """A producer or consumer. Raises: as `made`."""
     return made(partial(_make, kind), with_error_callback(config, on_error))
 
 
 def make_consumer(
     options: Options, config: dict[str, Any], on_error: Callable[[Any], None]
 ) -> LastingConsumer:
-    """A consumer that outlives brokers. Raises as `made` does."""
+    """A consumer that replaces its handle if that loses all brokers. Raises: as `made`."""
     return LastingConsumer(
         config, options.admin(), make=partial(_make, Consumer), on_error=on_error
     )
@@ -42,10 +42,10 @@ def _make(kind: Callable[[dict[str, Any]], Any], config: dict[str, Any]) -> Any:
 
 
 def _rest_before_fork() -> None:
-    """Let the threads of a new handle come to rest.
+    """Wait until the threads of a new handle are idle.
 
-    They first look up names and open connections, under locks of the C library. A child forked in that moment
-    inherits these locks without their holders, and its own client would hang (measured: 1 fork in 5).
+    At first they look up names and open connections, under locks of the C library. A child forked at that moment
+    inherits locks that no thread releases, and its own client would hang (measured: 1 fork in 5).
     """
     time.sleep(max(0.0, _last_made[0] + _YOUNG_S - time.monotonic()))
 

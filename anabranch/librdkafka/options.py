@@ -1,4 +1,4 @@
-"""Options of `connect`: librdkafka's, sorted by role; options that would break a promise are refused."""
+"""Options of `connect`: librdkafka's, for each role. Options that would break a guarantee are refused."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _CALL = "give it to the call instead"
 _READ = "readers commit what was processed"
 
 
-# Option -> (allowed values, the reason against others). An empty set: never allowed.
+# Option -> (allowed values, why others are refused). An empty set: no value is allowed.
 _FIXED: dict[str, tuple[frozenset[str], str]] = {
     name: (frozenset(allowed), why)
     for why, allowed, names in (
@@ -84,12 +84,12 @@ _WITH_UNDERSCORE = option_names(
     """
 )
 
-# Texts that brokers compare. If librdkafka changes one, it no longer means the same.
+# Texts that brokers compare, so librdkafka must not change them.
 _NAMES = {"client.id", "client.rack", "group.instance.id", "sasl.username", "sasl.password"}
 
 _COMMANDS = {
     "linger.ms": 0,
-    # A lone command goes at once; commands behind one in flight go together, at half the work for all sides.
+    # A single command is sent at once. Commands that come while one is in flight are sent together: half the work.
     "max.in.flight.requests.per.connection": 1,
     "enable.idempotence": True,
     "acks": "all",
@@ -98,7 +98,7 @@ _COMMANDS = {
     "delivery.report.only.error": True,
     "socket.nagle.disable": True,
 }
-# Longer than a frozen broker needs to be fenced. librdkafka's own minute is one without commands, or answers.
+# Longer than the fencing of a frozen broker takes. With librdkafka's default nothing would work for a minute.
 _SMALL_DEFAULTS = {"socket.timeout.ms": 10_000}
 _REPLIES = {
     "group.id": "anabranch-replies",  # never joined: the partition is assigned by hand
@@ -111,8 +111,8 @@ _REPLIES = {
     "fetch.error.backoff.ms": 50,
     "socket.nagle.disable": True,
 }
-# Merging pays from about 100 records a batch, so batches may fill for a while; but a batch packed within a
-# processor's own cache takes an eighth less of its time.
+# Merges are efficient from about 100 records a batch, so batches may fill for a while. A batch that fits into the
+# cache of a CPU core takes an eighth less time to compress.
 _BULK_DEFAULTS = {
     "linger.ms": 50,
     "batch.size": 250_000,
@@ -123,7 +123,7 @@ _BULK_DEFAULTS = {
 }
 _CODEC_OPTIONS = ("compression.type", "compression.codec")
 _OTHER_CODECS = ("gzip", "none")
-# Columns cost so little that requests count: bigger ones take a fifth less time and CPU than those above.
+# Columns cost little, so requests matter: bigger ones take a fifth less time and CPU than those above.
 _COLUMN_BATCH_BYTES = 1_000_000
 _BULK = {"enable.idempotence": True, "acks": "all", "delivery.report.only.error": True}
 _READER = {
@@ -139,13 +139,13 @@ _SYNONYMS = {
 }
 
 
-# The most bytes that a batch of events may unpack to: an option of readers, and not of librdkafka.
+# The most bytes that a batch of events may unpack to: an option of readers, not of librdkafka.
 MAX_EVENT = "max.event.bytes"
-_MOST_EVENT_BYTES = 512 << 20  # no controller ever took more
+_MOST_EVENT_BYTES = 512 << 20  # controllers never accepted more
 
 
 class Options:
-    """Checked options; confluent-kafka gets a dict for each role."""
+    """Checked options, with a dict of confluent-kafka for each role."""
 
     def __init__(self, bootstrap: str, given: Mapping[str, Any]) -> None:
         for name in _NAMES & given.keys():
@@ -161,22 +161,22 @@ class Options:
         self._producer = {n: v for n, v in checked.items() if n in _PRODUCER_ONLY}
         self._given = frozenset(self._producer)
         self._consumer = {n: v for n, v in checked.items() if n in _CONSUMER_ONLY}
-        self._codecs = list(_OTHER_CODECS)  # to take when brokers refuse the default
+        self._codecs = list(_OTHER_CODECS)  # to try if brokers refuse the default
 
     @property
     def codec(self) -> str:
-        """The codec that writers' batches are packed with."""
+        """The codec of writers' batches."""
         chosen = _merge(_BULK_DEFAULTS, self._producer)
         return next((str(chosen[n]) for n in _CODEC_OPTIONS if n in chosen), "none")
 
     def replace_codec(self, refused: str) -> str:
-        """Take another codec from now on, as brokers refuse this one; what an error has to say of it.
+        """Use another codec from now on, as brokers refuse this one. Returns a text for the error.
 
-        One that the caller chose stays.
+        A codec that the caller chose is not replaced.
         """
         if any(name in self._given for name in _CODEC_OPTIONS) or not self._codecs:
             return f"these brokers take no {refused}: give another compression_type to connect"
-        if refused == self.codec:  # else another writer was told before
+        if refused == self.codec:  # otherwise another writer has replaced it
             self._producer["compression.type"] = self._codecs.pop(0)
             logger.warning(
                 "these brokers take no %s: writers use %s from now on (compression_type of connect)",
@@ -240,9 +240,9 @@ class Options:
 
 
 def for_librdkafka(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The options, with a token's file replaced by the callback that librdkafka needs.
+    """The options for librdkafka: a token file becomes a callback, and topics are not auto-created.
 
-    Producers and admin clients would ask brokers to make topics again that were deleted.
+    Otherwise producers and admin clients would recreate deleted topics.
     """
     found = {"allow.auto.create.topics": False, **given}
     file = found.pop(TOKEN_FILE, None)
@@ -264,7 +264,7 @@ def _event_bytes(given: Any) -> int:
 
 
 def named_options(config: Mapping[str, Any] | None, keywords: Mapping[str, Any]) -> dict[str, Any]:
-    """Options of both kinds under librdkafka's names. `UnsupportedSetting` if one is given twice."""
+    """All options under librdkafka's names. Raises `UnsupportedSetting` if one is given twice."""
     found = dict(config or {})
     for keyword, value in keywords.items():
         as_it_is = keyword in _WITH_UNDERSCORE or keyword in _FIXED
@@ -276,7 +276,7 @@ def named_options(config: Mapping[str, Any] | None, keywords: Mapping[str, Any])
 
 
 def _is_free(name: str, value: Any) -> bool:
-    """Whether the caller's value is used; False if it equals ours. Any other value is refused."""
+    """Whether the caller may choose the value; False if it equals a fixed one. Raises for another value."""
     if name not in _FIXED:
         return True
     allowed, why = _FIXED[name]
@@ -287,7 +287,7 @@ def _is_free(name: str, value: Any) -> bool:
 
 
 def _merge(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """The given options over the defaults; a synonym replaces the default too."""
+    """The defaults, replaced by the given options; a synonym also replaces a default."""
     merged = dict(defaults)
     for name in list(merged):
         synonym = _SYNONYMS.get(name)
@@ -296,7 +296,7 @@ def _merge(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, A
     return merged | dict(given)
 
 
-# -- what librdkafka says -----------------------------------------------------------------------------
+# -- log lines of librdkafka --------------------------------------------------------------------------
 
 EVERY_S = 30.0
 _REPEATED = frozenset(("FAIL", "ERROR", "REQTMOUT"))
@@ -306,10 +306,10 @@ logger = logging.getLogger("anabranch.kafka")
 
 
 class Seldom(logging.Filter):
-    """Lets a new failure through at once, then every 30 seconds with the number left out.
+    """Passes a new failure at once, then every 30 seconds with the number of omitted lines.
 
-    While a broker is away, librdkafka logs each connection that it tries, several times a second. Two lines are the
-    same if facility, client and thread are (each broker has a thread).
+    While a broker is away, librdkafka logs each attempt to connect, several times a second. Two lines are the same
+    if facility, client and thread are (each broker has a thread).
     """
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
@@ -319,12 +319,12 @@ class Seldom(logging.Filter):
         self._told: dict[tuple[str, str, str], tuple[float, int]] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether to log the record; confluent-kafka's are ``"%s [%s] %s" % (facility, client, text)``."""
+        """Whether to log the record. Its format is ``"%s [%s] %s" % (facility, client, text)``."""
         args = record.args
         if not isinstance(args, tuple) or len(args) != 3:
             return True
         if args[0] == "GETPID" and str(args[2]).endswith("retrying"):
-            return False  # brokers that have just started; a later line says if it lasts
+            return False  # normal while brokers start; a later line reports it if it lasts
         if args[0] not in _REPEATED:
             return True
         facility, client, text = map(str, args)

@@ -1,4 +1,4 @@
-"""A confluent-kafka consumer that replaces its handle when that one has lost all brokers (`contact`)."""
+"""A confluent-kafka consumer that replaces its handle if that has lost all brokers (`broker_contact`)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from anabranch.librdkafka.broker_contact import Contact, made, with_error_callba
 log = logging.getLogger("anabranch.client")
 
 _CLOSE_S = 10.0
-# for leaving a group: at most, and for one look at its news
+# for leaving a group: in all, and for one poll
 _LEAVE_S = 5.0
 _TOLD_S = 0.02
 T = TypeVar("T")
@@ -26,10 +26,10 @@ Rebalanced: TypeAlias = "Callable[[LastingConsumer, list[TopicPartition]], None]
 
 
 class LastingConsumer:
-    """`confluent_kafka.Consumer`, as far as it is used here, with the same methods. One thread at a time.
+    """The used methods of `confluent_kafka.Consumer`. Only one thread at a time may use it.
 
-    A new handle goes on where the old one stood: partitions assigned by hand are read on behind the last message
-    given. A member of a group loses its partitions and joins again.
+    A new handle resumes manually assigned partitions after the last message that was returned. A member of a group
+    loses its partitions and joins again.
     """
 
     def __init__(
@@ -40,18 +40,18 @@ class LastingConsumer:
         make: Callable[[dict[str, Any]], Consumer] = Consumer,
         on_error: Callable[[KafkaError], None] | None = None,
     ) -> None:
-        """``common``: the options of any client of these brokers. ``make``: makes a consumer by its config."""
+        """``common``: options for any handle on these brokers. ``make``: makes a consumer from its config."""
         self._config = config
         self._common = common
         self._make_consumer = make
         self._on_error = on_error
-        self._offsets: dict[tuple[str, int], int] = {}  # assigned by hand
+        self._offsets: dict[tuple[str, int], int] = {}  # assigned manually
         self._subscription: tuple[list[str], Rebalanced, Rebalanced, Rebalanced] | None = None
-        self._held: set[tuple[str, int]] = set()  # given by the group
+        self._held: set[tuple[str, int]] = set()  # assigned by the group
         self.native, self._contact = self._made("")
 
     def _made(self, topic: str) -> tuple[Consumer, Contact]:
-        """A new handle, watched."""
+        """A new handle, with its `Contact`."""
         native = made(self._make_consumer, with_error_callback(self._config, self._complaint))
         return native, Contact(native, self._common, topic)
 
@@ -63,7 +63,7 @@ class LastingConsumer:
     # -- messages -------------------------------------------------------------------------------------
 
     def poll(self, timeout: float) -> Message | None:
-        """The next message, None if there is none in time (seconds; some more where no broker answers)."""
+        """The next message, or None after the timeout in seconds (a little longer if no broker answers)."""
         message = self.native.poll(timeout)
         if message is None:
             if self._contact.lost():
@@ -73,31 +73,31 @@ class LastingConsumer:
         return message
 
     def consume(self, number: int, timeout: float) -> list[Message]:
-        """Up to so many messages. Call `poll` before: only that sees whether there are brokers."""
+        """Up to this many messages. Call `poll` before, as only `poll` detects lost brokers."""
         return self.native.consume(number, timeout)
 
-    # -- partitions by hand ---------------------------------------------------------------------------
+    # -- manual assignment ----------------------------------------------------------------------------
 
     def assign(self, partitions: Sequence[TopicPartition]) -> None:
-        """Read exactly these, from their offsets on."""
+        """Read exactly these partitions, from their offsets."""
         self.native.assign(list(partitions))
         self._offsets = {(p.topic, p.partition): p.offset for p in partitions}
         self._learn(partitions)
 
     def incremental_assign(self, partitions: Sequence[TopicPartition]) -> None:
-        """Read these, too."""
+        """Read these partitions, too."""
         self.native.incremental_assign(list(partitions))
         self._offsets |= {(p.topic, p.partition): p.offset for p in partitions}
         self._learn(partitions)
 
     def incremental_unassign(self, partitions: Sequence[TopicPartition]) -> None:
-        """Read these no more."""
+        """Stop reading these partitions."""
         self.native.incremental_unassign(list(partitions))
         for place in _places(partitions):
             self._offsets.pop(place, None)
 
     def unassign(self) -> None:
-        """Read nothing."""
+        """Stop reading all partitions."""
         self.native.unassign()
         self._offsets.clear()
 
@@ -106,7 +106,7 @@ class LastingConsumer:
             self._contact.topic = place.topic
 
     def pause(self, partitions: Sequence[TopicPartition]) -> None:
-        """Give nothing of these."""
+        """Return no messages of these partitions."""
         self.native.pause(list(partitions))
 
     # -- the group ------------------------------------------------------------------------------------
@@ -141,7 +141,7 @@ class LastingConsumer:
     def _goes(
         self, native: Consumer, partitions: list[TopicPartition], callback: Rebalanced
     ) -> None:
-        if native is self.native:  # else it is a lost one, which closes
+        if native is self.native:  # a replaced handle, which closes, is ignored
             self._held -= _places(partitions)
             callback(self, partitions)
 
@@ -172,7 +172,7 @@ class LastingConsumer:
         )
 
     def _ask(self, question: Callable[[Consumer], T]) -> T:
-        """An answer is a sign of brokers; who asks in vain again and again, and never polls, gets a new handle."""
+        """Ask, and note whether a broker answers. A caller that never polls and keeps failing gets a new handle."""
         try:
             answer = question(self.native)
         except KafkaException:
@@ -185,11 +185,11 @@ class LastingConsumer:
     # -- the handle -----------------------------------------------------------------------------------
 
     def _renew(self) -> None:
-        """Go on with a new handle. The old one closes aside: it may wait for brokers that it does not find."""
+        """Switch to a new handle. The old one closes in another thread, as it may wait for brokers."""
         old, places = self.native, self._where_it_stands()
         try:
             self.native, self._contact = self._made(self._contact.topic)
-        except AnabranchError as error:  # a token or a file is missing, for now
+        except AnabranchError as error:  # a token or a file is missing at present
             log.warning("a handle that has lost all brokers can't be replaced yet: %s", error)
             return
         end = partial(_end, old, self._subscription is not None, lambda: False)
@@ -206,7 +206,7 @@ class LastingConsumer:
         self._subscribe()
 
     def _where_it_stands(self) -> list[TopicPartition]:
-        """The assigned partitions, each with the offset to read on from."""
+        """The assigned partitions, each with the next offset to read."""
         places = []
         for place in self.native.position(self.native.assignment()):
             offset = place.offset
@@ -216,9 +216,9 @@ class LastingConsumer:
         return places
 
     def close(self) -> None:
-        """Leave the group and free everything; a handle that does not come to its end is left to itself.
+        """Leave the group and free everything. A handle that does not close in time is abandoned.
 
-        In a rebalance librdkafka may wait for itself without end (confluentinc/librdkafka#4884).
+        During a rebalance librdkafka may wait for itself without end (confluentinc/librdkafka#4884).
         """
         failed: list[BaseException] = []
         member, self._subscription = self._subscription is not None, None
@@ -232,7 +232,7 @@ class LastingConsumer:
         aside = threading.Thread(target=end, name="anabranch-closing", daemon=True)
         try:
             aside.start()
-        except RuntimeError:  # the interpreter ends: no thread begins any more
+        except RuntimeError:  # the interpreter ends, so no thread can start
             end()
         else:
             aside.join(_CLOSE_S)
@@ -243,16 +243,16 @@ class LastingConsumer:
 
 
 def _end(native: Consumer, member: bool, holds: Callable[[], bool]) -> None:
-    """Close a handle; a member leaves its group first, and hears of it.
+    """Close a handle. A member first leaves its group, and gets the callback for that.
 
-    A rebalance that is told in the middle of closing waits without end for what closes, and keeps Python's lock
-    meanwhile: no thread of the process would go on.
+    A rebalance callback during the close would wait for the close without end, and hold the GIL meanwhile: the
+    whole process would hang.
     """
     try:
         if member:
             native.unsubscribe()
             until = time.monotonic() + _LEAVE_S
-            for _ in range(2):  # what was on its way already is told by the first call, perhaps
+            for _ in range(2):  # the first call may serve an earlier event
                 native.poll(_TOLD_S)
             while holds() and time.monotonic() < until:
                 native.poll(_TOLD_S)
