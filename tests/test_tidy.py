@@ -199,7 +199,6 @@ UNEDITED = (
     "anabranch/ledger/",
     "anabranch/librdkafka/",
     "anabranch/presentation/",
-    "anabranch/processing/",
     "anabranch/processors/",
     "anabranch/schemas/",
     "anabranch/spark/",
