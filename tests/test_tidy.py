@@ -201,7 +201,6 @@ UNEDITED = (
     "anabranch/presentation/",
     "anabranch/processors/",
     "anabranch/schemas/",
-    "anabranch/spark/",
     "anabranch/topics/",
     "anabranch/web/",
     "anabranch/errors.py",
