@@ -194,7 +194,6 @@ UNEDITED = (
     "anabranch/batches/",
     "anabranch/cli/",
     "anabranch/client/",
-    "anabranch/faust/",
     "anabranch/infra/",
     "anabranch/ledger/",
     "anabranch/librdkafka/",
