@@ -197,7 +197,6 @@ UNEDITED = (
     "anabranch/infra/",
     "anabranch/ledger/",
     "anabranch/librdkafka/",
-    "anabranch/presentation/",
     "anabranch/processors/",
     "anabranch/schemas/",
     "anabranch/topics/",
