@@ -200,7 +200,6 @@ UNEDITED = (
     "anabranch/processors/",
     "anabranch/schemas/",
     "anabranch/topics/",
-    "anabranch/web/",
     "anabranch/errors.py",
     "anabranch/ports.py",
     "anabranch/types.py",
