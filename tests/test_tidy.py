@@ -198,7 +198,6 @@ UNEDITED = (
     "anabranch/ledger/",
     "anabranch/librdkafka/",
     "anabranch/processors/",
-    "anabranch/schemas/",
     "anabranch/topics/",
     "anabranch/errors.py",
     "anabranch/ports.py",
