@@ -40,7 +40,7 @@ class TransactionRow(NamedTuple):
 
     ``streams``, ``staged_bytes`` and ``writers`` are of open transactions only. ``rows``: how many it committed.
     ``commit_timestamp``: hybrid time; None if it is not committed. ``snapshot``: hybrid time of its reads of
-    tables; None if it began without. ``broken``: the first of its registered locks that was broken, by which commit.
+    tables; None if it began without. ``broken``: the first of its registered locks that broke, by which commit.
     """
 
     txn_id: bytes
