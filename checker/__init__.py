@@ -1,4 +1,4 @@
-"""An independent judge of recorded histories: clients' questions and answers, readers' events, the log.
+"""An independent judge of recorded histories: requests of clients and their answers, events of readers, the log.
 
 `docs/inside/checker.md` is its design. From `anabranch` it imports only `anabranch.schemas`.
 """

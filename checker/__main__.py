@@ -1,4 +1,4 @@
-"""``python -m checker FOLDER``: exit status 0 without an anomaly, 1 with one, 2 if the history is broken."""
+"""``python -m checker FOLDER`` judges a history: exit status 0 without anomalies, 1 with some, 2 if broken."""
 
 from __future__ import annotations
 

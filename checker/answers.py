@@ -1,4 +1,4 @@
-"""Answers to clients about transactions: can all of them be true?"""
+"""Judging answers to clients about transactions: can all of them be true?"""
 
 from __future__ import annotations
 

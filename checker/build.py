@@ -1,4 +1,4 @@
-"""From operations to the transactions, events and readers that they name."""
+"""Building a history from operations: the transactions, events and readers that they name."""
 
 from __future__ import annotations
 

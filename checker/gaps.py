@@ -1,4 +1,4 @@
-"""Items that a reader or a group never got, though they came after its start."""
+"""Judging gaps: items that a reader or a group never got, although they came after its start."""
 
 from __future__ import annotations
 

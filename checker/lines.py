@@ -1,4 +1,4 @@
-"""Items (events, or whole commits) and the lines in which readers get them."""
+"""Items (events, or whole commits), and the sequences (*lines*) in which readers get them."""
 
 from __future__ import annotations
 

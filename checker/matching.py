@@ -1,6 +1,6 @@
-"""Matches log, histories of streams and answers: the place of each event, and the id of each transaction.
+"""Matching the log, the streams' histories and the answers: the place of each event, the id of each transaction.
 
-Contradictions between them are found here; their consequences are for the judges.
+Contradictions between the three are reported here; their consequences are left to the judges.
 """
 
 from __future__ import annotations

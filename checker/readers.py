@@ -1,6 +1,6 @@
-"""Readers and groups of them: do they get everything, once, and in order?
+"""Judging readers and groups of readers: do they get everything, once, and in order?
 
-A group is at least once: any member may get again the items behind the group's last position. Readers get items
+A group delivers at least once: any member may get items after the group's last position again. Readers get items
 along *lines*: a partition's events, or, in mode ``transactions``, the commits of a stream's history.
 """
 

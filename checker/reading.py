@@ -1,4 +1,4 @@
-"""From the lines of a history's files to operations: a question and its answer."""
+"""Reading the lines of a history's files into operations, each a question and its answer."""
 
 from __future__ import annotations
 

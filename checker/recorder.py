@@ -1,4 +1,4 @@
-"""Writes a history while it happens: lines of JSON that outlive the process (docs/inside/checker.md)."""
+"""Recording a history while it happens, as lines of JSON that survive a crash (`docs/inside/checker.md`)."""
 
 from __future__ import annotations
 

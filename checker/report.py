@@ -1,4 +1,4 @@
-"""Anomalies that the judges found, and how much they looked at."""
+"""The report: anomalies that the judges found, and how much they judged."""
 
 from __future__ import annotations
 

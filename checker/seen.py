@@ -1,4 +1,4 @@
-"""Events in readers and snapshots, one by one: was it written, decided, and is it where the log has it?"""
+"""Judging each event of readers and snapshots: was it written and committed, and is it where the log has it?"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The log: do the events of a key stand in the order in which they were sent?"""
+"""Judging the log: are the events of a key in the order in which they were sent?"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Snapshots hold exactly the commits up to their timestamp, in order."""
+"""Judging snapshots: do they have exactly the commits up to their timestamp, in order?"""
 
 from __future__ import annotations
 

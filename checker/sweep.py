@@ -1,4 +1,4 @@
-"""Answers before a question in real time, without comparing all pairs."""
+"""Finding the answers that came before a question in real time, without comparing all pairs."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Tables: the order of commit timestamps is a serial one. Rows come from logs and histories alone.
+"""Judging tables: are transactions serializable in the order of their commit timestamps?
 
-Every read, every broken lock and every change is held against what stood at its time.
+Every read, broken lock and change is compared with the rows as of its time, taken only from logs and histories.
 """
 
 from __future__ import annotations

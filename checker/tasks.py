@@ -1,4 +1,4 @@
-"""Processors: is each event consumed once, in order, and none by a tenure after its tasks were taken?"""
+"""Judging processors: is each event consumed once, in order, and none by a worker that has lost its tasks?"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commit timestamps: they rise in real time, and with the numbers of a series."""
+"""Judging commit timestamps: do they increase in real time, and with the numbers of a series?"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The whole way from lines to a report."""
+"""Judging a whole history: from the lines of its files to a report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The log: is every transaction in it whole, and no foreign event?"""
+"""Judging the log: does it have each transaction whole, and no foreign event?"""
 
 from __future__ import annotations
 

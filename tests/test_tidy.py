@@ -192,12 +192,6 @@ UNEDITED = (
     "anabranch/batches/kernels/",
     "anabranch/batches/",
     "anabranch/cli/",
-    "anabranch/faust/",
-    "anabranch/presentation/",
-    "anabranch/processing/",
-    "anabranch/schemas/",
-    "anabranch/spark/",
-    "anabranch/web/",
     "anabranch/errors.py",
     "anabranch/types.py",
 )

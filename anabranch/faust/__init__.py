@@ -1,4 +1,4 @@
-"""`anabranch.faust.App`: ordinary Faust agents on anabranch streams, exactly once (extra ``faust``)."""
+"""`anabranch.faust.App` runs ordinary Faust agents on anabranch streams, exactly once (extra ``faust``)."""
 
 from anabranch.extras import need
 

@@ -1,4 +1,4 @@
-"""Agents and their streams: each actor takes events from an inbox of its own, one after the other."""
+"""Faust's agents and their streams: each actor takes events from an inbox of its own, one by one."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from anabranch.processing.cut import Cut, Doing, Undo, begin_doing
 from anabranch.processing.failures import HandlerFailed, is_from_outside
 from anabranch.types import Event
 
-_TURN = 64  # events that an actor handles before others have their turn
+_TURN = 64  # events that an actor handles before other actors run
 _END_S = 5.0
 
 
 class Hand:
-    """Events that are given to agents together, and those not done yet. The hand is over once all are done.
+    """A group of events that agents handle together. The hand is over when all of its events are done.
 
-    ``undo``: how to take back the changes of all agents.
+    ``left``: how many are not done yet. ``undo``: how to undo the changes of all agents.
     """
 
     def __init__(self, cut: Cut, undo: list[Undo]) -> None:
@@ -37,7 +37,7 @@ class Hand:
         self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def done(self) -> None:
-        """One agent is done with one event."""
+        """Note that one agent is done with one event."""
         self.left -= 1
         if not self.left and not self.over.done():
             self.over.set_result(None)
@@ -58,35 +58,35 @@ class Given(NamedTuple):
 
 
 class Inbox:
-    """Events that an actor is to handle. ``own_key``: other actors work beside it."""
+    """Events for one actor. ``own_key``: other actors work concurrently, so it may use only its event's key."""
 
     def __init__(self, *, own_key: bool, strays: list[IllegalState]) -> None:
         self.items: deque[Given] = deque()
         self.own_key, self.strays = own_key, strays
         self.at_work: Event | None = None
-        self.at: Doing | None = None  # of that event
+        self.at: Doing | None = None  # the call for the event at work
         self.hand: Hand | None = None
-        self.ended: BaseException | None = None  # why its actor is no more
+        self.ended: BaseException | None = None  # why its actor ended
         self._wake: asyncio.Future[None] | None = None
 
     def wake(self, hand: Hand) -> None:
-        """There are events."""
+        """Wake the actor, because there are events."""
         self.hand = hand
         if self._wake is not None and not self._wake.done():
             self._wake.set_result(None)
 
     async def wait(self) -> None:
-        """Until there are some."""
+        """Wait until there are events."""
         self._wake = asyncio.get_running_loop().create_future()
         await self._wake
 
     def drop(self) -> None:
-        """Its actor starts again: the event at work may write no more, and does not count as a stray."""
+        """Forbid writes for the event at work, because its actor starts again. Later writes are no errors."""
         if self.at is not None:
             self.at.over, self.at.strays = True, None
 
     def end(self, error: BaseException) -> None:
-        """Its actor is no more."""
+        """Note that its actor ended with this error, which fails the hand."""
         self.ended = error
         if self.hand is not None:
             self.hand.fail(HandlerFailed(self.at_work, error))
@@ -94,13 +94,13 @@ class Inbox:
 
 @refusing("stream", STREAM)
 class Stream(faust.Stream[Any]):
-    """The events that an actor is given."""
+    """The stream of events that an actor iterates over."""
 
     app: Any
     inbox: Inbox | None = None
 
     def echo(self, *channels: Any) -> Stream:
-        """Forward values to topics; a failure is the agent's."""
+        """Forward values to topics. An error counts as the agent's."""
         topics = [self.app.topic(one) if isinstance(one, str) else one for one in channels]
 
         async def echoing(value: Any) -> Any:
@@ -117,7 +117,7 @@ class Stream(faust.Stream[Any]):
         return self._given(self.inbox)
 
     async def _given(self, inbox: Inbox) -> AsyncIterator[Any]:
-        # An event is done when the agent asks for the next one. Neither an exception nor `break` gets there.
+        # An event is done when the agent asks for the next one, which it does not after an exception or `break`.
         app, items, processors = self.app, inbox.items, self._processors
         event_in, event_out = self._on_stream_event_in, self._on_stream_event_out
         load = _loader(app, self.channel)
@@ -160,14 +160,14 @@ class Stream(faust.Stream[Any]):
 
 
 def _loader(app: Any, topic: Any) -> Callable[[Event], Any]:
-    """Our events as Faust's, by a topic's schema."""
+    """A function that turns our events into Faust's, by a topic's schema."""
     schema, registry = topic.schema, app.serializers
     loads_key, loads_value = registry.loads_key, registry.loads_value
     make_event = app.conf.Event
     places: dict[tuple[str, int], TP] = {}
 
     def load(event: Event) -> Any:
-        headers: Any  # Faust knows no header without a value
+        headers: Any  # in Faust's types each header has a value
         stream, key, value, headers, ms, *_, partition, offset = event
         place = places.get((stream, partition))
         if place is None:
@@ -187,7 +187,7 @@ def _loader(app: Any, topic: Any) -> Callable[[Event], Any]:
 
 @refusing("agent", AGENT)
 class Agent(faust.Agent):
-    """An agent all of whose actors start again after a hand that failed."""
+    """An agent whose actors all start again after a hand failed."""
 
     app: Any
 
@@ -207,7 +207,7 @@ class Agent(faust.Agent):
         self._running: list[asyncio.Task[None]] = []
 
     async def on_start(self) -> None:
-        """Begin the actors."""
+        """Start the actors."""
         self.inboxes, self._running = [], []
         for index in range(self.concurrency):
             inbox = Inbox(own_key=self.concurrency > 1, strays=self.app.strays)
@@ -216,11 +216,11 @@ class Agent(faust.Agent):
             self.inboxes.append(inbox)
             actor = self.actor_from_stream(stream, index=stream.concurrency_index)
             await self._prepare_actor(actor, self.beacon)
-            if actor.actor_task is not None:  # it never is
+            if actor.actor_task is not None:  # always true; for mypy
                 self._running.append(actor.actor_task)
 
     async def on_stop(self) -> None:
-        """End the actors; what they had at hand is not counted."""
+        """End the actors. Their events at work don't count as done."""
         for inbox in self.inboxes:
             inbox.drop()
         tasks, self._running = self._running, []
@@ -230,10 +230,10 @@ class Agent(faust.Agent):
             _, left = await asyncio.wait(tasks, timeout=_END_S)
             if left:
                 self.log.error("%s: %d actors don't end", self.name, len(left))
-        self.beacon.children.clear()  # mode adds each stream and actor, and takes none out
+        self.beacon.children.clear()  # `mode` adds each stream and actor, and never removes one
 
     def cancel(self) -> None:
-        """Nothing: `on_stop` ends the actors."""
+        """Do nothing: `on_stop` ends the actors."""
 
     async def send(self, *, reply_to: Any = None, **options: Any) -> Any:
         """Send to the agent's topic. Raises: as `Topic.send`."""
@@ -242,7 +242,7 @@ class Agent(faust.Agent):
         return await self.channel.send(**options)
 
     async def _execute_actor(self, coro: Awaitable[Any], aref: Any) -> None:
-        faust_agent._current_agent.set(self)  # noqa: SLF001  # as the method that this one replaces does
+        faust_agent._current_agent.set(self)  # noqa: SLF001  # as in the method that this one replaces
         error: BaseException = IllegalState(
             f"agent {self.name} ended: it has to read its stream without end (no break, no return)"
         )
@@ -250,7 +250,7 @@ class Agent(faust.Agent):
             await coro
         except BaseException as raised:
             error = raised
-            # An exit counts as a failure of the agent; asyncio would end the process.
+            # An exit counts as a failure of the agent. If it were raised, asyncio would end the process.
             if not isinstance(raised, Exception | SystemExit) or is_from_outside(raised):
                 raise
         finally:

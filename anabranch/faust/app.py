@@ -1,4 +1,4 @@
-"""`anabranch.faust.App`: Faust's worker, web, timers and agents; streams, tables and commits are ours."""
+"""`anabranch.faust.App`: Faust's worker, web, timers and agents, with streams, tables and commits of anabranch."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from anabranch.processing.stores import Store
 from anabranch.processing.worker import Worker
 from anabranch.processors.monitor import Numbers
 
-_HANDOVER_S = 10.0  # a commit under way has so long to end
+_HANDOVER_S = 10.0  # how long a commit under way may take at the end
 _OURS = (
     "tasks", "commit_interval", "cut_bytes", "whole", "dead_letter", "retries", "start", "on_lost",
 )  # fmt: skip
@@ -39,10 +39,10 @@ _OPTIONS = (
 
 @refusing("table", TABLE)
 class Table(Store):
-    """Keyed state, changed in the commit of the events; agents alone may use it, and with their event's key.
+    """State by key, changed in the commit of the events. Only agents may use it, with their event's key.
 
-    Other keys of the same task are fine, too, unless the agent has ``concurrency``. `items` has rows of the event's
-    task, in the order of their keys, which come as bytes.
+    Without ``concurrency``, an agent may use other keys of the same task, too. `items` returns rows of the event's
+    task, in the order of their keys, which are bytes.
     """
 
     def __init__(
@@ -67,14 +67,14 @@ class Table(Store):
 
     def _place(self, at: Doing, key: Any) -> tuple[int, bytes]:
         if type(key) is type(at.name) and key == at.name and at.key is not None:
-            key = at.key  # the event's own bytes, which a serializer might encode otherwise
+            key = at.key  # the event's own bytes; a serializer might encode the key differently
         elif not isinstance(key, bytes | str):
             typ, serializer = self._key
             key = self._app.serializers.dumps_key(typ, key, serializer=serializer)
         return super()._place(at, key)
 
     def __getitem__(self, key: Any) -> Any:
-        """The value, or what ``default`` gives, which is not stored. Raises: KeyError, if there is no default."""
+        """The value, or what ``default`` returns, which is not stored. Raises: KeyError (there is no default)."""
         try:
             return super().__getitem__(key)
         except KeyError:
@@ -96,7 +96,7 @@ class Program(Processor):
         return found
 
     def check(self) -> Sequence[str]:
-        """The names of its inputs. Raises: InvalidArgument."""
+        """Check that the program can run, and return the names of its inputs. Raises: InvalidArgument."""
         if not self.inputs:
             raise InvalidArgument(
                 f"app {self.name} has no agent: decorate one with @app.agent(topic)"
@@ -105,7 +105,7 @@ class Program(Processor):
 
 
 class Boot(BootStrategy):
-    """Everything but Kafka; the worker of ours begins last and ends first."""
+    """Faust's services without Kafka's. Our worker begins last and ends first."""
 
     app: Any
     enable_kafka = False
@@ -129,16 +129,16 @@ class Engine(mode.Service):
 
     @property
     def tasks(self) -> Iterable[int]:
-        """The tasks that this process has."""
+        """The tasks that this process owns."""
         return () if self._worker is None else self._worker.tasks
 
     async def on_start(self) -> None:
-        """Begin."""
+        """Start the worker's thread."""
         loop = asyncio.get_running_loop()
         threading.Thread(target=self._work, args=(loop,), name="anabranch", daemon=True).start()
 
     async def on_stop(self) -> None:
-        """Let the commit under way end, and give the tasks up."""
+        """Wait for the commit under way, and release the tasks."""
         self._stopping = True
         if self._worker is not None:
             self._worker.stop.set()
@@ -178,7 +178,7 @@ class Engine(mode.Service):
                 worker.run()
             finally:
                 worker.close()
-        except BaseException as error:  # noqa: BLE001  # the service crashes with it
+        except BaseException as error:  # noqa: BLE001  # `_watch` crashes the service with it
             self._error = error
         finally:
             loop.call_soon_threadsafe(self._over.set)
@@ -188,10 +188,10 @@ class Engine(mode.Service):
 class App(faust.App):
     """A Faust app whose agents read and write anabranch streams, exactly once.
 
-    ``name``: ``scope/name``, as of `anabranch.Processor`, and so are ``tasks``, ``commit_interval``, ``cut_bytes``,
-    ``whole``, ``dead_letter``, ``retries``, ``start`` and ``on_lost``. ``bootstrap`` and ``connect``: as of
-    `anabranch.connect`. ``folder``: for the rows of tables, one worker's alone; None: in Faust's ``datadir``.
-    ``standby``: keep warm copies of other workers' tasks. ``options``: as of `faust.App`. Raises: InvalidArgument.
+    ``name``, ``tasks``, ``commit_interval``, ``cut_bytes``, ``whole``, ``dead_letter``, ``retries``, ``start`` and
+    ``on_lost`` are as for `anabranch.Processor`; ``bootstrap`` and ``connect`` as for `anabranch.connect`.
+    ``folder``: keeps the tables of this one worker; by default it is in Faust's ``datadir``. ``standby``: keep warm
+    copies of other workers' tasks. ``options``: as for `faust.App`. Raises: InvalidArgument.
     """
 
     BootStrategy = Boot
@@ -214,7 +214,7 @@ class App(faust.App):
         self._entrance = bootstrap, dict(connect or {})
         self._client: Client | None = None
         self._client_lock = threading.Lock()
-        if bootstrap is not None:  # for people: nothing of Faust's connects to it
+        if bootstrap is not None:  # only shown to people; Faust never connects to it
             options["broker"] = [f"kafka://{host.strip()}" for host in bootstrap.split(",")]
         super().__init__(
             f"{scope}-{short}", monitor=monitor, autodiscover=autodiscover,
@@ -224,7 +224,7 @@ class App(faust.App):
 
     @property
     def client(self) -> Client:
-        """A client, connected at its first use."""
+        """The app's client, connected at its first use."""
         with self._client_lock:
             if self._client is None:
                 bootstrap, options = self._entrance
@@ -232,7 +232,7 @@ class App(faust.App):
             return self._client
 
     def close_client(self) -> None:
-        """Close it, if there is one."""
+        """Close the app's client, if it was used."""
         with self._client_lock:
             client, self._client = self._client, None
         if client is not None:
@@ -244,27 +244,27 @@ class App(faust.App):
         self.program.outputs.add(stream)
 
     def write_alone(self, stream: str, event: Written) -> None:
-        """Write an event in a transaction of its own. Raises as `Client.begin` and `Transaction.commit`."""
+        """Write an event in a transaction of its own. Raises: as `Client.begin` and `Transaction.commit`."""
         with self.client.begin(split_stream(stream)[0]) as txn:
             txn.write_many(stream, [event])
             txn.commit()
 
     def Table(self, name: str, *, window: Any = None, **options: Any) -> Any:
-        """A store: see `anabranch.faust.app.Table`. Raises: InvalidArgument."""
+        """Add a table, see `anabranch.faust.app.Table`. Raises: InvalidArgument."""
         if window is not None:
             refuse("app.Table(window=)", "use anabranch.Processor and its windows()")
         return self.program.table(Table(self, name, **options))
 
     def is_leader(self) -> bool:
-        """Whether this process has task 0: a hint for ``on_leader=True``, for two may think so for a while."""
+        """Whether this process has task 0. For ``on_leader=True`` it is a hint: two may think so for a while."""
         return 0 in self.engine.tasks
 
     async def on_start(self) -> None:
-        """Begin: as Faust's, without a consumer."""
+        """Start as Faust does, without a consumer."""
         self.finalize()
 
     async def on_shutdown(self) -> None:
-        """All services ended."""
+        """Close the client after all services have ended."""
         self.close_client()
 
     async def _wait_for_table_recovery_completed(self) -> bool:

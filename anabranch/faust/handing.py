@@ -1,4 +1,4 @@
-"""From the worker's thread to the agents on Faust's loop, and back once all is done."""
+"""Handing events from the worker's thread to the agents on Faust's loop, and waiting until they are done."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SAY_S = 30.0
 
 
 class AgentHandlers(Handlers):
-    """Agents as the handlers of a worker. All but `end` is called on the worker's thread."""
+    """Agents as the handlers of a worker. All methods but `end` are called on the worker's thread."""
 
     def __init__(
         self, app: Any, stores: Sequence[str], metrics: Numbers, stop: threading.Event,
@@ -37,16 +37,16 @@ class AgentHandlers(Handlers):
         self._ended = False
 
     def handle(self, cut: Cut, pieces: Sequence[Piece]) -> list[Piece]:
-        """Give events to agents, and wait until each is done. After a failure they get each event by itself.
+        """Hand events to agents, and wait until all are done. After a failure, hand them over one by one.
 
-        Raises: HandlerFailed, IllegalState (a task wrote after its event).
+        Raises: HandlerFailed, IllegalState (an asyncio task wrote after its event).
         """
         given = [pair for piece in pieces for pair in zip(piece.events, piece.tasks, strict=True)]
         self._failures.patience = PATIENCE_S
         with closed_by_failure(cut) as at:
             failed = self._failed(at, given) if given else None
             if failed is not None:
-                at.take_back()  # agents share rows, so the changes of one event can't be separated
+                at.take_back()  # agents share rows, so the changes of one event can't be undone alone
                 for event, task in given:
                     case = partial(Case.of, event)
                     first = failed.error if event is failed.event else None
@@ -58,7 +58,7 @@ class AgentHandlers(Handlers):
     def _failure(self, at: Doing, event: Event, task: int) -> BaseException | None:
         failed = self._failed(at, [(event, task)])
         if failed is not None and failed.event is None:
-            raise failed  # its agent does not read
+            raise failed  # the agent ended without an event at work
         return None if failed is None else failed.error
 
     def _failed(self, at: Doing, given: Sequence[tuple[Event, int]]) -> HandlerFailed | None:
@@ -70,7 +70,7 @@ class AgentHandlers(Handlers):
         return None
 
     def end(self) -> None:
-        """Wait no more for agents that don't end. On the loop."""
+        """Stop waiting for agents that don't end. Called on Faust's loop."""
         self._ended = True
         if self._hand is not None:
             self._hand.fail(IllegalState("the worker ends, and an agent is not done"))
@@ -97,7 +97,7 @@ class AgentHandlers(Handlers):
             self._hand = None
 
     def _deal(self, hand: Hand, given: Sequence[tuple[Event, int]]) -> None:
-        """Each agent of the stream gets each event: the actor of its key, if it has several."""
+        """Put each event into an inbox of each agent of its stream: that of the actor for the event's key."""
         if self._ended:
             raise IllegalState("the worker ends")
         woken: dict[Inbox, None] = {}

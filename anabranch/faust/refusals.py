@@ -1,4 +1,4 @@
-"""Parts of Faust that can't be exactly once, each refused by its name, and what to use instead."""
+"""Parts of Faust that can't be exactly once: each is refused by name, with what to use instead."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ TABLE = dict.fromkeys(
 
 
 def refuse(what: str, instead: str) -> NoReturn:
-    """Raises: InvalidArgument."""
+    """Refuse a part of Faust. Raises: InvalidArgument."""
     raise InvalidArgument(f"{what} can't be exactly once: {instead}")
 
 
 def refusing(kind: str, table: dict[str, str]) -> Callable[[type], type]:
-    """Decorates a class: these of its methods raise `InvalidArgument`."""
+    """Decorate a class, so that the methods in ``table`` raise `InvalidArgument`."""
 
     def method(name: str, instead: str) -> Callable[..., Any]:
         def refused(*_: Any, **__: Any) -> NoReturn:

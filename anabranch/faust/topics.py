@@ -1,4 +1,4 @@
-"""Topics: anabranch streams, as Faust's agents read and write them."""
+"""Faust's topics as anabranch streams, which agents read and write."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from anabranch.processing.cut import doing, outside
 
 
 class Sent:
-    """The answer of `Topic.send`. Within a cut the event has no offset before the commit: it is -1."""
+    """The answer of `Topic.send`. Its offset is -1, because an agent's event has none before the commit."""
 
     __slots__ = ("stream", "timestamp")
 
@@ -32,7 +32,7 @@ class Sent:
 
 
 class Topic(faust.Topic):
-    """A stream, or several to read. Streams are made by `anabranch stream create`."""
+    """A stream, or several streams to read. `anabranch stream create` makes them."""
 
     app: Any
 
@@ -60,8 +60,8 @@ class Topic(faust.Topic):
     ) -> Awaitable[RecordMetadata]:
         """Write an event: in an agent, with the commit of what it consumed; elsewhere, in a transaction of its own.
 
-        ``timestamp``: Unix seconds; None: of the event that is handled. Raises: CrossScope, IllegalState (a task
-        that outlived its event), InvalidArgument; elsewhere what `Client.begin` and `Transaction.commit` raise.
+        ``timestamp``: Unix seconds, by default those of the event that is handled. Raises: CrossScope, IllegalState
+        (an asyncio task outlived its event), InvalidArgument; elsewhere as `Client.begin` and `Transaction.commit`.
         """
         if partition is not None or callback is not None:
             refuse(
@@ -83,7 +83,7 @@ class Topic(faust.Topic):
         else:
             if stream not in self.app.program.outputs:
                 await asyncio.get_running_loop().run_in_executor(None, self.app.add_output, stream)
-                at = doing()  # its event may be over meanwhile
+                at = doing()  # the event may have ended meanwhile
             time_ms = copied_time(at.timestamp) if ms is None else ms
             at.write(stream, (data, raw, pairs or None, time_ms))
         return Sent(stream, timestamp or time.time())

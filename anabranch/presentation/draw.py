@@ -1,7 +1,7 @@
-"""A picture of a stream as SVG: its history's segments as arms of a river. No dependency.
+"""A picture of a stream as SVG, without dependencies: the segments of its history are arms of a river.
 
-Keys go down, commits go right. An epoch is as wide as the commits it shows, so that bursts stay readable; the
-seconds stand below.
+Keys increase downwards, commits to the right. An epoch's width follows from the number of its commits, so that
+bursts stay readable; the axis shows seconds.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ ROLLED = "#d69e2e"
 ROLLED_DARK = "#975a16"
 SCALED = "#2f855a"
 FONT = "Helvetica, Arial, sans-serif"
-# margins
+# Margins.
 LEFT = 78.0
 RIGHT = 46.0
-# of the picture; few epochs are stretched, many compressed
+# Least and greatest width of the picture: few epochs are stretched, many compressed.
 NARROW = 1080.0
 WIDE = 3200.0
 _TOP = 132.0
-_LABEL = 62.0  # an epoch has a heading of its own from this width on
-_TEXT = 6.2  # a letter's width at size 12, about
+_LABEL = 62.0  # least width of an epoch that gets its own heading
+_TEXT = 6.2  # average width of a letter at size 12
 
 _ROLLED_TOLD = (
     "rolled in: a transaction that is older than the scaling commits. The layout that it wrote by opens once "
@@ -45,8 +45,7 @@ _ROLLED_TOLD = (
 def draw(epochs: Sequence[EpochRecord], commits: Sequence[CommitRecord], title: str) -> str:
     """An SVG of a stream's history.
 
-    ``epochs`` and ``commits`` in the order of the history, at least one epoch; commits of an epoch that is
-    not given are left out.
+    ``epochs`` (at least one) and ``commits`` are in the history's order. Commits of other epochs are not shown.
     """
     if not epochs:
         raise ValueError("a stream has at least one epoch")
@@ -104,14 +103,14 @@ class _Picture:
         return _TOP + position / SPACE * self._depth
 
     def _inside(self, segment: EpochSegment, position: float) -> float:
-        """The place of a key position in a segment's band, which leaves the banks free."""
+        """The height of a key position in a segment's band, inside its banks."""
         top, bottom = self._y(segment.low), self._y(segment.high)
         bank = min(7.0, (bottom - top) * 0.14)
         share = (position - segment.low) / (segment.high - segment.low)
         return top + bank + share * (bottom - top - 2 * bank)
 
     def _span(self, arm: Arm) -> tuple[float, float]:
-        """Left and right end of an arm's own flow, without its source and its end."""
+        """Left and right end of an arm, without the flows to and from other arms."""
         first, last = self._bounds[arm.first], self._bounds[arm.last + 1]
         start = first if arm.first == 0 else first + self._gap / 2
         end = last if arm.last == len(self._epochs) - 1 else last - self._gap / 2
@@ -140,7 +139,7 @@ class _Picture:
         return made
 
     def _names(self) -> Iterable[str]:
-        """The segments' names, shortened to their room, over the strokes and beside the dots."""
+        """The segments' names, shortened to fit, above the strokes and next to the dots."""
         for arm in self._arms:
             (start, end), s = self._span(arm), arm.segment
             top, bottom = self._inside(s, s.low), self._inside(s, s.high)
@@ -205,7 +204,7 @@ class _Picture:
                     )
 
     def _rolled_in(self) -> Iterable[str]:
-        """Transactions of a rolling commit: the places of their events, and how many there are."""
+        """The transactions of rolling commits: where their events are, and how many."""
         base = _TOP + self._depth
         free = LEFT
         for at, commits in enumerate(self._commits):
@@ -369,7 +368,7 @@ def _text(
 
 
 def _safe(words: str) -> str:
-    """Text escaped, without characters that XML can't hold."""
+    """Escaped text, without characters that XML does not allow."""
     return escape("".join(c if c >= " " else " " for c in words))
 
 
@@ -391,7 +390,7 @@ def _seconds(passed: float) -> str:
 
 @dataclass(slots=True)
 class Arm:
-    """A segment, and the epochs (their places in the history) in which it was open."""
+    """A segment, and the epochs (by their index in the history) in which it was open."""
 
     segment: EpochSegment
     first: int
@@ -408,7 +407,7 @@ class Arm:
 
 
 def rolled_of(epochs: Sequence[EpochRecord]) -> list[bool]:
-    """Which epochs are copies of a layout that is not the present one."""
+    """For each epoch, whether it is the copy of a reference epoch, made for rolling commits."""
     present = epochs[0].reference_epoch
     found = []
     for epoch in epochs:
@@ -436,7 +435,7 @@ def arms_of(epochs: Sequence[EpochRecord], rolled: Sequence[bool]) -> list[Arm]:
 
 
 def columns_of(counts: Sequence[int]) -> tuple[list[float], float]:
-    """The left edge of each epoch (and the right one of the last), and the width of the flow between two."""
+    """The left edge of each epoch, the right edge of the last one, and the width of the flow between two epochs."""
     least = 118.0 if len(counts) <= 10 else 44.0 if len(counts) <= 40 else 16.0
     widths = [least + min(150.0, 9 * sqrt(count)) for count in counts]
     total = sum(widths)

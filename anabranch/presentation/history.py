@@ -1,4 +1,4 @@
-"""A stream's history: its newest epochs and what was committed in them."""
+"""Reading a stream's history for people: its newest epochs and their commits."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class History:
     commits: list[CommitRecord] = field(default_factory=list)
 
     def add(self, record: EpochRecord | CommitRecord, last: int) -> None:
-        """Add a record; of more than ``last`` epochs the oldest is dropped, with its commits."""
+        """Add a record. Beyond ``last`` epochs, the oldest epoch is dropped, with its commits."""
         if isinstance(record, CommitRecord):
             self.commits.append(record)
             return
         if self.epochs and self.epochs[-1].stream_epoch == record.stream_epoch:
-            return  # it is said again
+            return  # an epoch that is logged again
         self.epochs.append(record)
         if len(self.epochs) > last:
             del self.epochs[:-last]
@@ -39,7 +39,7 @@ class History:
 def read_history(
     ports: ReaderPorts, stream: str, *, last: int, timeout: float = defaults.TIMEOUT_S
 ) -> History:
-    """The last so many epochs of a stream that exists. ``timeout``: seconds.
+    """The newest epochs of a stream that exists. ``last``: at most this many. ``timeout``: seconds.
 
     Raises:
         NotReady: the end was not reached within the timeout.
@@ -52,12 +52,12 @@ def read_history(
 
 
 class Follower:
-    """A stream's history as it goes on, bounded: the newest records alone. For one thread; `close` it."""
+    """Follows a stream's history, and keeps only the newest records. For one thread; `close` it."""
 
     EPOCHS, RECORDS = 40, 3000
 
     def __init__(self, ports: ReaderPorts, stream: str, timeout: float) -> None:
-        """``timeout``: seconds that a `read` may take for each of its questions."""
+        """``timeout``: seconds for each request of a `read`."""
         self._source = ports.committed_log(timeout)
         self._search = HistorySearch(self._source, stream, timeout)
         self._next = self._end = 0
@@ -82,5 +82,5 @@ class Follower:
         return self.history
 
     def close(self) -> None:
-        """Close its connections."""
+        """Close the connections."""
         self._source.close()

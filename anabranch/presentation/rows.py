@@ -1,6 +1,6 @@
-"""Rows of lists: what `--json`, tables and pages show of a stream, a transaction, a group or a processor.
+"""Rows of lists: the fields of a stream, transaction, group or processor, for `--json`, tables and pages.
 
-A row is a dictionary of values that JSON takes. `--json` prints all of it; a table or a page shows some of it.
+A row is a dictionary of JSON values. `--json` prints all of it; a table or a page shows a part.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _writer_text(writer: int) -> str:
 
 
 def open_transaction_row(found: OpenTransaction) -> dict[str, Any]:
-    """An open transaction, with the resources it has reserved and what it waits for."""
+    """An open transaction, with the resources that it has reserved, and the reason why it waits."""
     row = transaction_row(found.info) | {
         "staged_bytes": found.staged_bytes,
         "age_s": found.age,
@@ -117,7 +117,7 @@ def open_transaction_row(found: OpenTransaction) -> dict[str, Any]:
 
 
 def commands_row(found: CommandsInfo) -> dict[str, Any]:
-    """A control partition: how far it has read its commands, and those it has set aside."""
+    """A control partition: how far its leader has read the commands, and which commands are quarantined."""
     return asdict(found)
 
 
@@ -163,7 +163,7 @@ def processor_row(info: ProcessorInfo, lags: Sequence[InputLag]) -> dict[str, An
 
 
 def lag_fields(lag: Lag | None) -> dict[str, Any]:
-    """The fields of a lag; None: it is not known."""
+    """The fields of a lag; None if it is unknown."""
     if lag is None:
         return {"events_behind": None, "seconds_behind": None, "exact": None}
     seconds = round(lag.age_s(time.time()), 3)
@@ -171,14 +171,14 @@ def lag_fields(lag: Lag | None) -> dict[str, Any]:
 
 
 def lag_text(row: Mapping[str, Any]) -> str:
-    """The number of events of a lag: ``~`` before an estimate, ``?`` for one that is not known."""
+    """The number of events of a lag: ``~`` marks an estimate, ``?`` an unknown number."""
     if row["events_behind"] is None:
         return "?"
     return f"{'' if row['exact'] else '~'}{row['events_behind']:,}"
 
 
 def bytes_fields(**data: bytes | None) -> dict[str, Any]:
-    """Bytes as JSON: a name's as text, or as ``name_base64`` if they are no UTF-8."""
+    """Bytes as JSON: under their name as text, or under ``name_base64`` if they are not UTF-8."""
     row: dict[str, Any] = {}
     for name, some in data.items():
         try:

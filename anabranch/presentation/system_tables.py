@@ -1,6 +1,6 @@
-"""System tables: what a cluster knows of its transactions, locks, commits, tables and versions, as rows.
+"""System tables: a cluster's transactions, locks, commits, tables and versions, as rows.
 
-``pandas.DataFrame(client.system("commits", "bank"))`` takes them as they are.
+``pandas.DataFrame(client.system("commits", "bank"))`` accepts these rows.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from anabranch.tables.store import Seen
 
 MOST_ROWS = 10_000
-# Name -> what it must be of, and the further arguments that it takes.
+# Name of a system table -> what it has to be asked for, and its further arguments.
 _ARGUMENTS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "transactions": ("", ()),
     "locks": ("", ()),
@@ -38,9 +38,9 @@ _ARGUMENTS: Mapping[str, tuple[str, tuple[str, ...]]] = {
 class TransactionRow(NamedTuple):
     """A transaction. ``age``: seconds from its begin to its end, or until now.
 
-    ``streams``, ``staged_bytes`` and ``writers`` are those of an open one. ``rows``: that it committed.
-    ``commit_timestamp``: hybrid time; None: it is not committed. ``snapshot``: hybrid time of its reads of tables;
-    None: it began without. ``broken``: the first of its registered locks that was broken, by which commit.
+    ``streams``, ``staged_bytes`` and ``writers`` are of open transactions only. ``rows``: how many it committed.
+    ``commit_timestamp``: hybrid time; None if it is not committed. ``snapshot``: hybrid time of its reads of
+    tables; None if it began without. ``broken``: the first of its registered locks that broke, by which commit.
     """
 
     txn_id: bytes
@@ -63,10 +63,10 @@ class TransactionRow(NamedTuple):
 class LockRow(NamedTuple):
     """A table that an open transaction reads, and how many keys (``points``) and ranges of keys are locked there.
 
-    ``frozen``: its merge is carried aside, and commits that would break them wait. ``broken``: a lock of the
-    transaction is, perhaps on another table. ``waiting``: ids of those that wait for its end; ``waits_for``: of
-    those whose end it waits for itself; at most 100 each. Zeros: plain writes, a one-shot, or one that the lane may
-    not see.
+    ``frozen``: whether a staged merge has frozen the locks, so that commits that would break them wait. ``broken``:
+    whether any lock of the transaction is broken, perhaps on another table. ``waiting``: ids of transactions that
+    wait for its end; ``waits_for``: ids of those whose end it waits for; at most 100 each. An id of zeros means
+    plain writes, a one-shot, or a transaction that the lane may not see.
     """
 
     txn_id: bytes
@@ -80,7 +80,7 @@ class LockRow(NamedTuple):
 
 
 class CommitRow(NamedTuple):
-    """A commit, as the histories of the streams that were asked for tell it.
+    """A commit, from the histories of the requested streams.
 
     ``txn_id``: None for plain writes. ``rows``: events in these streams; a row that was written twice counts twice.
     """
@@ -93,10 +93,10 @@ class CommitRow(NamedTuple):
 
 
 class TableRow(NamedTuple):
-    """A table. ``newest``: its newest commit, hybrid time, or when it was made; None: the lane may not ask.
+    """A table. ``newest``: hybrid time of its newest commit or of its creation; None if the lane may not ask.
 
-    ``history_ms``: how long replicas keep versions. ``base``: hybrid time of the rows that it begins at; None: it
-    has all commits from its first one on.
+    ``history_ms``: how long replicas keep versions. ``base``: hybrid time of its base; None if the table has all
+    commits from its first one on.
     """
 
     table: str
@@ -113,8 +113,8 @@ class TableRow(NamedTuple):
 class VersionRow(NamedTuple):
     """A version of a row: ``mintid`` wrote it at ``mincsn``, ``maxtid`` replaced or deleted it at ``maxcsn``.
 
-    A snapshot at S shows it if mincsn <= S < maxcsn, both hybrid times. ``maxcsn`` None: it still stands. Ids are
-    None for plain writes. The names are those of ClickHouse's data parts.
+    A snapshot at S shows it if mincsn <= S < maxcsn, both hybrid times. ``maxcsn`` is None for the current version.
+    Ids are None for plain writes. The names are those of ClickHouse's data parts.
     """
 
     table: str
@@ -129,7 +129,7 @@ class VersionRow(NamedTuple):
 
 
 def check_call(name: str, of: str | None, *, limit: object, **given: object) -> None:
-    """`InvalidArgument` unless a system table can be asked for so."""
+    """Raise `InvalidArgument` unless these are legal arguments for a system table."""
     if name not in _ARGUMENTS:
         raise InvalidArgument(f"there is no system table {name!r:.100}: {', '.join(_ARGUMENTS)}")
     if not isinstance(limit, int) or isinstance(limit, bool) or not 1 <= limit <= MOST_ROWS:
@@ -147,7 +147,7 @@ def check_call(name: str, of: str | None, *, limit: object, **given: object) -> 
 def transaction_rows(
     opened: Iterable[OpenTransaction], listed: Iterable[TransactionInfo], now: float
 ) -> Iterator[TransactionRow]:
-    """Open ones, the oldest first, and then the others of a list. ``now``: Unix seconds."""
+    """Rows of open transactions, the oldest first, then of the others of a list. ``now``: Unix seconds."""
     seen = set()
     for each in opened:
         seen.add(each.info.txn_id)
@@ -187,7 +187,7 @@ def _transaction(
 
 
 def lock_rows(found: Iterable[TableLockInfo]) -> Iterator[LockRow]:
-    """Rows of what controllers tell of registered locks."""
+    """Rows of registered locks, from the controllers' replies."""
     for each in found:
         yield LockRow(*(getattr(each, column) for column in LockRow._fields))
 
@@ -195,11 +195,11 @@ def lock_rows(found: Iterable[TableLockInfo]) -> Iterator[LockRow]:
 def commit_rows(
     ports: ReaderPorts, streams: Sequence[str], above: int, until: int, limit: int, timeout: float
 ) -> list[CommitRow]:
-    """The newest commits above a hybrid time and up to a safe one, the newest first.
+    """The newest commits later than ``above``, up to the safe time ``until``, the newest first.
 
-    ``timeout``: seconds, of each search in a history. Raises: NotReady, NotAuthorized.
+    ``timeout``: seconds for each search in a history. Raises: NotReady, NotAuthorized.
     """
-    # A commit has one timestamp in the histories of all its streams, and no other commit of the scope has it.
+    # A commit has the same timestamp in the histories of all its streams, and no other commit of the scope has it.
     found: dict[int, tuple[bytes, dict[str, int]]] = {}
     with closing(ports.committed_log(timeout)) as source:
         for stream in streams:
@@ -207,7 +207,7 @@ def commit_rows(
                 _, rows = found.setdefault(commit.timestamp, (commit.txn_id, {}))
                 rows[stream] = sum(part.count for part in commit.segments)
             if len(found) > limit:
-                above = max(above, sorted(found)[-limit] - 1)  # older ones are not asked for
+                above = max(above, sorted(found)[-limit] - 1)  # older ones exceed the limit
                 found = {at: each for at, each in found.items() if at > above}
     return [
         CommitRow(
@@ -222,7 +222,7 @@ def commit_rows(
 
 
 def table_rows(found: Iterable[StreamDescription], newest: Mapping[str, int]) -> Iterator[TableRow]:
-    """Those of the streams that are tables. ``newest``: their newest commits, as far as they are known."""
+    """Rows of those streams that are tables. ``newest``: their newest commits, as far as they are known."""
     for each in found:
         if is_table(each.settings):
             last = newest.get(each.stream)
@@ -240,7 +240,7 @@ def table_rows(found: Iterable[StreamDescription], newest: Mapping[str, int]) ->
 
 
 def version_rows(table: str, found: Iterable[Seen]) -> Iterator[VersionRow]:
-    """The versions of a row from those that a replica gives, the newest first."""
+    """Rows of the versions that a replica has of one key, the newest first."""
     newer: Seen | None = None
     for each in found:
         if each.value is not None:

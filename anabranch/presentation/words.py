@@ -17,7 +17,7 @@ def count_of(count: int, noun: str) -> str:
 
 
 def events_of(count: Callable[[], tuple[int, int, bool]]) -> str:
-    """How many events ``count`` tells (a `Lag`), as far as that can be told."""
+    """The number of events that ``count`` (as of a `Lag`) returns, in words that also fit an unknown number."""
     try:
         events, _, is_exact = count()
     except AnabranchError:  # the stream may be LOST
@@ -26,7 +26,7 @@ def events_of(count: Callable[[], tuple[int, int, bool]]) -> str:
 
 
 def topic_id_of(ask: Callable[[], str]) -> str:
-    """The id that ``ask`` tells of a stream's topic, by which streams of one name differ; empty if it can't."""
+    """The topic id of a stream, which distinguishes streams of one name; empty if ``ask`` fails."""
     try:
         return ask()
     except AnabranchError:  # the stream may be LOST
@@ -55,13 +55,13 @@ def span_text(seconds: float) -> str:
 
 
 def bytes_text(data: bytes) -> str:
-    r"""Bytes as a part of a line: a backslash, and all that is no printable UTF-8, as `\\`, `\t`, `\n`, `\xff`."""
+    r"""Bytes as text in a line: a backslash, and all but printable UTF-8, as `\\`, `\t`, `\n` or `\xff`."""
     text = data.decode("utf-8", "surrogateescape")
     return "".join(c if c.isprintable() and c != "\\" else _escaped(c) for c in text)
 
 
-@lru_cache(1024)  # one text for all of a kind: a value may have millions
+@lru_cache(1024)  # a value may have millions of equal characters
 def _escaped(one: str) -> str:
-    if "\udc80" <= one <= "\udcff":  # a byte that is no UTF-8
+    if "\udc80" <= one <= "\udcff":  # a byte that is not UTF-8
         return f"\\x{ord(one) - 0xDC00:02x}"
     return repr(one)[1:-1]

@@ -1,4 +1,4 @@
-"""Processors as programs: handlers, stores and timers, whose effects are one commit (``docs/processing.md``)."""
+"""Processors as programs: handlers, stores and timers, whose effects are in one commit (`docs/processing.md`)."""
 
 from anabranch.extras import need
 

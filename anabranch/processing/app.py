@@ -1,4 +1,4 @@
-"""`anabranch.Processor`: the inputs, outputs, stores and handlers of a processor, in ten lines."""
+"""`anabranch.Processor`: declares the inputs, outputs, stores, timers and handlers of a processor."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ from anabranch.processing.timers import Timer, Windows
 from anabranch.reading.history_search import Start
 
 F = TypeVar("F", bound=Callable[..., Any])
-RETRIES = 2  # of a handler that fails, before `stop` or `dead_letter`
+RETRIES = 2  # of a handler that fails, before the worker stops or writes a dead letter
 CONCURRENCY = 64
 _MOST = 1 << 30
 
 
 class Processor(Program):
-    """A program that reads streams, keeps state and writes streams; each commit has all three, or nothing.
+    """A program that reads streams, keeps state and writes streams; one commit takes a step of all three.
 
-    ``name``: ``scope/name``. ``tasks``: a power of two, the most that work side by side; it never changes.
-    ``commit_interval``: seconds from one commit to the next, 0: at once. ``cut_bytes``: about so many bytes of
-    events are in one commit; a bigger input transaction comes in parts, unless ``whole``. ``dead_letter``: a stream
-    for events, timers and windows whose handler fails in all ``retries``; None: stop. ``concurrency``: so many
-    ``async`` handlers run side by side. ``start``: where a new processor begins, as of `Client.read`. ``on_lost``:
-    where retention took what was not consumed the worker stops (`SnapshotExpired`); 'skip': it goes on behind that,
-    counts it, and passes over whole transactions, in all inputs. ``idle``: a task without events for so many
-    seconds follows the event time of its worker's other tasks.
+    ``name``: ``scope/name``. ``tasks``: a power of two, the most workers that share the work; it never changes.
+    ``commit_interval``: seconds between commits; 0: commit at once. ``cut_bytes``: bytes of events in one commit,
+    roughly. A bigger input transaction is split, unless ``whole`` is set. ``dead_letter``: the stream for events,
+    timers and windows whose handler still fails after all ``retries``; with None the worker stops. ``concurrency``:
+    how many ``async`` handlers run concurrently. ``start``: where a new processor begins, as in `Client.read`.
+    ``on_lost``: what to do if retention has removed events that were not consumed. 'stop' raises `SnapshotExpired`;
+    'skip' counts the affected transactions, skips them whole, in all inputs, and continues. ``idle``: after this
+    many seconds without events, a task takes the event time of its worker's other tasks.
 
     Source: Kafka Streams (tasks, stores), Flink (key groups), Faust (decorators).
     """
@@ -89,9 +89,9 @@ class Processor(Program):
             self._writes(dead_letter)
 
     def input(self, stream: str, *, value: Any = None) -> Input:
-        """A stream to read, of any scope. ``value``: json, str, bytes (None), or an object with loads and dumps.
+        """Read a stream, of any scope. ``value``: json, str, bytes (None), or an object with loads and dumps.
 
-        Raises: InvalidArgument (also if the same stream has another ``value`` already).
+        Raises: InvalidArgument (also if the stream was named before with another ``value``).
         """
         split_stream(stream)
         return self._input(stream, value)
@@ -104,11 +104,11 @@ class Processor(Program):
         bootstrap: str | None = None,
         config: Mapping[str, Any] | None = None,
     ) -> Input:
-        """A plain topic of Kafka to read, of any cluster. Partition n is task n's: keys lie as its producers say.
+        """Read a plain Kafka topic, of any cluster. Task n reads partition n, whatever keys producers put there.
 
-        ``bootstrap``, ``config``: of its cluster, one for all topics; None: the processor's own. Transactions of
-        Kafka are not kept whole. A processor reads plain topics, or streams. Stores have rows of their task alone,
-        as with ``local``. Raises: InvalidArgument.
+        ``bootstrap``, ``config``: the cluster, the same for all topics; by default the processor's own. Native
+        transactions are not kept whole. A processor reads plain topics or streams, not both. All of its stores are
+        ``local``, as in `store`. Raises: InvalidArgument.
         """
         check_input(PLAIN + topic)
         cluster = Cluster(bootstrap, dict(config or {}))
@@ -118,24 +118,26 @@ class Processor(Program):
         return self._input(PLAIN + topic, value)
 
     def output(self, stream: str, *, value: Any = None) -> Output:
-        """A stream to write. Its scope and the processor's share a control partition, or the start is refused."""
+        """Write a stream. Workers refuse to start unless its scope is in the processor's control partition."""
         self._writes(stream)
         return Output(stream, codec_of(value))
 
     def store(self, name: str, *, value: Any = None, local: bool = False) -> Store:
-        """Keyed state, kept in RocksDB and in the topic of the processor's state.
+        """Add state by key, kept in RocksDB and in the processor's state stream.
 
-        A key belongs to the task of its hash, as events do. ``local``: a handler may use any key, and has rows of
-        its own task alone. Raises: InvalidArgument.
+        A key belongs to the task of its hash, as events do. ``local``: each task has rows of its own, and its
+        handlers may use any key. Raises: InvalidArgument.
         """
         store: Store = self._add(name, Store(name, codec_of(value), local=local))
         return store
 
     def timer(self, name: str, *, wall: bool = False) -> Callable[[TimerHandler], Timer]:
-        """Decorates a function of (key, due): it is called in a commit, once, when its time has come.
+        """Decorate a function of (key, due) that is called once, in a commit, when its time has come.
 
-        Time is the task's event time in Unix milliseconds: the highest timestamp of its events, moved at the ends
-        of input commits, and by ``idle``. ``wall``: the worker's clock. Raises: InvalidArgument.
+        Time is the task's event time in Unix milliseconds: the highest timestamp of its events, advanced at the end
+        of each input transaction, and by ``idle``. ``wall``: use the worker's clock instead.
+
+        Raises: InvalidArgument.
         """
 
         def register(call: TimerHandler) -> Timer:
@@ -150,21 +152,25 @@ class Processor(Program):
         self, name: str, size: float, *, every: float | None = None, grace: float = 0.0,
         value: Any = None, late: Output | None = None,
     ) -> Windows:  # fmt: skip
-        """State by key and window of event time: of ``size`` seconds, a new one ``every`` so many (None: size).
+        """Add state by key and window of event time. Windows are ``size`` seconds long.
 
-        A window closes ``grace`` seconds after its end. Events that are late for it are counted, and written to
-        ``late``, key and value as they came. Raises: InvalidArgument.
+        A new window begins ``every`` this many seconds (default: ``size``), and closes ``grace`` seconds after its
+        end. Later events are counted, and written to ``late`` with their key and value unchanged.
+
+        Raises: InvalidArgument.
         """
         windows: Windows = self._add(name, Windows(name, codec_of(value), size, every, grace, late))
         self.timers.add(name)
         return windows
 
     def on(self, *inputs: Input, batch: bool = False) -> Callable[[F], F]:
-        """Decorates a handler of these inputs' events: a function, or an ``async`` one, of an `anabranch.Event`.
+        """Decorate a handler of these inputs' events: a function, plain or ``async``, of an `anabranch.Event`.
 
-        Its ``value`` is decoded. Events of a key come in order. If the handler raises, its changes are taken back.
-        ``batch``: it gets a pyarrow.RecordBatch of one commit's events (columns as of Spark's source), values as
-        bytes. A coroutine that a handler returns is awaited. Raises: InvalidArgument.
+        The event's ``value`` is decoded. Events of a key come in order. If the handler raises, its changes are
+        undone. A coroutine that it returns is awaited. ``batch``: the handler gets a pyarrow.RecordBatch with
+        events of one input transaction, in the columns of the Spark source; values are bytes.
+
+        Raises: InvalidArgument.
         """
         if not inputs:
             raise InvalidArgument("name the inputs that the handler is for: @app.on(flights)")
@@ -191,11 +197,11 @@ class Processor(Program):
         http: str | None = None,
         **options: Any,
     ) -> None:
-        """Work in this process until SIGTERM or Ctrl-C. ``options``: as of `anabranch.connect`.
+        """Run a worker in this process until SIGTERM or Ctrl-C. ``options``: as for `anabranch.connect`.
 
-        ``folder``: for the stores, one worker's alone; without it all is read from the log at each start.
-        ``standby``: keep warm copies of other workers' tasks. ``http``: HOST:PORT, to serve `/metrics`, `/live` and
-        `/ready` at.
+        ``folder``: keeps the stores of this one worker; without it, each start reads all state from the log.
+        ``standby``: keep warm copies of other workers' tasks. ``http``: HOST:PORT at which to serve `/metrics`,
+        `/live` and `/ready`.
         """
         from anabranch.client.connect import connect
         from anabranch.processing.worker import run_worker

@@ -1,4 +1,4 @@
-"""Codecs of values: how a handler's objects become bytes, and back."""
+"""Codecs of values: they encode a handler's objects as bytes, and decode them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from anabranch.errors import InvalidArgument
 
 
 class Codec(NamedTuple):
-    """Two functions: an object to bytes, and back; and what they are called."""
+    """Two functions, which encode an object and decode it, and their name."""
 
     encode: Callable[[Any], bytes]
     decode: Callable[[bytes], Any]
@@ -28,7 +28,7 @@ def _same(value: Any) -> bytes:
 
 _compact = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False)
 _read = json.JSONDecoder().scan_once  # type: ignore[attr-defined]
-# The encoder in C, which `JSONEncoder.encode` makes for each call: that costs as much as the work itself.
+# `JSONEncoder.encode` makes this C encoder for each call, which costs as much as the encoding itself.
 _encoder = c_make_encoder and c_make_encoder(
     None, _compact.default, encode_basestring, None, ":", ",", False, False, True
 )
@@ -47,7 +47,7 @@ def _of_json(data: bytes) -> Any:
             return value
     except StopIteration:
         pass
-    return json.loads(text)  # white space, or no JSON
+    return json.loads(text)  # white space around it, or not JSON
 
 
 RAW = Codec(_same, bytes, "bytes")
@@ -60,7 +60,7 @@ _KNOWN: dict[Any, Codec] = {
 
 
 def codec_of(value: Any) -> Codec:
-    """A codec: None or bytes (as they are), str, json, or an object with ``dumps`` and ``loads``."""
+    """The codec for None or bytes (unchanged), str, json, or an object with ``dumps`` and ``loads``."""
     if value is None or value in (bytes, str, json):
         return _KNOWN[value]
     if not callable(getattr(value, "dumps", None)) or not callable(getattr(value, "loads", None)):

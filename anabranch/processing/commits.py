@@ -1,12 +1,13 @@
-"""A cut's commit, in its durable order: the one home that says why.
+"""Committing a worker's batch (`Cut`): the order of its steps, and the reasons for it.
 
-1. Handlers have changed nothing but the cut, in memory. An error drops it, and nothing has happened.
-2. One transaction has outputs, state and positions: all of it, or nothing.
-3. Its answer is COMMITTED; in doubt it is asked for again. Aborted by others: the same bytes go under another id.
-   No handler runs again: it might tell other values, and the next cut is computed on these.
-4. RocksDB is written only now. Before the answer it would hold rows of a commit that never happened.
-5. Only then the next commit is sent; its handlers ran meanwhile, on top of this cut. Were two under way, the second
-   could be decided while the first waits for its journals.
+1. Handlers have changed only the batch, in memory. If one fails, the batch is dropped and nothing has happened.
+2. One transaction takes outputs, state and positions.
+3. The worker waits for COMMITTED. If the outcome is unknown, the commit is sent again. If others aborted the
+   transaction, the same bytes are committed under another id. No handler runs again, since it might return other
+   values, and the next batch is already computed on these.
+4. Only then RocksDB is written. Earlier, it could get rows of a commit that never happens.
+5. Only then the next commit is sent; its handlers ran meanwhile, on top of this batch. If two commits were under
+   way, the second could be decided while the first waits for its journals.
 """
 
 from __future__ import annotations
@@ -44,17 +45,17 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("anabranch.processor")
 
-FIRST_PAUSE_S = 0.05  # after an error that passes
+FIRST_PAUSE_S = 0.05  # after a transient error
 LONGEST_PAUSE_S = 2.0
-_DOUBT_S = 60.0  # a commit is repeated so long, before the tasks are taken again
-_ENDS_S = 10.0  # so often the ends are looked up that the folder may read on from
+_DOUBT_S = 60.0  # how long a commit is repeated before the tasks are taken again
+_ENDS_S = 10.0  # between look-ups of the offsets from which the folder may resume reading
 _ASK_S = 5.0
 _REDONE = 5  # times that one commit may be aborted by others
-_MANY = 300  # outputs of a stream that go as columns
+_MANY = 300  # from this many on, outputs of a stream are sent as columns
 
 
 class Commits:
-    """Commits cuts, one after another, beside the handlers. `send` and `wait` are called by one thread."""
+    """Commits batches one after another, while handlers work. One thread calls `send` and `wait`."""
 
     def __init__(
         self, client: Client, table: Table, state: StateReader, metrics: Numbers, limits: Limits,
@@ -72,14 +73,14 @@ class Commits:
         self._sent: Cut | None = None
         self._ends_due = 0.0
         self._limits = limits
-        self.ending = threading.Event()  # a commit in doubt is not asked for any longer
+        self.ending = threading.Event()  # once set, unknown outcomes are not asked for
 
     def new_cut(self, task_count: int) -> Cut:
-        """A cut on top of the one that is being committed."""
+        """A new batch, on top of the one that is being committed."""
         return Cut(self._table if self._sent is None else self._sent, task_count, self._limits)
 
     def send(self, tenure: Tenure, cut: Cut, consumed: Consumed) -> None:
-        """Commit a cut, once the one before is committed. Raises that one's error, as `wait`."""
+        """Commit a batch, once the previous one is committed. Raises the previous one's error, as `wait`."""
         self.wait()
         cut.lie_on(self._table)
         if self._pool is None:
@@ -89,7 +90,7 @@ class Commits:
         self._future = self._pool.submit(self._commit, tenure, cut, consumed)
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Whether nothing is being committed any more; waits for that (None: as long as it takes).
+        """Wait for the commit under way; by default without a limit. Returns whether it has ended.
 
         Raises: BeginAgainError, AskOutcomeError, RetryError (take the tasks again), FixCallError.
         """
@@ -102,7 +103,7 @@ class Commits:
         return True
 
     def close(self) -> None:
-        """End; a commit under way ends first."""
+        """Stop, after the commit under way has ended."""
         self.ending.set()
         if self._pool is not None:
             self._pool.shutdown()
@@ -118,7 +119,7 @@ class Commits:
         for redone in range(_REDONE + 1):
             try:
                 with self._client.begin(tenure.scope, tenure=tenure) as txn:
-                    # State first: if it opens the transaction, outputs go as columns at once.
+                    # State goes first: if it opens the transaction, outputs can be sent as columns at once.
                     for task, rows in state.items():
                         txn.write_state(task, rows)
                     for stream, written in cut.outputs.items():
@@ -137,7 +138,7 @@ class Commits:
                 log.warning("%s: the commit is made again: %s", tenure.processor, error)
             except (EventTooLarge, InvalidArgument) as error:
                 if self._limits.have_changed(cut.outputs):
-                    # Handled again, the event that wrote it is known.
+                    # When the batch is handled again, the limit is known, and the event that exceeds it.
                     raise BeginAgainError(str(error)) from error
                 found = self._client.processor(tenure.processor).tasks
                 stand = {row.task: row.sequence + 1 for row in found}
@@ -178,10 +179,10 @@ class Commits:
             pauses.sleep()
 
     def _ends(self, tenure: Tenure) -> dict[int, int]:
-        """Ends of the state's partitions before a commit, now and then.
+        """End offsets of the state's partitions before a commit; empty if they were looked up a short while ago.
 
-        If that commit succeeds, all below is of this tenure's own commits, and in the table: so the folder may be
-        read on from there.
+        If the commit succeeds, all records below these offsets are in the table, since this worker owned the tasks.
+        So a later start may resume reading there.
         """
         now = self._clock.monotonic()
         if now < self._ends_due:
@@ -193,7 +194,7 @@ class Commits:
 
 
 def runs_of(cut: Cut, stream: str, written: list[Any]) -> Iterator[list[Written] | pa.RecordBatch]:
-    """The outputs of a stream in order: lists of events, and batches."""
+    """The outputs of a stream in order: lists of events, and Arrow batches."""
     if stream not in cut.batched:
         yield written
         return
@@ -205,7 +206,7 @@ def runs_of(cut: Cut, stream: str, written: list[Any]) -> Iterator[list[Written]
 
 
 def columns_of(events: Sequence[Written]) -> pa.RecordBatch:
-    """Outputs as an Arrow batch, as `Transaction.write_batch` takes it: for many of them the quicker way."""
+    """Outputs as an Arrow batch for `Transaction.write_batch`, which is faster for many of them."""
     import pyarrow as pa
 
     values, keys, headers, times = zip(*events, strict=True)

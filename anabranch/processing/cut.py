@@ -1,4 +1,4 @@
-"""An open cut: what handlers wrote and changed in it. Nothing of it has happened before the commit."""
+"""A worker's open batch (`Cut`): what handlers wrote and changed, in memory until it is committed."""
 
 from __future__ import annotations
 
@@ -34,23 +34,23 @@ if TYPE_CHECKING:
 Written: TypeAlias = "tuple[bytes | None, bytes | None, Headers | None, int | None]"
 # A dict of rows, a list of outputs or the counts; the entry that was changed; and its former value.
 Undo: TypeAlias = "tuple[Any, Any, Any]"
-_ROW_BYTES = 48  # of an event or a row, besides its bytes
-_INCARNATION = 2  # bytes before a row in the state's topic
+_ROW_BYTES = 48  # overhead of an event or a row
+_INCARNATION = 2  # bytes before a row in the state stream
 _KNOWN_KEYS = 20_000
 _MISSING: Any = object()
 _TIME = 8  # bytes of a time
-_NUMBER = 2  # … and of a store's number
+_NUMBER = 2  # bytes of a store's number
 _NEVER = 1 << 63
 _LAST = b"\xff" * (_TIME + 1)
 
 
 class Limits:
-    """Limits of the outputs' events and of the state's rows. An operator may change them at any time."""
+    """Size limits of the outputs' events and of the state's rows. Operators may change them at any time."""
 
     def __init__(
         self, state: str = "", ask: Callable[[Iterable[str]], Mapping[str, Room]] | None = None
     ) -> None:
-        """``state``: the stream that rows are written to. ``ask``: as `Client.check_outputs`."""
+        """``state``: the state stream. ``ask``: as `Client.check_outputs`."""
         self.state, self._ask = state, ask
         self.known: dict[str, Room] = {}
 
@@ -60,7 +60,7 @@ class Limits:
             self.known |= self._ask(streams)
 
     def have_changed(self, streams: Iterable[str]) -> bool:
-        """Whether these streams, or the state, take less than was known. Raises: as `learn`."""
+        """Ask again, and return whether limits of these streams or of the state changed. Raises: as `learn`."""
         before = dict(self.known)
         self.learn({*streams, self.state})
         return any(
@@ -70,7 +70,7 @@ class Limits:
         )
 
     def check(self, stream: str, key: bytes | None, size: int, timestamp: int | None) -> None:
-        """Check an event by the stream's room, which is asked for again before an event is refused.
+        """Check an event by the stream's limits, which are asked for again before an event is refused.
 
         Raises: InvalidArgument, EventTooLarge.
         """
@@ -78,33 +78,33 @@ class Limits:
             self.known.get(stream, Room()).check(key, size, timestamp)
         except (EventTooLarge, InvalidArgument):
             self.known.pop(stream, None)
-            with suppress(AnabranchError):  # the commit will tell
+            with suppress(AnabranchError):  # then the commit checks it
                 self.learn((stream,))
             self.known.get(stream, Room()).check(key, size, timestamp)
 
 
 class Cut:
-    """Outputs and changed rows of one commit to come. One thread."""
+    """A batch: outputs and changed rows of the next commit. For one thread."""
 
     def __init__(self, below: Table | Cut, task_count: int, limits: Limits | None = None) -> None:
-        """``below``: what is stored, or the cut that is being committed."""
+        """``below``: what this batch is computed on: the stored rows, or the batch that is being committed."""
         self.limits = limits or Limits()
         of_row = self.limits.known.get(self.limits.state, Room()).most
         self.most_of_row = inf if of_row is None else of_row - _INCARNATION
         self.open = True
-        self.late = False  # it got full before all due timers fired
+        self.late = False  # whether it became full before all due timers fired
         self.size = 0  # bytes of outputs and changes, about
         self.outputs: dict[str, list[Written | pa.RecordBatch]] = {}  # events and batches in order
         self.batched = set[str]()  # streams that may have batches among them
         self.rows: dict[int, dict[bytes, bytes | None]] = {}
-        self.counts = Counter[tuple[str, ...]]()  # metrics, for when it is committed
+        self.counts = Counter[tuple[str, ...]]()  # metrics to add when it is committed
         self._below = below
         self._task_count = task_count
         self.known: dict[bytes, int] = below.known
         self.due: dict[tuple[int, bytes], int] = below.due
 
     def lie_on(self, table: Table) -> None:
-        """The cut below is stored by now."""
+        """Note that the batch below is stored, so that rows are read from the table."""
         self._below = table
 
     def task_of(self, key: bytes) -> int:
@@ -117,7 +117,7 @@ class Cut:
         return task
 
     def get(self, task: int, row: bytes) -> bytes | None:
-        """The value of a row of a task, as this cut sees it."""
+        """The value of a row of a task, with the changes of this batch."""
         changed = self.rows.get(task)
         if changed is not None:
             value: bytes | None = changed.get(row, _MISSING)
@@ -126,12 +126,12 @@ class Cut:
         return self._below.get(task, row)
 
     def soonest(self, task: int, kind: bytes, stores: Collection[bytes]) -> int:
-        """Nothing of a kind, and of these stores, is due before this time."""
+        """A time before which no row of this kind and of these stores is due."""
         found = self.due.get((task, kind))
         return self.look_soonest(task, kind, stores) if found is None else found
 
     def look_soonest(self, task: int, kind: bytes, stores: Collection[bytes]) -> int:
-        """`soonest`, by the rows; those before the time known so far are other stores', maybe many."""
+        """`soonest`, read from the rows from the time known so far on; earlier rows belong to other stores."""
         low = len(kind)
         high = low + _TIME
         start = kind + self.due.get((task, kind), 0).to_bytes(_TIME, "big")
@@ -144,11 +144,11 @@ class Cut:
     def scan(
         self, task: int, low: bytes, high: bytes
     ) -> Generator[tuple[bytes, bytes], None, None]:
-        """Rows from ``low`` up to ``high`` (not included), in their order, as they are at the first."""
+        """Rows from ``low`` up to ``high`` (not included), in order, as of the first step of the iterator."""
         changed: Mapping[bytes, bytes | None] = self.rows.get(task, {})
         ours = sorted((row, changed[row]) for row in changed if low <= row < high)
         stored = self._below.scan(task, low, high)
-        # This cut's rows come first, of equal ones.
+        # This batch's version of a row comes first, and hides the stored one.
         for row, same in groupby(merge(ours, stored, key=itemgetter(0)), itemgetter(0)):
             value = next(same)[1]
             if value is not None:
@@ -156,11 +156,11 @@ class Cut:
 
 
 class Doing:
-    """A handler at work: its cut, and the task, key, time and value of its event, undecoded.
+    """A call of a handler: its batch, and the task, key, time and value (undecoded) of its event.
 
-    ``undo``: how to take its changes back. ``name``: the key as the program sees it, if it is decoded. ``over``:
-    its event is done. ``own_key``: it may use only that key's rows, because other handlers run concurrently.
-    ``strays``: gets the errors of tasks that write after the event is over.
+    ``undo``: how to undo its changes. ``name``: the decoded key, if the program decodes keys. ``over``: whether
+    the event is done. ``own_key``: whether it may use only this key's rows, because other handlers run
+    concurrently. ``strays``: collects the errors of asyncio tasks that write after the event is done.
     """
 
     __slots__ = (
@@ -181,7 +181,7 @@ class Doing:
     def write(self, stream: str, event: Written) -> None:
         """Add an event to the outputs.
 
-        Raises: IllegalState (the cut is not open), InvalidArgument, EventTooLarge (no commit could have it).
+        Raises: IllegalState (the batch is not open), InvalidArgument, EventTooLarge (no commit can take it).
         """
         cut = self.cut
         if not cut.open:
@@ -193,7 +193,7 @@ class Doing:
             and (timestamp is None or (type(timestamp) is int and 0 < timestamp <= LATEST))
         ):
             size = len(value) + len(key)
-        else:  # the rule itself; calling it for each event would cost time
+        else:  # the full check; the conditions above are its fast path
             check_event(key, value, timestamp)
             size = len(value or b"") + len(key or b"")
         whole = size
@@ -234,9 +234,9 @@ class Doing:
         cut.size += size
 
     def put(self, task: int, row: bytes, value: bytes | None) -> None:
-        """Change a row; None: delete it.
+        """Set a row's value, or delete the row if the value is None.
 
-        Raises: IllegalState (the cut is not open), EventTooLarge (no commit could have it).
+        Raises: IllegalState (the batch is not open), EventTooLarge (no commit can take it).
         """
         cut = self.cut
         if not cut.open:
@@ -255,14 +255,14 @@ class Doing:
         cut.size += size
 
     def put_due(self, task: int, kind: bytes, due: int, place: bytes, value: bytes) -> None:
-        """Set a row of a kind of timers: what is due at a time."""
+        """Set a row of timers of this kind that is due at a time."""
         cut = self.cut
         self.put(task, kind + due.to_bytes(_TIME, "big") + place, value)
         if (task, kind) in cut.due:
             cut.due[task, kind] = min(cut.due[task, kind], due)
 
     def count(self, *what: str) -> None:
-        """Count one, once the cut is committed."""
+        """Add 1 to a metric once the batch is committed."""
         self.cut.counts[what] += 1
         self.undo.append((self.cut.counts, what, 1))
 
@@ -306,7 +306,7 @@ _DOING: ContextVar[Doing | None] = ContextVar("doing", default=None)
 
 
 def _forget() -> None:
-    """Refuse a forked child: it has a copy of the handler's work, which is never committed."""
+    """Refuse writes in a forked child: it has a copy of the batch, which is never committed."""
     at = _DOING.get()
     if at is not None:
         at.over, at.strays, at.cut.open = True, None, False
@@ -316,14 +316,14 @@ os.register_at_fork(after_in_child=_forget)
 
 
 def begin_doing(cut: Cut) -> Doing:
-    """Let the handlers called from here on work on this cut."""
+    """Let handlers that are called from now on write to this batch."""
     at = Doing(cut)
     _DOING.set(at)
     return at
 
 
 def doing() -> Doing:
-    """The handler at work. `IllegalState`: none is, or it outlived its cut."""
+    """The current call of a handler. Raises `IllegalState` if there is no such call, or its batch has ended."""
     at = _DOING.get()
     if at is None or at.over or not at.cut.open:
         what = "" if at is None else "this task went on after its event was handled; "
@@ -338,5 +338,5 @@ def doing() -> Doing:
 
 
 def outside() -> bool:
-    """Whether no handler has called from here."""
+    """Whether the caller was not called by a handler."""
     return _DOING.get() is None

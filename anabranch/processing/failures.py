@@ -1,4 +1,4 @@
-"""Handlers that fail: their changes are taken back, they are tried again, and finally a dead letter is written."""
+"""Failures of handlers: changes are undone, the handler is retried, and finally a dead letter is written."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ _ERROR_BYTES = 1024
 _FIRST_PAUSE_S = 0.1  # between tries
 _LONGEST_PAUSE_S = 2.0
 PATIENCE_S = 60.0
-# Handlers raise these. A time-out or a library may cancel a task or end the process in the middle of one.
+# Errors of handlers, in which a time-out may cancel an asyncio task, and a library may exit.
 FAILURES = (Exception, asyncio.CancelledError, SystemExit)
 
 
 class HandlerFailed(FixCallError):
-    """A handler raised: ``event`` (None: of a timer or a batch) is the one that the handler was called with."""
+    """A handler raised an error. ``event``: the event that it was called with; None for a timer or Arrow batch."""
 
     def __init__(self, event: Event | None, error: BaseException, place: str = "") -> None:
         super().__init__(f"{place}{': ' if place else ''}{text_of(error)}")
@@ -47,7 +47,7 @@ class HandlerFailed(FixCallError):
         self.error = error
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """As for all errors; an error of the program that can't be pickled is replaced by its text."""
+        """Pickle it as all errors. If the program's own error can't be pickled, its text replaces it."""
         error = self.error
         try:
             pickle.loads(pickle.dumps(error))
@@ -57,7 +57,7 @@ class HandlerFailed(FixCallError):
 
 
 class Case(NamedTuple):
-    """The arguments of a failed call, for a dead letter. ``place``: where to find them again."""
+    """The arguments of a failed call, for a dead letter. ``place``: where they came from."""
 
     place: str
     value: bytes | None
@@ -68,16 +68,16 @@ class Case(NamedTuple):
 
     @classmethod
     def of(cls, event: Event) -> Case:
-        """An event, as it came."""
+        """An event, undecoded."""
         place = f"{event.stream}[{event.partition}]@{event.offset}"
         return cls(place, event.value, event.key, event.headers, event.timestamp, event)
 
 
 class Failures:
-    """Judges what handlers raise. One thread; `stop`, once it is set, ends all tries.
+    """Decides about errors of handlers. For one thread. No try begins after `stop` is set.
 
-    ``patience``: seconds left for pauses of tries in vain. After them the rest of a slice is tried without: a
-    worker that is at one for minutes loses its tasks, and so would each that takes them.
+    ``patience``: seconds left for pauses before retries. When they are used up, the rest of the slice is retried
+    without pauses, since a worker that needs minutes for a slice loses its tasks, and so would the next worker.
     """
 
     def __init__(self, app: Program, metrics: Numbers, stop: threading.Event) -> None:
@@ -88,9 +88,9 @@ class Failures:
         self, at: Doing, case: Callable[[], Case], attempt: Callable[[], BaseException | None],
         error: BaseException | None = None,
     ) -> bool:  # fmt: skip
-        """Try until ``attempt`` returns no failure. False: a dead letter was written.
+        """Try until ``attempt`` returns no failure. Returns False if a dead letter was written instead.
 
-        ``error``: of a first try. Raises: HandlerFailed, and as `tries`.
+        ``error``: the error of a first try, if there was one. Raises: HandlerFailed, and as `tries`.
         """
         lasting = self.tries(at, case, attempt, error)
         if lasting is not None:
@@ -101,7 +101,7 @@ class Failures:
         self, at: Doing, case: Callable[[], Case], attempt: Callable[[], BaseException | None],
         error: BaseException | None = None, *, retries: int | None = None,
     ) -> BaseException | None:  # fmt: skip
-        """As `settle`, but returns the failure of the last try. ``retries``: None: the processor's.
+        """As `settle`, but returns the error of the last try. ``retries``: the processor's by default.
 
         Raises: as `judge` and `go_on`.
         """
@@ -119,11 +119,11 @@ class Failures:
         self, at: Doing, case: Callable[[], Case], error: BaseException, pauses: Backoff,
         retries: int | None = None,
     ) -> float | None:  # fmt: skip
-        """Take a failed try back. Returns seconds to wait before the next try; None: try no more.
+        """Undo a failed try. Returns the seconds to wait before the next try, or None to try no more.
 
-        ``pauses``: those between the tries so far.
+        ``pauses``: the pauses between the tries so far.
 
-        Raises: the error itself, if the cause is not the handler's event.
+        Raises: the error itself, if the event is not its cause.
         """
         if isinstance(error, TableError | NotAHandler) or is_from_outside(error):
             raise error
@@ -139,12 +139,14 @@ class Failures:
         return pause if self.patience > 0 else 0.0
 
     def go_on(self) -> None:
-        """Raise `NotReady` if the worker ends: without pauses, good events would be dead letters."""
+        """Raise `NotReady` if the worker stops: retries without pauses would make good events dead letters."""
         if self._stop.is_set():
             raise NotReady("the worker ends; what failed is tried in its next life")
 
     def bury(self, at: Doing, case: Case, error: BaseException) -> None:
-        """Write a dead letter. Raises: HandlerFailed (no stream is set for it); EventTooLarge, InvalidArgument."""
+        """Write a dead letter. Raises: HandlerFailed (the processor has no stream for it), EventTooLarge,
+        InvalidArgument.
+        """
         stream = self._app.dead_letter
         if stream is None:
             raise HandlerFailed(case.event, error, case.place) from error
@@ -156,8 +158,8 @@ class Failures:
         headers = [*islice(copied, HEADERS.value - len(own)), *own]
         letters = (
             (case.value, case.key, headers, copied_time(case.timestamp)),
-            (case.value, case.key, headers, None),  # the stream may refuse the time alone
-            # One that is too big: `from` says where the rest is.
+            (case.value, case.key, headers, None),  # in case the stream refuses only the time
+            # In case it is too big; the header `from` says where the rest is.
             (None, case.key, [*own, ("left_out", b"value, headers")], None),
             (None, None, [*own, ("left_out", b"key, value, headers")], None),
         )
@@ -179,12 +181,12 @@ def new_pauses() -> Backoff:
 
 
 def text_of(error: BaseException) -> str:
-    """Its class and message."""
+    """An error's class and message."""
     return f"{type(error).__name__}: {error}"
 
 
 def failure_of(call: Callable[..., Any], *args: Any) -> BaseException | None:
-    """The failure that a call raises, or None."""
+    """The error that a call raises, or None."""
     try:
         call(*args)
     except FAILURES as error:
@@ -193,7 +195,7 @@ def failure_of(call: Callable[..., Any], *args: Any) -> BaseException | None:
 
 
 async def failure_in(work: Awaitable[Any]) -> BaseException | None:
-    """As `failure_of`."""
+    """The error that an awaitable raises, or None."""
     try:
         await work
     except FAILURES as error:
@@ -202,7 +204,7 @@ async def failure_in(work: Awaitable[Any]) -> BaseException | None:
 
 
 def is_from_outside(error: BaseException) -> bool:
-    """Whether a signal handler of the program raised it: then it is about the process, not the event."""
+    """Whether a signal handler of the program raised an error, which then concerns the process, not the event."""
     handlers = (signal.getsignal(number) for number in signal.valid_signals())
     codes = {_code_of(one) for one in handlers if callable(one)}
     trace = error.__traceback__
@@ -214,7 +216,7 @@ def is_from_outside(error: BaseException) -> bool:
 
 
 def _code_of(call: Any) -> object:
-    """The code that a call runs: a function, method, partial or object has one, a built-in none."""
+    """The code object of a function, method, partial or callable object; None for a built-in."""
     call = getattr(call, "func", call)
     call = call if hasattr(call, "__code__") else type(call).__call__
     return getattr(call, "__code__", None)

@@ -1,4 +1,4 @@
-"""Calling handlers: one by one, concurrently, or with Arrow batches. Changes of a failed one are taken back."""
+"""Calling handlers: one by one, concurrently, or with Arrow batches. Changes of a failed call are undone."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ if TYPE_CHECKING:
 
     from anabranch.processing.table import Table
 
-FULL_BYTES = 8 << 20  # as a controller merges 16 MiB of state in one commit, unless told otherwise
-_END_S = 5.0  # how long cancelled tasks may take
-_SAID = 1000  # letters of a log line about them
+FULL_BYTES = 8 << 20  # below the 16 MiB of state that a controller merges in one commit by default
+_END_S = 5.0  # how long cancelled asyncio tasks may take
+_SAID = 1000  # characters of a log line about them
 log = logging.getLogger("anabranch.processor")
 _make_event: Callable[[Sequence[Any]], Event] = partial(tuple.__new__, Event)
 Given = tuple[Event, int]  # an event and its task
 
 
 class Handlers:
-    """The handlers of a processor, ready to be called. One thread."""
+    """The handlers of a processor, ready to be called. For one thread."""
 
     def __init__(
         self, app: Program, stores: Sequence[str], metrics: Numbers | None = None,
@@ -65,22 +65,23 @@ class Handlers:
             timers = [one for one in app.stores.values() if isinstance(one, Timer | Windows)]
             self._time = TimeOfTasks(timers, self._failures, app.idle, self.most)
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._strays: list[IllegalState] = []  # of tasks that went on after their event
+        self._strays: list[IllegalState] = []  # errors of asyncio tasks that outlived their event
         self._exits: list[
             BaseException
-        ] = []  # of tasks that end the process, if no handler awaits them
+        ] = []  # exits of asyncio tasks: they end the process unless a handler awaits the task
 
     def handle(self, cut: Cut, pieces: Sequence[Piece]) -> list[Piece]:
-        """Call the handlers with these events; returns those that have no room in the cut, whole commits.
+        """Call the handlers with these events. Returns input commits for which the batch has no room.
 
-        Raises: HandlerFailed, NotAHandler, TableError, IllegalState (an unawaited task writes). The cut
-        can't be used after that.
+        Raises: HandlerFailed, NotAHandler, TableError, IllegalState (an asyncio task that is not awaited
+        writes). The batch is unusable after an error.
         """
         left = list[Piece]()
         self._failures.patience = PATIENCE_S
         with closed_by_failure(cut) as at:
             if self._loop is not None and asyncio.all_tasks(self._loop):
-                self._run(asyncio.sleep(0))  # tasks that handlers left go on; writes are caught
+                # Let asyncio tasks that handlers left run; their writes are caught.
+                self._run(asyncio.sleep(0))
             for (scope, number), some in groupby(pieces, key=_of_commit):
                 commit = list(some)
                 if not left and self._time is not None:
@@ -96,7 +97,10 @@ class Handlers:
         return left
 
     def fire_wall(self, cut: Cut, tasks: Iterable[int], now_ms: int) -> None:
-        """Fire what was due before, and timers of the wall clock. Raises: as `handle`."""
+        """Fire timers that the previous batch had no room for, and those of the wall clock.
+
+        Raises: as `handle`.
+        """
         self._failures.patience = PATIENCE_S
         if self._time is not None:
             with closed_by_failure(cut) as at:
@@ -104,12 +108,12 @@ class Handlers:
                     self._time.fire_wall(at, task, now_ms)
 
     def resume(self, table: Table, tasks: Collection[int]) -> None:
-        """These are the worker's tasks now, and their rows are in the table."""
+        """Take over these tasks, whose rows are in the table."""
         if self._time is not None:
             self._time.resume(table, tasks)
 
     def close(self) -> None:
-        """End what asynchronous handlers left."""
+        """Cancel the asyncio tasks that handlers left."""
         if self._loop is None:
             return
         left = asyncio.all_tasks(self._loop)
@@ -137,7 +141,7 @@ class Handlers:
     # -- batches --------------------------------------------------------------------------------------
 
     def _batch(self, at: Doing, piece: Piece, registered: Sequence[Registered]) -> None:
-        # A partition of a plain topic belongs to one task; a batch of a stream has events of several tasks.
+        # A partition of a plain topic belongs to one task; an Arrow batch of a stream has events of several.
         at.task = piece.tasks[0] if is_plain(piece.stream) and piece.tasks else -1
         at.key = at.timestamp = None
 
@@ -152,7 +156,7 @@ class Handlers:
         self, at: Doing, events: Sequence[Event], rows: pa.RecordBatch,
         handle: Callable[[pa.RecordBatch], None], retries: int | None,
     ) -> None:  # fmt: skip
-        """Handle a batch; one that fails is handled in halves, so that bad events alone are dead letters."""
+        """Handle an Arrow batch. If that fails, handle its halves, so that only bad events become dead letters."""
 
         def case() -> Case:
             first = Case.of(events[0])
@@ -166,7 +170,7 @@ class Handlers:
         elif error is not None:
             middle = len(events) // 2
             for start, end in ((0, middle), (middle, len(events))):
-                # An event alone is tried as any event: what failed may have been an outage.
+                # A single event gets all retries, since an outage may have caused the failure.
                 retries = None if end - start == 1 else 0
                 self._rows(at, events[start:end], rows.slice(start, end - start), handle, retries)
 
@@ -176,7 +180,7 @@ class Handlers:
         self, at: Doing, given: Iterator[Given], registered: Sequence[Registered],
         decode: Callable[[bytes], Any],
     ) -> None:  # fmt: skip
-        """One event after the other."""
+        """Call the handlers with one event after another."""
         calls = [one.call for one in registered]
         undo = at.undo
         event: Event | None = None
@@ -193,7 +197,7 @@ class Handlers:
 
         while True:
             try:
-                for event, at.task in given:  # as in `handle`, without the cost of a call
+                for event, at.task in given:  # `handle`, inlined for speed
                     undo.clear()
                     stream, at.key, value, headers, at.timestamp, *more = event
                     at.value, decoded = value, event
@@ -206,14 +210,14 @@ class Handlers:
                     event = None
                 return
             except FAILURES as raised:
-                if event is None:  # it is the reader's
+                if event is None:  # the reader raised it
                     raise
                 error = raised
             failed, event = event, None
             case, attempt = partial(Case.of, failed), partial(failure_of, handle, failed)
             try:
                 self._failures.settle(at, case, attempt, error)
-            except Awaited:  # only now it is known to be a decorated async function
+            except Awaited:  # only the result shows that it is a decorated async function
                 at.take_back()
                 for one in registered:
                     one.is_async = True
@@ -224,13 +228,13 @@ class Handlers:
         self, cut: Cut, given: Iterable[Given], registered: Sequence[Registered],
         decode: Callable[[bytes], Any],
     ) -> None:  # fmt: skip
-        """Events of different keys side by side, those of one key in order."""
+        """Handle events of different keys concurrently, and events of one key in order."""
         chains: dict[Any, list[Given]] = {}
         for event, task in given:
             key = event.key if event.key is not None else (event.partition, event.offset)
             chains.setdefault(key, []).append((event, task))
         ending = False
-        self._failures.patience = PATIENCE_S * self._app.concurrency  # they wait side by side
+        self._failures.patience = PATIENCE_S * self._app.concurrency  # their pauses overlap
 
         async def handle(at: Doing, event: Event, task: int) -> None:
             at.task, at.key, at.value, at.timestamp = task, event.key, event.value, event.timestamp
@@ -295,7 +299,7 @@ class Handlers:
                 self._loop.run_until_complete(task)
                 break
             except SystemExit as error:
-                # asyncio raises a task's exit out of its loop; the handler that awaits that task gets it, too.
+                # asyncio raises a task's exit out of its loop, and also in the handler that awaits the task.
                 if is_from_outside(error) or (task.done() and task.exception() is error):
                     raise
                 self._exits.append(error)
@@ -307,7 +311,7 @@ class Handlers:
 
 @contextmanager
 def closed_by_failure(cut: Cut) -> Iterator[Doing]:
-    """A handler that outlives a cut that is dropped must not write to it."""
+    """Close the batch on an error, so that handlers that still run can't write to it."""
     try:
         yield begin_doing(cut)
     except BaseException:
@@ -317,7 +321,7 @@ def closed_by_failure(cut: Cut) -> Iterator[Doing]:
 
 
 def _forget_cancellation(error: BaseException | None) -> None:
-    """Make a handler that cancels its own task give up its event only, not the events that follow."""
+    """Keep a handler that cancels its own asyncio task from cancelling the events after its own."""
     task = asyncio.current_task()
     while isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
         task.uncancel()

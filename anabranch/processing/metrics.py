@@ -1,4 +1,4 @@
-"""The counts of a worker; docs/operations.md has the same table, and a test holds the two together."""
+"""The metrics of a worker. A test checks that `docs/operations.md` has the same table."""
 
 from __future__ import annotations
 

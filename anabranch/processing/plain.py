@@ -1,6 +1,6 @@
-"""Plain topics of Kafka, of any cluster, as a processor's inputs: partition n is task n's.
+"""Plain topics of Kafka, of any cluster, as a processor's inputs: task n reads partition n.
 
-A position is an offset. Keys lie where the topic's producers put them, so stores are local to tasks.
+A position is an offset. The topic's producers choose the partition of a key, so stores are local to tasks.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from anabranch.types import Tenure
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_LOOK_S = 10.0  # so often new partitions are looked for
-_BEHIND_S = 5.0  # so long an end below what is consumed may be that of a leader that is behind
+_LOOK_S = 10.0  # between checks for new partitions
+_BEHIND_S = 5.0  # how long an end offset below the position may come from a leader that lags
 
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """The cluster of plain topics; ``bootstrap`` None: that of the processor itself."""
+    """The cluster of plain topics. ``bootstrap``: None for the processor's own cluster."""
 
     bootstrap: str | None = None
     config: Mapping[str, Any] = field(default_factory=dict)
@@ -46,7 +46,7 @@ class Cluster:
 def plain_inputs(
     source: CommittedLog, topics: Sequence[str], tasks: int, start_ms: int, deadline: float
 ) -> tuple[ProcessorInput, ...]:
-    """The inputs of a new processor. ``start_ms``: Unix milliseconds; 0: from the beginning.
+    """The inputs of a new processor. ``start_ms``: Unix milliseconds to start at, or 0 for the beginning.
 
     Raises: UnknownStream, IllegalState (more partitions than tasks), NotReady.
     """
@@ -68,9 +68,9 @@ def _check_count(topic: str, counts: Mapping[str, int], tasks: int) -> None:
 
 
 class PlainReader:
-    """The records of a tenure's partitions, as `TaskReader` gives those of streams. One thread.
+    """Reads the partitions of a worker's tasks, as `TaskReader` reads streams. For one thread.
 
-    ``on_lost``: as that one's, with the offsets that are passed over.
+    ``on_lost``: as in `TaskReader`, but it counts skipped offsets.
     """
 
     on_lost: Callable[[str, int, SnapshotExpired], None] | None = None
@@ -78,7 +78,7 @@ class PlainReader:
     def __init__(
         self, source: CommittedLog, tenure: Tenure, timeout: float, *, single: bool
     ) -> None:
-        """``timeout``: seconds of a question. ``single``: each record is a piece of its own, as time needs it."""
+        """``timeout``: seconds for a request. ``single``: make each record a piece of its own, for timers."""
         self._source, self._tenure, self._timeout, self._single = source, tenure, timeout, single
         self._clock = source.clock
         self._sequences = {task: info.sequence for task, info in tenure.tasks.items()}
@@ -86,21 +86,21 @@ class PlainReader:
             one.stream.removeprefix(PLAIN): number for number, one in enumerate(tenure.inputs)
         }
         self._feed = Feed(source, gone=self._gone)
-        self._at: dict[TopicPartition, int] = {}  # all below is given
-        self._touched: dict[TopicPartition, int] = {}  # … since `consumed`, up to here
+        self._at: dict[TopicPartition, int] = {}  # the next offset to return
+        self._touched: dict[TopicPartition, int] = {}  # as `_at`, if moved since `consumed`
         self._portions: list[Portion] = []
         self.misplaced = Counter[str]()
         self._look_at = -math.inf
         self._look()
 
     def _look(self) -> None:
-        """Begin with partitions that are new."""
+        """Start to read new partitions."""
         now = self._clock.monotonic()
         if now < self._look_at:
             return
         self._look_at = now + _LOOK_S
         deadline, topics = now + self._timeout, list(self._numbers)
-        # A topic is gone by every broker's word only.
+        # A topic is gone only if every broker says so.
         counts = self._source.partition_counts(topics, deadline, math.inf)
         ids = self._source.topic_ids(topics, deadline)
         for topic, number in self._numbers.items():
@@ -123,7 +123,7 @@ class PlainReader:
                 return end if found is None else found
             return self._source.start_offsets([place], deadline)[place]
         until = self._clock.monotonic() + _BEHIND_S
-        while at > end and self._clock.monotonic() < until:  # its leader may be behind
+        while at > end and self._clock.monotonic() < until:  # the partition's leader may lag
             self._clock.sleep(0.5)
             end = self._source.end_offsets([place], deadline)[place]
         if at > end:
@@ -146,11 +146,11 @@ class PlainReader:
 
     @property
     def has_moved(self) -> bool:
-        """Whether `consumed` has news."""
+        """Whether positions have moved since `consumed`."""
         return bool(self._touched)
 
     def cut(self, until: float, most_bytes: int, _: int | None = None) -> list[Piece]:
-        """Records, up to about so many bytes; empty: none came until the monotonic second ``until``."""
+        """Records of about this many bytes; empty if there were none until the monotonic second ``until``."""
         self._look()
         if not self._portions:
             self._portions = self._feed.next(until, ())
@@ -175,7 +175,7 @@ class PlainReader:
         return taken
 
     def consumed(self, also: Iterable[int] = (), left: Sequence[Piece] = ()) -> Consumed:
-        """All that was given since the last call, but for what is ``left``. ``also``: tasks without records."""
+        """Positions after all records since the last call, except ``left``. ``also``: tasks without records."""
         stays = {
             TopicPartition(piece.stream.removeprefix(PLAIN), piece.tasks[0]): piece.timestamp
             for piece in reversed(left)
@@ -194,12 +194,12 @@ class PlainReader:
         return Consumed(self._tenure.processor, self._tenure.secret, tuple(steps))
 
     def close(self) -> None:
-        """Free its connections."""
+        """Close the connections."""
         self._source.close()
 
 
 def outputs_of(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """A batch of records as outputs. Records whose time no stream accepts (-1, 0 …) get the present time."""
+    """An Arrow batch of records as outputs. A record whose time no stream accepts (-1, 0) gets the current time."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -213,7 +213,7 @@ def outputs_of(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _copied(headers: pa.ListArray) -> pa.ListArray:
-    """Headers with names that may be written, as `copied_name` gives them; Arrow's are UTF-8."""
+    """Headers with names that may be written, as from `copied_name`. Arrow's names are UTF-8."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -224,7 +224,7 @@ def _copied(headers: pa.ListArray) -> pa.ListArray:
 
 
 def plain_ports(client: Client, cluster: Cluster) -> ReaderPorts:
-    """The ports to read a processor's plain topics by."""
+    """The ports with which a processor's plain topics are read."""
     if cluster.bootstrap is None:
         return client.reader_ports()
     return reader_ports(cluster.bootstrap, cluster.config)
@@ -233,9 +233,9 @@ def plain_ports(client: Client, cluster: Cluster) -> ReaderPorts:
 def import_group(
     client: Client, ports: ReaderPorts, processor: str, group: str, timeout: float
 ) -> int:
-    """Let a processor of plain topics, which has not begun, go on where a consumer group stands.
+    """Start a processor of plain topics, before its first commit, at the committed offsets of a consumer group.
 
-    ``ports``: of the topics' cluster. Returns how many partitions have an offset. Stop the group's members before.
+    Stop the group's members first. ``ports``: of the topics' cluster. Returns how many partitions have an offset.
 
     Raises: InvalidArgument (the group has no offsets there), IllegalState (the processor has begun), NotReady.
     """
@@ -263,7 +263,7 @@ def import_group(
     steps = tuple(TaskStep((task,), 1, tuple(some)) for task, some in moved.items())
     tenure = client.take(processor)
     try:
-        _check_not_begun(processor, tenure.tasks.values())  # meanwhile
+        _check_not_begun(processor, tenure.tasks.values())  # a worker may have begun meanwhile
         with client.begin(tenure.scope, tenure=tenure) as txn:
             txn.commit(consumed=Consumed(processor, tenure.secret, steps))
     finally:

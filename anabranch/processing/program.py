@@ -46,9 +46,9 @@ class Output:
         headers: Headers | None = None,
         timestamp: int | None = None,
     ) -> None:
-        """Write an event. ``timestamp``: Unix milliseconds; None: of the event that is handled.
+        """Write an event. ``timestamp``: Unix milliseconds, by default those of the event that is handled.
 
-        Raises: IllegalState (no handler calls it), InvalidArgument.
+        Raises: IllegalState (not called by a handler), InvalidArgument.
         """
         at = doing()
         if value is not None:
@@ -58,13 +58,13 @@ class Output:
         at.write(self.stream, (value, raw, headers, time))
 
     def write_batch(self, batch: pa.RecordBatch) -> None:
-        """Write the rows of an Arrow batch, as of `Transaction.write_batch`; values as bytes or strings."""
+        """Write the rows of an Arrow batch, as `Transaction.write_batch`; values are bytes or strings."""
         doing().write_batch(self.stream, batch)
 
 
 @dataclass(slots=True)
 class Registered:
-    """A handler. ``is_async``: its result is awaited. ``batch``: it takes Arrow batches."""
+    """A handler. ``is_async``: whether its result is awaited. ``batch``: whether it takes Arrow batches."""
 
     call: Handler
     is_async: bool
@@ -72,15 +72,15 @@ class Registered:
 
 
 class NotAHandler(InvalidArgument):
-    """A function whose call runs nothing: its result would have to be run, and nothing does that."""
+    """A function that can't be a handler: a call returns a generator or awaitable, and runs none of its code."""
 
 
 class Awaited(NotAHandler):
-    """The same, for a function whose result has to be awaited."""
+    """A function whose result has to be awaited, where nothing awaits it."""
 
 
 def is_async(call: Handler) -> bool:
-    """Whether a call is known to return a coroutine. A decorated function may do so unknown: see `check_result`."""
+    """Whether a call surely returns a coroutine. For a decorated function only `check_result` finds out."""
     call_of_object = getattr(type(call), "__call__", None)  # noqa: B004 - it is inspected, not called
     return inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(call_of_object)
 
@@ -92,7 +92,7 @@ def check_function(what: str, call: Handler) -> None:
 
 
 def check_plain(what: str, call: Handler) -> None:
-    """Raise `NotAHandler` unless it is a function whose call does all of its work."""
+    """Raise `NotAHandler` unless a call of the function does all of its work."""
     check_function(what, call)
     if is_async(call):
         raise NotAHandler(
@@ -137,12 +137,12 @@ class Program:
         self.inputs: dict[str, Input] = {}
         self.handlers: dict[str, list[Registered]] = {}
         self.stores: dict[str, Keyed] = {}
-        self.timers = set[str]()  # which of the stores are timers or windows
+        self.timers = set[str]()  # names of those stores that are timers or windows
         self.outputs = set[str]()
         self.cluster: Cluster | None = None  # of plain topics
 
     def check(self) -> Sequence[str]:
-        """The names of its inputs. `InvalidArgument` if the program can't run."""
+        """Check that the program can run, and return the names of its inputs. Raises: InvalidArgument."""
         idle = sorted(set(self.inputs) - set(self.handlers))
         if not self.inputs or idle:
             raise InvalidArgument(

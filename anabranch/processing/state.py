@@ -1,7 +1,8 @@
-"""Reading a processor's state topic into a worker's table, up to where the controller says it stands.
+"""Reading a processor's state stream into a worker's table, up to the last commit that the controller knows.
 
-A task's row tells the sequence of the last commit that changed its state; that commit's last record is its *head*,
-with the sequence. Rows are whole when both agree: an offset or a watermark alone could be a stale leader's.
+The controller's row of a task has the sequence of the last commit that changed the task's state. The last record of
+that commit, its *head*, has the same sequence. When both agree, the worker has all rows. An offset or a watermark
+would prove less, because a former leader of the partition may report it.
 """
 
 from __future__ import annotations
@@ -24,19 +25,19 @@ from anabranch.topics.names import stream_topic
 
 log = logging.getLogger("anabranch.processor")
 
-HEAD = 0  # the store of heads
+HEAD = 0  # number of the hidden store of heads
 SURE_MS = 43_200_000  # half as long as the topic keeps tombstones
-_SEQUENCE = 8  # bytes of one
+_SEQUENCE = 8  # bytes of a sequence
 _NUMBERS = 2  # bytes of an incarnation, and of a store's number
 _ASK_S = 30.0
 _SLICE_S = 0.5
 _SAY_S = 10.0
-_MOST_STALE = 100_000  # keys of a task; the next restore finds more
+_MOST_STALE = 100_000  # keys of a task that are remembered; the next restore finds the others
 _SWEPT_BYTES = 64 << 10
 
 
 class StateReader:
-    """Reads state into a table. One thread. Close its source afterwards."""
+    """Reads state into a table. For one thread. The caller closes the source afterwards."""
 
     def __init__(
         self, source: CommittedLog, table: Table, processor: str, incarnation: int
@@ -51,16 +52,16 @@ class StateReader:
         self._topic_id = ""
         self._feed = Feed(source, look=_check_transactional)
         self._marks: dict[int, Mark] = {}  # of the tasks that are read
-        # Keys of former incarnations that restores met.
+        # Keys of former incarnations that restores found.
         self._stale: dict[int, dict[bytes, None]] = {}
 
     def restore(
         self, tasks: Mapping[int, TaskInfo], silence_s: float, heard: Callable[[], None]
     ) -> int:
-        """Bring these tasks' rows to where they stand. Only after `Take` was answered. Returns rows read.
+        """Read these tasks' rows up to their last commit. Call it after the reply to `Take`. Returns rows read.
 
-        ``silence_s``: seconds without records, after which it ends. ``heard``: called at least twice a second, and
-        may raise.
+        ``silence_s``: seconds without records after which it fails. ``heard``: is called at least twice a second,
+        and may raise.
 
         Raises: IllegalState (the topic lacks what the rows name, or others wrote to it), NotReady.
         """
@@ -68,7 +69,7 @@ class StateReader:
         deadline = clock.monotonic() + silence_s
         self._topic_id = self._source.topic_ids([self.topic], deadline).get(self.topic, "")
         places = [TopicPartition(self.topic, task) for task in tasks]
-        # Asked only now: an end from before the answer may lack the last commit.
+        # Ends from before the reply to `Take` might lack the last commit.
         ends = self._source.end_offsets(places, deadline)
         begun = {
             task: mark.offset
@@ -91,7 +92,7 @@ class StateReader:
                     raise self._broken(task, f"it is at commit {found}, its row at an earlier one")
             now = clock.monotonic()
             if missing and now >= deadline:
-                # Asked again: an old leader's end lies below the last commit, too.
+                # The first ends may have come from a former leader of the partition, which lacks the last commit.
                 ends = self._source.end_offsets(places, now + _ASK_S)
                 for task, at in self._feed.positions(self.topic, missing).items():
                     if at >= ends[TopicPartition(self.topic, task)]:
@@ -108,7 +109,7 @@ class StateReader:
         return read
 
     def follow(self, tasks: Iterable[int], until: float) -> None:
-        """Keep copies of other workers' tasks warm, until a monotonic second."""
+        """Update the copies of other workers' tasks, until a monotonic second."""
         others = set(tasks)
         deadline = self._source.clock.monotonic() + _ASK_S
         if not self._topic_id:
@@ -129,12 +130,12 @@ class StateReader:
                 return
 
     def forget(self, tasks: Iterable[int]) -> None:
-        """These tasks are this worker's own now, or are changed by it no more."""
+        """Forget how far these tasks were read, because this worker begins or ends to write their rows."""
         for task in tasks:
             self._marks.pop(task, None)
 
     def _begin(self, task: int, info: TaskInfo, end: int) -> Mark | None:
-        """The mark to read on from; None: the rows are whole."""
+        """The mark to resume reading from; None if all rows are in the table."""
         mark = self._table.mark(task)
         if mark is not None and mark.sequence == info.state_sequence and self._suits(mark):
             return None
@@ -147,10 +148,10 @@ class StateReader:
         return mark
 
     def _usable(self, task: int, mark: Mark | None, end: int) -> Mark:
-        """The mark, if its rows may be read on from; else a new one, and the rows are thrown away.
+        """The mark, if reading may resume from it; else a new one, after the rows are deleted.
 
-        An older one could miss deletions that compaction has forgotten. Nor may it lie behind the end: that topic
-        is another one, or has lost records, and others may write in their place.
+        A mark that is too old could miss deletions whose tombstones are compacted. If a mark is after the end of
+        the topic, the topic is another one, or has lost records that new ones may replace.
         """
         now_ms = int(self._source.clock.wall() * 1000)
         if (
@@ -171,9 +172,10 @@ class StateReader:
         return (mark.topic_id, mark.incarnation) == (self._topic_id, self._incarnation)
 
     def mark_after(self, task: int, sequence: int | None, end: int | None) -> Mark:
-        """The mark of a task after a commit of this worker's. ``sequence``: if it changed the task's state.
+        """The mark of a task after a commit of this worker.
 
-        ``end``: the end of the task's partition before that commit, if it was looked up.
+        ``sequence``: of the commit, if it changed the task's state. ``end``: the end of the task's partition before
+        the commit, if it was looked up.
         """
         mark = self._table.mark(task) or Mark(self._topic_id, self._incarnation, 0, 0, 0)
         if sequence is not None:
@@ -185,7 +187,10 @@ class StateReader:
     def records(
         self, task: int, rows: Mapping[bytes, bytes | None], sequence: int
     ) -> list[tuple[bytes, bytes | None]]:
-        """Changed rows as the records of a commit, the head behind them. Some rows of former incarnations go."""
+        """Changed rows as records of a commit, with the head at the end.
+
+        Each commit also deletes some rows of former incarnations.
+        """
         prefix = self._prefix
         found = [(prefix + row, value) for row, value in rows.items()]
         stale, size = self._stale.get(task, {}), 0
@@ -196,7 +201,7 @@ class StateReader:
         return [*found, (self._head, sequence.to_bytes(_SEQUENCE, "big"))]
 
     def _apply(self, task: int, portion: Portion, *, logged: bool = True) -> int:
-        """Put records into the table; returns how many."""
+        """Write records to the table. Returns how many."""
         mark, count = self._marks[task], 0
         head = self._head
         while portion.first() is not None:
@@ -240,7 +245,7 @@ class StateReader:
 
 
 def _check_transactional(place: TopicPartition, batches: Sequence[RawBatch]) -> None:
-    """`IllegalState` for records that no controller wrote."""
+    """Raise `IllegalState` for records that no controller wrote."""
     if not all(read_header(batch.data).is_transactional for batch in batches):
         raise IllegalState(
             f"{place.topic}[{place.partition}] has records that somebody else wrote: `anabranch processor reset` "

@@ -1,4 +1,4 @@
-"""Keyed state of a processor, as handlers see it."""
+"""A processor's state by key, as handlers use it."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ TIME = 1  # the hidden store of timers and of event time
 
 
 def prefix_of(number: int) -> bytes:
-    """How the rows of a store begin."""
+    """The first bytes of all rows of the store with this number."""
     return number.to_bytes(2, "big")
 
 
 def after(prefix: bytes) -> bytes:
-    """The first bytes behind all that begin with a prefix that is not all 0xff."""
+    """The least bytes that are greater than all with this prefix, which must not be all 0xff."""
     kept = prefix.rstrip(b"\xff")
     return kept[:-1] + bytes([kept[-1] + 1])
 
@@ -30,19 +30,19 @@ class Keyed:
         self.name = name
         self.local = local
         self._codec = codec
-        self.prefix = b""  # the worker numbers it
+        self.prefix = b""  # set by `number`
 
     @property
     def kind(self) -> str:
-        """How its rows are to be read: a program with another kind under this name is refused."""
+        """The format of its rows. A program that has another kind under this name is refused."""
         raise NotImplementedError
 
     def number(self, number: int) -> None:
-        """Give it its number, which never changes."""
+        """Set the store's number, which never changes."""
         self.prefix = prefix_of(number)
 
     def _set(self, at: Doing, task: int, row: bytes, value: bytes) -> None:
-        """Set a row. Raises: as `Doing.put`, with the key's name."""
+        """Set a row. Raises: as `Doing.put`; the message has the key."""
         try:
             at.put(task, row, value)
         except EventTooLarge as error:

@@ -1,7 +1,7 @@
-"""The rows of a worker's tasks in RocksDB: a copy of the state topic, which it never is ahead of.
+"""The rows of a worker's tasks in RocksDB: a copy of the state stream, never ahead of it.
 
-A task's mark says of which state it is: the topic, the incarnation, the sequence of the last commit that is whole
-here, and the offset to read on from. While a stretch is applied again the sequence is cleared.
+A task's mark says which state its rows are: the topic, the incarnation, the sequence of the last commit that is
+complete here, and the offset from which to resume reading. The sequence is cleared while records are read again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ NOT_WHOLE = -1
 
 
 class Mark(NamedTuple):
-    """The state that a task's rows are of. ``written_ms``: Kafka's time of the last record that was read."""
+    """Which state a task's rows are. ``written_ms``: Kafka's timestamp of the last record that was read."""
 
     topic_id: str
     incarnation: int
@@ -36,7 +36,7 @@ Rows = Iterable[tuple[bytes, bytes | None]]
 
 
 class Table:
-    """Rows by task. One process at a time has the folder open; one thread. Errors are `TableError`."""
+    """Rows by task. One process at a time can open the folder. For one thread. Errors are `TableError`."""
 
     def __init__(self, folder: Path) -> None:
         """Open it, or make it. Raises: IllegalState, TableError (the disk is full)."""
@@ -57,8 +57,8 @@ class Table:
         self._to_flush = False
         self._logged, self._unlogged = WriteOptions(), WriteOptions()
         self._unlogged.disable_wal = True  # type: ignore[assignment, method-assign]
-        self.due: dict[tuple[int, bytes], int] = {}  # as of `Cut.soonest`, with cuts to come
-        self.known: dict[bytes, int] = {}  # the tasks of some keys, kept for cuts
+        self.due: dict[tuple[int, bytes], int] = {}  # see `Cut.soonest`; shared with all batches
+        self.known: dict[bytes, int] = {}  # the tasks of some keys, shared with all batches
 
     def get(self, task: int, row: bytes) -> bytes | None:
         """The value of a row."""
@@ -71,7 +71,7 @@ class Table:
         return value
 
     def scan(self, task: int, low: bytes, high: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Rows from ``low`` up to ``high`` (not included), in their order, as they are now."""
+        """Rows from ``low`` up to ``high`` (not included), in order, as of now."""
         prefix = self._tasks[task]
         return _below(prefix + high, Walk(self._rows, self.folder, prefix + low))
 
@@ -80,10 +80,10 @@ class Table:
     ) -> None:
         """Change rows of tasks, and their marks, in one step.
 
-        Not ``logged`` is quicker: until `flush` a crash takes tasks back to where they stood, marks and all.
+        Without ``logged`` it is faster, but a crash before `flush` undoes the changes of rows and marks.
         """
         if logged:
-            self.flush()  # what came before would be lost alone
+            self.flush()  # otherwise a crash could lose only the earlier changes
         batch = WriteBatch(raw_mode=True)
         put, delete = batch.put, batch.delete
         for task, rows in changes:
@@ -107,7 +107,7 @@ class Table:
             self._to_flush = False
 
     def mark(self, task: int) -> Mark | None:
-        """The mark of a task; None: there is nothing of it."""
+        """The mark of a task; None if it has no rows here."""
         with named(self.folder, "read"):
             data = self._rows.get(_MARKS + self._tasks[task])
         if data is None:
@@ -118,7 +118,7 @@ class Table:
         return Mark(topic_id, *map(int, numbers))
 
     def clear(self, task: int) -> None:
-        """Throw a task's rows away."""
+        """Delete a task's rows and mark."""
         prefix = self._tasks[task]
         with named(self.folder, "written"):
             self._rows.delete(_MARKS + prefix)

@@ -1,7 +1,7 @@
 """Timers and windows: rows of a hidden store, set and fired in commits like any change.
 
-A task's event time is a row, too. The end of an input commit moves it, and what is due fires there, in the order of
-(due, store, key): so it does not matter where cuts fall.
+A task's event time is a row, too. The end of each input transaction advances it; the timers that are then due fire
+in the order of (due, store, key). So the results do not depend on where batches begin and end.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from anabranch.types import Event
 
 _NOW = prefix_of(TIME) + b"e"
-_PART = prefix_of(TIME) + b"p"  # and a scope: time and commit of what came in parts so far
+_PART = prefix_of(TIME) + b"p"  # and a scope: time and commit of an input commit not yet complete
 _DUE = prefix_of(TIME) + b"d"
 _WALL = prefix_of(TIME) + b"w"
 _NUMBER = 2  # bytes of a store's number
@@ -42,7 +42,10 @@ def event_time(cut: Cut, task: int) -> int:
 
 
 def _put_due(at: Doing, task: int, kind: bytes, due: int, row: bytes) -> None:
-    """Set it. If it is due already its value is the event time; a later one fires it, whatever the cuts."""
+    """Set a timer's row. If it is due already, its value is the event time, and only a later event time fires it.
+
+    So it fires at the same event time wherever batches end.
+    """
     now = event_time(at.cut, task) if kind == _DUE else -1
     at.put_due(task, kind, due, row, _time(now) if due <= now else b"")
 
@@ -61,7 +64,7 @@ class Timer(Keyed):
         return "a timer by the wall clock" if self._kind == _WALL else "a timer by event time"
 
     def set(self, key: bytes | str, at: float) -> None:
-        """Call the function for this key at ``at`` (Unix milliseconds), and not when it was set before."""
+        """Call the function for this key at ``at`` (Unix milliseconds). This replaces an earlier setting."""
         check_type("a timer's time", at, int, float)
         if not 0 <= at < 1 << 63:
             raise InvalidArgument(f"a timer at {at!r}: Unix milliseconds from 0")
@@ -82,7 +85,7 @@ class Timer(Keyed):
             at.put(task, self._kind + due + row, None)
 
     def fire(self, key: bytes, due: int) -> None:
-        """Its time has come."""
+        """Call the function, because the key's time has come."""
         at = doing()
         at.put(at.task, self.prefix + key, None)
         check_result(self._call, self._call(key, due))
@@ -102,7 +105,7 @@ class Window:
 
     @property
     def value(self) -> Any:
-        """The value; None if there is none yet. Setting it raises `IllegalState` once the window is closed."""
+        """The value; None if it is not set yet. Setting it raises `IllegalState` once the window is closed."""
         return self._windows.value(self.key, self.start)
 
     @value.setter
@@ -113,7 +116,7 @@ class Window:
 
 
 class Windows(Keyed):
-    """State by key and window of event time, which ends when the window closes."""
+    """State by key and window of event time, deleted when the window closes."""
 
     def __init__(
         self, name: str, codec: Codec, size: float, every: float | None, grace: float,
@@ -136,19 +139,19 @@ class Windows(Keyed):
 
     @property
     def kind(self) -> str:
-        """As of `Keyed`; grace may change."""
+        """As of `Keyed`. The grace is left out, because it may change."""
         return (
             f"windows of {self.size} ms every {self._every} ms, of {self._codec.name or 'values'}"
         )
 
     def on_close(self, call: Callable[[Window], Any]) -> Callable[[Window], Any]:
-        """Decorates a function of a `Window`, which is called once as it closes. Raises: InvalidArgument."""
+        """Decorate a function of a `Window` that is called once, when it closes. Raises: InvalidArgument."""
         check_plain(f"on_close of {self.name}:", call)
         self._closed = call
         return call
 
     def of(self, event: Event) -> Iterator[Window]:
-        """The open windows that an event falls into, the earliest first. `InvalidArgument`: it has no key."""
+        """The open windows of an event's time, the earliest first. Raises: InvalidArgument (it has no key)."""
         at = doing()
         if event.key is None:
             raise InvalidArgument(f"windows {self.name} are by key, and the event has none")
@@ -178,7 +181,10 @@ class Windows(Keyed):
         return None if data is None else self._codec.decode(data)
 
     def put(self, key: bytes, start: int, value: Any) -> None:
-        """Set it; the window's end is logged with its first value. Raises: IllegalState (it is closed)."""
+        """Set the value of a key in a window. The first value also sets the timer that closes the window.
+
+        Raises: IllegalState (the window is closed).
+        """
         at = doing()
         task, row = self._row(at, key, start)
         if at.cut.get(task, row) is None:
@@ -189,13 +195,13 @@ class Windows(Keyed):
         self._set(at, task, row, self._codec.encode(value))
 
     def refuse(self, start: int) -> NoReturn:
-        """Raises: IllegalState."""
+        """Refuse a change of a closed window. Raises: IllegalState."""
         raise IllegalState(
             f"window {start} of {self.name} is closed: a value that is set now would be lost"
         )
 
     def fire(self, key: bytes, _: int) -> None:
-        """Close the window of a row's key: call the function, and forget the value."""
+        """Close the window of a row's key: call the function, and delete the value."""
         start, of = int.from_bytes(key[:_SIZE], "big"), key[_SIZE:]
         at = doing()
         if self._closed is not None:
@@ -213,23 +219,23 @@ class Windows(Keyed):
 
 
 class TimeOfTasks:
-    """Moves the tasks' event time, and fires what is due."""
+    """Advances the tasks' event time, and fires the timers that are due."""
 
     def __init__(
         self, timers: Iterable[Timer | Windows], failures: Failures, idle: float | None, most: int
     ) -> None:
-        """``idle``: seconds, as in `Processor`. ``most``: once a cut has this many bytes, nothing more fires."""
+        """``idle``: seconds, as in `Processor`. ``most``: bytes of a batch from which on no more timers fire."""
         self._most = most
         self._idle_ms = None if idle is None else idle * 1000
         self._wall_ms = self._latest = 0
         self._heard: dict[int, int] = {}  # when a task's last event came, by the wall clock
         self._timers = {one.prefix: one for one in timers}
         self._failures = failures
-        # Tasks and scopes that may have a row of it; a cut tells.
+        # Tasks and scopes that may have a row of `_PART`; the batch has the row or not.
         self._parted = set[tuple[int, bytes]]()
 
     def resume(self, table: Table, tasks: Collection[int]) -> None:
-        """These are the worker's tasks now: see which of them are in the middle of an input commit."""
+        """Take over these tasks, and find those that are in the middle of an input transaction."""
         end = after(_PART)
         table.due.clear()
         self._heard = {}
@@ -240,7 +246,10 @@ class TimeOfTasks:
         }
 
     def before(self, at: Doing, scope: str, commit: int) -> None:
-        """A commit begins, given by its timestamp: earlier ones of the scope are over, whose ends had no events."""
+        """End earlier input commits of the scope before this one begins. ``commit``: its commit timestamp.
+
+        A task whose share of an input commit ended without events learns of the end only here.
+        """
         part = scope.encode()
         for task in sorted(self._in_parts(at.cut, part, commit - 1)):
             self._end(at, task, part, 0)
@@ -248,7 +257,7 @@ class TimeOfTasks:
     def move(
         self, at: Doing, scope: str, commit: int, latest: dict[int, int], *, whole: bool
     ) -> None:
-        """Tasks have seen events of these times: fire what is due by then, if the commit is ``whole``."""
+        """Advance to the latest event times of tasks, and fire timers due by then, if the commit is ``whole``."""
         part = scope.encode()
         self._heard |= dict.fromkeys(latest, self._wall_ms)
         if whole:
@@ -262,7 +271,7 @@ class TimeOfTasks:
             self._parted.add((task, part))
 
     def _in_parts(self, cut: Cut, part: bytes, commit: int) -> set[int]:
-        """The tasks that had a part of a commit of the scope up to this one, and not its end."""
+        """Tasks that have had a part, but not the end, of an input commit of the scope up to this one."""
         return {
             task
             for task, of in self._parted
@@ -272,7 +281,7 @@ class TimeOfTasks:
         }
 
     def _end(self, at: Doing, task: int, part: bytes, timestamp: int) -> None:
-        """An input commit ends for a task, the last part of which had events up to this time."""
+        """End an input commit for a task. ``timestamp``: the latest of the events in its last part."""
         cut, row = at.cut, _PART + part
         if (task, part) in self._parted and (seen := cut.get(task, row)) is not None:
             timestamp = max(timestamp, int.from_bytes(seen[:_SIZE], "big"))
@@ -290,9 +299,9 @@ class TimeOfTasks:
             self._fire(at, task, _DUE, timestamp)
 
     def fire_wall(self, at: Doing, task: int, now_ms: int) -> None:
-        """Fire what is due by the wall clock; an idle task goes on to the worker's latest event time first.
+        """Fire timers that the previous batch had no room for, then those that are due by the wall clock.
 
-        Before that goes what was due in the cut before, and had no room there.
+        In between, an idle task advances to the worker's latest event time.
         """
         self._wall_ms = now_ms
         self._fire(at, task, _DUE, event_time(at.cut, task))
@@ -308,15 +317,15 @@ class TimeOfTasks:
         cut = at.cut
         if (soonest := cut.soonest(task, kind, self._timers)) > until:
             return
-        # Those that a handler sets meanwhile are looked at next time: so this ends.
+        # Timers that a handler sets meanwhile wait for the next call, so that this one ends.
         size, now = len(kind), _time(until)
-        # A handler that raises keeps no iterator open: the folder could not be opened again.
+        # An iterator left open by a handler's error would keep the folder from being opened again.
         with closing(cut.scan(task, kind + _time(soonest), kind + _time(until + 1))) as rows:
             for row, _ in rows:
                 place = row[size + _SIZE :]
                 timer = self._timers.get(place[:_NUMBER])
                 if timer is None or cut.get(task, row) in (None, now):
-                    continue  # another program's, cancelled by one before, or set when it was due already
+                    continue  # another program's, cancelled by an earlier timer, or set when it was due already
                 if cut.size >= self._most:
                     cut.late |= kind == _DUE
                     return
@@ -325,7 +334,7 @@ class TimeOfTasks:
         cut.look_soonest(task, kind, self._timers)
 
     def _call(self, at: Doing, timer: Timer | Windows, row: bytes, size: int) -> None:
-        """Fire one, or write a dead letter in its place. ``size``: bytes before the time in a row."""
+        """Fire one timer, or write a dead letter instead. ``size``: bytes before the time in a row."""
         due, place = int.from_bytes(row[size : size + _SIZE], "big"), row[size + _SIZE :]
 
         def fire() -> None:

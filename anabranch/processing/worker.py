@@ -1,6 +1,7 @@
-"""A worker: takes tasks, brings their state here, and handles cut after cut, each in one commit.
+"""A worker: takes tasks, reads their state, and handles one batch (`Cut`) after another, each in one commit.
 
-In any doubt it drops what is computed, takes its tasks again, and believes their rows.
+After any error of unknown effect it drops what it has computed, takes its tasks again, and continues from the
+positions and state sequences in their rows.
 """
 
 from __future__ import annotations
@@ -54,27 +55,28 @@ from anabranch.types import Tenure
 
 log = logging.getLogger("anabranch.processor")
 
-NO_STORE = "-"  # the one of a processor without stores: its topic has the partitions that the group hands out
+# For a processor without stores, because the group assigns the partitions of the state stream.
+NO_STORE = "-"
 _IDLE_S = 0.25
-# so often, and so long, a busy worker reads the state of others
+# How often, and for how long, a busy worker reads the state of other workers' tasks.
 _FOLLOW_S = 1.0
 _SLICE_S = 0.05
 _ASK_S = 30.0
-_RESTORE_S = 600.0  # without a record of state
+_RESTORE_S = 600.0  # without a record of state, until a restore fails
 _HANDOVER_S = 3.0
 _LOOK_S = 0.002
 _MIRROR_S = 5.0
 _SILENT_S = 60.0
 SLICE_BYTES = 256 << 10  # how much is read before it is handled
 _READ_AHEAD = 4  # bytes read for a commit: at most this multiple of what it may write
-_LOOKS = 5  # a session apart
+_LOOKS = 5  # checks of a lost task, a session apart, before its holder counts as gone
 
 
 class Membership:
-    """A member of the workers' group: its share of the partitions of the state topic is its share of the tasks.
+    """A member of the workers' Kafka group: its partitions of the state stream are its tasks.
 
-    The group's word is a hint. While the group finds its members again, a worker goes on with what it has: only
-    tenures fence.
+    The assignment is a hint. While the group rebalances, a worker continues with the tasks that it has, because
+    only task ownership fences.
     """
 
     def __init__(self, member: GroupMember, topic: str) -> None:
@@ -84,7 +86,7 @@ class Membership:
         member.join([topic], self._gained, self._lost)
 
     def serve(self, wait: float) -> frozenset[int]:
-        """Hear the group, for so many seconds at most. The tasks that this worker should have."""
+        """Serve the group for at most this many seconds. Returns the tasks that this worker should have."""
         self._member.serve(wait)
         return self.wanted
 
@@ -97,14 +99,14 @@ class Membership:
         self.generation += 1
 
     def _lost(self, places: Sequence[TopicPartition], may_commit: bool) -> None:
-        """The group assigns again; what it says next counts."""
+        """Do nothing: the next assignment counts."""
 
 
 class Lost:
-    """Tasks that another one took since the group gave them to this worker.
+    """Tasks that another worker took since the group assigned them to this one.
 
-    Two that both think that a task is theirs would take it in turn without end. So the one that lost it waits until
-    the group assigns again, the task is released, or nothing has moved it for some looks: its holder is gone.
+    Two workers that both want a task would take it from each other without end. So the one that lost it waits until
+    the group assigns again, the task is released, or several checks found no progress, so its holder is gone.
     """
 
     def __init__(self) -> None:
@@ -112,7 +114,7 @@ class Lost:
         self._stands: dict[int, tuple[tuple[int, int], int]] = {}
 
     def look(self, rows: Iterable[TaskInfo], holder: str) -> None:
-        """See who has the tasks now."""
+        """Update the lost tasks from the current rows of all tasks. ``holder``: this worker's name."""
         before, self._stands = self._stands, {}
         for row in rows:
             if row.holder not in ("", holder):
@@ -124,7 +126,7 @@ class Lost:
 
 
 class AllTasks:
-    """A worker that is alone, or has fixed tasks."""
+    """Fixed tasks, in place of a `Membership`: for a worker without a group."""
 
     generation = 1
 
@@ -132,15 +134,15 @@ class AllTasks:
         self.wanted = frozenset(tasks)
 
     def serve(self, _: float) -> frozenset[int]:
-        """The tasks."""
+        """The tasks that this worker should have."""
         return self.wanted
 
     def close(self) -> None:
-        """Nothing is to be left."""
+        """Do nothing: there is no group to leave."""
 
 
 class Gathered:
-    """A cut and the pieces that it is made of. ``left``: pieces that did not fit any more, for the next cut."""
+    """A batch and the pieces of input in it. ``left``: pieces that had no room, for the next batch."""
 
     def __init__(self, handlers: Handlers, cut: Cut) -> None:
         self._handlers, self.cut = handlers, cut
@@ -156,14 +158,14 @@ class Gathered:
 
     @property
     def is_full(self) -> bool:
-        """Whether the cut has to be sent now."""
+        """Whether the batch has to be committed now."""
         most = self._handlers.most
         if self.left or self.cut.late:
             return True
         return self.cut.size >= most or self._slices * SLICE_BYTES >= _READ_AHEAD * most
 
     def closed(self) -> Cut:
-        """Close the cut once all events are handled, and return it with its counts."""
+        """Close the batch after all events are handled, and return it with its counts."""
         self.cut.open = False
         for piece in self.pieces:
             self.cut.counts["processor_events_in", piece.stream] += len(piece.events)
@@ -171,7 +173,7 @@ class Gathered:
 
 
 class Worker:
-    """One worker of a processor. One thread; `stop` may be set by another."""
+    """One worker of a processor. For one thread; others may set `stop`."""
 
     def __init__(
         self,
@@ -233,13 +235,13 @@ class Worker:
 
     @property
     def tasks(self) -> Collection[int]:
-        """The tasks that it has. Any thread may ask."""
+        """The tasks that this worker has. For any thread."""
         tenure = self._tenure
         return () if tenure is None else tenure.tasks.keys()
 
     @property
     def trouble(self) -> str | None:
-        """Why it is not ready: it does not work on what its group gives it. Any thread may ask."""
+        """Why the worker is not ready, that is, not at work on all assigned tasks; else None. For any thread."""
         silent_s = self._clock.monotonic() - self._seen_at
         if not self._member.generation:
             return "its group has not told its tasks yet"
@@ -271,7 +273,7 @@ class Worker:
                 self.stop.wait(pauses.begin())
 
     def close(self) -> None:
-        """Give the tasks up, and leave. A commit under way ends first."""
+        """Release the tasks and leave the group, after the commit under way has ended."""
         self._commits.ending.set()
         with suppress(AnabranchError):
             self._commits.wait()
@@ -283,7 +285,7 @@ class Worker:
         self._stack.close()
 
     def step(self) -> None:
-        """One round: hear the group, and handle and commit what has come."""
+        """Serve the group once, then handle and commit one batch of events."""
         self._seen_at = self._clock.monotonic()
         wanted = self._wanted()
         if self._tenure is None or wanted != self._tenure.tasks.keys():
@@ -293,14 +295,15 @@ class Worker:
             self._follow(set())
         elif not self._handle_cut(self._tenure, self._reader):
             self._follow(self._tenure.tasks)
-            if (now := self._clock.monotonic()) >= self._look_again:  # no commit would be told
+            # Without commits, no reply says that the tasks were taken.
+            if (now := self._clock.monotonic()) >= self._look_again:
                 self._look_again = now + SESSION_S
                 self._check_holder(self._tenure.tasks, min(_MIRROR_S, now - self._taken_at))
         elif self._clock.monotonic() >= self._follow_at:
             self._follow(self._tenure.tasks, _SLICE_S)
 
     def _follow(self, own: Collection[int], seconds: float = _IDLE_S) -> None:
-        """Keep the copies of other workers' tasks warm."""
+        """Update the copies of other workers' tasks."""
         if self._standby:
             others = set(range(self._app.tasks)) - set(own)
             now = self._clock.monotonic()
@@ -308,7 +311,7 @@ class Worker:
             self._commits.state.follow(others, now + seconds)
 
     def _drop(self) -> None:
-        """Forget what is computed. A commit under way ends first: its tasks' rows will tell how."""
+        """Drop what is computed, after the commit under way has ended. The tasks' rows will show its outcome."""
         with suppress(AnabranchError):
             self._commits.wait()
         if self._reader is not None:
@@ -318,7 +321,7 @@ class Worker:
         self.metrics.set("processor_tasks", 0)
 
     def _take(self, wanted: frozenset[int]) -> None:
-        """Take the tasks of the group's hint, bring their state here, and begin to read."""
+        """Take the tasks that the group assigned, read their state, and begin to read their inputs."""
         before = self._tenure
         self._drop()
         if before is not None and before.tasks.keys() - wanted:
@@ -347,9 +350,9 @@ class Worker:
         try:
             rows = state.restore(tenure.tasks, _RESTORE_S, heard)
         except IllegalState:
-            self._check_holder(wanted)  # another one's commits are no damage
+            self._check_holder(wanted)  # commits of another owner explain the error, too
             raise
-        state.forget(wanted)  # this worker's commits move their marks from here on
+        state.forget(wanted)  # from now on this worker's commits set their marks
         self._handlers.resume(self._table, wanted)
         self._reader = self._read(tenure)
         if self._app.on_lost == "skip":
@@ -374,20 +377,20 @@ class Worker:
             log.warning(text, self._app.name, before + count, stream, why)
 
     def described(self, age_s: float) -> ProcessorInfo:
-        """The processor as it was so many seconds ago, or later; any thread may ask. Raises: NotReady."""
+        """The processor, as of at most ``age_s`` seconds ago. For any thread. Raises: NotReady."""
         now, known = self._clock.monotonic(), self._described
         if known is None or now - known[0] >= age_s:
             known = self._described = now, self._client.processor(self._app.name)
         return known[1]
 
     def _check_holder(self, tasks: Collection[int], age_s: float = 0.0) -> None:
-        """`TenureLost` if another one has taken one of these tasks by now, or so many seconds ago."""
+        """Raise `TenureLost` if another worker had one of these tasks at most ``age_s`` seconds ago."""
         for row in self.described(age_s).tasks:
             if row.task in tasks and row.holder != self._holder:
                 raise TenureLost(f"task {row.task} of {self._app.name} is {row.holder}'s")
 
     def _wanted(self) -> frozenset[int]:
-        """The group's tasks, without those that another one took since the group gave them here."""
+        """The assigned tasks, without those that another worker took since the assignment."""
         wanted = self._member.serve(0.0)
         if self._generation != self._member.generation:
             self._generation, self._lost = self._member.generation, Lost()
@@ -400,7 +403,7 @@ class Worker:
     # -- a commit -------------------------------------------------------------------------------------
 
     def _handle_cut(self, tenure: Tenure, reader: TaskReader | PlainReader) -> bool:
-        """Handle what comes until the commit is due, and send it. False: there was nothing."""
+        """Handle events until the commit is due, and send it. Returns False if there was nothing to commit."""
         app, clock = self._app, self._clock
         gathered = Gathered(self._handlers, self._commits.new_cut(app.tasks))
         due, generation = clock.monotonic() + _IDLE_S, self._member.generation
@@ -420,7 +423,7 @@ class Worker:
             self._member.serve(0.0)
             due = self._sent_at + app.commit_interval
             late = clock.monotonic() >= due or self._member.generation != generation
-            # While the commit before is under way, more is handled: this one could not be sent.
+            # While the previous commit is under way, this one can't be sent, so more events are handled.
             if late and self._commits.wait(0.0 if some else _LOOK_S):
                 break
         for stream, count in reader.misplaced.items():
@@ -441,7 +444,7 @@ class Worker:
 
 
 def make_processor(client: Client, app: Program) -> ProcessorInfo:
-    """Make the processor of a program, as `Client.create_processor` does; if it is there, add its new stores."""
+    """Create the processor of a program, as `Client.create_processor`. If it exists, add its new stores."""
     inputs: Sequence[str | ProcessorInput] = app.check()
     client.check_outputs(app.name, app.outputs)
     if app.cluster is not None:
@@ -462,7 +465,7 @@ def run_worker(
     app: Program, client: Client, *, folder: str | Path | None = None, standby: bool = False,
     http: str | None = None, until: Callable[[ProcessorInfo], bool] | None = None,
 ) -> None:  # fmt: skip
-    """Work in this process until SIGTERM or SIGINT, or until its tasks are as told; see `Processor.run`."""
+    """Run a worker in this process until SIGTERM, SIGINT, or ``until`` returns true; see `Processor.run`."""
     with ExitStack() as stack:
         if folder is None:
             made = tempfile.TemporaryDirectory(prefix="anabranch-processor-")
@@ -476,7 +479,7 @@ def run_worker(
                 stack.enter_context(closing(monitor))
                 log.info("%s: /metrics, /live and /ready at port %d", app.name, monitor.port)
             if app.cluster is None:
-                # The tasks go first in the end, whatever the mirror waits for.
+                # At the end the worker releases its tasks first, even if the mirror has to wait.
                 mirror = stack.enter_context(
                     closing(client.mirror(app.name, partial(worker.described, _MIRROR_S)))
                 )
@@ -505,7 +508,7 @@ def _end(worker: Worker, until: Callable[[ProcessorInfo], bool]) -> None:
 
 
 def _show(worker: Worker, mirror: Mirror, lags: Callable[[], None] | None) -> None:
-    """Let Kafka's tools and `/metrics` see the positions, while this worker has the first task."""
+    """Copy the positions to the mirror while this worker has task 0, and update the lag in `/metrics`."""
     while not worker.stop.wait(_MIRROR_S):
         if 0 in worker.tasks:
             mirror.step()

@@ -1,1 +1,1 @@
-"""The wire protocol: one Avro schema a record, the records as classes made of them, and their codec."""
+"""The wire protocol: an Avro schema for each record, classes made from the schemas, and their codec."""

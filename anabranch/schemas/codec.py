@@ -1,8 +1,7 @@
-"""Bytes <-> records: ``[format version][record type][Avro body]``, see ``docs/protocol.md``.
+"""Encoding and decoding records: ``[format version][record type][Avro body]``, see `docs/protocol.md`.
 
-The two leading bytes let every reader refuse an unknown record by name, before it parses anything.
-Lengths that a hostile sender claims cost nothing: fastavro reads from bytes in memory, and allocates
-no more than lies there.
+With the first two bytes, every reader can refuse an unknown record by name before it parses anything. Lengths that
+a hostile sender claims cost nothing: fastavro reads from bytes in memory, and allocates no more than they are.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from anabranch.schemas import records as r
 
 FORMAT_VERSION = 1
 
-# Record type -> class. A number is never used again; a changed record gets a new number or a new version.
+# Record type -> class. A number is never reused; a changed record gets a new number or a new version.
 TYPES: dict[int, type] = {
     1: r.FindScope,
     2: r.CreateStream,
@@ -115,14 +114,14 @@ TYPES: dict[int, type] = {
 _CODES = {cls: code for code, cls in TYPES.items()}
 _PREFIX = {cls: bytes((FORMAT_VERSION, code)) for cls, code in _CODES.items()}
 
-_BY_CONTROLLERS = 64  # records of lower numbers are made by any program
-_ANY = 1 << 63  # items of a list in a reply: bytes limit it
+_BY_CONTROLLERS = 64  # from here on only controllers make the records; any program makes the others
+_ANY = 1 << 63  # items of a list in a reply, which only its size in bytes limits
 
-# Errors of fastavro and the walks for bytes that are not Avro. Other errors may come from a signal handler.
+# Errors of fastavro and of the walks for bytes that are not Avro. Others may come from a signal handler.
 _NO_AVRO = (ValueError, LookupError, TypeError, EOFError, OverflowError, MemoryError)
 T = TypeVar("T")
 _Plain = Callable[[Any], Any]
-_Walk = Callable[[bytes, int], int]  # from where a value begins to behind it
+_Walk = Callable[[bytes, int], int]  # takes the offset of a value, and returns its end
 
 
 class _Packaged(AbstractSchemaRepository):
@@ -164,8 +163,7 @@ def _encode(record: Any) -> bytes:
 def decode(data: bytes) -> Any:
     """The record of framed bytes.
 
-    `UnsupportedVersion` for a version or type not known here, `MalformedRecord` for anything that
-    is not exactly one record.
+    Raises: UnsupportedVersion (an unknown version or type), MalformedRecord (not exactly one record).
     """
     if len(data) < 2:
         raise MalformedRecord(f"a record has at least 2 bytes, not {len(data)}")
@@ -201,7 +199,7 @@ def _decode(cls: Any, data: bytes) -> Any:
 
 
 def decode_as(cls: type[T], data: bytes) -> T:
-    """`decode`, and it must be of this class."""
+    """As `decode`, for a record that has to be of this class."""
     record = decode(data)
     if not isinstance(record, cls):
         raise MalformedRecord(f"{type(record).__name__} where {cls.__name__} belongs")
@@ -210,10 +208,10 @@ def decode_as(cls: type[T], data: bytes) -> T:
 
 @cache
 def _walk(cls: Any, most: int) -> _Walk:
-    """A walk over a record's bytes that names the first field that is no valid Avro.
+    """A walk over a record's bytes, which raises an error for the first field that is not valid Avro.
 
-    fastavro takes -1 for the last branch of a union, or the last symbol of an enum, and any byte for true.
-    ``most``: items of each list.
+    fastavro alone would accept -1 as the last branch of a union or symbol of an enum, and any byte as true.
+    ``most``: the most items of a list.
     """
     steps = [(name, _walker(avro, most)) for name, avro in _field_types(cls)]
 
@@ -322,7 +320,7 @@ def _wrong(due: str, found: object) -> int:
 
 
 def _int32(value: int) -> int:
-    # fastavro takes any 64 bits for an Avro int; a value read must be writable again, anywhere.
+    # fastavro reads any 64 bits as an Avro int, but every reader has to be able to write the value again.
     if type(value) is not int:
         raise TypeError(f"{value!r} is not an int")
     if not -(1 << 31) <= value < 1 << 31:

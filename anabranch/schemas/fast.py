@@ -1,12 +1,12 @@
-"""The hottest records by hand: a one-shot on its way in, and the records about it on the way out.
+"""Handwritten decoders of the most frequent records: a one-shot, and the records about it.
 
-`anabranch.schemas.codec` asks here first. These functions know the common form of a few records. Any other (long
-forms of numbers, arrays in several blocks, values of other types, bytes that end early) raises one of `DECLINED`:
-then fastavro reads or writes the record, or says what is wrong. So acceptance and errors are fastavro's alone,
-and results here equal fastavro's, byte for byte.
+`anabranch.schemas.codec` tries these functions first. They decode the common form of a few records. Any other form
+(long forms of numbers, arrays in several blocks, values of other types, truncated bytes) raises one of `DECLINED`;
+then fastavro reads or writes the record, or raises the error. So only fastavro decides what is accepted, and
+results here equal fastavro's, byte for byte.
 
 Sizes that a hostile sender claims cost no more than the bytes that are there: every step takes at least one byte
-and never goes back, and the last one must end where the data ends.
+and never goes back, and the last one has to end where the data ends.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from anabranch.schemas.fast_writing import (
 
 __all__ = ["DECLINED", "EVENTS", "LIST", "READERS", "WRITERS", "Unusual"]
 
-# items of a list in what any program may send, and events or headers
+# The most items of a list, of events or of headers in a record that any program may send.
 LIST = 20_000
 EVENTS = 5_000
 DECLINED = (AttributeError, IndexError, KeyError, TypeError, ValueError)
@@ -39,19 +39,19 @@ DECLINED = (AttributeError, IndexError, KeyError, TypeError, ValueError)
 T = TypeVar("T")
 _SHIFTS = tuple(range(7, 64, 7))  # for a number's bytes after the first
 _NO_LOSSES = b"\x00\x00\x00"  # nothing rejected or left out, no reason
-_new = tuple.__new__  # a named tuple without its checks: in half the time
+_new = tuple.__new__  # makes a named tuple without its checks, in half the time
 _STATE_OF = {2 * i: state for i, state in enumerate(STATES)}
 
 
 def _read_long(data: bytes, at: int) -> tuple[int, int]:
-    """A long, and where it ends."""
+    """A long, and its end."""
     value = data[at]
     at += 1
     if value > 0x7F:
         for shift in _SHIFTS:
             byte = data[at]
             at += 1
-            # Less the bit that marks the byte before as not the last.
+            # Subtract the bit that marks the previous byte as not the last.
             value += (byte << shift) - (1 << shift)
             if byte < 0x80:
                 break
@@ -73,7 +73,7 @@ def _read_int(data: bytes, at: int) -> tuple[int, int]:
 
 
 def _read_size(data: bytes, at: int) -> tuple[int, int]:
-    """A size, and where it ends; a negative one is unusual."""
+    """A size, and its end. A negative size is `Unusual`."""
     size = data[at]
     if size & 0x80:
         more = data[at + 1]
@@ -99,7 +99,7 @@ _known_text = lru_cache(1 << 10)(bytes.decode)
 
 
 def _read_name(data: bytes, at: int) -> tuple[str, int]:
-    """A string that often repeats."""
+    """A string that often repeats, so it is cached; and its end."""
     size, start = _read_size(data, at)
     if size > MAX_NAME:
         return _read_string(data, at)
@@ -124,7 +124,7 @@ def _read_one_shot(data: bytes) -> r.OneShot:
         raise Unusual
     events: list[r.Event] = []
     at = _read_events(data, at, count, events) if count else at
-    if data[at]:  # it moves positions
+    if data[at]:  # the one-shot moves positions of tasks
         raise Unusual
     locks, at = _read_all(data, at + 1, _read_table_locks)
     if at != len(data):
@@ -135,7 +135,7 @@ def _read_one_shot(data: bytes) -> r.OneShot:
 def _read_all(
     data: bytes, at: int, read: Callable[[bytes, int], tuple[T, int]]
 ) -> tuple[tuple[T, ...], int]:
-    """An array of one block, and where it ends."""
+    """An array of one block, and its end."""
     count, at = _read_size(data, at)
     if not count:
         return (), at
@@ -172,9 +172,9 @@ def _read_table_time(data: bytes, at: int) -> tuple[r.TableTime, int]:
 
 
 def _read_events(data: bytes, at: int, count: int, events: list[r.Event]) -> int:
-    """The events of an array's only block; where the array ends.
+    """Read the events of an array's only block. Returns the end of the array.
 
-    Most events begin like the one before, have short fields, no headers and no timestamp of their own.
+    Most events begin like the previous one, and have short fields, no headers and no timestamp of their own.
     """
     new, add = _new, events.append
     begins_with = data.startswith
@@ -217,7 +217,7 @@ def _read_events(data: bytes, at: int, count: int, events: list[r.Event]) -> int
 
 
 def _after_array(data: bytes, at: int) -> int:
-    """The end of an array; another block is unusual."""
+    """The end of an array. Another block is `Unusual`."""
     if data[at]:
         raise Unusual
     return at + 1
@@ -272,7 +272,7 @@ def _read_reply(data: bytes) -> r.Reply:
     finished_ms, at = _read_long(data, at)
     keepalive_ms, at = _read_int(data, at)
     owner, end = _read_name(data, at + 2)
-    # No streams, no writers; not prepared.
+    # The usual form: no streams, no writers, not prepared.
     usual = data.startswith(END + END, at) and data.startswith(NOT_PREPARED, end)
     tables, end = _read_all(data, end + len(NOT_PREPARED), _read_table_time)
     if not usual or data[end:] != NO_READS:

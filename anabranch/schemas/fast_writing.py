@@ -1,4 +1,4 @@
-"""The hottest records by hand, on their way out: `anabranch.schemas.fast` has the rules, and the way in."""
+"""Handwritten encoders of the most frequent records. `anabranch.schemas.fast` has the decoders, and the rules."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ _ROUND_ROW = b"\x01\x41"
 _TXN_ROW = b"\x01\x44"
 _TABLE_ROW = b"\x01\x6c"
 _COMMIT_RECORD = b"\x01\x62"
-OUTCOME = 6  # place in the union of a reply's results
+OUTCOME = 6  # index in the union of a reply's results
 TXN_ID_SIZE = 16
 _SECRET_SIZE = 32
 T = TypeVar("T")
-MAX_NAME = 256  # longer strings are not remembered
+MAX_NAME = 256  # longer strings are not cached
 _NULL = b"\x00"
-END = b"\x00"  # ends an array; an empty array is nothing else
+END = b"\x00"  # ends an array; an empty array is only this
 NOT_PREPARED = b"\x00\x00"  # fields of an outcome: 0, no bytes
-NO_READS = b"\x00\x00"  # … and its last ones: no snapshot, no lock broken
-_UNREAD = bytes(3)  # … of a transaction: no positions, no snapshot, no lock broken
+NO_READS = b"\x00\x00"  # last fields of an outcome: no snapshot, no broken lock
+_UNREAD = bytes(3)  # fields of a transaction: no positions, no snapshot, no broken lock
 PLAIN_TAIL = b"\x00\x01"  # an event without headers, with timestamp -1
 STATES: tuple[r.TxnState, ...] = get_args(r.TxnState)
 _STATE_BYTES = {state: bytes((2 * i,)) for i, state in enumerate(STATES)}
 
 
 class Unusual(ValueError):
-    """A form that is not known here."""
+    """Raised for a form that these functions don't handle."""
 
 
 def _once(value: int) -> bytes:
-    """A long that seldom repeats."""
+    """A long that seldom repeats, so it is not cached."""
     if type(value) is not int or not -(1 << 63) <= value < 1 << 63:
         raise Unusual
     return _varint(value << 1 ^ value >> 63)
@@ -44,7 +44,7 @@ def _once(value: int) -> bytes:
 _long = lru_cache(1 << 12, typed=True)(_once)
 
 
-@lru_cache(1 << 6, typed=True)  # mostly there are none
+@lru_cache(1 << 6, typed=True)  # mostly nothing is lost
 def _losses(rejected: int, left_out: int, reason: str) -> bytes:
     return _long(rejected) + _long(left_out) + _string(reason)
 
@@ -78,7 +78,7 @@ _SOME = tuple(b"\x02" + _varint(2 * size) for size in range(4096))
 
 
 def _some(size: int) -> bytes:
-    """The bytes before a nullable field of ``size`` bytes."""
+    """The bytes before a nullable field that has ``size`` bytes."""
     return _SOME[size] if size < len(_SOME) else b"\x02" + _varint(2 * size)
 
 
@@ -93,7 +93,7 @@ _known_string = lru_cache(1 << 10, typed=True)(_string)
 
 
 def _name(text: str) -> bytes:
-    """A string that often repeats."""
+    """A string that often repeats, so it is cached."""
     return _known_string(text) if len(text) <= MAX_NAME else _string(text)
 
 

@@ -1,6 +1,6 @@
-"""Makes the records' classes out of their schemas; tables here add what Avro does not say of them.
+"""Making the records' classes from their schemas. Tables here add what Avro can't express.
 
-A record is a frozen dataclass. Frequent ones are named tuples: they are made four times as fast.
+A record is a frozen dataclass. Frequent ones are named tuples, which are made four times as fast.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TUPLES = _names(
     TaskRow TxnRow
     """
 )
-_SECRETS = _names("secret tenure token tokens")  # no dataclass shows them
+_SECRETS = _names("secret tenure token tokens")  # left out of a dataclass's repr
 _DEFAULTS: tuple[tuple[Any, str], ...] = (
     (
         None,
@@ -73,7 +73,7 @@ _DEFAULTS: tuple[tuple[Any, str], ...] = (
     ("", "OpenInfo.ends SeriesInfo.owner"),
 )
 DEFAULTS = {name: value for value, names in _DEFAULTS for name in _names(names)}
-# Texts of few values, which have a type of their own.
+# Text fields with few values, which have a type of their own.
 WORDS = {"StreamInfo.state": "ShownStreamState", "StreamRow.state": "StreamState"}
 _PLAIN = {"string": "str", "bytes": "bytes", "boolean": "bool", "int": "int", "long": "int"}
 _PLAIN |= {"null": "None", "anabranch.Secret": "bytes", "anabranch.TxnId": "bytes"}
@@ -106,7 +106,7 @@ def fields_of(schema: Schema) -> dict[str, str]:
 
 
 def made(module: str) -> dict[str, Any]:
-    """The classes of all records, and the types of enums, by name. ``module``: where they can be found."""
+    """The classes of all records, and the types of enums, by name. ``module``: the module that has them."""
     found: dict[str, Any] = {"Mapping": Mapping}
     for schema in schemas():
         name = schema["name"]
@@ -122,7 +122,7 @@ def _tuple(schema: Schema) -> Any:
     fields = fields_of(schema)
     places = (f"{schema['name']}.{each}" for each in fields)
     defaults = [DEFAULTS[place] for place in places if place in DEFAULTS]
-    make: Any = namedtuple  # for mypy: these names are not known to it
+    make: Any = namedtuple  # Any, because mypy can't see these names
     cls = make(schema["name"], fields, defaults=defaults)
     cls.__annotations__, cls.__doc__ = fields, schema["doc"]
     if "secret" in fields:

@@ -1,4 +1,4 @@
-"""The records of the wire protocol as classes, made of the ``*.avsc`` beside this file.
+"""The records of the wire protocol as classes, made from the ``*.avsc`` files in this folder.
 
 ``records.pyi`` shows the classes to people and to mypy: ``python -m tests.schemas.records_stub`` writes it.
 """
@@ -16,9 +16,9 @@ StreamState = Literal[
     "LOST",
     "RECOVERING",
     "FORGETTING",
-    "FORGOTTEN",  # without a row: never logged
+    "FORGOTTEN",  # the stream has no row, so this is never logged
 ]
-ShownStreamState = Literal[StreamState, "WAITING"]  # not readable or writable now: never logged
+ShownStreamState = Literal[StreamState, "WAITING"]  # not readable or writable now; never logged
 globals().update(made(__name__))
 
 

@@ -1,4 +1,4 @@
-"""Spark sources and sinks, and the pipelines made of them (`docs/spark.md`).
+"""Spark sources and sinks for streams, and pipelines made of them (`docs/spark.md`).
 
 ``register(spark)`` adds the format "anabranch" to a session. Importing this needs PySpark:
 ``pip install 'anabranch[spark]'``.

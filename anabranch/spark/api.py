@@ -9,14 +9,14 @@ from pyspark.sql import datasource
 from pyspark.sql.pandas import types as arrow_types
 from pyspark.sql.types import StructType
 
-# Whether Spark tells a source where a micro-batch begins and how much it may hold.
+# Whether Spark passes to a source where a micro-batch begins, and how much it may contain.
 HAS_ADMISSION = (
     "limit" in inspect.signature(datasource.DataSourceStreamReader.latestOffset).parameters
 )
 
 if TYPE_CHECKING or hasattr(datasource, "DataSourceStreamArrowWriter"):
     from pyspark.sql.datasource import DataSourceStreamArrowWriter
-else:  # 4.0 hands Arrow to each writer that is an Arrow writer, a stream's too
+else:  # 4.0 passes Arrow batches to each Arrow writer, also to one of a stream
 
     class DataSourceStreamArrowWriter(
         datasource.DataSourceStreamWriter, datasource.DataSourceArrowWriter
@@ -34,18 +34,18 @@ if TYPE_CHECKING or HAS_ADMISSION:
 else:
 
     class ReadLimit:
-        """Never given here, as the two below."""
+        """A placeholder: this version of Spark passes no limits to a source."""
 
     class ReadAllAvailable(ReadLimit):
-        """Everything."""
+        """A placeholder, as `ReadLimit`."""
 
     class ReadMaxRows(ReadLimit):
-        """So many rows."""
+        """A placeholder, as `ReadLimit`."""
 
         max_rows: int
 
     class SupportsTriggerAvailableNow:
-        """Spark ends such a query by itself: it asks for the end once."""
+        """A placeholder: this version of Spark asks for the end once, and ends such a query by itself."""
 
 
 def arrow_schema(schema: StructType) -> Any:
@@ -53,7 +53,7 @@ def arrow_schema(schema: StructType) -> Any:
     make: Any = arrow_types.to_arrow_schema
     if "timezone" in inspect.signature(make).parameters:
         return make(schema, timezone="UTC")
-    return make(schema)  # before 4.2 times are always UTC
+    return make(schema)  # before Spark 4.2, times are always UTC
 
 
 __all__ = [

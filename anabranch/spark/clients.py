@@ -1,6 +1,6 @@
-"""Clients of clusters; that of a Python worker is one for each cluster, kept for the next task.
+"""Clients of clusters. A Python worker of Spark has one client for each cluster, and keeps it for the next task.
 
-Spark forks its workers from a daemon that makes no client, and reuses them for many tasks.
+Spark forks its workers from a daemon that has no client, and reuses each worker for many tasks.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _pid = os.getpid()
 
 
 def connect(connection: Connection) -> anabranch.Client:
-    """A client for a cluster; close it."""
+    """A new client for a cluster. The caller closes it."""
     return anabranch.connect(
         connection.bootstrap,
         prefix=connection.prefix,
@@ -41,7 +41,7 @@ def client_of(connection: Connection) -> anabranch.Client:
 
 
 def close_clients() -> None:
-    """Close this process' clients; the next task makes its own."""
+    """Close the clients of this process. The next task makes a new one."""
     with _lock:
         mine = list(_clients.values()) if _pid == os.getpid() else []
         _clients.clear()

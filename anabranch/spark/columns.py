@@ -37,7 +37,10 @@ EVENT_SCHEMA = StructType(
 
 
 def chosen(options: Options) -> StructType:
-    """The columns of option ``columns``, in its order; all without it. `InvalidArgument`: one is unknown."""
+    """The columns that option ``columns`` names, in its order; by default all.
+
+    Raises: InvalidArgument (a column is unknown).
+    """
     names = dict.fromkeys(options.words("columns")) or EVENT_SCHEMA.names
     unknown = [name for name in names if name not in EVENT_SCHEMA.names]
     if unknown:
@@ -48,7 +51,7 @@ def chosen(options: Options) -> StructType:
 
 
 def check_schema(schema: StructType, options: Options) -> None:
-    """Raise `InvalidArgument` for other columns: a user may give a schema, but not choose it."""
+    """Raise `InvalidArgument` unless a schema that the user gave has exactly these columns."""
     wanted = chosen(options)
     given = [(field.name, field.dataType.simpleString()) for field in schema.fields]
     ours = [(field.name, field.dataType.simpleString()) for field in wanted.fields]

@@ -15,7 +15,7 @@ from anabranch.spark.options import Options
 
 
 class AnabranchDataSource(DataSource):
-    """Streams as Spark's tables. Spark makes many of these: each holds the options only."""
+    """Streams as Spark's tables. Spark makes many of these objects; each has only the options."""
 
     @classmethod
     def name(cls) -> str:
@@ -41,13 +41,13 @@ class AnabranchDataSource(DataSource):
         return StreamReader(Options(self.options), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """A sink for a batch as one transaction."""
+        """A sink that writes a batch as one transaction."""
         from anabranch.spark.sink.writer import BatchSink
 
         return BatchSink(Options(self.options), schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
-        """A sink for each micro-batch as one transaction."""
+        """A sink that writes each micro-batch as one transaction."""
         from anabranch.spark.sink.writer import StreamSink
 
         return StreamSink(Options(self.options), schema, overwrite)

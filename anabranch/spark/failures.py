@@ -1,7 +1,7 @@
-"""A failed job's error, as one of our named errors.
+"""Turning the error of a failed Spark job into one of our named errors.
 
-Spark wraps the exception of a task, planner or commit into its own, as text. This module finds the name in that
-text, so that a command's one line says `UnknownStream` and shows no stack.
+Spark puts the exception of a task, planner or commit into its own, as text. This module finds the name in that
+text, so that a command prints one line with `UnknownStream`, and no stack.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from anabranch.errors import (
 _OURS = re.compile(r"\banabranch(?:\.\w+)+\.([A-Z]\w+): ([^\n]*)")
 # "[PATH_NOT_FOUND] Path does not exist: …", as Spark's own errors begin.
 _CONDITION = re.compile(r"\[([A-Z][A-Z0-9_]+(?:\.[A-Z0-9_]+)*)\] (?=([^\n]*))")
-# A traceback's header, and the line with its exception: the first that is not indented.
+# A traceback's header; and its exception, on the first line that is not indented.
 _TRACEBACK = "Traceback (most recent call last):"
 _RAISED = re.compile(r"^[A-Za-z_][\w.]*(?:: [^\n]*)?$", re.MULTILINE)
 # A Java exception's cause, without its stack.
 _CAUSE = re.compile(r"^Caused by: [\w.$]+: (.*?)(?=\n\tat |\Z)", re.MULTILINE | re.DOTALL)
 _MOST_CAUSE = 1000
-# Conditions that wrap another one, which says more.
+# Conditions that wrap another, more specific one.
 _WRAPPERS = (
     "FAILED_READ_FILE",
     "FOREACH_BATCH_",
@@ -61,12 +61,12 @@ _DATA = (
 
 
 class JobFailed(RetryError):
-    """Spark gave up a job; none of its output counts. Repeating it is safe."""
+    """Spark gave up a job. None of its output counts, so it can safely be repeated."""
 
 
 @contextmanager
 def named_failures() -> Iterator[None]:
-    """Turn Spark's exceptions inside into ours; the original is the cause.
+    """Turn Spark's exceptions in the block into ours. The original is the cause.
 
     Raises:
         AnabranchError: the class that a task, planner or commit raised.
@@ -84,8 +84,8 @@ def failure_of(error: BaseException) -> AnabranchError:
     text = str(error)
     ours = [(kind, said) for kind, said in map(_known, _OURS.finditer(text)) if kind is not None]
     if ours:
-        kind, said = ours[-1]  # the innermost stands last
-        if issubclass(kind, RetryError):  # such as of the abort after a commit without an answer
+        kind, said = ours[-1]  # the innermost comes last
+        if issubclass(kind, RetryError):  # such as of the abort after an unknown outcome
             doubts = [found for found in ours if issubclass(found[0], AskOutcomeError)]
             kind, said = (doubts or ours)[-1]
         return kind(said.strip())

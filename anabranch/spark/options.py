@@ -1,7 +1,7 @@
-"""Options of the format "anabranch": checked on the driver, before anything runs.
+"""Options of the format "anabranch", which the driver checks before anything runs.
 
-Spark lower-cases the names. Options are texts. An unknown option is refused by name, so that a typing error is
-never ignored.
+Spark lower-cases their names, and all values are text. An unknown option is refused by name, so that a typing error
+is never ignored.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from anabranch.topics.names import DEFAULT_PREFIX
 
 _KAFKA = "kafka."
 _CONNECTION = ("bootstrap", "prefix", "lane", "timeout")
-# Spark passes these options of its own to the source, too.
+# Options of Spark itself, which it passes to the source, too.
 _SPARKS = ("checkpointlocation", "path", "queryname")
 
 
 @dataclass(frozen=True)
 class Connection:
-    """The cluster's address and options. Plain data: it travels to the tasks."""
+    """The cluster's address and options, plain data that Spark sends to the tasks."""
 
     bootstrap: str
     prefix: str
@@ -36,12 +36,12 @@ class Connection:
     lane: str = OPEN_LANE
 
     def reader_ports(self) -> ReaderPorts:
-        """The ports that readers need of it. `UnsupportedSetting`."""
+        """The ports that readers of this cluster need. Raises: UnsupportedSetting."""
         return reader_ports(self.bootstrap, dict(self.librdkafka))
 
 
 class Options:
-    """The options a user gave. Code asks for each by name; `check_all_used` refuses the rest."""
+    """The options that a user gave. Code reads each by its name; `check_all_used` refuses the others."""
 
     def __init__(self, given: Mapping[str, str]) -> None:
         self._given = {name.lower(): value for name, value in given.items()}
@@ -52,7 +52,7 @@ class Options:
         return sorted(self._given.items())
 
     def text(self, name: str, default: str | None = None) -> str | None:
-        """An option, or the default."""
+        """An option's text, or the default."""
         self._asked.add(name)
         value = self._given.get(name, default)
         return value if value != "" else default
@@ -66,7 +66,7 @@ class Options:
         return value
 
     def seconds(self, name: str, default: float, least: float = 0.0) -> float:
-        """A number of seconds, above ``least``."""
+        """A number of seconds, more than ``least``."""
         text = self.text(name)
         if text is None:
             return default
@@ -92,14 +92,14 @@ class Options:
         return value
 
     def words(self, name: str) -> tuple[str, ...]:
-        """A list with commas."""
+        """A list of words, separated by commas."""
         text = self.text(name) or ""
         return tuple(word.strip() for word in text.split(",") if word.strip())
 
     def connection(self) -> Connection:
-        """The cluster of ``bootstrap``, or the driver's $ANABRANCH_BOOTSTRAP, and librdkafka's ``kafka.…``.
+        """The cluster of option ``bootstrap``, or else $ANABRANCH_BOOTSTRAP of the driver.
 
-        The lane is that of ``lane``, or the driver's $ANABRANCH_LANE.
+        Options ``kafka.…`` are passed to librdkafka. The lane comes from option ``lane``, or else $ANABRANCH_LANE.
         """
         self._asked.update(_CONNECTION)
         self._asked.update(name for name in self._given if name.startswith(_KAFKA))
@@ -123,7 +123,7 @@ class Options:
         )
 
     def check_all_used(self) -> None:
-        """Raise `InvalidArgument` for options that no code asked for."""
+        """Raise `InvalidArgument` for options that no code has read."""
         unknown = sorted(self._given.keys() - self._asked)
         if unknown:
             known = sorted(self._asked - set(_SPARKS))
@@ -133,7 +133,7 @@ class Options:
 
 
 def moment(name: str, text: str) -> int | datetime:
-    """A hybrid time, or an ISO datetime with its time zone."""
+    """The hybrid time, or ISO datetime with a time zone, in an option's text."""
     at = read_moment(text)
     if at is None or (at > MAX if isinstance(at, int) else at.utcoffset() is None):
         raise InvalidArgument(

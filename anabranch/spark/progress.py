@@ -1,4 +1,4 @@
-"""A listener that tells of each micro-batch: how far its sources are behind, and what its sink committed."""
+"""A listener that reports each micro-batch: the lag of its sources, and what its sink committed."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from anabranch.spark.source.positions import lag
 log = logging.getLogger("anabranch.spark")
 
 _OBSERVED = "anabranch"
-_SPREAD = 0.01  # of the count of transactions
+_SPREAD = 0.01  # relative error of the count of transactions
 
 
 def measured(events: DataFrame) -> DataFrame:
-    """The same events of this source; Spark counts their bytes and transactions on the way, for `Progress`."""
+    """The same events. Spark also counts their bytes and transactions, for `Progress`."""
     there = [name for name in ("key", "value") if name in events.columns]
     sizes = [F.coalesce(F.octet_length(name), F.lit(0)) for name in there]
     counted = [F.sum(sum(sizes, F.lit(0)).cast("long")).alias("bytes")] if sizes else []
@@ -42,10 +42,11 @@ def measured(events: DataFrame) -> DataFrame:
 class Progress:
     """A finished micro-batch of a query.
 
-    ``rows``: read. ``seconds``: it took so long in all, ``writing`` of them to write and commit. ``lag``: unread
-    offsets by stream, None: not known, or of another source. ``committed``: the sink's newest
-    transaction, None: no sink of ours, or nothing committed yet. ``transactions`` (by commit timestamp, to about
-    1 %; one read in parts is in each) and ``bytes`` (keys and values): read, None: not `measured`.
+    ``rows``: how many were read. ``seconds``: the time of the whole micro-batch; ``writing``: the part of it spent
+    on writing and committing. ``lag``: unread offsets by stream; None if unknown, or of another source.
+    ``committed``: the sink's newest transaction; None for another sink, or before the first commit.
+    ``transactions``: how many were read, within about 1 %; one that is split counts in each micro-batch.
+    ``bytes``: of the keys and values read. The last two are None unless the events are `measured`.
     """
 
     query_id: str
@@ -84,7 +85,7 @@ class ProgressListener(StreamingQueryListener):
         scope: str | None = None,
         sink: str = "0",
     ) -> None:
-        """``client``, ``scope``: ask for the transactions of sinks in this scope; ``sink``: as their option."""
+        """``client``, ``scope``: look up the transactions of sinks in this scope. ``sink``: the sink's option."""
         self._report = report
         self._client = client if scope is not None else None
         self._scope = scope or ""
@@ -100,7 +101,7 @@ class ProgressListener(StreamingQueryListener):
         """Nothing."""
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
-        """Report; no error of a question goes further than the log."""
+        """Report the micro-batch. Errors of look-ups are only logged."""
         found = event.progress
         behind: dict[str, int] | None = None
         for source in found.sources:

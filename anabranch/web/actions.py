@@ -1,4 +1,4 @@
-"""Actions of people: what each will do, told before it is done; then the call, and a line in the log."""
+"""Actions of people: a plan says what will happen; once it is confirmed, the call is made and logged."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _FINAL = "This can't be taken back."
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """An action on one thing. ``title``: of it as a question; ``now``: how the thing stands. ``told``: what will
-    happen, a sentence each; people agree to these words.
+    """An action on a transaction or stream. ``title``: the action as a question. ``now``: the current state.
 
-    ``act`` does it and returns what was done; it raises what the client raises.
+    ``told``: what will happen, in sentences that people confirm. ``act`` does it and returns what was done. Raises:
+    as the client.
     """
 
     title: str
@@ -35,7 +35,7 @@ class Plan:
 def plan(client: Client, action: str, about: str, given: Mapping[str, str]) -> Plan:
     """The plan of an action on a transaction (its id) or a stream (its name). ``given``: the form's fields.
 
-    Asks the cluster, changes nothing. Raises: InvalidArgument, IllegalState, and what the client raises.
+    This asks the cluster, and changes nothing. Raises: InvalidArgument, IllegalState, and as the client.
     """
     return PLANS[action](client, about, given)
 
@@ -101,7 +101,7 @@ def _scale(client: Client, about: str, given: Mapping[str, str]) -> Plan:
         raise InvalidArgument(f"{about} has {text} even segments already")
 
     def act() -> str:
-        # These segments, by name: if the stream was scaled meanwhile, the call is refused.
+        # The call names these segments, so it is refused if the stream was scaled meanwhile.
         now = client.scale(about, seal=sealed, ranges=[(one.low, one.high) for one in opened])
         return f"{about} has {count_of(len(now.segments), 'segment')}, in stream epoch {now.stream_epoch}"
 

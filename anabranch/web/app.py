@@ -1,4 +1,4 @@
-"""The web application: paths, pages, their live forms, and actions behind a confirmation."""
+"""The web application: routes of pages, their live updates, and actions that need a confirmation."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ from anabranch.web.pages import LIMITS, Pages, environment
 
 log = logging.getLogger("anabranch.web")
 
-SEND_S = 10.0  # a browser that takes nothing for so long is dropped
-BEAT_S = 15.0  # a live page without news says that it is alive
+SEND_S = 10.0  # a browser that takes no data for this long is dropped
+BEAT_S = 15.0  # an unchanged live page sends a sign of life this often
 MOST_FORM_BYTES = 4096
 NAVIGATION = (
     ("/", "Overview"),
@@ -53,9 +53,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """Parts of the web application. ``cluster``: how the page names it. ``names``: of hosts it answers to.
+    """Parts of the web application. ``cluster``: its name on the page. ``names``: host names that it answers to.
 
-    ``timeout``: seconds of a poll's call.
+    ``timeout``: seconds for a call of a poll.
     """
 
     client: Client
@@ -66,7 +66,7 @@ class Site:
 
 
 def application(site: Site) -> ASGIApp:
-    """The ASGI application. Nothing is asked before the first page."""
+    """The ASGI application. No request goes to the cluster before the first page."""
     return Guard(_Web(site).app(), site.names)
 
 
@@ -186,7 +186,7 @@ class _Web:
             made = None
             if self._confirmations.action_of(secret):
                 made = await self._in_thread(lambda: plan(self._site.client, action, about, given))
-            # Asked again: the same form may have been sent twice meanwhile.
+            # Checked again, because the same form may have been sent twice meanwhile.
             agreed = self._confirmations.action_of(secret)
             if made is None or agreed != _bound(action, about, given, made):
                 raise InvalidArgument(
@@ -209,7 +209,7 @@ class _Web:
 
 
 class _Live:
-    """A page as server-sent events: one when it changes, with its newest text alone; a slow browser misses some."""
+    """A page as server-sent events. Each change sends only the newest text, so a slow browser misses some."""
 
     def __init__(self, hub: Hub, view: View) -> None:
         self._hub = hub
@@ -251,7 +251,7 @@ def _told(page: Page) -> str:
 
 
 async def _form(request: Request) -> dict[str, str]:
-    """The fields of a small form. `InvalidArgument`: it is none."""
+    """The fields of a form. Raises: InvalidArgument (it is too big, or not a form)."""
     from urllib.parse import parse_qsl
 
     body = b""
@@ -277,13 +277,13 @@ def _status_of(error: Exception) -> int:
 
 
 def _bound(action: str, about: str, given: dict[str, str], made: Plan) -> str:
-    """The digest that a confirmation is good for: of the action, and all that it will do."""
+    """The digest that a confirmation is valid for: of the action, and all that it will do."""
     told = repr((action, about, sorted(given.items()), made.title, made.told))
     return hashlib.sha256(told.encode(errors="backslashreplace")).hexdigest()
 
 
 def _who(request: Request) -> str:
-    """The address that asks, and the one that a proxy names."""
+    """The address of a request's sender, and the one that a proxy names."""
     peer = request.client.host if request.client else "?"
     behind = request.headers.get("x-forwarded-for")
     return f"{peer} for {behind[:200]!r}" if behind else peer

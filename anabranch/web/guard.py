@@ -1,6 +1,6 @@
-"""Guards of the web process: names it answers to, forms of its own pages alone, headers that bind browsers.
+"""Guards of the web process: the host names it answers to, forms only from its own pages, headers for browsers.
 
-``docs/web.md`` says what each is against.
+`docs/web.md` says which attack each of them prevents.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-CONFIRM_S = 600.0  # how long a confirmation may be thought about
+CONFIRM_S = 600.0  # how long a confirmation page is valid
 LOCAL = ("localhost", "127.0.0.1", "[::1]")
 HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
@@ -31,10 +31,10 @@ HEADERS = {
 
 
 class Guard:
-    """ASGI middleware: refuses foreign requests, and adds `HEADERS` to each answer."""
+    """ASGI middleware that refuses foreign requests, and adds `HEADERS` to each response."""
 
     def __init__(self, app: ASGIApp, names: Iterable[str]) -> None:
-        """``names``: of hosts, without ports, that requests may be addressed to."""
+        """``names``: host names, without ports, to which requests may be addressed."""
         self._app = app
         self._names = frozenset(name.lower() for name in names)
 
@@ -58,7 +58,7 @@ class Guard:
             await self._app(scope, receive, guarded)
 
     def refusal(self, method: str, headers: Headers) -> str:
-        """Why a request is refused; empty: it is not."""
+        """Why a request is refused; empty if it is not."""
         hosts = headers.getlist("host")
         host = hosts[0] if len(hosts) == 1 else ""
         name = host[: host.find("]") + 1] if host.startswith("[") else host.partition(":")[0]
@@ -73,7 +73,7 @@ class Guard:
         if method != "POST":
             return f"method {method[:20]}: I know GET, HEAD and POST"
         origin = urlsplit(headers.get("origin") or headers.get("referer") or "")
-        # A proxy with TLS says so, or is behind another name than this machine's own.
+        # A proxy with TLS says so in a header, or requests name another host than this machine.
         proxied = headers.get("x-forwarded-proto", "").partition(",")[0].strip().lower()
         schemes = ("http",) if name.lower() in LOCAL else ("http", "https")
         own = origin.netloc == host and origin.scheme in ((proxied,) if proxied else schemes)
@@ -83,22 +83,22 @@ class Guard:
 
 
 class Confirmations:
-    """Secrets of confirmation pages: each good for one action, once, for ten minutes, in this process.
+    """Secrets of confirmation pages: each is valid for one action, once, for ten minutes, in this process.
 
-    A secret proves itself, so nothing is kept of those that were given, and whatever others ask for voids none.
+    A secret is signed, so none has to be stored, and requests of others can't push any out.
     """
 
     def __init__(self) -> None:
         self._key = secrets.token_bytes(32)
-        self._used: dict[str, float] = {}  # of actions that were done, until their time is over
+        self._used: dict[str, float] = {}  # secrets of actions that were done, until they expire
 
     def give(self, what: str) -> str:
-        """A new secret for an action, given as a digest of all that it will do."""
+        """A new secret for an action. ``what``: a digest of all that it will do."""
         until, nonce = time.monotonic() + CONFIRM_S, secrets.token_hex(16)
         return self._sealed(f"{what}.{until:.3f}.{nonce}")
 
     def action_of(self, secret: str) -> str:
-        """The digest of the action that the secret was given for; empty if it is good for nothing."""
+        """The digest of the action that the secret was made for; empty if the secret is not valid."""
         head = secret.rpartition("/")[0]
         if not hmac.compare_digest(self._sealed(head).encode(), secret.encode()):
             return ""
@@ -107,7 +107,7 @@ class Confirmations:
         return "" if is_late or secret in self._used else what
 
     def use(self, secret: str) -> None:
-        """Let a secret be good for nothing more."""
+        """Make a secret invalid, because it was used."""
         now = time.monotonic()
         self._used = {each: end for each, end in self._used.items() if end >= now}
         self._used[secret] = now + CONFIRM_S

@@ -1,4 +1,4 @@
-"""One poller, however many look on: each page is asked for once, and all who look at it get the same text."""
+"""One poller for all browsers: each page is made once, and all browsers that show it get the same text."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from anabranch.errors import AnabranchError, NotReady
 
 log = logging.getLogger("anabranch.web")
 
-INTERVAL_S = 1.0  # a page that is asked for again is as old as that, at most
-WATCH_S = 2.0  # between two polls of a page that is looked at
-SHARE = 4  # pauses are so many times as long as the polls between them
+INTERVAL_S = 1.0  # the greatest age of a page that is loaded
+WATCH_S = 2.0  # between two polls of a page that a browser shows
+SHARE = 4  # pauses are at least this many times as long as the polls between them
 MOST_PAGES = 64
 MOST_LOOKING = 200
 WAIT_S = 5.0  # the longest that a page load waits for a poll
 
 
 class View(NamedTuple):
-    """A page that can be asked for: its kind, and what it is about."""
+    """The identity of a page: its kind, and what it is about."""
 
     kind: str
     about: tuple[str, ...] = ()
@@ -32,9 +32,9 @@ class View(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class Page:
-    """A page as it was last seen.
+    """A page as of its last poll.
 
-    ``html``: its body, None before the first poll that succeeded, at monotonic second ``at``. ``error``: of the
+    ``html``: its body as of monotonic second ``at``; None before the first successful poll. ``error``: of the
     newest poll, if that failed. ``changed``: set at the end of the next poll.
     """
 
@@ -49,7 +49,7 @@ class Page:
 
     @property
     def trouble(self) -> str:
-        """Why the page is not fresh; empty: it is."""
+        """Why the page is not current; empty if it is."""
         if self.error is None:
             return ""
         old = f" This is {time.monotonic() - self.at:,.0f} s old." if self.html is not None else ""
@@ -57,10 +57,10 @@ class Page:
 
 
 class Hub:
-    """Polls pages while somebody looks at them. All but ``look`` runs in one event loop."""
+    """Polls pages while browsers show them. Everything but ``look`` runs in one event loop."""
 
     def __init__(self, look: Callable[[View], str]) -> None:
-        """``look``: the body of a page; called in a thread, one call at a time."""
+        """``look``: makes the body of a page, in a thread, one call at a time."""
         self._look = look
         self._pages: dict[View, Page] = {}
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="anabranch-web-poll")
@@ -68,11 +68,11 @@ class Hub:
 
     @property
     def looking(self) -> int:
-        """How many browsers look on."""
+        """How many browsers show live pages."""
         return sum(page.looking for page in self._pages.values())
 
     async def see(self, view: View) -> Page:
-        """A page that is at most a second old, or says why not. `NotReady`: too many pages are asked for."""
+        """A page that is at most a second old, or says why not. Raises: NotReady (too many pages are loaded)."""
         page = self._page(view)
         if time.monotonic() - page.polled >= INTERVAL_S:
             poll = self._poll(page)
@@ -83,7 +83,7 @@ class Hub:
 
     @contextmanager
     def watched(self, view: View) -> Iterator[Page]:
-        """A page that is polled during the block. `NotReady`: too many look on."""
+        """A page that is polled during the block. Raises: NotReady (too many browsers show live pages)."""
         if self.looking >= MOST_LOOKING:
             raise NotReady(f"{MOST_LOOKING} browsers look on: close some")
         page = self._page(view)

@@ -1,4 +1,4 @@
-"""The bodies of pages: what a client tells, put into templates. All of it runs in the poller's thread."""
+"""The bodies of pages: answers of the client, rendered by templates. All of this runs in the poller's thread."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from anabranch.types import Listed, StreamDescription
 from anabranch.web.hub import View
 
 LIMITS = (100, 1000, 10_000)
-_MOST_RIVERS = 16  # that are followed at a time
-# State -> what a transaction waits for.
+_MOST_RIVERS = 16  # pictures of streams that are kept up to date
+# State of a transaction -> what it waits for.
 WAITS = {
     "OPEN": "its programs: they write, and one of them commits. It is aborted if none of them says it is alive",
     "PREPARED": "the word of its coordinator, which alone knows how it ends",
@@ -40,7 +40,7 @@ WAITS = {
 
 
 def environment() -> Environment:
-    """The templates; all text is escaped."""
+    """The templates, which escape all text."""
     made = Environment(
         loader=PackageLoader("anabranch.web"),
         autoescape=True,
@@ -65,7 +65,7 @@ class Pages:
     def __init__(
         self, client: Client, templates: Environment, timeout: float, *, acts: bool
     ) -> None:
-        """``timeout``: seconds that one call may take. ``acts``: pages offer actions."""
+        """``timeout``: seconds that one call may take. ``acts``: whether pages offer actions."""
         self._client = client
         self._templates = templates
         self._timeout = timeout
@@ -73,7 +73,7 @@ class Pages:
         self._rivers: dict[str, Follower] = {}
 
     def body(self, view: View) -> str:
-        """A page's body as HTML. Raises what the client raises."""
+        """A page's body as HTML. Raises: as the client."""
         facts = KINDS[view.kind](self, *view.about)
         return self._templates.get_template(f"{view.kind}.html").render(acts=self._acts, **facts)
 
@@ -142,14 +142,14 @@ class Pages:
         return {"parts": parts, "hidden": hidden, "missing": parts.missing}
 
     def _parts(self) -> tuple[Listed[dict[str, Any]], str]:
-        """A row of each control partition; or why the lane may not see them."""
+        """A row for each control partition, or the reason why the lane may not see them."""
         try:
             return self._client.commands(timeout=self._timeout).each(commands_row), ""
         except NotAuthorized as error:
             return Listed(), str(error)
 
     def _river(self, stream: StreamDescription) -> tuple[Markup | None, str]:
-        """The picture of a stream, or why there is none."""
+        """The picture of a stream, or the reason why there is no picture."""
         name = stream.stream
         if name not in self._rivers:
             while len(self._rivers) >= _MOST_RIVERS:

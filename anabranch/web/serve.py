@@ -1,4 +1,4 @@
-"""The web process: its socket, its server, its log."""
+"""The web process: its socket, its HTTP server and its log."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from anabranch.infra.errors import PortTaken
 from anabranch.web.app import SEND_S, Site, application
 
 MOST_CONNECTIONS = 400
-_STUCK_MS = 20_000  # a connection whose other side takes nothing for so long is cut by the kernel
+_STUCK_MS = 20_000  # the kernel ends a connection whose other side takes no data for this long
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A bound socket. Raises: PortTaken; InvalidArgument: the address is not of this machine."""
+    """A bound socket. Raises: PortTaken, InvalidArgument (the address is not of this machine)."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     made = socket.socket(family, socket.SOCK_STREAM)
     made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -43,9 +43,9 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 class _Protocol(H11Protocol):
-    """A connection: cut if no whole request comes within `SEND_S`, and sooner if others need its place."""
+    """A connection, ended unless a whole request comes within `SEND_S`, and sooner if others need its place."""
 
-    ends: asyncio.TimerHandle | None = None  # of a request that has yet to come whole
+    ends: asyncio.TimerHandle | None = None  # ends the connection unless the request is complete
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)  # type: ignore[arg-type]
@@ -85,7 +85,7 @@ class _Protocol(H11Protocol):
 
 
 def serve(site: Site, listening: socket.socket, ready: Callable[[], None]) -> None:
-    """Serve until SIGINT or SIGTERM, which is raised again at the end. ``ready``: called once pages are served."""
+    """Serve until SIGINT or SIGTERM, which is raised again at the end. ``ready``: called when pages are served."""
 
     class Server(uvicorn.Server):
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:

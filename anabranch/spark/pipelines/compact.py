@@ -30,10 +30,10 @@ _KEPT = ("value", "headers", "timestamp", "segment", "offset", "txn_id", "commit
 
 @dataclass(frozen=True, slots=True)
 class Compacted:
-    """The result. ``at``: the commit timestamp; ``keys``: how many have a value.
+    """The result. ``at``: the commit timestamp. ``keys``: how many keys have a value.
 
-    ``events``: how many the stream had at that timestamp; ``keyless``: those without a key, which are left out.
-    Both are 0 if the name was ``already_committed``, or if the job failed after its commit.
+    ``events``: how many events the stream had at that timestamp. ``keyless``: how many of them have no key, and are
+    skipped. Both are 0 if the name was ``already_committed``, or if the job failed after its commit.
     """
 
     stream: str
@@ -47,7 +47,7 @@ class Compacted:
 
 
 def latest(events: DataFrame) -> DataFrame:
-    """The last event of each key, without keys whose last value is null; the columns stay."""
+    """The last event of each key, with the same columns. Keys whose last value is null are left out."""
     last = F.max_by(F.struct(*_KEPT), F.struct(*_ORDER)).alias("last")
     found = events.where(F.col("key").isNotNull()).groupBy("key").agg(last)
     return found.where(F.col("last.value").isNotNull()).select("key", "last.*")
@@ -67,12 +67,13 @@ def compact(
 ) -> Compacted:
     """Write the latest value of each key to a folder as Parquet, or into another stream in one transaction.
 
-    A null value deletes its key. ``at``: as of this commit timestamp or time (None: now). ``overwrite``: replace
-    an existing folder. ``name``: of the transaction (committed once). ``segments``: create the other stream first.
+    A null value deletes its key. ``at``: the commit timestamp or time to read as of; by default now. ``overwrite``:
+    replace an existing folder. ``name``: of the transaction, which is committed once. ``segments``: create the
+    other stream first, with this many.
 
     Raises:
         InvalidArgument: no target or two; the folder exists. UnknownStream. SnapshotExpired: retention has
-        passed ``at``. JobFailed: repeating is safe. OutcomeUnknown: repeat it with the name that it says.
+        passed ``at``. JobFailed: repeating is safe. OutcomeUnknown: repeat it with the name in its message.
     """
     if (to is None) == (into is None):
         raise InvalidArgument("give a folder or a stream to write to, one of them")
@@ -96,11 +97,11 @@ def compact(
                 rows.write.mode("overwrite" if overwrite else "errorifexists").parquet(str(to))
                 return Compacted(stream, moment, str(to), *counts())
             sink = options_of(connection, stream=into, name=given)
-            # Metadata of the old place (Kafka's and ours) would be false at the new one.
+            # The other columns describe the event's place in the old stream.
             rows = rows.select("key", "value", "headers", "timestamp")
             writer = rows.write.format("anabranch").options(**sink).mode("append")
         result, failed = saved(client, target, given, writer.save)
-        if result is not None and failed:  # it has no counts
+        if result is not None and failed:  # the job counted nothing
             return _before(stream, moment, into, result)
         with named_failures():
             txn_id = result.txn_id if result is not None else None
@@ -114,7 +115,7 @@ def _before(stream: str, moment: int, into: str, result: Result) -> Compacted:
 def _observed(
     spark: SparkSession, connection: Connection, stream: str, moment: int
 ) -> tuple[DataFrame, Callable[[], tuple[int, int, int]]]:
-    """The rows to write; events, keyless ones and keys, once they are written."""
+    """The rows to write; and the counts of events, events without a key, and keys, known once rows are written."""
     read, kept = Observation("read"), Observation("kept")
     source = options_of(connection, stream=stream, at=moment)
     events = spark.read.format("anabranch").options(**source).load()

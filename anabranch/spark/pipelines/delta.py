@@ -1,8 +1,8 @@
-"""Micro-batches into a Delta table, each once, without Delta's jars.
+"""Writing micro-batches into a Delta table, each exactly once, without Delta's jars.
 
 Spark's executors write the batch's Parquet files into the table's folder. One commit of the table's log then adds
 them, and records the batch and the query (Delta's transaction identifiers). A batch number that the log has is
-left out. A batch that was cut off leaves files that no log names; a vacuum removes them.
+skipped. An interrupted batch leaves files that the log does not name; a vacuum removes them.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class DeltaFolder:
         )
 
     def _table(self, frame: DataFrame) -> DeltaTable:
-        """The table; made if it does not exist."""
+        """The table, created if it does not exist."""
         from deltalake import DeltaTable, Schema
 
         from anabranch.spark.api import arrow_schema

@@ -1,4 +1,4 @@
-"""Streams into files as they are committed: each micro-batch once, made of whole transactions."""
+"""Exporting streams to files while they are written: each micro-batch once, made of whole transactions."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ _FILE_SETTINGS = {"spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS"}
 class Shape:
     """The form of the files.
 
-    ``partition_by``: columns, or ``date``, the UTC date of the timestamp. ``schema``: values are JSON objects
-    with these fields (DDL); column ``value`` is a struct of them. Any other value ends the query.
+    ``partition_by``: columns, or ``date``, the UTC date of the timestamp. ``schema``: fields (DDL) of the values,
+    which have to be JSON objects; column ``value`` is a struct of them. Any other value ends the query.
     """
 
     form: str = "parquet"
@@ -54,11 +54,11 @@ class Shape:
 class Pace:
     """The time and size of micro-batches.
 
-    ``once``: all that is there now, then the end; else every ``interval`` seconds, until it is stopped.
-    ``most_events``: in a micro-batch (None: no limit). ``whole``: a bigger transaction is a micro-batch of its
-    own; else it is split. ``start``: of a new checkpoint: ``begin``, ``end``, a commit timestamp, or a time with
-    its zone. ``strict``: `SnapshotExpired` where retention removed events (or their history) before they were
-    exported; else the export goes on without them.
+    ``once``: export what is there now, and end; otherwise export every ``interval`` seconds, until it is stopped.
+    ``most_events``: limit of a micro-batch; None for no limit. ``whole``: make a bigger transaction a micro-batch
+    of its own; otherwise it is split. ``start``: where a new checkpoint begins: ``begin``, ``end``, a commit
+    timestamp, or a time with its zone. ``strict``: raise `SnapshotExpired` if retention removed events (or their
+    history) before they were exported; otherwise continue without them.
     """
 
     once: bool = True
@@ -79,7 +79,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """The result of one run. ``query_id``: of the checkpoint, the same in every run."""
+    """The result of one run. ``query_id``: the checkpoint's id, the same in every run."""
 
     to: str
     checkpoint: str
@@ -99,16 +99,16 @@ def export(
     checkpoint: str | None = None,
     progress: Callable[[Batch], None] | None = None,
 ) -> Exported:
-    """Write committed events to files in folder ``to``, and go on there the next time.
+    """Write committed events to files in folder ``to``. The next call resumes where this one ends.
 
-    ``checkpoint``: the folder of the position; by default inside ``to``, so that both live and die together.
-    ``progress`` is called after each micro-batch with rows.
+    ``checkpoint``: the folder of the position; by default it is inside ``to``, so that both are deleted together.
+    ``progress``: called after each micro-batch with rows.
 
-    A folder belongs to one checkpoint: file ``_export-`` and the query's id, in the folder, binds them.
+    A folder belongs to one checkpoint: a file in the folder, ``_export-`` and the query's id, binds them.
 
-    Parquet is exactly once for Spark's readers, which go by the folder's ``_spark_metadata``. Other readers may see
-    files of a batch that was cut off, until the next run has rewritten it and removed them. Delta is exactly once
-    for every reader.
+    Parquet is exactly once for Spark's readers, which read the folder's ``_spark_metadata``. Other readers may see
+    files of an interrupted batch, until the next run has rewritten the batch and removed them. Delta is exactly
+    once for every reader.
 
     Raises:
         InvalidArgument: a wrong argument or value; ``to`` holds other files, or another checkpoint's output.
@@ -130,7 +130,7 @@ def export(
         frame = _shaped(_committed(spark, connection, streams, pace), shape)
         writer = _writer(frame, to, place, shape, pace)
         query_id, began = _bind(spark, to, place)
-        if shape.form == "parquet":  # else `DeltaFolder` looks
+        if shape.form == "parquet":  # for Delta, `DeltaFolder` checks
             files, table = _file_system(spark, f"{to.rstrip('/')}/{_TABLE}")
             files.mkdirs(table)
             if f"{OWNER}{query_id}" not in _names(files, table.getParent()):
@@ -194,9 +194,9 @@ def _follow(
     progress: Callable[[Batch], None] | None,
     tidy: Callable[[], None],
 ) -> Exported:
-    """Wait until the query ends: by itself with ``once``, else by an error or an interrupt.
+    """Wait until the query ends: by itself with ``once``, otherwise by an error or an interrupt.
 
-    ``tidy``: called once, after a batch with rows: then no other query writes older files.
+    ``tidy``: called once, after a batch with rows, because then no other query writes older files.
     """
     done: dict[int, int] = {}
     ended = False
@@ -220,8 +220,8 @@ def _finished(reports: Sequence[Any]) -> Iterator[Batch]:
 def _bind(spark: SparkSession, to: str, place: str) -> tuple[str, int]:
     """Bind folder and checkpoint by the query's id, before anything is written.
 
-    Spark's file sink leaves out batch numbers that it has: those of another checkpoint would be lost.
-    Returns that id, and the time of this start, by the file system's clock, as its files have theirs.
+    Spark's file sink skips batch numbers that it has, so batches of another checkpoint would be lost.
+    Returns the query's id, and the time of this start by the file system's clock, which also stamps its files.
     """
     files, folder = _file_system(spark, to)
     places, metadata = _file_system(spark, f"{place.rstrip('/')}/metadata")
@@ -251,9 +251,9 @@ def _bind(spark: SparkSession, to: str, place: str) -> tuple[str, int]:
         ours = [one for one in owners if _text(spark, files, path_of(one)) == f"{place}\n"]
         query = ours[0] if ours else str(uuid.uuid4())
     _write(files, path_of(query), f"{place}\n")
-    for owner in set(owners) - {query}:  # its checkpoint has exported nothing, and may yet
+    for owner in set(owners) - {query}:  # a checkpoint that has exported nothing, but may begin
         files.delete(path_of(owner), False)
-    # Another may begin now: each takes the folder, then looks, and looks again once it has a table.
+    # Another export may begin now. Each takes the folder, then checks it, and checks again once it has a table.
     names = [] if table else _names(files, folder)
     found = [name for name in names if name in _TABLES or name.startswith(OWNER)]
     if not table and found != [f"{OWNER}{query}"]:
@@ -266,7 +266,7 @@ def _bind(spark: SparkSession, to: str, place: str) -> tuple[str, int]:
 
 
 def _remove_cut_off(spark: SparkSession, to: str, shape: Shape, before: int) -> None:
-    """Remove files of micro-batches cut off ``before`` (Unix ms): files that no table names."""
+    """Remove files of micro-batches interrupted ``before`` (Unix ms): files that no table names."""
     if shape.form != "parquet":
         return
     files, table = _file_system(spark, f"{to.rstrip('/')}/{_TABLE}")
@@ -275,10 +275,10 @@ def _remove_cut_off(spark: SparkSession, to: str, shape: Shape, before: int) -> 
         if not entry.getPath().getName().startswith("."):
             version, *lines = _text(spark, files, entry.getPath()).splitlines()
             if version != "v1":
-                return  # of an unknown form
+                return  # the form is unknown
             named |= {json.loads(line)["path"].rpartition("/")[2] for line in lines}
     for status in _data_files(files, table.getParent(), shape.partition_by) if named else ():
-        name = status.getPath().getName()  # holds an id that no other file has
+        name = status.getPath().getName()  # has an id that no other file has
         ours = name.startswith("part-") and name.endswith(".parquet")
         if ours and name not in named and status.getModificationTime() < before:
             files.delete(status.getPath(), False)
@@ -286,7 +286,7 @@ def _remove_cut_off(spark: SparkSession, to: str, shape: Shape, before: int) -> 
 
 
 def _data_files(files: Any, folder: Any, partition_by: Sequence[str]) -> Iterator[Any]:
-    """Statuses of files where an export puts them: other folders, and tables in them, are not its own."""
+    """Statuses of files in folders that an export writes. Other folders, and tables in them, are not its own."""
     for status in files.listStatus(folder):
         if not status.isDirectory():
             if not partition_by:
@@ -338,7 +338,7 @@ def _file_system(spark: SparkSession, path: str) -> tuple[Any, Any]:
 
 @contextmanager
 def _settings(spark: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
-    """Change settings of the session while a query starts: the query takes a copy."""
+    """Change settings of the session while a query starts, because the query takes a copy."""
     before = {name: spark.conf.get(name, None) for name in settings}
     for name, value in settings.items():
         spark.conf.set(name, value)

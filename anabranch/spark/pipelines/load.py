@@ -1,4 +1,4 @@
-"""Files into a stream in one transaction: all rows that Spark reads, or none."""
+"""Loading files into a stream in one transaction: all rows that Spark reads, or none."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ _STRICT: dict[str, dict[str, str]] = {
         "mode": "FAILFAST",
         "escape": '"',
         "enforceSchema": "false",
-        "multiLine": "true",  # a line end in quotes ends no row
+        "multiLine": "true",  # a line end in quotes does not end a row
     },
     "json": {"mode": "FAILFAST"},
 }
 _TEXTS = ("csv", "json", "text")
-_REPLACED = "\ufffd"  # readers put this for bytes that are no UTF-8
+_REPLACED = "\ufffd"  # readers replace bytes that are not UTF-8 by it
 # Numbers from here on are milliseconds since 1970, lower ones seconds (until the year 5138).
 _LEAST_MS = 100_000_000_000
-_NUMBER = r"^\s*\d{9,}(\.\d+)?\s*$"  # fewer digits may be a year, or a day
+_NUMBER = r"^\s*\d{9,}(\.\d+)?\s*$"  # fewer digits may be a year or a day
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """Spark's format, schema (DDL; None: from the files) and further options of its reader."""
+    """Spark's format, schema (DDL; by default inferred from the files) and further options of its reader."""
 
     form: str = "csv"
     schema: str | None = None
@@ -54,10 +54,10 @@ class Reading:
 class Events:
     """How rows become events.
 
-    ``encoding``: as of the sink: ``json`` and ``avro`` make a value of the whole row, ``raw`` takes columns
-    key, value, … as they are. ``key``: columns of the key. ``timestamp``: a column with the events' time; texts
-    and numbers (seconds or milliseconds since 1970) become timestamps. ``order_by``: the rows of each key are
-    written in the order of these columns; without them the order is not defined.
+    ``encoding``: as for the sink: ``json`` and ``avro`` make a value of the whole row, ``raw`` takes columns key,
+    value, … unchanged. ``key``: columns of the key. ``timestamp``: a column with the events' time; texts and
+    numbers (seconds or milliseconds since 1970) become timestamps. ``order_by``: columns that order the rows of
+    each key; by default the order is undefined.
     """
 
     encoding: str = "json"
@@ -68,7 +68,7 @@ class Events:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """The result. ``txn_id``, ``commit_timestamp``: None without a row. ``rows``: events of the transaction."""
+    """The result. ``txn_id``, ``commit_timestamp``: None if there was no row. ``rows``: events written."""
 
     stream: str
     name: str | None
@@ -91,8 +91,8 @@ def load(
 ) -> Loaded:
     """Load files (paths or patterns, as Spark takes them) into a stream, in one transaction.
 
-    ``name``: unique in the stream's scope; one name is loaded once. ``segments``: create the
-    stream first, with so many.
+    ``name``: unique in the stream's scope; one name is loaded once. ``segments``: create the stream first, with
+    this many.
 
     Raises:
         InvalidArgument: wrong files, data or columns; nothing is written.
@@ -147,7 +147,7 @@ def _read(spark: SparkSession, files: Sequence[str], reading: Reading) -> DataFr
 
 
 def _utf8(rows: DataFrame) -> DataFrame:
-    """The rows; a text that was no UTF-8 ends the job."""
+    """The rows. Text that was not UTF-8 ends the job."""
     wrong = "not UTF-8, or it has U+FFFD: say what it is, as --read-option encoding=ISO-8859-1, or UTF-8"
     if any(_REPLACED in name for name in rows.columns):
         raise InvalidArgument(f"a column's name is {wrong}")
@@ -165,7 +165,7 @@ def _utf8(rows: DataFrame) -> DataFrame:
 
 
 def _prepared(rows: DataFrame, events: Events) -> DataFrame:
-    """Rows in the order asked for, and with a timestamp where a column gives one."""
+    """Rows in the requested order, with timestamps from the column that has them."""
     wanted = [*events.key, *events.order_by, *([events.timestamp] if events.timestamp else [])]
     missing = sorted({name for name in wanted if name not in rows.columns})
     if missing:
@@ -175,7 +175,7 @@ def _prepared(rows: DataFrame, events: Events) -> DataFrame:
     if events.timestamp is not None:
         rows = rows.withColumn(events.timestamp, _time_of(rows, events.timestamp))
     if events.order_by:
-        # One task writes all rows of a key: so their order stays.
+        # One task writes all rows of a key, which keeps their order.
         key = [_column(name) for name in events.key]
         rows = rows.repartition(*key) if key else rows.repartition(1)
         rows = rows.sortWithinPartitions(*(_column(name) for name in events.order_by))

@@ -1,4 +1,4 @@
-"""Options and streams that all pipelines need."""
+"""Options, names and errors that all pipelines share."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ OWNER = "_export-"  # and the query's id: a file in an export's folder, written 
 
 
 def another_export(to: str) -> InvalidArgument:
-    """The error for an export into folder ``to`` that another one took first: its own `OWNER` file is missing."""
+    """The error for an export whose `OWNER` file in folder ``to`` is missing: another one took the folder."""
     return InvalidArgument(
         f"another export into {to} begins at this moment: run this one again, by the checkpoint that the folder has"
     )
 
 
 def options_of(connection: Connection, **more: str | int | None) -> dict[str, str]:
-    """Options of ``format("anabranch")`` for a cluster; ``more`` without those that are None."""
+    """Options of ``format("anabranch")`` for a cluster, and those of ``more`` that are not None."""
     options = {
         "bootstrap": connection.bootstrap,
         "prefix": connection.prefix,
@@ -32,7 +32,7 @@ def options_of(connection: Connection, **more: str | int | None) -> dict[str, st
 
 
 def committed_under(client: anabranch.Client, scope: str, name: str) -> anabranch.Result | None:
-    """The commit under a name, if there is one. An open transaction of that name is aborted."""
+    """The commit under a name, if there is one. Aborts an open transaction of that name."""
     with client.begin(scope, name=name) as txn:
         return txn.result
 
@@ -40,7 +40,7 @@ def committed_under(client: anabranch.Client, scope: str, name: str) -> anabranc
 def saved(
     client: anabranch.Client, scope: str, name: str, save: Callable[[], None]
 ) -> tuple[anabranch.Result | None, bool]:
-    """Save rows by a job under a name: its commit (None: it had no row), and whether the job failed after it.
+    """Save rows by a job. Returns the commit under the name (None without rows), and whether the job failed later.
 
     Raises: the job's error, if nothing is committed; OutcomeUnknown.
     """
@@ -48,7 +48,7 @@ def saved(
     try:
         with named_failures():
             save()
-    except Exception as error:  # noqa: BLE001 - whatever it says, the rows may be committed
+    except Exception as error:  # noqa: BLE001 - the rows may be committed after any error
         failed = error
     try:
         result = committed_under(client, scope, name)

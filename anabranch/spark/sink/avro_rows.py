@@ -1,4 +1,4 @@
-"""Rows as Avro: each value is one bare datum, as Spark's ``to_avro`` writes and ``from_avro`` reads it."""
+"""Rows as Avro: each value is one datum without a header, as in Spark's ``to_avro`` and ``from_avro``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from anabranch.errors import InvalidArgument
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _TOP = "topLevelRecord"
-# Errors of json and fastavro for a text that is no schema.
+# Errors of json and fastavro for a text that is not a schema.
 _NO_SCHEMA = (
     SchemaParseException,
     ValueError,
@@ -42,7 +42,7 @@ _PLAIN: Mapping[type[t.DataType], Any] = {
     t.TimestampNTZType: {"type": "long", "logicalType": "local-timestamp-micros"},
 }
 _INTEGERS = ("int", "long", "float", "double")
-# Avro types that hold a type of Spark's.
+# Spark type -> Avro types that can hold its values.
 _TAKEN: Mapping[type[t.DataType], Sequence[str]] = {
     t.BooleanType: ("boolean",),
     t.ByteType: _INTEGERS,
@@ -61,7 +61,7 @@ _TAKEN: Mapping[type[t.DataType], Sequence[str]] = {
     t.MapType: ("map",),
     t.StructType: ("record",),
 }
-# Values of which branches of a union keep more or less: fastavro takes the first that takes the value.
+# Values that some branches of a union would round: fastavro uses the first branch that takes a value.
 _FINE: Mapping[type[t.DataType], Any] = {
     t.IntegerType: 2**24 + 1,
     t.LongType: 2**53 + 1,
@@ -71,9 +71,9 @@ _FINE: Mapping[type[t.DataType], Any] = {
 
 
 def avro_schema(schema: t.StructType) -> str:
-    """The Avro schema of rows, as JSON: ``encoding=avro`` writes by it if ``avroschema`` gives no other.
+    """The Avro schema of rows, as JSON: ``encoding=avro`` uses it, unless ``avroschema`` gives another.
 
-    Raises: InvalidArgument, for a column without an Avro type, or a name that Avro does not allow.
+    Raises: InvalidArgument (a column has no Avro type, or a name that Avro does not allow).
     """
     return json.dumps(_of(schema, _TOP, ""))
 
@@ -122,7 +122,7 @@ def _nullable(kind: t.DataType, name: str, space: str, nullable: bool) -> Any:
 
 
 def parse(text: str) -> Schema:
-    """The schema of option ``avroschema``. `InvalidArgument`: the text is no schema, or not of a record."""
+    """The schema of option ``avroschema``. Raises: InvalidArgument (it is not the schema of a record)."""
     try:
         parsed = fastavro.parse_schema(json.loads(text), _write_hint=False)
     except _NO_SCHEMA as error:
@@ -133,7 +133,7 @@ def parse(text: str) -> Schema:
 
 
 def check_fits(kind: t.StructType, text: str) -> None:
-    """Raise `InvalidArgument` where the schema of option ``avroschema`` can't hold a column."""
+    """Raise `InvalidArgument` if the schema of option ``avroschema`` can't hold a column."""
     _Fit().record("", kind, parse(text))
 
 
@@ -198,7 +198,7 @@ class _Fit:
 
 
 def _keeps(value: Any, avro: Any) -> bool:
-    """Whether a value is the same once it is written and read; True of none."""
+    """Whether a value is unchanged after writing and reading it. True for None."""
     if value is None:
         return True
     out = io.BytesIO()
@@ -206,19 +206,19 @@ def _keeps(value: Any, avro: Any) -> bool:
         fastavro.schemaless_writer(out, avro, value)
         out.seek(0)
         return bool(fastavro.schemaless_reader(out, avro, None) == value)
-    except (ValueError, TypeError, OverflowError):  # another logical type: a time of a day
+    except (ValueError, TypeError, OverflowError):  # another logical type: a time of day
         return False
 
 
 def _full(avro: Any) -> str:
-    """A type with its logical type, where that changes the values it holds."""
+    """A type's name, with its logical type if that changes the values it can hold."""
     logical = str(avro.get("logicalType", ""))
     changes = logical in ("date", "decimal") or "timestamp" in logical
     return f"{avro['type']}.{logical}" if changes else str(avro["type"])
 
 
 class AvroRows:
-    """Encodes rows by a schema given as JSON."""
+    """Encodes rows by a schema, which is given as JSON."""
 
     def __init__(self, text: str, fields: Sequence[t.StructField]) -> None:
         self._schema = parse(text)
@@ -226,7 +226,7 @@ class AvroRows:
         self._converters = [_converter(field.dataType) for field in fields]
 
     def __call__(self, columns: Sequence[pa.Array], rows: int) -> pa.Array:
-        """A datum for each row. `InvalidArgument` for a row that the schema does not hold."""
+        """A datum for each row. Raises: InvalidArgument (the schema can't hold a row)."""
         try:
             data = list(self._data(columns, rows))
         except (ValueError, TypeError, KeyError, OverflowError) as error:
@@ -265,7 +265,7 @@ def _utc(kind: pa.DataType) -> pa.DataType:
 
 
 def _converter(kind: t.DataType) -> Callable[[Any], Any] | None:
-    """The function from Arrow's value to fastavro's; None: they are the same."""
+    """The function from Arrow's value to fastavro's, or None if they are the same."""
     if isinstance(kind, t.MapType):
         inner = _converter(kind.valueType) or _same
         return lambda pairs: None if pairs is None else {k: inner(v) for k, v in pairs}

@@ -1,6 +1,6 @@
-"""From rows to events: option ``encoding``, checked against the schema on the driver.
+"""Encoding rows as events: option ``encoding``, which the driver checks against the schema.
 
-An `Encoding` is plain data that travels to the tasks; there `encoder` turns Arrow batches of rows into events.
+An `Encoding` is plain data that Spark sends to the tasks, where `encoder` turns Arrow batches of rows into events.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Encode: TypeAlias = "Callable[[pa.RecordBatch], pa.Array]"
 
 @dataclass(frozen=True)
 class Encoding:
-    """The columns of an event's fields, as numbers: places in the rows. Made by `encoding_of`."""
+    """Which columns of a row, by number, become an event's fields. Made by `encoding_of`."""
 
     kind: str
     fields: tuple[t.StructField, ...]
@@ -53,9 +53,9 @@ class Encoding:
     avro: str | None
 
     def encoder(self) -> Callable[[pa.RecordBatch], Iterator[tuple[str | None, pa.RecordBatch]]]:
-        """A function from a batch of rows to batches of events, each with its stream (None: the option's).
+        """A function from a batch of rows to batches of events, each with its stream (None: option ``stream``).
 
-        Each task makes one. Events have the columns that `Transaction.write_batch` takes.
+        Each task makes one. The batches have the columns that `Transaction.write_batch` takes.
         """
         value, key = self._value(), self._key()
 
@@ -102,7 +102,7 @@ class Encoding:
 
 
 def encoding_of(options: Options, schema: t.StructType, *, by_column: bool) -> Encoding:
-    """The encoding that the options give for these rows. ``by_column``: each row names its stream.
+    """The encoding of these rows, from the options. ``by_column``: each row names its stream.
 
     Raises: InvalidArgument, which says what to do.
     """
@@ -209,7 +209,7 @@ def _encoded(
 
 
 def _place(schema: t.StructType, option: str, name: str) -> int:
-    """The number of a column. As in Spark, the case of names does not matter."""
+    """The number of a column. As in Spark, names are compared without case."""
     names = [field.name.lower() for field in schema.fields]
     if name.lower() not in names:
         raise InvalidArgument(
@@ -240,7 +240,7 @@ def _are_headers(kind: t.DataType) -> bool:
 def _by_stream(
     streams: pa.Array, events: pa.RecordBatch
 ) -> Iterator[tuple[str | None, pa.RecordBatch]]:
-    """The events of each stream, in their order."""
+    """The events of each stream, in order."""
     if streams.null_count:
         raise InvalidArgument("a row's column 'stream' is null: fill it, or filter such rows out")
     found = pc.unique(streams).to_pylist()

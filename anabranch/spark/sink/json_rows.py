@@ -1,8 +1,8 @@
 """Rows as JSON, column by column, equal to Spark's ``to_json(struct(*))`` for plain types.
 
-Arrow joins the texts; only strings with control characters and binary columns cost a Python object per row. Three
-differences to ``to_json``: timestamps are in UTC whatever the session's zone is, 1.0E10 is spelled 1e+10, and map
-keys are strings only.
+Arrow joins the texts; only strings with control characters and binary columns cost a Python object per row. There
+are three differences from ``to_json``: timestamps are always in UTC, 1.0E10 is written 1e+10, and map keys have to
+be strings.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _PLAIN = (
     t.TimestampNTZType,
     t.NullType,
 )
-# Jackson's spelling.
+# Escapes as Spark's JSON library (Jackson) writes them.
 _ESCAPES = str.maketrans(
     {chr(i): f"\\u{i:04X}" for i in range(32)}
     | {"\b": "\\b", "\t": "\\t", "\n": "\\n", "\f": "\\f", "\r": "\\r", '"': '\\"', "\\": "\\\\"}
@@ -42,7 +42,7 @@ _ESCAPES = str.maketrans(
 
 
 def check_type(name: str, kind: t.DataType) -> None:
-    """Raise `InvalidArgument` for a column of a type that has no JSON form here."""
+    """Raise `InvalidArgument` for a column whose type has no JSON form here."""
     if isinstance(kind, t.ArrayType):
         check_type(f"{name}.element", kind.elementType)
     elif isinstance(kind, t.StructType):
@@ -73,13 +73,13 @@ def json_rows(columns: Sequence[pa.Array], fields: Sequence[t.StructField], rows
             parts += [name, values]
     if not parts:
         return pa.repeat(pa.scalar("{}", _TEXT), rows)
-    # Not null_handling="skip": it loses rows that are all null (Arrow 26).
+    # null_handling="skip" would lose rows that are all null (Arrow 26).
     opened = pc.binary_replace_slice(_joined(*parts), start=0, stop=1, replacement="{")
     return _joined(opened, pa.scalar("}", _TEXT))
 
 
 def json_arrays(columns: Sequence[pa.Array], fields: Sequence[t.StructField]) -> pa.Array:
-    """Each row as an array; nulls stay."""
+    """Each row as an array, with its nulls."""
     values = [
         pc.fill_null(json_values(column, field.dataType), "null")
         for column, field in zip(columns, fields, strict=True)
@@ -107,7 +107,7 @@ def json_values(column: pa.Array, kind: t.DataType) -> pa.Array:
 
 
 def plain_texts(column: pa.Array, kind: t.DataType) -> pa.Array:
-    """Each value of a plain type as text without quotes; of other types, as JSON."""
+    """Each value of a plain type as text without quotes; values of other types as JSON."""
     if isinstance(kind, t.BinaryType):
         texts = [None if v is None else b64encode(v).decode() for v in column.to_pylist()]
         return pa.array(texts, _TEXT)
@@ -147,7 +147,7 @@ def _escaped(texts: pa.Array) -> pa.Array:
 
 
 def _floats(column: pa.Array) -> pa.Array:
-    """The shortest text that reads back as the same number; NaN and infinities are strings, as in Spark."""
+    """The shortest text that reads as the same number. NaN and infinities become strings, as in Spark."""
     texts = column.cast(_TEXT)
     whole = pc.invert(pc.match_substring_regex(texts, "[.en]"))
     texts = pc.if_else(whole, _joined(texts, pa.scalar(".0", _TEXT)), texts)
@@ -159,7 +159,7 @@ def _floats(column: pa.Array) -> pa.Array:
 
 
 def _times(column: pa.Array) -> pa.Array:
-    """Date and time to the millisecond; instants in UTC."""
+    """Dates and times to the millisecond, instants in UTC."""
     naive = column.cast(pa.timestamp("us", "UTC") if column.type.tz else column.type)
     naive = naive.cast(pa.timestamp("us"))
     cut = pc.floor_temporal(naive, unit="millisecond").cast(pa.timestamp("ms"))

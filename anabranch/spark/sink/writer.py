@@ -1,7 +1,7 @@
 """Writes a batch as one transaction, exactly once (`docs/spark.md`, "Sink").
 
-The planner makes a sink, which reserves a transaction and begins nothing. Spark pickles it to the tasks: each
-joins, writes, and returns its receipt. The driver commits exactly the receipts that Spark gives it.
+The planner makes a sink, which reserves a transaction and begins nothing. Spark pickles the sink to the tasks. Each
+task joins, writes, and returns its receipt. The driver commits exactly the receipts that Spark passes to it.
 """
 
 from __future__ import annotations
@@ -44,26 +44,26 @@ from anabranch.topics.names import commands_topic
 from anabranch.types import Receipt, Result
 
 DEFAULT_SINK = "0"
-# Local properties that Spark gives the tasks of a micro-batch.
+# Local properties that Spark sets for the tasks of a micro-batch.
 QUERY_ID = "sql.streaming.queryId"
 BATCH_ID = "streaming.sql.batchId"
 
-# Folders that Spark's driver makes and removes, and names to its Python workers.
+# Folders that Spark's driver makes and removes; this variable names them to its Python workers.
 LOCAL_DIRS = "SPARK_LOCAL_DIRS"
-# A query has at least one of these, unless its checkpoint is named at random. Queries that run in one driver differ
-# in them; without them two queries could have all the same options.
+# A query has at least one of these options, unless its checkpoint is named at random. Queries that run in one
+# driver differ in them, even if all other options are equal.
 _OWN = ("checkpointlocation", "queryname")
 
 log = logging.getLogger("anabranch.spark")
-# Set here, as no other code can in Spark's workers; the lines show if worker logging is on.
+# Set here, because no other code can in Spark's workers. The lines appear if worker logging is on.
 log.setLevel(logging.INFO)
-# Streams that this process has seen: Spark makes a planner for every micro-batch.
+# Streams that this process has found before. Spark makes a planner for every micro-batch.
 _seen: set[tuple[Connection, str]] = set()
 
 
 @dataclass(frozen=True)
 class Written(WriterCommitMessage):
-    """A task attempt's writes. ``receipt``: as bytes. Query and batch are None in a batch job."""
+    """A task attempt's receipt, as bytes. Query and batch are None in a batch job."""
 
     reservation: Reservation
     receipt: bytes
@@ -74,12 +74,12 @@ class Written(WriterCommitMessage):
 
 @dataclass(frozen=True)
 class NothingWritten(WriterCommitMessage):
-    """An attempt without rows, or of a job whose name was committed before."""
+    """The message of an attempt without rows, or of a job whose name was committed before."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """The checked options of a sink. Plain data, for the tasks."""
+    """The checked options of a sink, plain data that Spark sends to the tasks."""
 
     connection: Connection
     scope: str
@@ -89,7 +89,7 @@ class Target:
 
     @property
     def client(self) -> anabranch.Client:
-        """This process's client of the cluster."""
+        """The client of this process for the cluster."""
         return client_of(self.connection)
 
     def reserve(self, name: str | None = None) -> Reservation:
@@ -102,7 +102,7 @@ class Target:
     def write(
         self, reservation: Reservation, batches: Iterator[pa.RecordBatch], *, streaming: bool
     ) -> WriterCommitMessage:
-        """Write all rows of a task attempt; after an error none of them counts."""
+        """Write all rows of a task attempt. After an error none of them counts."""
         query_id, batch_id = _query_and_batch() if streaming else (None, None)
         events = self.encoding.encoder()
         rows = 0
@@ -123,7 +123,8 @@ class Target:
 class _Patience:
     """Sends heartbeats while a task waits for its first row, if other tasks have begun the transaction.
 
-    Without them it would go stale if all others ended long before. A thread sends them, as the task is blocked.
+    Without them the transaction could become stale after all other tasks ended. A thread sends them, because the
+    task is blocked.
     """
 
     def __init__(
@@ -158,13 +159,13 @@ class _Patience:
                     self._writer.open()
                     return
             except UnknownTransaction:
-                continue  # not begun: nothing goes stale
+                continue  # not begun, so it can't become stale
             except AnabranchError as error:
                 log.info("waiting for rows: %s", error)
 
 
 class BatchSink(DataSourceArrowWriter):
-    """``df.write``: the whole DataFrame as one transaction; once per ``name``, as long as names are kept."""
+    """``df.write``: writes the DataFrame as one transaction, once per ``name`` while outcomes are retained."""
 
     def __init__(self, options: Options, schema: StructType, overwrite: bool) -> None:
         """Raises: FixCallError, if options or columns are wrong; NotReady."""
@@ -214,7 +215,7 @@ class BatchSink(DataSourceArrowWriter):
         _log_commit(result, self._reservation)
 
     def _resolve(self, client: anabranch.Client, error: AnabranchError, timeout: float) -> None:
-        """Resolve the outcome: Spark takes an error for a job without effect."""
+        """Resolve the outcome, because for Spark an error means a job without effect."""
         try:
             client.abort(self._reservation, "Spark's commit was not answered", timeout=timeout)
         except AlreadyCommitted as committed:
@@ -233,10 +234,10 @@ class BatchSink(DataSourceArrowWriter):
         ) from error
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Abort, so that nothing stays, and a transaction that no task began can't begin.
+        """Abort, so that nothing remains, and a transaction that no task began can't begin.
 
-        One that can't be aborted now goes stale: Spark would tell that in the place of the job's error.
-        Raises: AlreadyCommitted, if only the answer to the commit was lost; OutcomeUnknown, if it may be.
+        If it can't be aborted now, it becomes stale later; Spark would report an error here instead of the job's.
+        Raises: AlreadyCommitted (only the reply to the commit was lost), OutcomeUnknown (it may have been).
         """
         try:
             self._target.client.abort(self._reservation, "Spark aborted the job")
@@ -251,9 +252,9 @@ class BatchSink(DataSourceArrowWriter):
 
 
 class StreamSink(DataSourceStreamArrowWriter):
-    """``df.writeStream``: each micro-batch as one transaction, exactly once.
+    """``df.writeStream``: writes each micro-batch as one transaction, exactly once.
 
-    Spark makes one sink for the tasks of a micro-batch, and another, with only their messages, for the commit.
+    Spark makes one sink for the tasks of a micro-batch, and another for the commit, which gets only their messages.
     """
 
     def __init__(self, options: Options, schema: StructType, overwrite: bool) -> None:
@@ -268,11 +269,11 @@ class StreamSink(DataSourceStreamArrowWriter):
         self._away: RetryError | None = None
         try:
             self._reservation = self._target.reserve()
-        except RetryError as error:  # only tasks need it, and this may be an abort's sink
+        except RetryError as error:  # only tasks need it; this sink may be for an abort
             self._away = error
 
     def __getstate__(self) -> dict[str, Any]:
-        """The tasks' copy: Spark pickles it, so from now on there may be something to abort. Raises: RetryError."""
+        """The copy for the tasks. From now on there may be something to abort. Raises: RetryError."""
         if self._away is not None:
             raise self._away
         self._handover.leave(self._reservation)
@@ -285,8 +286,8 @@ class StreamSink(DataSourceStreamArrowWriter):
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
         """Commit the accepted attempts' writes, unless the batch is committed already.
 
-        Raises: RetryError, OutcomeUnknown, TransactionAborted: start the query again, nothing is lost or doubled;
-        FixCallError.
+        Raises: FixCallError; RetryError, OutcomeUnknown and TransactionAborted, after which the query can be
+        started again: nothing is lost or doubled.
         """
         written = _written(messages)
         if not written:
@@ -317,9 +318,9 @@ class StreamSink(DataSourceStreamArrowWriter):
         _log_commit(result, first.reservation)
 
     def _check_own(self, series: str, batch: int, error: AlreadyCommitted) -> None:
-        """Return if the batch's own number was committed before, however long ago.
+        """Return if the batch's own number was committed at any time before.
 
-        If the series was moved beyond it instead, the query fails: passing over the batch would lose its rows.
+        If the series was moved beyond the number instead, the query fails: skipping the batch would lose its rows.
         """
         for info in self._target.client.series(self._target.scope, series):
             runs = zip(info.runs[::2], info.runs[1::2], strict=True)
@@ -336,7 +337,7 @@ class StreamSink(DataSourceStreamArrowWriter):
         )
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
-        """Abort, also if no task named the transaction. Best effort, as `BatchSink.abort`."""
+        """Abort, even if no task named the transaction. Best effort, as `BatchSink.abort`."""
         told = {message.reservation for message in _written(messages)}
         left = self._handover.find()
         for reservation in told if left is None else told | {left}:
@@ -349,7 +350,7 @@ class StreamSink(DataSourceStreamArrowWriter):
 
 
 def target_of(options: Options, schema: StructType) -> Target:
-    """The checked options of a sink, without a request to the cluster. Raises: InvalidArgument."""
+    """The options of a sink, checked without a request to the cluster. Raises: InvalidArgument."""
     if options.text("path"):
         raise InvalidArgument("a path means nothing here: give option stream=scope/name")
     stream, scope = options.text("stream"), options.text("scope")
@@ -400,7 +401,7 @@ def _receipts(
 
 
 def _too_many(receipts: Sequence[bytes], target: Target, error: AnabranchError) -> str:
-    """The advice for a commit whose receipts do not fit into one command."""
+    """Advice for a commit whose receipts do not fit into one command."""
     connection = target.connection
     places = sum(len(Receipt.from_bytes(receipt).record.extents) for receipt in receipts)
     return (
@@ -418,11 +419,11 @@ def _log_commit(result: Result, reservation: Reservation) -> None:
 
 
 class Handover:
-    """Tells the process that aborts a query's micro-batch which transaction its planner reserved.
+    """A file that names the transaction reserved by a query's planner, for the process that aborts the micro-batch.
 
-    Spark aborts a micro-batch on a fresh object, in another process of the driver's machine, with the messages of
+    Spark aborts a micro-batch on a new object, in another process of the driver's machine, with the messages of
     the successful tasks. If no task succeeded, only this file names the transaction; without it the transaction
-    stays open until its keepalive has passed. The file is in the driver's own folder, one for each query. Best
+    would stay open until its keepalive has passed. The file is in the driver's own folder, one for each query. Best
     effort: no method raises.
     """
 
@@ -433,13 +434,13 @@ class Handover:
         self._path = Path(folder, f"anabranch-{name}") if folder and own else None
 
     def leave(self, reservation: Reservation) -> None:
-        """Keep the reservation of the coming tasks; the former one is over."""
+        """Store the reservation for the next tasks, in place of the former one."""
         if self._path is None:
             return
         try:
             new = self._path.with_suffix(f".{os.getpid()}")
             new.unlink(missing_ok=True)
-            # A reader of the file may write and commit.
+            # Only the owner may read it, because the reservation is enough to write and commit.
             with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
                 file.write(reservation.to_bytes())
             new.replace(self._path)

@@ -1,8 +1,8 @@
-"""The end of the next micro-batch, chosen from the streams' histories by commit timestamp. Pure.
+"""Choosing the end of the next micro-batch from the streams' histories, by commit timestamp, without I/O.
 
-Only whole commits lie between two positions that are record vectors: every partition has its commits in the
-history's order, and no vector points into a commit (chunks of a big merge lie above all vectors until its
-COMMIT). So tasks need nothing but offset ranges between two positions.
+If two positions are vectors of history records, only whole commits are between them: every partition has its
+commits in the history's order, and no vector points into a commit (until the COMMIT of a staged merge, its chunks
+are after all vectors). So tasks need only the offset ranges between two positions.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from anabranch.spark.source.positions import Position
 
 
 class NotYet(Exception):
-    """The end of a history can't be known now."""
+    """The end of a history can't be found out now."""
 
 
 class Front(Protocol):
-    """The records of a history that were not taken yet."""
+    """The records of a history that are not taken yet."""
 
     @property
     def bound(self) -> int:
-        """Only records below this offset may be taken now: above it earlier ones may be missing."""
+        """The offset below which records may be taken now. From there on, earlier records may be missing."""
 
     def peek(self) -> Found | None:
-        """The next record; None: there is none now. `NotYet`: whether there is one is not known."""
+        """The next record, or None if the history has no more now. Raises: NotYet (that is not known)."""
 
     def pop(self) -> None:
         """Take the next record."""
 
 
 class Limits(NamedTuple):
-    """``events``: at most so many, None: any number; ``whole`` transactions even then. ``by_epoch``: no key's
-    events from two segments."""
+    """Limits of a micro-batch. ``events``: the most events; None for any number. ``whole``: never split a
+    transaction. ``by_epoch``: take no events of one key from two segments."""
 
     events: int | None = None
     whole: bool = False
@@ -45,7 +45,7 @@ class Limits(NamedTuple):
 
 
 class Admitted(NamedTuple):
-    """A micro-batch's end. ``events``: how many it has at most. ``all``: nothing more is there now."""
+    """A micro-batch's end. ``events``: at most how many it has. ``all``: whether nothing more is there now."""
 
     positions: dict[str, Position]
     events: int
@@ -60,8 +60,8 @@ def admit(
 ) -> Admitted:
     """Take records in the order of their timestamps, until the limits.
 
-    Commits of one transaction in several streams are taken together. Without an event the positions stay.
-    ``together``: as of `Client.together`.
+    Commits of one transaction in several streams are taken together. Positions move only if there are events.
+    ``together``: as `Client.together`.
     """
     batch = _Batch(start, limits)
     open_ = dict(fronts)
@@ -97,7 +97,10 @@ def admit(
 def _leave(
     open_: dict[str, Front], heads: dict[str, Found], stream: str, together: Mapping[str, int]
 ) -> None:
-    """Take no more beside this stream: its unseen records may be older than seen ones of another."""
+    """Stop taking from this stream, and from all that share transactions with it.
+
+    The next record of this stream may be older than the records that are known of the others.
+    """
     for other in [s for s in open_ if together[s] == together[stream]]:
         del open_[other]
         heads.pop(other, None)
@@ -121,7 +124,7 @@ class _Batch:
         self._limits = limits
         self._last: dict[str, Found] = {}  # the last taken record, by stream
         self._ends: dict[str, dict[int, int]] = {}  # of the partitions, from the taken records
-        # Partition -> offset inside of the next record, by stream.
+        # By stream: partition -> offset inside the next record.
         self._parts: dict[str, dict[int, int]] = {}
         self._written: set[tuple[str, int]] = set()  # (stream, segment) with events in this batch
 
@@ -136,7 +139,7 @@ class _Batch:
         return at.moved(at.after, self._parts.get(stream, {}))
 
     def take(self, group: Mapping[str, Found]) -> list[str]:
-        """Take one record, or a transaction's commits. Returns the streams where it is taken to its end."""
+        """Take one record, or a transaction's commits. Returns the streams in which all of it was taken."""
         if any(self._must_wait(stream, found) for stream, found in group.items()):
             return []
         left = {stream: self._left(stream, found) for stream, found in group.items()}
@@ -159,7 +162,7 @@ class _Batch:
         self._ends.setdefault(stream, {}).update(ends_in(found.record))
 
     def _must_wait(self, stream: str, found: Found) -> bool:
-        """Whether an epoch seals a segment with events in this batch: events of its successors have to wait."""
+        """Whether an epoch seals a segment with events in this batch, so that its successors have to wait."""
         return (
             self._limits.by_epoch
             and isinstance(found.record, EpochRecord)
@@ -167,15 +170,15 @@ class _Batch:
         )
 
     def _left(self, stream: str, found: Found) -> list[tuple[SegmentCommit, int, int]]:
-        """(part, first offset, events at most) of the unread parts of a commit."""
-        vector = self._start[stream].vector  # this batch's own records end below
+        """The unread parts of a commit: (part, first offset, most events)."""
+        vector = self._start[stream].vector  # records before this one end below it
         record = found.record
         parts = record.segments if isinstance(record, CommitRecord) else ()
         out = []
         for part in parts:
             first = max(part.first, vector.get(part.partition, 0))
             if first < part.end:
-                # Markers may lie between events: then a range has fewer events than offsets.
+                # Because of markers between events, a range may have fewer events than offsets.
                 out.append((part, first, min(part.count, part.end - first)))
         return out
 
@@ -186,7 +189,7 @@ class _Batch:
         size: int,
         room: int,
     ) -> list[str]:
-        """Take of each part in proportion to its size, so that many tasks have work."""
+        """Take from each part in proportion to its size, so that many tasks have work."""
         before = given = 0
         done = []
         for stream, found in group.items():

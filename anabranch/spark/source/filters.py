@@ -1,4 +1,4 @@
-"""Filters that Spark pushes down: the streams, partitions, offsets and commits that they leave."""
+"""Filters that Spark pushes down: which streams, partitions, offsets and commits they select."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _COMPARE: dict[str, Callable[[Any, Any], bool]] = {
 
 @dataclass
 class Interval:
-    """From ``low`` to ``high``, both included; None: no limit."""
+    """A range from ``low`` to ``high``, both included. None means no limit."""
 
     low: int | None = None
     high: int | None = None
 
     def narrow(self, low: int | None, high: int | None) -> None:
-        """Cut to the part inside these bounds."""
+        """Reduce it to the part inside these bounds."""
         if low is not None:
             self.low = low if self.low is None else max(self.low, low)
         if high is not None:
@@ -38,7 +38,7 @@ class Interval:
 
 @dataclass
 class Selection:
-    """The rows that all filters leave. Plain data: it travels to the tasks."""
+    """The rows that all filters select, as plain data, because Spark sends it to the tasks."""
 
     offsets: Interval = field(default_factory=Interval)
     commits: Interval = field(default_factory=Interval)
@@ -46,10 +46,10 @@ class Selection:
     _discrete: list[Filter] = field(default_factory=list)  # of stream and partition
 
     def take(self, given: Filter) -> bool:
-        """Apply a filter, at least in part. True: it is applied exactly, and Spark need not check the rows again.
+        """Apply a filter, at least in part. Returns whether it is exact, so that Spark need not check the rows.
 
-        Columns segment and commit_timestamp may be null (where the history is cut). A comparison with null is
-        never true, here as in Spark.
+        Columns segment and commit_timestamp are null where the history is truncated. As in Spark, a comparison with
+        null is never true.
         """
         inner = _inner(given)
         kind_of = _name(inner)
@@ -82,11 +82,11 @@ class Selection:
 
     @property
     def prunes(self) -> bool:
-        """Whether filters choose commits or segments: the histories tell where those are."""
+        """Whether filters choose commits or segments, which the histories locate."""
         return self.commits != Interval() or self.segments is not None
 
     def has(self, stream: str, partition: int | None = None) -> bool:
-        """Whether the filters leave events of a stream, or of one partition of it."""
+        """Whether the filters select events of a stream, or of one partition of it."""
         values: dict[str, Any] = {"stream": stream, "partition": partition}
         return all(
             values[column] is None or holds != (_name(given) == "Not")
@@ -112,7 +112,7 @@ def _judge(given: Filter, values: dict[str, Any]) -> tuple[str, bool]:
 
 
 def _interval(given: Filter, values: list[int]) -> tuple[int | None, int | None]:
-    """The least interval with all values that a filter leaves."""
+    """The smallest interval with all values that a filter selects."""
     name = _name(given)
     if name == "GreaterThan":
         return values[0] + 1, None

@@ -1,6 +1,6 @@
-"""The histories of the streams that a source reads: where they begin and end, and records in them.
+"""The histories of the streams that a source reads: their begins, ends and records.
 
-`Histories` lives in the planner's process, on connections of its own.
+`Histories` lives in the planner's process, and has connections of its own.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from anabranch.spark.source.positions import BEGIN, Position, raised
 from anabranch.topics.names import history_topic, stream_topic
 
 _LOOK_S = 2.0  # how often brokers are asked whether these are still the same streams
-# For what is committed, and is to be seen at once: a leader may be moving. The next trigger asks again.
+# How long to wait for committed records, since a leader may be moving. The next trigger asks again.
 _PATIENCE_S = 2.0
 
 
 class Histories:
-    """Close it. One thread. ``timeout``: seconds that a question may take."""
+    """The histories of a source's streams. For one thread; `close` it. ``timeout``: seconds for a request."""
 
     def __init__(
         self, connection: Connection, streams: Collection[str], *, agreed: bool = False
     ) -> None:
-        """``agreed``: all brokers are asked which topics these are.
+        """``agreed``: all brokers have to agree on the topics' ids.
 
         Raises: UnknownStream, NotReady, DeadlineExceeded, UnsupportedSetting.
         """
@@ -50,12 +50,12 @@ class Histories:
         self.expect(self.ids)
 
     def expect(self, ids: Mapping[str, StreamIds]) -> None:
-        """Accept only these streams; others of their names raise `UnknownStream`."""
+        """Accept only streams with these ids; others of their names raise `UnknownStream`."""
         for stream, own in ids.items():
             self._source.expect(stream, own)
 
     def are_current(self) -> bool:
-        """Whether these are still the streams of when this was made. Brokers are asked every two seconds."""
+        """Whether these are still the same streams as at the start. Brokers are asked every two seconds."""
         now = self._source.clock.monotonic()
         if now < self._asked_at + _LOOK_S:
             return True
@@ -64,11 +64,11 @@ class Histories:
 
     @cached_property
     def together(self) -> Mapping[str, int]:
-        """As of `Client.together`, asked once."""
+        """As `Client.together`, asked once."""
         return client_of(self._connection).together(self.streams)
 
     def close(self) -> None:
-        """Free everything."""
+        """Close all connections."""
         self._source.close()
 
     def search(self, stream: str) -> HistorySearch:
@@ -78,7 +78,7 @@ class Histories:
         return self._searches[stream]
 
     def tail(self, stream: str) -> HistoryTail:
-        """Reads a stream's history on."""
+        """Reads a stream's history forward."""
         if stream not in self._tails:
             self._tails[stream] = HistoryTail(self._source, stream)
         return self._tails[stream]
@@ -86,7 +86,7 @@ class Histories:
     # -- places ---------------------------------------------------------------------------------------
 
     def begin(self, start: str | int) -> dict[str, Position]:
-        """The positions at which a query begins: 'begin', 'end', or behind all commits up to a hybrid time.
+        """The positions at which a query begins: 'begin', 'end', or after all commits up to a hybrid time.
 
         Events that retention has removed count as read.
         """
@@ -103,7 +103,7 @@ class Histories:
         return positions
 
     def first(self, stream: str) -> Position:
-        """The stream's beginning: what retention removed counts as read."""
+        """The stream's beginning. Events that retention has removed count as read."""
         removed, ids = self.removed(stream), self.ids[stream]
         if not removed:
             return BEGIN._replace(ids=ids)
@@ -111,7 +111,7 @@ class Histories:
         return Position(found.offset - 1 if found is not None else -1, removed, ids)
 
     def removed(self, stream: str) -> dict[int, int]:
-        """Partition -> the first offset that is still there, of those of which retention removed some."""
+        """Partition -> first offset that is still there, for partitions from which retention removed events."""
         topic = stream_topic(stream)
         count = partitions_of(self._source, [stream], self._deadline())[topic]
         firsts = self.first_offsets((stream, partition) for partition in range(count))
@@ -124,7 +124,7 @@ class Histories:
     def starts(
         self, places: Iterable[tuple[str, int]]
     ) -> tuple[dict[tuple[str, int], int], dict[str, int]]:
-        """Likewise, and of the histories of these streams: stream -> the first offset that is still there."""
+        """As `starts`, and for histories: stream -> the first offset that is still there."""
         topics = {TopicPartition(stream_topic(stream), p): (stream, p) for stream, p in places}
         histories = {
             TopicPartition(history_topic(stream), 0): stream for stream, _ in topics.values()
@@ -136,7 +136,7 @@ class Histories:
         )
 
     def is_cut(self, stream: str, after: int) -> bool:
-        """Whether records behind the record ``after`` are deleted."""
+        """Whether records after the record ``after`` are deleted."""
         place = TopicPartition(history_topic(stream), 0)
         if self._source.start_offsets([place], self._deadline())[place] <= after + 1:
             return False
@@ -144,7 +144,7 @@ class Histories:
         return oldest is None or oldest.before > after
 
     def heads(self) -> dict[str, Found | None]:
-        """The last record of each history: a cut that has all or nothing of every transaction."""
+        """The last record of each history; together they have all or nothing of every transaction."""
         return self._heads("end")
 
     def _heads(self, start: str | int) -> dict[str, Found | None]:
@@ -152,8 +152,8 @@ class Histories:
         return heads(searches, self.together, start)
 
     def ends(self) -> dict[str, tuple[int, int]]:
-        """(committed end, end) of each history. A record below a committed end is decided in all streams that share
-        its transaction, and stands below these ends there."""
+        """(committed end, end) of each history. If a record is below the committed end, its transaction is decided
+        in all its streams, and its records there are below the ends."""
         topics = {TopicPartition(history_topic(stream), 0): stream for stream in self.streams}
         committed = self._source.end_offsets(topics, self._deadline(), committed=True)
         alone = len({self.together[stream] for stream in self.streams}) == len(self.streams)
@@ -165,7 +165,7 @@ class Histories:
 
 
 class HistoryTail:
-    """The records behind a position, one after the other. One thread."""
+    """The records after a position, one by one. For one thread."""
 
     def __init__(self, source: CommittedLog, stream: str) -> None:
         self._clock = source.clock
@@ -177,7 +177,7 @@ class HistoryTail:
         self.bound = 0
 
     def begin(self, after: int, bound: int, until: int) -> None:
-        """Stand behind the record ``after``. See as far as ``until``; take what is below ``bound``."""
+        """Move to after the record ``after``. `peek` reads up to ``until``; `pop` takes records below ``bound``."""
         self.bound, self._until = bound, until
         if self._base <= after < self._read:
             while self._ahead and self._ahead[0].offset <= after:
@@ -189,7 +189,7 @@ class HistoryTail:
         self._base = after
 
     def peek(self, patience: float = _PATIENCE_S) -> Found | None:
-        """The next record, None: there is none. `NotYet`: the history can't be read as far, in ``patience`` s."""
+        """The next record, or None. Raises: NotYet (the history can't be read this far in ``patience`` seconds)."""
         deadline = self._clock.monotonic() + patience
         while not self._ahead and self._read < self._until:
             batch = self._cursor.next(deadline)
@@ -203,7 +203,7 @@ class HistoryTail:
         return self._ahead[0] if self._ahead and self._ahead[0].offset < self._until else None
 
     def pop(self) -> None:
-        """The next record is taken."""
+        """Take the next record."""
         found = self._ahead.popleft()
         if isinstance(found.record, CommitRecord):
-            self._base = found.offset  # an epoch with no event behind it may be passed again
+            self._base = found.offset  # an epoch without later events may be read twice

@@ -1,4 +1,4 @@
-"""Offset ranges for Spark's tasks, and what a task does with one."""
+"""Offset ranges for Spark's tasks, and how a task reads one."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from anabranch.spark.options import Connection, Options
 if TYPE_CHECKING:
     import pyarrow as pa
 
-DEFAULT_ROWS = 1_000_000  # 1 to 2 s of a task's time, which takes a tenth to start
+DEFAULT_ROWS = 1_000_000  # a task reads them in 1 to 2 s, ten times as long as it takes to start
 
 
 @dataclass(frozen=True)
 class EventRange(InputPartition):
     """Offsets [first, end) of a partition of a stream: one task.
 
-    ``history``: the part of the history that has its commits, (offset, end or None); None: to be searched.
-    ``low``, ``high``: commit timestamps, both included; ``segments``: ids; None: all. ``ids``: of the stream's
-    topics.
+    ``history``: the part of the history that has the range's commits, as (offset, end or None); if None, the task
+    searches it. ``low``, ``high``: commit timestamps, both included; ``segments``: ids; None for all. ``ids``: of
+    the stream's topics.
     """
 
     stream: str
@@ -42,7 +42,7 @@ class EventRange(InputPartition):
 
 
 def streams_of(options: Options) -> tuple[str, ...]:
-    """Option ``stream`` or ``streams``: one, or several with commas."""
+    """The streams of option ``stream`` or ``streams``, separated by commas."""
     one, many = options.words("stream"), options.words("streams")
     if bool(one) == bool(many):
         raise InvalidArgument("give option stream=scope/name, or streams=scope/one,scope/two")
@@ -53,14 +53,14 @@ def streams_of(options: Options) -> tuple[str, ...]:
 
 
 def strict_of(options: Options) -> bool:
-    """Option ``failOnDataLoss``: whether what is not there any more is an error."""
+    """Option ``failOnDataLoss``: whether removed events are an error."""
     return options.choice("failondataloss", ("true", "false"), "true") == "true"
 
 
 @dataclass(frozen=True)
 class Cutting:
-    """How ranges are cut: into pieces of at most ``rows`` offsets, and ``least`` pieces in all if there are as
-    many offsets."""
+    """How ranges are split: into pieces of at most ``rows`` offsets, and, if there are enough offsets, at least
+    ``least`` pieces in all."""
 
     rows: int
     least: int
@@ -93,9 +93,9 @@ def read_range(
 ) -> Iterator[pa.RecordBatch]:
     """A task's work: the events of its range, as Arrow batches.
 
-    Raises: SnapshotExpired (``strict``: of an event it is not known any more which commit it is of).
+    Raises: SnapshotExpired (``strict``: the history no longer has the commit of an event).
     """
-    if not isinstance(found, EventRange):  # Spark's own, where no range was planned
+    if not isinstance(found, EventRange):  # Spark's own partition, if no range was planned
         return
     from anabranch.reading.event_columns import PLACES, SCHEMA
     from anabranch.reading.ranges import RangeReader
@@ -121,7 +121,7 @@ def read_range(
 
 
 def _check_commits(found: EventRange, batch: pa.RecordBatch) -> None:
-    """`SnapshotExpired` if the history is cut behind some of the events."""
+    """Raise `SnapshotExpired` if the history was truncated, and has no commit of some of the events."""
     known = batch.column("commit_timestamp")
     if known.null_count:
         offset = batch.column("offset").filter(known.is_null())[0].as_py()
@@ -129,7 +129,7 @@ def _check_commits(found: EventRange, batch: pa.RecordBatch) -> None:
 
 
 def untold(stream: str, partition: int, offset: int) -> SnapshotExpired:
-    """The error for an event of which the history does not tell the commit."""
+    """The error for an event whose commit is not in the history."""
     return SnapshotExpired(
         f"{stream}, partition {partition}: the history does not tell segment and commit timestamp of offset "
         f"{offset}: it was cut, or the event was there before the stream; set option "

@@ -18,11 +18,11 @@ _NEW = "new"
 
 
 class Position(NamedTuple):
-    """Behind the record ``after`` of the history (-1: before all), and at these offsets (a missing one is 0).
+    """A position in a stream: after the record ``after`` of the history (-1: before all), and at these offsets.
 
-    The vector is the record's, or beyond it: inside the next transaction, if that is read in parts; or behind the
-    events that retention had removed when the query began. ``ids``: of the topics to which these offsets belong;
-    a checkpoint of an older version has none.
+    A partition missing in ``vector`` is at 0. The vector is the record's, or later: inside the next transaction, if
+    that is split; or after events that retention had removed when the query began. ``ids``: of the topics to which
+    these offsets belong; a checkpoint of an older version has no ids.
     """
 
     after: int
@@ -30,11 +30,11 @@ class Position(NamedTuple):
     ids: StreamIds = UNKNOWN_IDS
 
     def moved(self, after: int, ends: Mapping[int, int]) -> Position:
-        """The position behind a later record, with the ends that moved since."""
+        """The position after a later record, with the ends that have moved since."""
         return self._replace(after=after, vector=raised(self.vector, ends))
 
     def is_of(self, ids: StreamIds) -> bool:
-        """Whether it is a position in these topics. True if either ids are not known."""
+        """Whether it is a position in these topics. True if the ids of either are unknown."""
         return all(
             not ours or not theirs or ours == theirs
             for ours, theirs in zip(self.ids, ids, strict=True)
@@ -54,7 +54,7 @@ def raised(ours: Mapping[int, int], theirs: Mapping[int, int]) -> dict[int, int]
 
 
 def to_json(positions: Mapping[str, Position], *, new: bool = False) -> dict[str, Any]:
-    """The JSON for Spark. ``new``: Spark has read and kept nothing yet."""
+    """The JSON for Spark. ``new``: mark that Spark has not stored a position yet."""
     streams = {
         stream: {
             "after": position.after,
@@ -67,15 +67,15 @@ def to_json(positions: Mapping[str, Position], *, new: bool = False) -> dict[str
 
 
 def is_new(offset: Mapping[str, Any]) -> bool:
-    """Whether Spark has not kept these positions yet."""
+    """Whether these positions are marked as new, see `to_json`."""
     return bool(offset.get(_NEW))
 
 
 def lag(source: Mapping[str, Any]) -> dict[str, int] | None:
-    """How far a query is behind, from its progress: stream -> unread offsets.
+    """A query's lag, from its progress: stream -> unread offsets, which count events and a few markers.
 
-    ``source``: one of ``query.lastProgress["sources"]``. Offsets count events and a few markers. None: the query
-    has no position yet, or could not ask where the streams end. `MalformedRecord` for another format's source.
+    ``source``: one of ``query.lastProgress["sources"]``. None if the query has no position yet, or could not ask
+    for the streams' ends. Raises: MalformedRecord (a source of another format).
     """
     ends = [source["endOffset"], source["latestOffset"]]
     if any(end in (None, "", "null") for end in ends):
@@ -91,7 +91,7 @@ def lag(source: Mapping[str, Any]) -> dict[str, int] | None:
 
 
 def _object(text: str | Mapping[str, Any]) -> Mapping[str, Any]:
-    """An offset of a progress, given as JSON or parsed."""
+    """An offset in a query's progress, given as JSON or parsed."""
     try:
         found = json.loads(text) if isinstance(text, str) else text
     except ValueError:
@@ -104,7 +104,7 @@ def _object(text: str | Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _python(text: str) -> Any:
-    """An offset as PySpark 4.0 and 4.1 give it: Python's text of the object."""
+    """An offset in the form of PySpark 4.0 and 4.1: Python's text of the object."""
     try:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError, RecursionError, MemoryError):
@@ -118,7 +118,7 @@ def _number(given: Any, least: int, bits: int = 63) -> int:
 
 
 def from_json(offset: Mapping[str, Any]) -> dict[str, Position]:
-    """Positions from Spark's JSON. `MalformedRecord` for any other JSON."""
+    """Positions from Spark's JSON. Raises: MalformedRecord (it is other JSON)."""
     try:
         return {
             stream: Position(

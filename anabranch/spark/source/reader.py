@@ -38,12 +38,12 @@ if TYPE_CHECKING:
 
     from anabranch.reading.snapshot import Snapshot
 
-_MANY = 8  # segments; searching the begins of more costs more than it saves
+_MANY = 8  # segments: searching the history for more of them costs more than it saves
 _OPEN = 1 << 62
 
 
 class SnapshotReader(DataSourceReader):
-    """Spark makes it in a planner and asks it for partitions; copies of it read in the tasks."""
+    """Reader of a snapshot. Spark makes it in a planner to get partitions; copies of it read in the tasks."""
 
     def __init__(self, options: Options, schema: StructType) -> None:
         check_schema(schema, options)
@@ -63,7 +63,7 @@ class SnapshotReader(DataSourceReader):
         return [given for given in filters if not self._selection.take(given)]
 
     def partitions(self) -> list[InputPartition]:
-        """Take the snapshot, and cut it to the filters."""
+        """Take the snapshot, and plan ranges for what the filters select."""
         snapshot = client_of(self._connection).snapshot(
             list(self._streams),
             self._at,
@@ -78,7 +78,7 @@ class SnapshotReader(DataSourceReader):
         return self._cutting.cut(ranges)
 
     def _ranges(self, snapshot: Snapshot, stream: str) -> Iterator[EventRange]:
-        """The snapshot's part of each partition, cut to the wanted offsets."""
+        """The selected offsets in the snapshot's part of each partition."""
         selection = self._selection
         starts, ids = snapshot.start_offsets(stream), snapshot.plan().cuts[stream].ids
         for partition, end in sorted(snapshot.offsets(stream).items()):
@@ -98,7 +98,7 @@ class SnapshotReader(DataSourceReader):
                 )
 
     def _pruned(self, ranges: list[EventRange], timestamp: int) -> list[EventRange]:
-        """The parts of the ranges that can hold chosen commits."""
+        """The parts of the ranges that can have selected commits."""
         streams = {found.stream for found in ranges}
         with closing(Histories(self._connection, streams)) as histories:
             histories.expect({found.stream: found.ids for found in ranges})
@@ -115,7 +115,7 @@ class SnapshotReader(DataSourceReader):
 
 
 def _either(options: Options, name: str, other: str, word: str) -> int | datetime | None:
-    """A time under one of two names; None: neither is given, or the word that means so."""
+    """A time given by one of two options; None if neither is given, or only ``word``, which means no limit."""
     given = [(key, text) for key in (name, other) if (text := options.text(key)) is not None]
     if len(given) > 1:
         raise InvalidArgument(f"options {name} and {other} mean the same: give one of them")
@@ -123,14 +123,14 @@ def _either(options: Options, name: str, other: str, word: str) -> int | datetim
 
 
 class _Places:
-    """The places of the chosen commits in one stream, by its history."""
+    """The offsets of the selected commits in one stream, found in its history."""
 
     def __init__(
         self, search: HistorySearch, selection: Selection, timestamp: int, strict: bool
     ) -> None:
         """``timestamp``: the snapshot's; later records are not read."""
         low, high = selection.commits.low, selection.commits.high
-        # Partition -> below this offset the history names no commits: the filters may want these events.
+        # Partition -> offset below which the history has no commits; the filters may select events there.
         self._untold = untold_of(search.oldest_whole(), low) if strict else {}
         before = search.as_of(min(low - 1, timestamp)) if low is not None and low > 0 else None
         self._lows = before.vector() if before is not None else {}
@@ -143,7 +143,7 @@ class _Places:
             self._segments = _segments(search, selection.segments)
 
     def narrow(self, found: EventRange) -> EventRange:
-        """The rest of a range; empty if nothing is left. `SnapshotExpired`: the history is cut in it."""
+        """The selected part of a range, perhaps empty. Raises: SnapshotExpired (the history is truncated in it)."""
         if found.first < min(found.end, self._untold.get(found.partition, 0)):
             raise untold(found.stream, found.partition, found.first)
         first = max(found.first, self._lows.get(found.partition, 0))
@@ -157,7 +157,7 @@ class _Places:
 
 
 def untold_of(oldest: Found | None, low: int | None) -> dict[int, int]:
-    """Partition -> the first offset whose commit is named by a history that begins with this record.
+    """Partition -> the first offset whose commit is in a history that begins with this record.
 
     Empty if the history has all commits from timestamp ``low`` on.
     """
@@ -170,7 +170,7 @@ def untold_of(oldest: Found | None, low: int | None) -> dict[int, int]:
 
 
 def _segments(search: HistorySearch, wanted: Iterable[int]) -> dict[int, tuple[int, int]] | None:
-    """Partition -> first offset and end of the wanted segments. None: one of them is not known."""
+    """Partition -> first offset and end of the wanted segments. None if one of them is unknown."""
     found: dict[int, tuple[int, int]] = {}
     for segment_id in wanted:
         record = search.epoch_record(segment_epoch(segment_id))

@@ -1,6 +1,6 @@
 """Streaming source: committed events, micro-batch by micro-batch, in commit order.
 
-The planner's process lives as long as the query and follows the histories; tasks get offset ranges.
+The planner's process lives as long as the query, and reads the histories; tasks get offset ranges.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("anabranch.spark")
 
-_FAR = 20_000  # up to so many offsets of a history are read rather than jumped over
-# Up to so many offsets of the history, each task reads the commits rather than search them.
+_FAR = 20_000  # up to this many offsets of a history are read rather than skipped
+# Up to this many offsets of the history, each task reads the commits rather than searching for them.
 _NEAR = 2_000
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Spark keeps one in the planner; copies of another read in the tasks."""
+    """Reader of a streaming query. Spark keeps one in the planner; copies of another one read in the tasks."""
 
     def __init__(self, options: Options, schema: StructType) -> None:
         check_schema(schema, options)
@@ -87,7 +87,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._found
 
     def _histories_of(self, positions: Mapping[str, Position]) -> Histories:
-        """The histories of the present streams; if these are not the positions' streams, all brokers agree."""
+        """The histories of the current streams.
+
+        If the positions belong to other streams of these names, all brokers have to agree on that.
+        """
         known = self._found
         if known is not None and not known.are_current():
             self.stop()
@@ -103,7 +106,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def initialOffset(self) -> dict[str, Any]:
         """The start of a new query."""
-        # An end moves within a minute: this one is marked, and `latestOffset` makes Spark keep it at once.
+        # The position is marked as new, so that `latestOffset` makes Spark store it at once.
         positions = self._histories.begin(self._start)
         return to_json(positions, new=self._start != "begin")
 
@@ -112,7 +115,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable() if self._most is None else ReadMaxRows(self._most)
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Fix the present end as the query's end."""
+        """Fix the current end as the query's end."""
         self._target = self._histories.heads()
 
     def latestOffset(
@@ -120,7 +123,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     ) -> dict[str, Any]:
         """The next micro-batch's end; ``start`` itself if there is nothing to read.
 
-        Without them (PySpark before 4.2): the present end.
+        Without arguments (PySpark before 4.2) it is the current end.
         """
         if start is None or limit is None:
             now = self._histories_of({}).ids
@@ -139,10 +142,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         end = self._admitted(positions, limit)
         if end == positions and not is_changed:
             return start
-        return to_json(before | end)  # streams that are left out keep their place
+        return to_json(before | end)  # streams that are left out keep their position
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        """The streams' present ends, for the query's progress."""
+        """The streams' current ends, for the query's progress."""
         try:
             ends = self._histories.ends()
             if self._latest is None or self._latest[0] != ends:
@@ -157,7 +160,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         befores, afters = from_json(start), from_json(end)
         self._check_streams(befores)
         left_out = sorted(befores.keys() - afters.keys())
-        if left_out:  # `latestOffset` keeps their places, where Spark tells it the start
+        if left_out:  # `latestOffset` keeps their positions if Spark passes it the start
             raise UnsupportedSetting(
                 f"the checkpoint is of {', '.join(left_out)}, too: PySpark before 4.2 can't keep the place of "
                 "streams that are left out: name them, or give another checkpoint"
@@ -182,10 +185,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return read_range(self._connection, self._schema, partition, strict=self._strict)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Nothing to do: Spark's checkpoint has the position, and streams keep events for other readers."""
+        """Do nothing: Spark's checkpoint has the position, and streams keep events for other readers."""
 
     def stop(self) -> None:
-        """Free the planner's connections."""
+        """Close the planner's connections."""
         if self._found is not None:
             self._found.close()
             self._found = None
@@ -197,7 +200,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             )
 
     def _lost(self, stream: str) -> None:
-        """Raise `UnknownStream`, or warn, as the checkpoint's position belongs to a former stream."""
+        """Raise `UnknownStream`, or warn, because the checkpoint's position belongs to a former stream."""
         what = f"the checkpoint is of a former stream {stream}, which was deleted and made again"
         if self._strict:
             raise UnknownStream(
@@ -247,7 +250,7 @@ def _hybrid(at: int | datetime) -> int:
 def _jumped(
     positions: Mapping[str, Position], heads: Mapping[str, Found | None]
 ) -> dict[str, Position]:
-    """The present ends, without a look at each record. Without a new event the positions stay."""
+    """The current ends, found without reading each record. Positions move only if there are new events."""
     moved = {
         stream: at if head is None else at.moved(head.offset, head.vector())
         for stream, at in positions.items()
@@ -258,7 +261,7 @@ def _jumped(
 
 
 def _between(stream: str, before: Position, after: Position) -> Iterator[EventRange]:
-    """The ranges between two positions: whole commits, except for those that are read in parts."""
+    """The ranges between two positions: whole commits, except for those that are split."""
     history = (before.after + 1, None) if after.after - before.after <= _NEAR else None
     for partition, end in sorted(after.vector.items()):
         first = before.vector.get(partition, 0)
@@ -306,9 +309,9 @@ def still_there(
 
 
 def _first_event(histories: Histories, found: EventRange, before: Position) -> int:
-    """The offset of the range's first event: retention may remove markers before it, without a loss.
+    """The offset of the range's first event, before which retention may remove markers without a loss.
 
-    If the history tells it no more: the range's begin.
+    If the history no longer has it, the range's begin.
     """
     if histories.is_cut(found.stream, before.after):
         return found.first
