@@ -27,7 +27,7 @@ from anabranch.client.reservation import (
 )
 from anabranch.client.session import no_replica, unknown
 from anabranch.client.shared import Shared
-from anabranch.client.writer import Writer, again, chunks_of, end_of, left_early
+from anabranch.client.writer import AllOrNothing, Writer, again, chunks_of, end_of, left_early
 from anabranch.core.ids import is_marked, txn_text
 from anabranch.core.legal_names import check_number, check_type, is_state
 from anabranch.core.limits import EVENTS, check_event, check_headers, headers_size
@@ -235,11 +235,9 @@ class Transaction:
         lanes = {event.stream: self._touch(event.stream, deadline) for event in self._buffer}
         for event in self._buffer:
             lanes[event.stream].check(event.key, event.value, _pairs_of(event))
-        try:
+        what = "bringing events to the journals"
+        with AllOrNothing(what, self._end_in_between, begun=True):
             self._write_buffer(lanes)
-        except BaseException as error:
-            self._end_in_between(error, "bringing events to the journals")
-            raise
         self._buffer.clear()
         self._buffered_bytes = 0
 
@@ -344,7 +342,7 @@ class Transaction:
         Raises: as `write`.
         """
         written = 0
-        try:
+        with AllOrNothing("write_many", self._end_in_between) as call:
             for chunk in chunks_of(events):
                 with self._lock:
                     is_open = self.state == "open" and not self._buffer
@@ -355,10 +353,7 @@ class Transaction:
                             check_fields(event)
                             self.write(stream, *event)
                 written += len(chunk)
-        except BaseException as error:
-            if written:
-                self._end_in_between(error, "write_many")
-            raise
+                call.begun = True
         return written
 
     def write_batch(self, stream: str, batch: pa.RecordBatch | pa.Table) -> int:
@@ -373,26 +368,22 @@ class Transaction:
 
         Raises: as `write`; InvalidArgument (a column or type that `write_batch` does not take).
         """
-        pieces, begun = self._shared.columns(stream, batch), False
-        try:
+        pieces = self._shared.columns(stream, batch)
+        with AllOrNothing("write_batch", self._end_in_between) as call:
             for columns in pieces:
                 with self._lock:
                     self._shared.check()
                     self._shared.check_stream(self._scope, stream)
                     lane = self._lane(stream, pieces)
-                    if not begun and lane is not None:
+                    if not call.begun and lane is not None:
                         for each in pieces:
                             lane.check_columns(each)
-                    begun = True
+                    call.begun = True
                     if lane is not None:
                         lane.write_columns(columns)
                     else:
                         for event in columns.events():
                             self.write(stream, *event)
-        except BaseException as error:
-            if begun:
-                self._end_in_between(error, "write_batch")
-            raise
         return sum(columns.rows for columns in pieces)
 
     def write_state(self, task: int, rows: Iterable[StateRow]) -> int:
@@ -427,11 +418,8 @@ class Transaction:
             if self._token is None or self._buffer:
                 self._open(deadline)
             lane = self._touch(stream, deadline)
-            try:
+            with AllOrNothing("write_state", self._end_in_between, begun=True):
                 lane.write_rows(task, given)
-            except BaseException as error:
-                self._end_in_between(error, "write_state")
-                raise
         return len(given)
 
     def _keep(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Self
@@ -218,15 +218,12 @@ class Writer:
         Raises: as `write`.
         """
         written = 0
-        try:
+        with AllOrNothing("write_many", self._end_in_between) as call:
             for chunk in chunks_of(events):
                 with self._lock:
                     self.put_many(stream, chunk)
                 written += len(chunk)
-        except BaseException as error:
-            if written:
-                self._end_in_between(error, "write_many")
-            raise
+                call.begun = True
         return written
 
     def put_many(self, stream: str, chunk: Sequence[EventFields]) -> None:
@@ -248,22 +245,18 @@ class Writer:
 
         Raises: as `write`; InvalidArgument (a column or type that `write_batch` does not take).
         """
-        pieces, begun = self._shared.columns(stream, batch), False
-        try:
+        pieces = self._shared.columns(stream, batch)
+        with AllOrNothing("write_batch", self._end_in_between) as call:
             for columns in pieces:
                 with self._lock:
                     self._shared.check()
                     self._shared.check_stream(self._scope, stream)
                     lane = self._lane(stream)
-                    if not begun:
+                    if not call.begun:
                         for each in pieces:
                             lane.check_columns(each)
-                    begun = True
+                    call.begun = True
                     lane.write_columns(columns)
-        except BaseException as error:
-            if begun:
-                self._end_in_between(error, "write_batch")
-            raise
         return sum(columns.rows for columns in pieces)
 
     def _lane(self, stream: str) -> StreamLane:
@@ -466,6 +459,25 @@ def chunks_of(events: Iterable[EventFields]) -> Iterator[list[EventFields]]:
     while chunk := list(islice(source, at_once)):
         yield chunk
         at_once = _AT_ONCE
+
+
+class AllOrNothing:
+    """A ``with`` in a call that writes all or nothing: an exception ends its handle once ``begun`` is set.
+
+    ``end``: makes every later call of the handle raise an error that names this cause and call.
+    """
+
+    def __init__(
+        self, call: str, end: Callable[[BaseException, str], None], *, begun: bool = False
+    ) -> None:
+        self._call, self._end, self.begun = call, end, begun
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, _: object, error: BaseException | None, trace: object) -> None:
+        if error is not None and self.begun:
+            self._end(error, self._call)
 
 
 def left_early(error: BaseException, call: str) -> WriteFailed:
