@@ -95,17 +95,17 @@ def parse(file: Path) -> dict[str, Wanted]:
     return {name: _parsed(f"{file}: streams.{name!r}", name, one) for name, one in streams.items()}
 
 
-def _parsed(where: str, name: str, told: object) -> Wanted:
+def _parsed(where: str, name: str, given: object) -> Wanted:
     split_stream(name)
-    if not isinstance(told, dict):
+    if not isinstance(given, dict):
         raise InvalidArgument(f"{where}: a table")
-    for key, value in told.items():
+    for key, value in given.items():
         if type(value) is not _KINDS.get(key):
             known = ", ".join(f"{each} ({kind.__name__})" for each, kind in _KINDS.items())
             raise InvalidArgument(f"{where}: {key} = {value!r}; a stream has {known}")
-    settings = {n: str(v) for n, v in told.get("settings", {}).items()}
+    settings = {n: str(v) for n, v in given.get("settings", {}).items()}
     check_settings(settings)
-    return Wanted(**(told | {"settings": settings}))
+    return Wanted(**(given | {"settings": settings}))
 
 
 def _compare(client: Client, stream: str, wanted: Wanted) -> Iterator[Change]:

@@ -31,9 +31,9 @@ RENAMED = {
 }
 
 
-def _seconds(field: str, least: float, told: str) -> Any:
+def _seconds(field: str, least: float, text: str) -> Any:
     """The option of a field that is a time."""
-    return typer.Option(RENAMED[field], min=least, metavar="SECONDS", help=told)
+    return typer.Option(RENAMED[field], min=least, metavar="SECONDS", help=text)
 
 
 @dataclass(frozen=True)
@@ -206,8 +206,8 @@ def warm(json: Json = False, verbose: Verbose = False) -> None:
     for part in (framing, columns_read, columns_write, commits):
         part.warm()
     folders = sorted(kernel_parts.kept_in)
-    told = f"compiled code is in {', '.join(folders) or 'no folder'}"
-    print_result({"folders": folders}, told, as_json=json)
+    line = f"compiled code is in {', '.join(folders) or 'no folder'}"
+    print_result({"folders": folders}, line, as_json=json)
 
 
 def arguments_of(options: ControllerOptions) -> Sequence[str]:

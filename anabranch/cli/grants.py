@@ -111,11 +111,11 @@ def differences(
             writes = may_write(acls, principal, journal_topic(stream))
             patterns = {p for lane in lanes for p in _granted(grants, lane, stream)}
             if writes and not patterns:
-                told = f"may write to {journal_topic(stream)}, without the right `write`"
-                yield Difference(principal, ",".join(lanes), stream, told)
+                line = f"may write to {journal_topic(stream)}, without the right `write`"
+                yield Difference(principal, ",".join(lanes), stream, line)
             elif not writes and patterns - {"*"}:
-                told = f"has the right `write`, and may not write to {journal_topic(stream)}"
-                yield Difference(principal, ",".join(lanes), stream, told)
+                line = f"has the right `write`, and may not write to {journal_topic(stream)}"
+                yield Difference(principal, ",".join(lanes), stream, line)
 
 
 def _granted(grants: Iterable[Grant], lane: str, stream: str) -> set[str]:
@@ -148,5 +148,5 @@ def _words(text: str) -> list[str]:
 
 
 def _show(grant: Grant, *, as_json: bool) -> None:
-    told = f"{grant.lane} on {grant.pattern}: {','.join(grant.rights) or 'none'}"
-    print_result(grant._asdict(), told, as_json=as_json)
+    line = f"{grant.lane} on {grant.pattern}: {','.join(grant.rights) or 'none'}"
+    print_result(grant._asdict(), line, as_json=as_json)

@@ -74,14 +74,14 @@ def add(
         former = {lane.name: lane for lane in client.lanes()}.get(name)
         made = client.add_lane(name, principals, quotas, apply=apply, adopt_topics=adopt)
         granted = any(grant.lane == name and grant.rights for grant in client.grants())
-    told = [f"lane {name} is there"]
+    notes = [f"lane {name} is there"]
     if former is not None and quotas:
-        told = _changes(former, made) or [f"{name}: its quotas are as they were"]
+        notes = _changes(former, made) or [f"{name}: its quotas are as they were"]
     if not granted:
-        told.append(f"grant it something: anabranch grants add {name} 'SCOPE/*' write")
+        notes.append(f"grant it something: anabranch grants add {name} 'SCOPE/*' write")
     if reset := [quota for quota, most in (quotas or {}).items() if most is not None]:
-        told.append(f"back to the default: anabranch lane add {name} --quota {reset[0]}=default")
-    print_result(asdict(made) | {"acls": lines}, *told, as_json=options.json)
+        notes.append(f"back to the default: anabranch lane add {name} --quota {reset[0]}=default")
+    print_result(asdict(made) | {"acls": lines}, *notes, as_json=options.json)
 
 
 @app.command("list")

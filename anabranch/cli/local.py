@@ -123,16 +123,16 @@ def broker(
         ports = [port + n for n in range(brokers)] if port else []
         with EmbeddedCluster(brokers, folder, ports=ports, heap_mb=heap) as cluster:
             document = {"bootstrap": cluster.bootstrap, "folder": str(cluster.folder)}
-            told = f"brokers: {cluster.bootstrap}   data: {cluster.folder}   Ctrl-C ends them"
-            print_result(document, told, as_json=json)
+            line = f"brokers: {cluster.bootstrap}   data: {cluster.folder}   Ctrl-C ends them"
+            print_result(document, line, as_json=json)
             while len(cluster.running) == brokers:
                 time.sleep(_POLL_S)
             ended = next(node for node in cluster.nodes.values() if not node.running)
             raise BrokerDied(f"{ended} ended", log=ended.log, log_tail=ended.log_tail())
     with EmbeddedBroker(folder, port=port, heap_mb=heap) as running:
         document = {"bootstrap": running.bootstrap, "folder": str(running.folder)}
-        told = f"broker: {running.bootstrap}   data: {running.folder}   Ctrl-C ends it"
-        print_result(document, told, as_json=json)
+        line = f"broker: {running.bootstrap}   data: {running.folder}   Ctrl-C ends it"
+        print_result(document, line, as_json=json)
         while running.running:
             time.sleep(_POLL_S)
         raise BrokerDied("the broker ended", log=running.log, log_tail=running.log_tail())

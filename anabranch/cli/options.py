@@ -37,19 +37,19 @@ LANE_VARIABLE = "ANABRANCH_LANE"
 KAFKA_FILE_VARIABLE = "ANABRANCH_KAFKA_FILE"
 
 
-def option(form: str, told: str, **more: Any) -> Any:
+def option(form: str, text: str, **more: Any) -> Any:
     """An option of a command. ``form``: its names, and its metavar if it has one, as in ``--stream -s NAME``.
 
-    ``told``: its help. ``more``: as `typer.Option`.
+    ``text``: its help. ``more``: as `typer.Option`.
     """
     words = form.split()
     names = [word for word in words if word.startswith("-")]
-    return typer.Option(*names, metavar=" ".join(words[len(names) :]) or None, help=told, **more)
+    return typer.Option(*names, metavar=" ".join(words[len(names) :]) or None, help=text, **more)
 
 
-def argument(metavar: str, told: str, **more: Any) -> Any:
+def argument(metavar: str, text: str, **more: Any) -> Any:
     """An argument of a command, and its help. ``more``: as `typer.Argument`."""
-    return typer.Argument(metavar=metavar, help=told, **more)
+    return typer.Argument(metavar=metavar, help=text, **more)
 
 
 def _streams(incomplete: str) -> list[str]:

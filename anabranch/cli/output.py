@@ -194,7 +194,7 @@ def _title(key: str) -> str:
 
 
 def cell_text(value: object) -> str:
-    """A value in a table; `-` for one that is empty."""
+    """A value as a table shows it: `-` if it is empty."""
     if value is None or (not value and isinstance(value, str | list | tuple | Mapping)):
         return "-"
     match value:

@@ -130,8 +130,8 @@ def describe(
         history.read_history(ports, stream, last=last, timeout=options.timeout) if epochs else None
     )
     if options.json:
-        told = {"epochs": _epoch_documents(past)} if past is not None else {}
-        print_json(stream_row(found) | {"effective": effective, "losses": losses} | told)
+        more = {"epochs": _epoch_documents(past)} if past is not None else {}
+        print_json(stream_row(found) | {"effective": effective, "losses": losses} | more)
         return
     _show_segments(found)
     if past is not None:
@@ -250,7 +250,7 @@ def draw_stream(
 
 @app.command("recover")
 def recover(options: OperatorOptions, stream: StreamName) -> None:
-    """Take a LOST stream back, if its topics are those that it had."""
+    """Recover a LOST stream whose topics are the same ones as before the loss."""
     with options.client() as client:
         state = client.recover_stream(stream).state
     print_result({"stream": stream, "state": state}, f"{stream} is {state}", as_json=options.json)
@@ -267,8 +267,8 @@ def forget(options: OperatorOptions, stream: StreamName, yes: Yes = False) -> No
     confirm(f"All that is left of {stream} and its topics will be deleted for good.", yes=yes)
     with connecting as client:
         client.forget_stream(stream)
-    told = f"{stream} is forgotten: its name can be used again"
-    print_result({"stream": stream, "state": FORGOTTEN}, told, as_json=options.json)
+    line = f"{stream} is forgotten: its name can be used again"
+    print_result({"stream": stream, "state": FORGOTTEN}, line, as_json=options.json)
 
 
 @app.command("delete")
@@ -302,11 +302,12 @@ def delete(
         )
         if not yes and topic_id != topic_id_of(lambda: client.topic_id(stream)):
             raise IllegalState(
-                f"{stream} is another stream than the one that was shown, made since: nothing was done, look again"
+                f"{stream} is another stream than the one that was shown: it was made since. Nothing was done; "
+                "look again"
             )
         client.delete_stream(stream, despite=despite or ())
-    told = f"{stream} is deleted: its name can be used again"
-    print_result({"stream": stream, "state": FORGOTTEN}, told, as_json=options.json)
+    line = f"{stream} is deleted: its name can be used again"
+    print_result({"stream": stream, "state": FORGOTTEN}, line, as_json=options.json)
 
 
 @app.command("alter")
@@ -352,8 +353,8 @@ def truncate(
     confirm(f"All events of {stream} up to {until} will be deleted for good.", yes=yes)
     with connecting as client:
         client.truncate_stream(stream, moment)
-    told = f"{stream} begins after {until}"
-    print_result({"stream": stream, "until": until}, told, as_json=options.json)
+    line = f"{stream} begins after {until}"
+    print_result({"stream": stream, "until": until}, line, as_json=options.json)
 
 
 def effective_of(client: Client, stream: str) -> dict[str, str]:
@@ -405,8 +406,8 @@ def _epoch_rows(past: History) -> list[dict[str, Any]]:
 def _epoch_documents(past: History) -> list[dict[str, Any]]:
     documents = []
     for epoch, row in zip(past.epochs, _epoch_rows(past), strict=True):
-        told = asdict(epoch)
-        documents.append(row | {name: told[name] for name in ("timestamp", "segments", "sealed")})
+        fields = asdict(epoch)
+        documents.append(row | {name: fields[name] for name in ("timestamp", "segments", "sealed")})
     return documents
 
 

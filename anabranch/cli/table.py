@@ -189,7 +189,7 @@ def put(
             with client.begin(split_stream(table)[0]) as txn:
                 txn.write(table, row, key=os.fsencode(key))
                 result = txn.commit()
-    _told(options, table, key, result, "written")
+    _print_written(options, table, key, result, "written")
 
 
 @app.command("delete")
@@ -203,7 +203,7 @@ def delete(options: ClusterOptions, table: Table, key: Key, folder: Folder = Non
     with options.client() as client:
         _check_table(client, table)
         result = _transact(options, client, table, folder, work)
-    _told(options, table, key, result, "deleted")
+    _print_written(options, table, key, result, "deleted")
 
 
 @app.command("changes")
@@ -311,15 +311,15 @@ def compact(
                 f"`anabranch stream alter {table} --setting {RATIO}=4`"
             )
         while True:
-            with _told_only(options):
+            with _failures_shown(options):
                 for name in due_tables(client, table):
-                    with _told_only(options):
+                    with _failures_shown(options):
                         _compact(options, client, name, folder, plain=plain)
             time.sleep(every)
 
 
 @contextmanager
-def _told_only(options: ClusterOptions) -> Iterator[None]:
+def _failures_shown(options: ClusterOptions) -> Iterator[None]:
     """Errors are shown: the other tables, and later looks, go on."""
     try:
         yield
@@ -365,7 +365,9 @@ def _check_table(client: Client, table: str) -> StreamDescription:
     return found
 
 
-def _told(options: ClusterOptions, table: str, key: str, result: Result, what: str) -> None:
+def _print_written(
+    options: ClusterOptions, table: str, key: str, result: Result, what: str
+) -> None:
     wrote = result.txn_id != NO_TXN
     document = {"table": table, **bytes_fields(key=os.fsencode(key))} | {
         "txn_id": result.txn_id.hex() if wrote else None,

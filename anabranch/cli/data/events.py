@@ -246,7 +246,7 @@ def write(
 def _events(
     lines: BinaryIO, key: bytes | None, separator: str | None
 ) -> Iterator[tuple[bytes | None, bytes]]:
-    """(key, value) of each line. `InvalidArgument` names the line that is none."""
+    """(key, value) of each line. `InvalidArgument` names a line that has another form."""
     between = None if separator is None else separator.encode()
     number = 0
     while line := lines.readline(_LONGEST + 1):

@@ -78,11 +78,11 @@ class CsvFile:
         self.columns = _columns(path, events.delimiter)
         for option, column in (("--key", events.key), ("--timestamp", events.timestamp)):
             if column is not None and column not in self.columns:
-                told = f"{path} has no column {column!r} for {option}: {', '.join(self.columns)}"
+                what = f"{path} has no column {column!r} for {option}: {', '.join(self.columns)}"
                 other = next((d for d in ";\t|" if d in self.columns[0]), "")
                 if len(self.columns) == 1 and other:
-                    told += f"; is the delimiter {other!r} (--delimiter)?"
-                raise InvalidArgument(told)
+                    what += f"; is the delimiter {other!r} (--delimiter)?"
+                raise InvalidArgument(what)
 
     @property
     def done(self) -> int:

@@ -111,8 +111,8 @@ def release(
         tenure = client.take(processor, task or None)
         client.release(tenure)
     tasks = sorted(tenure.tasks)
-    told = f"{processor}: {count_of(len(tasks), 'task')} released"
-    print_result({"processor": processor, "tasks": tasks}, told, as_json=options.json)
+    line = f"{processor}: {count_of(len(tasks), 'task')} released"
+    print_result({"processor": processor, "tasks": tasks}, line, as_json=options.json)
 
 
 @app.command("reset")
@@ -174,8 +174,8 @@ def get(
     if value is None:
         raise NotFound(f"{key!r} is not in the store {store} of {processor}")
     if options.json:
-        told = {"processor": processor, "store": store, "key": key}
-        print_json(told | bytes_fields(value=value))
+        asked = {"processor": processor, "store": store, "key": key}
+        print_json(asked | bytes_fields(value=value))
     else:
         print_line(value.decode("utf-8", "backslashreplace"))
 
