@@ -385,18 +385,12 @@ def _is_there(dotted: str) -> bool:
 
 
 def test_no_make_of_a_port_drops_an_argument() -> None:
-    classes = [
-        (path.relative_to(ROOT).as_posix(), node)
-        for path in listed(".py")
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.ClassDef)
-    ]
-    by_name = {node.name: node for _, node in reversed(classes)}
-    ports = [node for path, node in classes if path in PORTS and "Protocol" in _bases(node)]
+    classes, by_name = all_classes()
+    ports = [node for path, node in classes if path in PORTS and "Protocol" in class_names(node)]
     makes = {port.name: 0 for port in ports}
     dropped = set()
     for path, node in classes:
-        if "Protocol" in _bases(node):
+        if "Protocol" in class_names(node):
             continue
         for port in ports:
             if not _methods(port).keys() <= _all_methods(node, by_name):
@@ -412,8 +406,15 @@ def test_no_make_of_a_port_drops_an_argument() -> None:
     assert makes["Log"] >= 5, "the rule no longer sees the implementations of the log"
 
 
-def _bases(node: ast.ClassDef) -> list[str]:
-    return [base.id for base in node.bases if isinstance(base, ast.Name)]
+def all_classes() -> tuple[list[tuple[str, ast.ClassDef]], dict[str, ast.ClassDef]]:
+    """(file, class) of the whole tree, and the classes by name: the first one of each."""
+    classes = [
+        (path.relative_to(ROOT).as_posix(), node)
+        for path in listed(".py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef)
+    ]
+    return classes, {node.name: node for _, node in reversed(classes)}
 
 
 def _methods(node: ast.ClassDef) -> dict[str, ast.FunctionDef]:
@@ -427,7 +428,7 @@ def _all_methods(node: ast.ClassDef, by_name: dict[str, ast.ClassDef]) -> set[st
         one = left.pop()
         seen.add(one)
         names |= _methods(one).keys()
-        bases = (by_name[base] for base in _bases(one) if base in by_name)
+        bases = (by_name[base] for base in class_names(one) if base in by_name)
         left += [base for base in bases if base not in seen]
     return names
 
@@ -698,13 +699,7 @@ def members(node: ast.ClassDef, by_name: dict[str, ast.ClassDef]) -> set[str]:
 
 
 def test_a_protocol_has_several_implementations() -> None:
-    classes = [
-        (path.relative_to(ROOT).as_posix(), node)
-        for path in listed(".py")
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.ClassDef)
-    ]
-    by_name = {node.name: node for _, node in reversed(classes)}
+    classes, by_name = all_classes()
     have = [
         (path, members(node, by_name))
         for path, node in classes
