@@ -48,9 +48,8 @@ class Kind(IntEnum):
     DOUBLE_OP = 6  # several ab.op headers
     TXN_LENGTH = 7  # an ab.txn header of other than 28 bytes
     RESERVED = 8  # another header that starts with ab., or too many headers
-    NO_TEXT = (
-        9  # a header whose name is not UTF-8: librdkafka's readers in Python could not read past it
-    )
+    # A header whose name is not UTF-8: librdkafka's readers in Python could not read past it.
+    NO_TEXT = 9
     # A WRITE or plain record that the stream does not accept.
     BAD_KEY = 10  # of a table: a key that no row can have
     BAD_TIME = 11  # a plain record whose time is out of range; WRITEs are checked at their commit

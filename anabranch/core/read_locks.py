@@ -204,9 +204,8 @@ def _newest_at(known: Iterable[_Table], timestamp: int) -> int:
     return found
 
 
-MOST_BOUNDED = (
-    100  # bounded commits that are compared; a validation by the client is cheaper than more
-)
+# Bounded commits that are compared; a validation by the client is cheaper than more.
+MOST_BOUNDED = 100
 
 
 @dataclass(slots=True)

@@ -113,9 +113,8 @@ DIGEST = b"d"  # keys that runs of tables write (journal_runs, table_writes)
 REJECTED = b"x"  # rejected journal records of open ones (journal_runs) -> count (8)
 META = b"m"  # + name: about the table itself
 SERIES_OF = META + b"series "  # with a lane's name -> how many series it began (8)
-OWNED = (
-    META + b"owned "
-)  # + a lane's name, 0, and the end of a series' key -> b"": series that the lane began
+# + a lane's name, 0, and the end of a series' key -> b"": the series that the lane began.
+OWNED = META + b"owned "
 OUTCOMES = META + b"outcomes"  # -> how many transactions are finished (8)
 POSITION = b"p"  # + name -> offset (8): where reading resumes
 

@@ -16,9 +16,8 @@ TABLE = "table"  # whether the stream is a table
 VERSIONS_MS = "table.history.ms"  # how long replicas keep versions
 DEFAULT_VERSIONS_MS = 3_600_000
 LEAST_HISTORY_MS = 1_000  # replicas keep versions for this long at least
-RATIO = (
-    "table.compact.ratio"  # events for each row, above which `table compact --watch` makes a base
-)
+# Events for each row, above which `table compact --watch` makes a base.
+RATIO = "table.compact.ratio"
 BASE = "table.base"  # the table whose bases are written to the stream
 PROCESSOR = "processor"  # the processor whose state the stream is
 _LONG = (1 << 63) - 1

@@ -18,9 +18,8 @@ LOST: Final = "LOST"  # a topic of it was deleted or replaced
 RECOVERING: Final = "RECOVERING"  # LOST, and its topics are compared with the old ones
 FORGETTING: Final = "FORGETTING"  # LOST, and its remaining topics are being deleted
 FORGOTTEN: Final = "FORGOTTEN"  # no row
-WAITING: Final = (
-    "WAITING"  # ACTIVE, but can't be read or written now: shown to clients, never logged
-)
+# ACTIVE, but can't be read or written now: shown to clients, never logged.
+WAITING: Final = "WAITING"
 
 GIVEN_UP: frozenset[StreamState] = frozenset((LOST, RECOVERING, FORGETTING))
 

@@ -23,9 +23,8 @@ JOURNAL_OP = 2  # a record of a transaction's life in a stream's journal
 KEPT = 90  # an outcome that is kept for days, though no event was written: that of a `Resolve`
 KIB_BITS = 10  # bytes of commands, rows and answers, shifted by this: a unit a KiB
 ITEMS_A_UNIT = 4  # things that a decision goes through; events and plain values of a command
-RECORD_ITEMS = (
-    6  # … other parts of a command, such as receipts and their extents, are as much as this many
-)
+# Other parts of a command, such as receipts and their extents, count as this many items each.
+RECORD_ITEMS = 6
 FEW_BYTES = 256  # parts of a command of no more bytes are not counted
 BATCH = 1  # a batch of a journal
 RUN = 2  # consecutive records of one writer in a journal, in the index and in a merge

@@ -79,9 +79,8 @@ _NATIVE_TIMEOUTS = (45, 30, 15, 10, 5, 2, 1)
 LOOK_S = 5.0  # each broker, before a controller joins its group, and now and then after that
 _ANSWER_S = 10.0  # each question of the probe
 _SOON_S = 5.0  # brokers show a change, or write a marker, within this time
-_SHORT_S = (
-    5.0  # the limit of the probe's own native transactions; the requested one is tried separately
-)
+# The limit of the probe's own native transactions; the requested one is tried separately.
+_SHORT_S = 5.0
 _PAUSE_S = 0.05
 _GONE_S = 10.0  # brokers stop showing deleted topics within this time
 _EARLIER_S = 3600.0  # longer than any probe takes

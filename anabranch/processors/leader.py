@@ -28,9 +28,8 @@ TROUBLE_PAUSE_S = 0.2  # grows while leading keeps failing
 DEFECT_PAUSE_S = 1.0  # likewise, after a defect
 LONGEST_PAUSE_S = 60.0
 PATIENCE_S = 10.0  # brokers away for less are asked without a growing pause
-ASIDE_AFTER_S = (
-    30.0  # after this long with failures and without a round, another process may do better
-)
+# After this long with failures and without a round, another process may do better.
+ASIDE_AFTER_S = 30.0
 ASIDE_S = 15.0
 TOUCH_S = 60.0
 

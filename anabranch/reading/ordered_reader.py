@@ -16,9 +16,8 @@ from anabranch.topics.names import stream_topic
 from anabranch.types import Event
 
 COMMIT_EVERY_S = 1.0
-_IDLE_S = (
-    0.25  # without events for this long, more of the history is read: it may name new partitions
-)
+# Without events for this long, more of the history is read: it may name new partitions.
+_IDLE_S = 0.25
 _HELD_S = (0.02, 0.1)  # the same at first and later, while events wait for their turn
 _SETTLE_S = 0.25
 _ASK_EVERY_S = 0.1

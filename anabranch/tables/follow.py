@@ -68,9 +68,8 @@ class _Table:
     ) -> None:
         self.stream = stream
         self.base = base  # until it is loaded
-        self.begun = (
-            base or mark.position
-        )  # a base, 0 for the history's beginning, or where the folder was
+        # A base, 0 for the history's beginning, or where the folder was.
+        self.begun = base or mark.position
         self.cursor = HistoryCursor(source, stream, whole=True)
         self.cursor.seek(mark.position if base is None else base.position)
         self.parts = StreamParts(source, stream, timeout)

@@ -28,9 +28,8 @@ class Walk:
     def __init__(self, db: Rdict, folder: Path, first: bytes, *, backwards: bool = False) -> None:
         self._folder, self._first, self._backwards = folder, first, backwards
         try:
-            self._snapshot = (
-                db.snapshot()
-            )  # otherwise rows written meanwhile look like missing ones
+            # Otherwise rows written meanwhile look like missing ones.
+            self._snapshot = db.snapshot()
             self.rows: Iterator[tuple[Any, Any]] = self._snapshot.items(backwards, first)
         except Exception as error:
             if not of_disk(error):

@@ -85,9 +85,8 @@ class TableTransaction(TableWork):
         self.commits = commits
         self._keepalive = defaults.KEEPALIVE_S if keepalive is None else keepalive
         self._reads_others = writers == "all"
-        self._events: deque[r.Event] = (
-            deque()
-        )  # events that are not handed to the handle of a long one
+        # Events that are not handed to the handle of a long one.
+        self._events: deque[r.Event] = deque()
         self._bytes = 0
         self._txn_id: bytes | None = None
         self._sent = False  # a commit was sent, and may have taken effect

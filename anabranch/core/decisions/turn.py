@@ -96,21 +96,18 @@ class Settings:
     trusts_open: bool = False
     # The most that the commands topic takes of big commands, unpacked.
     command_bytes: int = limits.COMMAND.value
-    record_bytes: int = (
-        limits.RECORD.value
-    )  # the biggest record that the topics of status and replies accept
+    # The biggest record that the topics of status and replies accept.
+    record_bytes: int = limits.RECORD.value
     round_bytes: int = 16 << 20  # merges of one round, about
     chunk_bytes: int = 16 << 20  # a bigger merge is staged, in chunks of this many bytes
     collate_ms: int = 200  # a stream rolls at most once in this time; earlier commits are collated
-    purge_per_look: int = (
-        500  # old outcomes forgotten each time, plus two for each one that a round adds
-    )
+    # Old outcomes forgotten each time, plus two for each one that a round adds.
+    purge_per_look: int = 500
     # How far times that clients have seen may raise the hybrid time ahead of the clock.
     max_clock_skew_ms: int = 10_000
     clock_error_ms: int | None = None  # of each controller's clock, at most; None: no commit wait
-    lost_after_ms: int = (
-        30_000  # a stream is given up when one of its topics is not found for this long
-    )
+    # A stream is given up when one of its topics is not found for this long.
+    lost_after_ms: int = 30_000
 
     @property
     def max_ahead_ms(self) -> int:
@@ -147,16 +144,14 @@ class Turn:
     at: int | None = None  # the offset of the command that is decided
     lane: str = OPEN_LANE  # … and the lane that it came by
     command_bytes: int = 1 << 62  # an upper bound of the size of that command
-    seen: int | None = (
-        None  # the highest hybrid time that its sender has received; None: not stated
-    )
+    # The highest hybrid time that its sender has received; None: not stated.
+    seen: int | None = None
     puts: int = 0
     size: int = 0  # bytes of commands, rows and answers, about
     charged: int = 0  # units of work that are counted by `charge`
     owed: dict[str, int] = field(default_factory=dict)  # … for lanes' commits that were due
-    busy: bool = (
-        False  # commands came, and more may be waiting: the merges of this round stay small
-    )
+    # Commands came, and more may be waiting: the merges of this round stay small.
+    busy: bool = False
     merge_limit: int | None = None  # the most merges in this round
     plain_waits: bool = False  # plain writes are not committed in this round
     plain_bytes: int = 0  # bytes of plain writes that this round commits

@@ -14,12 +14,10 @@ from anabranch.core.round import StreamCommit
 from anabranch.errors import MalformedRecord
 from anabranch.schemas.records import LockedRange
 
-FEW_KEYS = (
-    64  # up to this many keys of a commit are compared with ranges; of more only their bounds
-)
-FEW_POINTS = (
-    4_096  # up to this many writes of a commit are noted one by one; more are a packed array
-)
+# Up to this many keys of a commit are compared with ranges; of more only their bounds.
+FEW_KEYS = 64
+# Up to this many writes of a commit are noted one by one; more are a packed array.
+FEW_POINTS = 4_096
 WINDOW_BYTES = 128 << 20  # of a control partition, about
 _WRITE_BYTES = 200
 _POINT_BYTES = 120

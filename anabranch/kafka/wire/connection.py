@@ -31,9 +31,8 @@ _MAX_BUFFERS = 512
 _JOIN_BYTES = 16_384
 _MAX_ANSWER_BYTES = 1 << 30
 _MAX_STRANGER_BYTES = 1 << 20  # … before authentication, as another program may answer
-_PIECE_BYTES = (
-    1 << 20
-)  # allocate this, or as much as arrived already: an announced size alone costs nothing
+# Allocate this, or as much as arrived already: an announced size alone costs nothing.
+_PIECE_BYTES = 1 << 20
 _DRAIN_S = 5.0
 # Waits: before others are asked about a silent broker, between such questions, and for the answer.
 _SILENT_S = 2.0

@@ -25,9 +25,8 @@ class Pool:
         self._parked: dict[
             tuple[str, int], list[Connection]
         ] = {}  # connections with answers under way
-        self._waiting: WeakSet[Connection] = (
-            WeakSet()
-        )  # connections that wait for an answer that may never come
+        # Connections that wait for an answer that may never come.
+        self._waiting: WeakSet[Connection] = WeakSet()
         self._closed = False
 
     def open(self, address: tuple[str, int], deadline: float) -> Connection:

@@ -128,12 +128,10 @@ class Input:
     order: dict[int, int] = field(default_factory=dict)  # segments of the present record
     batch: deque[Found] = field(default_factory=deque)
     rest: Iterator[Share] | None = None  # of the first record of the batch
-    given: Iterator[tuple[int, Event]] | None = (
-        None  # the rest of a share, for iteration over single events
-    )
-    last: tuple[int, int] | None = (
-        None  # segment and offset returned of the present record, not yet in ``at``
-    )
+    # The rest of a share, for iteration over single events.
+    given: Iterator[tuple[int, Event]] | None = None
+    # Segment and offset returned of the present record, not yet in ``at``.
+    last: tuple[int, int] | None = None
     reported: dict[int, tuple[int, int, int]] = field(
         default_factory=dict
     )  # the places that `consumed` returned last

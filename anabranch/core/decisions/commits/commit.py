@@ -182,9 +182,8 @@ def _join_decided(
         if not not_covered(named, txn.writers):
             turn.put(k.pending_key(txn_id), waiting)
             return
-        again = (
-            due  # not refused now: a refusal would discard the validation; the next copy is refused
-        )
+        # Not refused now: a refusal would discard the validation; the next copy is refused.
+        again = due
     turn.reply(to, again)
 
 

@@ -277,9 +277,8 @@ def _append(turn: Turn, command: OneShot, placed: _Placed) -> int:
         )
         target = turn.state.streams[stream]
         epoch = target.stream_epoch
-        wide = (
-            history_records.FEW + target.partitions // history_records.EVERY
-        )  # in wide streams not every record has the vector
+        # In wide streams not every record has the vector.
+        wide = history_records.FEW + target.partitions // history_records.EVERY
         turn.size += 16 * min(target.partitions, wide)  # of the history record, about
         locks.merge(turn, StreamCommit(command.txn_id, stream, epoch, timestamp, parts))
     return timestamp
