@@ -17,9 +17,9 @@ from anabranch.core.transaction_states import locks_broken
 from anabranch.errors import (
     AnabranchError,
     FixCallError,
-    HeldByPrepared,
     InvalidArgument,
     NotReady,
+    ReservedByPrepared,
     TransactionAborted,
 )
 from anabranch.schemas import records as r
@@ -428,9 +428,9 @@ def result_of(outcome: r.Outcome) -> Result:
 
 
 def committed(outcome: r.Outcome) -> r.Outcome:
-    """The outcome if it is COMMITTED, else `TransactionAborted`; `HeldByPrepared`: it is still to be ended."""
+    """The outcome if it is COMMITTED, else `TransactionAborted`; `ReservedByPrepared`: it is still to be ended."""
     if outcome.state == "PREPARED":
-        raise HeldByPrepared(
+        raise ReservedByPrepared(
             f"transaction {txn_text(outcome.txn_id)}, which has the name, is prepared: it has to be ended first"
         )
     if outcome.state != "COMMITTED":

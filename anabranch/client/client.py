@@ -998,8 +998,9 @@ class Client:
         The call returns when their earlier commits are merged, so that their positions are final. ``holder``: a
         name of the worker for people; None: this host and process.
 
-        Raises: TenureLost (another worker took a task at the same time, and nothing was changed: take them again if
-        they are yours), UnknownScope, UnknownProcessor, InvalidArgument, NotAuthorized, NotReady, DeadlineExceeded.
+        Raises: OwnershipLost (another worker took a task at the same time, and nothing was changed: take them again
+        if they are yours), UnknownScope, UnknownProcessor, InvalidArgument, NotAuthorized, NotReady,
+        DeadlineExceeded.
         """
         return self._processors.take(
             processor, tasks, holder, self._shared.checked_deadline(timeout)

@@ -63,8 +63,8 @@ from anabranch.errors import (
     NotAuthorized,
     NotReady,
     OutcomeUnknown,
+    OwnershipLost,
     RetryError,
-    TenureLost,
     TransactionAborted,
     UnknownScope,
     error_of,
@@ -80,7 +80,7 @@ T = TypeVar("T")
 P = TypeVar("P")
 _SCOPE_TRIES = 6  # how often a new scope is asked for: during 1.3 s
 # Refusals that hold for all copies of a command. Any other one is only about the copy that it answers.
-_FINAL = (TransactionAborted, LocksBroken, AlreadyCommitted, EventTooLarge, TenureLost)
+_FINAL = (TransactionAborted, LocksBroken, AlreadyCommitted, EventTooLarge, OwnershipLost)
 # A transaction in these states was not committed by any earlier copy.
 _UNDONE = ("OPEN", "ABORTED")
 _NOTHING = "nothing was changed"  # a phrase in texts of refusals
@@ -602,7 +602,7 @@ class Session:
     def one_shot(self, command: r.OneShot, deadline: float) -> r.Outcome:
         """Send a one-shot until it is COMMITTED. Raises `OutcomeUnknown` at the deadline.
 
-        If it moves positions, its id is marked, and it may be refused by `TenureLost`.
+        If it moves positions, its id is marked, and it may be refused by `OwnershipLost`.
         """
         txn_id = command.txn_id
         if command.consumed is None:

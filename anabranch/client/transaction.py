@@ -45,8 +45,8 @@ from anabranch.errors import (
     MalformedRecord,
     NotAuthorized,
     OutcomeUnknown,
+    OwnershipLost,
     StreamLost,
-    TenureLost,
     TransactionAborted,
     UnsupportedVersion,
     WriteFailed,
@@ -531,13 +531,14 @@ class Transaction:
         transaction was prepared with (see `prepare`). ``timeout`` in seconds.
 
         Raises:
-            TenureLost: another worker has taken tasks of ``consumed``. This transaction is aborted, or already
+            OwnershipLost: another worker has taken tasks of ``consumed``. This transaction is aborted, or already
                 committed; the positions of the tasks show which: take them again.
             AlreadyCommitted: the series has a higher number, or the number's outcome is forgotten; this transaction
                 is aborted.
             WritersUnfinished, ReceiptMismatch, ReceiptsNotCovered, UnknownStream, InvalidArgument, StreamLost,
-                NotAuthorized, HeldByPrepared, EventTooLarge, IllegalState: nothing is changed; correct it and
-                commit again, or abort. NotReady, DeadlineExceeded, TooManyTransactions, TooMuchStaged: likewise.
+                NotAuthorized, ReservedByPrepared, EventTooLarge, IllegalState: nothing is changed; correct it and
+                commit again, or abort. NotReady, DeadlineExceeded, TooManyTransactions, TooManyUncommittedBytes:
+                likewise.
             TransactionAborted, LocksBroken: it is over without effect; begin a new one.
             ClockSkew: not begun, as this machine's clock is more than a day ahead of the controller's.
             WriteFailed: a write of this handle failed; abort.
@@ -583,8 +584,8 @@ class Transaction:
         result is PREPARED, or COMMITTED if the name or number was committed before: then this transaction has no
         effect.
 
-        Raises: as `commit`; HeldByPrepared (another prepared transaction has the name), TooManyTransactions,
-        TooMuchStaged (too many are prepared), IllegalState (another attempt prepared it).
+        Raises: as `commit`; ReservedByPrepared (another prepared transaction has the name), TooManyTransactions,
+        TooManyUncommittedBytes (too many are prepared), IllegalState (another attempt prepared it).
         """
         with self._lock:
             self._shared.check()
@@ -720,7 +721,7 @@ class Transaction:
 
     def _failed_to_commit(self, error: AnabranchError, refused: HandleOp) -> None:
         """Handle an error of a sent commit. ``refused``: the operation if the commit surely had no effect."""
-        if isinstance(error, TransactionAborted | LocksBroken | AlreadyCommitted | TenureLost):
+        if isinstance(error, TransactionAborted | LocksBroken | AlreadyCommitted | OwnershipLost):
             self._end(error)
             self._discard()
         elif isinstance(error, _OF_ONE_COPY) and self.state in ("doubted", "decided"):

@@ -379,5 +379,5 @@ def check_bytes(size: int, most: int, stream: str, topic: str = "") -> None:
             f"an event of {size} bytes; {topic or stream} takes up to {most} of key, value and headers "
             "(topic setting max.message.bytes)"
         )
-        error.stream, error.most = stream, most
+        error.stream, error.limit = stream, most
         raise error

@@ -31,9 +31,9 @@ from anabranch.errors import (
     BeginAgainError,
     IllegalState,
     NotReady,
+    OwnershipLost,
     RetryError,
     SnapshotExpired,
-    TenureLost,
 )
 from anabranch.ports import GroupMember, TopicPartition
 from anabranch.processing.commits import FIRST_PAUSE_S, LONGEST_PAUSE_S, Commits
@@ -268,7 +268,7 @@ class Worker:
                 log.warning("%s: %s; its tasks are taken again", self._app.name, error)
                 self.metrics.add("processor_taken_again", type(error).__name__)
                 self._drop()
-                if isinstance(error, TenureLost):
+                if isinstance(error, OwnershipLost):
                     self._lost.tasks, self._look_again = frozenset(range(self._app.tasks)), 0.0
                 self.stop.wait(pauses.begin())
 
@@ -384,10 +384,10 @@ class Worker:
         return known[1]
 
     def _check_holder(self, tasks: Collection[int], age_s: float = 0.0) -> None:
-        """Raise `TenureLost` if another worker had one of these tasks at most ``age_s`` seconds ago."""
+        """Raise `OwnershipLost` if another worker had one of these tasks at most ``age_s`` seconds ago."""
         for row in self.described(age_s).tasks:
             if row.task in tasks and row.holder != self._holder:
-                raise TenureLost(f"task {row.task} of {self._app.name} is {row.holder}'s")
+                raise OwnershipLost(f"task {row.task} of {self._app.name} is {row.holder}'s")
 
     def _wanted(self) -> frozenset[int]:
         """The assigned tasks, without those that another worker took since the assignment."""

@@ -32,7 +32,7 @@ from anabranch.core.read_locks import Windows
 from anabranch.core.round import Round
 from anabranch.core.state import State
 from anabranch.core.stream_states import CREATING
-from anabranch.errors import EventTooLarge, InvalidArgument, NotLeading, check
+from anabranch.errors import EventTooLarge, InvalidArgument, NotLeader, check
 from anabranch.ports import (
     MESSAGE_TOO_LARGE,
     Clock,
@@ -433,7 +433,7 @@ class Controller:
             turn.done()
             return False
         if self.lease is None or self._background is None:
-            raise NotLeading("a round is for a controller that leads")
+            raise NotLeader("a round is for a controller that leads")
         self._stream_trouble.check(self._state, round_.touched, round_.reserved)
         self._find_tails(round_, self.lease)
         moving = [stream for stream, _ in self._memory.cleaning.crowded[:1]]

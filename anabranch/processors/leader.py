@@ -12,7 +12,7 @@ from typing import ClassVar
 from anabranch.backoff import Backoff
 from anabranch.clock import OnceAMinute
 from anabranch.core.decisions.turn import Settings
-from anabranch.errors import AnabranchError, InvariantViolation, NotLeading
+from anabranch.errors import AnabranchError, InvariantViolation, NotLeader
 from anabranch.kafka.probe import NEVER_PASSES
 from anabranch.ports import Clock, Log, LogError, LogFenced, LogRefused, Table, TableError
 from anabranch.processors.controller import Controller
@@ -174,7 +174,7 @@ class Leader:
                         if self._clock.monotonic() - touched > TOUCH_S:
                             touched = self._clock.monotonic()
                             touch_checkpoint(table, self._clock)
-                except (LogFenced, NotLeading) as error:
+                except (LogFenced, NotLeader) as error:
                     self._note(error)
                     self._pause(FENCED_PAUSE_S)
                 except LogError as error:
@@ -201,7 +201,7 @@ class Leader:
     def _note(self, error: Exception) -> None:
         """Log and count that leading ended."""
         partition = self._settings.control_partition
-        if isinstance(error, LogError | NotLeading):
+        if isinstance(error, LogError | NotLeader):
             self._trouble.warning("control partition %d: %s", partition, error)
         else:
             log.error("control partition %d: a defect", partition, exc_info=error)

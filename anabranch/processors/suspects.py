@@ -34,7 +34,7 @@ from anabranch.core.decisions.lanes import position_of
 from anabranch.core.decisions.set_aside import set_aside, suspect
 from anabranch.core.decisions.turn import Turn, refuse
 from anabranch.core.state import State
-from anabranch.errors import SetAside
+from anabranch.errors import Quarantined
 from anabranch.ports import LogError, LogFenced, LogUnavailable, LogUncertain
 from anabranch.processors.command import Command, Key, name_of
 from anabranch.processors.lanes import Lane, Lanes
@@ -224,7 +224,7 @@ class SuspectCommands:
             turn.settings.control_partition, command.offset, name_of(command.payload), limits.cut(reason),
         )  # fmt: skip
         answer = begin()  # by itself: brokers may have trouble with its partition
-        answer.reply(command.to, refuse(SetAside(f"it had no effect: {limits.cut(reason)}")))
+        answer.reply(command.to, refuse(Quarantined(f"it had no effect: {limits.cut(reason)}")))
         write(answer, (command,))
 
     def done(self, batch: Sequence[Command], lanes: Lanes) -> None:

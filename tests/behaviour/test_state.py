@@ -13,7 +13,7 @@ import pytest
 import anabranch
 from anabranch.core.legal_names import state_stream
 from anabranch.core.partitioner import position_of
-from anabranch.errors import InvalidArgument, TenureLost, UnknownProcessor, UnsupportedSetting
+from anabranch.errors import InvalidArgument, OwnershipLost, UnknownProcessor, UnsupportedSetting
 from anabranch.schemas.records import Consumed, TaskStep
 from tests.behaviour.test_tasks import QUIET_S, committed
 from tests.cluster import start_cluster
@@ -179,7 +179,7 @@ def test_what_is_refused_changes_nothing(counting: Counting) -> None:
     with client.begin(scope, tenure=tenure) as late:
         late.write_state(task, [row])
         client.take(counting.processor)
-        with pytest.raises(TenureLost):
+        with pytest.raises(OwnershipLost):
             late.commit(consumed=consumed)
     assert counting.rows() == {}
 
@@ -195,7 +195,7 @@ def test_reset_and_delete_begin_without_the_old_rows(counting: Counting) -> None
     with pytest.raises(InvalidArgument, match="still to come"):
         client.reset_processor(processor, datetime.now(UTC) + timedelta(minutes=1))
     client.reset_processor(processor, keep_state=True)
-    with client.begin(counting.scope, tenure=first) as late, pytest.raises(TenureLost):
+    with client.begin(counting.scope, tenure=first) as late, pytest.raises(OwnershipLost):
         late.commit(consumed=Consumed(processor, first.secret, (TaskStep((0,), 2, ()),)))
     assert counting.count(client.take(processor), 24) == even(24), "it went on where it stood"
     client.reset_processor(processor, "begin", keep_state=True)

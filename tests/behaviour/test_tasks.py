@@ -17,8 +17,8 @@ from anabranch.errors import (
     AlreadyCommitted,
     IllegalState,
     InvalidArgument,
+    OwnershipLost,
     SnapshotExpired,
-    TenureLost,
     TransactionAborted,
     UnknownProcessor,
 )
@@ -145,9 +145,9 @@ def test_who_lost_its_tasks_leaves_nothing(
         consumed = reader.consumed()
         assert copy(other, place, other.take(place.processor), every=100) == 12
         for txn in (small, big):
-            with pytest.raises(TenureLost, match="is not of this tenure, but of "):
+            with pytest.raises(OwnershipLost, match="is not of this tenure, but of "):
                 txn.commit(consumed=consumed)
-            with pytest.raises((TenureLost, TransactionAborted)):
+            with pytest.raises((OwnershipLost, TransactionAborted)):
                 txn.commit(consumed=consumed)
     assert big.txn_id is not None
     assert client.state(big.txn_id).state == "ABORTED"
@@ -277,7 +277,7 @@ def test_stretches_are_committed_in_order(client: anabranch.Client, place: Place
         ):
             txn.commit(consumed=reader.consumed())
     client.release(tenure)
-    with client.begin(place.scope, tenure=tenure) as txn, pytest.raises(TenureLost):
+    with client.begin(place.scope, tenure=tenure) as txn, pytest.raises(OwnershipLost):
         txn.commit(consumed=consumed_by_hand(tenure))
     assert place.copied() == []
 

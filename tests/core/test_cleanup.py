@@ -198,9 +198,9 @@ def test_too_much_is_refused_until_some_ends(keep_table: bool) -> None:
     world.write("B", "w2", size=1)
     world.lead(keep_table=keep_table)
     world.turn()
-    assert world.begin("E") == "TooMuchStaged"
+    assert world.begin("E") == "TooManyUncommittedBytes"
     assert "1,000 bytes" in world.message
-    assert world.touch("C") == "TooMuchStaged"
+    assert world.touch("C") == "TooManyUncommittedBytes"
     assert world.begin("D") == "begun D", "again"
     assert world.touch("A").startswith("touched"), "again"
     assert world.register("A", world.receipt("A", "w1")) == "registered 1"

@@ -158,7 +158,7 @@ def test_many(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_much(world: World) -> None:
     world.settings = replace(world.settings, max_staged_bytes=10)
-    assert prepare(world) == "TooMuchStaged"
+    assert prepare(world) == "TooManyUncommittedBytes"
     world.settings = replace(world.settings, max_staged_bytes=1 << 30)
     assert prepare(world) == "A PREPARED 3"
 
@@ -182,9 +182,9 @@ def test_positions_are_not_prepared(world: World) -> None:
 def test_its_name_is_given_to_nothing_else(world: World) -> None:
     assert prepare(world, name="daily") == "A PREPARED 3"
     assert world.begin("C", name="daily") == "A PREPARED 3", "that one is given back"
-    assert world.one_shot("D", name="daily") == "HeldByPrepared"
+    assert world.one_shot("D", name="daily") == "ReservedByPrepared"
     assert world.id("A").hex() in world.message
-    assert world.commit("B", name="daily", wait_ms=60_000) == "HeldByPrepared", "at once"
+    assert world.commit("B", name="daily", wait_ms=60_000) == "ReservedByPrepared", "at once"
     with world.by("lane"):
         world.grant("lane", "nyc/*", 511)
         assert world.begin("E", name="daily") == "NameTaken"
@@ -195,8 +195,8 @@ def test_its_name_is_given_to_nothing_else(world: World) -> None:
 
 def test_its_number_is_taken_and_given_back(world: World) -> None:
     assert prepare(world, name="s", number=7) == "A PREPARED 3"
-    assert world.commit("B", name="s", number=8, wait_ms=60_000) == "HeldByPrepared"
-    assert world.ask("set", r.SetSeries("nyc", "s", 7, 9), lane="admin") == "HeldByPrepared"
+    assert world.commit("B", name="s", number=8, wait_ms=60_000) == "ReservedByPrepared"
+    assert world.ask("set", r.SetSeries("nyc", "s", 7, 9), lane="admin") == "ReservedByPrepared"
     abort(world)
     assert world.series("s") == "nowhere"
     world.commit("B", name="s", number=7)
@@ -403,8 +403,8 @@ def test_it_is_aborted_by_its_coordinator_alone(world: World, lead: bool) -> Non
 
 def test_in_one_command_its_name_is_held_too(world: World) -> None:
     assert shot(world, name="daily") == "S PREPARED 2"
-    assert shot(world, "T", name="daily") == "HeldByPrepared"
-    assert world.commit("A", name="daily", wait_ms=60_000) == "HeldByPrepared"
+    assert shot(world, "T", name="daily") == "ReservedByPrepared"
+    assert world.commit("A", name="daily", wait_ms=60_000) == "ReservedByPrepared"
     assert commit(world, "S", LEDGER) == "S COMMITTED 2"
     assert [shot(world, "U", name="daily"), shot(world, "U", name="daily")] == ["S COMMITTED 2"] * 2
     assert world.row("U").state == "ABORTED"

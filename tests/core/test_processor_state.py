@@ -219,7 +219,7 @@ def a_reset_ends_tenures() -> None:
     assert w.reset(INPUTS[0]) == "InvalidArgument", "not all inputs"
     assert w.reset(keep=True) == f"{NAME} 4 tasks"
     assert (w.row(), w.state_of(0)) == ("2 nobody 1:12", [1]), "it goes on where it stood"
-    assert w.stored("Y", w.consumed("a", 2, 13), 0) == "TenureLost"
+    assert w.stored("Y", w.consumed("a", 2, 13), 0) == "OwnershipLost"
     assert w.reset(keep=True, resets=0) == "IllegalState", "of one who saw it before"
     assert w.reset(*INPUTS, keep=True) == f"{NAME} 4 tasks"
     assert (w.row(), w.state_of(0)) == ("3 nobody 1:-", [1]), "the head names a sequence"
@@ -296,7 +296,7 @@ def a_deleted_one_leaves_its_count() -> None:
     row = w.state.processors[NAME]
     assert (row.incarnation, row.resets, row.first_term, row.stores) == (*[floor] * 3, ("other",))
     assert w.delete() == "IllegalState", "a copy by somebody who saw the first one"
-    assert w.ask("take", replace(late, tasks=(0, 1), terms=(0, 0))) == "TenureLost"
+    assert w.ask("take", replace(late, tasks=(0, 1), terms=(0, 0))) == "OwnershipLost"
     assert World.create(w, STATE, 2, processor=NAME) == ""
 
 

@@ -144,12 +144,12 @@ def whoever_takes_last_has_it() -> None:
     w.take("a")
     assert w.shot("X", w.consumed("a", 1, 12)) == "X COMMITTED 1"
     assert w.take("b", 0, 1) == "0 b 1:12 1 b 1:12"
-    assert w.shot("Y", w.consumed("a", 2, 13)) == "TenureLost"
+    assert w.shot("Y", w.consumed("a", 2, 13)) == "OwnershipLost"
     assert w.message.startswith("task 0, 1 of nyc/p is not of this tenure, but of b:")
     assert w.shot("Y", w.consumed("a", 2, 13, tasks=(2, 3))) == "Y COMMITTED 1", "the rest is a's"
     assert w.shot("X", w.consumed("a", 1, 12)) == "X COMMITTED 1", "committed before b came"
     assert w.shot("Z", w.consumed("b", 2, 13, tasks=(0, 1))) == "Z COMMITTED 1"
-    assert w.shot("X", w.consumed("a", 1, 12)) == "TenureLost", "no row tells any more"
+    assert w.shot("X", w.consumed("a", 1, 12)) == "OwnershipLost", "no row tells any more"
     assert committed(w) == ["X", "Y", "Z"]
 
 
@@ -158,9 +158,9 @@ def a_delayed_take_takes_nothing_back() -> None:
     late = w.taking("a")
     w.ask("take a", late)
     w.take("b")
-    assert w.ask("take a", late) == "TenureLost"
+    assert w.ask("take a", late) == "OwnershipLost"
     assert w.row() == "2 b 0:-"
-    assert w.take("a", 0, 1, terms=(2, 1)) == "TenureLost", "one of them was taken meanwhile"
+    assert w.take("a", 0, 1, terms=(2, 1)) == "OwnershipLost", "one of them was taken meanwhile"
     check_unmoved(w, "2 b 0:-")
 
 
@@ -169,8 +169,8 @@ def a_release_ends_a_tenure() -> None:
     w.take("a")
     w.take("b", 1)
     assert w.ask("release", r.Release(NAME, w.tenure("a"), (0, 1))) == "0 nobody 0:- 1 b 0:-"
-    assert w.shot("X", w.consumed("a", 1, 12, tasks=(0,))) == "TenureLost"
-    assert w.shot("X", w.consumed("", 1, 12, tasks=(0,))) == "TenureLost", "nobody's"
+    assert w.shot("X", w.consumed("a", 1, 12, tasks=(0,))) == "OwnershipLost"
+    assert w.shot("X", w.consumed("", 1, 12, tasks=(0,))) == "OwnershipLost", "nobody's"
     assert w.ask("again", r.Release(NAME, w.tenure("a"), (0,))) == "0 nobody 0:-"
     assert w.row() == "2 nobody 0:-"
 
@@ -204,7 +204,7 @@ def a_take_fences_first_and_waits_for_what_is_decided() -> None:
         "0 b 0:- !X 1 b 0:- !X 2 b 0:- !X 3 b 0:- !X; [commit X] X COMMITTED 1"
     ), "the answer names what is being merged"
     assert w.row() == "2 b 1:12", "merged by its id, whoever has the task by now"
-    assert w.shot("Y", w.consumed("a", 2, 13)) == "TenureLost"
+    assert w.shot("Y", w.consumed("a", 2, 13)) == "OwnershipLost"
     assert w.shot("Y", w.consumed("b", 2, 13)) == "Y COMMITTED 1"
 
 
@@ -215,7 +215,7 @@ def what_waits_undecided_is_lost_with_its_tenure() -> None:
     w.open("X", "a")
     assert w.end("X", w.consumed("a", 1, 12)) == ""
     assert w.row() == "1 a 0:-"
-    assert w.take("b").endswith("; [commit X] TenureLost")
+    assert w.take("b").endswith("; [commit X] OwnershipLost")
     w.held = False
     w.turn()
     assert w.get("X").startswith("X ABORTED (task 0, 1, 2, 3 of nyc/p is not of this tenure")
@@ -228,7 +228,7 @@ def a_tenure_that_is_lost_aborts_the_transaction() -> None:
     w.take("a")
     w.open("X", "a")
     w.take("b")
-    assert w.end("X", w.consumed("a", 1, 12)) == "TenureLost"
+    assert w.end("X", w.consumed("a", 1, 12)) == "OwnershipLost"
     assert w.get("X").startswith("X ABORTED")
     w.take("a")  # of the same bits: a client makes fresh ones
     assert w.end("X", w.consumed("a", 1, 12)) == "TransactionAborted"

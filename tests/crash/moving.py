@@ -85,7 +85,7 @@ class Moving(Scenario):
         """Its tenure has one of the two tasks only; a repetition finds it aborted."""
         with pytest.raises(Refused) as refused:
             self._commit("lost", 3)
-        assert refused.value.code in ("TenureLost", "TransactionAborted"), refused.value
+        assert refused.value.code in ("OwnershipLost", "TransactionAborted"), refused.value
         self._acknowledge("lost", self.client.ask(r.GetState(self.ids["lost"])))
 
     def _commit(self, which: str, sequence: int) -> None:

@@ -185,7 +185,7 @@ def test_too_much_staged_is_refused_until_some_ends(keeps_table: bool) -> None:
     ):
         refusal = play.ask(command)
         assert isinstance(refusal, Refusal)
-        assert refusal.code == "TooMuchStaged"
+        assert refusal.code == "TooManyUncommittedBytes"
     # Open transactions go on.
     assert isinstance(play.ask(Begin(big, "nyc", None, 30_000_000, SECRET)), Begun)
     assert isinstance(play.ask(Touch(play.tokens[big], STREAM)), Touched)

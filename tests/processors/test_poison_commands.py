@@ -99,7 +99,7 @@ def test_a_decision_that_raises(error: type[Exception], monkeypatch: pytest.Monk
     asked, others = play.among(r.GetState(BAD), 30, 30)
     play.until(lambda: play.served([asked, *others]), 20)
     answer = play.world.reply(asked)
-    assert (answer.code, "a defect" in answer.message) == ("SetAside", True)
+    assert (answer.code, "a defect" in answer.message) == ("Quarantined", True)
     assert {play.world.reply(each).state for each in others} == {"COMMITTED"}
     assert play.leader.state.round.term == 1
     assert play.leader.state.holder("nyc", "x") is None
@@ -154,7 +154,7 @@ def test_a_command_that_kills_whoever_tries_it(
     monkeypatch.setitem(entrance._DECISIONS, r.GetState, failing(Killed))
     asked, others = play.among(r.GetState(BAD), before, 30)
     play.until(lambda: play.served([asked, *others]))
-    assert play.world.reply(asked).code == "SetAside"
+    assert play.world.reply(asked).code == "Quarantined"
     assert {play.world.reply(each).state for each in others} == {"COMMITTED"}
     assert play.deaths == 6
     position = play.list()
@@ -179,12 +179,12 @@ def test_a_command_whose_round_is_never_written(monkeypatch: pytest.MonkeyPatch)
     uncertain(
         monkeypatch,
         lambda round_: any(
-            to.correlation_id == asked and result.code != "SetAside" for to, result in round_.replies
+            to.correlation_id == asked and result.code != "Quarantined" for to, result in round_.replies
             if isinstance(result, r.Refusal)
         ),
     )  # fmt: skip
     play.until(lambda: play.served([asked, *others]))
-    assert play.world.reply(asked).code == "SetAside"
+    assert play.world.reply(asked).code == "Quarantined"
     assert {play.world.reply(each).state for each in others} == {"COMMITTED"}
 
 
@@ -254,7 +254,7 @@ def test_an_operator_skips_a_command() -> None:
     play.leader.lead()
     play.until(lambda: play.served([asked, *others]))
     answer = play.world.reply(asked)
-    assert (answer.code, "an operator skipped it" in answer.message) == ("SetAside", True)
+    assert (answer.code, "an operator skipped it" in answer.message) == ("Quarantined", True)
     assert {play.world.reply(each).state for each in others} == {"COMMITTED"}
 
 

@@ -22,14 +22,14 @@ from anabranch.errors import (
     SnapshotExpired,
     TooManyStreams,
     TooManyTransactions,
+    TooManyUncommittedBytes,
     TooMuchLocked,
-    TooMuchStaged,
 )
 from anabranch.schemas.records import StreamRow
 
 _ERRORS: dict[str, type[AnabranchError]] = {
     "open": TooManyTransactions,
-    "staged": TooMuchStaged,
+    "staged": TooManyUncommittedBytes,
     "scopes": TooManyStreams,
     "streams": TooManyStreams,
     "partitions": TooManyStreams,
@@ -67,11 +67,13 @@ def check_open(turn: Turn, lane: str, more: int = 1) -> None:
 
 
 def check_staged(turn: Turn, lane: str, txn_id: bytes | None = None) -> None:
-    """`TooMuchStaged` once this transaction, or all open ones of the lane, have reached their limit in journals."""
+    """`TooManyUncommittedBytes` once this transaction, or all open ones of the lane, have reached their limit in
+    journals.
+    """
     staged = turn.index.staged
     found = 0 if txn_id is None else staged.size_of((txn_id,))
     if found >= limits.STAGED.value:
-        raise TooMuchStaged(
+        raise TooManyUncommittedBytes(
             f"the transaction has {found:,} bytes in journals, {limits.STAGED.value:,} are allowed: commit "
             "or abort it"
         )

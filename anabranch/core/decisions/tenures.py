@@ -16,7 +16,7 @@ from anabranch.core.decisions.turn import Turn
 from anabranch.core.ids import NO_TXN
 from anabranch.core.legal_names import check_input, is_plain, is_state, split_stream, state_stream
 from anabranch.core.round import ReplyTo
-from anabranch.errors import IllegalState, InvalidArgument, NotReady, TenureLost
+from anabranch.errors import IllegalState, InvalidArgument, NotReady, OwnershipLost
 from anabranch.schemas.records import (
     CreateProcessor,
     DeleteProcessor,
@@ -205,7 +205,7 @@ def take(turn: Turn, command: Take, to: ReplyTo | None) -> None:
         if known.tenure == tenure:
             continue  # a repeated command
         if known.term != term:
-            raise TenureLost(
+            raise OwnershipLost(
                 f"task {task} of {command.processor} was taken by {known.holder or 'somebody'} meanwhile: look "
                 "again, and take it if it is yours"
             )

@@ -34,7 +34,7 @@ from anabranch.errors import (
     NotAuthorized,
     NotReady,
     TooManyTransactions,
-    TooMuchStaged,
+    TooManyUncommittedBytes,
     TransactionAborted,
     UnknownTransaction,
 )
@@ -165,13 +165,13 @@ def _replaces_open(turn: Turn, command: Begin) -> bool:
 
 
 def check_staged(turn: Turn, lane: str, txn_id: bytes | None = None) -> None:
-    """`TooMuchStaged` while this transaction, the lane's, or all open ones are at their limit of bytes in
+    """`TooManyUncommittedBytes` while this transaction, the lane's, or all open ones are at their limit of bytes in
     journals.
     """
     quotas.check_staged(turn, lane, txn_id)
     staged, limit = turn.index.staged.total, turn.settings.max_staged_bytes
     if staged >= limit:
-        raise TooMuchStaged(
+        raise TooManyUncommittedBytes(
             f"open transactions have {staged:,} bytes in journals, {limit:,} are allowed: commit or abort "
             "some, or wait for some to end"
         )
@@ -190,7 +190,7 @@ def earlier_outcome(turn: Turn, scope: str, name: str | None, owner: str) -> Txn
     """The committed transaction of that name. `NotReady` while one of that name is being committed.
 
     `NameTaken` while a transaction of another lane has it, open or committed; `NotAuthorized` if it is free and the
-    lane may not take it; `HeldByPrepared` while a prepared one has it.
+    lane may not take it; `ReservedByPrepared` while a prepared one has it.
     """
     if name is None:
         return None

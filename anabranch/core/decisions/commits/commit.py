@@ -51,10 +51,10 @@ from anabranch.errors import (
     NotAuthorized,
     NotReady,
     OutcomeUnknown,
+    OwnershipLost,
     ReceiptMismatch,
     ReceiptsNotCovered,
     RetryError,
-    TenureLost,
     UnknownProcessor,
     check,
 )
@@ -118,7 +118,7 @@ def commit(turn: Turn, command: Commit, to: ReplyTo | None) -> None:
     if askers.is_waiting(txn.pending, to):
         return  # a repeated request: the deadline of the first one counts
     check_writes(turn.state, row, txn.participants)
-    with suppress(TenureLost):  # the transaction is aborted when the commit is to be decided
+    with suppress(OwnershipLost):  # the transaction is aborted when the commit is to be decided
         _check_consumed(turn, row, command)
     check_name(command.name)
     check_number(command.name, command.number)
@@ -349,7 +349,7 @@ def _try_decide(turn: Turn, txn_id: bytes, txn: OpenTxn, pending: PendingCommitR
     try:
         _judge(turn, txn.row, pending.consumed)
     except (
-        TenureLost,
+        OwnershipLost,
         UnknownProcessor,
     ) as lost:  # the tasks were taken, so the transaction can never commit
         end_pending(turn, txn_id, lost)

@@ -182,7 +182,7 @@ def set_series(turn: Turn, command: SetSeries, to: ReplyTo | None) -> None:
 def overtaken(turn: Turn, txn: TxnRow, series: str, number: int) -> YieldedRow | None:
     """The claim that a commit of this number gives way to. `NotReady` while the series commits.
 
-    `HeldByPrepared` while its last one is prepared; `NameTaken`, `NotAuthorized` as `check_jump`.
+    `ReservedByPrepared` while its last one is prepared; `NameTaken`, `NotAuthorized` as `check_jump`.
     """
     row = _series_of(turn, txn, series)
     if row is None:

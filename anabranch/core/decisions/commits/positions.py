@@ -17,7 +17,7 @@ from anabranch.core.decisions.turn import Turn
 from anabranch.core.ids import HASH_SIZE, NO_TXN, TENURE_SIZE
 from anabranch.core.ids import hash_of as hash_of
 from anabranch.core.legal_names import is_state, split_stream, state_stream
-from anabranch.errors import InvalidArgument, NotReady, TenureLost, UnknownProcessor
+from anabranch.errors import InvalidArgument, NotReady, OwnershipLost, UnknownProcessor
 from anabranch.schemas.codec import encode
 from anabranch.schemas.records import (
     Consumed,
@@ -83,7 +83,7 @@ def moved_by(turn: Turn, consumed: Consumed, txn_id: bytes) -> TaskRow | None:
 def judge(turn: Turn, consumed: Consumed, txn_id: bytes, scope: str, lane: str) -> None:
     """Check that a transaction of that scope and lane may move these tasks now.
 
-    Raises: TenureLost, NotReady (another one is being merged), InvalidArgument, NotAuthorized, UnknownProcessor.
+    Raises: OwnershipLost, NotReady (another one is being merged), InvalidArgument, NotAuthorized, UnknownProcessor.
     """
     if split_stream(consumed.processor)[0] != scope:
         raise InvalidArgument(
@@ -96,7 +96,7 @@ def judge(turn: Turn, consumed: Consumed, txn_id: bytes, scope: str, lane: str) 
     lost = [step for step in steps if step.row.tenure != tenure]
     if lost:
         holders = sorted({step.row.holder or "nobody" for step in lost})
-        raise TenureLost(
+        raise OwnershipLost(
             f"task {', '.join(str(step.task) for step in lost[:20])} of {row.processor} is not of this tenure, but "
             f"of {', '.join(holders)[:200]}: take your tasks again; where they stand says what is committed"
         )

@@ -26,13 +26,13 @@ from anabranch.core.stream_settings import MAX_MESSAGE
 from anabranch.errors import (
     AlreadyCommitted,
     EventTooLarge,
-    HeldByPrepared,
     IllegalState,
     InvalidArgument,
     NotAuthorized,
     OutcomeUnknown,
+    ReservedByPrepared,
     TooManyTransactions,
-    TooMuchStaged,
+    TooManyUncommittedBytes,
 )
 from anabranch.schemas.records import (
     Abort,
@@ -134,9 +134,9 @@ def check_ending(txn: OpenTxn, command: Commit, behind: list[int]) -> None:
         )
 
 
-def held(txn_id: bytes, what: str) -> HeldByPrepared:
+def held(txn_id: bytes, what: str) -> ReservedByPrepared:
     """The error for a name or series that a PREPARED transaction reserves."""
-    return HeldByPrepared(
+    return ReservedByPrepared(
         f"{what} is held by prepared transaction {txn_text(txn_id)}: it has to be ended first; nothing was changed"
     )
 
@@ -152,14 +152,14 @@ def check_count(turn: Turn, lane: str) -> None:
 def check_room(turn: Turn, txn: OpenTxn, weighed: Weighed) -> None:
     """Refuse to prepare what could fail later, or beyond the limits of PREPARED transactions.
 
-    Raises: TooManyTransactions, TooMuchStaged, EventTooLarge.
+    Raises: TooManyTransactions, TooManyUncommittedBytes, EventTooLarge.
     """
     check_count(turn, txn.row.owner)
     most = turn.settings.max_staged_bytes // 2
     if turn.index.staged.total > most:
         staged = turn.index.staged.size_of((*turn.state.prepared, txn.row.txn_id))
         if staged > most:
-            raise TooMuchStaged(
+            raise TooManyUncommittedBytes(
                 f"prepared transactions would have {staged:,} bytes in journals, {most:,} are allowed: end some"
             )
     for stream, size in weighed.biggest.items():
