@@ -317,10 +317,11 @@ class AuditEntry:
 
 
 @dataclass(frozen=True)
-class Tenure:
+class TaskOwnership:
     """The right to commit for tasks of a processor, until another one takes them. Plain data: it may be pickled.
 
-    ``tasks``: by number, as they stood when they were taken. ``secret``: 16 bytes that let their holder commit.
+    ``tasks``: by number, as they stood when they were taken. ``fencing_token``: 16 bytes that let their holder
+    commit.
     ``stores``: the first one has number 2. ``incarnation``: stands in each key of its state.
     """
 
@@ -328,7 +329,7 @@ class Tenure:
     task_count: int
     inputs: tuple[r.ProcessorInput, ...]
     tasks: Mapping[int, r.TaskInfo]
-    secret: bytes = field(repr=False)
+    fencing_token: bytes = field(repr=False)
     stores: tuple[str, ...] = ()
     incarnation: int = 0
 
@@ -345,7 +346,7 @@ class Tenure:
     @property
     def hash(self) -> bytes:
         """The hash by which `Begin` names it."""
-        return hash_of(self.processor, self.secret)
+        return hash_of(self.processor, self.fencing_token)
 
 
 _RIGHTS = {(right.name or "").lower().replace("_", "-"): right for right in Right}

@@ -179,7 +179,7 @@ def adopt(
     """Let the ledger belong to the server that its database is on now: restored, copied or promoted.
 
     The ledger gets another secret. The list is of transactions prepared under the former one: look at their rows in
-    the former database, then `anabranch txn settle --presume`.
+    the former database, then `anabranch txn settle --outcome`.
     """
     ledger = options.ledger()
     connecting = options.client()

@@ -254,7 +254,7 @@ def _abort(client: Client, txn_id: bytes) -> None:
     if client.state(txn_id).state == "PREPARED":
         raise IllegalState(
             f"transaction {txn_id.hex()} is PREPARED: its coordinator ends it, or, if that is gone for good, "
-            "`anabranch txn settle --presume`"
+            "`anabranch txn settle --outcome`"
         )
     client.abort(txn_id, reason="aborted by an operator")
 
@@ -281,9 +281,9 @@ def _choose(
 def settle(
     options: OperatorOptions,
     txn: TxnIdText,
-    presume: Annotated[
+    outcome: Annotated[
         str | None,
-        option("--presume commit|abort", "It is PREPARED, and its coordinator is gone for good."),
+        option("--outcome commit|abort", "It is PREPARED, and its coordinator is gone for good."),
     ] = None,
     yes: Yes = False,
 ) -> None:
@@ -294,8 +294,8 @@ def settle(
     other streams directly may have seen events of it, and keep seeing them; snapshots, ordered readers and Spark
     never do. Needs a lane that may operate on the scope.
     """
-    if presume not in (None, "commit", "abort"):
-        raise InvalidArgument(f"--presume {presume!r}: commit or abort")
+    if outcome not in (None, "commit", "abort"):
+        raise InvalidArgument(f"--outcome {outcome!r}: commit or abort")
     connecting = options.client()  # wrong options are refused before the question
     if len(txn) != 2 * TXN_ID_SIZE:
         raise InvalidArgument("settle takes all 32 digits of an id")
@@ -305,17 +305,17 @@ def settle(
         "once what it waits for is mended. Events of it that stand in their "
         "topics stay there for consumers that read them plainly."
     )
-    if presume is not None:
+    if outcome is not None:
         what = (
-            f"Prepared transaction {txn_id.hex()} will end by {presume}, whatever its coordinator decided: if a "
+            f"Prepared transaction {txn_id.hex()} will end by {outcome}, whatever its coordinator decided: if a "
             "database has its row, or lacks it, the two disagree from then on."
         )
     confirm(what, yes=yes)
     with connecting as client:
-        client.settle(
+        client.force(
             txn_id,
-            reason="settled by an operator",
-            presume=None if presume is None else presume == "commit",
+            reason="forced by an operator",
+            outcome=None if outcome is None else outcome == "commit",
         )
         _show(client.state(txn_id), as_json=options.json)
 

@@ -706,14 +706,14 @@ class Session:
         with _about(token):
             return self.ask(_partition(token), r.Abort(token, reason, secret), r.Outcome, deadline)
 
-    def settle(
-        self, token: bytes, reason: str, deadline: float, presume: bool | None = None
+    def force(
+        self, token: bytes, reason: str, deadline: float, outcome: bool | None = None
     ) -> r.Outcome:
         """Force the end of a transaction: abort one whose merge can't finish, as a stream of it is LOST.
 
-        ``presume``: for a PREPARED one, whether to commit it. Raises `IllegalState` for any other transaction.
+        ``outcome``: for a PREPARED one, whether to commit it. Raises `IllegalState` for any other transaction.
         """
-        return self.ask(_partition(token), r.Settle(token, reason, presume), r.Outcome, deadline)
+        return self.ask(_partition(token), r.Settle(token, reason, outcome), r.Outcome, deadline)
 
     def state(self, txn_id: bytes, token: bytes | None, deadline: float) -> r.Outcome:
         """The state of a transaction; changes nothing. Raises `UnknownTransaction`, `Expired`."""

@@ -57,7 +57,7 @@ from anabranch.types import (
     Headers,
     Receipt,
     Result,
-    Tenure,
+    TaskOwnership,
     TransactionInfo,
     info_of,
     receipt_records,
@@ -105,7 +105,7 @@ class Transaction:
         scope: str,
         name: str | None,
         keepalive_ms: int,
-        tenure: Tenure | None = None,
+        ownership: TaskOwnership | None = None,
         *,
         snapshot: int = 0,
     ) -> None:
@@ -114,7 +114,7 @@ class Transaction:
         self._session = shared.session
         self._scope = scope
         self._name = name
-        self._tenure = tenure
+        self._ownership = ownership
         self._snapshot = snapshot
         self._lock = threading.RLock()
         self.state: HandleState = "buffered"
@@ -214,7 +214,7 @@ class Transaction:
         self._move("begin")
         # The same one if begin is repeated.
         self._secret = self._secret or self._session.new_secret()
-        of = None if self._tenure is None else self._tenure.hash
+        of = None if self._ownership is None else self._ownership.hash
         begin = r.Begin(
             txn_id, self._scope, self._name, self.keepalive_ms, self._secret, of, self._snapshot
         )
@@ -249,9 +249,9 @@ class Transaction:
                 continue
             stamp = event.timestamp if event.timestamp > 0 else None
             lanes[event.stream].write(event.key, event.value, _pairs_of(event), stamp)
-        if self._tenure is not None:
+        if self._ownership is not None:
             for task, rows in state.items():
-                lanes[self._tenure.state].write_rows(task, rows)
+                lanes[self._ownership.state].write_rows(task, rows)
 
     def _touch(self, stream: str, deadline: float) -> StreamLane:
         """The `StreamLane` of this handle's writer for a stream."""
@@ -387,22 +387,22 @@ class Transaction:
         return sum(columns.rows for columns in pieces)
 
     def write_state(self, task: int, rows: Iterable[StateRow]) -> int:
-        """Change the state of one task of the ``tenure`` given to `begin`; returns the number of rows.
+        """Change the state of one task of the ``ownership`` given to `begin`; returns the number of rows.
 
         ``rows``: (key, value); a key is incarnation, number of the store, key in the store (``docs/protocol.md``).
         The value None deletes. The last row of a key counts. The commit has to move the task's positions
         (``consumed``). All rows of a commit take at most the controllers' chunk bytes.
 
-        All or nothing, as `write_many`. Raises: InvalidArgument (no tenure, not one of its tasks, not bytes),
-        UnknownStream (the processor has no stores), and as `write`.
+        All or nothing, as `write_many`. Raises: InvalidArgument (no task ownership, not one of its tasks, not
+        bytes), UnknownStream (the processor has no stores), and as `write`.
         """
-        tenure = self._tenure
-        if tenure is None or task not in tenure.tasks:
+        ownership = self._ownership
+        if ownership is None or task not in ownership.tasks:
             raise InvalidArgument(
-                f"task {task!r}: begin the transaction with a tenure, and name one of its tasks"
+                f"task {task!r}: begin the transaction with a task ownership, and name one of its tasks"
             )
         given: list[tuple[Any, Any]] = list(rows)  # callers without a type checker pass anything
-        stream = tenure.state
+        stream = ownership.state
         size = len(given) * (len(stream) + _EVENT_OVERHEAD)
         for key, value in given:
             if type(key) is not bytes or not (value is None or type(value) is bytes):
@@ -527,8 +527,8 @@ class Transaction:
         the name to commit under; if it is committed already, its outcome is the result, and this transaction has
         no effect. ``number``, 0 or more: this number of the series ``name`` instead; it must be above all numbers
         committed in the series before. ``consumed``: from a `TaskReader`; its positions are committed with the
-        events. The transaction has to be begun with its ``tenure``, without a name. ``secret``: the secret that the
-        transaction was prepared with (see `prepare`). ``timeout`` in seconds.
+        events. The transaction has to be begun with its ``ownership``, without a name. ``secret``: the secret that
+        the transaction was prepared with (see `prepare`). ``timeout`` in seconds.
 
         Raises:
             OwnershipLost: another worker has taken tasks of ``consumed``. This transaction is aborted, or already
@@ -550,7 +550,7 @@ class Transaction:
             self._shared.check()
             self._check_not_over()
             check_number(name, number)
-            check_consumed(self._tenure, consumed)
+            check_consumed(self._ownership, consumed)
             deadline = self._shared.deadline(timeout)
             if self._token is None and self.state != "open" and not receipts and number is None:
                 return self._commit_one_shot(name, deadline, consumed)
@@ -592,7 +592,7 @@ class Transaction:
             if self._outcome is None:
                 self._check_not_over()
                 check_number(name, number)
-                if self._tenure is not None:
+                if self._ownership is not None:
                     raise InvalidArgument("a transaction that moves positions can't be prepared")
                 deadline = self._shared.deadline(timeout)
                 prepare = r.Prepare(by, attempt)
@@ -869,14 +869,16 @@ class Transaction:
         self._lock = threading.RLock()
 
 
-def check_consumed(tenure: Tenure | None, consumed: r.Consumed | None) -> None:
-    """Raise `InvalidArgument` unless the commit moves positions of the tenure that the transaction began with."""
+def check_consumed(ownership: TaskOwnership | None, consumed: r.Consumed | None) -> None:
+    """Raise `InvalidArgument` unless the commit moves positions of the task ownership that the transaction began
+    with.
+    """
     if consumed is not None:
         check_type("consumed", consumed, r.Consumed)
-    began = None if tenure is None else (tenure.processor, tenure.secret)
+    began = None if ownership is None else (ownership.processor, ownership.fencing_token)
     if began != (None if consumed is None else (consumed.processor, consumed.tenure)):
         raise InvalidArgument(
-            "begin with a tenure, and commit with what its reader gives as `consumed`: both, or neither"
+            "begin with a task ownership, and commit with what its reader gives as `consumed`: both, or neither"
         )
 
 

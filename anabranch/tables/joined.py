@@ -167,7 +167,7 @@ def join(
             raise InvalidArgument(
                 "the transaction reads no tables: join it by `Client.join`, or begin it by a replica"
             )
-        replica.told(told.timestamp, {each.table: each.last for each in told.tables})
+        replica.observe(told.timestamp, {each.table: each.last for each in told.tables})
         replica.wait(told.snapshot, {}, deadline)
         view = replica.snapshot(at=told.snapshot)
         try:

@@ -342,7 +342,7 @@ class TableTransaction(TableWork):
             answer = self._send(command, deadline)
             last = {each.table: each.last for each in answer.tables}
             if isinstance(answer, r.Outcome):
-                self._replica.told(answer.commit_timestamp, last)
+                self._replica.observe(answer.commit_timestamp, last)
                 return answer
             self._sent = False
             try:

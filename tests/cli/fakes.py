@@ -322,8 +322,8 @@ class FakeClient:
         more = {"despite": tuple(despite)} if despite else {}
         self._call("delete_stream", name=name, **more)
 
-    def settle(self, transaction: bytes, reason: str, presume: bool | None = None) -> None:
-        self._call("settle", transaction=transaction, reason=reason, presume=presume)
+    def force(self, transaction: bytes, reason: str, outcome: bool | None = None) -> None:
+        self._call("force", transaction=transaction, reason=reason, outcome=outcome)
 
     def abort(self, transaction: bytes, reason: str) -> None:
         self._call("abort", transaction=transaction, reason=reason)

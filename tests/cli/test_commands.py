@@ -378,7 +378,7 @@ def test_txn_abort_leaves_what_was_prepared(run: Run, fake: FakeClient) -> None:
         fake.calls.clear()
         result = run("txn", "abort", *asked)
         assert result.exit_code == ExitCode.USAGE
-        assert "txn settle --presume" in result.stderr
+        assert "txn settle --outcome" in result.stderr
         aborted = [given["transaction"].hex() for call, given in fake.calls if call == "abort"]
         assert aborted == list(asked[1:])
 
@@ -414,7 +414,7 @@ def test_txn_settle_asks(run: Run, fake: FakeClient) -> None:
     assert fake.calls == []
     result = run(*settle, "--yes")
     assert result.exit_code == 0
-    (call,) = [arguments for call, arguments in fake.calls if call == "settle"]
+    (call,) = [arguments for call, arguments in fake.calls if call == "force"]
     assert call["transaction"] == TXN_ID
     assert json.loads(result.stdout)["state"] == "ABORTED"
 

@@ -105,7 +105,7 @@ def test_what_goes_wrong_does_not_tell_it(caplog: pytest.LogCaptureFixture) -> N
         lambda: client.join(token).write("sfo/x", b"v"),
         lambda: client.abort(other),
         lambda: client.commit(other),
-        lambda: client.settle(token),
+        lambda: client.force(token),
         lambda: client.join(narrowed),
         lambda: client.abort(narrowed),
         lambda: narrow(narrowed, rights=31),

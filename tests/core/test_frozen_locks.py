@@ -256,7 +256,7 @@ def test_an_operator_ends_a_frozen_one_that_waits_for_one_of_its_streams() -> No
     )
     assert (info.locks, info.frozen, set(info.journals)) == (1, True, {B, PLAIN})
     assert info.ends == f"anabranch txn settle {bank.id('T').hex()}"
-    ended = "T ABORTED (settled by an operator: its merge did not go on: nyc/plain: a partition has no leader)"
+    ended = "T ABORTED (forced by an operator: its merge did not go on: nyc/plain: a partition has no leader)"
     assert settle(bank) == f"[commit T] TransactionAborted; {ended}"
     assert one_shot(bank, b"read")
     assert bank.state.retired(B) == set(), "no chunk was carried yet"

@@ -292,7 +292,7 @@ def test_one_whose_events_are_gone_is_only_aborted(world: World) -> None:
     why = "its merge did not go on: a journal lost records of it"
     assert [settle(world, True), settle(world, False)] == [
         "IllegalState",
-        f"[commit] TransactionAborted; A ABORTED (settled by an operator: {why})",
+        f"[commit] TransactionAborted; A ABORTED (forced by an operator: {why})",
     ]
 
 
@@ -305,7 +305,7 @@ def test_one_that_waits_for_a_stream_is_aborted_if_an_operator_says_so(world: Wo
     assert [settle(world, None), settle(world, True), settle(world, False, "A")] == [
         "IllegalState",
         "",
-        f"[commit] TransactionAborted; TransactionAborted; A ABORTED (settled by an operator: {why})",
+        f"[commit] TransactionAborted; TransactionAborted; A ABORTED (forced by an operator: {why})",
     ]
 
 

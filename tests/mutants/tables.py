@@ -224,7 +224,9 @@ def broken_by_what_it_read() -> Planted:
     real = Locks.look
 
     def look(locks: Locks, view: Any, _: object = None) -> Any:
-        before = SimpleNamespace(timestamp=view.timestamp - 1, look=view.look, walk=view.walk)
+        before = SimpleNamespace(
+            timestamp=view.timestamp - 1, get_version=view.get_version, walk=view.walk
+        )
         return real(locks, before)  # type: ignore[arg-type]
 
     return patch.object(Locks, "look", look)
@@ -232,13 +234,13 @@ def broken_by_what_it_read() -> Planted:
 
 def complete_by_the_broker() -> Planted:
     """A replica is complete when it has all that brokers told of, whatever the controller says."""
-    real = Follower.told
+    real = Follower.observe
 
-    def told(follower: Follower, timestamp: int, last: Any) -> None:
+    def observe(follower: Follower, timestamp: int, last: Any) -> None:
         at_end = follower.at_end
         real(follower, timestamp, {t: follower.last[t] if at_end else last[t] for t in last})
 
-    return patch.object(Follower, "told", told)
+    return patch.object(Follower, "observe", observe)
 
 
 def complete_by_another() -> Planted:

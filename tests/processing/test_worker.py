@@ -215,7 +215,7 @@ def test_a_task_whose_taker_is_gone_is_taken_back(place: Place) -> None:
     app = counting()
     with closing(place.worker(app)) as worker:
         worker.step()
-        place.client.take("nyc/p", holder="one that is killed")
+        place.client.take_tasks("nyc/p", holder="one that is killed")
         place.write(b"a")
         with pytest.raises(OwnershipLost):  # noqa: PT012 (not at once)
             for _ in range(9):

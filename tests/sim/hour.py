@@ -108,7 +108,9 @@ class Hour:
             return
         ends = world.now + self._length_s
         world.later(self._length_s / 3, self._fleet.replace)
-        world.later(self._length_s * 2 / 3, lambda: self._task("settler", self._settle, ADMIN_LANE))
+        world.later(
+            self._length_s * 2 / 3, lambda: self._task("operator of force", self._force, ADMIN_LANE)
+        )
         self._others()
         world.run(lambda: world.now >= ends, ends)
         self.waits = list(self._waiting())
@@ -277,15 +279,15 @@ class Hour:
 
     # -- an operator ------------------------------------------------------------------------------------
 
-    def _settle(self, client: Client) -> None:
+    def _force(self, client: Client) -> None:
         """End, by its command, what holds others."""
         for partition in self._fleet.partitions:
             leader = self._fleet.leading(partition)
             for txn_id in list(self._carried(leader.state)) if leader is not None else ():
                 try:
-                    client.settle(txn_id, timeout=BOUND_S)
+                    client.force(txn_id, timeout=BOUND_S)
                 except AnabranchError as error:
-                    self._world.note("settler", f"{type(error).__name__}: {error}")
+                    self._world.note("operator of force", f"{type(error).__name__}: {error}")
 
     # -- who waits --------------------------------------------------------------------------------------
 

@@ -157,7 +157,7 @@ class Deal:
     named_result: Result | None = None  # the name was committed before it began
     finals: list[tuple[str, int]] = field(default_factory=list)  # (state, timestamp) that were told
     consumed: r.Consumed | None = None  # of a worker: the stretch that it commits
-    tenure: str = ""  # … as the history knows it
+    ownership: str = ""  # … as the history knows it
     given: list[Given] = field(
         default_factory=list
     )  # … and its events, in the order in which it got them
@@ -238,7 +238,7 @@ class Ledger:
         self.lanes: set[str] = set()  # those that were made
         self.blocked: set[str] = set()  # … and blocked once
         self.workplaces: dict[str, Workplace] = {}  # by name
-        self.tenures = 0  # that were asked for
+        self.ownerships = 0  # that were asked for
         self.numbers: dict[bytes, int] = {}  # what values of states say
         self.never: set[bytes] = set()  # ids of one-shots that came while their lane was blocked
         self.asked: dict[bytes, str] = {}  # correlation id -> the lane that it came by

@@ -101,10 +101,10 @@ def test_what_a_processor_has_not_consumed_stays(world: World) -> None:
     world.client.create_processor("bank/p", ONE, tasks=2)
 
     def consume(*tasks: int) -> int:
-        tenure = world.client.take("bank/p", tasks)
-        with world.client.read(ONE, tenure=tenure, timeout=3.0) as reader:
+        ownership = world.client.take_tasks("bank/p", tasks)
+        with world.client.read(ONE, ownership=ownership, timeout=3.0) as reader:
             count = len(list(reader))
-            with world.client.begin("bank", tenure=tenure) as txn:
+            with world.client.begin("bank", ownership=ownership) as txn:
                 txn.commit(consumed=reader.consumed())
         return count
 

@@ -177,8 +177,8 @@ def test_a_commit_looks_at_its_reads_if_a_later_one_is_here(bank: Bank, others: 
     for _ in range(others):
         bank.put(bank.blind, B, y="2")
         bank.rows.snapshot().close()
-    real = TableSnapshot.look
-    with patch.object(TableSnapshot, "look", autospec=True, side_effect=real) as looked:
+    real = TableSnapshot.get_version
+    with patch.object(TableSnapshot, "get_version", autospec=True, side_effect=real) as looked:
         assert txn.commit(timeout=20.0).counts.committed == 1
     assert looked.call_count == others
 

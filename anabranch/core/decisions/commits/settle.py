@@ -66,6 +66,6 @@ def settle(turn: Turn, command: Settle, to: ReplyTo | None) -> None:
                 turn.put(k.retired_key(stream, carry.partition), retired)
         why = wait_text(turn.memory, wait)
         turn.audit(command, f"{txn_text(txn_id)} of {row.owner}: {command.reason!r}")
-        said = command.reason or "settled by an operator"
+        said = command.reason or "forced by an operator"
         abort_txn(turn, txn_id, f"{said}: its merge did not go on: {why}", op="settle")
     turn.answer(to, turn.row(txn_id))
