@@ -1,4 +1,4 @@
-"""`anabranch txn`: list, describe, abort and settle transactions; and `anabranch series` of numbered commits."""
+"""`anabranch txn`: list, describe, abort and force transactions; and `anabranch series` of numbered commits."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 _MOST = 10_000  # that a list may have
 _WATCH_S = 1.0
 _LATE = (AlreadyCommitted, OutcomeUnknown)
-app = App(no_args_is_help=True, help="List, describe, abort and settle transactions.")
+app = App(no_args_is_help=True, help="List, describe, abort and force transactions.")
 _FINISHED = ("COMMITTED", "ABORTED")
 TxnIdText = Annotated[
     str, argument("ID", "The transaction's id, 32 hexadecimal digits, or its first or last ones.")
@@ -254,7 +254,7 @@ def _abort(client: Client, txn_id: bytes) -> None:
     if client.state(txn_id).state == "PREPARED":
         raise IllegalState(
             f"transaction {txn_id.hex()} is PREPARED: its coordinator ends it, or, if that is gone for good, "
-            "`anabranch txn settle --outcome`"
+            "`anabranch txn force --outcome`"
         )
     client.abort(txn_id, reason="aborted by an operator")
 
@@ -277,8 +277,8 @@ def _choose(
     return [t.info.txn_id for t in found]
 
 
-@app.command("settle")
-def settle(
+@app.command("force")
+def force(
     options: OperatorOptions,
     txn: TxnIdText,
     outcome: Annotated[
@@ -298,7 +298,7 @@ def settle(
         raise InvalidArgument(f"--outcome {outcome!r}: commit or abort")
     connecting = options.client()  # wrong options are refused before the question
     if len(txn) != 2 * TXN_ID_SIZE:
-        raise InvalidArgument("settle takes all 32 digits of an id")
+        raise InvalidArgument("force takes all 32 digits of an id")
     txn_id = parse_txn_text(txn)
     what = (
         f"Transaction {txn_id.hex()} will be aborted in all its streams for good, though it might go on by itself "

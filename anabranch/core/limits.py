@@ -146,9 +146,9 @@ ROUND = Limit(
 ROUND_WORK = Limit(
     2_500, "units of work", "the commands of one commit round, about; the rest comes in the next"
 )
-SET_ASIDE = Limit(1_000, "records", "commands that are remembered as set aside, the newest ones")
+SET_ASIDE = Limit(1_000, "records", "commands that are remembered as quarantined, the newest ones")
 TRIES = Limit(
-    3, "tries", "a command that can't be decided, or that leaders die of; then it is set aside"
+    3, "tries", "a command that can't be decided, or that leaders die of; then it is quarantined"
 )
 UNSURE = Limit(
     10,

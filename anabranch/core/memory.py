@@ -349,14 +349,14 @@ def wait_text(memory: LeaderMemory, wait: Wait) -> str:
 
 def way_to_end(state: State, txn_id: bytes) -> str:
     """The command by which an operator ends a transaction that is not over."""
-    by_hand = f"anabranch txn settle {txn_text(txn_id)}"
+    by_hand = f"anabranch txn force {txn_text(txn_id)}"
     if txn_id in state.prepared:
-        return f"{by_hand} --presume commit|abort"
+        return f"{by_hand} --outcome commit|abort"
     txn = state.open[txn_id]
     if txn.row.state != "FINALIZE_IN_PROGRESS":
         return f"anabranch txn abort {txn_text(txn_id)}"
     is_prepared = txn.pending is not None and txn.pending.prepare is not None
-    return f"{by_hand} --presume abort" if is_prepared else by_hand
+    return f"{by_hand} --outcome abort" if is_prepared else by_hand
 
 
 def trouble_of(state: State, memory: LeaderMemory, txn_id: bytes) -> str:

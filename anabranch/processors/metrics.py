@@ -75,7 +75,7 @@ NUMBERS = {
     "streams": Number("gauge", "Streams by state", ("state",)),
     "stream_trouble": Number("gauge", "1 for a stream that waits for its topics", ("stream",)),
     "stuck_merges": Number(
-        "gauge", "Decided commits that don't go on: torn (`txn settle`), or waiting", ("why",)
+        "gauge", "Decided commits that don't go on: torn (`txn force`), or waiting", ("why",)
     ),
     "foreign_records": Number(
         "gauge", "Foreign records found in a stream's topic in this term", ("stream",)

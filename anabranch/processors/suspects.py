@@ -219,7 +219,7 @@ class SuspectCommands:
         write(turn, (command,))
         self.count[command.lane] += 1
         log.error(
-            "%s[%d]: the command at offset %d (%s) is set aside: %s",
+            "%s[%d]: the command at offset %d (%s) is quarantined: %s",
             control_topic(prefix) if command.control else commands_topic(prefix, command.lane),
             turn.settings.control_partition, command.offset, name_of(command.payload), limits.cut(reason),
         )  # fmt: skip

@@ -427,7 +427,7 @@ class ListAudit:
 
 @dataclass(frozen=True, slots=True)
 class ListCommands:
-    """Command: how far a control partition is with its commands, and which of them it set aside."""
+    """Command: how far a control partition is with its commands, and which of them it quarantined."""
 
 @dataclass(frozen=True, slots=True)
 class ListGrants:

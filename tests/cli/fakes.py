@@ -103,7 +103,7 @@ def opened(info: TransactionInfo, age: float = 60.0) -> OpenTransaction:
     carries = (CarryInfo("nyc/flights", 1, 5, 10, 4, False),)
     why = WaitInfo("stream", "nyc/flights", "nyc/flights: it has no leader", 180_000)
     waits = why if age else None
-    ends = f"anabranch txn settle {info.txn_id.hex()}"
+    ends = f"anabranch txn force {info.txn_id.hex()}"
     holds: dict[str, Any] = {"locks": 3, "frozen": True, "journals": {"nyc/flights": 9_000}}
     return OpenTransaction(
         info, 7, age, 10.0, 20.0, 1, writers, carries, **holds, waits=waits, ends=ends

@@ -189,7 +189,7 @@ def test_staged_bytes_are_told_by_stream() -> None:
 
 @pytest.mark.parametrize("keep_table", [True, False])
 def test_too_much_is_refused_until_some_ends(keep_table: bool) -> None:
-    world = opened("A", "B", max_staged_bytes=1_000)
+    world = opened("A", "B", max_uncommitted_bytes=1_000)
     world.begin("C")
     world.write("A", "w1", size=400)
     world.write("B", "w2", size=599)

@@ -247,7 +247,7 @@ def test_an_operator_ends_a_frozen_one_that_waits_for_one_of_its_streams() -> No
     bank.get("T")
     assert bank.result.reason == (
         "its commit is decided, but its merge does not go on: nyc/plain: a partition has no leader; "
-        f"`anabranch txn settle {bank.id('T').hex()}` ends it"
+        f"`anabranch txn force {bank.id('T').hex()}` ends it"
     )
     bank.ask("describe", r.ListOpen(None, bank.id("T"), 1))
     (info,) = bank.result.transactions
@@ -255,7 +255,7 @@ def test_an_operator_ends_a_frozen_one_that_waits_for_one_of_its_streams() -> No
         "stream", PLAIN, f"{PLAIN}: a partition has no leader", bank.now_ms - since_ms
     )
     assert (info.locks, info.frozen, set(info.journals)) == (1, True, {B, PLAIN})
-    assert info.ends == f"anabranch txn settle {bank.id('T').hex()}"
+    assert info.ends == f"anabranch txn force {bank.id('T').hex()}"
     ended = "T ABORTED (forced by an operator: its merge did not go on: nyc/plain: a partition has no leader)"
     assert settle(bank) == f"[commit T] TransactionAborted; {ended}"
     assert one_shot(bank, b"read")

@@ -157,9 +157,9 @@ def test_many(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_much(world: World) -> None:
-    world.settings = replace(world.settings, max_staged_bytes=10)
+    world.settings = replace(world.settings, max_uncommitted_bytes=10)
     assert prepare(world) == "TooManyUncommittedBytes"
-    world.settings = replace(world.settings, max_staged_bytes=1 << 30)
+    world.settings = replace(world.settings, max_uncommitted_bytes=1 << 30)
     assert prepare(world) == "A PREPARED 3"
 
 
@@ -313,7 +313,7 @@ def test_a_deletion_that_it_refuses_names_the_commands_that_end_it(world: World)
     prepare(world)
     assert world.ask("delete", r.DeleteStream("nyc/a"), lane="admin") == "IllegalState"
     for command in (
-        f"`anabranch txn settle {world.id('A').hex()} --presume commit|abort`",
+        f"`anabranch txn force {world.id('A').hex()} --outcome commit|abort`",
         f"`anabranch txn abort {world.id('B').hex()}`",
     ):
         assert command in world.message

@@ -168,7 +168,7 @@ def test_rejected_records_count_once_though_they_are_gone(keeps_table: bool, gon
 
 @pytest.mark.parametrize("keeps_table", [True, False], ids=["checkpoint", "rebuilt"])
 def test_too_much_staged_is_refused_until_some_ends(keeps_table: bool) -> None:
-    play = Play(keeps_table, settings={"max_staged_bytes": 10_000})
+    play = Play(keeps_table, settings={"max_uncommitted_bytes": 10_000})
     big, small = play.begin(), play.begin()
     untouched = play.world.txn_id()
     begun = play.ask(Begin(untouched, "nyc", None, 30_000_000, SECRET))

@@ -1,4 +1,4 @@
-"""A command's trouble is that command's: it is set aside after a few tries, and all others are served."""
+"""A command's trouble is that command's: it is quarantined after a few tries, and all others are served."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_a_decision_that_raises(error: type[Exception], monkeypatch: pytest.Monk
 
 
 def test_a_position_does_not_go_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Setting aside takes two rounds; the second one, with the answer, leaves the command behind, too."""
+    """A quarantine takes two rounds; the second one, with the answer, leaves the command behind, too."""
     play = Play()
     monkeypatch.setitem(entrance._DECISIONS, r.GetState, failing(lambda: ValueError("a defect")))
     before = play.leader.state.round.commands_offset
@@ -121,7 +121,7 @@ def test_a_position_does_not_go_back(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_another_controller_says_keeps_nobody_waiting(
     fault: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Offsets of the control topic are no commands': nothing that stands there at the same ones is set aside."""
+    """Offsets of the control topic are no commands': nothing that stands there at the same ones is quarantined."""
     play = Play()
     real = entrance._DECISIONS[r.AdoptScope]
 

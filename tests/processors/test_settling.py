@@ -166,7 +166,7 @@ def test_then_the_lost_stream_can_be_forgotten() -> None:
     play = Stuck()
     refused = play.ask(ForgetStream(GONE), seconds=0.2)
     assert refused.code == "IllegalState"
-    assert f"(`anabranch txn settle {play.txn_id.hex()}`)" in refused.message
+    assert f"(`anabranch txn force {play.txn_id.hex()}`)" in refused.message
     play.settle()
     assert play.ask(ForgetStream(GONE), seconds=0.2) == StreamList(())
     play.lead_anew(chunk_bytes=CHUNK_BYTES)
@@ -211,7 +211,7 @@ def test_a_merge_whose_journal_records_are_deleted_can_be_settled(keeps_table: b
     play.play(40, 40.0)
     state, reason = play.state(play.txn_id)
     assert state == "FINALIZE_IN_PROGRESS"
-    assert f"`anabranch txn settle {play.txn_id.hex()}` ends it" in reason
+    assert f"`anabranch txn force {play.txn_id.hex()}` ends it" in reason
     assert play.controller._background is not None
     refused = play.controller._background.carriers._not_before_ms
     assert bool(refused) == keeps_table

@@ -583,7 +583,7 @@ def limits_block() -> str:
         ["open transactions of a control partition", f"{default['max_open']:,} (default)"],
         [
             "bytes of open transactions in journals, by control partition",
-            f"{default['max_staged_bytes']:,} (default)",
+            f"{default['max_uncommitted_bytes']:,} (default)",
         ],
         ["outcomes are kept, days", f"{default['retention_ms'] // DAY_MS} (default)"],
         *([limit.bounds, f"{limit.value:,} {limit.unit}"] for limit in limits.TABLE),

@@ -131,9 +131,9 @@ def simulate(
 
 @contextmanager
 def _strict(faults: Faults) -> Iterator[None]:
-    """All commands but those of `poison` are innocent: none may raise, or be set aside. Streams may be tight.
+    """All commands but those of `poison` are innocent: none may raise, or be quarantined. Streams may be tight.
 
-    A command at which processes died may be set aside: chance may strike three of them.
+    A command at which processes died may be quarantined: chance may strike three of them.
     """
     real, aside = SuspectCommands.raised, SuspectCommands._set_aside
 
@@ -146,7 +146,7 @@ def _strict(faults: Faults) -> Iterator[None]:
         deaths = sum(faults.counts.get(name, 0) for name in _DEATHS)
         by_chance = reason == DIED and deaths >= limits.TRIES.value
         if poison.RAISED[0] not in reason and not by_chance:
-            raise InvariantViolation(f"an innocent command is set aside: {command} {reason}")
+            raise InvariantViolation(f"an innocent command is quarantined: {command} {reason}")
         aside(own, command, reason, *more)
 
     with (

@@ -169,7 +169,7 @@ def check_staged(turn: Turn, lane: str, txn_id: bytes | None = None) -> None:
     journals.
     """
     quotas.check_staged(turn, lane, txn_id)
-    staged, limit = turn.index.staged.total, turn.settings.max_staged_bytes
+    staged, limit = turn.index.staged.total, turn.settings.max_uncommitted_bytes
     if staged >= limit:
         raise TooManyUncommittedBytes(
             f"open transactions have {staged:,} bytes in journals, {limit:,} are allowed: commit or abort "

@@ -87,7 +87,7 @@ def check_word(turn: Turn, txn_id: bytes, secret: bytes | None) -> None:
     if row is not None and row.prepare.by and not proves(row, secret):
         raise NotAuthorized(
             f"transaction {txn_text(txn_id)} is prepared for a ledger, whose word alone ends it: `anabranch ledger "
-            "recover`, or for an operator `anabranch txn settle --presume`"
+            "recover`, or for an operator `anabranch txn force --outcome`"
         )
 
 
@@ -101,7 +101,7 @@ def check_abort(turn: Turn, row: TxnRow, command: Abort) -> None:
     if len(command.token) == TXN_ID_SIZE and turn.lane != row.owner and not proven:
         raise IllegalState(
             f"transaction {txn_text(row.txn_id)} is PREPARED, and its coordinator may have decided: if it is gone "
-            "for good, `anabranch txn settle --presume`; nothing was changed"
+            "for good, `anabranch txn force --outcome`; nothing was changed"
         )
 
 
@@ -155,7 +155,7 @@ def check_room(turn: Turn, txn: OpenTxn, weighed: Weighed) -> None:
     Raises: TooManyTransactions, TooManyUncommittedBytes, EventTooLarge.
     """
     check_count(turn, txn.row.owner)
-    most = turn.settings.max_staged_bytes // 2
+    most = turn.settings.max_uncommitted_bytes // 2
     if turn.index.staged.total > most:
         staged = turn.index.staged.size_of((*turn.state.prepared, txn.row.txn_id))
         if staged > most:

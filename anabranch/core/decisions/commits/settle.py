@@ -31,7 +31,7 @@ def settle(turn: Turn, command: Settle, to: ReplyTo | None) -> None:
     was_prepared = turn.state.prepared_row(txn_id) is not None
     if not is_finished(row) and was_prepared != (command.presume is not None):
         raise IllegalState(
-            "it is prepared, and its coordinator may have decided already: say which way (`--presume`)"
+            "it is prepared, and its coordinator may have decided already: say which way (`--outcome`)"
             if was_prepared
             else "the transaction is not prepared: there is nothing to presume"
         )
@@ -51,7 +51,7 @@ def settle(turn: Turn, command: Settle, to: ReplyTo | None) -> None:
     elif row.state == "FINALIZE_IN_PROGRESS" and command.presume:
         wait = turn.wait_of(txn_id)
         if wait is not None and wait.why == "torn":
-            raise IllegalState("a part of it is gone: nothing but `--presume abort` ends it")
+            raise IllegalState("a part of it is gone: nothing but `--outcome abort` ends it")
         turn.put(k.pending_key(txn_id), join_waiting(turn.open(txn_id).pending, to))  # repeated
         return
     elif TRANSACTIONS.judge(row.state, "settle", row.reason) is not None:
