@@ -205,7 +205,7 @@ class Leader:
             self._trouble.warning("control partition %d: %s", partition, error)
         else:
             log.error("control partition %d: a defect", partition, exc_info=error)
-        self.metrics.add("lead_failures", type(error).__name__)
+        self.metrics.add("leadership_failures", type(error).__name__)
 
     def _failed(self, controller: Controller, pauses: Backoff) -> None:
         """Wait before leading again, longer each time; and let others try if no round gets written."""

@@ -37,14 +37,16 @@ MOST_OVERDUE = 1_000
 NUMBERS = {
     "leading": Number("gauge", "1 while this process leads the control partition"),
     "term": Number("gauge", "Term of its leadership"),
-    "lead_failures": Number("counter", "Times that leading failed or ended, by error", ("error",)),
+    "leadership_failures": Number(
+        "counter", "Times that a leadership failed or ended, by error", ("error",)
+    ),
     "rounds": Number("counter", "Rounds written"),
     "commands": Number("counter", "Commands decided"),
     "refusals": Number("counter", "Answers that were refusals, by code", ("code",)),
     "refused_rounds": Number("counter", "Rounds that a broker refused; the rest is written again"),
     "native_aborts": Number("counter", "Native transactions aborted as offsets were guessed wrong"),
     "commands_lag": Number("gauge", "Records of a lane's commands not decided yet", ("lane",)),
-    "commands_set_aside": Number(
+    "commands_quarantined": Number(
         "gauge", "Records or batches of commands that were passed over", ("lane",)
     ),
     "lane_trouble": Number("gauge", "1 for a lane that waits for its topics", ("lane",)),
@@ -71,11 +73,11 @@ NUMBERS = {
     ),
     "prepared_transactions": Number("gauge", "Transactions that wait for their coordinator's word"),
     "committing_transactions": Number("gauge", "Transactions whose commit is decided, not done"),
-    "staged_bytes": Number("gauge", "Bytes of open transactions in journals"),
+    "uncommitted_bytes": Number("gauge", "Bytes of open transactions in journals"),
     "streams": Number("gauge", "Streams by state", ("state",)),
     "stream_trouble": Number("gauge", "1 for a stream that waits for its topics", ("stream",)),
     "stuck_merges": Number(
-        "gauge", "Decided commits that don't go on: torn (`txn force`), or waiting", ("why",)
+        "gauge", "Decided commits that make no progress: torn (`txn force`), or waiting", ("why",)
     ),
     "foreign_records": Number(
         "gauge", "Foreign records found in a stream's topic in this term", ("stream",)
@@ -180,13 +182,15 @@ class Metrics(Numbers):
             (name, q): most for name in named for q, most in quotas_of(state, name).items()
         }
         passed_over = set_aside + intake.unreadable
-        self.values["commands_set_aside"] = {(name,): count for name, count in passed_over.items()}
+        self.values["commands_quarantined"] = {
+            (name,): count for name, count in passed_over.items()
+        }
         for name, value in {
             "native_aborts": native_aborts,
             "open_transactions": len(state.open),
             "committing_transactions": len(state.committing),
             "prepared_transactions": len(state.prepared),
-            "staged_bytes": index.staged.total,
+            "uncommitted_bytes": index.staged.total,
             "outcomes": state.outcomes,
             "plain_writes_refused": sum(state.plain_refused.values()),
             "history_offsets": sum(

@@ -432,7 +432,7 @@ def test_poison_in_one_lane(error: Any, monkeypatch: pytest.MonkeyPatch) -> None
     assert play.events == 100
     play.leader.update_metrics()
     if error is ValueError:
-        assert play.leader.metrics.values["commands_set_aside"] == {(B,): 1}
+        assert play.leader.metrics.values["commands_quarantined"] == {(B,): 1}
 
 
 @pytest.mark.parametrize("cause", ["raises", "refused"])
