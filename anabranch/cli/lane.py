@@ -138,7 +138,7 @@ def list_commands(options: OperatorOptions) -> None:
     aside = [
         {**one, "control_partition": row["control_partition"]}
         for row in rows
-        for one in row["set_aside"]
+        for one in row["quarantined"]
     ]
     if aside and not options.json:
         print_table("Quarantined", aside, _ASIDE_COLUMNS)
@@ -212,7 +212,7 @@ _COMMAND_COLUMNS = (
     "control_partition",
     "position",
     Column("waiting", lambda row: row["end"] - row["position"]),
-    Column("quarantined", lambda row: len(row["set_aside"])),
+    Column("quarantined", lambda row: len(row["quarantined"])),
     "open_transactions",
     "outcomes",
 )

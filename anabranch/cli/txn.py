@@ -102,7 +102,7 @@ _OPEN_COLUMNS: Columns = (
     Column("age", _span_of("age_s")),
     Column("silent for", _span_of("silent_s")),
     Column("keepalive left", _span_of("keepalive_left_s")),
-    Column("bytes", "staged_bytes"),
+    Column("bytes", "uncommitted_bytes"),
     Column("writers", "writer_count"),
     "streams",
 )

@@ -11,7 +11,7 @@ from dataclasses import replace
 from anabranch.client.reading import Reading
 from anabranch.client.receipts import RECORD_OVERHEAD
 from anabranch.client.shared import Shared
-from anabranch.core.ids import TENURE_SIZE
+from anabranch.core.ids import FENCING_TOKEN_SIZE
 from anabranch.core.legal_names import check_scope, check_type, is_plain, split_stream, state_stream
 from anabranch.core.limits import Room
 from anabranch.core.stream_settings import PROCESSOR, is_table, latest_time
@@ -162,10 +162,10 @@ class Processors:
         known = self.described(processor, deadline)
         wanted = range(known.task_count) if tasks is None else sorted(set(tasks))
         terms = {task.task: task.term for task in known.tasks}
-        secret = self._shared.ports.entropy(TENURE_SIZE)
+        secret = self._shared.ports.entropy(FENCING_TOKEN_SIZE)
         who = f"{socket.gethostname()}:{os.getpid()}" if holder is None else holder
         seen = tuple(terms.get(task, 0) for task in wanted)
-        command = r.Take(processor, secret, who, tuple(wanted), seen)
+        command = r.TakeTasks(processor, secret, who, tuple(wanted), seen)
         while True:
             info = self.ask(processor, command, deadline)
             merging = {task.in_progress for task in info.tasks} - {None}
@@ -182,7 +182,7 @@ class Processors:
 
     def release_tasks(self, ownership: TaskOwnership, deadline: float) -> None:
         """As `Client.release_tasks`."""
-        command = r.Release(
+        command = r.ReleaseTasks(
             ownership.processor, ownership.fencing_token, tuple(sorted(ownership.tasks))
         )
         self.ask(ownership.processor, command, deadline)

@@ -82,10 +82,10 @@ class Reads(Protocol):
     """The reads of an open transaction on tables, as far as its commit needs them."""
 
     @property
-    def vouched(self) -> tuple[r.Vouched, ...]:
+    def validated(self) -> tuple[r.Validated, ...]:
         """The sets of locks that were revalidated."""
 
-    def look_again(self, answer: r.LookAgain, deadline: float) -> None:
+    def revalidate(self, answer: r.Revalidate, deadline: float) -> None:
         """Revalidate the locks that the controller names. Raises: LocksBroken, NotReady (the replica lags)."""
 
 
@@ -690,24 +690,24 @@ class Transaction:
         # From here on an interruption leaves it in doubt.
         self._move("send")
         reads = self._reads
-        looked = () if reads is None else reads.vouched
+        validated = () if reads is None else reads.validated
         command = r.Commit(
-            self._token, own, others, name, 0, number, consumed, prepare, secret, looked
+            self._token, own, others, name, 0, number, consumed, prepare, secret, validated
         )
         outcome = self._send(command, deadline)
-        while isinstance(outcome, r.LookAgain):
+        while isinstance(outcome, r.Revalidate):
             if outcome.decided:
                 self._move("under_way")
             if reads is None:
                 raise no_replica()
             # If this raises, the commit that was sent stays undecided here.
-            reads.look_again(outcome, deadline)
-            command = replace(command, vouched=reads.vouched)
+            reads.revalidate(outcome, deadline)
+            command = replace(command, validated=reads.validated)
             outcome = self._send(command, deadline)
         warn_left_out(outcome, receipts)
         self._take_outcome(outcome)
 
-    def _send(self, command: r.Commit, deadline: float) -> r.Outcome | r.LookAgain:
+    def _send(self, command: r.Commit, deadline: float) -> r.Outcome | r.Revalidate:
         try:
             answer = self._session.try_commit(command, deadline)
             if isinstance(answer, r.Outcome):
@@ -876,7 +876,7 @@ def check_consumed(ownership: TaskOwnership | None, consumed: r.Consumed | None)
     if consumed is not None:
         check_type("consumed", consumed, r.Consumed)
     began = None if ownership is None else (ownership.processor, ownership.fencing_token)
-    if began != (None if consumed is None else (consumed.processor, consumed.tenure)):
+    if began != (None if consumed is None else (consumed.processor, consumed.fencing_token)):
         raise InvalidArgument(
             "begin with a task ownership, and commit with what its reader gives as `consumed`: both, or neither"
         )

@@ -146,7 +146,9 @@ ROUND = Limit(
 ROUND_WORK = Limit(
     2_500, "units of work", "the commands of one commit round, about; the rest comes in the next"
 )
-SET_ASIDE = Limit(1_000, "records", "commands that are remembered as quarantined, the newest ones")
+QUARANTINED = Limit(
+    1_000, "records", "commands that are remembered as quarantined, the newest ones"
+)
 TRIES = Limit(
     3, "tries", "a command that can't be decided, or that leaders die of; then it is quarantined"
 )
@@ -205,7 +207,7 @@ def weight(answer: object) -> int:
             if answer.writers:
                 size += size_of(answer.writers)
             return size + sum(map(len, answer.streams))
-        case r.Alive():
+        case r.Ended():
             return sum(map(weight, answer.not_open))
         case r.TransactionList():
             return sum(map(weight, answer.transactions))
@@ -215,7 +217,7 @@ def weight(answer: object) -> int:
             return 64 * len(answer.runs) + 32 * len(answer.more)
         case r.OpenInfo():
             writers = sum(128 + 4 * len(one.label) for one in answer.writers)
-            return 96 + weight(answer.outcome) + writers + 160 * len(answer.carries)
+            return 96 + weight(answer.outcome) + writers + 160 * len(answer.staged_merges)
         case r.SeriesList():
             return sum(256 + 4 * len(one.series) + 8 * len(one.runs) for one in answer.series)
         case r.AuditList():

@@ -203,7 +203,7 @@ class Worker:
         self._behind = False  # timers of that one, or of a former life, may be due
         self._generation = -1
         self._lost = Lost()
-        self._look_again = self._follow_at = 0.0
+        self._recheck_at = self._follow_at = 0.0
         self._sent_at = self._seen_at = self._taken_at = 0.0
         self._described: tuple[float, ProcessorInfo] | None = None
         try:
@@ -269,7 +269,7 @@ class Worker:
                 self.metrics.add("processor_taken_again", type(error).__name__)
                 self._drop()
                 if isinstance(error, OwnershipLost):
-                    self._lost.tasks, self._look_again = frozenset(range(self._app.tasks)), 0.0
+                    self._lost.tasks, self._recheck_at = frozenset(range(self._app.tasks)), 0.0
                 self.stop.wait(pauses.begin())
 
     def close(self) -> None:
@@ -296,8 +296,8 @@ class Worker:
         elif not self._handle_cut(self._ownership, self._reader):
             self._follow(self._ownership.tasks)
             # Without commits, no reply says that the tasks were taken.
-            if (now := self._clock.monotonic()) >= self._look_again:
-                self._look_again = now + SESSION_S
+            if (now := self._clock.monotonic()) >= self._recheck_at:
+                self._recheck_at = now + SESSION_S
                 self._check_holder(self._ownership.tasks, min(_MIRROR_S, now - self._taken_at))
         elif self._clock.monotonic() >= self._follow_at:
             self._follow(self._ownership.tasks, _SLICE_S)
@@ -395,8 +395,8 @@ class Worker:
         if self._generation != self._member.generation:
             self._generation, self._lost = self._member.generation, Lost()
         now = self._clock.monotonic()
-        if self._lost.tasks and now >= self._look_again:
-            self._look_again = now + SESSION_S
+        if self._lost.tasks and now >= self._recheck_at:
+            self._recheck_at = now + SESSION_S
             self._lost.look(self._client.processor(self._app.name).tasks, self._holder)
         return wanted - self._lost.tasks
 

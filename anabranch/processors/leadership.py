@@ -67,7 +67,7 @@ class Lease:
         """Whether a transactional id waits for markers, or did so when this leadership began."""
         return self.passed_over or bool(self._aside)
 
-    def set_aside(self, producer: Producer) -> None:
+    def leave_out(self, producer: Producer) -> None:
         """Leave this producer out until leading begins again."""
         self.producers = [other for other in self.producers if other is not producer]
         self._aside.append(producer)

@@ -156,13 +156,13 @@ class Metrics(Numbers):
         tails: Mapping[str, Tail],
         *,
         native_aborts: int,
-        set_aside: Counter[str],
+        quarantined: Counter[str],
         settings: Settings,
         wall_ms: int,
     ) -> None:
         """Set all that is read from the controller's state.
 
-        ``native_aborts``: see `NUMBERS`. ``set_aside``: quarantined commands by lane.
+        ``native_aborts``: see `NUMBERS`. ``quarantined``: quarantined commands by lane.
         """
         self._ahead((to_us(state.round.hybrid_time) / 1000 - wall_ms) / 1000)
         ended_ms = wall_ms - settings.retention_ms
@@ -181,7 +181,7 @@ class Metrics(Numbers):
         self.values["lane_quota"] = {
             (name, q): most for name in named for q, most in quotas_of(state, name).items()
         }
-        passed_over = set_aside + intake.unreadable
+        passed_over = quarantined + intake.unreadable
         self.values["commands_quarantined"] = {
             (name,): count for name, count in passed_over.items()
         }

@@ -37,12 +37,6 @@ class AdoptScope:
     lane: str
 
 @dataclass(frozen=True, slots=True)
-class Alive:
-    """Reply to Heartbeat when some transaction is not open."""
-
-    not_open: tuple[Outcome, ...]
-
-@dataclass(frozen=True, slots=True)
 class AlterStream:
     """Command: give a stream other settings. Repeating it is harmless."""
 
@@ -86,7 +80,7 @@ class Begin:
     name: str | None
     keepalive_ms: int
     secret: bytes
-    tenure: bytes | None = None
+    fencing_hash: bytes | None = None
     snapshot: int = 0
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +92,16 @@ class Begun:
     begun_ms: int
 
 @dataclass(frozen=True, slots=True)
+class Blocker:
+    """A transaction or processor that keeps a stream from being deleted, or a table from being compacted."""
+
+    what: str
+    name: str
+    lane: str
+    age_ms: int
+    ends: str
+
+@dataclass(frozen=True, slots=True)
 class BrokenLock:
     """A lock of a transaction on a table, broken by another's commit."""
 
@@ -106,32 +110,6 @@ class BrokenLock:
     range: LockedRange | None
     timestamp: int
     by: bytes
-
-@dataclass(frozen=True, slots=True)
-class CarryInfo:
-    """A segment of a decided transaction that is carried aside."""
-
-    stream: str
-    partition: int
-    carried: int
-    events: int
-    chunks: int
-    done: bool
-
-@dataclass(frozen=True, slots=True)
-class CarryRow:
-    """Status row: a segment of a decided transaction that is carried aside."""
-
-    txn_id: bytes
-    stream: str
-    number: int
-    source: int
-    partition: int
-    cursor: int
-    first: int
-    end: int
-    count: int
-    done: bool
 
 @dataclass(frozen=True, slots=True)
 class ChangedRow:
@@ -146,7 +124,7 @@ class CommandList:
 
     position: int
     end: int
-    set_aside: tuple[SetAsideRow, ...]
+    quarantined: tuple[QuarantineRow, ...]
     open_transactions: int = 0
     outcomes: int = 0
 
@@ -163,7 +141,7 @@ class Commit:
     consumed: Consumed | None = None
     prepare: Prepare | None = None
     secret: bytes | None = None
-    vouched: tuple[Vouched, ...] = ()
+    validated: tuple[Validated, ...] = ()
 
 class CommitRecord(NamedTuple):
     """History: a transaction is committed in this stream."""
@@ -181,7 +159,7 @@ class Consumed:
     """Positions of tasks that a commit moves together with its events."""
 
     processor: str
-    tenure: bytes
+    fencing_token: bytes
     steps: tuple[TaskStep, ...]
 
 @dataclass(frozen=True, slots=True)
@@ -233,6 +211,12 @@ class DescribeStreams:
     scope: str | None
     stream: str | None
     after: str | None = None
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """Reply to Heartbeat when some transaction is not open."""
+
+    not_open: tuple[Outcome, ...]
 
 @dataclass(frozen=True, slots=True)
 class EpochRecord:
@@ -300,6 +284,14 @@ class FindScope:
     near: str | None = None
 
 @dataclass(frozen=True, slots=True)
+class Force:
+    """Command: abort a transaction whose merge can't finish (a LOST stream), or end a PREPARED one. Repeatable."""
+
+    token: bytes
+    reason: str
+    outcome: bool | None = None
+
+@dataclass(frozen=True, slots=True)
 class ForgetStream:
     """Command: take a LOST stream away, with what is left of its topics. Repeating it is harmless."""
 
@@ -345,16 +337,6 @@ class Heartbeat:
     """Command: these transactions live. Answered only if some of them is not open (any more)."""
 
     tokens: tuple[bytes, ...]
-
-@dataclass(frozen=True, slots=True)
-class Holder:
-    """What keeps a stream from being deleted, or a table from being compacted."""
-
-    what: str
-    name: str
-    lane: str
-    age_ms: int
-    ends: str
 
 @dataclass(frozen=True, slots=True)
 class JournalOp:
@@ -439,7 +421,7 @@ class ListLanes:
 
 @dataclass(frozen=True, slots=True)
 class ListLocks:
-    """Command: tell a set of registered locks, to look at it for a process that is gone."""
+    """Command: list a set of registered locks, to validate it for a process that is gone."""
 
     token: bytes
     writer: int
@@ -498,7 +480,7 @@ class LockReads:
     sequence: int
     locks: tuple[TableLocks, ...] = ()
     read_from: tuple[WriterAt, ...] = ()
-    vouched: tuple[Vouched, ...] = ()
+    validated: tuple[Validated, ...] = ()
     tables: tuple[str, ...] = ()
 
 @dataclass(frozen=True, slots=True)
@@ -507,23 +489,6 @@ class LockedRange:
 
     low: bytes
     high: bytes | None
-
-@dataclass(frozen=True, slots=True)
-class LookAgain:
-    """Reply to OneShot and Commit: not committed yet; look at the locks as of this time, and send it again."""
-
-    timestamp: int
-    tables: tuple[TableTime, ...]
-    writers: tuple[int, ...] = ()
-    decided: bool = False
-
-@dataclass(frozen=True, slots=True)
-class LookedRow:
-    """Status row: how far a replica has looked at the registered locks of a writer."""
-
-    sequence: int
-    through: int
-    due: int
 
 @dataclass(frozen=True, slots=True)
 class LowWaterRow:
@@ -577,13 +542,13 @@ class OpenInfo:
     """An open transaction as it is now."""
 
     outcome: Outcome
-    staged_bytes: int
+    uncommitted_bytes: int
     age_ms: int
     silent_ms: int
     left_ms: int
     writer_count: int
     writers: tuple[WriterInfo, ...]
-    carries: tuple[CarryInfo, ...]
+    staged_merges: tuple[StagedMergeInfo, ...]
     journals: Mapping[str, int]
     locks: int = 0
     frozen: bool = False
@@ -688,7 +653,7 @@ class PreparedRow:
 
 @dataclass(frozen=True, slots=True)
 class ProcessorInfo:
-    """A processor as it stands."""
+    """A processor as it is now."""
 
     processor: str
     task_count: int
@@ -710,7 +675,7 @@ class ProcessorInput:
 
 @dataclass(frozen=True, slots=True)
 class ProcessorList:
-    """Reply to CreateProcessor, DescribeProcessors, Take, Release, ResetProcessor, DeleteProcessor."""
+    """Reply to CreateProcessor, DescribeProcessors, TakeTasks, ReleaseTasks, ResetProcessor, DeleteProcessor."""
 
     processors: tuple[ProcessorInfo, ...]
     more: str | None = None
@@ -736,6 +701,16 @@ class PublishBase:
     table: str
     timestamp: int
     txn_id: bytes
+
+@dataclass(frozen=True, slots=True)
+class QuarantineRow:
+    """Status row: a command, or a record batch of commands, that was passed over."""
+
+    offset: int
+    at_ms: int
+    what: str
+    reason: str
+    lane: str
 
 @dataclass(frozen=True, slots=True)
 class ReadLockRow:
@@ -799,11 +774,11 @@ class Registered:
     sequence: int
 
 @dataclass(frozen=True, slots=True)
-class Release:
+class ReleaseTasks:
     """Command: give up tasks; repeating it is harmless."""
 
     processor: str
-    tenure: bytes
+    fencing_token: bytes
     tasks: tuple[int, ...]
 
 class Reply(NamedTuple):
@@ -820,9 +795,9 @@ class Reply(NamedTuple):
         | Touched
         | Registered
         | Outcome
-        | Alive
+        | Ended
         | TransactionList
-        | SafeTimeIs
+        | SafeTimeReply
         | SeriesList
         | CommandList
         | LaneList
@@ -830,7 +805,7 @@ class Reply(NamedTuple):
         | AuditList
         | ProcessorList
         | OpenList
-        | LookAgain
+        | Revalidate
         | ReadsLocked
         | RunList
         | TableLockList
@@ -838,7 +813,7 @@ class Reply(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ResetProcessor:
-    """Command: let a processor begin again; its tasks have no tenure then. Repeating it is harmless."""
+    """Command: let a processor begin again; its tasks have no owner then. Repeating it is harmless."""
 
     processor: str
     resets: int
@@ -847,7 +822,7 @@ class ResetProcessor:
 
 @dataclass(frozen=True, slots=True)
 class Resolve:
-    """Command: the outcome of a transaction; where there is none, it is aborted first."""
+    """Command: the outcome of a transaction; without one, it is aborted first."""
 
     txn_id: bytes
     scope: str
@@ -859,6 +834,15 @@ class RetiredRow:
 
     stream: str
     partition: int
+
+@dataclass(frozen=True, slots=True)
+class Revalidate:
+    """Reply to OneShot and Commit: not committed yet; validate the locks through this time, and send it again."""
+
+    timestamp: int
+    tables: tuple[TableTime, ...]
+    writers: tuple[int, ...] = ()
+    decided: bool = False
 
 @dataclass(frozen=True, slots=True)
 class RoundRow:
@@ -907,7 +891,7 @@ class SafeTime:
     tables: tuple[str, ...] = ()
 
 @dataclass(frozen=True, slots=True)
-class SafeTimeIs:
+class SafeTimeReply:
     """Reply to SafeTime."""
 
     scope: str
@@ -1006,16 +990,6 @@ class SeriesRow:
     owner: str
 
 @dataclass(frozen=True, slots=True)
-class SetAsideRow:
-    """Status row: a command, or a record batch of commands, that was passed over."""
-
-    offset: int
-    at_ms: int
-    what: str
-    reason: str
-    lane: str
-
-@dataclass(frozen=True, slots=True)
 class SetGrant:
     """Command: set the rights of a lane on a pattern. Repeating it is harmless."""
 
@@ -1043,12 +1017,30 @@ class SetSeries:
     owner: str | None = None
 
 @dataclass(frozen=True, slots=True)
-class Settle:
-    """Command: abort a transaction whose merge can't go on (a LOST stream), or end a PREPARED one. Repeatable."""
+class StagedMergeInfo:
+    """A segment of a decided transaction that is staged."""
 
-    token: bytes
-    reason: str
-    presume: bool | None = None
+    stream: str
+    partition: int
+    staged: int
+    events: int
+    chunks: int
+    done: bool
+
+@dataclass(frozen=True, slots=True)
+class StagedMergeRow:
+    """Status row: a segment of a decided transaction that is staged."""
+
+    txn_id: bytes
+    stream: str
+    number: int
+    source: int
+    partition: int
+    cursor: int
+    first: int
+    end: int
+    count: int
+    done: bool
 
 @dataclass(frozen=True, slots=True)
 class StreamChange:
@@ -1072,12 +1064,12 @@ class StreamInfo:
     journal: Mapping[str, int]
     partitions: int
     low_water: Mapping[str, int]
-    staged_bytes: int
+    uncommitted_bytes: int
     trouble: str
     foreign: int = 0
     base: BaseRow | None = None
     oldest_snapshot: int = 0
-    holders: tuple[Holder, ...] = ()
+    blockers: tuple[Blocker, ...] = ()
 
 @dataclass(frozen=True, slots=True)
 class StreamList:
@@ -1141,7 +1133,7 @@ class TableLockList:
 
 @dataclass(frozen=True, slots=True)
 class TableLocks:
-    """What a transaction read of a table, and until when a replica vouches for it."""
+    """What a transaction read of a table, and through which time a replica validated it."""
 
     table: str
     since: int
@@ -1163,18 +1155,18 @@ class TableTime(NamedTuple):
     last: int
 
 @dataclass(frozen=True, slots=True)
-class Take:
-    """Command: take tasks of a processor; no other tenure commits for them any more. Repeating it is harmless."""
+class TakeTasks:
+    """Command: take tasks of a processor; no other owner commits for them any more. Repeating it is harmless."""
 
     processor: str
-    tenure: bytes
+    fencing_token: bytes
     holder: str
     tasks: tuple[int, ...]
     terms: tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class TaskInfo:
-    """A task of a processor as it stands."""
+    """A task of a processor as it is now."""
 
     task: int
     term: int
@@ -1200,7 +1192,7 @@ class TaskRow(NamedTuple):
     """Status row: a task of a processor."""
 
     term: int
-    tenure: bytes
+    fencing_hash: bytes
     holder: str
     taken_ms: int
     sequence: int
@@ -1213,7 +1205,7 @@ class TaskRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TaskStep:
-    """A step of tasks that stand alike, by one commit."""
+    """A step of tasks with equal positions, by one commit."""
 
     tasks: tuple[int, ...]
     sequence: int
@@ -1281,12 +1273,20 @@ class TxnRow(NamedTuple):
     broken: BrokenLock | None = None
 
 @dataclass(frozen=True, slots=True)
-class Vouched:
-    """A client's word: no lock of these sets was broken by any commit above the snapshot and up to a time."""
+class Validated:
+    """A client's report: no lock of these sets was broken by any commit above the snapshot and up to a time."""
 
     writer: int
     sequence: int
-    through: int
+    validated_through: int
+
+@dataclass(frozen=True, slots=True)
+class ValidatedRow:
+    """Status row: how far the registered locks of a writer are validated."""
+
+    sequence: int
+    validated_through: int
+    due: int
 
 @dataclass(frozen=True, slots=True)
 class WaitInfo:

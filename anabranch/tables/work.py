@@ -31,7 +31,7 @@ def check_called(returned: object) -> None:
         )
 
 
-class Vouching(Protocol):
+class Validating(Protocol):
     """The calls of a replica that its transactions make."""
 
     @property
@@ -73,7 +73,7 @@ def alone(call: Callable[Concatenate[W, P], T]) -> Callable[Concatenate[W, P], T
 class TableWork:
     """The reads and writes of one process in a transaction. Thread-safe."""
 
-    def __init__(self, replica: Vouching, view: TableSnapshot, isolation: Isolation) -> None:
+    def __init__(self, replica: Validating, view: TableSnapshot, isolation: Isolation) -> None:
         self._lock = threading.RLock()
         self._replica = replica
         self._view = view

@@ -112,7 +112,7 @@ def even(count: int) -> Mapping[bytes, int]:
 
 @pytest.fixture(scope="module")
 def small(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[anabranch.Client]:
-    """A client of a cluster of its own, whose controller carries aside what is bigger than a chunk."""
+    """A client of a cluster of its own, whose controller stages what is bigger than a chunk."""
     folder = tmp_path_factory.mktemp("small")
     running = start_cluster(broker.bootstrap, folder, PREFIX, ("--chunk-bytes", str(CHUNK)))
     with anabranch.connect(broker.bootstrap, prefix=PREFIX) as client:

@@ -165,7 +165,7 @@ def test_stream_describe(run: Run, fake: FakeClient) -> None:
         "rejected": {"late": 3},
         "journal": {"0": 12, "1": 34},
         "low_water": {"0": 10},
-        "staged_bytes": 0,
+        "uncommitted_bytes": 0,
         "foreign": 0,
         "state": "ACTIVE",
         "trouble": "",
@@ -241,7 +241,11 @@ def test_txn_list(run: Run, fake: FakeClient) -> None:
     assert document["begun_at"] == "2023-11-14T22:13:20.000+00:00"
     assert ID in run("txn", "list").stdout
     (opened,) = json.loads(run("txn", "list", "--json").stdout)["transactions"]
-    assert (opened["staged_bytes"], opened["keepalive_left_s"], opened["age_s"]) == (7, 20.0, 60.0)
+    assert (opened["uncommitted_bytes"], opened["keepalive_left_s"], opened["age_s"]) == (
+        7,
+        20.0,
+        60.0,
+    )
     waiting = run("txn", "list", "--waiting").stdout
     for shown in (ID, "3m", "it has no leader", "anabranch txn force"):
         assert shown in waiting

@@ -56,7 +56,7 @@ def values() -> list[Any]:
         r.Register(SECRET, r.Receipt(TXN, 1, 1, True, ())),
         r.Commit(SECRET, (), None, None, 1),
         r.Abort(SECRET, ""),
-        r.Settle(SECRET, ""),
+        r.Force(SECRET, ""),
         r.Heartbeat((SECRET,)),
         r.GetState(TXN, SECRET),
         r.Resolve(TXN, "nyc", SECRET),

@@ -94,8 +94,8 @@ class Model(Ledger):
             return self._one_shot(c)
         if isinstance(c, r.Abort):
             return self._abort(c)
-        if isinstance(c, r.Settle):
-            return self._settle(c)
+        if isinstance(c, r.Force):
+            return self._force(c)
         if isinstance(c, r.Heartbeat):
             return self._heartbeat(c)
         if isinstance(c, r.Resolve):
@@ -254,7 +254,7 @@ class Model(Ledger):
             self._end_aborted(txn, "aborted by a client")
         return self._text(txn)
 
-    def _settle(self, c: r.Settle) -> str:
+    def _force(self, c: r.Force) -> str:
         """It is for big ones that lost a stream; here none is carried."""
         txn = self._known(self._label(c.token))
         if txn.state == COMMITTED:

@@ -169,7 +169,7 @@ def test_a_table_that_was_not_kept_up_goes_on_at_the_low_water() -> None:
     assert index_rows(world) == now
 
 
-def test_staged_bytes_are_told_by_stream() -> None:
+def test_uncommitted_bytes_are_counted_by_stream() -> None:
     world = opened("A", "B")
     world.create("nyc/b")
     world.created("nyc/b", 0, 0)
@@ -180,7 +180,7 @@ def test_staged_bytes_are_told_by_stream() -> None:
     world.write("B", "w2", size=1_000, epoch=1)  # rejected
     world.turn()
     world.describe()
-    told = {s.stream: s.staged_bytes for s in world.result.streams}
+    told = {s.stream: s.uncommitted_bytes for s in world.result.streams}
     assert told == {"nyc/a": 270, "nyc/b": 5}
     assert world.index.staged.total == 275
     world.abort("B")

@@ -46,7 +46,7 @@ def test_open_ones_tell_what_they_hold_and_how_long_they_may_be_silent(world: Wo
     assert [world.label(one.outcome.txn_id) for one in found] == ["A", "B"]
     assert [(one.age_ms, one.silent_ms) for one in found] == [(900, 900), (500, 0)]
     assert [one.left_ms for one in found] == [found[0].outcome.keepalive_ms - 900, -1]
-    assert all(one.staged_bytes > 0 and one.outcome.streams == ("nyc/a",) for one in found)
+    assert all(one.uncommitted_bytes > 0 and one.outcome.streams == ("nyc/a",) for one in found)
     assert all(not one.writers for one in found), "only of one that is asked for by its id"
     world.ask("one", r.ListOpen(None, world.id("C"), 1))
     assert world.result.transactions[0].outcome.state == "ABORTED"

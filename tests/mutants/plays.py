@@ -226,7 +226,7 @@ def a_carrier_outlives_its_leader() -> None:
     commit = world.send(r.Commit(token, (receipt,), (), None, 60_000))
 
     def carried() -> int:
-        return sum(row.count for row in old.state.open[txn_id].carries.values())
+        return sum(row.count for row in old.state.open[txn_id].staged_merges.values())
 
     for _ in range(20):
         old.step(0)

@@ -221,7 +221,7 @@ def test_a_task_whose_taker_is_gone_is_taken_back(place: Place) -> None:
             for _ in range(9):
                 worker.step()
         worker._drop()  # as `run`
-        worker._lost.tasks, worker._look_again = frozenset({0}), 0.0
+        worker._lost.tasks, worker._recheck_at = frozenset({0}), 0.0
         worker.step()
         assert "others hold tasks that its group gives it: 0" in (worker.trouble or "")
         before = place.clock.monotonic()

@@ -144,10 +144,10 @@ def test_a_carried_merge_whose_records_somebody_deleted_stops_nobody_else() -> N
     receipt = world.write(txn_id, 1, STREAM, touched.segments, events, one_batch=False)
     assert world.ask(controller, Scale(STREAM, 3, (), ())) is not None
     world.send(Commit(token, (receipt,), None, None, 10_000))
-    while not (carries := controller.state.open[txn_id].carries):
+    while not (merges := controller.state.open[txn_id].staged_merges):
         controller.step(0)
         world.clock.sleep(0.1)
-    assert not all(carry.done for carry in carries.values())
+    assert not all(staged.done for staged in merges.values())
     log = world.cluster.log("somebody")
     journals = [TopicPartition(journal_topic(STREAM), p) for p in range(3)]
     log.delete_records(log.end_offsets(journals, committed=False))

@@ -427,7 +427,7 @@ def test_poison_in_one_lane(error: Any, monkeypatch: pytest.MonkeyPatch) -> None
     play.until(lambda: play.served([bad, *others]))
     assert play.states([bad]) == {"Quarantined"}
     assert play.states(others) == {"COMMITTED"}
-    (row,) = play.list().set_aside
+    (row,) = play.list().quarantined
     assert (row.lane, row.offset, row.what) == (B, 20, "GetState")
     assert play.events == 100
     play.leader.update_metrics()
@@ -471,7 +471,7 @@ def test_poison_in_two_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
     others = play.send(A, 5) + play.send(B, 5)
     play.until(lambda: play.served([*bad, *others]))
     assert (play.states(bad), play.states(others)) == ({"Quarantined"}, {"COMMITTED"})
-    assert {(row.lane, row.offset) for row in play.list().set_aside} == {(A, 0), (B, 0)}
+    assert {(row.lane, row.offset) for row in play.list().quarantined} == {(A, 0), (B, 0)}
     assert play.deaths <= 2 * 6
 
 

@@ -103,7 +103,7 @@ def test_a_decision_that_raises(error: type[Exception], monkeypatch: pytest.Monk
     assert {play.world.reply(each).state for each in others} == {"COMMITTED"}
     assert play.leader.state.round.term == 1
     assert play.leader.state.holder("nyc", "x") is None
-    (row,) = play.list().set_aside
+    (row,) = play.list().quarantined
     assert (row.what, "a defect" in row.reason) == ("GetState", True)
 
 
@@ -141,7 +141,7 @@ def test_what_another_controller_says_keeps_nobody_waiting(
     assert {"a", "b"} <= set(play.leader.state.scopes)
     assert "bad" not in play.leader.state.scopes
     assert play.leader.state.round.control_offset == 3
-    assert play.list().set_aside == ()
+    assert play.list().quarantined == ()
 
 
 @pytest.mark.parametrize("before", [0, 100])
@@ -158,7 +158,7 @@ def test_a_command_that_kills_whoever_tries_it(
     assert {play.world.reply(each).state for each in others} == {"COMMITTED"}
     assert play.deaths == 6
     position = play.list()
-    assert [row.what for row in position.set_aside] == ["GetState"]
+    assert [row.what for row in position.quarantined] == ["GetState"]
     assert position.position == position.end
 
 
@@ -203,7 +203,7 @@ def test_an_outage_is_no_commands_fault(which: str, monkeypatch: pytest.MonkeyPa
     uncertain(monkeypatch, fails)
     play.until(lambda: play.served(others))
     assert {play.world.reply(each).state for each in others} == {"COMMITTED"}
-    assert play.list().set_aside == ()
+    assert play.list().quarantined == ()
 
 
 def test_what_can_not_be_foreseen_is_found_by_halves() -> None:
@@ -228,20 +228,20 @@ def test_batches_that_can_not_be_read_are_listed(monkeypatch: pytest.MonkeyPatch
         TopicPartition(commands_topic(), 0), [Record(0, 0, b"", b"")] * 2
     )
     play.leader.step(0)
-    assert [(row.offset, row.what) for row in play.list().set_aside] == [(at, "unreadable")]
+    assert [(row.offset, row.what) for row in play.list().quarantined] == [(at, "unreadable")]
 
 
 def test_only_so_many_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "SET_ASIDE", limits.SET_ASIDE._replace(value=3))
+    monkeypatch.setattr(limits, "QUARANTINED", limits.QUARANTINED._replace(value=3))
     monkeypatch.setitem(entrance._DECISIONS, r.GetState, failing(ValueError))
     play = Play()
     asked = [play.world.send(r.GetState(BAD)) for _ in range(5)]
     play.until(lambda: play.served(asked))
-    kept = [row.offset for row in play.list().set_aside]
+    kept = [row.offset for row in play.list().quarantined]
     assert (len(kept), kept) == (3, sorted(kept))
     fresh = play.world.controller("fresh", store=MemoryStore())
     fresh.lead()
-    assert [row.offset for row in fresh.state.set_aside.values()] == kept
+    assert [row.offset for row in fresh.state.quarantined.values()] == kept
 
 
 def test_an_operator_skips_a_command() -> None:

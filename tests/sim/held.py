@@ -91,7 +91,7 @@ KINDS: dict[Entry, dict[str, int]] = {
     Entry.WRITER: {"writers": _ROW, "bytes of receipts": 1},
     Entry.LABEL: {"writers": _ROW},
     Entry.PENDING_COMMIT: {"bytes of receipts": 1, "askers of its commit": _ROW},
-    Entry.CARRY: {},
+    Entry.STAGED_MERGE: {},
     Entry.MOVED: {},
     Entry.YIELDED: {},
     Entry.PREPARED: {"bytes of prepared events": 1},

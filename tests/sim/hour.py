@@ -1,7 +1,7 @@
 """One stream is in trouble for an hour: nothing that never touched it may wait for it.
 
 It is played when all faults of a run are over. Two transactions touch the stream: one is decided when the trouble
-comes, and one is carried aside, with a locked table. Meanwhile others commit, of all kinds and by all lanes. After
+comes, and one is staged, with a locked table. Meanwhile others commit, of all kinds and by all lanes. After
 a third of the hour another leader begins, without a table; after two thirds an operator ends what holds others, by
 the command for that. At the end of the hour there is a list of everything that waits.
 """
@@ -67,11 +67,11 @@ class _Sworn:
         self._through = through
 
     @property
-    def vouched(self) -> tuple[r.Vouched, ...]:
+    def validated(self) -> tuple[r.Validated, ...]:
         """One set of one writer."""
-        return (r.Vouched(1, 1, self._through),)
+        return (r.Validated(1, 1, self._through),)
 
-    def look_again(self, answer: r.LookAgain, _: float) -> None:
+    def revalidate(self, answer: r.Revalidate, _: float) -> None:
         """It is sure again."""
         self._through = answer.timestamp
 

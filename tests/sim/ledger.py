@@ -225,7 +225,7 @@ class Ledger:
         self.terms: dict[int, list[float]] = defaultdict(list)  # by control partition
         self._undecided: dict[Native, list[tuple[list[Any], object]]] = defaultdict(list)
         self.happened: set[Native] = set()  # native transactions that were committed
-        self.carriers: set[int] = set()  # producer ids that carried merges aside
+        self.carriers: set[int] = set()  # producer ids that staged merges aside
         self.safe_answers: list[SafeAnswer] = []
         self.final_answers: list[tuple[bytes, str, int]] = []  # answers about other ids
         self.snapshots: list[tuple[str, StreamCut, Places]] = []  # those that were read whole

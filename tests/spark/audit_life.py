@@ -100,7 +100,7 @@ def live(client: anabranch.Client, bootstrap: str, stream: str, other: str) -> d
     gone.flush()
     gone.abort()
 
-    # Two that are open over scalings roll; the big one is carried aside.
+    # Two that are open over scalings roll; the big one is staged.
     old, big = client.begin(scope, keepalive=120), client.begin(scope, keepalive=120)
     old.token()
     big.token()

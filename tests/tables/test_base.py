@@ -260,10 +260,10 @@ def test_who_may_not_compact_is_told_so_and_who_may_what_holds_it(world: World) 
         txn.flush()
         world.clock.sleep(9)
         base = compacted(client, truth)
-        (holder,) = client.describe(ONE).holders
-        assert (holder.name, holder.lane) == (txn_text(txn.txn_id or b""), "admin")
+        (blocker,) = client.describe(ONE).blockers
+        assert (blocker.name, blocker.lane) == (txn_text(txn.txn_id or b""), "admin")
         with pytest.raises(
-            NotReady, match=f"base of .* already.*{holder.name} of lane admin, .*{holder.ends}"
+            NotReady, match=f"base of .* already.*{blocker.name} of lane admin, .*{blocker.ends}"
         ):
             compacted(client, truth)
         txn.abort()

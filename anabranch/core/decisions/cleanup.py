@@ -173,7 +173,7 @@ def runs_to_move(turn: Turn, place: Place) -> list[Lying]:
         freed = read.between(lying[0].batch_base, offset) - copied if lying else 0
         if freed > turn.settings.move_bytes and freed >= copied:
             return _chunk(turn, lying[:i])
-        if one is None or offset == end or one.txn_id in turn.memory.carrying:
+        if one is None or offset == end or one.txn_id in turn.memory.staging:
             return []
         copied += one.run.batch_size
     return []

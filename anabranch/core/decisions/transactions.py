@@ -40,9 +40,9 @@ from anabranch.errors import (
 )
 from anabranch.schemas.records import (
     Abort,
-    Alive,
     Begin,
     Begun,
+    Ended,
     GetState,
     Heartbeat,
     JournalOp,
@@ -70,9 +70,11 @@ def begin(turn: Turn, command: Begin, to: ReplyTo | None) -> None:
         )
     if not 0 <= command.snapshot <= turn.hybrid_time:
         raise InvalidArgument(f"snapshot {command.snapshot}: a hybrid time that a controller told")
-    if command.tenure is not None and (command.name or len(command.tenure) != HASH_SIZE):
+    if command.fencing_hash is not None and (
+        command.name or len(command.fencing_hash) != HASH_SIZE
+    ):
         raise InvalidArgument(
-            f"a transaction that moves positions has no name; its tenure's hash has {HASH_SIZE} bytes"
+            f"a transaction that moves positions has no name; its fencing hash has {HASH_SIZE} bytes"
         )
     if not MIN_KEEPALIVE_MS <= command.keepalive_ms <= turn.settings.max_keepalive_ms:
         raise InvalidArgument(
@@ -88,12 +90,12 @@ def begin(turn: Turn, command: Begin, to: ReplyTo | None) -> None:
         TRANSACTIONS.judge(row.state, "begin", row.reason)
         # The transaction may have begun without a name, and its commit claimed one.
         name = row.name if row.state == "OPEN" or command.name is not None else None
-        moves = row.consumes if row.state == "OPEN" else command.tenure
+        moves = row.consumes if row.state == "OPEN" else command.fencing_hash
         if (row.scope, name, row.keepalive_ms, moves, row.snapshot) != (
             command.scope,
             command.name,
             command.keepalive_ms,
-            command.tenure,
+            command.fencing_hash,
             command.snapshot,
         ):
             raise InvalidArgument(
@@ -134,7 +136,7 @@ def begin(turn: Turn, command: Begin, to: ReplyTo | None) -> None:
         keepalive_ms=command.keepalive_ms,
         secret=command.secret,
         owner=turn.lane,
-        consumes=command.tenure,
+        consumes=command.fencing_hash,
         snapshot=command.snapshot,
     )
     turn.put(k.txn_key(command.txn_id), row)
@@ -297,7 +299,7 @@ def heartbeat(turn: Turn, command: Heartbeat, to: ReplyTo | None) -> None:
         elif to is not None:
             gone.append(turn.outcome(row, full=False))
     if gone:
-        turn.reply(to, Alive(tuple(gone)))
+        turn.reply(to, Ended(tuple(gone)))
     elif refused is not None:
         raise refused
 
@@ -370,8 +372,8 @@ def finish(turn: Turn, row: TxnRow) -> None:
         turn.put(k.read_lock_key(row.txn_id, writer, sequence), None)
     if row.txn_id in turn.state.locks.named:
         turn.put(k.reads_key(row.txn_id), None)
-    for stream, number in list(txn.carries):
-        turn.put(k.carry_key(row.txn_id, stream, number), None)
+    for stream, number in list(txn.staged_merges):
+        turn.put(k.staged_merge_key(row.txn_id, stream, number), None)
     for stream, partition, at in list(txn.moved):
         turn.put(k.moved_key(row.txn_id, stream, partition, at), None)
     turn.put(k.txn_key(row.txn_id), row)

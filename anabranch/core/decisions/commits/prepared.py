@@ -186,16 +186,16 @@ def leave_out_lost(turn: Turn, txn_id: bytes, txn: OpenTxn) -> bool:
     lost = {e for receipt in pending.writers for e in receipt.extents if e.stream in gone}
     if not lost:
         return True
-    if txn_id in turn.memory.carrying:
+    if txn_id in turn.memory.staging:
         return False  # a chunk is being copied
     writers = needed(turn.state, pending)
     turn.put(k.pending_key(txn_id), replace(pending, writers=writers))
     turn.put(k.txn_key(txn_id), without(txn.row, sum(e.count for e in lost), gone))
-    for (stream, number), carry in list(txn.carries.items()):
+    for (stream, number), staged in list(txn.staged_merges.items()):
         if stream in gone:
-            turn.put(k.carry_key(txn_id, stream, number), None)
+            turn.put(k.staged_merge_key(txn_id, stream, number), None)
             # No history may ever name the chunks there, even if the stream is recovered.
-            turn.put(k.retired_key(stream, carry.partition), RetiredRow(stream, carry.partition))
+            turn.put(k.retired_key(stream, staged.partition), RetiredRow(stream, staged.partition))
     return True
 
 

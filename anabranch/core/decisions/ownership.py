@@ -1,4 +1,4 @@
-"""Decisions on processors: creation, deletion, and task ownership (tenures)."""
+"""Decisions on processors: creation, deletion, and task ownership."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from anabranch.schemas.records import (
     ProcessorInput,
     ProcessorList,
     ProcessorRow,
-    Release,
+    ReleaseTasks,
     ResetProcessor,
-    Take,
+    TakeTasks,
     TaskInfo,
     TaskRow,
 )
@@ -192,17 +192,17 @@ def _task_info(turn: Turn, processor: str, task: int) -> TaskInfo:
     )  # fmt: skip
 
 
-def take(turn: Turn, command: Take, to: ReplyTo | None) -> None:
+def take(turn: Turn, command: TakeTasks, to: ReplyTo | None) -> None:
     """Fence the former owners of these tasks at once. The answer names commits that are still being merged."""
     row = processor_of(turn, command.processor)
     limits.HOLDER.check(len(command.holder), "a holder")
-    tenure = check_tasks(row, command.tasks, command.tenure)
+    fencing_hash = check_tasks(row, command.tasks, command.fencing_token)
     if len(command.terms) != len(command.tasks):
         raise InvalidArgument("each task needs its term")
     taken = []
     for task, term in zip(command.tasks, command.terms, strict=True):
         known = task_of(turn, command.processor, task)
-        if known.tenure == tenure:
+        if known.fencing_hash == fencing_hash:
             continue  # a repeated command
         if known.term != term:
             raise OwnershipLost(
@@ -212,20 +212,25 @@ def take(turn: Turn, command: Take, to: ReplyTo | None) -> None:
         taken.append((task, known))
     for task, known in taken:
         moved = known._replace(
-            term=known.term + 1, tenure=tenure, holder=command.holder, taken_ms=turn.wall_ms
+            term=known.term + 1,
+            fencing_hash=fencing_hash,
+            holder=command.holder,
+            taken_ms=turn.wall_ms,
         )
         turn.put(k.task_key(command.processor, task), moved)
     _answer(turn, row, command.tasks, to)
 
 
-def release(turn: Turn, command: Release, to: ReplyTo | None) -> None:
+def release(turn: Turn, command: ReleaseTasks, to: ReplyTo | None) -> None:
     """Release tasks, except tasks that have another owner by now."""
     row = processor_of(turn, command.processor)
-    tenure = check_tasks(row, command.tasks, command.tenure)
+    fencing_hash = check_tasks(row, command.tasks, command.fencing_token)
     for task in command.tasks:
         known = task_of(turn, command.processor, task)
-        if known.tenure == tenure:
-            gone = known._replace(term=known.term + 1, tenure=b"", holder="", taken_ms=turn.wall_ms)
+        if known.fencing_hash == fencing_hash:
+            gone = known._replace(
+                term=known.term + 1, fencing_hash=b"", holder="", taken_ms=turn.wall_ms
+            )
             turn.put(k.task_key(command.processor, task), gone)
     _answer(turn, row, command.tasks, to)
 
