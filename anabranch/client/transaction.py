@@ -814,7 +814,7 @@ class Transaction:
     def _check_usable(self) -> None:
         self._shared.check()
         if self._result is not None:
-            raise AlreadyCommitted("the transaction is committed: its result stands")
+            raise AlreadyCommitted("the transaction is committed: its result is final")
         if self.state not in USABLE:
             self._check_not_over()
             self._move("write")  # raises the reason

@@ -70,14 +70,14 @@ UNREAD = Limit(
 )
 RECEIPTS = Limit(3 << 20, "bytes", "the receipts of a transaction's writers, about")
 WRITERS = Limit(20_000, "writers", "an open transaction")
-STAGED = Limit(
+UNCOMMITTED = Limit(
     32 << 30, "bytes", "an open transaction in journals; then it gets no more streams and writers"
 )
 WRITERS_LISTED = Limit(500, "writers", "an answer; as many: ask for those after its last one")
-LOOKED_AT = Limit(
+LIST_ROWS = Limit(
     400,
     "rows",
-    "what a list looks at for an answer, some 4 ms; it goes on in the next one (`more`)",
+    "what a list reads for an answer, some 4 ms; it continues in the next one (`more`)",
 )
 WAITERS = Limit(1_000, "askers", "askers that wait for one commit")
 HEADERS = Limit(1_000, "headers", "an event")
@@ -137,7 +137,7 @@ HOLDER = Limit(256, "characters", "the name of who takes tasks")
 GRANTS = Limit(10_000, "grants", "a control partition; those of scopes' creators come on top")
 AUDIT = Limit(10_000, "rows", "the audit rows of one lane; the oldest ones go first")
 LANES = Limit(1_000, "lanes", "a control partition")
-ANSWER = Limit(4 << 20, "bytes", "an answer; lists go on in the next one (`more`)")
+ANSWER = Limit(4 << 20, "bytes", "an answer; lists continue in the next one (`more`)")
 ROUND = Limit(
     16 << 20,
     "bytes",

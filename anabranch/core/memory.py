@@ -365,6 +365,6 @@ def trouble_of(state: State, memory: LeaderMemory, txn_id: bytes) -> str:
     if wait is None or wait.why not in STUCK:
         return ""
     return (
-        f"its commit is decided, but its merge does not go on: {wait_text(memory, wait)}; "
+        f"its commit is decided, but its merge makes no progress: {wait_text(memory, wait)}; "
         f"`{way_to_end(state, txn_id)}` ends it"
     )

@@ -163,7 +163,7 @@ def _illegal(state: TxnState, op: Op, what: str) -> AnabranchError:
     if state in ("ABORT_IN_PROGRESS", "ABORTED"):
         return TransactionAborted(f"the transaction is aborted{said}: begin a new one")
     if state == "COMMITTED":
-        return AlreadyCommitted(f"the transaction is committed{said}: its outcome stands")
+        return AlreadyCommitted(f"the transaction is committed{said}: its outcome is final")
     if state in ("COMMIT_IN_PROGRESS", "FINALIZE_IN_PROGRESS") and op != "force":
         return OutcomeUnknown(
             f"{op} comes too late, the transaction is being committed{said}: nothing was changed; ask for its "

@@ -144,7 +144,9 @@ class Commits:
                 stand = {row.task: row.sequence + 1 for row in found}
                 if all(stand[task] == sequence for task, sequence in sequences.items()):
                     raise
-                raise OwnershipLost(f"tasks stand elsewhere than was known: {error}") from error
+                raise OwnershipLost(
+                    f"positions of tasks are not the known ones: {error}"
+                ) from error
         marks = {
             task: self.state.mark_after(task, sequence if task in state else None, ends.get(task))
             for task, sequence in sequences.items()

@@ -260,7 +260,7 @@ class Intake:
             return start
         if is_control or self.lanes.has(place):
             way = f"delete {status_topic(self.settings.prefix)} too, or let the position pass"
-            way = way if is_control else "block the lane and unblock it: it goes on at the end"
+            way = way if is_control else "block the lane and unblock it: it continues at the end"
             raise LogUnavailable(
                 f"{error}: a broker that is behind answers so; if the topic was deleted and made again, {way}"
             )

@@ -109,7 +109,7 @@ class Leader:
             log.error("control partition %d: %s", partition, error)
             self._on_failure(error)
         except Exception as error:
-            log.exception("control partition %d: a defect; leading no more", partition)
+            log.exception("control partition %d: a defect; it has resigned", partition)
             self._on_failure(error)
         finally:
             self._lead_is(False)
@@ -127,7 +127,7 @@ class Leader:
                     self.former = self.former.former  # the one that it waited for itself
                 elif self._clock.monotonic() > aside_at:
                     aside_at += ASIDE_AFTER_S
-                    what = "control partition %d: a leader of before does not stop; others may lead"
+                    what = "control partition %d: its former leader does not stop; others may become leader"
                     log.warning(what, self._settings.control_partition)
                     self._on_stuck(ASIDE_S)
                 continue

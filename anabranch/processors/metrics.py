@@ -176,7 +176,7 @@ class Metrics(Numbers):
         self.values["journal_work"] = {(stream,): meter.used for stream, meter in meters}
         self.values["journal_debt"] = {(s,): m.debt for s, m in meters if m.debt}
         named = {OPEN_LANE, *state.lanes}
-        used = usages(state, index.staged, named)
+        used = usages(state, index.uncommitted, named)
         self.values["lane_usage"] = {(n, q): x for n, of in used.items() for q, x in of.items()}
         self.values["lane_quota"] = {
             (name, q): most for name in named for q, most in quotas_of(state, name).items()
@@ -190,7 +190,7 @@ class Metrics(Numbers):
             "open_transactions": len(state.open),
             "committing_transactions": len(state.committing),
             "prepared_transactions": len(state.prepared),
-            "uncommitted_bytes": index.staged.total,
+            "uncommitted_bytes": index.uncommitted.total,
             "outcomes": state.outcomes,
             "plain_writes_refused": sum(state.plain_refused.values()),
             "history_offsets": sum(

@@ -334,7 +334,7 @@ class ControllerService(mode.Service):
             return self._membership.trouble
         for partition, leader in leaders.items():
             if not leader.leading:
-                return f"control partition {partition}: taking the lead"
+                return f"control partition {partition}: becoming leader"
             silent_s = time.monotonic() - leader.metrics.passed_at
             if silent_s > SILENT_S:
                 return f"control partition {partition}: no round or pass ended for {silent_s:.0f} s"

@@ -63,7 +63,7 @@ def _force(client: Client, about: str, given: Mapping[str, str]) -> Plan:
     if prepared and how not in ("commit", "abort"):
         raise InvalidArgument(f"outcome {how!r}: commit or abort, for a PREPARED transaction")
     if not prepared and info.state != "FINALIZE_IN_PROGRESS":
-        raise IllegalState(f"transaction {about} is {info.state}: abort it, or let it go on")
+        raise IllegalState(f"transaction {about} is {info.state}: abort it, or let it finish")
 
     def act() -> str:
         outcome = how == "commit" if prepared else None
@@ -71,7 +71,7 @@ def _force(client: Client, about: str, given: Mapping[str, str]) -> Plan:
         return f"transaction {about} is forced"
 
     told = (
-        "It will be aborted in all its streams. This is allowed only while its merge does not go on.",
+        "It will be aborted in all its streams. This is allowed only while its merge makes no progress.",
         "Events of it that stand in the topics stay there for consumers that read them plainly.",
     )
     if prepared:
@@ -108,7 +108,7 @@ def _scale(client: Client, about: str, given: Mapping[str, str]) -> Plan:
     names = ", ".join(map(segment_name, sealed[:20])) + (" and others" if len(sealed) > 20 else "")
     told = (
         f"{count_of(len(sealed), 'segment')} will be sealed ({names}), and {len(opened):,} opened over their keys.",
-        "Open transactions go on. Partitions are added if needed, and never taken away.",
+        "Open transactions stay open. Partitions are added if needed, and never taken away.",
     )
     now = f"It has {count_of(len(found.segments), 'segment')}."
     return Plan(f"Scale {about} to {count_of(int(text), 'segment')}?", now, told, "Scale it", act)

@@ -162,7 +162,7 @@ class Pages:
             self._rivers.pop(name).close()
             return None, f"{type(error).__name__}: {error}"
         if not past.epochs:
-            return None, "its history tells nothing so far"
+            return None, "its history has no record so far"
         return Markup(draw(past.epochs, past.commits, f"Stream {name}")), ""
 
 

@@ -141,7 +141,7 @@ class World(Journals):
             *rows,
             memory.windows.size,
             list(self.index.plain_ends.items()),
-            dict(self.index.staged.stays),
+            dict(self.index.uncommitted.stays),
         ]
 
     def asker(self, name: str) -> ReplyTo:

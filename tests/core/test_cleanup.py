@@ -182,9 +182,9 @@ def test_uncommitted_bytes_are_counted_by_stream() -> None:
     world.describe()
     told = {s.stream: s.uncommitted_bytes for s in world.result.streams}
     assert told == {"nyc/a": 270, "nyc/b": 5}
-    assert world.index.staged.total == 275
+    assert world.index.uncommitted.total == 275
     world.abort("B")
-    assert world.index.staged.total == 75
+    assert world.index.uncommitted.total == 75
 
 
 @pytest.mark.parametrize("keep_table", [True, False])

@@ -246,7 +246,7 @@ def test_an_operator_ends_a_frozen_one_that_waits_for_one_of_its_streams() -> No
     assert not one_shot(bank, b"read"), "it waits with the merge"
     bank.get("T")
     assert bank.result.reason == (
-        "its commit is decided, but its merge does not go on: nyc/plain: a partition has no leader; "
+        "its commit is decided, but its merge makes no progress: nyc/plain: a partition has no leader; "
         f"`anabranch txn force {bank.id('T').hex()}` ends it"
     )
     bank.ask("describe", r.ListOpen(None, bank.id("T"), 1))
@@ -256,7 +256,7 @@ def test_an_operator_ends_a_frozen_one_that_waits_for_one_of_its_streams() -> No
     )
     assert (info.locks, info.frozen, set(info.journals)) == (1, True, {B, PLAIN})
     assert info.ends == f"anabranch txn force {bank.id('T').hex()}"
-    ended = "T ABORTED (forced by an operator: its merge did not go on: nyc/plain: a partition has no leader)"
+    ended = "T ABORTED (forced by an operator: its merge made no progress: nyc/plain: a partition has no leader)"
     assert force(bank) == f"[commit T] TransactionAborted; {ended}"
     assert one_shot(bank, b"read")
     assert bank.state.retired(B) == set(), "no chunk was carried yet"

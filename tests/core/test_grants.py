@@ -264,7 +264,7 @@ def test_neither_secrets_nor_long_texts_are_in_it(world: World) -> None:
 
 
 def test_it_is_listed_in_parts(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "LOOKED_AT", limits.LOOKED_AT._replace(value=3))
+    monkeypatch.setattr(limits, "LIST_ROWS", limits.LIST_ROWS._replace(value=3))
     for number in range(8):  # some in the same millisecond, by several leaders
         if number % 3 == 0:
             world.lead()

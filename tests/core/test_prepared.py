@@ -289,7 +289,7 @@ def test_one_whose_events_are_gone_is_only_aborted(world: World) -> None:
     prepare(world)
     world.ask("commit", world.committing("A"))
     world.memory.merging.wait(world.id("A"), "torn", world.now_ms, 1)
-    why = "its merge did not go on: a journal lost records of it"
+    why = "its merge made no progress: a journal lost records of it"
     assert [force(world, True), force(world, False)] == [
         "IllegalState",
         f"[commit] TransactionAborted; A ABORTED (forced by an operator: {why})",
@@ -301,7 +301,7 @@ def test_one_that_waits_for_a_stream_is_aborted_if_an_operator_says_so(world: Wo
     prepare(world)
     world.ask("commit", world.committing("A"))
     world.memory.waiting = {"nyc/a": "a partition has no leader"}
-    why = "its merge did not go on: nyc/a: a partition has no leader"
+    why = "its merge made no progress: nyc/a: a partition has no leader"
     assert [force(world, None), force(world, True), force(world, False, "A")] == [
         "IllegalState",
         "",

@@ -78,7 +78,7 @@ def staged() -> None:
         world.begin("B")
         world.write("A", "w1")
         world.turn()
-    world.index.staged.add(world.id("A"), ("nyc/a", 0), 0, 2_000)
+    world.index.uncommitted.add(world.id("A"), ("nyc/a", 0), 0, 2_000)
     with world.by(ETL):
         assert world.begin("C") == "TooManyUncommittedBytes"
         assert world.touch("B") == "TooManyUncommittedBytes"
@@ -232,7 +232,7 @@ def test_bytes_of_one_transaction() -> None:
     with world.by(ETL):
         world.begin("A")
         world.touch("A")
-        world.index.staged.add(world.id("A"), ("nyc/a", 0), 0, limits.STAGED.value)
+        world.index.uncommitted.add(world.id("A"), ("nyc/a", 0), 0, limits.UNCOMMITTED.value)
         world.create("nyc/b", 1)
         world.created("nyc/b", 0)
         assert world.touch("A", "nyc/b") == "TooManyUncommittedBytes"

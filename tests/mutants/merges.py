@@ -1,4 +1,4 @@
-"""Planted bugs in merges, scaling, rolling commits and merges staged; see `catalogue`."""
+"""Planted bugs in merges, scaling, rolling commits and staged merges; see `catalogue`."""
 
 from __future__ import annotations
 

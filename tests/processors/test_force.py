@@ -112,7 +112,7 @@ def test_force_aborts_it_everywhere_and_retires_where_chunks_stand(
     forced = play.force()
     assert isinstance(forced, Outcome)
     assert forced.state == "ABORTED"
-    assert forced.reason.startswith(f"the operator said so: its merge did not go on: {GONE}")
+    assert forced.reason.startswith(f"the operator said so: its merge made no progress: {GONE}")
     assert play.force() == forced, "again is fine"
     assert play.controller.state.retired(GONE) == lost != set(), "it may be taken back"
     told = play.world.reply(play.commit)
@@ -274,7 +274,7 @@ def test_a_stream_in_trouble_is_reason_enough(kind: Kind) -> None:
     play.play(20, 20.0)
     forced = play.force()
     assert forced.state == "ABORTED"
-    assert f"its merge did not go on: {place.topic}" in forced.reason.replace(f"{GONE}: ", "")
+    assert f"its merge made no progress: {place.topic}" in forced.reason.replace(f"{GONE}: ", "")
     assert play.big() == "COMMITTED", "it does not hold up others"
     play.world.cluster.troubles.clear()
     play.play(20, 20.0)

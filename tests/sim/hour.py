@@ -321,7 +321,7 @@ class Hour:
     def _journals(self, leader: Controller) -> Iterator[Wait]:
         """Bytes that were written long ago, but for those of open transactions and what pays no cut."""
         old_ms = (START_S + self._world.now - _OLD * self._length_s) * 1000
-        settings, stays = leader.settings, leader._intake.index.staged.stays
+        settings, stays = leader.settings, leader._intake.index.uncommitted.stays
         for stream, row in leader.state.streams.items():
             if stream == _BAD or stream in self._ledger.deleted:
                 continue

@@ -206,8 +206,8 @@ def take(turn: Turn, command: TakeTasks, to: ReplyTo | None) -> None:
             continue  # a repeated command
         if known.term != term:
             raise OwnershipLost(
-                f"task {task} of {command.processor} was taken by {known.holder or 'somebody'} meanwhile: look "
-                "again, and take it if it is yours"
+                f"task {task} of {command.processor} was taken by {known.holder or 'somebody'} meanwhile: describe "
+                "the processor, and take it if it is yours"
             )
         taken.append((task, known))
     for task, known in taken:
@@ -255,7 +255,7 @@ def reset_processor(turn: Turn, command: ResetProcessor, to: ReplyTo | None) -> 
         tasks = _may_end(turn, row, command.resets)
         if not command.inputs and not command.keep_state:
             raise InvalidArgument(
-                "without its state a processor can't go on where it stands: say where it starts, or keep its state"
+                "without its state a processor has no position to go by: say where it starts, or keep its state"
             )
         if command.inputs:
             _check_inputs(row.processor, command.inputs)

@@ -178,7 +178,7 @@ def open_info(turn: Turn, row: TxnRow, *, full: bool, after: bytes | None = None
         return OpenInfo(outcome, 0, 0, 0, -1, 0, (), (), {})
     silent_ms = max(0, turn.now_ms - turn.keepalives.last(row.txn_id))
     runs = outcome.state == "OPEN"
-    stays = turn.index.staged.stays.get(row.txn_id, {})
+    stays = turn.index.uncommitted.stays.get(row.txn_id, {})
     turn.charge(work.of_items(len(streams) + len(stays)))
     return OpenInfo(
         outcome=outcome,
@@ -200,7 +200,7 @@ def open_info(turn: Turn, row: TxnRow, *, full: bool, after: bytes | None = None
 def _kept_for(turn: Turn, txn_id: bytes) -> dict[str, int]:
     """The bytes of each stream's journal that a transaction keeps: all from its first batch on."""
     kept: Counter[str] = Counter()
-    for place, stay in turn.index.staged.stays.get(txn_id, {}).items():
+    for place, stay in turn.index.uncommitted.stays.get(txn_id, {}).items():
         read = turn.index.read.get(place)
         end = turn.index.positions.get(place, 0)
         kept[place[0]] += stay.size if read is None else max(stay.size, read.between(stay.low, end))
@@ -239,7 +239,7 @@ def _staged_merges_of(turn: Turn, txn: OpenTxn) -> tuple[StagedMergeInfo, ...]:
     events = Counter[tuple[str, int]]()
     for (_, stream, partition), extent in txn.due.items() if txn.staged_merges else ():
         events[stream, partition] += extent.count
-    stays = turn.index.staged.stays.get(txn.row.txn_id, {})
+    stays = turn.index.uncommitted.stays.get(txn.row.txn_id, {})
     turn.charge(work.of_items(len(txn.due)) + work.LOOK * len(txn.staged_merges))
     found = []
     for _, staged in sorted(txn.staged_merges.items()):
@@ -265,7 +265,7 @@ def _listed(
     for looked_at, (key, row) in enumerate(rows):
         turn.charge(work.LISTED)
         full = len(found) == limit or size >= turn.settings.listed_bytes
-        if full or looked_at == limits.LOOKED_AT.value:
+        if full or looked_at == limits.LIST_ROWS.value:
             return found, _between(turn, last, key)
         if row is not None and wanted(row):
             found.append(show(row))
@@ -354,7 +354,7 @@ def list_runs(turn: Turn, command: ListRuns, to: ReplyTo | None) -> None:
 def _runs(turn: Turn, txn_id: bytes, stream: str, wanted: tuple[RunsWanted, ...]) -> RunList:
     found: list[RunPlace] = []
     for number, each in enumerate(wanted):
-        left = limits.LOOKED_AT.value - number
+        left = limits.LIST_ROWS.value - number
         if len(found) >= left:
             return RunList(tuple(found), wanted[number:])
         turn.charge(work.LOOK)

@@ -197,7 +197,7 @@ def describe_streams(turn: Turn, command: DescribeStreams, to: ReplyTo | None) -
     size = 0
     for name in _described(turn, command.scope, command.after or ""):
         turn.charge(work.LOOK)
-        full = len(found) == limits.LOOKED_AT.value
+        full = len(found) == limits.LIST_ROWS.value
         if (
             full or size >= turn.settings.listed_bytes
         ):  # stop before the limit: the next one may be big
@@ -373,7 +373,7 @@ def stream_info(turn: Turn, row: StreamRow, *, full: bool = False) -> StreamInfo
         journal=_by_partition(row, turn.index.positions),
         partitions=row.partitions,
         low_water=_by_partition(row, turn.state.low_water),
-        uncommitted_bytes=turn.index.staged.by_stream[row.stream],
+        uncommitted_bytes=turn.index.uncommitted.by_stream[row.stream],
         trouble=turn.memory.waiting.get(row.stream, ""),
         foreign=turn.memory.foreign.get(row.stream, 0),
         base=turn.state.bases.get(row.stream),

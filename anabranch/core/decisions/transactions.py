@@ -69,7 +69,7 @@ def begin(turn: Turn, command: Begin, to: ReplyTo | None) -> None:
             "ids like this one are of one-shots that move positions: make another one"
         )
     if not 0 <= command.snapshot <= turn.hybrid_time:
-        raise InvalidArgument(f"snapshot {command.snapshot}: a hybrid time that a controller told")
+        raise InvalidArgument(f"snapshot {command.snapshot}: a hybrid time of a controller's reply")
     if command.fencing_hash is not None and (
         command.name or len(command.fencing_hash) != HASH_SIZE
     ):
@@ -125,7 +125,7 @@ def begin(turn: Turn, command: Begin, to: ReplyTo | None) -> None:
     check_snapshot(turn, command.scope, command.snapshot)
     check_open(turn, _replaces_open(turn, command))
     quotas.check_keepalive(turn, turn.lane, command.keepalive_ms)
-    check_staged(turn, turn.lane)
+    check_uncommitted(turn, turn.lane)
     supersede(turn, command.scope, command.name, command.txn_id)
     row = born(
         "begin",
@@ -166,15 +166,15 @@ def _replaces_open(turn: Turn, command: Begin) -> bool:
     )
 
 
-def check_staged(turn: Turn, lane: str, txn_id: bytes | None = None) -> None:
+def check_uncommitted(turn: Turn, lane: str, txn_id: bytes | None = None) -> None:
     """`TooManyUncommittedBytes` while this transaction, the lane's, or all open ones are at their limit of bytes in
     journals.
     """
-    quotas.check_staged(turn, lane, txn_id)
-    staged, limit = turn.index.staged.total, turn.settings.max_uncommitted_bytes
-    if staged >= limit:
+    quotas.check_uncommitted(turn, lane, txn_id)
+    uncommitted, limit = turn.index.uncommitted.total, turn.settings.max_uncommitted_bytes
+    if uncommitted >= limit:
         raise TooManyUncommittedBytes(
-            f"open transactions have {staged:,} bytes in journals, {limit:,} are allowed: commit or abort "
+            f"open transactions have {uncommitted:,} bytes in journals, {limit:,} are allowed: commit or abort "
             "some, or wait for some to end"
         )
 
@@ -239,9 +239,9 @@ def touch(turn: Turn, command: Touch, to: ReplyTo | None) -> None:
     receipt = Receipt(row.txn_id, command.writer, 0, False, ())
     if begins:
         check_room(turn, txn, (receipt,))
-        quotas.check_staged(turn, row.owner, row.txn_id)
+        quotas.check_uncommitted(turn, row.owner, row.txn_id)
     if command.stream not in txn.participants:
-        check_staged(turn, row.owner, row.txn_id)
+        check_uncommitted(turn, row.owner, row.txn_id)
         epoch = stream.reference_epoch
         turn.put(
             k.participant_key(row.txn_id, command.stream), ParticipantRow(command.stream, epoch)

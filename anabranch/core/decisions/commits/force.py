@@ -57,7 +57,7 @@ def force(turn: Turn, command: Force, to: ReplyTo | None) -> None:
     elif TRANSACTIONS.judge(row.state, "force", row.reason) is not None:
         wait = turn.wait_of(txn_id)
         if wait is None or wait.why not in STUCK | {"partitions"}:
-            raise IllegalState("nothing stops the transaction: its merge goes on by itself")
+            raise IllegalState("nothing stops the transaction: its merge continues by itself")
         if txn_id in turn.memory.staging:
             raise NotReady("a chunk of the transaction is being staged: ask again")
         for (stream, _), staged in sorted(turn.open(txn_id).staged_merges.items()):
@@ -68,5 +68,5 @@ def force(turn: Turn, command: Force, to: ReplyTo | None) -> None:
         why = wait_text(turn.memory, wait)
         turn.audit(command, f"{txn_text(txn_id)} of {row.owner}: {command.reason!r}")
         said = command.reason or "forced by an operator"
-        abort_txn(turn, txn_id, f"{said}: its merge did not go on: {why}", op="force")
+        abort_txn(turn, txn_id, f"{said}: its merge made no progress: {why}", op="force")
     turn.answer(to, turn.row(txn_id))

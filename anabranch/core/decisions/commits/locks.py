@@ -126,7 +126,7 @@ def check_locks(turn: Turn, locks: Sequence[TableLocks]) -> None:
         if not 0 <= each.last <= each.since <= turn.hybrid_time:
             raise InvalidArgument(
                 f"locks on {each.table} since {each.since}, its newest commit {each.last}: `since` is a time that "
-                f"a controller told ({turn.hybrid_time} at most), and `last` is not above it"
+                f"a controller's reply ({turn.hybrid_time} at most), and `last` is not above it"
             )
         if not _rise(each.points) or not _apart(each.ranges):
             raise InvalidArgument(

@@ -117,7 +117,7 @@ def list_series(turn: Turn, command: ListSeries, to: ReplyTo | None) -> None:
     found: list[SeriesInfo] = []
     for name, row in below:
         turn.charge(work.LOOK)
-        if len(found) == limits.LOOKED_AT.value:
+        if len(found) == limits.LIST_ROWS.value:
             turn.reply(to, SeriesList(tuple(found), True))
             return
         found.append(_info(turn, command.scope, name.decode(), row))

@@ -98,7 +98,7 @@ def judge(turn: Turn, consumed: Consumed, txn_id: bytes, scope: str, lane: str) 
         holders = sorted({step.row.holder or "nobody" for step in lost})
         raise OwnershipLost(
             f"task {', '.join(str(step.task) for step in lost[:20])} of {row.processor} has another owner, "
-            f"{', '.join(holders)[:200]}: take your tasks again; where they stand says what is committed"
+            f"{', '.join(holders)[:200]}: take your tasks again; their positions say what is committed"
         )
     for step in steps:
         if step.row.in_progress not in (None, txn_id):
@@ -106,7 +106,7 @@ def judge(turn: Turn, consumed: Consumed, txn_id: bytes, scope: str, lane: str) 
         if step.sequence != step.row.sequence + 1:
             raise InvalidArgument(
                 f"sequence {step.sequence} of task {step.task} of {row.processor}, which is at "
-                f"{step.row.sequence}: take your tasks again; where they stand says what is committed"
+                f"{step.row.sequence}: take your tasks again; their positions say what is committed"
             )
         _check_positions(row, step)
 

@@ -57,7 +57,7 @@ def check_arguments(command: Commit) -> None:
     check_coordinator(command.prepare)
     if command.consumed is not None:
         raise InvalidArgument(
-            "a transaction that moves positions can't be prepared: its tasks would stand until its end"
+            "a transaction that moves positions can't be prepared: its tasks would make no progress until its end"
         )
 
 
@@ -156,11 +156,11 @@ def check_room(turn: Turn, txn: OpenTxn, weighed: Weighed) -> None:
     """
     check_count(turn, txn.row.owner)
     most = turn.settings.max_uncommitted_bytes // 2
-    if turn.index.staged.total > most:
-        staged = turn.index.staged.size_of((*turn.state.prepared, txn.row.txn_id))
-        if staged > most:
+    if turn.index.uncommitted.total > most:
+        found = turn.index.uncommitted.size_of((*turn.state.prepared, txn.row.txn_id))
+        if found > most:
             raise TooManyUncommittedBytes(
-                f"prepared transactions would have {staged:,} bytes in journals, {most:,} are allowed: end some"
+                f"prepared transactions would have {found:,} bytes in journals, {most:,} are allowed: end some"
             )
     for stream, size in weighed.biggest.items():
         takes = int(turn.state.streams[stream].settings.get(MAX_MESSAGE, limits.MESSAGE.value))
