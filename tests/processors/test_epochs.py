@@ -124,7 +124,7 @@ def test_a_carried_merge_that_the_broker_refuses_stops_nobody_else(broker: Broke
     assert isinstance(answer, Outcome)
     assert answer.state == "COMMITTED"
     assert broker.refused < 5  # it is tried again, but not all the time
-    assert "its merge does not go on: " in world.ask(controller, GetState(txn_id)).reason
+    assert "its merge makes no progress: " in world.ask(controller, GetState(txn_id)).reason
     broker.refuses = set()
     for _ in range(200):
         controller.step(0)
@@ -159,7 +159,7 @@ def test_a_carried_merge_whose_records_somebody_deleted_stops_nobody_else() -> N
     assert answer.state == "COMMITTED"
     stands = world.ask(controller, GetState(txn_id))
     assert stands.state == "FINALIZE_IN_PROGRESS"
-    assert "its merge does not go on: a journal lost records of it" in stands.reason
+    assert "its merge makes no progress: a journal lost records of it" in stands.reason
     controller.update_metrics()
     assert controller.metrics.values["stuck_merges"] == {("torn",): 1, ("waiting",): 0}
 

@@ -189,7 +189,7 @@ def test_a_stream_that_is_forgotten_has_no_retired_partitions() -> None:
 def test_it_is_for_merges_that_cannot_go_on_only() -> None:
     play = Stuck(lost=False)
     assert play.force().code == "IllegalState"
-    assert "goes on by itself" in play.force().message
+    assert "continues by itself" in play.force().message
     _, token, _ = play.begun_before
     assert play.ask(Force(token, "")).code == "IllegalState"
     assert play.ask(Force(b"forged", "")).code == "InvalidToken"
