@@ -33,7 +33,6 @@ IMPORTERS = {
         "anabranch/processing/table.py",
         "anabranch/processors/rocksdb_table.py",
         "anabranch/tables/rocks.py",
-        "anabranch/tables/rows.py",
         "anabranch/tables/store.py",
     ),
     "confluent_kafka": ("anabranch/librdkafka/",),
@@ -122,7 +121,6 @@ MANY_ARGUMENTS = {
     "anabranch/faust/handing.py: __init__",
     "anabranch/kafka/log.py: _ask",
     "anabranch/presentation/draw.py: _text",
-    "anabranch/tables/joined.py: join",
 }
 # Files that nobody has merged into their importer yet have no reason here.
 SMALL_FILES = {
@@ -165,17 +163,9 @@ SPLATS = {
 SHARED_LINES = {
     "anabranch/cli/doctor.py: OK, WARN, BAD",
 }
-# Tables know the client by these, as they may not import it.
 FEW_IMPLEMENTATIONS = {
     "anabranch/core/journal/table_writes.py: Numbers": "a number of the processors' metrics",
     "anabranch/reading/committed_log.py: Groups": "a port",
-    "anabranch/tables/compact.py: Compacting": "",
-    "anabranch/tables/joined.py: Joins": "",
-    "anabranch/tables/joined.py: Writing": "",
-    "anabranch/tables/registering.py: Controller": "",
-    "anabranch/tables/registering.py: Opened": "",
-    "anabranch/tables/transaction.py: Commits": "",
-    "anabranch/tables/work.py: Vouching": "",
 }
 # A docstring's subject comes first, and the code names it.
 _HEADLESS = re.compile(r"^(?:Who|What|That|Of|It|Where|Whatever|Whoever)\b")

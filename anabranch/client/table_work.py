@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from functools import wraps
 from inspect import isasyncgen, isawaitable, iscoroutine, isgenerator
-from typing import Concatenate, Literal, NoReturn, ParamSpec, Protocol, TypeVar
+from typing import Concatenate, Literal, NoReturn, ParamSpec, Self, TypeVar
 
+from anabranch.client.own_writes import Local, OwnRows, Written, merged
+from anabranch.client.shared import Shared, entered
+from anabranch.client.table_locks import Locks, broken
 from anabranch.core.limits import check_row_key
 from anabranch.errors import IllegalState, InvalidArgument, LocksBroken, RowExists, RowMissing
 from anabranch.schemas.records import WriterAt
-from anabranch.tables.locks import Locks, broken
-from anabranch.tables.own_writes import Local, OwnRows, Written, merged
+from anabranch.tables.replica import ReadReplica
 from anabranch.tables.snapshot import TableSnapshot, bounds, check_limit
 
 Isolation = Literal["serializable", "snapshot"]
@@ -29,28 +31,6 @@ def check_called(returned: object) -> None:
         raise InvalidArgument(
             "the function was not run: give a plain one, neither async nor a generator"
         )
-
-
-class Vouching(Protocol):
-    """The calls of a replica that its transactions make."""
-
-    @property
-    def tables(self) -> tuple[str, ...]: ...
-
-    def marks(self) -> Mapping[str, tuple[int, int]]:
-        """Table -> (complete through, its newest commit), both of one moment."""
-
-    def told(self, timestamp: int, last: Mapping[str, int]) -> None:
-        """Note the controller's report: at ``timestamp`` these were the newest commits."""
-
-    def broken_at(self, timestamp: int) -> None:
-        """Note that this commit broke locks."""
-
-    def wait(self, timestamp: int, last: Mapping[str, int], deadline: float) -> None:
-        """`told`, and wait until all tables are complete up to ``timestamp``."""
-
-    def snapshot(self, at: int | None = None) -> TableSnapshot:
-        """The tables as of a time; None: as of now."""
 
 
 W = TypeVar("W", bound="TableWork")
@@ -73,7 +53,10 @@ def alone(call: Callable[Concatenate[W, P], T]) -> Callable[Concatenate[W, P], T
 class TableWork:
     """The reads and writes of one process in a transaction. Thread-safe."""
 
-    def __init__(self, replica: Vouching, view: TableSnapshot, isolation: Isolation) -> None:
+    def __init__(
+        self, shared: Shared, replica: ReadReplica, view: TableSnapshot, isolation: Isolation
+    ) -> None:
+        self._shared, self._session = shared, shared.session
         self._lock = threading.RLock()
         self._replica = replica
         self._view = view
@@ -85,6 +68,10 @@ class TableWork:
         self._read_from: dict[int, int] = {}  # writer that was read from -> sequence of its receipt
         self._broken: LocksBroken | None = None
         self._over = ""
+
+    def __enter__(self) -> Self:
+        entered(self._shared, self)
+        return self
 
     @property
     def timestamp(self) -> int:
@@ -286,7 +273,7 @@ class TableWork:
         it.
         """
         self._broken = error
-        self._replica.broken_at(error.commit_timestamp)
+        self._replica.broken_at = max(self._replica.broken_at, error.commit_timestamp)
         self._give_up()
         self._end(BROKEN)
         raise error

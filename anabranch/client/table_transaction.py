@@ -1,17 +1,29 @@
-"""A transaction that reads and writes tables, begun by this process: one command, or a long one."""
+"""Transactions that read and write tables.
+
+`TableTransaction` is the handle of the process that begins one, `JoinedTransaction` that of another process in it.
+"""
 
 from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
-from typing import Protocol, Self
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import NamedTuple
 
+from anabranch.client.own_writes import Local, ReadBack, Writers
+from anabranch.client.reservation import keepalive_ms_of
+from anabranch.client.shared import Shared
+from anabranch.client.table_locks import RegisteredLocks, explained
+from anabranch.client.table_work import BROKEN, IN_DOUBT, Isolation, TableWork, alone
+from anabranch.client.transaction import Transaction
+from anabranch.client.writer import Writer
+from anabranch.client.writer import join as join_writer
 from anabranch.core import defaults
 from anabranch.core.hybrid_time import to_text
 from anabranch.core.ids import NO_TXN, txn_text
 from anabranch.core.legal_names import split_stream
+from anabranch.core.transaction_states import locks_broken
 from anabranch.errors import (
     AlreadyCommitted,
     AnabranchError,
@@ -25,43 +37,18 @@ from anabranch.errors import (
     RetryError,
     SnapshotExpired,
     TransactionAborted,
+    UnsupportedSetting,
     UnsupportedVersion,
 )
 from anabranch.schemas import records as r
-from anabranch.tables.joined import Joins
-from anabranch.tables.own_writes import Local, Writers
-from anabranch.tables.registering import Opened, Registering
+from anabranch.tables.replica import ReadReplica
 from anabranch.tables.snapshot import TableSnapshot
-from anabranch.tables.work import BROKEN, IN_DOUBT, Isolation, TableWork, Vouching, alone
 from anabranch.types import Counts, Receipt, Result, result_of
 
 log = logging.getLogger("anabranch.client")
 _GRACE_S = 5.0  # extra time to resolve an outcome
 _BEGINS = 3  # tries, each with a fresh snapshot
 _ROW_BYTES = 48  # size of an event in a command, without key, value and table
-
-
-class Commits(Joins, Protocol):
-    """The calls of a client that begin and commit; deadlines are monotonic seconds."""
-
-    @property
-    def one_shot_bytes(self) -> int:
-        """The most bytes that one command carries."""
-
-    def opening(self, scope: str, keepalive: float, snapshot: int) -> Opened:
-        """A transaction that is not begun yet. ``keepalive``: seconds."""
-
-    def new_txn_id(self, scope: str, deadline: float) -> bytes:
-        """An id for a transaction of this scope."""
-
-    def locked_shot(self, command: r.OneShot, deadline: float) -> r.Outcome | r.LookAgain:
-        """Commit, or get the answer to revalidate the locks. `OutcomeUnknown`; raises as any one-shot."""
-
-    def resolve(self, txn_id: bytes, scope: str, token: bytes | None, deadline: float) -> r.Outcome:
-        """The outcome, made final."""
-
-    def random64(self) -> int:
-        """64 random bits, as a signed number."""
 
 
 class TableTransaction(TableWork):
@@ -73,16 +60,15 @@ class TableTransaction(TableWork):
 
     def __init__(
         self,
-        replica: Vouching,
-        commits: Commits,
+        shared: Shared,
+        replica: ReadReplica,
         view: TableSnapshot,
         isolation: Isolation,
         keepalive: float | None = None,
         writers: Writers = "own",
     ) -> None:
         """``keepalive``: seconds; None for a short transaction."""
-        super().__init__(replica, view, isolation)
-        self.commits = commits
+        super().__init__(shared, replica, view, isolation)
         self._keepalive = defaults.KEEPALIVE_S if keepalive is None else keepalive
         self._reads_others = writers == "all"
         # Events that are not handed to the handle of a long one.
@@ -92,18 +78,14 @@ class TableTransaction(TableWork):
         self._sent = False  # a commit was sent, and may have taken effect
         self._shot: r.OneShot | None = None  # the command of that commit
         self._result: Result | None = None
-        self._opened: Opened | None = None
-        self._reads: Registering | None = None
+        self._opened: Transaction | None = None
+        self._reads: RegisteredLocks | None = None
         if keepalive is not None:
             try:
                 self._open(None)
             except BaseException:
                 self._end("it was not begun")
                 raise
-
-    def __enter__(self) -> Self:
-        self.commits.entered(self)
-        return self
 
     @alone
     def __exit__(self, _: object, error: BaseException | None, trace: object) -> None:
@@ -145,7 +127,7 @@ class TableTransaction(TableWork):
         self._bytes += len(key) + len(value or b"") + len(table) + _ROW_BYTES
         event = r.Event(table, -1, key, value, (), -1)
         self._events.append(event)
-        if self._reads is not None or self._bytes > self.commits.one_shot_bytes:
+        if self._reads is not None or self._bytes > self._shared.one_shot_bytes:
             try:
                 self._open(None)
             except AnabranchError:
@@ -155,13 +137,18 @@ class TableTransaction(TableWork):
 
     # -- a long transaction ---------------------------------------------------------------------------
 
-    def _open(self, timeout: float | None) -> tuple[Opened, Registering]:
+    def _open(self, timeout: float | None) -> tuple[Transaction, RegisteredLocks]:
         """Begin it at the controller unless it is open, and hand over what was written so far."""
         opened = self._opened
         if opened is None or self._reads is None:
             opened = self._begun(timeout)
-            self._reads = Registering(
-                self.commits, opened, self._replica, self._view, self._locks, self._read_from
+            self._reads = RegisteredLocks(
+                self._shared,
+                opened.identity,
+                self._replica,
+                self._view,
+                self._locks,
+                self._read_from,
             )
             opened.read_by(self._reads)
         try:
@@ -176,19 +163,22 @@ class TableTransaction(TableWork):
             self._own, Local
         ):  # until now it has this process's rows
             self._own.close()
-            self._own = self.commits.reading_back(opened)
+            self._own = read_back(self._shared, opened)
         return opened, self._reads
 
-    def _begun(self, timeout: float | None) -> Opened:
+    def _begun(self, timeout: float | None) -> Transaction:
         """The handle of the transaction, begun at the controller with the tables that it reads at the snapshot.
 
         A snapshot that is too old is replaced if it was not read yet.
         """
         scope, tries = split_stream(self._replica.tables[0])[0], 0
         while True:
-            opened = self._opened = self._opened or self.commits.opening(
-                scope, self._keepalive, self.timestamp
-            )
+            if self._opened is None:
+                keepalive_ms = keepalive_ms_of(self._keepalive)
+                self._opened = Transaction(
+                    self._shared, scope, None, keepalive_ms, snapshot=self.timestamp
+                )
+            opened = self._opened
             tries += 1
             try:
                 opened.open_named(timeout)
@@ -206,11 +196,11 @@ class TableTransaction(TableWork):
                     raise
             self._opened = None
 
-    def _name_tables(self, opened: Opened, timeout: float | None) -> None:
+    def _name_tables(self, opened: Transaction, timeout: float | None) -> None:
         """Make the controller keep the tables readable at the snapshot. `TransactionAborted`: it is too old."""
         named = r.LockReads(*opened.identity, 0, tables=self._replica.tables)
         try:
-            self.commits.lock_reads(named, self.commits.deadline(timeout))
+            self._session.lock_reads(named, self._shared.deadline(timeout))
         except FixCallError as error:
             self._drop(opened, str(error))
             self._opened = None
@@ -244,12 +234,12 @@ class TableTransaction(TableWork):
         opened, _ = self._register(timeout)
         opened.flush(timeout)
 
-    def _register(self, timeout: float | None) -> tuple[Opened, Registering]:
+    def _register(self, timeout: float | None) -> tuple[Transaction, RegisteredLocks]:
         opened, reads = self._open(timeout)
         if self._broken is not None:
             self._fail(self._broken)
         try:
-            reads.flush(self.commits.deadline(timeout))
+            reads.flush(self._shared.deadline(timeout))
         except LocksBroken as error:
             self._fail(error)
         return opened, reads
@@ -292,7 +282,7 @@ class TableTransaction(TableWork):
                     raise
                 self._result = self._opened.commit(receipts, name=name, timeout=timeout)
         elif late:
-            self._result = result_of(self._found_out(self.commits.deadline(timeout)))
+            self._result = result_of(self._found_out(self._shared.deadline(timeout)))
         elif receipts:
             raise InvalidArgument(
                 "no other process can have written, as the token was never asked for: give no receipts"
@@ -300,16 +290,16 @@ class TableTransaction(TableWork):
         elif not self._events and name is None:
             self._result = Result(NO_TXN, self.timestamp, Counts(0, 0, 0))
         else:
-            self._result = result_of(self._commit(name, self.commits.deadline(timeout)))
+            self._result = result_of(self._commit(name, self._shared.deadline(timeout)))
         self._end("it is committed")
         return self._result
 
     def _found_out(self, deadline: float) -> r.Outcome:
         """Resolve the outcome of a short transaction whose commit was not answered."""
-        outcome = self.commits.resolve(self._txn_id or NO_TXN, self._scope(), None, deadline)
+        outcome = self._session.resolve(self._txn_id or NO_TXN, self._scope(), None, deadline)
         if outcome.state != "COMMITTED" and self._shot is not None:
             # If it gave way to an earlier commit of its name, only an answer to the command itself names that one.
-            answer = self.commits.locked_shot(self._shot, deadline)
+            answer = self._session.locked_shot(self._shot, deadline)
             outcome = answer if isinstance(answer, r.Outcome) else outcome
         if outcome.state != "COMMITTED":
             why = outcome.reason or outcome.state
@@ -320,8 +310,9 @@ class TableTransaction(TableWork):
         return split_stream(self._events[0].stream if self._events else self._replica.tables[0])[0]
 
     def _commit(self, name: str | None, deadline: float) -> r.Outcome:
+        self._shared.check()
         scope = self._scope()
-        txn_id = self._txn_id = self._txn_id or self.commits.new_txn_id(scope, deadline)
+        txn_id = self._txn_id = self._txn_id or self._session.new_txn_id(scope, deadline)
         while True:
             # Take the marks before validating, so that the validation includes everything up to them.
             marks = self._replica.marks()
@@ -353,7 +344,7 @@ class TableTransaction(TableWork):
     def _send(self, command: r.OneShot, deadline: float) -> r.Outcome | r.LookAgain:
         before, self._sent, self._shot = self._sent, True, command
         try:
-            return self.commits.locked_shot(command, deadline)
+            return self._session.locked_shot(command, deadline)
         except (OutcomeUnknown, MalformedRecord, UnsupportedVersion):
             raise  # no answer, or an unreadable one
         except TransactionAborted:
@@ -368,7 +359,7 @@ class TableTransaction(TableWork):
     def _given_up(self, txn_id: bytes, scope: str, error: AnabranchError) -> r.Outcome:
         """Resolve the outcome, because an earlier copy of the command may still be carried out."""
         try:
-            outcome = self.commits.resolve(txn_id, scope, None, self.commits.deadline(_GRACE_S))
+            outcome = self._session.resolve(txn_id, scope, None, self._shared.deadline(_GRACE_S))
         except AnabranchError as trouble:
             raise OutcomeUnknown(
                 f"the outcome of transaction {txn_text(txn_id)} is not known: {trouble}",
@@ -406,7 +397,7 @@ class TableTransaction(TableWork):
                     if self._broken is not None:
                         raise self._broken
                     with suppress(OutcomeUnknown):  # another commit is under way
-                        reads.register(self.commits.deadline(timeout))
+                        reads.register(self._shared.deadline(timeout))
                 return opened.commit(receipts, name=name, timeout=timeout)
         except LocksBroken as error:
             self._broken = self._broken or error
@@ -418,15 +409,15 @@ class TableTransaction(TableWork):
             self._end("it is aborted")
             raise
 
-    def _others_wrote(self, opened: Opened) -> bool:
+    def _others_wrote(self, opened: Transaction) -> bool:
         try:
             token, _ = opened.identity
         except LocksBroken:
             return True  # the controller has aborted it, so it did more than read
-        state = self.commits.state(opened.txn_id or b"", token, self.commits.deadline(None))
+        state = self._session.state(opened.txn_id or b"", token, self._shared.deadline(None))
         return bool(state.streams)
 
-    def _drop(self, opened: Opened, reason: str = BROKEN) -> None:
+    def _drop(self, opened: Transaction, reason: str = BROKEN) -> None:
         """Abort it.
 
         Raises: AlreadyCommitted, OutcomeUnknown (its commit came first, so broken locks do not matter).
@@ -451,3 +442,153 @@ class TableTransaction(TableWork):
     def _give_up(self) -> None:
         if self._opened is not None and self._over in ("", IN_DOUBT):
             self._drop(self._opened)
+
+
+class JoinedTransaction(TableWork):
+    """Reads and writes of a transaction begun elsewhere, at its snapshot. Made by `Replica.join`.
+
+    Leaving its `with` block without an exception finishes it. Thread-safe.
+    """
+
+    def __init__(
+        self,
+        shared: Shared,
+        replica: ReadReplica,
+        writer: Writer,
+        view: TableSnapshot,
+        isolation: Isolation,
+        writers: Writers,
+    ) -> None:
+        super().__init__(shared, replica, view, isolation)
+        if writers == "all":
+            self._own = read_back(shared, writer)
+        self._writer = writer
+        self._reads = RegisteredLocks(
+            shared, writer.identity, replica, view, self._locks, self._read_from
+        )
+        self._finished: Receipt | None = None
+
+    @alone
+    def __exit__(self, _: object, error: BaseException | None, trace: object) -> None:
+        if self._view.is_forked:
+            return
+        try:
+            if error is None and not self._over:
+                self.finish()
+        except RetryError:
+            self._end(IN_DOUBT)
+            raise
+        finally:
+            if self._over != IN_DOUBT:
+                self.discard()
+
+    def __repr__(self) -> str:
+        return f"<JoinedTransaction {txn_text(self.txn_id)} at {to_text(self.timestamp)}>"
+
+    @property
+    def txn_id(self) -> bytes:
+        """The transaction, 16 bytes."""
+        return self._writer.txn_id
+
+    def _write(self, table: str, key: bytes, value: bytes | None) -> None:
+        with self._broken_fails():
+            self._writer.write(table, value, key=key)
+
+    @contextmanager
+    def _broken_fails(self) -> Iterator[None]:
+        try:
+            with self._reads.explained():
+                yield
+        except LocksBroken as error:
+            self._fail(error)
+
+    @alone
+    def flush(self, timeout: float | None = None) -> Receipt:
+        """Wait until what was read is registered and validated, and what was written is stored. The handle stays
+        usable.
+
+        Pass on conclusions from these reads only after this call. Raises: LocksBroken; as `Writer.flush`.
+        """
+        self._check()
+        with self._broken_fails():
+            self._reads.flush(self._shared.deadline(timeout))
+            return self._writer.flush(timeout)
+
+    @alone
+    def finish(self, timeout: float | None = None) -> Receipt:
+        """`flush`, and end this part. Give the receipt to the process that commits. Later calls return the same
+        receipt.
+
+        After an error that says so it may be repeated, even after the `with` block.
+        """
+        if self._finished is None:
+            if self._over != IN_DOUBT:
+                self._check()
+            with self._broken_fails():
+                self._reads.flush(self._shared.deadline(timeout))
+                self._finished = self._writer.finish(timeout)
+            self._end("this part of it is finished")
+        return self._finished
+
+    @alone
+    def discard(self) -> None:
+        """Drop writes that are not flushed. Registered locks stay."""
+        if self._finished is None:
+            self._writer.discard()
+        self._end("this part of it is discarded")
+
+    def _check(self) -> None:
+        if self._over == IN_DOUBT:
+            raise IllegalState(
+                "it was left, and is not finished: call `finish` again, or `discard`"
+            )
+        super()._check()
+
+    def _give_up(self) -> None:
+        self._reads.check_open(self._shared.deadline(None))
+        self._writer.discard()
+
+
+class Joining(NamedTuple):
+    """How a process joins a transaction: the arguments of `Replica.join`."""
+
+    isolation: Isolation
+    heartbeat: bool
+    label: str
+    writers: Writers
+
+
+def join(
+    shared: Shared, replica: ReadReplica, token: bytes, how: Joining, deadline: float
+) -> JoinedTransaction:
+    """As `Replica.join`."""
+    writer = join_writer(shared, token, heartbeat=how.heartbeat, label=how.label)
+    try:
+        command = r.LockReads(*writer.identity, 0, tables=replica.tables)
+        with explained(shared, token):
+            told = shared.session.lock_reads(command, deadline)
+        if told.broken is not None:
+            raise locks_broken(told.broken)
+        if not told.snapshot:
+            raise InvalidArgument(
+                "the transaction reads no tables: join it by `Client.join`, or begin it by a replica"
+            )
+        replica.told(told.timestamp, {each.table: each.last for each in told.tables})
+        replica.wait(told.snapshot, {}, deadline)
+        view = replica.snapshot(at=told.snapshot)
+        try:
+            return JoinedTransaction(shared, replica, writer, view, how.isolation, how.writers)
+        except BaseException:
+            view.close()
+            raise
+    except BaseException:
+        writer.discard()
+        raise
+
+
+def read_back(shared: Shared, handle: Transaction | Writer) -> ReadBack:
+    """The rows that a transaction wrote, of this handle and of finished writers."""
+    readers = shared.ports.readers
+    if readers is None:
+        raise UnsupportedSetting("this client has no readers")
+    return ReadBack(handle, shared.session, readers.ports, lambda: shared.deadline(None))
