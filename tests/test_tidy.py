@@ -109,7 +109,6 @@ LONG_FUNCTIONS = {
     "anabranch/audit/history.py: check_records",
     "anabranch/audit/journal.py: check_plain",
     "anabranch/audit/run.py: run",
-    "anabranch/client/receipts.py: _make_write",
     "anabranch/core/decisions/commits/commit.py: commit",
     "anabranch/core/decisions/transactions.py: begin",
     "anabranch/infra/broker.py: _launch",
@@ -140,10 +139,6 @@ SPLIT_CLASSES = {
     "anabranch/spark/api.py: SupportsTriggerAvailableNow": "Spark's class",
 }
 SPLATS = {
-    "anabranch/client/admin.py: _grants",
-    "anabranch/client/admin.py: ask",
-    "anabranch/client/admin.py: commands",
-    "anabranch/client/transaction.py: _prepare_events",
     "anabranch/core/decisions/bases.py: base_published",
     "anabranch/core/decisions/cleanup.py: clean_up",
     "anabranch/core/decisions/commits/names_and_series.py: give_back",

@@ -114,8 +114,10 @@ class Administration:
 
         def ask(n: int, until: float) -> list[CommandsInfo]:
             got = self._session.ask(n, r.ListCommands(), r.CommandList, until)
-            numbers = got.position, got.end, got.set_aside, got.open_transactions, got.outcomes
-            return [CommandsInfo(n, *numbers)]
+            info = CommandsInfo(
+                n, got.position, got.end, got.set_aside, got.open_transactions, got.outcomes
+            )
+            return [info]
 
         found = self._session.of_each(None, ask, deadline)
         found.sort(key=lambda info: info.control_partition)
@@ -216,7 +218,9 @@ def _grants(parts: Iterable[tuple[int, r.GrantList]]) -> list[Grant]:
         for row in part.grants:
             key = row.lane, row.pattern
             found[key] = found.get(key, 0) | row.rights
-    return [Grant(*key, right_words(bits)) for key, bits in sorted(found.items())]
+    return [
+        Grant(lane, pattern, right_words(bits)) for (lane, pattern), bits in sorted(found.items())
+    ]
 
 
 @contextmanager

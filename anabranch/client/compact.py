@@ -88,10 +88,10 @@ class Compactor:
         if known is not None and at <= known.timestamp:
             # Replaced rows may not be deleted yet.
             base = self._publish(table, known.timestamp, known.txn_id)
-            if held := _held(found):
+            if blockers := _blockers(found):
                 raise NotReady(
                     f"{table} begins at its base of {to_text(base.timestamp)} already; a later one would end "
-                    f"reads of {held}"
+                    f"reads of {blockers}"
                 )
             return base
         # This finds a missing right first: no transaction has this id, so it has no other effect.
@@ -143,9 +143,9 @@ class Compactor:
             search = HistorySearch(source, table, timeout)
             base = search.as_of(at)
             if base is None:
-                held = _held(found)
+                blockers = _blockers(found)
                 why = f"it is younger than its {settings.VERSIONS_MS}"
-                why = f"{held}: these reads need what would go" if held else why
+                why = f"{blockers}: these reads need what would go" if blockers else why
                 raise NotReady(f"nothing of {table} is to be compacted yet: {why}")
             groups: list[ConsumerGroup] = []
             if ports.groups is not None:
@@ -229,7 +229,7 @@ def due_tables(found: Iterable[StreamDescription], count_events: Callable[[str],
     return due
 
 
-def _held(found: StreamDescription) -> str:
+def _blockers(found: StreamDescription) -> str:
     """The open transactions whose reads a later base would end."""
     return ", ".join(text_of(each) for each in found.holders if each.what == "transaction")
 

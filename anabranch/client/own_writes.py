@@ -313,19 +313,19 @@ class ReadBack:
         )
         pauses = Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S, self._ports.clock)
         while wanted:
-            told = self._session.list_runs(token, table, wanted, deadline)
+            found = self._session.list_runs(token, table, wanted, deadline)
             try:
                 with client_errors():
-                    self._lay(rows, receipt, by, table, told.runs)
+                    self._load(rows, receipt, by, table, found.runs)
             except _Moved as moved:
                 # The next answer has the new place.
                 if not pauses.sleep(deadline):
                     raise NotReady(f"rows of {table} can't be read back: {moved}") from moved
             else:
-                wanted = told.more
+                wanted = found.more
         self._ends.update({place: e.end for place, e in places.items()})
 
-    def _lay(
+    def _load(
         self,
         rows: Scratch,
         receipt: r.Receipt,

@@ -131,7 +131,7 @@ class Processors:
     ) -> dict[str, Room]:
         """As `Client.check_outputs`."""
         names = sorted(streams)
-        self._session.check_together(names, deadline, beside=split_stream(processor)[0])
+        self._session.check_together(names, deadline, also=split_stream(processor)[0])
         found: dict[str, Room] = {}
         now_ms = int(self._shared.ports.clock.wall() * 1000)
         until = min(deadline, self._shared.ports.clock.monotonic() + _ROOMS_S)

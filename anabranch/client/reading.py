@@ -332,6 +332,6 @@ class SystemTables:
         for scope, its in groupby(tables, lambda table: table.partition("/")[0]):
             # The latter if a table was deleted meanwhile.
             with suppress(NotAuthorized, InvalidArgument):
-                told = self._session.safe_tables(scope, None, list(its), deadline)
-                newest |= {each.table: each.last for each in told.tables}
+                safe = self._session.safe_tables(scope, None, list(its), deadline)
+                newest |= {each.table: each.last for each in safe.tables}
         return newest

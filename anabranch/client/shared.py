@@ -149,7 +149,7 @@ class Shared:
         if legal is None:
             legal = self.legal[scope] = set()
         if stream not in legal:
-            self.session.check_together((stream,), self.deadline(None), beside=scope)
+            self.session.check_together((stream,), self.deadline(None), also=scope)
             if is_state(stream):
                 raise InvalidArgument(f"{stream} is a processor's state: use `write_state`")
             if len(legal) >= _MOST_NAMES:
@@ -245,9 +245,9 @@ class Heart:
         self._digests = self._session.beat(self._correlation_id, tokens, self._due)
         return self._due
 
-    def hear(self, deadline: float) -> None:
+    def receive(self, deadline: float) -> None:
         """Wait for one reply until the deadline, and call `gone` on the handles whose transactions are over."""
-        gone = self._session.hear_beat(self._correlation_id, self._digests, deadline)
+        gone = self._session.receive_beat(self._correlation_id, self._digests, deadline)
         over = {outcome.txn_id: outcome for outcome in gone}
         if over:
             with self._wake:
@@ -264,7 +264,7 @@ class Heart:
             try:
                 due = self.step()
                 if due < math.inf and self._sent:
-                    self.hear(due)
+                    self.receive(due)
                     continue
             except AnabranchError as error:
                 log.warning("heartbeats can't be sent: %s", error)

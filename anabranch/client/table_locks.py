@@ -77,7 +77,7 @@ class Locks:
             )
         self._count += 1
 
-    def look(
+    def validate(
         self, view: TableSnapshot, marks: Mapping[str, tuple[int, int]] | None = None
     ) -> LocksBroken | None:
         """Validate the locks: the error if the replica has a version later than the snapshot of something locked.
@@ -188,17 +188,24 @@ def explained(shared: Shared, token: bytes) -> Iterator[None]:
     try:
         yield
     except (TransactionAborted, LocksBroken) as error:
-        told = None
+        answer = None
         if not isinstance(error, LocksBroken) or not error.table:
             with suppress(AnabranchError):
-                told = shared.session.lock_reads(r.ListLocks(token, 0, 0), shared.deadline(None))
-        if told is not None and told.broken is not None:
-            raise locks_broken(told.broken) from error
+                answer = shared.session.lock_reads(r.ListLocks(token, 0, 0), shared.deadline(None))
+        if answer is not None and answer.broken is not None:
+            raise locks_broken(answer.broken) from error
         raise
 
 
 class RegisteredLocks:
-    """Registers and validates the reads of one process of an open transaction."""
+    """Registers and validates the reads of one process of an open transaction.
+
+    A set of locks passes through three states. After an error the next call continues from the present one:
+
+    - *sent*: in a command without an answer, which is repeated unchanged;
+    - *registered*: the controller has it, and the replica has not been compared with it yet;
+    - *validated* through a time. The commit names these sets, and the controller may ask for a later time.
+    """
 
     def __init__(
         self,
@@ -214,14 +221,14 @@ class RegisteredLocks:
         self._token, self._writer = identity
         self._view, self._locks = view, locks
         self._read_from = read_from
-        self._told_from: dict[int, int] = {}
+        self._reported_from: dict[int, int] = {}
         self._sequence = 0
-        self._unsure: r.LockReads | None = None  # a command that was sent and not answered
-        self._due: r.ReadsLocked | None = None  # registered, and not validated yet
+        self._sent: r.LockReads | None = None
+        self._registered: r.ReadsLocked | None = None  # the answer
         self._through: dict[tuple[int, int], int] = {}  # (writer, set) -> validated through
 
     @property
-    def vouched(self) -> tuple[r.Vouched, ...]:
+    def validated(self) -> tuple[r.Vouched, ...]:
         """The validated sets, for the commit."""
         return tuple(r.Vouched(*which, through) for which, through in self._through.items())
 
@@ -231,15 +238,15 @@ class RegisteredLocks:
         Raises: LocksBroken, TooManyLocks, TooMuchLocked, NotReady (the replica did not catch up in time).
         """
         if self.register(deadline):
-            self._ask(r.LockReads(self._token, self._writer, 0, vouched=self.vouched), deadline)
+            self._ask(r.LockReads(self._token, self._writer, 0, vouched=self.validated), deadline)
 
     def register(self, deadline: float) -> bool:
         """Register what was read, and validate it.
 
         Returns whether there is anything to report. Raises: as `flush`.
         """
-        if self._unsure is not None:
-            self._register(self._unsure, deadline)
+        if self._sent is not None:
+            self._register(self._sent, deadline)
         sources = self._fresh_sources()
         while (locks := self._locks.fresh()) or sources:
             command = r.LockReads(
@@ -252,21 +259,21 @@ class RegisteredLocks:
             )
             self._register(command, deadline)
             sources = ()
-        due = self._due
+        due = self._registered
         if due is not None:
-            self._look(due.timestamp, due.tables, deadline)
-            self._due = None
+            self._validate(due.timestamp, due.tables, deadline)
+            self._registered = None
         return due is not None
 
     def _fresh_sources(self) -> tuple[r.WriterAt, ...]:
-        fresh = self._read_from.items() - self._told_from.items()
-        self._told_from = dict(self._read_from)
+        fresh = self._read_from.items() - self._reported_from.items()
+        self._reported_from = dict(self._read_from)
         return tuple(r.WriterAt(*each) for each in sorted(fresh))
 
     def _register(self, command: r.LockReads, deadline: float) -> None:
-        self._unsure = command  # repeated unchanged if it is not answered
-        self._due = self._ask(command, deadline)
-        self._unsure, self._sequence = None, command.sequence
+        self._sent = command  # repeated unchanged if it is not answered
+        self._registered = self._ask(command, deadline)
+        self._sent, self._sequence = None, command.sequence
         self._locks.registered(command.locks)
 
     def explained(self) -> AbstractContextManager[None]:
@@ -285,11 +292,11 @@ class RegisteredLocks:
         with suppress(RetryError, LocksBroken), self.explained():
             self._session.lock_reads(r.LockReads(self._token, self._writer, 0), deadline)
 
-    def _look(self, timestamp: int, tables: Iterable[r.TableTime], deadline: float) -> None:
+    def _validate(self, timestamp: int, tables: Iterable[r.TableTime], deadline: float) -> None:
         """Validate all locks of this process through a time that the controller reported."""
         self._replica.wait(timestamp, {each.table: each.last for each in tables}, deadline)
         with self._shown() as view:
-            found = self._locks.look(view)
+            found = self._locks.validate(view)
         if found is not None:
             raise found
         self._through = {
@@ -311,24 +318,24 @@ class RegisteredLocks:
 
     # -- validation for a commit --------------------------------------------------------------------------
 
-    def look_again(self, answer: r.LookAgain, deadline: float) -> None:
+    def revalidate(self, answer: r.LookAgain, deadline: float) -> None:
         """Validate the locks of the writers that the controller names, also of processes that ended."""
-        self._look(answer.timestamp, answer.tables, deadline)
+        self._validate(answer.timestamp, answer.tables, deadline)
         for writer in answer.writers:
             if writer != self._writer:
-                self._look_for(writer, answer.timestamp, deadline)
+                self._validate_of(writer, answer.timestamp, deadline)
 
-    def _look_for(self, writer: int, timestamp: int, deadline: float) -> None:
+    def _validate_of(self, writer: int, timestamp: int, deadline: float) -> None:
         """Validate the locks of another writer, of whose keys only fingerprints are known here."""
         sequence = 0
         while True:
-            told = self._session.lock_reads(r.ListLocks(self._token, writer, sequence), deadline)
-            if told.broken is not None:
-                raise locks_broken(told.broken)
-            if not told.sequence:
+            answer = self._session.lock_reads(r.ListLocks(self._token, writer, sequence), deadline)
+            if answer.broken is not None:
+                raise locks_broken(answer.broken)
+            if not answer.sequence:
                 break
-            sequence = told.sequence
-            for locks in told.locks:
+            sequence = answer.sequence
+            for locks in answer.locks:
                 self._search(locks)
         self._through[writer, sequence] = timestamp
 

@@ -318,7 +318,7 @@ class TableTransaction(TableWork):
             marks = self._replica.marks()
             found: AnabranchError | None
             try:
-                found = self._broken or self._locks.look(self._view, marks)
+                found = self._broken or self._locks.validate(self._view, marks)
             except SnapshotExpired as error:
                 found = error
             if found is not None and self._sent:
@@ -566,16 +566,16 @@ def join(
     try:
         command = r.LockReads(*writer.identity, 0, tables=replica.tables)
         with explained(shared, token):
-            told = shared.session.lock_reads(command, deadline)
-        if told.broken is not None:
-            raise locks_broken(told.broken)
-        if not told.snapshot:
+            answer = shared.session.lock_reads(command, deadline)
+        if answer.broken is not None:
+            raise locks_broken(answer.broken)
+        if not answer.snapshot:
             raise InvalidArgument(
                 "the transaction reads no tables: join it by `Client.join`, or begin it by a replica"
             )
-        replica.told(told.timestamp, {each.table: each.last for each in told.tables})
-        replica.wait(told.snapshot, {}, deadline)
-        view = replica.snapshot(at=told.snapshot)
+        replica.told(answer.timestamp, {each.table: each.last for each in answer.tables})
+        replica.wait(answer.snapshot, {}, deadline)
+        view = replica.snapshot(at=answer.snapshot)
         try:
             return JoinedTransaction(shared, replica, writer, view, how.isolation, how.writers)
         except BaseException:

@@ -82,10 +82,10 @@ class Reads(Protocol):
     """The reads of an open transaction on tables, as far as its commit needs them."""
 
     @property
-    def vouched(self) -> tuple[r.Vouched, ...]:
+    def validated(self) -> tuple[r.Vouched, ...]:
         """The sets of locks that were revalidated."""
 
-    def look_again(self, answer: r.LookAgain, deadline: float) -> None:
+    def revalidate(self, answer: r.LookAgain, deadline: float) -> None:
         """Revalidate the locks that the controller names. Raises: LocksBroken, NotReady (the replica lags)."""
 
 
@@ -621,8 +621,9 @@ class Transaction:
         self._secret = self._secret or self._session.new_secret()
         if self._shot is None:
             place_null_keys(self._shared, self._buffer, deadline)
-        parts = txn_id, self._scope, name, tuple(self._buffer), self._secret, prepare
-        self._shot = self._shot or r.PrepareEvents(*parts)
+            self._shot = r.PrepareEvents(
+                txn_id, self._scope, name, tuple(self._buffer), self._secret, prepare
+            )
         if self._token is None:
             begin = r.Begin(txn_id, self._scope, name, self.keepalive_ms, self._secret)
             self._token = self._session.token_of(begin)
@@ -689,9 +690,9 @@ class Transaction:
         # From here on an interruption leaves it in doubt.
         self._move("send")
         reads = self._reads
-        looked = () if reads is None else reads.vouched
+        validated = () if reads is None else reads.validated
         command = r.Commit(
-            self._token, own, others, name, 0, number, consumed, prepare, secret, looked
+            self._token, own, others, name, 0, number, consumed, prepare, secret, validated
         )
         outcome = self._send(command, deadline)
         while isinstance(outcome, r.LookAgain):
@@ -700,8 +701,8 @@ class Transaction:
             if reads is None:
                 raise no_replica()
             # If this raises, the commit that was sent stays undecided here.
-            reads.look_again(outcome, deadline)
-            command = replace(command, vouched=reads.vouched)
+            reads.revalidate(outcome, deadline)
+            command = replace(command, vouched=reads.validated)
             outcome = self._send(command, deadline)
         warn_left_out(outcome, receipts)
         self._take_outcome(outcome)

@@ -34,7 +34,7 @@ from anabranch.reading.history_search import check_at
 from anabranch.reading.iteration import check_timeout
 from anabranch.tables.follow import Follower, SafeTimes
 from anabranch.tables.indexes import Index, indexed
-from anabranch.tables.snapshot import TableSnapshot, taken
+from anabranch.tables.snapshot import TableSnapshot, take_snapshot
 from anabranch.tables.store import Store
 
 log = logging.getLogger("anabranch.client")
@@ -72,11 +72,11 @@ class _Waiting(NamedTuple):
 @contextmanager
 def in_turn(lock: threading.RLock, seconds: float) -> Iterator[None]:
     """Take a lock; after ``seconds`` of waiting continue without it."""
-    held = lock.acquire(timeout=seconds)
+    has_lock = lock.acquire(timeout=seconds)
     try:
         yield
     finally:
-        if held:
+        if has_lock:
             lock.release()
 
 
@@ -171,7 +171,7 @@ class ReadReplica:
         self._pauses = {t: Backoff(first_s, longest_s, self._clock) for t in self.tables}
         self._failure: Exception | None = None
         self._trouble = ""
-        self._held, self._closed = settings.hold, False
+        self._hold_from, self._closed = settings.hold, False
         # The newest commit that broke locks of a transaction here: the next one's snapshot includes it.
         self.broken_at = 0
         self._thread: threading.Thread | None = None
@@ -366,14 +366,14 @@ class ReadReplica:
 
     def _floor(self) -> int:
         """The time from which this replica keeps versions, the same for all tables, as they are read together."""
-        held = self.timestamp if self._held is None else self._held
+        hold = self.timestamp if self._hold_from is None else self._hold_from
         with self._moved:
-            return min(self.timestamp - self._history, held, *(s.timestamp for s in self._open))
+            return min(self.timestamp - self._history, hold, *(s.timestamp for s in self._open))
 
     def hold(self, timestamp: int) -> None:
         """Keep versions of this time and later from being swept; earlier ones may be swept."""
         with self._moved:
-            self._held = timestamp
+            self._hold_from = timestamp
 
     # -- snapshots ------------------------------------------------------------------------------------
 
@@ -391,16 +391,16 @@ class ReadReplica:
             seen = self._controller.last_timestamp
             least, last = self._controller.safe(self.tables, seen, deadline)
             self.told(least, last)
-        return self._taken(least, wanted, deadline)
+        return self._snapshot(least, wanted, deadline)
 
-    def _taken(self, least: int, wanted: int | None, deadline: float) -> TableSnapshot:
+    def _snapshot(self, least: int, wanted: int | None, deadline: float) -> TableSnapshot:
         while True:
             self.wait(least, {}, deadline)
             with self._moved:
                 if self._closed:
                     raise IllegalState("the replica is closed: open another one")
                 time = max(least, self.timestamp) if wanted is None else wanted
-                snapshot = taken(self._store, self.tables, time, self._ended)
+                snapshot = take_snapshot(self._store, self.tables, time, self._ended)
                 if self._is_complete(time):  # otherwise a table was dropped meanwhile
                     self._open.add(snapshot)
                     return snapshot

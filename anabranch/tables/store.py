@@ -79,7 +79,7 @@ _ROW = slice(ROW, None)
 _IS_THERE = ROW - 1
 PIECE = 4096  # versions that are read before their deletions are written
 _AGAIN = 1000  # tries, a millisecond apart, to close rows in which another thread is iterating
-_held: weakref.WeakSet[Held] = weakref.WeakSet()
+_open_folders: weakref.WeakSet[ForkSafe] = weakref.WeakSet()
 _opener = [0]  # the process that opened the first database
 _SPAWN = "open one in a new process (multiprocessing's 'spawn')"
 BaseEvent = tuple[bytes | None, bytes | None, Iterable[tuple[str, bytes | None]]]  # with headers
@@ -137,7 +137,7 @@ class Rows:
         return self.batch.size_in_bytes()
 
 
-class Held:
+class ForkSafe:
     """A database that is safe under fork, with the iterators that readers have open.
 
     Open iterators end with it. In a forked child nothing of it is freed.
@@ -153,7 +153,7 @@ class Held:
         self.forked = False
         self._closed = False
         self._half_read: weakref.WeakSet[Generator[Any, None, None]] = weakref.WeakSet()
-        _held.add(self)
+        _open_folders.add(self)
 
     def check_fork(self) -> None:
         """`NotForkSafe` in a forked child."""
@@ -194,7 +194,7 @@ class Held:
                     break
 
 
-H = TypeVar("H", bound=Held)
+H = TypeVar("H", bound=ForkSafe)
 
 
 def given(
@@ -210,7 +210,7 @@ def given(
 
 
 def _after_fork_in_child() -> None:
-    for each in list(_held):
+    for each in list(_open_folders):
         each.after_fork()
     # RocksDB's exit handler would wait for threads that do not exist here: the child ends before it runs.
     if _opener[0] and hasattr(libc := ctypes.CDLL(None), "on_exit"):  # glibc
@@ -233,7 +233,7 @@ class Seen(NamedTuple):
     txn_id: bytes
 
 
-class Store(Held):
+class Store(ForkSafe):
     """The tables of one folder. One process opens it. Any thread may read; one thread at a time writes.
 
     Disk errors are raised as `TableError`.

@@ -220,13 +220,13 @@ def broken_by_itself() -> Planted:
 
 def broken_by_what_it_read() -> Planted:
     """A version at the snapshot breaks a lock, not only one above it."""
-    real = Locks.look
+    real = Locks.validate
 
     def look(locks: Locks, view: Any, _: object = None) -> Any:
         before = SimpleNamespace(timestamp=view.timestamp - 1, look=view.look, walk=view.walk)
         return real(locks, before)  # type: ignore[arg-type]
 
-    return patch.object(Locks, "look", look)
+    return patch.object(Locks, "validate", look)
 
 
 def complete_by_the_broker() -> Planted:
@@ -305,7 +305,7 @@ def sets_not_looked_at() -> Planted:
 
 def told_before_the_look() -> Planted:
     """A process vouches for locks that it registered without looking."""
-    return patch.object(Locks, "look", lambda *_: None)
+    return patch.object(Locks, "validate", lambda *_: None)
 
 
 def left_out_forgotten() -> Planted:

@@ -67,11 +67,11 @@ class _Sworn:
         self._through = through
 
     @property
-    def vouched(self) -> tuple[r.Vouched, ...]:
+    def validated(self) -> tuple[r.Vouched, ...]:
         """One set of one writer."""
         return (r.Vouched(1, 1, self._through),)
 
-    def look_again(self, answer: r.LookAgain, _: float) -> None:
+    def revalidate(self, answer: r.LookAgain, _: float) -> None:
         """It is sure again."""
         self._through = answer.timestamp
 

@@ -637,17 +637,17 @@ def test_a_commit_s_look_that_finds_its_own_commit_gets_the_outcome(
     opened, reads = txn._opened, txn._reads
     assert isinstance(opened, Transaction)
     assert reads is not None
-    look, token = reads.look_again, txn.token("all")
+    look, token = reads.revalidate, txn.token("all")
 
     def late(answer: r.LookAgain, deadline: float) -> None:
         look(answer, deadline)
         assert opened._own is not None
-        command = r.Commit(token, (opened._own,), None, None, 0, vouched=reads.vouched)
+        command = r.Commit(token, (opened._own,), None, None, 0, vouched=reads.validated)
         bank.blind._shared.session.commit(command, deadline)
         bank.rows.snapshot().close()
         look(answer, deadline)
 
-    with patch.object(reads, "look_again", late):
+    with patch.object(reads, "revalidate", late):
         assert txn.commit().txn_id == txn.txn_id
 
 
@@ -684,7 +684,7 @@ def test_a_look_that_fails_between_two_sends_of_a_commit_leaves_it_sent(
         bank.clock.on_sleep = step
     else:
         no_digest(bank, monkeypatch)
-    with patch.object(reads, "look_again", late), pytest.raises(error):
+    with patch.object(reads, "revalidate", late), pytest.raises(error):
         txn.commit()
     assert told == [decided]
     for call in (partial(txn.get, A, b"x"), partial(txn.put, A, b"x", b"3")):
