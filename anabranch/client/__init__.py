@@ -16,8 +16,8 @@ A commit passes through these files, from the user to the bus:
 A transaction on tables (docs/inside/tables.md) passes through these first:
 
 - `replica`: a `tables.replica.ReadReplica` with `begin`, `join` and `transact`.
-- `table_transaction`: its two handles, of the process that begins it and of another one that joins.
-- `table_work`: what both do: reads of one snapshot, own writes, locks.
+- `table_transaction`: its two handles, of the process that begins it and of another one that joins, over one class
+  with what both do: reads of one snapshot, own writes, locks.
 - `table_locks`: what was read, and whether it has newer versions; registered with the controller in a long one.
 - `own_writes`: what it wrote itself, from memory or read back from journals.
 

@@ -35,8 +35,7 @@ from anabranch.ports import (
 from anabranch.reading.committed_log import ReaderPorts, client_errors
 from anabranch.schemas import records as r
 from anabranch.schemas.records import WriterAt
-from anabranch.tables.layout import DELETED, THERE
-from anabranch.tables.store import Rows, Seen, Store
+from anabranch.tables.store import DELETED, THERE, Rows, Seen, Store
 from anabranch.topics.names import journal_topic
 
 Writers = Literal["own", "all"]

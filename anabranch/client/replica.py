@@ -8,8 +8,14 @@ from typing import get_args
 from anabranch.backoff import Backoff
 from anabranch.client.own_writes import Writers
 from anabranch.client.shared import Shared
-from anabranch.client.table_transaction import JoinedTransaction, Joining, TableTransaction, join
-from anabranch.client.table_work import Isolation, check_called
+from anabranch.client.table_transaction import (
+    Isolation,
+    JoinedTransaction,
+    Joining,
+    TableTransaction,
+    check_called,
+    join,
+)
 from anabranch.core import defaults
 from anabranch.core.legal_names import check_name
 from anabranch.errors import InvalidArgument, LocksBroken, RetryError, TransactionAborted

@@ -21,8 +21,7 @@ from anabranch.reading.history import Found, HistoryCursor
 from anabranch.reading.history_search import HistorySearch
 from anabranch.reading.transaction_reader import StreamParts
 from anabranch.schemas.records import BaseRow, CommitRecord, EpochRecord, SegmentCommit
-from anabranch.tables.layout import Mark
-from anabranch.tables.store import Rows, Store
+from anabranch.tables.store import Mark, Rows, Store
 from anabranch.topics.names import history_topic, stream_topic
 
 BATCH_ROWS = 32_768  # a write has about this many rows or bytes, up to a block more

@@ -44,9 +44,8 @@ from anabranch.schemas.records import (
 )
 from anabranch.tables import store as store_module
 from anabranch.tables.follow import Follower
-from anabranch.tables.layout import DELETED, ROW, Mark, table_prefix
 from anabranch.tables.replica import ReadReplica
-from anabranch.tables.store import Rows, Store
+from anabranch.tables.store import DELETED, ROW, Mark, Rows, Store, table_prefix
 
 Planted = AbstractContextManager[object]
 
