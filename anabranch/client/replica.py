@@ -8,19 +8,20 @@ from typing import get_args
 from anabranch.backoff import Backoff
 from anabranch.client.own_writes import Writers
 from anabranch.client.shared import Shared
+from anabranch.client.table_locks import explained
 from anabranch.client.table_transaction import (
     Isolation,
     JoinedTransaction,
-    Joining,
     TableTransaction,
     check_called,
-    join,
 )
+from anabranch.client.writer import join
 from anabranch.core import defaults
 from anabranch.core.legal_names import check_name
+from anabranch.core.transaction_states import locks_broken
 from anabranch.errors import InvalidArgument, LocksBroken, RetryError, TransactionAborted
 from anabranch.reading.committed_log import ReaderPorts
-from anabranch.schemas.records import BaseRow
+from anabranch.schemas import records as r
 from anabranch.tables.replica import ReadReplica, ReplicaSettings
 from anabranch.types import Result
 
@@ -49,7 +50,7 @@ class ControllerTimes:
             answer = session.safe_tables(scope, None, tables, deadline)
         return answer.timestamp, {each.table: each.last for each in answer.tables}
 
-    def base(self, table: str, deadline: float) -> BaseRow | None:
+    def base(self, table: str, deadline: float) -> r.BaseRow | None:
         return self._shared.session.describe(table, deadline).base
 
     def oldest_snapshot(self, table: str, deadline: float) -> int:
@@ -104,8 +105,29 @@ class Replica(ReadReplica):
         `snapshot`, `Client.join`; LocksBroken, InvalidArgument (it was not begun by a replica).
         """
         _check(isolation, writers)
-        how = Joining(isolation, heartbeat, label, writers)
-        return join(self._shared, self, token, how, self.deadline(timeout))
+        deadline = self.deadline(timeout)
+        writer = join(self._shared, token, heartbeat=heartbeat, label=label)
+        try:
+            command = r.LockReads(*writer.identity, 0, tables=self.tables)
+            with explained(self._shared, token):
+                answer = self._shared.session.lock_reads(command, deadline)
+            if answer.broken is not None:
+                raise locks_broken(answer.broken)
+            if not answer.snapshot:
+                raise InvalidArgument(
+                    "the transaction reads no tables: join it by `Client.join`, or begin it by a replica"
+                )
+            self.told(answer.timestamp, {each.table: each.last for each in answer.tables})
+            self.wait(answer.snapshot, {}, deadline)
+            view = self.snapshot(at=answer.snapshot)
+            try:
+                return JoinedTransaction(self._shared, self, writer, view, isolation, writers)
+            except BaseException:
+                view.close()
+                raise
+        except BaseException:
+            writer.discard()
+            raise
 
     def transact(
         self,

@@ -580,19 +580,13 @@ class Session:
         `OutcomeUnknown` at the deadline, `AlreadyCommitted` if the series has a higher number, and `NotReady` while
         registered locks have to be revalidated.
         """
-        answer = self.try_commit(command, deadline)
-        if isinstance(answer, r.LookAgain):
-            raise no_replica()
-        return answer
+        return _outcome(self.try_commit(command, deadline))
 
     def try_commit(self, command: r.Commit, deadline: float) -> r.Outcome | r.LookAgain:
         """As `commit`, but returns `LookAgain` if registered locks have to be revalidated before the next copy."""
         token = command.token
-        try:
-            with _about(token):
-                return self._until_known(id_named(token), command, token, deadline)
-        except _MustRevalidate as due:
-            return due.answer
+        with _about(token):
+            return self._until_known(id_named(token), command, token, deadline)
 
     def lock_reads(self, command: r.LockReads | r.ListLocks, deadline: float) -> r.ReadsLocked:
         """Register locks of a transaction, or list some of its registered ones."""
@@ -606,7 +600,7 @@ class Session:
         """
         txn_id = command.txn_id
         if command.consumed is None:
-            return self._until_known(txn_id, command, None, deadline)
+            return _outcome(self._until_known(txn_id, command, None, deadline))
         # RESOLVE takes no marked id: the rows of the tasks show the outcome.
         unanswered: list[bytes] = []
         try:
@@ -625,19 +619,19 @@ class Session:
 
         Raises `OutcomeUnknown` at the deadline. An earlier copy that arrives late is judged by its own locks.
         """
-        try:
-            return self._until_known(command.txn_id, command, None, deadline)
-        except _MustRevalidate as due:
-            return due.answer
+        return self._until_known(command.txn_id, command, None, deadline)
 
     def prepare_events(self, command: r.PrepareEvents, deadline: float) -> r.Outcome:
         """Send a whole transaction to prepare until it is PREPARED, or another one of its name is COMMITTED."""
-        return self._until_known(command.txn_id, command, None, deadline)
+        return _outcome(self._until_known(command.txn_id, command, None, deadline))
 
     def _until_known(
         self, txn_id: bytes, command: Any, token: bytes | None, deadline: float
-    ) -> r.Outcome:
-        """Send a commit until its outcome is known; RESOLVE it if it stays unanswered."""
+    ) -> r.Outcome | r.LookAgain:
+        """Send a commit until its outcome is known, or its locks have to be validated again.
+
+        RESOLVE it if it stays unanswered.
+        """
         self._bus.ready(deadline)  # here, a missing right is a refusal
         unanswered: list[bytes] = []
         try:
@@ -653,7 +647,7 @@ class Session:
         token: bytes | None,
         deadline: float,
         unanswered: list[bytes],
-    ) -> r.Outcome:
+    ) -> r.Outcome | r.LookAgain:
         partition = control_partition_of(txn_id)
         by_id = token == txn_id
         # RESOLVE does not carry the secret, so from a foreign lane it would return `UnknownTransaction`.
@@ -689,7 +683,7 @@ class Session:
                 # The name may be committed already: only the answer to the command itself has that outcome.
                 outcome = self.try_ask(partition, command, deadline) or outcome
             if isinstance(outcome, r.LookAgain):
-                raise _MustRevalidate(outcome)
+                return outcome
             if outcome is not None and not isinstance(outcome, r.Outcome):
                 raise MalformedRecord(
                     f"the controller answered {type(outcome).__name__} to a commit"
@@ -785,12 +779,10 @@ class Session:
         self._bus.forget(correlation_id)
 
 
-class _MustRevalidate(Exception):
-    """Carries a `LookAgain` out of the loop that waits for an outcome."""
-
-    def __init__(self, answer: r.LookAgain) -> None:
-        super().__init__("the locks have to be validated again")
-        self.answer = answer
+def _outcome(answer: r.Outcome | r.LookAgain) -> r.Outcome:
+    if isinstance(answer, r.LookAgain):
+        raise no_replica()
+    return answer
 
 
 def no_replica() -> NotReady:

@@ -14,21 +14,19 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from functools import wraps
 from inspect import isasyncgen, isawaitable, iscoroutine, isgenerator
-from typing import Concatenate, Literal, NamedTuple, NoReturn, ParamSpec, Self, TypeVar
+from typing import Concatenate, Literal, NoReturn, ParamSpec, Self, TypeVar
 
 from anabranch.client.own_writes import Local, OwnRows, ReadBack, Writers, Written, merged
 from anabranch.client.reservation import keepalive_ms_of
 from anabranch.client.shared import Shared, entered
-from anabranch.client.table_locks import Locks, RegisteredLocks, broken, explained
+from anabranch.client.table_locks import Locks, RegisteredLocks, broken
 from anabranch.client.transaction import Transaction
 from anabranch.client.writer import Writer
-from anabranch.client.writer import join as join_writer
 from anabranch.core import defaults
 from anabranch.core.hybrid_time import to_text
 from anabranch.core.ids import NO_TXN, txn_text
 from anabranch.core.legal_names import split_stream
 from anabranch.core.limits import check_row_key
-from anabranch.core.transaction_states import locks_broken
 from anabranch.errors import (
     AlreadyCommitted,
     AnabranchError,
@@ -830,43 +828,6 @@ class JoinedTransaction(TableWork):
     def _give_up(self) -> None:
         self._reads.check_open(self._shared.deadline(None))
         self._writer.discard()
-
-
-class Joining(NamedTuple):
-    """How a process joins a transaction: the arguments of `Replica.join`."""
-
-    isolation: Isolation
-    heartbeat: bool
-    label: str
-    writers: Writers
-
-
-def join(
-    shared: Shared, replica: ReadReplica, token: bytes, how: Joining, deadline: float
-) -> JoinedTransaction:
-    """As `Replica.join`."""
-    writer = join_writer(shared, token, heartbeat=how.heartbeat, label=how.label)
-    try:
-        command = r.LockReads(*writer.identity, 0, tables=replica.tables)
-        with explained(shared, token):
-            answer = shared.session.lock_reads(command, deadline)
-        if answer.broken is not None:
-            raise locks_broken(answer.broken)
-        if not answer.snapshot:
-            raise InvalidArgument(
-                "the transaction reads no tables: join it by `Client.join`, or begin it by a replica"
-            )
-        replica.told(answer.timestamp, {each.table: each.last for each in answer.tables})
-        replica.wait(answer.snapshot, {}, deadline)
-        view = replica.snapshot(at=answer.snapshot)
-        try:
-            return JoinedTransaction(shared, replica, writer, view, how.isolation, how.writers)
-        except BaseException:
-            view.close()
-            raise
-    except BaseException:
-        writer.discard()
-        raise
 
 
 def read_back(shared: Shared, handle: Transaction | Writer) -> ReadBack:

@@ -68,7 +68,6 @@ _OPEN_FILES = 256
 _MEMTABLE_BYTES = 64 << 20
 _MEMTABLES = 4
 _BY_STEPS = 8  # up to this many versions of a key are skipped one by one, more by a seek
-_FIRST = b"\0" * STAMP
 _LAST = b"\xff" * STAMP
 _TAIL = END + STAMP
 # Parts of a row's key and value: slices made once save a fifth of a scan's time.
