@@ -85,7 +85,7 @@ class Replica(ReadReplica):
         """
         _check(isolation, writers)
         least = max(1, self._controller.last_timestamp, self.broken_at)
-        view = self._snapshot(least, None, self.deadline(timeout))
+        view = self._open_snapshot(least, None, self.deadline(timeout))
         return TableTransaction(self._shared, self, view, isolation, keepalive, writers)
 
     def join(

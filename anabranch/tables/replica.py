@@ -391,9 +391,9 @@ class ReadReplica:
             seen = self._controller.last_timestamp
             least, last = self._controller.safe(self.tables, seen, deadline)
             self.told(least, last)
-        return self._snapshot(least, wanted, deadline)
+        return self._open_snapshot(least, wanted, deadline)
 
-    def _snapshot(self, least: int, wanted: int | None, deadline: float) -> TableSnapshot:
+    def _open_snapshot(self, least: int, wanted: int | None, deadline: float) -> TableSnapshot:
         while True:
             self.wait(least, {}, deadline)
             with self._moved:
