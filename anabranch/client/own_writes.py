@@ -354,7 +354,7 @@ class ReadBack:
             at = bisect_left(records, run.at, key=lambda record: record.offset)
             there = records[at : at + run.records]
             if len(there) < run.records or not _is_of(there[0], receipt):
-                raise _Moved(f"others stand at {run.at} of {topic}[{run.partition}]")
+                raise _Moved(f"other records are at {run.at} of {topic}[{run.partition}]")
             rows.add(table, by, run.first + 1, (x.key for x in there), (x.value for x in there))
         rows.write()
 
