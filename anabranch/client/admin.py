@@ -12,13 +12,7 @@ from anabranch.core import limits
 from anabranch.core.authorize import ADD, changed
 from anabranch.core.defaults import FIRST_RETRY_S
 from anabranch.core.legal_names import check_lane
-from anabranch.errors import (
-    IllegalState,
-    InvalidArgument,
-    NotAuthorized,
-    NotReady,
-    UnknownLane,
-)
+from anabranch.errors import IllegalState, InvalidArgument, NotAuthorized, NotReady, UnknownLane
 from anabranch.ports import Log, LogDenied, LogError, LogRefused
 from anabranch.schemas import records as r
 from anabranch.topics.creation import (

@@ -76,12 +76,7 @@ class Processors:
         return self.ask(processor, command, deadline)
 
     def import_group(
-        self,
-        processor: str,
-        group: str,
-        inputs: str | Sequence[str],
-        tasks: int,
-        deadline: float,
+        self, processor: str, group: str, inputs: str | Sequence[str], tasks: int, deadline: float
     ) -> r.ProcessorInfo:
         """As `Client.import_group`."""
         if not inputs:
@@ -152,11 +147,7 @@ class Processors:
         return found
 
     def take(
-        self,
-        processor: str,
-        tasks: Iterable[int] | None,
-        holder: str | None,
-        deadline: float,
+        self, processor: str, tasks: Iterable[int] | None, holder: str | None, deadline: float
     ) -> Tenure:
         """As `Client.take`."""
         known = self.described(processor, deadline)

@@ -84,12 +84,7 @@ class Reading:
         return self.readers().read_tasks(streams, tenure, timeout, self._session.together)
 
     def plan(
-        self,
-        streams: str | Sequence[str],
-        at: At,
-        since: At,
-        mode: Mode,
-        timeout: float | None,
+        self, streams: str | Sequence[str], at: At, since: At, mode: Mode, timeout: float | None
     ) -> SnapshotPlan:
         """The plan of a snapshot. Arguments: as of `Client.snapshot`."""
         readers = self.readers()

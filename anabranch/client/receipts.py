@@ -84,12 +84,7 @@ class StreamLane:
     """Writes the events of one writer to one stream."""
 
     def __init__(
-        self,
-        touched: Touched,
-        txn_id: bytes,
-        writer: int,
-        journal: JournalWriter,
-        deadline: float,
+        self, touched: Touched, txn_id: bytes, writer: int, journal: JournalWriter, deadline: float
     ) -> None:
         self.stream = touched.stream
         self.topic = journal_topic(touched.stream)
@@ -307,9 +302,7 @@ class WriterAccount:
         return Receipt(self.txn_id, self.writer, self._sequence, finished, tuple(extents), seen)
 
 
-def _unpack(
-    event: EventFields,
-) -> tuple[bytes | None, bytes | None, RecordHeaders | None, int]:
+def _unpack(event: EventFields) -> tuple[bytes | None, bytes | None, RecordHeaders | None, int]:
     """Value, key, headers and timestamp (0 if it has no timestamp) of an event that is not a pair."""
     check_fields(event)
     value, key, headers, timestamp = (*event, None, None, None)[:4]

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from inspect import isasyncgen, isawaitable, iscoroutine, isgenerator
 from typing import get_args
 
 from anabranch.backoff import Backoff
 from anabranch.client.own_writes import Writers
 from anabranch.client.shared import Shared
 from anabranch.client.table_locks import explained
-from anabranch.client.table_transaction import (
-    Isolation,
-    JoinedTransaction,
-    TableTransaction,
-    check_called,
-)
+from anabranch.client.table_transaction import Isolation, JoinedTransaction, TableTransaction
 from anabranch.client.writer import join
 from anabranch.core import defaults
 from anabranch.core.legal_names import check_name
@@ -165,7 +161,7 @@ class Replica(ReadReplica):
                 raise lost from error
             try:
                 with txn:
-                    check_called(function(txn))
+                    _check_called(function(txn))
                     left = max(_LEAST_S, deadline - self._clock.monotonic())
                     return txn.commit(name=name, timeout=left)
             except (LocksBroken, TransactionAborted) as error:
@@ -181,3 +177,13 @@ def _check(isolation: Isolation, writers: Writers) -> None:
     for given, kinds in ((isolation, _ISOLATIONS), (writers, _WRITERS)):
         if given not in kinds:
             raise InvalidArgument(f"{given!r}: {' or '.join(kinds)}")
+
+
+def _check_called(returned: object) -> None:
+    """Raise `InvalidArgument` for the result of an async function or a generator, whose call has not run it."""
+    if isawaitable(returned) or isgenerator(returned) or isasyncgen(returned):
+        if iscoroutine(returned):
+            returned.close()  # otherwise Python warns that it was never awaited
+        raise InvalidArgument(
+            "the function was not run: give a plain one, neither async nor a generator"
+        )

@@ -13,7 +13,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from functools import wraps
-from inspect import isasyncgen, isawaitable, iscoroutine, isgenerator
 from typing import Concatenate, Literal, NoReturn, ParamSpec, Self, TypeVar
 
 from anabranch.client.own_writes import Local, OwnRows, ReadBack, Writers, Written, merged
@@ -46,7 +45,6 @@ from anabranch.errors import (
     UnsupportedVersion,
 )
 from anabranch.schemas import records as r
-from anabranch.schemas.records import WriterAt
 from anabranch.tables.replica import ReadReplica
 from anabranch.tables.snapshot import TableSnapshot, bounds, check_limit
 from anabranch.types import Counts, Receipt, Result, result_of
@@ -56,18 +54,8 @@ _GRACE_S = 5.0  # extra time to resolve an outcome
 _BEGINS = 3  # tries, each with a fresh snapshot
 _ROW_BYTES = 48  # size of an event in a command, without key, value and table
 Isolation = Literal["serializable", "snapshot"]
-BROKEN = "its locks are broken"
-IN_DOUBT = "its outcome is not known here"
-
-
-def check_called(returned: object) -> None:
-    """Raise `InvalidArgument` for the result of an async function or a generator, whose call has not run it."""
-    if isawaitable(returned) or isgenerator(returned) or isasyncgen(returned):
-        if iscoroutine(returned):
-            returned.close()  # otherwise Python warns that it was never awaited
-        raise InvalidArgument(
-            "the function was not run: give a plain one, neither async nor a generator"
-        )
+_BROKEN = "its locks are broken"
+_IN_DOUBT = "its outcome is not known here"
 
 
 W = TypeVar("W", bound="TableWork")
@@ -190,7 +178,7 @@ class TableWork:
             self._note(row[1].by)
         return row
 
-    def _note(self, by: WriterAt | None) -> None:
+    def _note(self, by: r.WriterAt | None) -> None:
         if by is not None:
             self._read_from[by.writer] = max(by.sequence, self._read_from.get(by.writer, 0))
 
@@ -296,7 +284,7 @@ class TableWork:
         if not self._over:
             self._view.close()
             self._own.close()
-        if self._over in ("", IN_DOUBT):
+        if self._over in ("", _IN_DOUBT):
             self._over = why
 
     def _break(self, error: LocksBroken) -> None:
@@ -312,7 +300,7 @@ class TableWork:
         self._broken = error
         self._replica.broken_at = max(self._replica.broken_at, error.commit_timestamp)
         self._give_up()
-        self._end(BROKEN)
+        self._end(_BROKEN)
         raise error
 
     def _give_up(self) -> None:
@@ -321,7 +309,7 @@ class TableWork:
     def _check(self) -> None:
         self._view.check_fork()
         if self._over:
-            if self._over == BROKEN and self._broken is not None:
+            if self._over == _BROKEN and self._broken is not None:
                 raise self._broken
             raise IllegalState(f"the transaction is over, {self._over}: begin another one")
 
@@ -374,7 +362,7 @@ class TableTransaction(TableWork):
             return
         opened = self._opened
         if self._sent or (opened is not None and opened.state in ("doubted", "decided")):
-            self._end(IN_DOUBT)
+            self._end(_IN_DOUBT)
             return  # other processes may rely on it
         if not self._over and self._wrote and error is None:
             log.warning("%r is left without commit: its writes are dropped", self)
@@ -550,7 +538,7 @@ class TableTransaction(TableWork):
         """
         if self._result is not None:
             return self._result
-        late = self._over == IN_DOUBT
+        late = self._over == _IN_DOUBT
         if not late:
             super()._check()
         if self._opened is not None:
@@ -660,7 +648,7 @@ class TableTransaction(TableWork):
     def _check(self) -> None:
         state = None if self._opened is None else self._opened.state
         sent = self._sent or state in ("sent", "doubted")
-        if self._over == IN_DOUBT or (sent and not self._over):
+        if self._over == _IN_DOUBT or (sent and not self._over):
             raise IllegalState("its commit was sent, and the outcome is not known: commit again")
         super()._check()
         if state == "decided":
@@ -698,7 +686,7 @@ class TableTransaction(TableWork):
         state = self._session.state(opened.txn_id or b"", token, self._shared.deadline(None))
         return bool(state.streams)
 
-    def _drop(self, opened: Transaction, reason: str = BROKEN) -> None:
+    def _drop(self, opened: Transaction, reason: str = _BROKEN) -> None:
         """Abort it.
 
         Raises: AlreadyCommitted, OutcomeUnknown (its commit came first, so broken locks do not matter).
@@ -716,12 +704,12 @@ class TableTransaction(TableWork):
 
         If a commit was sent, this does not change the outcome: commit again to learn it.
         """
-        if self._opened is not None and self._over in ("", IN_DOUBT):
+        if self._opened is not None and self._over in ("", _IN_DOUBT):
             self._opened.abort(reason)
-        self._end(IN_DOUBT if self._sent else "it is aborted")
+        self._end(_IN_DOUBT if self._sent else "it is aborted")
 
     def _give_up(self) -> None:
-        if self._opened is not None and self._over in ("", IN_DOUBT):
+        if self._opened is not None and self._over in ("", _IN_DOUBT):
             self._drop(self._opened)
 
 
@@ -757,10 +745,10 @@ class JoinedTransaction(TableWork):
             if error is None and not self._over:
                 self.finish()
         except RetryError:
-            self._end(IN_DOUBT)
+            self._end(_IN_DOUBT)
             raise
         finally:
-            if self._over != IN_DOUBT:
+            if self._over != _IN_DOUBT:
                 self.discard()
 
     def __repr__(self) -> str:
@@ -803,7 +791,7 @@ class JoinedTransaction(TableWork):
         After an error that says so it may be repeated, even after the `with` block.
         """
         if self._finished is None:
-            if self._over != IN_DOUBT:
+            if self._over != _IN_DOUBT:
                 self._check()
             with self._broken_fails():
                 self._reads.flush(self._shared.deadline(timeout))
@@ -819,7 +807,7 @@ class JoinedTransaction(TableWork):
         self._end("this part of it is discarded")
 
     def _check(self) -> None:
-        if self._over == IN_DOUBT:
+        if self._over == _IN_DOUBT:
             raise IllegalState(
                 "it was left, and is not finished: call `finish` again, or `discard`"
             )

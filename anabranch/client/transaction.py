@@ -11,20 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
-from anabranch.client.receipts import (
-    EventFields,
-    StateRow,
-    StreamLane,
-    check_fields,
-    check_taken,
-)
-from anabranch.client.reservation import (
-    WRITER,
-    Reservation,
-    RightNames,
-    abort_reserved,
-    narrow_at,
-)
+from anabranch.client.receipts import EventFields, StateRow, StreamLane, check_fields, check_taken
+from anabranch.client.reservation import WRITER, Reservation, RightNames, abort_reserved, narrow_at
 from anabranch.client.session import no_replica, unknown
 from anabranch.client.shared import Shared
 from anabranch.client.writer import AllOrNothing, Writer, again, chunks_of, end_of, left_early

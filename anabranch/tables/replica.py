@@ -22,12 +22,7 @@ from anabranch.backoff import Backoff
 from anabranch.core import defaults
 from anabranch.core.hybrid_time import from_us, to_text, to_us
 from anabranch.core.stream_settings import DEFAULT_VERSIONS_MS, LEAST_HISTORY_MS
-from anabranch.errors import (
-    AnabranchError,
-    IllegalState,
-    NotReady,
-    RetryError,
-)
+from anabranch.errors import AnabranchError, IllegalState, NotReady, RetryError
 from anabranch.ports import Clock, TableError
 from anabranch.reading.committed_log import ReaderPorts
 from anabranch.reading.history_search import check_at
