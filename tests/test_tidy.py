@@ -123,7 +123,7 @@ MANY_ARGUMENTS = {
 }
 # Files that nobody has merged into their importer yet have no reason here.
 SMALL_FILES = {
-    "anabranch/core/decisions/commits/settle.py": "",
+    "anabranch/core/decisions/commits/force.py": "",
     "anabranch/core/decisions/grants.py": "",
     "anabranch/infra/__main__.py": "an entry point: `python -m anabranch.infra`",
     "anabranch/ledger/watch.py": "",
@@ -143,8 +143,8 @@ SPLATS = {
     "anabranch/core/decisions/cleanup.py: clean_up",
     "anabranch/core/decisions/commits/names_and_series.py: give_back",
     "anabranch/core/decisions/commits/names_and_series.py: take_number",
-    "anabranch/core/decisions/questions.py: _carries_of",
-    "anabranch/core/decisions/set_aside.py: list_commands",
+    "anabranch/core/decisions/questions.py: _staged_merges_of",
+    "anabranch/core/decisions/quarantine.py: list_commands",
     "anabranch/core/decisions/turn.py: done",
     "anabranch/core/journal/index.py: plain_from",
     "anabranch/faust/agents.py: _loader",

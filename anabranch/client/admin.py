@@ -109,7 +109,7 @@ class Administration:
         def ask(n: int, until: float) -> list[CommandsInfo]:
             got = self._session.ask(n, r.ListCommands(), r.CommandList, until)
             info = CommandsInfo(
-                n, got.position, got.end, got.set_aside, got.open_transactions, got.outcomes
+                n, got.position, got.end, got.quarantined, got.open_transactions, got.outcomes
             )
             return [info]
 

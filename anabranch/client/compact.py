@@ -231,7 +231,7 @@ def due_tables(found: Iterable[StreamDescription], count_events: Callable[[str],
 
 def _blockers(found: StreamDescription) -> str:
     """The open transactions whose reads a later base would end."""
-    return ", ".join(text_of(each) for each in found.holders if each.what == "transaction")
+    return ", ".join(text_of(each) for each in found.blockers if each.what == "transaction")
 
 
 def _has_unread(search: HistorySearch, offsets: Mapping[int, int], until: int) -> bool:

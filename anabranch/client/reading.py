@@ -44,7 +44,14 @@ from anabranch.reading.snapshot import (
 )
 from anabranch.reading.tasks.groups import group_progress
 from anabranch.schemas import records as r
-from anabranch.types import Listed, StreamDescription, Tenure, description_of, info_of, open_of
+from anabranch.types import (
+    Listed,
+    StreamDescription,
+    TaskOwnership,
+    description_of,
+    info_of,
+    open_of,
+)
 
 if TYPE_CHECKING:
     from anabranch.client.replica import Replica
@@ -74,14 +81,16 @@ class Reading:
         group: str | None,
         timeout: float | None,
         start: Start,
-        tenure: Tenure | None,
+        ownership: TaskOwnership | None,
     ) -> Reader | TaskReader:
         """As `Client.read`."""
-        if tenure is None:
+        if ownership is None:
             return self.readers().read(streams, group, timeout, start)
         if group is not None or start != "begin":
-            raise InvalidArgument("a tenure says where to read on: give no group and no start")
-        return self.readers().read_tasks(streams, tenure, timeout, self._session.together)
+            raise InvalidArgument(
+                "the task ownership says where to read on: give no group and no start"
+            )
+        return self.readers().read_tasks(streams, ownership, timeout, self._session.together)
 
     def plan(
         self, streams: str | Sequence[str], at: At, since: At, mode: Mode, timeout: float | None

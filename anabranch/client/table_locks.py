@@ -228,9 +228,9 @@ class RegisteredLocks:
         self._through: dict[tuple[int, int], int] = {}  # (writer, set) -> validated through
 
     @property
-    def validated(self) -> tuple[r.Vouched, ...]:
+    def validated(self) -> tuple[r.Validated, ...]:
         """The validated sets, for the commit."""
-        return tuple(r.Vouched(*which, through) for which, through in self._through.items())
+        return tuple(r.Validated(*which, through) for which, through in self._through.items())
 
     def flush(self, deadline: float) -> None:
         """Register what was read, validate it, and report that. From then on other processes may rely on it.
@@ -238,7 +238,7 @@ class RegisteredLocks:
         Raises: LocksBroken, TooManyLocks, TooMuchLocked, NotReady (the replica did not catch up in time).
         """
         if self.register(deadline):
-            self._ask(r.LockReads(self._token, self._writer, 0, vouched=self.validated), deadline)
+            self._ask(r.LockReads(self._token, self._writer, 0, validated=self.validated), deadline)
 
     def register(self, deadline: float) -> bool:
         """Register what was read, and validate it.
@@ -318,7 +318,7 @@ class RegisteredLocks:
 
     # -- validation for a commit --------------------------------------------------------------------------
 
-    def revalidate(self, answer: r.LookAgain, deadline: float) -> None:
+    def revalidate(self, answer: r.Revalidate, deadline: float) -> None:
         """Validate the locks of the writers that the controller names, also of processes that ended."""
         self._validate(answer.timestamp, answer.tables, deadline)
         for writer in answer.writers:

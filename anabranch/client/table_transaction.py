@@ -602,7 +602,7 @@ class TableTransaction(TableWork):
             answer = self._send(command, deadline)
             last = {each.table: each.last for each in answer.tables}
             if isinstance(answer, r.Outcome):
-                self._replica.told(answer.commit_timestamp, last)
+                self._replica.observe(answer.commit_timestamp, last)
                 return answer
             self._sent = False
             try:
@@ -610,7 +610,7 @@ class TableTransaction(TableWork):
             except AnabranchError as error:
                 return self._given_up(txn_id, scope, error)
 
-    def _send(self, command: r.OneShot, deadline: float) -> r.Outcome | r.LookAgain:
+    def _send(self, command: r.OneShot, deadline: float) -> r.Outcome | r.Revalidate:
         before, self._sent, self._shot = self._sent, True, command
         try:
             return self._session.locked_shot(command, deadline)
