@@ -22,13 +22,13 @@ from pathlib import Path
 from typing import Any
 
 import anabranch
+from anabranch.client.replica import Replica
+from anabranch.client.table_transaction import TableTransaction
 from anabranch.core.hybrid_time import from_us
 from anabranch.core.journal.table_writes import Write, fingerprint
 from anabranch.core.read_locks import Windows
 from anabranch.errors import AnabranchError
 from anabranch.infra.broker import EmbeddedBroker
-from anabranch.tables.replica import Replica
-from anabranch.tables.transaction import TableTransaction
 from bench.bulk import transaction
 from bench.oneshot import measure
 from bench.setting import WARM_S, Place, controller, one_shots

@@ -28,7 +28,7 @@ from rocksdict import Options, Rdict, WriteBatch
 import anabranch
 from anabranch.core.legal_names import ADMIN_LANE, base_stream
 from anabranch.ports import TopicPartition
-from anabranch.tables.replica import Replica
+from anabranch.tables.replica import ReadReplica, ReplicaSettings
 from anabranch.topics.names import stream_topic
 from bench.setting import Place, noise_values
 
@@ -74,10 +74,9 @@ def run(place: Place, *, quick: bool = False) -> dict[str, Any]:
         bare = _bare(Path(folder, "bare"), keys, values)
         began, cpu = time.perf_counter(), time.process_time()
         ports = client._reading.readers().ports
+        settings = ReplicaSettings(tables=[STREAM], cluster_id="bench", folder=Path(folder, "ours"))
         with (
-            Replica(
-                ports, _Known(timestamp), [STREAM], "bench", folder=Path(folder, "ours")
-            ) as replica,
+            ReadReplica(ports, _Known(timestamp), settings) as replica,
             replica.snapshot(timeout=600) as snapshot,
         ):
             load_s, load_cpu_s = time.perf_counter() - began, time.process_time() - cpu

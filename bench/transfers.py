@@ -20,8 +20,8 @@ from typing import Any
 import psycopg
 
 import anabranch
-from anabranch.tables.replica import Replica
-from anabranch.tables.transaction import TableTransaction
+from anabranch.client.replica import Replica
+from anabranch.client.table_transaction import TableTransaction
 from bench.setting import WARM_S, Place, percentile, side_by_side
 from tests.postgres import server
 

@@ -27,7 +27,7 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 import anabranch
-from anabranch.tables.replica import Replica
+from anabranch.client.replica import Replica
 from bench.processing.peers import KAFKA_STREAMS, Job, Worker, working
 from bench.setting import Place, noise_values, percentile
 

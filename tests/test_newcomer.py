@@ -34,7 +34,7 @@ PLACES = (
     ("retries of a Spark task", "spark/sink/writer.py", "Target.write"),
     ("the names of metrics", "processors/metrics.py", "NUMBERS"),
     ("the pause between tries of transact", "core/defaults.py", "FIRST_TRANSACT_PAUSE_S"),
-    ("the pause between tries of transact", "tables/replica.py", "Replica.transact"),
+    ("the pause between tries of transact", "client/replica.py", "Replica.transact"),
     ("the clock check of doctor", "core/defaults.py", "CLOCK_WARN_S"),
     ("the clock check of doctor", "cli/doctor.py", "_clock"),
 )

@@ -33,7 +33,6 @@ IMPORTERS = {
         "anabranch/processing/table.py",
         "anabranch/processors/rocksdb_table.py",
         "anabranch/tables/rocks.py",
-        "anabranch/tables/rows.py",
         "anabranch/tables/store.py",
     ),
     "confluent_kafka": ("anabranch/librdkafka/",),
@@ -110,7 +109,6 @@ LONG_FUNCTIONS = {
     "anabranch/audit/history.py: check_records",
     "anabranch/audit/journal.py: check_plain",
     "anabranch/audit/run.py: run",
-    "anabranch/client/receipts.py: _make_write",
     "anabranch/core/decisions/commits/commit.py: commit",
     "anabranch/core/decisions/transactions.py: begin",
     "anabranch/infra/broker.py: _launch",
@@ -122,7 +120,6 @@ MANY_ARGUMENTS = {
     "anabranch/faust/handing.py: __init__",
     "anabranch/kafka/log.py: _ask",
     "anabranch/presentation/draw.py: _text",
-    "anabranch/tables/joined.py: join",
 }
 # Files that nobody has merged into their importer yet have no reason here.
 SMALL_FILES = {
@@ -142,10 +139,6 @@ SPLIT_CLASSES = {
     "anabranch/spark/api.py: SupportsTriggerAvailableNow": "Spark's class",
 }
 SPLATS = {
-    "anabranch/client/admin.py: _grants",
-    "anabranch/client/admin.py: ask",
-    "anabranch/client/admin.py: commands",
-    "anabranch/client/transaction.py: _prepare_events",
     "anabranch/core/decisions/bases.py: base_published",
     "anabranch/core/decisions/cleanup.py: clean_up",
     "anabranch/core/decisions/commits/names_and_series.py: give_back",
@@ -165,17 +158,9 @@ SPLATS = {
 SHARED_LINES = {
     "anabranch/cli/doctor.py: OK, WARN, BAD",
 }
-# Tables know the client by these, as they may not import it.
 FEW_IMPLEMENTATIONS = {
     "anabranch/core/journal/table_writes.py: Numbers": "a number of the processors' metrics",
     "anabranch/reading/committed_log.py: Groups": "a port",
-    "anabranch/tables/compact.py: Compacting": "",
-    "anabranch/tables/joined.py: Joins": "",
-    "anabranch/tables/joined.py: Writing": "",
-    "anabranch/tables/registering.py: Controller": "",
-    "anabranch/tables/registering.py: Opened": "",
-    "anabranch/tables/transaction.py: Commits": "",
-    "anabranch/tables/work.py: Validating": "",
 }
 # A docstring's subject comes first, and the code names it.
 _HEADLESS = re.compile(r"^(?:Who|What|That|Of|It|Where|Whatever|Whoever)\b")

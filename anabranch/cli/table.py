@@ -47,9 +47,9 @@ from anabranch.presentation.words import bytes_text, count_of
 
 if TYPE_CHECKING:
     from anabranch import Client
-    from anabranch.tables.replica import Replica
+    from anabranch.client.replica import Replica
+    from anabranch.client.table_transaction import TableTransaction
     from anabranch.tables.snapshot import TableSnapshot
-    from anabranch.tables.transaction import TableTransaction
     from anabranch.types import Result, StreamDescription
 
 _LOOK_S = 0.2
@@ -303,7 +303,7 @@ def compact(
         if not watch and table is not None:
             _compact(options, client, table, folder, plain=plain)
             return
-        from anabranch.tables.compact import due_tables
+        from anabranch.client.compact import due_tables
 
         if table is not None and RATIO not in _check_table(client, table).settings:
             raise InvalidArgument(
@@ -312,7 +312,8 @@ def compact(
             )
         while True:
             with _failures_shown(options):
-                for name in due_tables(client, table):
+                found = client.streams() if table is None else [client.describe(table)]
+                for name in due_tables(found, client.count_events):
                     with _failures_shown(options):
                         _compact(options, client, name, folder, plain=plain)
             time.sleep(every)

@@ -1,1 +1,27 @@
-"""The parts of the client. Programs import from `anabranch`, which exports all that is public."""
+"""The client: what users import.
+
+`connect` makes a `Client` of a real cluster. `client` has all its calls, with what they do and raise; start there.
+A call that needs more than one command is carried out by a part of the client: `streams`, `reading`, `processors`,
+`admin`, `compact`. All parts and handles share one `shared.Shared`.
+
+A commit passes through these files, from the user to the bus:
+
+- `transaction`: the handle of the process that begins a transaction. Its states are a table in
+  `core.transaction_states`.
+- `writer`: the handle of another process in it, and of an open transaction's own events. `receipts`: the place and
+  checksum of each event, and the receipt. `reservation`: transactions that begin later.
+- `session`: the commands of the protocol, each repeated until it is answered.
+- `ports`: all I/O, time and randomness. `librdkafka` implements them, and `tests.client.memory` for the simulator.
+
+A transaction on tables (docs/inside/tables.md) passes through these first:
+
+- `replica`: a `tables.replica.ReadReplica` with `begin`, `join` and `transact`.
+- `table_transaction`: its two handles, of the process that begins it and of another one that joins, over one class
+  with what both do: reads of one snapshot, own writes, locks.
+- `table_locks`: what was read, and whether it has newer versions; registered with the controller in a long one.
+- `own_writes`: what it wrote itself, from memory or read back from journals.
+
+The client never imports `anabranch.processors`: it knows controllers by the protocol. Only `connect` imports the
+libraries of brokers, and only `arrow` and `compact` import pyarrow. Two threads exist: that of heartbeats
+(`shared.Heart`), and that of each replica; the simulator runs both step by step.
+"""

@@ -12,13 +12,7 @@ from anabranch.core import limits
 from anabranch.core.authorize import ADD, changed
 from anabranch.core.defaults import FIRST_RETRY_S
 from anabranch.core.legal_names import check_lane
-from anabranch.errors import (
-    IllegalState,
-    InvalidArgument,
-    NotAuthorized,
-    NotReady,
-    UnknownLane,
-)
+from anabranch.errors import IllegalState, InvalidArgument, NotAuthorized, NotReady, UnknownLane
 from anabranch.ports import Log, LogDenied, LogError, LogRefused
 from anabranch.schemas import records as r
 from anabranch.topics.creation import (
@@ -114,8 +108,10 @@ class Administration:
 
         def ask(n: int, until: float) -> list[CommandsInfo]:
             got = self._session.ask(n, r.ListCommands(), r.CommandList, until)
-            numbers = got.position, got.end, got.quarantined, got.open_transactions, got.outcomes
-            return [CommandsInfo(n, *numbers)]
+            info = CommandsInfo(
+                n, got.position, got.end, got.quarantined, got.open_transactions, got.outcomes
+            )
+            return [info]
 
         found = self._session.of_each(None, ask, deadline)
         found.sort(key=lambda info: info.control_partition)
@@ -216,7 +212,9 @@ def _grants(parts: Iterable[tuple[int, r.GrantList]]) -> list[Grant]:
         for row in part.grants:
             key = row.lane, row.pattern
             found[key] = found.get(key, 0) | row.rights
-    return [Grant(*key, right_words(bits)) for key, bits in sorted(found.items())]
+    return [
+        Grant(lane, pattern, right_words(bits)) for (lane, pattern), bits in sorted(found.items())
+    ]
 
 
 @contextmanager

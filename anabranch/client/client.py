@@ -1,7 +1,7 @@
 """The client that `anabranch.connect` makes.
 
 The file is long because it has every call of a client, with what it does and raises. Calls that need more than one
-command are carried out by parts of the client: `streams`, `reading`, `processors`, `admin`, `system`.
+command are carried out by parts of the client: `streams`, `reading`, `processors`, `admin`.
 """
 
 from __future__ import annotations
@@ -19,10 +19,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
 from anabranch.client.admin import Administration, lane_acls
-from anabranch.client.heartbeats import Heart
 from anabranch.client.ports import ClientPorts
 from anabranch.client.processors import Processors, check_imported
-from anabranch.client.reading import Reading
+from anabranch.client.reading import Reading, SystemTables
 from anabranch.client.reservation import (
     Reservation,
     abort_by,
@@ -33,9 +32,8 @@ from anabranch.client.reservation import (
     reserve,
 )
 from anabranch.client.session import Session
-from anabranch.client.shared import Handle, Shared
+from anabranch.client.shared import Handle, Heart, Shared
 from anabranch.client.streams import Streams, given
-from anabranch.client.system import SystemTables
 from anabranch.client.transaction import Transaction
 from anabranch.client.writer import Writer, join
 from anabranch.core import defaults
@@ -44,7 +42,7 @@ from anabranch.core.hybrid_time import MAX, to_text
 from anabranch.core.legal_names import check_number, check_scope, check_type
 from anabranch.core.limits import Room
 from anabranch.core.stream_settings import TABLE
-from anabranch.errors import ClockSkew, InvalidArgument, MalformedRecord, NotForkSafe
+from anabranch.errors import ClockSkew, InvalidArgument, NotForkSafe
 from anabranch.extras import need
 from anabranch.presentation.system_tables import (
     CommitRow,
@@ -93,10 +91,10 @@ from anabranch.types import (
 )
 
 if TYPE_CHECKING:
+    from anabranch.client.replica import Replica
     from anabranch.reading.tasks.reader import TaskReader
     from anabranch.tables.changes import Changes
     from anabranch.tables.indexes import Index
-    from anabranch.tables.replica import Replica
 
 _clients: weakref.WeakSet[Client] = weakref.WeakSet()
 
@@ -864,15 +862,18 @@ class Client:
         """
         self._shared.deadline_outside("compact_table", None)
         need("rocksdict", "pyarrow", extra="tables")
-        from anabranch.tables.compact import compact
+        from anabranch.client.compact import Compactor
 
         if not plain_readers_lose_history:
             raise InvalidArgument(
                 f"consumers that read the topic of {table} from its beginning will lack rows that don't change any "
                 "more: say plain_readers_lose_history=True (`--plain-readers-lose-history`) if that is fine"
             )
-        open_replica = partial(self._reading.replica, [table], folder, None, threads=self._threads)
-        return compact(self, table, lambda at: open_replica(held=at), timeout, progress)
+        open_replica = partial(
+            self._reading.read_replica, table, folder, None, threads=self._threads
+        )
+        compactor = Compactor(self._shared, self._streams, self._reading)
+        return compactor.compact(table, lambda at: open_replica(hold=at), timeout, progress)
 
     def publish_base(self, table: str, timestamp: int, txn_id: bytes) -> r.BaseRow:
         """Make a committed base the beginning of its table, for programs that make bases. Repeating it is harmless.
@@ -887,10 +888,7 @@ class Client:
         that would be deleted; another change is under way), NotAuthorized, UnknownStream, DeadlineExceeded.
         """
         deadline = self._shared.deadline_outside("publish_base", None)
-        info = self._session.ask_stream(table, r.PublishBase(table, timestamp, txn_id), deadline)
-        if info.base is None:
-            raise MalformedRecord(f"the controller tells no base of {table}")
-        return info.base
+        return self._streams.publish_base(table, timestamp, txn_id, deadline)
 
     # -- processors ---------------------------------------------------------------------------------
 

@@ -76,12 +76,7 @@ class Processors:
         return self.ask(processor, command, deadline)
 
     def import_group(
-        self,
-        processor: str,
-        group: str,
-        inputs: str | Sequence[str],
-        tasks: int,
-        deadline: float,
+        self, processor: str, group: str, inputs: str | Sequence[str], tasks: int, deadline: float
     ) -> r.ProcessorInfo:
         """As `Client.import_group`."""
         if not inputs:
@@ -131,7 +126,7 @@ class Processors:
     ) -> dict[str, Room]:
         """As `Client.check_outputs`."""
         names = sorted(streams)
-        self._session.check_together(names, deadline, beside=split_stream(processor)[0])
+        self._session.check_together(names, deadline, also=split_stream(processor)[0])
         found: dict[str, Room] = {}
         now_ms = int(self._shared.ports.clock.wall() * 1000)
         until = min(deadline, self._shared.ports.clock.monotonic() + _ROOMS_S)
@@ -152,11 +147,7 @@ class Processors:
         return found
 
     def take_tasks(
-        self,
-        processor: str,
-        tasks: Iterable[int] | None,
-        holder: str | None,
-        deadline: float,
+        self, processor: str, tasks: Iterable[int] | None, holder: str | None, deadline: float
     ) -> TaskOwnership:
         """As `Client.take_tasks`."""
         known = self.described(processor, deadline)

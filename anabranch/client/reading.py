@@ -1,23 +1,34 @@
-"""Readers of a client: it opens readers, snapshots and replicas."""
+"""Reads of a client: it opens readers, snapshots and replicas, and makes the rows of system tables."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
-from functools import partial
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from itertools import groupby, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from anabranch.client.reservation import keepalive_ms_of
-from anabranch.client.shared import Shared, entered
-from anabranch.client.transaction import Transaction
-from anabranch.client.writer import Writer, join
+from anabranch.client.shared import Shared
 from anabranch.core.hybrid_time import to_text
-from anabranch.core.legal_names import check_type
+from anabranch.core.legal_names import check_scope, check_type
 from anabranch.core.stream_settings import is_table, versions_ms
-from anabranch.errors import InvalidArgument, NotReady, UnsupportedSetting
+from anabranch.core.stream_states import CREATING, GIVEN_UP
+from anabranch.errors import (
+    AnabranchError,
+    InvalidArgument,
+    NotAuthorized,
+    NotReady,
+    UnsupportedSetting,
+)
 from anabranch.extras import need
-from anabranch.reading.committed_log import ReaderPorts
+from anabranch.presentation.system_tables import (
+    CommitRow,
+    commit_rows,
+    lock_rows,
+    table_rows,
+    transaction_rows,
+    version_rows,
+)
 from anabranch.reading.history_search import Start, check_at, check_start
 from anabranch.reading.iteration import check_group
 from anabranch.reading.ordered_reader import Reader
@@ -32,15 +43,22 @@ from anabranch.reading.snapshot import (
     streams_of,
 )
 from anabranch.reading.tasks.groups import group_progress
-from anabranch.schemas.records import BaseRow
-from anabranch.types import TaskOwnership
+from anabranch.schemas import records as r
+from anabranch.types import (
+    Listed,
+    StreamDescription,
+    TaskOwnership,
+    description_of,
+    info_of,
+    open_of,
+)
 
 if TYPE_CHECKING:
+    from anabranch.client.replica import Replica
     from anabranch.reading.tasks.reader import TaskReader
     from anabranch.tables.changes import Changes
     from anabranch.tables.indexes import Index
-    from anabranch.tables.read_back import Handle, ReadBack
-    from anabranch.tables.replica import Replica
+    from anabranch.tables.replica import ReadReplica, ReplicaSettings
 
 
 class Reading:
@@ -75,12 +93,7 @@ class Reading:
         return self.readers().read_tasks(streams, ownership, timeout, self._session.together)
 
     def plan(
-        self,
-        streams: str | Sequence[str],
-        at: At,
-        since: At,
-        mode: Mode,
-        timeout: float | None,
+        self, streams: str | Sequence[str], at: At, since: At, mode: Mode, timeout: float | None
     ) -> SnapshotPlan:
         """The plan of a snapshot. Arguments: as of `Client.snapshot`."""
         readers = self.readers()
@@ -121,36 +134,61 @@ class Reading:
         folder: str | Path | None,
         timeout: float | None,
         *,
-        threads: bool = True,
-        held: int | None = None,
-        index: Mapping[str, Index] | None = None,
+        threads: bool,
+        index: Mapping[str, Index] | None,
     ) -> Replica:
-        """As `Client.replica`. ``held``: the replica keeps versions from this hybrid time on."""
+        """As `Client.replica`."""
         need("rocksdict", extra="tables")
-        from anabranch.tables.replica import Replica
+        from anabranch.client.replica import Replica
+
+        settings = self._replica_settings(tables, folder, timeout, threads=threads, index=index)
+        return Replica(self._shared, self.readers().ports, settings)
+
+    def read_replica(
+        self,
+        table: str,
+        folder: str | Path | None,
+        timeout: float | None,
+        *,
+        threads: bool = True,
+        hold: int | None = None,
+    ) -> ReadReplica:
+        """A replica of one table, only for reads. ``hold``: it keeps versions from this hybrid time on."""
+        need("rocksdict", extra="tables")
+        from anabranch.client.replica import ControllerTimes
+        from anabranch.tables.replica import ReadReplica
+
+        settings = self._replica_settings([table], folder, timeout, threads=threads, hold=hold)
+        return ReadReplica(self.readers().ports, ControllerTimes(self._shared), settings)
+
+    def _replica_settings(
+        self,
+        tables: Sequence[str],
+        folder: str | Path | None,
+        timeout: float | None,
+        *,
+        threads: bool,
+        hold: int | None = None,
+        index: Mapping[str, Index] | None = None,
+    ) -> ReplicaSettings:
+        from anabranch.tables.replica import ReplicaSettings
 
         if not tables:
             raise InvalidArgument("a replica is of at least one table: name it")
         if folder is not None:
             check_type("a folder", folder, str, Path)
-        ports, deadline = self.readers().ports, self._shared.deadline(timeout)
-        session = self._session
-        names = streams_of(tables)
-        session.check_together(names, deadline)
-        controller = _Controller(self._shared, ports)
-        found = self._check_tables(names, deadline)
-        kept = [versions_ms(settings) for settings in found]
-        return Replica(
-            ports,
-            controller,
-            names,
-            session.cluster(deadline),
+        self.readers()
+        deadline, names = self._shared.deadline(timeout), streams_of(tables)
+        self._session.check_together(names, deadline)
+        kept = [versions_ms(settings) for settings in self._check_tables(names, deadline)]
+        return ReplicaSettings(
+            tables=names,
+            cluster_id=self._session.cluster(deadline),
             folder=None if folder is None else Path(folder),
             history_ms=max(kept),
             timeout=self._shared.timeout,
             threaded=threads,
-            commits=controller,
-            held=held,
+            hold=hold,
             index=index,
         )
 
@@ -166,6 +204,7 @@ class Reading:
         folder: str | Path | None,
     ) -> Changes:
         """As `Client.changes`."""
+        from anabranch.client.replica import ControllerTimes
         from anabranch.tables.changes import Changes, end_at
 
         shared, readers = self._shared, self.readers()
@@ -184,11 +223,11 @@ class Reading:
             rows, end = None, None
             deadline = shared.deadline(None)  # ``timeout`` limits the time without a change
             if before:
-                rows = stack.enter_context(self.replica([table], folder, None, held=0))
+                rows = stack.enter_context(self.read_replica(table, folder, None, hold=0))
             else:
                 self._check_tables([table], deadline)
             if until is not None:
-                controller = _Controller(shared, readers.ports)
+                controller = ControllerTimes(shared)
                 safe, last = controller.safe([table], asked or controller.last_timestamp, deadline)
                 asked = safe if asked is None else asked
                 end = end_at(readers.ports, table, asked, last[table], shared.timeout)
@@ -220,52 +259,83 @@ class Reading:
         return found
 
 
-class _Controller:
-    """The calls of a client that a replica makes: its `SafeTimes` and `Commits`."""
+class SystemTables:
+    """The rows of system tables."""
 
-    def __init__(self, shared: Shared, ports: ReaderPorts) -> None:
-        self._shared, self._ports = shared, ports
-        self.deadline = shared.deadline
-        session = shared.session
-        self.random64, self.resolve = session.random64, session.resolve
-        self.locked_shot = session.locked_shot
-        self.entered = partial(entered, shared)
-        self.lock_reads, self.state = session.lock_reads, session.state
-        self.one_shot_bytes = shared.one_shot_bytes
+    def __init__(self, shared: Shared, reading: Reading) -> None:
+        self._shared = shared
+        self._session = shared.session
+        self._reading = reading
 
-    def new_txn_id(self, scope: str, deadline: float) -> bytes:
-        self._shared.check()
-        return self._shared.session.new_txn_id(scope, deadline)
+    def rows(
+        self,
+        name: str,
+        of: str | None,
+        *,
+        key: bytes | None,
+        start: At,
+        until: At,
+        folder: str | Path | None,
+        limit: int,
+        timeout: float | None,
+    ) -> Listed[Any]:
+        """As `Client.system`, whose arguments `check_call` has checked."""
+        missing: dict[int, AnabranchError] = {}
+        deadline = self._shared.deadline(timeout)
+        if name == "transactions":
+            opened = self._session.open_ones(r.ListOpen(of, None, limit), deadline).each(open_of)
+            wanted = r.ListTransactions(of, True, limit, None)
+            listed = self._session.transactions(wanted, self._shared.deadline(timeout))
+            found: Iterable[Any] = transaction_rows(
+                opened, listed.each(info_of), self._session.wall()
+            )
+            missing = opened.missing | listed.missing
+        elif name == "locks":
+            locks = self._session.table_locks(r.ListTableLocks(of, limit), deadline)
+            found, missing = lock_rows(locks), locks.missing
+        elif name == "tables":
+            streams = self._session.streams(of, deadline).each(description_of)
+            missing = streams.missing
+            found = table_rows(streams, self._newest(streams, self._shared.deadline(timeout)))
+        elif name == "commits":
+            found = self._commits(
+                of or "", check_at(start, "start"), check_at(until), limit, deadline
+            )
+        else:
+            table, row = of or "", key or b""
+            with (
+                self._reading.read_replica(table, folder, timeout) as replica,
+                replica.snapshot(until, timeout=timeout) as view,
+            ):
+                found = list(islice(version_rows(table, view.versions(table, row)), limit))
+        return Listed(islice(found, limit), missing)
 
-    @property
-    def last_timestamp(self) -> int:
-        return self._shared.session.highest_timestamp
+    def _commits(
+        self, of: str, above: int | None, until: int | None, limit: int, deadline: float
+    ) -> list[CommitRow]:
+        scope, slash, _ = of.partition("/")
+        # The histories have all commits up to a safe time by now.
+        until = self._session.instant(check_scope(scope), until, deadline)
+        if above is not None and above > until:
+            raise InvalidArgument(f"start {to_text(above)} is later than {to_text(until)}, the end")
+        if slash:
+            names = [self._session.describe(of, deadline).stream]
+        else:
+            gone = {CREATING, *GIVEN_UP}
+            found = self._session.streams(scope, deadline)
+            names = [each.stream for each in found if each.state not in gone]
+        left = max(0.1, deadline - self._session.now())
+        return commit_rows(self._reading.readers().ports, names, above or 0, until, limit, left)
 
-    def safe(self, tables: Sequence[str], at: int, deadline: float) -> tuple[int, dict[str, int]]:
-        self._shared.check()
-        session = self._shared.session
-        scope = session.check_together(tables, deadline)
-        told = session.safe_tables(scope, None, tables, deadline)
-        if told.timestamp < at:
-            session.instant(scope, at, deadline)
-            told = session.safe_tables(scope, None, tables, deadline)
-        return told.timestamp, {each.table: each.last for each in told.tables}
-
-    def base(self, table: str, deadline: float) -> BaseRow | None:
-        return self._shared.session.describe(table, deadline).base
-
-    def oldest_snapshot(self, table: str, deadline: float) -> int:
-        return self._shared.session.describe(table, deadline).oldest_snapshot
-
-    def opening(self, scope: str, keepalive: float, snapshot: int) -> Transaction:
-        keepalive_ms = keepalive_ms_of(keepalive)
-        return Transaction(self._shared, scope, None, keepalive_ms, snapshot=snapshot)
-
-    def reading_back(self, part: Handle) -> ReadBack:
-        from anabranch.tables.read_back import ReadBack
-
-        shared = self._shared
-        return ReadBack(part, shared.session, self._ports, lambda: shared.deadline(None))
-
-    def join(self, token: bytes, heartbeat: bool, label: str) -> Writer:
-        return join(self._shared, token, heartbeat=heartbeat, label=label)
+    def _newest(self, found: Sequence[StreamDescription], deadline: float) -> dict[str, int]:
+        """The newest commit of each table among these streams, for scopes in which this lane may see all tables."""
+        newest: dict[str, int] = {}
+        tables = [
+            each.stream for each in found if is_table(each.settings) and each.state != CREATING
+        ]
+        for scope, its in groupby(tables, lambda table: table.partition("/")[0]):
+            # The latter if a table was deleted meanwhile.
+            with suppress(NotAuthorized, InvalidArgument):
+                safe = self._session.safe_tables(scope, None, list(its), deadline)
+                newest |= {each.table: each.last for each in safe.tables}
+        return newest

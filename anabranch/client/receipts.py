@@ -10,7 +10,7 @@ import logging
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from zlib import crc32
 
 from anabranch.client.ports import JournalWriter
@@ -69,16 +69,22 @@ class Account:
         self.crc_sum = 0
 
 
+class _Places(NamedTuple):
+    """The places of events: account, checksum of the key, and the bytes that remain for the rest of the event.
+
+    ``known``: those of keys that came before. ``place``: of another key. ``spread``: of an event without a key.
+    """
+
+    known: dict[bytes, tuple[Account, int, int]]
+    place: Callable[[bytes], tuple[Account, int, int]]
+    spread: Callable[[bytes | None], tuple[Account, int, int]]
+
+
 class StreamLane:
     """Writes the events of one writer to one stream."""
 
     def __init__(
-        self,
-        touched: Touched,
-        txn_id: bytes,
-        writer: int,
-        journal: JournalWriter,
-        deadline: float,
+        self, touched: Touched, txn_id: bytes, writer: int, journal: JournalWriter, deadline: float
     ) -> None:
         self.stream = touched.stream
         self.topic = journal_topic(touched.stream)
@@ -129,7 +135,7 @@ class StreamLane:
 
     @cached_property
     def _placing(self) -> Placing:
-        """The placing rule of `_make_write`, for columns."""
+        """The placing rule of `_make_places`, for columns."""
         from anabranch.batches.columns_write import Placing
 
         ordered = sorted(self._segments, key=lambda segment: segment.low)
@@ -151,20 +157,12 @@ class StreamLane:
     def _check_bytes(self, size: int) -> None:
         check_bytes(size, self._room, self.stream, self.topic)
 
-    def _make_write(
-        self, segments: Sequence[SegmentRange], journal: JournalWriter, writer: int
-    ) -> tuple[WriteFunction, Callable[[Iterable[EventFields]], Iterator[JournalRecord]]]:
-        """Make two functions: one writes an event (key, value, headers, timestamp); the other turns events into
-        records, and counts each record when the next one is requested.
-        """
+    def _make_places(self, segments: Sequence[SegmentRange], writer: int) -> _Places:
         ordered = sorted(segments, key=lambda segment: segment.low)
         lows = [segment.low for segment in ordered]
         by_range = [self.accounts[segment.partition] for segment in ordered]
         known: dict[bytes, tuple[Account, int, int]] = {}
-        write_record = journal.write
-        topic, header, room = self.topic, self._header, self._room
-        plain_headers: RecordHeaders = [header]
-        several = len(lows) > 1
+        room, several = self._room, len(lows) > 1
         sticky, sticky_left = writer % len(by_range), STICKY_BYTES
 
         def place(key: bytes) -> tuple[Account, int, int]:
@@ -185,6 +183,19 @@ class StreamLane:
             if sticky_left < 0:
                 sticky, sticky_left = (sticky + 1) % len(by_range), STICKY_BYTES
             return by_range[sticky], 0, room
+
+        return _Places(known, place, spread)
+
+    def _make_write(
+        self, segments: Sequence[SegmentRange], journal: JournalWriter, writer: int
+    ) -> tuple[WriteFunction, Callable[[Iterable[EventFields]], Iterator[JournalRecord]]]:
+        """Make two functions: one writes an event (key, value, headers, timestamp); the other turns events into
+        records, and counts each record when the next one is requested.
+        """
+        known, place, spread = self._make_places(segments, writer)
+        write_record = journal.write
+        topic, header = self.topic, self._header
+        plain_headers: RecordHeaders = [header]
 
         def write(
             key: bytes | None,
@@ -291,9 +302,7 @@ class WriterAccount:
         return Receipt(self.txn_id, self.writer, self._sequence, finished, tuple(extents), seen)
 
 
-def _unpack(
-    event: EventFields,
-) -> tuple[bytes | None, bytes | None, RecordHeaders | None, int]:
+def _unpack(event: EventFields) -> tuple[bytes | None, bytes | None, RecordHeaders | None, int]:
     """Value, key, headers and timestamp (0 if it has no timestamp) of an event that is not a pair."""
     check_fields(event)
     value, key, headers, timestamp = (*event, None, None, None)[:4]

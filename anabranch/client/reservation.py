@@ -200,11 +200,7 @@ def narrow(
 
 
 def narrow_at(
-    token: bytes,
-    rights: RightNames | None,
-    expires: float | None,
-    lane: str | None,
-    now: float,
+    token: bytes, rights: RightNames | None, expires: float | None, lane: str | None, now: float
 ) -> TokenBytes:
     """As `narrow`, with the present time given as ``now``, in Unix seconds."""
     end_ms = None

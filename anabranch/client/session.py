@@ -109,11 +109,11 @@ class Session:
         self._entropy = ports.entropy
         self._lane = ports.lane
         self._prefix = ports.prefix
-        self._held: RecordHeaders = [(WAIT_HEADER, b"")] if ports.commit_wait else []
+        self._wait_header: RecordHeaders = [(WAIT_HEADER, b"")] if ports.commit_wait else []
         self._max_clock_skew = ports.max_clock_skew
         self._raising = threading.Lock()
         self.highest_timestamp = 0
-        self._told: dict[int, int] = {}  # the highest time that each control partition reported
+        self._reported: dict[int, int] = {}  # the highest time that each control partition reported
         self._scopes: dict[str, int] = {}
         self._answered = False
         self._closed = False
@@ -159,7 +159,7 @@ class Session:
     def seen(self) -> RecordHeaders:
         """Command headers with the highest hybrid time that this client has seen."""
         seen = hybrid_time.to_bytes(self.highest_timestamp)
-        return [(TIME_HEADER, seen), *self._held]
+        return [(TIME_HEADER, seen), *self._wait_header]
 
     # -- a command and its answer -----------------------------------------------------------------------
 
@@ -178,14 +178,14 @@ class Session:
         return result
 
     def try_ask(
-        self, partition: int, command: Any, deadline: float, unheard: list[bytes] | None = None
+        self, partition: int, command: Any, deadline: float, unanswered: list[bytes] | None = None
     ) -> Any | None:
         """As `ask`, for any type of answer; None if there was no answer in time.
 
-        Raises `NotReady` if all answers were that refusal. ``unheard`` gets the ids of the copies that were sent
+        Raises `NotReady` if all answers were that refusal. ``unanswered`` gets the ids of the copies that were sent
         and not answered: these may still be carried out.
         """
-        unheard = [] if unheard is None else unheard
+        unanswered = [] if unanswered is None else unanswered
         self._bus.ready(deadline)
         if partition >= self._bus.control_partitions(deadline, partition + 1):
             raise InvalidArgument(
@@ -205,17 +205,17 @@ class Session:
         copy = self._new_copy(partition, command, payload)
         try:
             while True:
-                result = self._send_until_answered(copy, command, deadline, unheard)
+                result = self._send_until_answered(copy, command, deadline, unanswered)
                 result = result or refused
                 if not isinstance(result, r.Refusal):
                     return result
                 # Raised without a local name, which would make a reference cycle through the traceback.
                 over = result.code != NotReady.__name__ or self._closed
                 if over or not pauses.sleep(deadline):
-                    raise error_of(result.code, _truly(result.message, unheard))
+                    raise error_of(result.code, _truly(result.message, unanswered))
                 # Raised if no other answer comes in time.
                 refused = result
-                if not (type(command) in SETS and copy.correlation_id in unheard):
+                if not (type(command) in SETS and copy.correlation_id in unanswered):
                     self._bus.forget(copy.correlation_id)
                     copy = self._new_copy(partition, command, payload)
         finally:
@@ -224,27 +224,27 @@ class Session:
     def _new_copy(self, partition: int, command: Any, payload: bytes) -> _Copy:
         headers: RecordHeaders
         if type(command) in SETS:  # the controller compares it with its own times
-            headers = [(TIME_HEADER, hybrid_time.to_bytes(self._told.get(partition, 0)))]
+            headers = [(TIME_HEADER, hybrid_time.to_bytes(self._reported.get(partition, 0)))]
         else:
             headers = self.seen
         return _Copy(partition, self._entropy(CORRELATION_ID_SIZE), payload, headers)
 
     def _send_until_answered(
-        self, copy: _Copy, command: Any, deadline: float, unheard: list[bytes]
+        self, copy: _Copy, command: Any, deadline: float, unanswered: list[bytes]
     ) -> Any | None:
         digests = (command_digest(copy.payload),)
-        pauses, is_first = Backoff(FIRST_REPEAT_S, LONGEST_REPEAT_S, self._clock), not unheard
-        waits = copy.correlation_id in unheard  # earlier copies may be answered, so wait first
+        pauses, is_first = Backoff(FIRST_REPEAT_S, LONGEST_REPEAT_S, self._clock), not unanswered
+        waits = copy.correlation_id in unanswered  # earlier copies may be answered, so wait first
         try:
             while True:
                 if not waits:
-                    unheard.append(copy.correlation_id)
+                    unanswered.append(copy.correlation_id)
                     self._bus.send(copy.partition, copy.correlation_id, copy.payload, copy.headers)
                 waits = False
                 until = min(deadline, self.now() + pauses.next_s)
-                result = self._hear(copy.correlation_id, digests, until, command, copy.partition)
+                result = self._receive(copy.correlation_id, digests, until, command, copy.partition)
                 if result is not None:
-                    unheard.pop()
+                    unanswered.pop()
                     return result
                 if self._closed or self.now() >= deadline:
                     return None
@@ -254,7 +254,7 @@ class Session:
                 raise
             raise NotAuthorized(f"{error}; what was sent before may be carried out") from error
 
-    def _hear(
+    def _receive(
         self,
         correlation_id: bytes,
         digests: Collection[bytes],
@@ -271,8 +271,8 @@ class Session:
             reply = decode_as(r.Reply, data)
             if reply.command in digests and _belongs(reply.result, command):
                 self._answered = True
-                if reply.hybrid_time > self._told.get(partition, 0):
-                    self._told[partition] = reply.hybrid_time
+                if reply.hybrid_time > self._reported.get(partition, 0):
+                    self._reported[partition] = reply.hybrid_time
                 # Scope lookups carry no commit timestamp.
                 if not isinstance(reply.result, r.ScopeInfo):
                     self._raise(reply.hybrid_time)
@@ -289,10 +289,10 @@ class Session:
         said = f" (last trouble: {trouble})" if trouble else ""
         name = type(command).__name__
         if not self._answered:
-            told = f"no controller answered {name}: start `anabranch controller`"
+            text = f"no controller answered {name}: start `anabranch controller`"
             if self._lane != OPEN_LANE:
-                told += f"; or lane {self._lane!r} is not read: `anabranch lane list` says why"
-            return NotReady(f"{told}{said}")
+                text += f"; or lane {self._lane!r} is not read: `anabranch lane list` says why"
+            return NotReady(f"{text}{said}")
         return DeadlineExceeded(f"{name} was not answered in time; call again{said}")
 
     # -- ids, secrets, tokens ------------------------------------------------------------------------------
@@ -328,13 +328,13 @@ class Session:
             known = self._scopes[scope] = info.control_partition
         return known
 
-    def check_together(self, streams: Iterable[str], deadline: float, *, beside: str = "") -> str:
-        """Check that one control partition serves the scopes of these streams, and the scope ``beside`` if given.
+    def check_together(self, streams: Iterable[str], deadline: float, *, also: str = "") -> str:
+        """Check that one control partition serves the scopes of these streams, and the scope ``also`` if given.
 
         Returns one of the scopes. Raises: CrossScope, UnknownScope.
         """
-        scopes = sorted({split_stream(stream)[0] for stream in streams} - {beside})
-        first = beside or scopes.pop()
+        scopes = sorted({split_stream(stream)[0] for stream in streams} - {also})
+        first = also or scopes.pop()
         for scope in scopes:
             here, there = (self.find_scope(one, deadline) for one in (first, scope))
             if here != there:
@@ -580,19 +580,13 @@ class Session:
         `OutcomeUnknown` at the deadline, `AlreadyCommitted` if the series has a higher number, and `NotReady` while
         registered locks have to be revalidated.
         """
-        answer = self.try_commit(command, deadline)
-        if isinstance(answer, r.Revalidate):
-            raise no_replica()
-        return answer
+        return _outcome(self.try_commit(command, deadline))
 
     def try_commit(self, command: r.Commit, deadline: float) -> r.Outcome | r.Revalidate:
         """As `commit`, but returns `Revalidate` if registered locks have to be revalidated before the next copy."""
         token = command.token
-        try:
-            with _about(token):
-                return self._until_known(id_named(token), command, token, deadline)
-        except _RevalidateFirst as told:
-            return told.answer
+        with _about(token):
+            return self._until_known(id_named(token), command, token, deadline)
 
     def lock_reads(self, command: r.LockReads | r.ListLocks, deadline: float) -> r.ReadsLocked:
         """Register locks of a transaction, or list some of its registered ones."""
@@ -606,13 +600,13 @@ class Session:
         """
         txn_id = command.txn_id
         if command.consumed is None:
-            return self._until_known(txn_id, command, None, deadline)
+            return _outcome(self._until_known(txn_id, command, None, deadline))
         # RESOLVE takes no marked id: the rows of the tasks show the outcome.
-        unheard: list[bytes] = []
+        unanswered: list[bytes] = []
         try:
-            outcome = self.try_ask(control_partition_of(txn_id), command, deadline, unheard)
+            outcome = self.try_ask(control_partition_of(txn_id), command, deadline, unanswered)
         except AnabranchError as error:
-            _check_all_copies(error, unheard, txn_id, None)
+            _check_all_copies(error, unanswered, txn_id, None)
             raise
         if outcome is None:
             raise unknown("was not known in time", txn_id, None)
@@ -625,25 +619,25 @@ class Session:
 
         Raises `OutcomeUnknown` at the deadline. An earlier copy that arrives late is judged by its own locks.
         """
-        try:
-            return self._until_known(command.txn_id, command, None, deadline)
-        except _RevalidateFirst as told:
-            return told.answer
+        return self._until_known(command.txn_id, command, None, deadline)
 
     def prepare_events(self, command: r.PrepareEvents, deadline: float) -> r.Outcome:
         """Send a whole transaction to prepare until it is PREPARED, or another one of its name is COMMITTED."""
-        return self._until_known(command.txn_id, command, None, deadline)
+        return _outcome(self._until_known(command.txn_id, command, None, deadline))
 
     def _until_known(
         self, txn_id: bytes, command: Any, token: bytes | None, deadline: float
-    ) -> r.Outcome:
-        """Send a commit until its outcome is known; RESOLVE it if it stays unanswered."""
+    ) -> r.Outcome | r.Revalidate:
+        """Send a commit until its outcome is known, or its locks have to be validated again.
+
+        RESOLVE it if it stays unanswered.
+        """
         self._bus.ready(deadline)  # here, a missing right is a refusal
-        unheard: list[bytes] = []
+        unanswered: list[bytes] = []
         try:
-            return self._try_until_known(txn_id, command, token, deadline, unheard)
+            return self._try_until_known(txn_id, command, token, deadline, unanswered)
         except AnabranchError as error:
-            _check_all_copies(error, unheard, txn_id, token)
+            _check_all_copies(error, unanswered, txn_id, token)
             raise
 
     def _try_until_known(
@@ -652,8 +646,8 @@ class Session:
         command: Any,
         token: bytes | None,
         deadline: float,
-        unheard: list[bytes],
-    ) -> r.Outcome:
+        unanswered: list[bytes],
+    ) -> r.Outcome | r.Revalidate:
         partition = control_partition_of(txn_id)
         by_id = token == txn_id
         # RESOLVE does not carry the secret, so from a foreign lane it would return `UnknownTransaction`.
@@ -670,7 +664,7 @@ class Session:
                 wait_ms = max(0, min(int((ask_s - margin_s) * 1000), MAX_WAIT_MS))
                 command = replace(command, wait_ms=wait_ms)
             try:
-                outcome = self.try_ask(partition, command, asked_at + ask_s, unheard)
+                outcome = self.try_ask(partition, command, asked_at + ask_s, unanswered)
             except AnabranchError as error:
                 early = self.now() - asked_at < min(FIRST_REPEAT_S, ask_s)
                 if isinstance(error, _FINAL) or early or by_secret:
@@ -678,18 +672,18 @@ class Session:
                 # Another copy of the refused commit may still be carried out.
                 outcome = self.try_ask(partition, resolve, deadline)
                 if outcome is not None and outcome.state in (("OPEN",) if token else _UNDONE):
-                    unheard.clear()
+                    unanswered.clear()
                     raise
             if outcome is None and not by_secret:
                 # RESOLVE aborts a one-shot that never arrived. An open transaction stays open, and is sent again.
                 outcome = self.try_ask(partition, resolve, deadline)
             if getattr(outcome, "state", "") in _UNDONE:
-                unheard.clear()
+                unanswered.clear()
             if command.name is not None and getattr(outcome, "state", "") == "ABORTED":
                 # The name may be committed already: only the answer to the command itself has that outcome.
                 outcome = self.try_ask(partition, command, deadline) or outcome
             if isinstance(outcome, r.Revalidate):
-                raise _RevalidateFirst(outcome)
+                return outcome
             if outcome is not None and not isinstance(outcome, r.Outcome):
                 raise MalformedRecord(
                     f"the controller answered {type(outcome).__name__} to a commit"
@@ -760,7 +754,7 @@ class Session:
     def beat(
         self, correlation_id: bytes, tokens: Sequence[bytes], deadline: float
     ) -> Collection[bytes]:
-        """Send heartbeats for these transactions. Returns digests, by which `hear_beat` knows the answers."""
+        """Send heartbeats for these transactions. Returns digests, by which `receive_beat` knows the answers."""
         self._bus.ready(deadline)
         digests = []
         by_partition: dict[int, list[bytes]] = {}
@@ -773,11 +767,11 @@ class Session:
                 self._bus.send(partition, correlation_id, payload, self.seen)
         return digests
 
-    def hear_beat(
+    def receive_beat(
         self, correlation_id: bytes, digests: Collection[bytes], deadline: float
     ) -> Sequence[r.Outcome]:
         """Wait for the answer to a heartbeat: the transactions that are over; empty at the deadline."""
-        result = self._hear(correlation_id, digests, deadline)
+        result = self._receive(correlation_id, digests, deadline)
         return result.not_open if isinstance(result, r.Ended) else ()
 
     def forget(self, correlation_id: bytes) -> None:
@@ -785,18 +779,16 @@ class Session:
         self._bus.forget(correlation_id)
 
 
-class _RevalidateFirst(Exception):
-    """Carries a `Revalidate` out of the loop that waits for an outcome."""
-
-    def __init__(self, answer: r.Revalidate) -> None:
-        super().__init__("revalidate first")
-        self.answer = answer
+def _outcome(answer: r.Outcome | r.Revalidate) -> r.Outcome:
+    if isinstance(answer, r.Revalidate):
+        raise no_replica()
+    return answer
 
 
 def no_replica() -> NotReady:
     """The error for a commit without a replica to revalidate its locks."""
     return NotReady(
-        "locks of the transaction on tables have to be revalidated: commit it where a replica is"
+        "locks of the transaction on tables have to be validated again: commit it where a replica is"
     )
 
 
@@ -811,10 +803,10 @@ def unknown(why: str, txn_id: bytes, token: bytes | None) -> OutcomeUnknown:
 
 
 def _check_all_copies(
-    error: AnabranchError, unheard: Collection[bytes], txn_id: bytes, token: bytes | None
+    error: AnabranchError, unanswered: Collection[bytes], txn_id: bytes, token: bytes | None
 ) -> None:
     """Turn a refusal about a commit into `OutcomeUnknown` if an earlier copy may still be carried out."""
-    if unheard and not isinstance(error, (*_FINAL, OutcomeUnknown)):
+    if unanswered and not isinstance(error, (*_FINAL, OutcomeUnknown)):
         raise unknown(f"is not known: {error}", txn_id, token) from error
 
 
@@ -832,10 +824,10 @@ def _partition(token: bytes) -> int:
     return control_partition_of(id_named(token))
 
 
-def _truly(message: str, unheard: Collection[bytes]) -> str:
+def _truly(message: str, unanswered: Collection[bytes]) -> str:
     """The text of a refusal, which also mentions earlier copies that were not answered."""
     more = f"{_NOTHING} by this copy, but one sent before may be carried out"
-    return message.replace(_NOTHING, more) if unheard else message
+    return message.replace(_NOTHING, more) if unanswered else message
 
 
 def _belongs(result: Any, command: Any | None) -> bool:

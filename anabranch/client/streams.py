@@ -8,7 +8,7 @@ from typing import Any
 from anabranch.client.shared import Shared
 from anabranch.core.legal_names import check_scope
 from anabranch.core.stream_settings import REPLICATION, TOPIC
-from anabranch.errors import InvalidArgument, UnknownStream, UnsupportedSetting
+from anabranch.errors import InvalidArgument, MalformedRecord, UnknownStream, UnsupportedSetting
 from anabranch.ports import TopicInfo
 from anabranch.reading.committed_log import client_errors
 from anabranch.schemas import records as r
@@ -73,6 +73,13 @@ class Streams:
         """As `Client.forget_stream` and `Client.delete_stream`."""
         self._session.ask_of(stream, command, r.StreamList, deadline)
         self._shared.streams.pop(stream, None)
+
+    def publish_base(self, table: str, timestamp: int, txn_id: bytes, deadline: float) -> r.BaseRow:
+        """As `Client.publish_base`."""
+        info = self._session.ask_stream(table, r.PublishBase(table, timestamp, txn_id), deadline)
+        if info.base is None:
+            raise MalformedRecord(f"the controller's answer has no base of {table}")
+        return info.base
 
     def settings(self, stream: str, deadline: float) -> dict[str, str]:
         """As `Client.effective_settings`."""

@@ -11,20 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
-from anabranch.client.receipts import (
-    EventFields,
-    StateRow,
-    StreamLane,
-    check_fields,
-    check_taken,
-)
-from anabranch.client.reservation import (
-    WRITER,
-    Reservation,
-    RightNames,
-    abort_reserved,
-    narrow_at,
-)
+from anabranch.client.receipts import EventFields, StateRow, StreamLane, check_fields, check_taken
+from anabranch.client.reservation import WRITER, Reservation, RightNames, abort_reserved, narrow_at
 from anabranch.client.session import no_replica, unknown
 from anabranch.client.shared import Shared
 from anabranch.client.writer import AllOrNothing, Writer, again, chunks_of, end_of, left_early
@@ -622,8 +610,9 @@ class Transaction:
         self._secret = self._secret or self._session.new_secret()
         if self._shot is None:
             place_null_keys(self._shared, self._buffer, deadline)
-        parts = txn_id, self._scope, name, tuple(self._buffer), self._secret, prepare
-        self._shot = self._shot or r.PrepareEvents(*parts)
+            self._shot = r.PrepareEvents(
+                txn_id, self._scope, name, tuple(self._buffer), self._secret, prepare
+            )
         if self._token is None:
             begin = r.Begin(txn_id, self._scope, name, self.keepalive_ms, self._secret)
             self._token = self._session.token_of(begin)

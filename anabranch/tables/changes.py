@@ -17,7 +17,7 @@ from anabranch.schemas.records import BaseRow
 from anabranch.types import Committed
 
 if TYPE_CHECKING:
-    from anabranch.tables.replica import Replica
+    from anabranch.tables.replica import ReadReplica
 
 
 class Change(NamedTuple):
@@ -64,7 +64,7 @@ class Changes(Iteration[Change]):
         table: str,
         reader: TransactionReader,
         *,
-        rows: Replica | None,
+        rows: ReadReplica | None,
         begin: int,
         end: End | None,
         timeout: float,

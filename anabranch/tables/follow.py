@@ -21,9 +21,7 @@ from anabranch.reading.history import Found, HistoryCursor
 from anabranch.reading.history_search import HistorySearch
 from anabranch.reading.transaction_reader import StreamParts
 from anabranch.schemas.records import BaseRow, CommitRecord, EpochRecord, SegmentCommit
-from anabranch.tables.layout import Mark
-from anabranch.tables.rows import Rows
-from anabranch.tables.store import Store
+from anabranch.tables.store import Mark, Rows, Store
 from anabranch.topics.names import history_topic, stream_topic
 
 BATCH_ROWS = 32_768  # a write has about this many rows or bytes, up to a block more
@@ -105,7 +103,7 @@ class Follower:
         self._source: CommittedLog | None = None
         self._tables: list[_Table] = []
         self._lock = threading.Lock()
-        self._look_at = 0.0  # the next check for stuck tables, monotonic seconds
+        self._check_at = 0.0  # the next check for stuck tables, monotonic seconds
         self._seen: dict[str, int] = {}  # the last commit of each table at the check before
         self._reported: dict[str, dict[int, int]] = {
             s: {} for s in self.streams
@@ -213,10 +211,10 @@ class Follower:
         now = self._source.clock.monotonic() if self._source is not None else 0.0
         for table in tables:
             if not table.found and table.base is None:
-                self._look(table, now)
+                self._read_history(table, now)
         rows = Rows()
         for table in tables:
-            if not (self._lay_base(table, table.base, rows) and self._lay(table, rows)):
+            if not (self._load_base(table, table.base, rows) and self._load(table, rows)):
                 break
         if not (rows.rows or rows.marks):
             return False
@@ -267,13 +265,13 @@ class Follower:
         If the new log is not longer than the old one, reading it does not show the difference.
         """
         source = self._source
-        if source is None or (now := source.clock.monotonic()) < self._look_at:
+        if source is None or (now := source.clock.monotonic()) < self._check_at:
             return
         with self._lock:
             stuck = any(
                 self._reported[s] and self._seen.get(s) == self.last[s] for s in self.streams
             )
-            self._look_at, self._seen = now + _STUCK_S, dict(self.last)
+            self._check_at, self._seen = now + _STUCK_S, dict(self.last)
         if not (stuck or source.trouble):
             return
         ids: dict[str, str] = {}
@@ -288,19 +286,19 @@ class Follower:
             self.last[stream] = self.complete[stream] = 0  # the controller's reports still count
         return self._store.begin(stream, ids)
 
-    def _look(self, table: _Table, deadline: float) -> None:
+    def _read_history(self, table: _Table, deadline: float) -> None:
         """Read more of a history."""
         try:
             found = table.cursor.next(deadline, _AT_ONCE)
         except SnapshotExpired as error:
-            raise self._cut(table) from error
+            raise self._start_over(table) from error
         if found and not self._store.marks[table.stream].last:
             first = found[0].record
             if not isinstance(first, EpochRecord) or first.previous != _NO_PREVIOUS:
                 raise _incomplete(table.stream)
         table.found.extend(found)
 
-    def _cut(self, table: _Table) -> AnabranchError:
+    def _start_over(self, table: _Table) -> AnabranchError:
         """Drop a table's rows, because its log begins after the next needed record: a base is loaded into an
         empty table.
         """
@@ -315,7 +313,7 @@ class Follower:
             f"the log of {stream} begins after the folder's position: it is loaded again"
         )
 
-    def _lay_base(self, table: _Table, base: BaseRow | None, rows: Rows) -> bool:
+    def _load_base(self, table: _Table, base: BaseRow | None, rows: Rows) -> bool:
         """Load the base at which a table begins; False if ``rows`` is full.
 
         Until its end the table can't be read.
@@ -349,11 +347,11 @@ class Follower:
                 count = run.stretch.length + laid.get(part, (0, 0))[0]
                 laid[part] = count, run.offsets[-1] + 1
         except SnapshotExpired as error:  # there should be a later base
-            raise self._cut(table) from error
+            raise self._start_over(table) from error
         rows.marks[table.stream] = mark._replace(base=_base_id(base), laid=laid)
         return False
 
-    def _lay(self, table: _Table, rows: Rows) -> bool:
+    def _load(self, table: _Table, rows: Rows) -> bool:
         """Add records to ``rows``; False if it is full."""
         mark = self._store.marks[table.stream]
         while table.found:
@@ -378,10 +376,10 @@ class Follower:
         while rows.rows < BATCH_ROWS and rows.size < BATCH_BYTES:
             try:
                 if table.runs is None:
-                    raise self._cut(table)
+                    raise self._start_over(table)
                 run = next(table.runs, None)
             except SnapshotExpired as error:
-                raise self._cut(table) from error
+                raise self._start_over(table) from error
             if run is None:
                 table.runs = None
                 return True

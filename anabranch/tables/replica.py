@@ -1,4 +1,4 @@
-"""`Replica`: tables in a folder, followed by a thread or step by step, and snapshots of them."""
+"""`ReadReplica`: tables in a folder, followed by a thread or step by step, and snapshots of them."""
 
 from __future__ import annotations
 
@@ -9,52 +9,36 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from heapq import heapify, heappop, heappush
 from math import inf
 from pathlib import Path
-from typing import NamedTuple, Self, get_args
+from typing import NamedTuple, Self
 from weakref import WeakSet
 
 from anabranch.backoff import Backoff
 from anabranch.core import defaults
 from anabranch.core.hybrid_time import from_us, to_text, to_us
-from anabranch.core.legal_names import check_name
 from anabranch.core.stream_settings import DEFAULT_VERSIONS_MS, LEAST_HISTORY_MS
-from anabranch.errors import (
-    AnabranchError,
-    IllegalState,
-    InvalidArgument,
-    LocksBroken,
-    NotReady,
-    RetryError,
-    TransactionAborted,
-)
+from anabranch.errors import AnabranchError, IllegalState, NotReady, RetryError
 from anabranch.ports import Clock, TableError
 from anabranch.reading.committed_log import ReaderPorts
 from anabranch.reading.history_search import check_at
 from anabranch.reading.iteration import check_timeout
 from anabranch.tables.follow import Follower, SafeTimes
 from anabranch.tables.indexes import Index, indexed
-from anabranch.tables.joined import JoinedTransaction, join
-from anabranch.tables.own_writes import Writers
-from anabranch.tables.snapshot import TableSnapshot, taken
+from anabranch.tables.snapshot import TableSnapshot, take_snapshot
 from anabranch.tables.store import Store
-from anabranch.tables.transaction import Commits, TableTransaction
-from anabranch.tables.work import Isolation, check_called
-from anabranch.types import Result
 
 log = logging.getLogger("anabranch.client")
 
 _WAIT_S = 0.5  # the length of a step without new commits
 _PAUSE_S = 0.5  # the pause after an error
-_LEAST_S = 0.05  # least time to begin
 _TURN_S = 0.05  # wait for the answer to another thread's question
 _ASK_S = 1.0  # time for the question before a sweep
 _LEAST_SWEPT = from_us(LEAST_HISTORY_MS * 1000)  # hybrid time between two sweeps of a table
-_ISOLATIONS = get_args(Isolation)
-_WRITERS = get_args(Writers)
 
 
 class Lag(NamedTuple):
@@ -83,11 +67,11 @@ class _Waiting(NamedTuple):
 @contextmanager
 def in_turn(lock: threading.RLock, seconds: float) -> Iterator[None]:
     """Take a lock; after ``seconds`` of waiting continue without it."""
-    held = lock.acquire(timeout=seconds)
+    has_lock = lock.acquire(timeout=seconds)
     try:
         yield
     finally:
-        if held:
+        if has_lock:
             lock.release()
 
 
@@ -128,37 +112,45 @@ class Waiters:
         self.wake(lambda _: True)
 
 
-class Replica:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReplicaSettings:
+    """The tables of a replica, its folder, and how it is kept up to date.
+
+    ``folder``: None for a temporary one. ``history_ms``: how long versions are kept. ``timeout``: seconds.
+    ``threaded``: whether a thread advances the replica; otherwise `step` and waiting calls do. ``hold``: the time
+    for `ReadReplica.hold`, or None. ``index``: name -> function, or (table, function).
+    """
+
+    tables: Sequence[str]
+    cluster_id: str
+    folder: Path | None = None
+    history_ms: int = DEFAULT_VERSIONS_MS
+    timeout: float = defaults.TIMEOUT_S
+    threaded: bool = True
+    hold: int | None = None
+    index: Mapping[str, Index] | None = None
+
+
+class ReadReplica:
     """Tables in a folder. Close it, or use it as a context manager. Thread-safe, except for `step`."""
 
     def __init__(
-        self,
-        ports: ReaderPorts,
-        controller: SafeTimes,
-        tables: Sequence[str],
-        cluster_id: str,
-        *,
-        folder: Path | None = None,
-        history_ms: int = DEFAULT_VERSIONS_MS,
-        timeout: float = defaults.TIMEOUT_S,
-        threaded: bool = True,
-        commits: Commits | None = None,
-        held: int | None = None,
-        index: Mapping[str, Index] | None = None,
+        self, ports: ReaderPorts, controller: SafeTimes, settings: ReplicaSettings
     ) -> None:
-        """``folder``: None for a temporary one. ``history_ms``: how long versions are kept. ``timeout``: seconds.
-
-        ``threaded``: whether a thread advances the replica; otherwise `step` and waiting calls do. ``held``: the
-        time for `hold`, or None. ``index``: name -> function, or (table, function).
-        Raises: IllegalState (the folder is in use, or belongs to another cluster).
-        """
+        """Raises: IllegalState (the folder is in use, or belongs to another cluster)."""
         self._clock: Clock = ports.clock
-        self._controller, self._commits = controller, commits
-        self._timeout, self._history = timeout, from_us(max(history_ms, LEAST_HISTORY_MS) * 1000)
-        self._temporary = tempfile.mkdtemp(prefix="anabranch-replica-") if folder is None else None
-        place = Path(self._temporary or folder or "", "rows")
-        self._store = Store(place, cluster_id, indexed(index, tuple(tables)))
-        self._follower = Follower(self._store, ports, tables, timeout, controller.base)
+        self._controller = controller
+        self._timeout = settings.timeout
+        self._history = from_us(max(settings.history_ms, LEAST_HISTORY_MS) * 1000)
+        self._temporary = (
+            tempfile.mkdtemp(prefix="anabranch-replica-") if settings.folder is None else None
+        )
+        place = Path(self._temporary or settings.folder or "", "rows")
+        indexes = indexed(settings.index, tuple(settings.tables))
+        self._store = Store(place, settings.cluster_id, indexes)
+        self._follower = Follower(
+            self._store, ports, settings.tables, settings.timeout, controller.base
+        )
         self.tables = self._follower.streams
         self._moved = threading.Condition()
         self._turn = threading.RLock()  # decides which waiting thread asks or steps
@@ -167,13 +159,18 @@ class Replica:
         self._sweeping: Iterator[int] | None = None
         self._swept: dict[str, int] = {}
         # Pauses before a failed sweep is repeated.
-        first_s, longest_s = LEAST_HISTORY_MS / 1000, max(history_ms / 2, LEAST_HISTORY_MS) / 1000
+        first_s, longest_s = (
+            LEAST_HISTORY_MS / 1000,
+            max(settings.history_ms / 2, LEAST_HISTORY_MS) / 1000,
+        )
         self._pauses = {t: Backoff(first_s, longest_s, self._clock) for t in self.tables}
         self._failure: Exception | None = None
-        self._trouble, self._broken_at = "", 0
-        self._held, self._closed = held, False
+        self._trouble = ""
+        self._hold_from, self._closed = settings.hold, False
+        # The newest commit that broke locks of a transaction here: the next one's snapshot includes it.
+        self.broken_at = 0
         self._thread: threading.Thread | None = None
-        if threaded:
+        if settings.threaded:
             self._thread = threading.Thread(target=self._run, name="replica", daemon=True)
             self._thread.start()
 
@@ -364,14 +361,14 @@ class Replica:
 
     def _floor(self) -> int:
         """The time from which this replica keeps versions, the same for all tables, as they are read together."""
-        held = self.timestamp if self._held is None else self._held
+        hold = self.timestamp if self._hold_from is None else self._hold_from
         with self._moved:
-            return min(self.timestamp - self._history, held, *(s.timestamp for s in self._open))
+            return min(self.timestamp - self._history, hold, *(s.timestamp for s in self._open))
 
     def hold(self, timestamp: int) -> None:
         """Keep versions of this time and later from being swept; earlier ones may be swept."""
         with self._moved:
-            self._held = timestamp
+            self._hold_from = timestamp
 
     # -- snapshots ------------------------------------------------------------------------------------
 
@@ -389,120 +386,19 @@ class Replica:
             seen = self._controller.last_timestamp
             least, last = self._controller.safe(self.tables, seen, deadline)
             self.observe(least, last)
-        return self._taken(least, wanted, deadline)
+        return self._open_snapshot(least, wanted, deadline)
 
-    def _taken(self, least: int, wanted: int | None, deadline: float) -> TableSnapshot:
+    def _open_snapshot(self, least: int, wanted: int | None, deadline: float) -> TableSnapshot:
         while True:
             self.wait(least, {}, deadline)
             with self._moved:
                 if self._closed:
                     raise IllegalState("the replica is closed: open another one")
                 time = max(least, self.timestamp) if wanted is None else wanted
-                snapshot = taken(self._store, self.tables, time, self._ended)
+                snapshot = take_snapshot(self._store, self.tables, time, self._ended)
                 if self._is_complete(time):  # otherwise a table was dropped meanwhile
                     self._open.add(snapshot)
                     return snapshot
-
-    # -- transactions ---------------------------------------------------------------------------------
-
-    def begin(
-        self,
-        *,
-        isolation: Isolation = "serializable",
-        keepalive: float | None = None,
-        writers: Writers = "own",
-        timeout: float | None = None,
-    ) -> TableTransaction:
-        """Begin a transaction that reads all tables at the newest moment here, including all that this client saw.
-
-        ``isolation``: 'snapshot' locks written keys instead of read ones (the first committer wins). ``keepalive``:
-        for a long transaction: it is aborted after this many seconds without a heartbeat, and the handle sends
-        heartbeats. ``writers``: 'all' also reads what other processes of the transaction wrote, when they have
-        finished (`refresh`); this handle never finishes, so other processes can't read its writes. ``timeout``:
-        seconds to catch up. Raises: as `snapshot`; with a keepalive as `Client.begin`.
-        """
-        commits = self._check_commits(isolation, writers)
-        least = max(1, self._controller.last_timestamp, self._broken_at)
-        view = self._taken(least, None, self.deadline(timeout))
-        return TableTransaction(self, commits, view, isolation, keepalive, writers)
-
-    def join(
-        self,
-        token: bytes,
-        *,
-        isolation: Isolation = "serializable",
-        heartbeat: bool = False,
-        label: str = "",
-        writers: Writers = "own",
-        timeout: float | None = None,
-    ) -> JoinedTransaction:
-        """Join a transaction that another process began, with its token. All processes read at its snapshot.
-
-        ``heartbeat``, ``label``: as for `Client.join`. ``writers``: as for `begin`; 'all' needs the right `state`,
-        and never includes writes of the handle that began the transaction. ``timeout``: seconds. Raises: as
-        `snapshot`, `Client.join`; LocksBroken, InvalidArgument (it was not begun by a replica).
-        """
-        commits, deadline = self._check_commits(isolation, writers), self.deadline(timeout)
-        return join(self, commits, token, isolation, heartbeat, label, writers, deadline)
-
-    def _check_commits(self, isolation: Isolation, writers: Writers) -> Commits:
-        if self._commits is None:
-            raise IllegalState("this replica has no client to commit by: use `Client.replica`")
-        for given, kinds in ((isolation, _ISOLATIONS), (writers, _WRITERS)):
-            if given not in kinds:
-                raise InvalidArgument(f"{given!r}: {' or '.join(kinds)}")
-        return self._commits
-
-    def transact(
-        self,
-        function: Callable[[TableTransaction], object],
-        *,
-        isolation: Isolation = "serializable",
-        name: str | None = None,
-        timeout: float | None = None,
-    ) -> Result:
-        """Call ``function`` with a transaction, and commit it; repeat this while locks break, for ``timeout``
-        seconds.
-
-        The function may be called several times, so it must have no side effects. An exception from it drops the
-        transaction, and is raised. An unknown outcome is resolved before the function is called again.
-
-        Raises: as `TableTransaction.commit`; LocksBroken after the timeout.
-        """
-        check_name(name)
-        deadline = self.deadline(timeout)
-        pauses = Backoff(
-            defaults.FIRST_TRANSACT_PAUSE_S,
-            defaults.LONGEST_TRANSACT_PAUSE_S,
-            self._clock,
-            # So that conflicting clients do not retry together.
-            jitter=lambda: txn.commits.random64() % 1024 / 1024,
-        )
-        lost = None
-        while True:
-            left = max(_LEAST_S, deadline - self._clock.monotonic())
-            try:
-                txn = self.begin(isolation=isolation, timeout=left)
-            except RetryError as error:
-                if self._closed or lost is None:
-                    raise
-                raise lost from error
-            try:
-                with txn:
-                    check_called(function(txn))
-                    left = max(_LEAST_S, deadline - self._clock.monotonic())
-                    return txn.commit(name=name, timeout=left)
-            except (LocksBroken, TransactionAborted) as error:
-                if txn.txn_id is None and isinstance(error, TransactionAborted):
-                    raise  # raised by the function
-                if not pauses.ends_by(deadline):
-                    raise
-                lost = error.with_traceback(None)
-            pauses.sleep()
-
-    def broken_at(self, timestamp: int) -> None:
-        """Note that this commit broke locks, so that the next transaction's snapshot includes it."""
-        self._broken_at = max(self._broken_at, timestamp)
 
     def deadline(self, timeout: float | None) -> float:
         """The end of a call with this timeout, in monotonic seconds; None for the default timeout."""

@@ -194,7 +194,7 @@ class TableSnapshot:
         return number
 
 
-def taken(
+def take_snapshot(
     store: Store, tables: Iterable[str], time: int, closed: Callable[[TableSnapshot], None]
 ) -> TableSnapshot:
     """A snapshot of tables at a time. `SnapshotExpired`: its versions are swept."""

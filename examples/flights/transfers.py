@@ -15,7 +15,7 @@ from examples.flights.child import Say
 from examples.flights.writers import target_from
 
 if TYPE_CHECKING:
-    from anabranch.tables.transaction import TableTransaction
+    from anabranch.client.table_transaction import TableTransaction
 
 AIRLINES = ("AA", "B6", "DL", "EV", "UA", "US")
 OPENED_WITH = 1000

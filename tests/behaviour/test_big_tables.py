@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 import anabranch
-from anabranch.tables.replica import Replica
+from anabranch.client.replica import Replica
 from tests.behaviour.test_tables import bank, put, tables
 
 pytestmark = [pytest.mark.broker, pytest.mark.unsecured]

@@ -17,8 +17,8 @@ from typing import Any, Protocol
 import pytest
 
 import anabranch
+from anabranch.client.table_transaction import TableTransaction
 from anabranch.core.partitioner import position_of
-from anabranch.tables.transaction import TableTransaction
 
 pytestmark = pytest.mark.broker
 

@@ -17,6 +17,7 @@ import pytest
 from confluent_kafka import Producer
 
 import anabranch
+from anabranch.client.replica import Replica
 from anabranch.core.hybrid_time import from_us
 from anabranch.core.ids import unpack_version
 from anabranch.core.legal_names import ADMIN_LANE, base_stream
@@ -36,7 +37,6 @@ from anabranch.errors import (
     UnsupportedSetting,
 )
 from anabranch.tables import replica
-from anabranch.tables.replica import Replica
 from anabranch.topics.names import journal_topic
 from tests.cluster import Cluster
 
@@ -384,13 +384,13 @@ def test_a_journal_commit_breaks_what_it_wrote(
         txn.commit()
     holds.put(table, b"x", b"2")
     shots: list[object] = []
-    locked_shot = holds.commits.locked_shot
+    locked_shot = holds._session.locked_shot
 
     def noted(*given: Any) -> Any:
         shots.append(given)
         return locked_shot(*given)
 
-    monkeypatch.setattr(holds.commits, "locked_shot", noted)
+    monkeypatch.setattr(holds._session, "locked_shot", noted)
     assert holds.commit().counts.committed == 1
     assert len(shots) == 1
     breaks.put(tables[1], b"z", b"2")
@@ -862,7 +862,7 @@ def test_a_table_is_compacted_while_it_is_written(
     put(client, table, **{f"k{n}": n for n in range(30)})
     time.sleep(1.2)  # bases are of whole seconds
     say: dict[str, Any] = {"plain_readers_lose_history": True}
-    with client._reading.replica([table], None, None, held=0) as whole:  # it sweeps nothing
+    with client._reading.read_replica(table, None, None, hold=0) as whole:  # it sweeps nothing
         whole.snapshot().close()
 
         def write() -> None:
@@ -882,7 +882,7 @@ def test_a_table_is_compacted_while_it_is_written(
             writer.join()
         base = operator.describe(table).base
         assert base in made
-        with client._reading.replica([table], tmp_path, None, held=0) as new:
+        with client._reading.read_replica(table, tmp_path, None, hold=0) as new:
             at = new.snapshot().timestamp
             for time_ in (base.timestamp, at):
                 rows = [

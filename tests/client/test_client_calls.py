@@ -30,13 +30,13 @@ def test_an_open_handle_beats_and_hears_its_end() -> None:
     bench.clock.now = due
     assert heart.step() == due + 10
     assert bench.bus.of(r.Heartbeat)[0].tokens == (token,)
-    heart.hear(due + 1)
+    heart.receive(due + 1)
     txn.write(STREAM, b"v")
 
     gone = outcome(token[1:17], "ABORTED", reason="stale")
     bench.bus.script = override(Heartbeat=r.Ended((gone,)))
     bench.clock.now = due + 10
-    heart.hear(heart.step())
+    heart.receive(heart.step())
     with pytest.raises(errors.TransactionAborted, match="stale"):
         txn.write(STREAM, b"v")
     with pytest.raises(errors.TransactionAborted, match="stale"):

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from anabranch import errors
-from anabranch.client.heartbeats import Heart
+from anabranch.client.shared import Heart
 from anabranch.schemas import records as r
 from anabranch.types import Receipt, Result
 from tests.client.answers import STREAM, outcome, refusal, token_of

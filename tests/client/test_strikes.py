@@ -17,11 +17,11 @@ from typing import Any
 import pytest
 
 import anabranch
+from anabranch.client.replica import Replica
 from anabranch.kafka.wire import calls
 from anabranch.reading.reader_factory import Readers
 from anabranch.schemas import records as r
 from anabranch.schemas.codec import decode, encode
-from anabranch.tables.replica import Replica
 from tests.client.world import World
 from tests.tables.worlds import reader_ports
 

@@ -179,7 +179,7 @@ def test_a_commit_that_a_heartbeat_told_of_first_has_its_result(world: World, wh
     for _ in range(14):
         world.clock.sleep(1.0)
         world.client.heart.step()
-        world.client.heart.hear(world.clock.now)
+        world.client.heart.receive(world.clock.now)
     assert not txn.beating
     with pytest.raises((errors.AlreadyCommitted, errors.IllegalState)):
         txn.write(STREAM, b"more")
@@ -269,7 +269,7 @@ def test_abort_and_staleness(world: World) -> None:
             world.step()
         info = world.client.state(token)
         assert (info.state, "stale" in info.reason) == ("ABORTED", True)
-        world.client.heart.hear(world.client.heart.step())
+        world.client.heart.receive(world.client.heart.step())
         with pytest.raises(errors.TransactionAborted, match="stale"):
             txn.commit()
 

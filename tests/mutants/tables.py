@@ -12,6 +12,9 @@ from unittest.mock import patch
 
 from rocksdict import WriteBatch
 
+from anabranch.client.own_writes import ReadBack
+from anabranch.client.table_locks import Locks
+from anabranch.client.table_transaction import TableTransaction
 from anabranch.core import limits
 from anabranch.core.decisions import bases, decide, quotas, scopes
 from anabranch.core.decisions.commits import frozen, registered
@@ -39,15 +42,10 @@ from anabranch.schemas.records import (
     TableLocks,
     TxnRow,
 )
-from anabranch.tables import rows as rows_module
+from anabranch.tables import store as store_module
 from anabranch.tables.follow import Follower
-from anabranch.tables.layout import DELETED, ROW, Mark, table_prefix
-from anabranch.tables.locks import Locks
-from anabranch.tables.read_back import ReadBack
-from anabranch.tables.replica import Replica
-from anabranch.tables.rows import Rows
-from anabranch.tables.store import Store
-from anabranch.tables.transaction import TableTransaction
+from anabranch.tables.replica import ReadReplica
+from anabranch.tables.store import DELETED, ROW, Mark, Rows, Store, table_prefix
 
 Planted = AbstractContextManager[object]
 
@@ -169,14 +167,14 @@ def moved_runs_unnoticed() -> Planted:
 
 def unsure_is_broken() -> Planted:
     """A replica takes each look again for a broken lock."""
-    real = Replica.wait
+    real = ReadReplica.wait
 
-    def wait(replica: Replica, timestamp: int, last: Any, deadline: float) -> None:
+    def wait(replica: ReadReplica, timestamp: int, last: Any, deadline: float) -> None:
         real(replica, timestamp, last, deadline)
         for table, newest in last.items():  # of a look
             raise LocksBroken("", table=table, key=b"k", by=bytes(16), commit_timestamp=newest)
 
-    return patch.object(Replica, "wait", wait)
+    return patch.object(ReadReplica, "wait", wait)
 
 
 def broken_in_doubt() -> Planted:
@@ -221,7 +219,7 @@ def broken_by_itself() -> Planted:
 
 def broken_by_what_it_read() -> Planted:
     """A version at the snapshot breaks a lock, not only one above it."""
-    real = Locks.look
+    real = Locks.validate
 
     def look(locks: Locks, view: Any, _: object = None) -> Any:
         before = SimpleNamespace(
@@ -229,7 +227,7 @@ def broken_by_what_it_read() -> Planted:
         )
         return real(locks, before)  # type: ignore[arg-type]
 
-    return patch.object(Locks, "look", look)
+    return patch.object(Locks, "validate", look)
 
 
 def complete_by_the_broker() -> Planted:
@@ -308,7 +306,7 @@ def sets_not_validated() -> Planted:
 
 def told_before_the_look() -> Planted:
     """A process reports locks as validated without validating them."""
-    return patch.object(Locks, "look", lambda *_: None)
+    return patch.object(Locks, "validate", lambda *_: None)
 
 
 def left_out_forgotten() -> Planted:
@@ -346,7 +344,8 @@ def _as_if(finished: bool) -> Planted:
     real = ReadBack.__init__
 
     def init(own: ReadBack, handle: Any, places: Any, *more: Any) -> None:
-        real(own, handle, _Finished(places, finished), *more)
+        session: Any = _Finished(places, finished)
+        real(own, handle, session, *more)
 
     return patch.object(ReadBack, "__init__", init)
 
@@ -364,7 +363,7 @@ def finished_missed() -> Planted:
 class _Late(Mapping[str, tuple[int, int]]):
     """Marks that are taken when they are used, and a step before that."""
 
-    def __init__(self, replica: Replica) -> None:
+    def __init__(self, replica: ReadReplica) -> None:
         self._replica = replica
 
     def __getitem__(self, table: str) -> tuple[int, int]:
@@ -381,7 +380,7 @@ class _Late(Mapping[str, tuple[int, int]]):
 
 def marks_after_the_look() -> Planted:
     """Through when the replica validates is read after the check: by then it has rows that were not checked."""
-    return patch.object(Replica, "marks", lambda replica: _Late(replica))
+    return patch.object(ReadReplica, "marks", lambda replica: _Late(replica))
 
 
 def swept_early() -> Planted:
@@ -502,7 +501,7 @@ def rows_of_the_compactor() -> Planted:
     def unpack(_: bytes | None) -> tuple[int, bytes]:
         return from_us(1), b"c" * 16
 
-    return patch.object(rows_module, "unpack_version", unpack)
+    return patch.object(store_module, "unpack_version", unpack)
 
 
 def any_base() -> Planted:

@@ -18,8 +18,7 @@ from anabranch.ports import TableError
 from anabranch.processing.table import Table
 from anabranch.processors.rocksdb_table import RocksTable
 from anabranch.tables.rocks import Walk, table_error
-from anabranch.tables.rows import Rows
-from anabranch.tables.store import Store
+from anabranch.tables.store import Rows, Store
 
 
 def test_rows_are_there_after_reopening(tmp_path: Path) -> None:

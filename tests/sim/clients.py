@@ -621,7 +621,7 @@ def beat(world: World, client: Client, process: Process, pause_s: float = 0.3) -
             if due == float("inf"):
                 clock.sleep(pause_s)
             else:
-                client.heart.hear(due)
+                client.heart.receive(due)
         except RetryError:
             clock.sleep(0.3)
 

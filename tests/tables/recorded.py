@@ -10,6 +10,9 @@ from contextlib import contextmanager
 from itertools import count
 from typing import Any
 
+from anabranch.client.own_writes import Local
+from anabranch.client.replica import Replica
+from anabranch.client.table_transaction import JoinedTransaction, TableTransaction
 from anabranch.client.transaction import Transaction
 from anabranch.core.ids import NO_TXN
 from anabranch.errors import (
@@ -19,11 +22,7 @@ from anabranch.errors import (
     TransactionAborted,
     WritersUnfinished,
 )
-from anabranch.tables.joined import JoinedTransaction
-from anabranch.tables.own_writes import Local
-from anabranch.tables.replica import Replica
 from anabranch.tables.snapshot import TableSnapshot, bounds
-from anabranch.tables.transaction import TableTransaction
 from anabranch.types import Receipt, Result
 from checker.recorder import Recorder
 

@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 from anabranch.cli import session
 from anabranch.cli import table as table_commands
 from anabranch.cli.main import app
+from anabranch.client import compact
 from anabranch.client.client import Client
 from anabranch.core.hybrid_time import from_s, to_text
 from anabranch.core.ids import txn_text
@@ -33,8 +34,8 @@ from anabranch.errors import (
 )
 from anabranch.ports import LogUnavailable, TopicPartition
 from anabranch.reading.reader_factory import Readers
-from anabranch.tables import compact, follow
-from anabranch.tables.replica import Replica
+from anabranch.tables import follow
+from anabranch.tables.replica import ReadReplica
 from anabranch.topics.names import history_topic, stream_topic
 from tests.client.world import World
 from tests.reading.test_ordered_reader import Member
@@ -75,7 +76,7 @@ def first_offset(world: World, topic: str) -> int:
     return sum(log.start_offsets(places).values())
 
 
-def loaded(world: World, truth: Truth, folder: Path | None = None) -> Replica:
+def loaded(world: World, truth: Truth, folder: Path | None = None) -> ReadReplica:
     """A replica of all that is committed."""
     found = replica(world, truth, [ONE], folder, history_ms=1 << 40)
     found.snapshot(timeout=300).close()
@@ -407,8 +408,8 @@ def test_a_group_goes_on_with_the_rows_before(
     world.client._shared.ports = replace(world.client._shared.ports, readers=Readers(ports, 10.0))
     written(world, rounds=6, rows=1)
     one = partial(world.client.changes, ONE, "audit", 1.0, before=True, folder=tmp_path / "f")
-    how = partial(world.client._reading.replica, threads=False)
-    monkeypatch.setattr(world.client._reading, "replica", how)
+    how = partial(world.client._reading.read_replica, threads=False)
+    monkeypatch.setattr(world.client._reading, "read_replica", how)
     last = None
     for count in (3, 1):
         with one() as reader:

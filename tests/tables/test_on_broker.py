@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 import anabranch
+from anabranch.client.own_writes import ReadBack
 from anabranch.clock import SystemClock
-from anabranch.tables.read_back import ReadBack
-from anabranch.tables.replica import Replica
+from anabranch.tables.replica import ReadReplica, ReplicaSettings
 from tests.cluster import Cluster, start_cluster
 from tests.conftest import Broker
 
@@ -55,10 +55,11 @@ def test_a_replica_on_a_broker(cluster: Cluster, unique: str, tmp_path: Path) ->
         for table in (one, two):
             client.create_stream(table, 2)
         ports = client._reading.readers().ports
+        settings = ReplicaSettings(tables=[one, two], cluster_id="c", folder=tmp_path)
         with client.begin(unique) as txn:
             txn.write_many(one, ((b"%d" % i, b"k%05d" % i) for i in range(N)))
             first = known.wrote(txn.commit(), one)
-        with Replica(ports, known, [one, two], "c", folder=tmp_path) as found:
+        with ReadReplica(ports, known, settings) as found:
             with found.snapshot() as snapshot:
                 assert sum(1 for _ in snapshot.scan(one)) == N
                 assert snapshot.get(one, b"k00007") == b"7"
@@ -74,7 +75,7 @@ def test_a_replica_on_a_broker(cluster: Cluster, unique: str, tmp_path: Path) ->
         with client.begin(unique) as txn:
             txn.write(two, b"late", b"k")
             known.wrote(txn.commit(), two)
-        with Replica(ports, known, [one, two], "c", folder=tmp_path) as found:
+        with ReadReplica(ports, known, settings) as found:
             with found.snapshot() as now, found.snapshot(at=first) as then:
                 assert now.get(two, b"k") == b"late"
                 assert [k for k, _ in now.scan(one, limit=1)] == [b"k00020"]

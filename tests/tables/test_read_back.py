@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from anabranch.batches.records import Record
+from anabranch.client import own_writes
+from anabranch.client.own_writes import Local, ReadBack, Written
 from anabranch.client.session import Session
 from anabranch.client.transaction import Transaction
 from anabranch.client.writer import Writer
@@ -21,9 +23,6 @@ from anabranch.errors import NotAuthorized, NotReady, TransactionAborted
 from anabranch.ports import TopicPartition
 from anabranch.processors.streams import cleanup as moving
 from anabranch.schemas import records as r
-from anabranch.tables import own_writes
-from anabranch.tables.own_writes import Local, Written
-from anabranch.tables.read_back import ReadBack
 from anabranch.topics.names import journal_topic
 from tests.client import world as worlds
 from tests.client.world import World

@@ -33,13 +33,12 @@ from anabranch.ports import LogUnavailable, TableError, TopicPartition
 from anabranch.reading.history import HistoryCursor
 from anabranch.tables import follow
 from anabranch.tables import replica as replica_module
-from anabranch.tables.replica import Replica
-from anabranch.tables.rows import Rows
+from anabranch.tables.replica import ReadReplica
 from anabranch.tables.snapshot import TableSnapshot, bounds
-from anabranch.tables.store import Store
+from anabranch.tables.store import Rows, Store
 from anabranch.topics.names import history_topic, journal_topic, stream_topic
 from tests.client.world import World
-from tests.tables.worlds import Truth, as_it_lies, operator, reader_ports, replica, visible
+from tests.tables.worlds import Truth, as_it_lies, operator, replica, visible
 
 TABLES = ("bank/one", "bank/two", "bank/idle")
 KEYS = [b"a", b"a\0", b"b", b"c\xff", b"d", None]
@@ -64,7 +63,7 @@ def write(world: World, chance: random.Random, keys: Sequence[bytes | None] = tu
         txn.commit()
 
 
-def check(found: Replica, truth: Truth, at: int) -> None:
+def check(found: ReadReplica, truth: Truth, at: int) -> None:
     """All tables as of a time that is here whole."""
     snapshot = TableSnapshot(
         found._store, at, {t: m.number for t, m in found._store.marks.items()}, lambda _: None
@@ -362,7 +361,7 @@ def test_bounds(given: tuple[bytes | None, ...], wanted: object) -> None:
         assert bounds(*given) == wanted
 
 
-def go_on(world: World, found: Replica, table: str, seconds: float) -> None:
+def go_on(world: World, found: ReadReplica, table: str, seconds: float) -> None:
     """Some time passes, a row is written, and the replica follows and may sweep."""
     world.clock.sleep(seconds)
     with world.client.begin("bank") as txn:
@@ -409,7 +408,7 @@ def test_a_sweep_s_question_that_fails_time_and_again_is_asked_less_and_less(
 def test_an_error_reaches_who_waits(world: World) -> None:
     truth = Truth(world, ["bank/none"])
     with (
-        Replica(reader_ports(world), truth, ["bank/none"], "test", threaded=False) as found,
+        replica(world, truth, ["bank/none"], None) as found,
         pytest.raises(UnknownStream, match="create it first"),
     ):
         found.wait(5, {"bank/none": 0}, world.clock.now + 10)

@@ -14,8 +14,7 @@ import pytest
 from anabranch.errors import IllegalState
 from anabranch.tables import store as store_module
 from anabranch.tables.indexes import Indexed
-from anabranch.tables.rows import Rows
-from anabranch.tables.store import Seen, Store
+from anabranch.tables.store import Rows, Seen, Store
 from tests.tables.worlds import Versions, as_it_lies, visible
 
 KEYS = [b"\0", b"\0\0", b"\0\xff", b"a", b"a\0", b"a\0\0b", b"a\xff", b"b", b"\xff", b"\xff\xff"]

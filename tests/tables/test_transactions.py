@@ -14,6 +14,10 @@ from unittest.mock import Mock, patch
 import pytest
 
 from anabranch.batches.records import Record, encode_batch
+from anabranch.client import own_writes
+from anabranch.client import table_locks as client_locks
+from anabranch.client.replica import Replica
+from anabranch.client.table_transaction import JoinedTransaction, TableTransaction
 from anabranch.client.transaction import Transaction
 from anabranch.core.decisions import decide
 from anabranch.core.decisions.commits import frozen
@@ -45,13 +49,8 @@ from anabranch.processors.controller import Controller
 from anabranch.reading.reader_factory import Readers
 from anabranch.schemas import records as r
 from anabranch.schemas.codec import decode
-from anabranch.tables import locks as client_locks
-from anabranch.tables import own_writes
 from anabranch.tables.indexes import Indexed
-from anabranch.tables.joined import JoinedTransaction
-from anabranch.tables.replica import Replica
 from anabranch.tables.snapshot import TableSnapshot
-from anabranch.tables.transaction import TableTransaction
 from anabranch.topics.names import history_topic, journal_topic
 from tests.client.world import World
 from tests.tables.worlds import operator, reader_ports
@@ -73,13 +72,13 @@ class Bank(World):
         )
         self.rows: Replica = self.client.replica(*TABLES, threads=False)
         self.sent = 0
-        shot = self.rows._commits.locked_shot  # type: ignore[union-attr]
+        shot = self.rows._shared.session.locked_shot
 
         def counted(*given: Any) -> Any:
             self.sent += 1
             return shot(*given)
 
-        self.rows._commits.locked_shot = counted  # type: ignore[union-attr,method-assign]
+        self.rows._shared.session.locked_shot = counted  # type: ignore[assignment,method-assign]
 
     def start_controller(self) -> None:
         """Journals are cut, and old runs moved, as soon as there is a little to gain."""
@@ -432,14 +431,14 @@ def in_doubt(
     """A transaction that is committed, and was told that nobody knows; the replica has laid it down."""
     txn = bank.rows.begin()
     txn.put(A, b"k", txn.get(A, b"k") or b"")
-    shot = txn.commits.locked_shot
+    shot = txn._session.locked_shot
 
     def unheard(*given: Any) -> Any:
         shot(*given)
         raise OutcomeUnknown("gone", txn_id=txn.txn_id or b"")
 
     with monkeypatch.context() as patched:
-        patched.setattr(txn.commits, "locked_shot", unheard)
+        patched.setattr(txn._session, "locked_shot", unheard)
         with pytest.raises(OutcomeUnknown):
             txn.commit(name=name)
     bank.rows.snapshot().close()
@@ -474,7 +473,7 @@ def test_a_refused_commit_leaves_the_transaction_as_it_was(
     txn.put(A, b"x", b"1")
     with monkeypatch.context() as patched:
         for error in [unknown] * doubted + [refusal]:
-            patched.setattr(txn.commits, "locked_shot", Mock(side_effect=error))
+            patched.setattr(txn._session, "locked_shot", Mock(side_effect=error))
             with pytest.raises(type(error)):
                 txn.commit()
     with pytest.raises(IllegalState, match="commit again") if doubted else nullcontext():
@@ -512,7 +511,7 @@ def test_a_commit_in_doubt_that_is_left_can_be_asked_for(
     unknown = OutcomeUnknown("gone", txn_id=bytes(16))
     with bank.rows.begin() as never, monkeypatch.context() as patched:
         never.put(A, b"x", b"1")
-        patched.setattr(never.commits, "locked_shot", Mock(side_effect=unknown))
+        patched.setattr(never._session, "locked_shot", Mock(side_effect=unknown))
         with pytest.raises(OutcomeUnknown):
             never.commit()
     for _ in range(2):
@@ -558,7 +557,7 @@ def test_what_was_left_unanswered_is_ended_again(
             left.commit()
     else:
         waits = Mock(side_effect=NotReady("no leader"))
-        with patch.object(left._controller, "lock_reads", waits), pytest.raises(NotReady), left:
+        with patch.object(left._session, "lock_reads", waits), pytest.raises(NotReady), left:
             pass
     no_digest(bank, monkeypatch)
     bank.put(bank.by_journal, **{"k" if error is LocksBroken else "x": "2"})

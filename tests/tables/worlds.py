@@ -17,7 +17,7 @@ from anabranch.ports import TopicPartition
 from anabranch.reading.committed_log import ReaderPorts
 from anabranch.reading.reader_factory import Readers
 from anabranch.schemas.records import BaseRow
-from anabranch.tables.replica import Replica
+from anabranch.tables.replica import ReadReplica, ReplicaSettings
 from anabranch.topics.names import stream_topic
 from tests.client.memory import memory_client
 from tests.client.world import CLIENT, World
@@ -127,6 +127,9 @@ def operator(world: World) -> Client:
 
 def replica(
     world: World, truth: Truth, tables: Sequence[str], folder: Path | None, **how: Any
-) -> Replica:
+) -> ReadReplica:
     """A replica that moves when somebody waits."""
-    return Replica(reader_ports(world), truth, tables, "test", folder=folder, threaded=False, **how)
+    settings = ReplicaSettings(
+        tables=tables, cluster_id="test", folder=folder, threaded=False, **how
+    )
+    return ReadReplica(reader_ports(world), truth, settings)

@@ -1,0 +1,189 @@
+"""`Replica`: tables in a folder, kept up to date, with transactions on them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from inspect import isasyncgen, isawaitable, iscoroutine, isgenerator
+from typing import get_args
+
+from anabranch.backoff import Backoff
+from anabranch.client.own_writes import Writers
+from anabranch.client.shared import Shared
+from anabranch.client.table_locks import explained
+from anabranch.client.table_transaction import Isolation, JoinedTransaction, TableTransaction
+from anabranch.client.writer import join
+from anabranch.core import defaults
+from anabranch.core.legal_names import check_name
+from anabranch.core.transaction_states import locks_broken
+from anabranch.errors import InvalidArgument, LocksBroken, RetryError, TransactionAborted
+from anabranch.reading.committed_log import ReaderPorts
+from anabranch.schemas import records as r
+from anabranch.tables.replica import ReadReplica, ReplicaSettings
+from anabranch.types import Result
+
+_LEAST_S = 0.05  # least time to begin
+_ISOLATIONS = get_args(Isolation)
+_WRITERS = get_args(Writers)
+
+
+class ControllerTimes:
+    """The answers of controllers that a replica needs (`anabranch.tables.follow.SafeTimes`)."""
+
+    def __init__(self, shared: Shared) -> None:
+        self._shared = shared
+
+    @property
+    def last_timestamp(self) -> int:
+        return self._shared.session.highest_timestamp
+
+    def safe(self, tables: Sequence[str], at: int, deadline: float) -> tuple[int, dict[str, int]]:
+        self._shared.check()
+        session = self._shared.session
+        scope = session.check_together(tables, deadline)
+        answer = session.safe_tables(scope, None, tables, deadline)
+        if answer.timestamp < at:
+            session.instant(scope, at, deadline)
+            answer = session.safe_tables(scope, None, tables, deadline)
+        return answer.timestamp, {each.table: each.last for each in answer.tables}
+
+    def base(self, table: str, deadline: float) -> r.BaseRow | None:
+        return self._shared.session.describe(table, deadline).base
+
+    def oldest_snapshot(self, table: str, deadline: float) -> int:
+        return self._shared.session.describe(table, deadline).oldest_snapshot
+
+
+class Replica(ReadReplica):
+    """Tables in a folder, and transactions on them. Made by `Client.replica`.
+
+    Close it, or use it as a context manager. Thread-safe, except for `step`.
+    """
+
+    def __init__(self, shared: Shared, ports: ReaderPorts, settings: ReplicaSettings) -> None:
+        super().__init__(ports, ControllerTimes(shared), settings)
+        self._shared = shared
+
+    def begin(
+        self,
+        *,
+        isolation: Isolation = "serializable",
+        keepalive: float | None = None,
+        writers: Writers = "own",
+        timeout: float | None = None,
+    ) -> TableTransaction:
+        """Begin a transaction that reads all tables at the newest moment here, including all that this client saw.
+
+        ``isolation``: 'snapshot' locks written keys instead of read ones (the first committer wins). ``keepalive``:
+        for a long transaction: it is aborted after this many seconds without a heartbeat, and the handle sends
+        heartbeats. ``writers``: 'all' also reads what other processes of the transaction wrote, when they have
+        finished (`refresh`); this handle never finishes, so other processes can't read its writes. ``timeout``:
+        seconds to catch up. Raises: as `snapshot`; with a keepalive as `Client.begin`.
+        """
+        _check(isolation, writers)
+        least = max(1, self._controller.last_timestamp, self.broken_at)
+        view = self._open_snapshot(least, None, self.deadline(timeout))
+        return TableTransaction(self._shared, self, view, isolation, keepalive, writers)
+
+    def join(
+        self,
+        token: bytes,
+        *,
+        isolation: Isolation = "serializable",
+        heartbeat: bool = False,
+        label: str = "",
+        writers: Writers = "own",
+        timeout: float | None = None,
+    ) -> JoinedTransaction:
+        """Join a transaction that another process began, with its token. All processes read at its snapshot.
+
+        ``heartbeat``, ``label``: as for `Client.join`. ``writers``: as for `begin`; 'all' needs the right `state`,
+        and never includes writes of the handle that began the transaction. ``timeout``: seconds. Raises: as
+        `snapshot`, `Client.join`; LocksBroken, InvalidArgument (it was not begun by a replica).
+        """
+        _check(isolation, writers)
+        deadline = self.deadline(timeout)
+        writer = join(self._shared, token, heartbeat=heartbeat, label=label)
+        try:
+            command = r.LockReads(*writer.identity, 0, tables=self.tables)
+            with explained(self._shared, token):
+                answer = self._shared.session.lock_reads(command, deadline)
+            if answer.broken is not None:
+                raise locks_broken(answer.broken)
+            if not answer.snapshot:
+                raise InvalidArgument(
+                    "the transaction reads no tables: join it by `Client.join`, or begin it by a replica"
+                )
+            self.observe(answer.timestamp, {each.table: each.last for each in answer.tables})
+            self.wait(answer.snapshot, {}, deadline)
+            view = self.snapshot(at=answer.snapshot)
+            try:
+                return JoinedTransaction(self._shared, self, writer, view, isolation, writers)
+            except BaseException:
+                view.close()
+                raise
+        except BaseException:
+            writer.discard()
+            raise
+
+    def transact(
+        self,
+        function: Callable[[TableTransaction], object],
+        *,
+        isolation: Isolation = "serializable",
+        name: str | None = None,
+        timeout: float | None = None,
+    ) -> Result:
+        """Call ``function`` with a transaction, and commit it; repeat this while locks break, for ``timeout``
+        seconds.
+
+        The function may be called several times, so it must have no side effects. An exception from it drops the
+        transaction, and is raised. An unknown outcome is resolved before the function is called again.
+
+        Raises: as `TableTransaction.commit`; LocksBroken after the timeout.
+        """
+        check_name(name)
+        deadline = self.deadline(timeout)
+        pauses = Backoff(
+            defaults.FIRST_TRANSACT_PAUSE_S,
+            defaults.LONGEST_TRANSACT_PAUSE_S,
+            self._clock,
+            # So that conflicting clients do not retry together.
+            jitter=lambda: self._shared.session.random64() % 1024 / 1024,
+        )
+        lost = None
+        while True:
+            left = max(_LEAST_S, deadline - self._clock.monotonic())
+            try:
+                txn = self.begin(isolation=isolation, timeout=left)
+            except RetryError as error:
+                if self._closed or lost is None:
+                    raise
+                raise lost from error
+            try:
+                with txn:
+                    _check_called(function(txn))
+                    left = max(_LEAST_S, deadline - self._clock.monotonic())
+                    return txn.commit(name=name, timeout=left)
+            except (LocksBroken, TransactionAborted) as error:
+                if txn.txn_id is None and isinstance(error, TransactionAborted):
+                    raise  # raised by the function
+                if not pauses.ends_by(deadline):
+                    raise
+                lost = error.with_traceback(None)
+            pauses.sleep()
+
+
+def _check(isolation: Isolation, writers: Writers) -> None:
+    for given, kinds in ((isolation, _ISOLATIONS), (writers, _WRITERS)):
+        if given not in kinds:
+            raise InvalidArgument(f"{given!r}: {' or '.join(kinds)}")
+
+
+def _check_called(returned: object) -> None:
+    """Raise `InvalidArgument` for the result of an async function or a generator, whose call has not run it."""
+    if isawaitable(returned) or isgenerator(returned) or isasyncgen(returned):
+        if iscoroutine(returned):
+            returned.close()  # otherwise Python warns that it was never awaited
+        raise InvalidArgument(
+            "the function was not run: give a plain one, neither async nor a generator"
+        )

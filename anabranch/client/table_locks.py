@@ -1,0 +1,350 @@
+"""The locks of one process of a transaction on tables: what it read, and whether the replica has newer versions.
+
+A short transaction sends its `Locks` with its commit. In a long one `RegisteredLocks` sends them to the controller
+before, and validates them again when the controller is not sure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+
+from anabranch.client.shared import Shared
+from anabranch.core import limits
+from anabranch.core.hybrid_time import to_text
+from anabranch.core.ids import txn_text
+from anabranch.core.journal.table_writes import fingerprint
+from anabranch.core.transaction_states import locks_broken
+from anabranch.errors import (
+    AnabranchError,
+    LocksBroken,
+    RetryError,
+    TooManyLocks,
+    TransactionAborted,
+)
+from anabranch.schemas import records as r
+from anabranch.tables.replica import ReadReplica
+from anabranch.tables.snapshot import TableSnapshot
+from anabranch.tables.store import Seen
+
+_PARTS = 16  # registered ranges of a scan under way; with more it is registered as a whole
+
+
+class Span:
+    """A range of keys that is being read: it begins as what was read, and grows. ``high`` None: to the end."""
+
+    __slots__ = ("_whole", "high", "low", "registered")
+
+    def __init__(self, low: bytes, high: bytes | None) -> None:
+        self.low, self.high = low, high
+        self._whole = r.LockedRange(low, high)
+        self.registered: list[r.LockedRange] = []
+
+    @property
+    def record(self) -> r.LockedRange:
+        """The range to be registered now."""
+        part = r.LockedRange(self.low, self.high)
+        return part if len(self.registered) < _PARTS or part in self.registered else self._whole
+
+
+class Locks:
+    """Points and ranges, by table. One thread at a time."""
+
+    def __init__(self) -> None:
+        self._points: dict[str, set[bytes]] = {}
+        self._spans: dict[str, list[Span]] = {}
+        self._count = 0
+        self._registered: set[tuple[str, int]] = set()  # points
+
+    def point(self, table: str, key: bytes) -> None:
+        """Lock a key, whether it has a row or not. `TooManyLocks`."""
+        points = self._points.setdefault(table, set())
+        if key not in points:
+            self._one_more()
+            points.add(key)
+
+    def span(self, table: str, low: bytes, high: bytes | None) -> Span:
+        """Lock a range, which may grow. `TooManyLocks`."""
+        self._one_more()
+        self._spans.setdefault(table, []).append(span := Span(low, high))
+        return span
+
+    def _one_more(self) -> None:
+        if self._count >= limits.LOCKS.value:
+            raise TooManyLocks(
+                f"the transaction has {self._count:,} locks, and may have no more: scan a range instead, or read "
+                "with lock=False"
+            )
+        self._count += 1
+
+    def validate(
+        self, view: TableSnapshot, marks: Mapping[str, tuple[int, int]] | None = None
+    ) -> LocksBroken | None:
+        """Validate the locks: the error if the replica has a version later than the snapshot of something locked.
+
+        ``marks``: those of the command, as for `records`. Tables without a commit later than the snapshot are
+        skipped: the controller checks what is later than the marks. A table without a mark is being loaded again.
+        """
+        if marks is not None and all(0 < last <= view.timestamp for _, last in marks.values()):
+            return None
+        for table, keys in self._points.items():
+            for key in keys:
+                seen = view.get_version(table, key)
+                if seen.timestamp > view.timestamp:
+                    return broken(table, seen, view.timestamp)
+        for table, spans in self._spans.items():
+            for span in spans:
+                for seen in view.walk(table, span.low, span.high):
+                    if seen.timestamp > view.timestamp:
+                        return broken(table, seen, view.timestamp)
+        return None
+
+    def fresh(self) -> tuple[r.TableLocks, ...]:
+        """Locks that are not registered yet, as many as fit into a command; empty if all are registered."""
+        left = limits.LOCK_BYTES.value
+        found: list[r.TableLocks] = []
+        for table in sorted({*self._points, *self._spans}):
+            known = self._registered
+            prints = {fingerprint(key) for key in self._points.get(table, ())}
+            points = sorted(each for each in prints if (table, each) not in known)[: left // 8]
+            left -= 8 * len(points)
+            spans = [s.record for s in self._spans.get(table, ()) if s.record not in s.registered]
+            ranges: list[r.LockedRange] = []
+            for span in joined(spans):
+                left -= len(span.low) + len(span.high or b"")
+                if left < 0 and (
+                    found or points or ranges
+                ):  # a single one too big is refused, not skipped
+                    break
+                ranges.append(span)
+            if points or ranges:
+                found.append(r.TableLocks(table, 0, 0, tuple(points), tuple(ranges)))
+            if left <= 0:
+                break
+        return tuple(found)
+
+    def registered(self, locks: Iterable[r.TableLocks]) -> None:
+        """Note that these locks, and all within them, are registered."""
+        for each in locks:
+            self._registered.update((each.table, point) for point in each.points)
+            for span in self._spans.get(each.table, ()):
+                record = span.record
+                known = record in span.registered
+                if not known and any(_covers(whole, record) for whole in each.ranges):
+                    span.registered.append(record)
+
+    def records(
+        self, tables: Sequence[str], marks: Mapping[str, tuple[int, int]]
+    ) -> tuple[r.TableLocks, ...]:
+        """The locks of a command. ``marks``: the time through which the replica validates a table, and its newest
+        commit.
+
+        All tables are named, so that the answer has the newest commits also of tables without a lock.
+        """
+        return tuple(
+            r.TableLocks(
+                table,
+                *marks[table],
+                tuple(sorted(set(map(fingerprint, self._points.get(table, ()))))),
+                joined(self._spans.get(table, ())),
+            )
+            for table in sorted(tables)
+        )
+
+
+def _covers(whole: r.LockedRange, part: r.LockedRange) -> bool:
+    if whole.low > part.low:
+        return False
+    return whole.high is None or (part.high is not None and part.high <= whole.high)
+
+
+def broken(table: str, seen: Seen, snapshot: int) -> LocksBroken:
+    """The error for a row that was read at a snapshot, and written later."""
+    return LocksBroken(
+        f"{table} {seen.key!r:.100} was read as of {to_text(snapshot)}, and written by {txn_text(seen.txn_id)} at "
+        f"{to_text(seen.timestamp)}: begin again",
+        table=table,
+        key=seen.key,
+        by=seen.txn_id,
+        commit_timestamp=seen.timestamp,
+    )
+
+
+def joined(spans: Iterable[Span | r.LockedRange]) -> tuple[r.LockedRange, ...]:
+    """Ranges as a command needs them: rising and disjoint."""
+    found: list[r.LockedRange] = []
+    for span in sorted(spans, key=lambda span: span.low):
+        before = found[-1] if found else None
+        if before is None or (before.high is not None and span.low > before.high):
+            found.append(r.LockedRange(span.low, span.high))
+        elif before.high is not None and (span.high is None or span.high > before.high):
+            found[-1] = r.LockedRange(before.low, span.high)
+    return tuple(found)
+
+
+@contextmanager
+def explained(shared: Shared, token: bytes) -> Iterator[None]:
+    """Add to an error about broken locks the lock, and the transaction that broke it."""
+    try:
+        yield
+    except (TransactionAborted, LocksBroken) as error:
+        answer = None
+        if not isinstance(error, LocksBroken) or not error.table:
+            with suppress(AnabranchError):
+                answer = shared.session.lock_reads(r.ListLocks(token, 0, 0), shared.deadline(None))
+        if answer is not None and answer.broken is not None:
+            raise locks_broken(answer.broken) from error
+        raise
+
+
+class RegisteredLocks:
+    """Registers and validates the reads of one process of an open transaction.
+
+    A set of locks passes through three states. After an error the next call continues from the present one:
+
+    - *sent*: in a command without an answer, which is repeated unchanged;
+    - *registered*: the controller has it, and the replica has not been compared with it yet;
+    - *validated* through a time. The commit names these sets, and the controller may ask for a later time.
+    """
+
+    def __init__(
+        self,
+        shared: Shared,
+        identity: tuple[bytes, int],
+        replica: ReadReplica,
+        view: TableSnapshot,
+        locks: Locks,
+        read_from: Mapping[int, int],
+    ) -> None:
+        self._shared, self._session = shared, shared.session
+        self._replica = replica
+        self._token, self._writer = identity
+        self._view, self._locks = view, locks
+        self._read_from = read_from
+        self._reported_from: dict[int, int] = {}
+        self._sequence = 0
+        self._sent: r.LockReads | None = None
+        self._registered: r.ReadsLocked | None = None  # the answer
+        self._through: dict[tuple[int, int], int] = {}  # (writer, set) -> validated through
+
+    @property
+    def validated(self) -> tuple[r.Validated, ...]:
+        """The validated sets, for the commit."""
+        return tuple(r.Validated(*which, through) for which, through in self._through.items())
+
+    def flush(self, deadline: float) -> None:
+        """Register what was read, validate it, and report that. From then on other processes may rely on it.
+
+        Raises: LocksBroken, TooManyLocks, TooMuchLocked, NotReady (the replica did not catch up in time).
+        """
+        if self.register(deadline):
+            self._ask(r.LockReads(self._token, self._writer, 0, validated=self.validated), deadline)
+
+    def register(self, deadline: float) -> bool:
+        """Register what was read, and validate it.
+
+        Returns whether there is anything to report. Raises: as `flush`.
+        """
+        if self._sent is not None:
+            self._register(self._sent, deadline)
+        sources = self._fresh_sources()
+        while (locks := self._locks.fresh()) or sources:
+            command = r.LockReads(
+                self._token,
+                self._writer,
+                self._sequence + 1,
+                locks,
+                sources,
+                tables=self._replica.tables,
+            )
+            self._register(command, deadline)
+            sources = ()
+        due = self._registered
+        if due is not None:
+            self._validate(due.timestamp, due.tables, deadline)
+            self._registered = None
+        return due is not None
+
+    def _fresh_sources(self) -> tuple[r.WriterAt, ...]:
+        fresh = self._read_from.items() - self._reported_from.items()
+        self._reported_from = dict(self._read_from)
+        return tuple(r.WriterAt(*each) for each in sorted(fresh))
+
+    def _register(self, command: r.LockReads, deadline: float) -> None:
+        self._sent = command  # repeated unchanged if it is not answered
+        self._registered = self._ask(command, deadline)
+        self._sent, self._sequence = None, command.sequence
+        self._locks.registered(command.locks)
+
+    def explained(self) -> AbstractContextManager[None]:
+        """As `explained`."""
+        return explained(self._shared, self._token)
+
+    def _ask(self, command: r.LockReads, deadline: float) -> r.ReadsLocked:
+        with self.explained():
+            answer = self._session.lock_reads(command, deadline)
+        if answer.broken is not None:
+            raise locks_broken(answer.broken)
+        return answer
+
+    def check_open(self, deadline: float) -> None:
+        """Raise the controller's answer, unless the transaction is open or there is no answer."""
+        with suppress(RetryError, LocksBroken), self.explained():
+            self._session.lock_reads(r.LockReads(self._token, self._writer, 0), deadline)
+
+    def _validate(self, timestamp: int, tables: Iterable[r.TableTime], deadline: float) -> None:
+        """Validate all locks of this process through a time that the controller reported."""
+        self._replica.wait(timestamp, {each.table: each.last for each in tables}, deadline)
+        with self._shown() as view:
+            found = self._locks.validate(view)
+        if found is not None:
+            raise found
+        self._through = {
+            which: through for which, through in self._through.items() if which[0] != self._writer
+        }
+        if self._sequence:
+            self._through[self._writer, self._sequence] = timestamp
+
+    @contextmanager
+    def _shown(self) -> Iterator[TableSnapshot]:
+        """The snapshot, or an equal one if it is closed: commit and finish may be repeated after the `with`
+        block.
+        """
+        if self._view.is_open:
+            yield self._view
+        else:
+            with self._replica.snapshot(at=self._view.timestamp) as view:
+                yield view.in_place_of(self._view)
+
+    # -- validation for a commit --------------------------------------------------------------------------
+
+    def revalidate(self, answer: r.Revalidate, deadline: float) -> None:
+        """Validate the locks of the writers that the controller names, also of processes that ended."""
+        self._validate(answer.timestamp, answer.tables, deadline)
+        for writer in answer.writers:
+            if writer != self._writer:
+                self._validate_of(writer, answer.timestamp, deadline)
+
+    def _validate_of(self, writer: int, timestamp: int, deadline: float) -> None:
+        """Validate the locks of another writer, of whose keys only fingerprints are known here."""
+        sequence = 0
+        while True:
+            answer = self._session.lock_reads(r.ListLocks(self._token, writer, sequence), deadline)
+            if answer.broken is not None:
+                raise locks_broken(answer.broken)
+            if not answer.sequence:
+                break
+            sequence = answer.sequence
+            for locks in answer.locks:
+                self._search(locks)
+        self._through[writer, sequence] = timestamp
+
+    def _search(self, locks: r.TableLocks) -> None:
+        points, snapshot = set(locks.points), self._view.timestamp
+        everything = (r.LockedRange(b"", None),) if points else ()
+        with self._shown() as view:
+            for span in (*everything, *locks.ranges):
+                whole = span in everything
+                for seen in view.walk(locks.table, span.low, span.high):
+                    if seen.timestamp > snapshot and (not whole or fingerprint(seen.key) in points):
+                        raise broken(locks.table, seen, snapshot)

@@ -1,0 +1,826 @@
+"""Transactions that read and write tables.
+
+`TableTransaction` is the handle of the process that begins one, `JoinedTransaction` that of another process in it.
+
+The file is long because both handles share the state of `TableWork`: one snapshot, own writes, and locks.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from functools import wraps
+from typing import Concatenate, Literal, NoReturn, ParamSpec, Self, TypeVar
+
+from anabranch.client.own_writes import Local, OwnRows, ReadBack, Writers, Written, merged
+from anabranch.client.reservation import keepalive_ms_of
+from anabranch.client.shared import Shared, entered
+from anabranch.client.table_locks import Locks, RegisteredLocks, broken
+from anabranch.client.transaction import Transaction
+from anabranch.client.writer import Writer
+from anabranch.core import defaults
+from anabranch.core.hybrid_time import to_text
+from anabranch.core.ids import NO_TXN, txn_text
+from anabranch.core.legal_names import split_stream
+from anabranch.core.limits import check_row_key
+from anabranch.errors import (
+    AlreadyCommitted,
+    AnabranchError,
+    DeadlineExceeded,
+    FixCallError,
+    IllegalState,
+    InvalidArgument,
+    LocksBroken,
+    MalformedRecord,
+    OutcomeUnknown,
+    RetryError,
+    RowExists,
+    RowMissing,
+    SnapshotExpired,
+    TransactionAborted,
+    UnsupportedSetting,
+    UnsupportedVersion,
+)
+from anabranch.schemas import records as r
+from anabranch.tables.replica import ReadReplica
+from anabranch.tables.snapshot import TableSnapshot, bounds, check_limit
+from anabranch.types import Counts, Receipt, Result, result_of
+
+log = logging.getLogger("anabranch.client")
+_GRACE_S = 5.0  # extra time to resolve an outcome
+_BEGINS = 3  # tries, each with a fresh snapshot
+_ROW_BYTES = 48  # size of an event in a command, without key, value and table
+Isolation = Literal["serializable", "snapshot"]
+_BROKEN = "its locks are broken"
+_IN_DOUBT = "its outcome is not known here"
+
+
+W = TypeVar("W", bound="TableWork")
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def alone(call: Callable[Concatenate[W, P], T]) -> Callable[Concatenate[W, P], T]:
+    """Let one thread at a time into a transaction. Locks of the handle and the replica are taken after this one."""
+
+    @wraps(call)
+    def method(self: W, /, *args: P.args, **named: P.kwargs) -> T:
+        # In a forked child the thread that has the lock does not exist.
+        with nullcontext() if self._view.is_forked else self._lock:
+            return call(self, *args, **named)
+
+    return method
+
+
+class TableWork:
+    """The reads and writes of one process in a transaction. Thread-safe."""
+
+    def __init__(
+        self, shared: Shared, replica: ReadReplica, view: TableSnapshot, isolation: Isolation
+    ) -> None:
+        self._shared, self._session = shared, shared.session
+        self._lock = threading.RLock()
+        self._replica = replica
+        self._view = view
+        self._reads_lock = isolation == "serializable"  # otherwise written keys are locked
+        self._own: OwnRows = Local()
+        self._wrote = False
+        self._was_read = False  # read or locked something, so the snapshot must not change
+        self._locks = Locks()
+        self._read_from: dict[int, int] = {}  # writer that was read from -> sequence of its receipt
+        self._broken: LocksBroken | None = None
+        self._over = ""
+
+    def __enter__(self) -> Self:
+        entered(self._shared, self)
+        return self
+
+    @property
+    def timestamp(self) -> int:
+        """The hybrid time of all reads."""
+        return self._view.timestamp
+
+    @property
+    def is_over(self) -> bool:
+        """Whether this process committed, dropped, finished or left it, or its locks are broken."""
+        return bool(self._over)
+
+    # -- reading --------------------------------------------------------------------------------------
+
+    @alone
+    def get(self, table: str, key: bytes, *, lock: bool = True) -> bytes | None:
+        """The row of a key, or None: as of the snapshot, with this transaction's own writes.
+
+        The commit fails if another transaction writes the key meanwhile; with ``lock`` False it does not.
+
+        Raises: InvalidArgument, TooManyLocks, LocksBroken (the key was written since, and this transaction has
+        written), IllegalState (the transaction is over), SnapshotExpired.
+        """
+        self._check()
+        own = self._own.get(table, check_row_key(key))
+        if own is not None:
+            self._note(own.by)
+            return own.value
+        self._was_read = True
+        if not (lock and self._reads_lock):
+            return self._view.get(table, key)
+        seen = self._view.get_version(table, key)
+        self._locks.point(table, key)
+        if seen.timestamp > self.timestamp:
+            self._break(broken(table, seen, self.timestamp))
+        return seen.value
+
+    @alone
+    def scan(
+        self,
+        table: str,
+        low: bytes | None = None,
+        high: bytes | None = None,
+        *,
+        prefix: bytes | None = None,
+        reverse: bool = False,
+        limit: int | None = None,
+        lock: bool = True,
+    ) -> Iterator[tuple[bytes, bytes]]:
+        """Rows from ``low`` up to ``high`` (not included), or with a prefix, in byte order of their keys.
+
+        The part that was iterated over is locked, including its missing keys. Own writes during the iteration are
+        not seen. Raises: as `get`.
+        """
+        self._check()
+        check_limit(limit)
+        self._was_read = True
+        begin, end = bounds(low, high, prefix)
+        mine = self._own.scan(table, begin, end, reverse=reverse)
+        seen = self._seen(table, begin, end, reverse, lock and self._reads_lock)
+        return self._rows(merged(seen, mine, reverse), limit)
+
+    def _rows(
+        self, found: Iterator[tuple[bytes, Written]], limit: int | None
+    ) -> Iterator[tuple[bytes, bytes]]:
+        left = -1 if limit is None else limit
+        while left != 0:
+            row = self._step(found)
+            if row is None:
+                return
+            if row[1].value is not None:
+                left -= 1
+                yield row[0], row[1].value
+
+    @alone
+    def _step(self, found: Iterator[tuple[bytes, Written]]) -> tuple[bytes, Written] | None:
+        self._check()
+        row = next(found, None)
+        if row is not None:
+            self._note(row[1].by)
+        return row
+
+    def _note(self, by: r.WriterAt | None) -> None:
+        if by is not None:
+            self._read_from[by.writer] = max(by.sequence, self._read_from.get(by.writer, 0))
+
+    def _seen(
+        self, table: str, low: bytes, high: bytes | None, reverse: bool, lock: bool
+    ) -> Iterator[tuple[bytes, Written]]:
+        """Rows of the snapshot. Each returned row, and the range before it, is locked."""
+        span = None
+        for seen in self._view.walk(table, low, high, reverse=reverse):
+            if lock:
+                first, end = (seen.key, high) if reverse else (low, seen.key + b"\0")
+                span = span or self._locks.span(table, low, high)
+                span.low, span.high = first, end
+                if seen.timestamp > self.timestamp:
+                    self._break(broken(table, seen, self.timestamp))
+            yield seen.key, Written(seen.value)
+        if lock:
+            span = span or self._locks.span(table, low, high)
+            span.low, span.high = low, high
+
+    @alone
+    def lock(
+        self,
+        table: str,
+        key: bytes | None = None,
+        *,
+        low: bytes | None = None,
+        high: bytes | None = None,
+        prefix: bytes | None = None,
+    ) -> None:
+        """Lock a key or a range without reading it; without arguments the whole table. Raises: as `get`."""
+        self._check()
+        self._check_table(table)
+        self._was_read = True
+        if key is not None and not low is high is prefix is None:
+            raise InvalidArgument("give a key, a prefix, or low and high")
+        if key is not None:
+            self._locks.point(table, check_row_key(key))
+        else:
+            self._locks.span(table, *bounds(low, high, prefix))
+
+    @alone
+    def refresh(self) -> None:
+        """Let later reads see the writes of this transaction's processes that have finished since the first read.
+
+        This needs ``writers`` "all". Raises: IllegalState.
+        """
+        self._check()
+        self._own.refresh()
+
+    # -- writing --------------------------------------------------------------------------------------
+
+    def put(self, table: str, key: bytes, value: bytes) -> None:
+        """Write a row, whether the key has one or not.
+
+        Raises: InvalidArgument, IllegalState; LocksBroken (what this transaction read was written since); as
+        `Transaction.write` in a long transaction.
+        """
+        if not isinstance(value, bytes):
+            raise InvalidArgument(
+                f"a row is bytes, not {type(value).__name__}; `delete` takes it away"
+            )
+        self._put(table, key, value)
+
+    def delete(self, table: str, key: bytes) -> None:
+        """Delete a row if it exists. Raises: as `put`."""
+        self._put(table, key, None)
+
+    @alone
+    def insert(self, table: str, key: bytes, value: bytes) -> None:
+        """Write a row that does not exist. Raises: RowExists; as `get` and `put`."""
+        if self.get(table, key) is not None:
+            raise RowExists(f"{table} has a row {key!r:.100}: `put` or `replace` it")
+        self.put(table, key, value)
+
+    @alone
+    def replace(self, table: str, key: bytes, value: bytes) -> None:
+        """Write a row that exists. Raises: RowMissing; as `get` and `put`."""
+        if self.get(table, key) is None:
+            raise RowMissing(f"{table} has no row {key!r:.100}: `put` or `insert` it")
+        self.put(table, key, value)
+
+    @alone
+    def _put(self, table: str, key: bytes, value: bytes | None) -> None:
+        self._check()
+        self._check_table(table)
+        self._view.check_open()
+        if self._broken is not None:
+            self._fail(self._broken)
+        check_row_key(key)
+        if not self._reads_lock:
+            self._locks.point(table, key)
+        self._wrote = True
+        self._write(table, key, value)
+        self._own.put(table, key, value)
+
+    def _write(self, table: str, key: bytes, value: bytes | None) -> None:
+        raise NotImplementedError
+
+    # -- its end --------------------------------------------------------------------------------------
+
+    def _end(self, why: str) -> None:
+        if not self._over:
+            self._view.close()
+            self._own.close()
+        if self._over in ("", _IN_DOUBT):
+            self._over = why
+
+    def _break(self, error: LocksBroken) -> None:
+        """Note that a lock is broken. A transaction that wrote ends; one that did not may continue to read."""
+        self._broken = self._broken or error
+        if self._wrote:
+            self._fail(self._broken)
+
+    def _fail(self, error: LocksBroken) -> NoReturn:
+        """End the transaction with this error, or with the controller's answer if another process has committed
+        it.
+        """
+        self._broken = error
+        self._replica.broken_at = max(self._replica.broken_at, error.commit_timestamp)
+        self._give_up()
+        self._end(_BROKEN)
+        raise error
+
+    def _give_up(self) -> None:
+        """Leave an open transaction. Raises the controller's answer if the transaction has ended."""
+
+    def _check(self) -> None:
+        self._view.check_fork()
+        if self._over:
+            if self._over == _BROKEN and self._broken is not None:
+                raise self._broken
+            raise IllegalState(f"the transaction is over, {self._over}: begin another one")
+
+    def _check_table(self, table: str) -> None:
+        if table not in self._replica.tables:
+            raise InvalidArgument(
+                f"{table!r} is not in this replica of {', '.join(self._replica.tables)}: open it with that one, too"
+            )
+
+
+class TableTransaction(TableWork):
+    """Made by `Replica.begin`; use it as a context manager. Thread-safe.
+
+    A short transaction is one command. A ``keepalive``, `token`, `flush`, or too many writes for one command make
+    it a long one, which is open at the controller. Leaving the block without a commit drops it.
+    """
+
+    def __init__(
+        self,
+        shared: Shared,
+        replica: ReadReplica,
+        view: TableSnapshot,
+        isolation: Isolation,
+        keepalive: float | None = None,
+        writers: Writers = "own",
+    ) -> None:
+        """``keepalive``: seconds; None for a short transaction."""
+        super().__init__(shared, replica, view, isolation)
+        self._keepalive = defaults.KEEPALIVE_S if keepalive is None else keepalive
+        self._reads_others = writers == "all"
+        # Events that are not handed to the handle of a long one.
+        self._events: deque[r.Event] = deque()
+        self._bytes = 0
+        self._txn_id: bytes | None = None
+        self._sent = False  # a commit was sent, and may have taken effect
+        self._shot: r.OneShot | None = None  # the command of that commit
+        self._result: Result | None = None
+        self._opened: Transaction | None = None
+        self._reads: RegisteredLocks | None = None
+        if keepalive is not None:
+            try:
+                self._open(None)
+            except BaseException:
+                self._end("it was not begun")
+                raise
+
+    @alone
+    def __exit__(self, _: object, error: BaseException | None, trace: object) -> None:
+        if self._view.is_forked:
+            return
+        opened = self._opened
+        if self._sent or (opened is not None and opened.state in ("doubted", "decided")):
+            self._end(_IN_DOUBT)
+            return  # other processes may rely on it
+        if not self._over and self._wrote and error is None:
+            log.warning("%r is left without commit: its writes are dropped", self)
+        try:
+            self.abort()
+        except AnabranchError as trouble:
+            if error is None:
+                raise
+            log.warning("%r could not be aborted and will go stale: %s", self, trouble)
+        finally:
+            self._end("it could not be aborted")
+
+    def __repr__(self) -> str:
+        return (
+            f"<TableTransaction of {', '.join(self._replica.tables)} at {to_text(self.timestamp)}>"
+        )
+
+    @property
+    def txn_id(self) -> bytes | None:
+        """The id, 16 bytes; None before anything was sent."""
+        return self._txn_id
+
+    @property
+    def result(self) -> Result | None:
+        """The result after the commit, else None."""
+        return self._result
+
+    # -- writing --------------------------------------------------------------------------------------
+
+    def _write(self, table: str, key: bytes, value: bytes | None) -> None:
+        self._bytes += len(key) + len(value or b"") + len(table) + _ROW_BYTES
+        event = r.Event(table, -1, key, value, (), -1)
+        self._events.append(event)
+        if self._reads is not None or self._bytes > self._shared.one_shot_bytes:
+            try:
+                self._open(None)
+            except AnabranchError:
+                if self._events and self._events[-1] is event:
+                    self._events.pop()  # this write was refused
+                raise
+
+    # -- a long transaction ---------------------------------------------------------------------------
+
+    def _open(self, timeout: float | None) -> tuple[Transaction, RegisteredLocks]:
+        """Begin it at the controller unless it is open, and hand over what was written so far."""
+        opened = self._opened
+        if opened is None or self._reads is None:
+            opened = self._begun(timeout)
+            self._reads = RegisteredLocks(
+                self._shared,
+                opened.identity,
+                self._replica,
+                self._view,
+                self._locks,
+                self._read_from,
+            )
+            opened.read_by(self._reads)
+        try:
+            with self._reads.explained():
+                while self._events:
+                    event = self._events[0]
+                    opened.write(event.stream, event.value, key=event.key)
+                    self._events.popleft()
+        except LocksBroken as error:
+            self._fail(error)
+        if self._reads_others and isinstance(
+            self._own, Local
+        ):  # until now it has this process's rows
+            self._own.close()
+            self._own = read_back(self._shared, opened)
+        return opened, self._reads
+
+    def _begun(self, timeout: float | None) -> Transaction:
+        """The handle of the transaction, begun at the controller with the tables that it reads at the snapshot.
+
+        A snapshot that is too old is replaced if it was not read yet.
+        """
+        scope, tries = split_stream(self._replica.tables[0])[0], 0
+        while True:
+            if self._opened is None:
+                keepalive_ms = keepalive_ms_of(self._keepalive)
+                self._opened = Transaction(
+                    self._shared, scope, None, keepalive_ms, snapshot=self.timestamp
+                )
+            opened = self._opened
+            tries += 1
+            try:
+                opened.open_named(timeout)
+                self._txn_id = opened.txn_id
+                self._name_tables(opened, timeout)
+                return opened
+            except TransactionAborted:
+                self._txn_id = opened.txn_id
+                # Ask, also for the next transaction: without commits only a question moves the newest moment.
+                view = self._replica.snapshot()
+                self._view.close()
+                self._view = view
+                if self._was_read or tries == _BEGINS:
+                    self._end("it is aborted")
+                    raise
+            self._opened = None
+
+    def _name_tables(self, opened: Transaction, timeout: float | None) -> None:
+        """Make the controller keep the tables readable at the snapshot. `TransactionAborted`: it is too old."""
+        named = r.LockReads(*opened.identity, 0, tables=self._replica.tables)
+        try:
+            self._session.lock_reads(named, self._shared.deadline(timeout))
+        except FixCallError as error:
+            self._drop(opened, str(error))
+            self._opened = None
+            if isinstance(error, SnapshotExpired):
+                raise TransactionAborted(str(error)) from error
+            raise
+
+    @alone
+    def token(
+        self,
+        rights: str | Iterable[str] = ("write", "heartbeat"),
+        *,
+        expires: float | None = None,
+        lane: str | None = None,
+    ) -> bytes:
+        """The secret bytes with which other processes join (`Replica.join`), as for `Transaction.token`.
+
+        All reads so far are registered and valid. Raises: LocksBroken, TooMuchLocked, as `commit`.
+        """
+        self._check()
+        opened, _ = self._register(None)
+        return opened.token(rights, expires=expires, lane=lane)
+
+    @alone
+    def flush(self, timeout: float | None = None) -> None:
+        """Wait until what was read is registered and validated, and what was written is stored.
+
+        Raises: LocksBroken, TooMuchLocked; as `Transaction.flush`.
+        """
+        self._check()
+        opened, _ = self._register(timeout)
+        opened.flush(timeout)
+
+    def _register(self, timeout: float | None) -> tuple[Transaction, RegisteredLocks]:
+        opened, reads = self._open(timeout)
+        if self._broken is not None:
+            self._fail(self._broken)
+        try:
+            reads.flush(self._shared.deadline(timeout))
+        except LocksBroken as error:
+            self._fail(error)
+        return opened, reads
+
+    # -- its end --------------------------------------------------------------------------------------
+
+    @alone
+    def commit(
+        self,
+        receipts: Sequence[Receipt | bytes] | None = None,
+        *,
+        name: str | None = None,
+        timeout: float | None = None,
+    ) -> Result:
+        """Commit, if nothing that was read has changed at the commit timestamp. Repeating it returns the same
+        result.
+
+        A transaction without writes and name succeeds without a command: its commit timestamp is that of the
+        snapshot. ``receipts``, ``name``: as for `Transaction.commit`. The reads of all its processes count, even if
+        their writes are not taken.
+
+        Raises:
+            LocksBroken, TransactionAborted: it is over without effect; begin again.
+                DeadlineExceeded, NotReady, EventTooLarge, SnapshotExpired: nothing was written.
+                OutcomeUnknown: commit again, or ask ``client.state`` later.
+                WritersUnfinished, ReceiptMismatch and others: as `Transaction.commit`.
+        """
+        if self._result is not None:
+            return self._result
+        late = self._over == _IN_DOUBT
+        if not late:
+            super()._check()
+        if self._opened is not None:
+            try:
+                self._result = self._commit_open(receipts, name, timeout)
+            except (
+                AlreadyCommitted
+            ):  # another process committed it, perhaps with all writes of this one
+                if self._events:
+                    raise
+                self._result = self._opened.commit(receipts, name=name, timeout=timeout)
+        elif late:
+            self._result = result_of(self._found_out(self._shared.deadline(timeout)))
+        elif receipts:
+            raise InvalidArgument(
+                "no other process can have written, as the token was never asked for: give no receipts"
+            )
+        elif not self._events and name is None:
+            self._result = Result(NO_TXN, self.timestamp, Counts(0, 0, 0))
+        else:
+            self._result = result_of(self._commit(name, self._shared.deadline(timeout)))
+        self._end("it is committed")
+        return self._result
+
+    def _found_out(self, deadline: float) -> r.Outcome:
+        """Resolve the outcome of a short transaction whose commit was not answered."""
+        outcome = self._session.resolve(self._txn_id or NO_TXN, self._scope(), None, deadline)
+        if outcome.state != "COMMITTED" and self._shot is not None:
+            # If it gave way to an earlier commit of its name, only an answer to the command itself names that one.
+            answer = self._session.locked_shot(self._shot, deadline)
+            outcome = answer if isinstance(answer, r.Outcome) else outcome
+        if outcome.state != "COMMITTED":
+            why = outcome.reason or outcome.state
+            raise TransactionAborted(f"the transaction is aborted ({why}): begin a new one")
+        return outcome
+
+    def _scope(self) -> str:
+        return split_stream(self._events[0].stream if self._events else self._replica.tables[0])[0]
+
+    def _commit(self, name: str | None, deadline: float) -> r.Outcome:
+        self._shared.check()
+        scope = self._scope()
+        txn_id = self._txn_id = self._txn_id or self._session.new_txn_id(scope, deadline)
+        while True:
+            # Take the marks before validating, so that the validation includes everything up to them.
+            marks = self._replica.marks()
+            found: AnabranchError | None
+            try:
+                found = self._broken or self._locks.validate(self._view, marks)
+            except SnapshotExpired as error:
+                found = error
+            if found is not None and self._sent:
+                # The lock may be broken by its own commit, or after it.
+                return self._given_up(txn_id, scope, found)
+            if isinstance(found, LocksBroken):
+                self._fail(found)
+            if found is not None:
+                raise found
+            locks = self._locks.records(self._replica.tables, marks)
+            command = r.OneShot(txn_id, scope, name, tuple(self._events), None, locks)
+            answer = self._send(command, deadline)
+            last = {each.table: each.last for each in answer.tables}
+            if isinstance(answer, r.Outcome):
+                self._replica.observe(answer.commit_timestamp, last)
+                return answer
+            self._sent = False
+            try:
+                self._replica.wait(answer.timestamp, last, deadline)
+            except AnabranchError as error:
+                return self._given_up(txn_id, scope, error)
+
+    def _send(self, command: r.OneShot, deadline: float) -> r.Outcome | r.Revalidate:
+        before, self._sent, self._shot = self._sent, True, command
+        try:
+            return self._session.locked_shot(command, deadline)
+        except (OutcomeUnknown, MalformedRecord, UnsupportedVersion):
+            raise  # no answer, or an unreadable one
+        except TransactionAborted:
+            self._end("it is aborted")
+            raise
+        except AnabranchError:
+            self._sent = before  # this copy was refused, so it had no effect
+            if not before:
+                self._txn_id = None  # resolving it may have aborted the id
+            raise
+
+    def _given_up(self, txn_id: bytes, scope: str, error: AnabranchError) -> r.Outcome:
+        """Resolve the outcome, because an earlier copy of the command may still be carried out."""
+        try:
+            outcome = self._session.resolve(txn_id, scope, None, self._shared.deadline(_GRACE_S))
+        except AnabranchError as trouble:
+            raise OutcomeUnknown(
+                f"the outcome of transaction {txn_text(txn_id)} is not known: {trouble}",
+                txn_id=txn_id,
+            ) from error
+        if outcome.state == "COMMITTED":
+            return outcome
+        if isinstance(error, LocksBroken):
+            self._fail(error)
+        self._end("it is aborted")
+        if not isinstance(error, RetryError):
+            raise error
+        raise DeadlineExceeded(
+            f"the replica did not show in time whether the locks hold: {error}; nothing was written, begin again"
+        ) from error
+
+    def _check(self) -> None:
+        state = None if self._opened is None else self._opened.state
+        sent = self._sent or state in ("sent", "doubted")
+        if self._over == _IN_DOUBT or (sent and not self._over):
+            raise IllegalState("its commit was sent, and the outcome is not known: commit again")
+        super()._check()
+        if state == "decided":
+            raise AlreadyCommitted("the transaction was committed elsewhere")
+
+    def _commit_open(
+        self, receipts: Sequence[Receipt | bytes] | None, name: str | None, timeout: float | None
+    ) -> Result:
+        opened, reads = self._open(timeout)
+        try:
+            with reads.explained():
+                if (
+                    opened.state == "open"
+                ):  # otherwise only the controller knows whether the locks are valid
+                    if self._broken is not None:
+                        raise self._broken
+                    with suppress(OutcomeUnknown):  # another commit is under way
+                        reads.register(self._shared.deadline(timeout))
+                return opened.commit(receipts, name=name, timeout=timeout)
+        except LocksBroken as error:
+            self._broken = self._broken or error
+            if self._wrote or receipts or name is not None or self._others_wrote(opened):
+                self._fail(error)
+            self._drop(opened)
+            return Result(NO_TXN, self.timestamp, Counts(0, 0, 0))
+        except TransactionAborted:
+            self._end("it is aborted")
+            raise
+
+    def _others_wrote(self, opened: Transaction) -> bool:
+        try:
+            token, _ = opened.identity
+        except LocksBroken:
+            return True  # the controller has aborted it, so it did more than read
+        state = self._session.state(opened.txn_id or b"", token, self._shared.deadline(None))
+        return bool(state.streams)
+
+    def _drop(self, opened: Transaction, reason: str = _BROKEN) -> None:
+        """Abort it.
+
+        Raises: AlreadyCommitted, OutcomeUnknown (its commit came first, so broken locks do not matter).
+        """
+        try:
+            opened.abort(reason, timeout=_GRACE_S)
+        except (AlreadyCommitted, OutcomeUnknown):
+            raise  # only the controller knows the outcome
+        except AnabranchError as trouble:
+            log.warning("%r could not be aborted and will go stale: %s", self, trouble)
+
+    @alone
+    def abort(self, reason: str = "aborted by the client") -> None:
+        """Drop the transaction; repeating this is harmless. A long one is aborted as by `Transaction.abort`.
+
+        If a commit was sent, this does not change the outcome: commit again to learn it.
+        """
+        if self._opened is not None and self._over in ("", _IN_DOUBT):
+            self._opened.abort(reason)
+        self._end(_IN_DOUBT if self._sent else "it is aborted")
+
+    def _give_up(self) -> None:
+        if self._opened is not None and self._over in ("", _IN_DOUBT):
+            self._drop(self._opened)
+
+
+class JoinedTransaction(TableWork):
+    """Reads and writes of a transaction begun elsewhere, at its snapshot. Made by `Replica.join`.
+
+    Leaving its `with` block without an exception finishes it. Thread-safe.
+    """
+
+    def __init__(
+        self,
+        shared: Shared,
+        replica: ReadReplica,
+        writer: Writer,
+        view: TableSnapshot,
+        isolation: Isolation,
+        writers: Writers,
+    ) -> None:
+        super().__init__(shared, replica, view, isolation)
+        if writers == "all":
+            self._own = read_back(shared, writer)
+        self._writer = writer
+        self._reads = RegisteredLocks(
+            shared, writer.identity, replica, view, self._locks, self._read_from
+        )
+        self._finished: Receipt | None = None
+
+    @alone
+    def __exit__(self, _: object, error: BaseException | None, trace: object) -> None:
+        if self._view.is_forked:
+            return
+        try:
+            if error is None and not self._over:
+                self.finish()
+        except RetryError:
+            self._end(_IN_DOUBT)
+            raise
+        finally:
+            if self._over != _IN_DOUBT:
+                self.discard()
+
+    def __repr__(self) -> str:
+        return f"<JoinedTransaction {txn_text(self.txn_id)} at {to_text(self.timestamp)}>"
+
+    @property
+    def txn_id(self) -> bytes:
+        """The transaction, 16 bytes."""
+        return self._writer.txn_id
+
+    def _write(self, table: str, key: bytes, value: bytes | None) -> None:
+        with self._broken_fails():
+            self._writer.write(table, value, key=key)
+
+    @contextmanager
+    def _broken_fails(self) -> Iterator[None]:
+        try:
+            with self._reads.explained():
+                yield
+        except LocksBroken as error:
+            self._fail(error)
+
+    @alone
+    def flush(self, timeout: float | None = None) -> Receipt:
+        """Wait until what was read is registered and validated, and what was written is stored. The handle stays
+        usable.
+
+        Pass on conclusions from these reads only after this call. Raises: LocksBroken; as `Writer.flush`.
+        """
+        self._check()
+        with self._broken_fails():
+            self._reads.flush(self._shared.deadline(timeout))
+            return self._writer.flush(timeout)
+
+    @alone
+    def finish(self, timeout: float | None = None) -> Receipt:
+        """`flush`, and end this part. Give the receipt to the process that commits. Later calls return the same
+        receipt.
+
+        After an error that says so it may be repeated, even after the `with` block.
+        """
+        if self._finished is None:
+            if self._over != _IN_DOUBT:
+                self._check()
+            with self._broken_fails():
+                self._reads.flush(self._shared.deadline(timeout))
+                self._finished = self._writer.finish(timeout)
+            self._end("this part of it is finished")
+        return self._finished
+
+    @alone
+    def discard(self) -> None:
+        """Drop writes that are not flushed. Registered locks stay."""
+        if self._finished is None:
+            self._writer.discard()
+        self._end("this part of it is discarded")
+
+    def _check(self) -> None:
+        if self._over == _IN_DOUBT:
+            raise IllegalState(
+                "it was left, and is not finished: call `finish` again, or `discard`"
+            )
+        super()._check()
+
+    def _give_up(self) -> None:
+        self._reads.check_open(self._shared.deadline(None))
+        self._writer.discard()
+
+
+def read_back(shared: Shared, handle: Transaction | Writer) -> ReadBack:
+    """The rows that a transaction wrote, of this handle and of finished writers."""
+    readers = shared.ports.readers
+    if readers is None:
+        raise UnsupportedSetting("this client has no readers")
+    return ReadBack(handle, shared.session, readers.ports, lambda: shared.deadline(None))
