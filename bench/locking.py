@@ -23,8 +23,8 @@ from typing import Any
 
 import anabranch
 from anabranch.core.hybrid_time import from_us
-from anabranch.core.journal.table_writes import Write, fingerprint
-from anabranch.core.read_locks import Windows
+from anabranch.core.locks.recent_writes import Windows
+from anabranch.core.locks.table_writes import Write, fingerprint
 from anabranch.errors import AnabranchError
 from anabranch.infra.broker import EmbeddedBroker
 from anabranch.tables.replica import Replica

@@ -111,7 +111,7 @@ LONG_FUNCTIONS = {
     "anabranch/audit/journal.py: check_plain",
     "anabranch/audit/run.py: run",
     "anabranch/client/receipts.py: _make_write",
-    "anabranch/core/decisions/commits/commit.py: commit",
+    "anabranch/core/decisions/commit.py: commit",
     "anabranch/core/decisions/transactions.py: begin",
     "anabranch/infra/broker.py: _launch",
 }
@@ -126,8 +126,6 @@ MANY_ARGUMENTS = {
 }
 # Files that nobody has merged into their importer yet have no reason here.
 SMALL_FILES = {
-    "anabranch/core/decisions/commits/settle.py": "",
-    "anabranch/core/decisions/grants.py": "",
     "anabranch/infra/__main__.py": "an entry point: `python -m anabranch.infra`",
     "anabranch/ledger/watch.py": "",
     "anabranch/librdkafka/groups.py": "the one implementation of a port",
@@ -148,12 +146,12 @@ SPLATS = {
     "anabranch/client/transaction.py: _prepare_events",
     "anabranch/core/decisions/bases.py: base_published",
     "anabranch/core/decisions/cleanup.py: clean_up",
-    "anabranch/core/decisions/commits/names_and_series.py: give_back",
-    "anabranch/core/decisions/commits/names_and_series.py: take_number",
+    "anabranch/core/decisions/claims.py: give_back",
+    "anabranch/core/decisions/claims.py: take_number",
     "anabranch/core/decisions/questions.py: _carries_of",
-    "anabranch/core/decisions/set_aside.py: list_commands",
+    "anabranch/core/decisions/lanes.py: list_commands",
     "anabranch/core/decisions/turn.py: done",
-    "anabranch/core/journal/index.py: plain_from",
+    "anabranch/core/journal_index.py: plain_from",
     "anabranch/faust/agents.py: _loader",
     "anabranch/faust/agents.py: load",
     "anabranch/kafka/oauth_tokens.py: __call__",
@@ -167,7 +165,7 @@ SHARED_LINES = {
 }
 # Tables know the client by these, as they may not import it.
 FEW_IMPLEMENTATIONS = {
-    "anabranch/core/journal/table_writes.py: Numbers": "a number of the processors' metrics",
+    "anabranch/core/locks/table_writes.py: Numbers": "a number of the processors' metrics",
     "anabranch/reading/committed_log.py: Groups": "a port",
     "anabranch/tables/compact.py: Compacting": "",
     "anabranch/tables/joined.py: Joins": "",

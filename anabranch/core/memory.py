@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from typing import Generic, Literal, NamedTuple, Self, TypeVar
 
 from anabranch.core.ids import txn_text
-from anabranch.core.journal.table_writes import Write
-from anabranch.core.journal.usage import Place
-from anabranch.core.read_locks import WindowDraft, Windows
+from anabranch.core.journal_index import Place
+from anabranch.core.locks.recent_writes import WindowDraft, Windows
+from anabranch.core.locks.table_writes import Write
 from anabranch.core.state import OpenTxn, State
 from anabranch.core.stream_states import ACTIVE, FORGETTING, FORGOTTEN, LOST, state_of
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from anabranch.core.journal.runs import StoredRun
+from anabranch.core.journal_runs import StoredRun
 from anabranch.core.legal_names import OPEN_LANE
 from anabranch.schemas.records import (
     AuditRow,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterator
 from enum import IntEnum
-from typing import Any
+from typing import Any, Protocol
 
 from anabranch.core.ids import NO_TXN, TXN_ID_SIZE
 from anabranch.errors import MalformedRecord, UnsupportedVersion
@@ -340,3 +340,13 @@ def foreign(
         f"the status log has a row that {who} controller wrote, of key {key.hex()}: {what}. Let only controllers "
         "write to that topic; a record of this key with a null value takes the row away"
     )
+
+
+class Rows(Protocol):
+    """The calls of a table that the core makes; `anabranch.ports.Table` has them."""
+
+    def get(self, key: bytes) -> bytes | None: ...
+
+    def scan(self, prefix: bytes, first: bytes = b"") -> Iterator[tuple[bytes, bytes]]: ...
+
+    def scan_back(self, before: bytes) -> Iterator[tuple[bytes, bytes]]: ...

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from anabranch.core import limits
 from anabranch.core.hybrid_time import to_text
 from anabranch.core.ids import txn_text
-from anabranch.core.journal.table_writes import fingerprint
+from anabranch.core.locks.table_writes import fingerprint
 from anabranch.errors import LocksBroken, TooManyLocks
 from anabranch.schemas import records as r
 from anabranch.tables.snapshot import TableSnapshot

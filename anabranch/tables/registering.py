@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Protocol
 
-from anabranch.core.journal.table_writes import fingerprint
+from anabranch.core.locks.table_writes import fingerprint
 from anabranch.core.transaction_states import HandleState, locks_broken
 from anabranch.errors import AnabranchError, LocksBroken, RetryError, TransactionAborted
 from anabranch.schemas import records as r

@@ -19,14 +19,14 @@ from copy import copy
 from typing import Any
 
 from anabranch.core import rows as k
-from anabranch.core.decisions.commits.commit import next_due_ms
+from anabranch.core.decisions.commit import next_due_ms
 from anabranch.core.decisions.decide import decide, decide_due
 from anabranch.core.decisions.streams import stream_created, stream_refused
 from anabranch.core.decisions.turn import Settings, Turn, close_round
-from anabranch.core.journal.index import JournalIndex
+from anabranch.core.journal_index import JournalIndex
 from anabranch.core.legal_names import ADMIN_LANE, OPEN_LANE
+from anabranch.core.locks.recent_writes import Windows
 from anabranch.core.memory import Keepalives, Kept, LeaderMemory
-from anabranch.core.read_locks import Windows
 from anabranch.core.round import ReplyTo, Round
 from anabranch.core.state import State
 from anabranch.errors import AnabranchError

@@ -8,8 +8,8 @@ import pytest
 
 from anabranch.core import limits
 from anabranch.core.authorize import Right
-from anabranch.core.decisions.expiry import UNREAD_MS, silent_lanes
 from anabranch.core.decisions.lanes import position_of, resume
+from anabranch.core.decisions.transactions import UNREAD_MS, silent_lanes
 from anabranch.core.decisions.turn import AT_END
 from anabranch.core.legal_names import ADMIN_LANE, OPEN_LANE
 from anabranch.core.memory import LaneSeen

@@ -14,10 +14,16 @@ import pytest
 
 from anabranch.core import authorize
 from anabranch.core.authorize import ALL, Right
-from anabranch.core.decisions import decide, questions, transactions
-from anabranch.core.decisions.commits import askers as waiting
-from anabranch.core.decisions.commits import commit, one_shot, writers
-from anabranch.core.decisions.commits import names_and_series as claims
+from anabranch.core.decisions import askers as waiting
+from anabranch.core.decisions import (
+    claims,
+    commit,
+    decide,
+    one_shot,
+    questions,
+    transactions,
+    writers,
+)
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.round import ReplyTo
 from anabranch.schemas import records as r

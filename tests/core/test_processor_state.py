@@ -12,13 +12,11 @@ from unittest.mock import patch
 
 import pytest
 
-from anabranch.core import authorize, stream_settings
+from anabranch.core import authorize, journal_index, stream_settings
 from anabranch.core import rows as k
 from anabranch.core.authorize import Right
-from anabranch.core.decisions import scale, streams, tenures
-from anabranch.core.decisions.commits import commit, merge, positions
+from anabranch.core.decisions import commit, merge, positions, scale, streams, tenures
 from anabranch.core.decisions.streams import stream_forgotten
-from anabranch.core.journal import index
 from anabranch.core.partitioner import Layout
 from anabranch.errors import AnabranchError, UnknownStream
 from anabranch.schemas import records as r
@@ -341,7 +339,7 @@ BUGS: dict[str, Callable[[], Any]] = {
     ),
     "any commit may write state": lambda: patch.object(positions, "check_state", lambda *_: None),
     "of any size": lambda: patch.object(positions, "check_state_size", lambda *_: None),
-    "journals place state by key": lambda: patch.object(index, "is_state", lambda _: False),
+    "journals place state by key": lambda: patch.object(journal_index, "is_state", lambda _: False),
     "state is carried aside": lambda: patch.object(merge, "is_state", lambda _: False),
     "the row does not say what changed": lambda: patch.object(positions, "move", _unsaid),
     "… by journals": lambda: patch.object(

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from anabranch.core import rows as k
 from anabranch.core.ids import NO_TXN
-from anabranch.core.overlay import Overlay
 from anabranch.core.rows import Entry
-from anabranch.core.state import State
+from anabranch.core.state import Overlay, State
 from anabranch.errors import InvariantViolation, MalformedRecord
 from anabranch.schemas import records as r
 from tests.core.tables import Memory

@@ -10,9 +10,9 @@ import pytest
 
 from anabranch.core.decisions.streams import stream_forgotten
 from anabranch.core.ids import NO_TXN
-from anabranch.core.journal import table_writes
-from anabranch.core.journal.table_writes import FEW_KEYS, Keys, Write, fingerprint, write_of
-from anabranch.core.read_locks import Windows
+from anabranch.core.locks import table_writes
+from anabranch.core.locks.recent_writes import Windows
+from anabranch.core.locks.table_writes import FEW_KEYS, Keys, Write, fingerprint, write_of
 from anabranch.core.round import Part, StreamCommit
 from anabranch.errors import InvalidArgument, NotAuthorized, UnknownStream
 from anabranch.schemas import records as r

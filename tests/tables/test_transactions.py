@@ -16,12 +16,11 @@ import pytest
 from anabranch.batches.records import Record, encode_batch
 from anabranch.client.transaction import Transaction
 from anabranch.core.decisions import decide
-from anabranch.core.decisions.commits import frozen
 from anabranch.core.decisions.turn import Settings
-from anabranch.core.journal import table_writes
-from anabranch.core.journal.runs import unpack_run
+from anabranch.core.journal_runs import unpack_run
 from anabranch.core.limits import Room
-from anabranch.core.read_locks import Windows
+from anabranch.core.locks import frozen, table_writes
+from anabranch.core.locks.recent_writes import Windows
 from anabranch.core.rows import INDEX
 from anabranch.errors import (
     AlreadyCommitted,

@@ -9,58 +9,23 @@ from __future__ import annotations
 
 from anabranch.core import limits
 from anabranch.core import rows as k
-from anabranch.core.authorize import table_of
-from anabranch.core.decisions.alter import begin_change, idle_row, stream_changed
 from anabranch.core.decisions.scopes import active_stream, consuming, oldest_snapshot
+from anabranch.core.decisions.streams import begin_change, idle_row, stream_changed
 from anabranch.core.decisions.times import admit_change
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.hybrid_time import from_s, to_s, to_text
 from anabranch.core.ids import txn_text
-from anabranch.core.legal_names import BASE as BASES
 from anabranch.core.legal_names import base_stream, split_stream
 from anabranch.core.round import ReplyTo
-from anabranch.core.stream_settings import BASE, is_table
+from anabranch.core.stream_settings import BASE
 from anabranch.errors import IllegalState, InvalidArgument, NotReady
 from anabranch.schemas.records import (
     BaseRow,
-    CreateStream,
     ProcessorRow,
     PublishBase,
     StreamChange,
     StreamRow,
 )
-
-
-def check_companion(turn: Turn, command: CreateStream) -> None:
-    """`InvalidArgument` if the name or the setting of a table's companion is used for another stream.
-
-    A table has to begin empty, because replicas and bases contain only what commits wrote.
-    """
-    stream, table = command.stream, command.settings.get(BASE)
-    if table is not None:
-        if table not in turn.state.tables or stream != base_stream(table) or command.adopt:
-            raise InvalidArgument(
-                f"{stream} with setting {BASE}={table}: the companion of a table is named as that with {BASES} "
-                "behind, and begins empty; `compact_table` makes it"
-            )
-    elif stream.endswith(BASES) and is_a_table(turn.state.streams.get(stream.removesuffix(BASES))):
-        raise InvalidArgument(f"{stream} is the name of a table's companion: choose another one")
-    elif is_table(command.settings):
-        if command.adopt:
-            raise InvalidArgument(
-                f"{stream}: a table begins empty: create it without adopting, and write the old records to it"
-            )
-        companion = base_stream(stream)
-        split_stream(companion)  # refuses a name that is too long for one
-        if companion in turn.state.streams and table_of(turn.state, companion) != stream:
-            raise InvalidArgument(
-                f"there is a stream {companion}, which would be the companion of {stream}: choose another name"
-            )
-
-
-def is_a_table(row: StreamRow | None) -> bool:
-    """Whether a stream is, or will be, a table."""
-    return row is not None and is_table(row.settings)
 
 
 def publish_base(turn: Turn, command: PublishBase, to: ReplyTo | None) -> None:

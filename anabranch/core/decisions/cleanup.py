@@ -21,8 +21,8 @@ from typing import NamedTuple
 
 from anabranch.core import rows as k
 from anabranch.core.decisions.turn import Turn
-from anabranch.core.journal.runs import StoredRun, moved_run
-from anabranch.core.journal.usage import Place, Use, uses
+from anabranch.core.journal_index import Place, Use, uses
+from anabranch.core.journal_runs import StoredRun, moved_run
 from anabranch.core.round import NewEpoch
 from anabranch.schemas.records import LowWaterRow, MovedRow, MovedRun
 

@@ -1,30 +1,53 @@
-"""Decisions on lanes: made, blocked, unblocked, listed. No lane is ever removed.
+"""Decisions on lanes: made, blocked, unblocked, listed; their grants, the audit, and their quarantined commands.
 
-An unblocked lane resumes at the end of its commands. Only the shell can find that offset, so the position is
-`AT_END` until the shell has logged it (`resume`). Before that no leader reads commands of the lane.
+No lane is ever removed. An unblocked lane resumes at the end of its commands. Only the shell can find that offset,
+so the position is `AT_END` until the shell has logged it (`resume`). Before that no leader reads commands of the
+lane.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import islice
 
 from anabranch.core import limits, work
 from anabranch.core import rows as k
+from anabranch.core.authorize import (
+    ADD,
+    ALL,
+    CREATORS,
+    EVERYWHERE,
+    FROM_THE_START,
+    TAKE,
+    changed,
+    from_the_start,
+    names_of,
+)
 from anabranch.core.decisions import quotas
 from anabranch.core.decisions.times import admit_change
 from anabranch.core.decisions.transactions import end_pending
 from anabranch.core.decisions.turn import AT_END, Turn
-from anabranch.core.legal_names import ADMIN_LANE, OPEN_LANE, check_lane
+from anabranch.core.legal_names import ADMIN_LANE, OPEN_LANE, check_lane, check_scope, split_stream
 from anabranch.core.round import ReplyTo
 from anabranch.core.state import OpenTxn, State
 from anabranch.errors import IllegalState, InvalidArgument, NotAuthorized
 from anabranch.schemas.records import (
+    AuditList,
+    CommandList,
+    GrantList,
+    GrantRow,
     LaneInfo,
     LaneList,
     LanePositionRow,
     LaneRow,
+    ListAudit,
+    ListCommands,
+    ListGrants,
     ListLanes,
+    SetAsideRow,
+    SetGrant,
     SetLane,
+    SuspectRow,
 )
 
 
@@ -126,3 +149,98 @@ def resume(turn: Turn, positions: Mapping[str, int]) -> None:
     for lane, offset in positions.items():
         own = lane == OPEN_LANE and offset != AT_END  # the row of the round has that position
         turn.put(k.lane_position_key(lane), None if own else LanePositionRow(offset))
+
+
+# -- grants, and the list of what operators did ----------------------------------------------------
+
+
+def set_grant(turn: Turn, command: SetGrant, to: ReplyTo | None) -> None:
+    """Set, add to or take from a lane's rights on a pattern. Repeating it changes nothing and adds no audit row."""
+    lane, pattern = command.lane, command.pattern
+    if check_lane(lane) not in turn.state.lanes and lane not in FROM_THE_START:
+        raise InvalidArgument(f"there is no lane {lane!r}: add it first (`anabranch lane add`)")
+    _check_pattern(pattern)
+    how = command.rights & (ADD | TAKE)
+    if not 0 <= command.rights - how <= ALL or how == ADD | TAKE:
+        raise InvalidArgument(f"rights {command.rights}: their bits are 0 to {ALL:d}")
+    granted = turn.state.grants.get(lane, {})
+    start = from_the_start(turn.state, lane) if pattern == EVERYWHERE else 0
+    rights = changed(int(granted.get(pattern, start)), command.rights)
+    if (lane, pattern) == (ADMIN_LANE, EVERYWHERE) and rights != ALL:
+        raise InvalidArgument(
+            f"lane {ADMIN_LANE!r} keeps all rights: else no lane could grant them again"
+        )
+    if granted.get(pattern) != rights:
+        if pattern not in granted:
+            limits.GRANTS.check(_count(turn) + 1, "the cluster")
+        admit_change(turn, k.grant_key(lane, pattern), to)
+        turn.put(k.grant_key(lane, pattern), GrantRow(lane, pattern, rights))
+        turn.audit(command, f"{lane} on {pattern}: {names_of(rights) or 'nothing'}")
+    turn.reply(to, GrantList((GrantRow(lane, pattern, rights),)))
+
+
+def _count(turn: Turn) -> int:
+    """The number of grants without those of scopes' creators, so that a lane with many scopes does not use them
+    up.
+    """
+    every = [grant for granted in turn.state.grants.values() for grant in granted.items()]
+    return sum(pattern == EVERYWHERE or rights != CREATORS for pattern, rights in every)
+
+
+def _check_pattern(pattern: str) -> None:
+    scope, slash, name = pattern.partition("/")
+    if pattern == EVERYWHERE:
+        return
+    if slash and name == EVERYWHERE:
+        check_scope(scope)
+    else:
+        split_stream(pattern)
+
+
+def list_grants(turn: Turn, command: ListGrants, to: ReplyTo | None) -> None:
+    """All grants in force, by lane and pattern, including those that exist from the start."""
+    found = {(lane, EVERYWHERE): from_the_start(turn.state, lane) for lane in FROM_THE_START}
+    for lane, granted in turn.state.grants.items():
+        found |= {(lane, pattern): rights for pattern, rights in granted.items()}
+    turn.reply(to, GrantList(tuple([GrantRow(*place, found[place]) for place in sorted(found)])))
+
+
+def list_audit(turn: Turn, command: ListAudit, to: ReplyTo | None) -> None:
+    """Operators' commands that were carried out, the newest first; a bounded part of them in one answer."""
+    below = b"\xff" * 13 if command.before is None else command.before
+    most = limits.LOOKED_AT.value
+    found = list(islice(turn.state.rows_below(k.AUDIT_KEY, below), most + 1))
+    more = found[most - 1][0] if len(found) > most else None
+    turn.reply(to, AuditList(tuple([row for _, row in found[:most]]), more))
+
+
+# -- quarantined commands: logged and skipped, so that others are served ---------------------------
+
+
+_REASON = 256  # characters: one answer has many of them
+
+
+def suspect(turn: Turn, lane: str, offset: int, end: int, tries: int) -> None:
+    """Log that these commands will be tried alone, so that the log names them if the leader dies of them."""
+    turn.put(k.SUSPECT_KEY, SuspectRow(offset, end, tries, lane))
+
+
+def set_aside(turn: Turn, lane: str, offset: int, what: str, reason: str) -> None:
+    """Log that a command, or a batch of them, is quarantined. Above the limit the oldest row is forgotten."""
+    known = turn.state.set_aside
+    for key in list(islice(known, max(0, len(known) + 1 - limits.SET_ASIDE.value))):
+        turn.put(k.set_aside_key(*k.set_aside_at(key)), None)
+    reason = limits.cut(reason, _REASON)
+    row = SetAsideRow(offset, turn.wall_ms, what, reason, lane)
+    turn.put(k.set_aside_key(lane, offset), row)
+
+
+def list_commands(turn: Turn, command: ListCommands, to: ReplyTo | None) -> None:
+    """Answer with the position in the commands, the quarantined ones, and the number of transactions kept."""
+    found = tuple(turn.state.set_aside.values())
+    here = turn.at is not None and turn.lane == OPEN_LANE
+    position = turn.at + 1 if here and turn.at is not None else turn.state.round.commands_offset
+    seen = turn.memory.lanes.get(OPEN_LANE)
+    end = max(seen.end if seen is not None else 0, position)
+    kept = len(turn.state.open), turn.state.outcomes
+    turn.reply(to, CommandList(position, end, found, *kept))

@@ -18,15 +18,15 @@ from anabranch.core.authorize import (
     rights_of,
     sees,
 )
-from anabranch.core.decisions.commits import frozen, locks
-from anabranch.core.decisions.commits.prepared import proves
-from anabranch.core.decisions.commits.writers import label_of
+from anabranch.core.decisions.prepared import proves
 from anabranch.core.decisions.scopes import active_stream, check_served
 from anabranch.core.decisions.transactions import check_id_partition, named_by
 from anabranch.core.decisions.turn import Turn
+from anabranch.core.decisions.writers import label_of
 from anabranch.core.ids import NO_TXN, TXN_ID_SIZE
-from anabranch.core.journal.index import segment_on
-from anabranch.core.journal.runs import wanted_runs
+from anabranch.core.journal_index import segment_on
+from anabranch.core.journal_runs import wanted_runs
+from anabranch.core.locks import conflicts, frozen
 from anabranch.core.memory import Who, wait_text, way_to_end
 from anabranch.core.round import ReplyTo
 from anabranch.core.state import OpenTxn, Ordered
@@ -383,9 +383,9 @@ def safe_time(turn: Turn, command: SafeTime, to: ReplyTo | None) -> None:
     """
     check_served(turn, command.scope)
     for table in command.tables:
-        locks.check_table(turn, table)
+        conflicts.check_table(turn, table)
     at = make_safe(turn, command.at)
-    turn.reply(to, SafeTimeIs(command.scope, at, locks.table_times(turn, command.tables)))
+    turn.reply(to, SafeTimeIs(command.scope, at, conflicts.table_times(turn, command.tables)))
 
 
 def make_safe(turn: Turn, at: int | None) -> int:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from anabranch.core import limits, work
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.hybrid_time import to_us
-from anabranch.core.journal.usage import Staged
+from anabranch.core.journal_index import Staged
 from anabranch.core.legal_names import ADMIN_LANE
 from anabranch.core.state import State
 from anabranch.errors import (

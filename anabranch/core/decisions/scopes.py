@@ -14,7 +14,7 @@ from anabranch.core.decisions import quotas
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.hybrid_time import from_us, to_ms, to_text
 from anabranch.core.ids import DIRECTORY, txn_text
-from anabranch.core.journal.runs import REFUSED
+from anabranch.core.journal_runs import REFUSED
 from anabranch.core.legal_names import (
     ADMIN_LANE,
     OPEN_LANE,

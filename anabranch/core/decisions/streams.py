@@ -1,4 +1,4 @@
-"""Decisions on a stream's life: created, lost, recovered, forgotten, deleted.
+"""Decisions on a stream's life: created, altered, truncated, lost, recovered, deleted.
 
 The stream's row logs each intent first. Then the shell changes the topics; the result is logged and answered.
 
@@ -18,10 +18,11 @@ from typing import Any
 from anabranch.core import limits, work
 from anabranch.core import rows as k
 from anabranch.core.authorize import Right, rights_of, table_of
-from anabranch.core.decisions.bases import check_companion
-from anabranch.core.decisions.commits.positions import processor_of
+from anabranch.core.decisions.positions import processor_of
+from anabranch.core.decisions.questions import make_safe
 from anabranch.core.decisions.scale import asked, asker
 from anabranch.core.decisions.scopes import (
+    active_stream,
     check_names,
     check_room,
     check_served,
@@ -33,14 +34,24 @@ from anabranch.core.decisions.scopes import (
 from anabranch.core.decisions.times import admit_change, check_informed, is_repeated, note_change
 from anabranch.core.decisions.transactions import abort_txn
 from anabranch.core.decisions.turn import Turn, refuse
+from anabranch.core.hybrid_time import to_text
 from anabranch.core.ids import txn_text
+from anabranch.core.legal_names import BASE as BASES
 from anabranch.core.legal_names import STATE, base_stream, is_state, split_stream, state_stream
 from anabranch.core.memory import way_to_end
 from anabranch.core.partitioner import even_ranges
 from anabranch.core.round import NewEpoch, ReplyTo
 from anabranch.core.segments import create
 from anabranch.core.state import State
-from anabranch.core.stream_settings import PROCESSOR, check_settings, is_table
+from anabranch.core.stream_settings import (
+    BASE,
+    FIXED,
+    KNOWN,
+    PROCESSOR,
+    TOPIC,
+    check_settings,
+    is_table,
+)
 from anabranch.core.stream_states import (
     ACTIVE,
     CREATING,
@@ -60,17 +71,21 @@ from anabranch.errors import (
     NotReady,
     StreamExists,
     UnknownStream,
+    UnsupportedSetting,
 )
 from anabranch.schemas.records import (
+    AlterStream,
     CreateStream,
     DeleteStream,
     EpochRow,
     ForgetStream,
     ForgottenRow,
     RecoverStream,
+    StreamChange,
     StreamList,
     StreamRow,
     TableRow,
+    TruncateStream,
 )
 
 
@@ -152,6 +167,38 @@ def _check_state(turn: Turn, command: CreateStream) -> None:
         raise InvalidArgument(
             f"{command.stream} has {tasks} segments, one for each task, and begins empty"
         )
+
+
+def check_companion(turn: Turn, command: CreateStream) -> None:
+    """`InvalidArgument` if the name or the setting of a table's companion is used for another stream.
+
+    A table has to begin empty, because replicas and bases contain only what commits wrote.
+    """
+    stream, table = command.stream, command.settings.get(BASE)
+    if table is not None:
+        if table not in turn.state.tables or stream != base_stream(table) or command.adopt:
+            raise InvalidArgument(
+                f"{stream} with setting {BASE}={table}: the companion of a table is named as that with {BASES} "
+                "behind, and begins empty; `compact_table` makes it"
+            )
+    elif stream.endswith(BASES) and is_a_table(turn.state.streams.get(stream.removesuffix(BASES))):
+        raise InvalidArgument(f"{stream} is the name of a table's companion: choose another one")
+    elif is_table(command.settings):
+        if command.adopt:
+            raise InvalidArgument(
+                f"{stream}: a table begins empty: create it without adopting, and write the old records to it"
+            )
+        companion = base_stream(stream)
+        split_stream(companion)  # refuses a name that is too long for one
+        if companion in turn.state.streams and table_of(turn.state, companion) != stream:
+            raise InvalidArgument(
+                f"there is a stream {companion}, which would be the companion of {stream}: choose another name"
+            )
+
+
+def is_a_table(row: StreamRow | None) -> bool:
+    """Whether a stream is, or will be, a table."""
+    return row is not None and is_table(row.settings)
 
 
 def _without_topics(command: CreateStream, owner: str) -> StreamRow:
@@ -419,3 +466,91 @@ def _rows_of(state: State, stream: str) -> Iterator[bytes]:
     for rows, key in ((state.tables, k.table_key), (state.bases, k.base_key)):
         if stream in rows:
             yield key(stream)
+
+
+# -- altered: other settings, and events deleted up to a time --------------------------------------
+
+
+def alter_stream(turn: Turn, command: AlterStream, to: ReplyTo | None) -> None:
+    """Log a stream's new settings, which the shell then gives to the topics. Repeating it is harmless."""
+    row = idle_row(turn, command.stream, to)
+    if row is None:
+        return
+    named = command.settings.keys() | set(command.unset)
+    if fixed := sorted(named & FIXED):
+        raise UnsupportedSetting(f"{', '.join(fixed)} can't be altered: make a new stream")
+    wrong = set(command.unset) - KNOWN | set(command.unset) & command.settings.keys()
+    if wrong:
+        raise UnsupportedSetting(
+            f"{limits.cut(', '.join(sorted(wrong)))} can't be taken back: no such setting, or given, too"
+        )
+    settings = {n: v for n, v in row.settings.items() if n not in command.unset}
+    settings |= command.settings
+    check_settings(settings)
+    wanted = ", ".join(f"{name}={settings.get(name, '')}" for name in sorted(named))
+    admit_change(turn, k.stream_key(row.stream), to)
+    what = f"{command.stream}: {wanted}"
+    changed = replace(row, settings=settings)
+    if named & TOPIC.keys():  # also unchanged ones: the topic may have been altered by hand
+        turn.audit_later(command, row.stream, what)
+        begin_change(turn, changed, StreamChange(row.settings, 0), to)
+    else:
+        turn.audit(command, what)
+        turn.put(k.stream_key(row.stream), changed)
+        turn.reply(to, StreamList((stream_info(turn, changed),)))
+
+
+def truncate_stream(turn: Turn, command: TruncateStream, to: ReplyTo | None) -> None:
+    """Log that a stream's events up to a commit timestamp are to be deleted. Repeating it is harmless."""
+    row = idle_row(turn, command.stream, to)
+    if row is None:
+        return
+    if is_state(command.stream):
+        raise InvalidArgument(f"{command.stream} is the state of a processor: reset that instead")
+    if command.stream in turn.state.tables:
+        raise InvalidArgument(
+            f"{command.stream} is a table: delete rows instead, or compact it (`anabranch table compact`)"
+        )
+    if table := table_of(turn.state, command.stream):
+        raise InvalidArgument(
+            f"{command.stream} has the base of table {table}: compact that again instead"
+        )
+    until = make_safe(turn, command.until)
+    admit_change(turn, k.stream_key(row.stream), to)
+    turn.audit_later(command, row.stream, f"{command.stream} up to {until}, {to_text(until)}")
+    begin_change(turn, row, StreamChange(row.settings, until), to)
+
+
+def idle_row(turn: Turn, stream: str, to: ReplyTo | None) -> StreamRow | None:
+    """The row of a stream without a change under way; None if this command's own change is.
+
+    `NotReady`: another's is.
+    """
+    check_served(turn, split_stream(stream)[0])
+    row = active_stream(turn, stream)
+    if row.change is None:
+        return row
+    if is_repeated(turn, k.stream_key(stream), to):
+        return None
+    raise NotReady(f"{stream} is being altered or truncated: ask again")
+
+
+def begin_change(turn: Turn, row: StreamRow, change: StreamChange, to: ReplyTo | None) -> None:
+    """Log a change of the stream's topics that the shell makes, and the asker that waits for it."""
+    turn.put(k.stream_key(row.stream), replace(row, change=change, **asked(to)))
+
+
+def stream_changed(turn: Turn, stream: str, error: AnabranchError | None = None) -> None:
+    """Log that the topics are changed, or (``error``) can't be: then restore the former settings.
+
+    Answer the asker.
+    """
+    row = turn.state.streams[stream]
+    if row.change is None:
+        return
+    settings = row.settings if error is None else row.change.settings
+    done = replace(row, settings=settings, change=None, **asked(None))
+    turn.put(k.stream_key(stream), done)
+    turn.audited(stream, done=error is None)
+    answer = StreamList((stream_info(turn, done),)) if error is None else refuse(error)
+    turn.reply(asker(row), answer)

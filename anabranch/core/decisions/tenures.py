@@ -8,7 +8,7 @@ from dataclasses import replace
 from anabranch.core import limits, work
 from anabranch.core import rows as k
 from anabranch.core.decisions import quotas
-from anabranch.core.decisions.commits.positions import check_tasks, processor_of, task_of
+from anabranch.core.decisions.positions import check_tasks, processor_of, task_of
 from anabranch.core.decisions.scopes import check_served
 from anabranch.core.decisions.streams import end_stream, with_aborted
 from anabranch.core.decisions.times import admit_change, check_informed, is_repeated, note_change

@@ -17,8 +17,9 @@ from anabranch.core import hybrid_time, limits, work
 from anabranch.core import rows as k
 from anabranch.core.authorize import Right, of_scope, rights_of, shown
 from anabranch.core.ids import TXN_ID_SIZE, control_partition_of, made_ms_of
-from anabranch.core.journal.index import JournalIndex
+from anabranch.core.journal_index import JournalIndex
 from anabranch.core.legal_names import OPEN_LANE
+from anabranch.core.locks.recent_writes import WindowDraft
 from anabranch.core.memory import (
     Cleaning,
     Histories,
@@ -30,7 +31,6 @@ from anabranch.core.memory import (
     trouble_of,
     wait_of,
 )
-from anabranch.core.read_locks import WindowDraft
 from anabranch.core.round import ReplyTo, Round
 from anabranch.core.state import OpenTxn, State
 from anabranch.core.stream_settings import RETENTION_MS, latest_time

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.ids import NO_TXN
-from anabranch.core.journal.table_writes import FEW_POINTS, Write
+from anabranch.core.locks.table_writes import FEW_POINTS, Write
 from anabranch.core.memory import Waiting, Who
 from anabranch.errors import NotReady
 from anabranch.schemas.records import Event, SegmentRange

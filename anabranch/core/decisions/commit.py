@@ -17,15 +17,9 @@ from functools import partial
 from anabranch.core import limits, work
 from anabranch.core import rows as k
 from anabranch.core.authorize import check_writes
-from anabranch.core.decisions.commits import askers, one_shot, positions, prepared, registered
-from anabranch.core.decisions.commits import names_and_series as claims
-from anabranch.core.decisions.commits.merge import merge_decided
-from anabranch.core.decisions.commits.writers import (
-    check_receipts,
-    choose_writers,
-    take_exactly,
-    writers_text,
-)
+from anabranch.core.decisions import askers, claims, one_shot, positions, prepared
+from anabranch.core.decisions.askers import join_waiting
+from anabranch.core.decisions.merge import merge_decided
 from anabranch.core.decisions.transactions import (
     abort_txn,
     earlier_outcome,
@@ -33,19 +27,28 @@ from anabranch.core.decisions.transactions import (
     journal_op,
     supersede,
 )
-from anabranch.core.decisions.turn import Turn, refuse
-from anabranch.core.journal.index import JournalIndex, Weighed
-from anabranch.core.journal.receipts import not_covered
+from anabranch.core.decisions.turn import Turn, is_finished, refuse
+from anabranch.core.decisions.writers import (
+    check_receipts,
+    choose_writers,
+    take_exactly,
+    writers_text,
+)
+from anabranch.core.ids import txn_text
+from anabranch.core.journal_index import JournalIndex, Weighed
+from anabranch.core.journal_runs import not_covered
 from anabranch.core.legal_names import check_name, check_number
-from anabranch.core.memory import Merging
+from anabranch.core.locks import conflicts
+from anabranch.core.memory import STUCK, Merging, wait_text
 from anabranch.core.round import ReplyTo
 from anabranch.core.state import OpenTxn, State
-from anabranch.core.tokens import Rights
+from anabranch.core.tokens import Rights, id_named
 from anabranch.core.transaction_states import TRANSACTIONS, Op
 from anabranch.errors import (
     AlreadyCommitted,
     AnabranchError,
     FixCallError,
+    IllegalState,
     InvalidArgument,
     LocksBroken,
     NotAuthorized,
@@ -66,6 +69,8 @@ from anabranch.schemas.records import (
     Outcome,
     PendingCommitRow,
     Receipt,
+    RetiredRow,
+    Settle,
     TxnRow,
     YieldedRow,
 )
@@ -107,7 +112,7 @@ def commit(turn: Turn, command: Commit, to: ReplyTo | None) -> None:
             return
     moves = TRANSACTIONS.judge(row.state, "begin_commit", row.reason) is not None
     txn = turn.open(row.txn_id)
-    looked = registered.looked_at(turn, turn.state.locks.of(row.txn_id), command.vouched)
+    looked = conflicts.looked_at(turn, turn.state.locks.of(row.txn_id), command.vouched)
     if row.state == "PREPARED":
         _commit_prepared(turn, txn, command, to)
         return
@@ -131,9 +136,9 @@ def commit(turn: Turn, command: Commit, to: ReplyTo | None) -> None:
     check_receipts(turn, row.txn_id, named)
     writers = choose_writers(turn, txn, command)
     positions.check_state(command.consumed, positions.state_of(txn.participants, writers))
-    registered.check_commit(turn, txn, writers, command)
-    if (again := registered.to_look_at(turn, row.txn_id, looked)) is not None:
-        registered.put_looked(turn, row.txn_id, looked)
+    conflicts.check_commit(turn, txn, writers, command)
+    if (again := conflicts.to_look_at(turn, row.txn_id, looked)) is not None:
+        conflicts.put_looked(turn, row.txn_id, looked)
         turn.reply(to, again)
         return
     former = txn.pending
@@ -157,7 +162,7 @@ def commit(turn: Turn, command: Commit, to: ReplyTo | None) -> None:
         consumed=command.consumed,
         prepare=command.prepare,
     )
-    registered.put_looked(turn, row.txn_id, looked)
+    conflicts.put_looked(turn, row.txn_id, looked)
     turn.put(k.pending_key(row.txn_id), pending)
 
 
@@ -171,12 +176,12 @@ def _join_decided(
     """Add an asker to a decided commit. Its validation of locks counts, whatever receipts it names."""
     txn_id = txn.row.txn_id
     waiting = askers.join_waiting(txn.pending, to)
-    due = registered.to_look_at(turn, txn_id)
+    due = conflicts.to_look_at(turn, txn_id)
     if due is None:
         _check_replaced(named, txn.writers)
     turn.hear(txn_id)
-    registered.put_looked(turn, txn_id, looked)
-    again = registered.to_look_at(turn, txn_id)
+    conflicts.put_looked(turn, txn_id, looked)
+    again = conflicts.to_look_at(turn, txn_id)
     if again is None:
         turn.merging.look_now(txn_id)
         if not not_covered(named, txn.writers):
@@ -359,7 +364,7 @@ def _try_decide(turn: Turn, txn_id: bytes, txn: OpenTxn, pending: PendingCommitR
         unmoved = refusal
     if not late and not turn.index.covers(pending.writers, txn):
         return  # the usual wait: weighing the receipts now would be useless
-    if (again := registered.to_look_at(turn, txn_id)) is not None:
+    if (again := conflicts.to_look_at(turn, txn_id)) is not None:
         for to in end_pending(turn, txn_id, None):
             turn.reply(to, again)
         turn.hear(txn_id)
@@ -391,7 +396,7 @@ def _why_not(
         for stream, latest in weighed.latest.items():
             limits.check_ahead(latest, turn.latest_time(stream), stream)
         check_writes(turn.state, txn.row, txn.participants)
-        registered.check_commit(turn, txn, pending.writers, pending)
+        conflicts.check_commit(turn, txn, pending.writers, pending)
         positions.check_state_size(turn, weighed.state)
         _earlier(turn, txn.row, pending)
         if pending.prepare is not None:
@@ -459,3 +464,57 @@ def _yield_to(turn: Turn, txn_id: bytes, earlier: YieldedRow) -> None:
         turn.reply(to, answer)
     turn.put(k.yielded_key(txn_id), earlier)
     abort_txn(turn, txn_id, claims.reason(earlier))
+
+
+# -- forced by an operator -------------------------------------------------------------------------
+
+
+def settle(turn: Turn, command: Settle, to: ReplyTo | None) -> None:
+    """Abort a transaction whose merge is stuck, in all its streams, or end a PREPARED one. Repeatable.
+
+    Chunks of a staged merge are in the streams, committed natively. No history may ever name them, so their
+    partitions are never used again.
+    """
+    row = turn.transaction(id_named(command.token), Rights(0))
+    txn_id = row.txn_id
+    was_prepared = turn.state.prepared_row(txn_id) is not None
+    if not is_finished(row) and was_prepared != (command.presume is not None):
+        raise IllegalState(
+            "it is prepared, and its coordinator may have decided already: say which way (`--presume`)"
+            if was_prepared
+            else "the transaction is not prepared: there is nothing to presume"
+        )
+    if row.state == "PREPARED":
+        how = "commit" if command.presume else "abort"
+        if command.presume:
+            commit_prepared(turn, txn_id, to)  # may be refused, so before anything is put
+        else:
+            abort_txn(turn, txn_id, command.reason or "presumed aborted by an operator")
+        turn.audit(
+            command, f"{txn_text(txn_id)} of {row.owner}, presumed {how}: {command.reason!r}"
+        )
+        if command.presume:
+            return
+    elif row.state == "COMMITTED" and command.presume:
+        pass  # repeated
+    elif row.state == "FINALIZE_IN_PROGRESS" and command.presume:
+        wait = turn.wait_of(txn_id)
+        if wait is not None and wait.why == "torn":
+            raise IllegalState("a part of it is gone: nothing but `--presume abort` ends it")
+        turn.put(k.pending_key(txn_id), join_waiting(turn.open(txn_id).pending, to))  # repeated
+        return
+    elif TRANSACTIONS.judge(row.state, "settle", row.reason) is not None:
+        wait = turn.wait_of(txn_id)
+        if wait is None or wait.why not in STUCK | {"partitions"}:
+            raise IllegalState("nothing stops the transaction: its merge goes on by itself")
+        if txn_id in turn.memory.carrying:
+            raise NotReady("a chunk of the transaction is being carried: ask again")
+        for (stream, _), carry in sorted(turn.open(txn_id).carries.items()):
+            if carry.count and stream in turn.state.streams:  # also a LOST one: it may be recovered
+                retired = RetiredRow(stream, carry.partition)
+                turn.put(k.retired_key(stream, carry.partition), retired)
+        why = wait_text(turn.memory, wait)
+        turn.audit(command, f"{txn_text(txn_id)} of {row.owner}: {command.reason!r}")
+        said = command.reason or "settled by an operator"
+        abort_txn(turn, txn_id, f"{said}: its merge did not go on: {why}", op="settle")
+    turn.answer(to, turn.row(txn_id))

@@ -20,7 +20,7 @@ from anabranch.core import limits, work
 from anabranch.core import rows as k
 from anabranch.core.authorize import Right, check_right, of_scope, rights_of, table_of
 from anabranch.core.decisions import quotas
-from anabranch.core.decisions.commits.prepared import held
+from anabranch.core.decisions.prepared import held
 from anabranch.core.decisions.scopes import check_served
 from anabranch.core.decisions.times import admit_change, is_repeated
 from anabranch.core.decisions.turn import Turn

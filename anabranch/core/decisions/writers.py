@@ -14,8 +14,8 @@ from anabranch.core import rows as k
 from anabranch.core.authorize import Right, check_writes, refusal
 from anabranch.core.decisions import quotas
 from anabranch.core.decisions.turn import Turn
-from anabranch.core.journal.index import segment_on
-from anabranch.core.journal.receipts import covers
+from anabranch.core.journal_index import segment_on
+from anabranch.core.journal_runs import covers
 from anabranch.core.round import ReplyTo
 from anabranch.core.state import OpenTxn, State
 from anabranch.core.tokens import Rights

@@ -8,52 +8,42 @@ broken a lock, but not for certain, makes another validation necessary. `docs/in
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from anabranch.core import limits, work
 from anabranch.core import rows as k
 from anabranch.core.authorize import check_writes, shown
 from anabranch.core.decisions import quotas
-from anabranch.core.decisions.commits.askers import without_askers
-from anabranch.core.decisions.commits.locks import (
+from anabranch.core.decisions.scopes import check_readable
+from anabranch.core.decisions.turn import Turn
+from anabranch.core.decisions.writers import writers_text
+from anabranch.core.locks.conflicts import (
     check_locks,
     check_table,
+    looked_at,
     named,
+    put_looked,
     table_times,
 )
-from anabranch.core.decisions.commits.writers import writers_text
-from anabranch.core.decisions.scopes import check_readable
-from anabranch.core.decisions.transactions import abort_txn, end_pending
-from anabranch.core.decisions.turn import Turn
-from anabranch.core.journal.receipts import covers
-from anabranch.core.read_locks import MOST_BOUNDED, Sets, count_of, held_by
+from anabranch.core.locks.lock_table import count_of, held_by
 from anabranch.core.round import ReplyTo
-from anabranch.core.state import OpenTxn
 from anabranch.core.tokens import Rights
-from anabranch.core.transaction_states import TRANSACTIONS, locks_broken
+from anabranch.core.transaction_states import TRANSACTIONS
 from anabranch.errors import (
     InvalidArgument,
     TooManyLocks,
     TooMuchLocked,
-    WritersUnfinished,
 )
 from anabranch.schemas.records import (
-    Commit,
     ListLocks,
     LockReads,
-    LookAgain,
     LookedRow,
-    PendingCommitRow,
     ReadLockRow,
     ReadsLocked,
     ReadsRow,
-    Receipt,
     TableLocks,
     TxnRow,
-    Vouched,
 )
-
-# -- registering ----------------------------------------------------------------------------------------
 
 
 def lock_reads(turn: Turn, command: LockReads, to: ReplyTo | None) -> None:
@@ -179,127 +169,3 @@ def list_locks(turn: Turn, command: ListLocks, to: ReplyTo | None) -> None:
     sequence = min(later, default=0)
     locks = rows[command.writer, sequence].locks if sequence else ()
     turn.reply(to, _locked(turn, row, named(locks), sequence, locks))
-
-
-# -- validation -----------------------------------------------------------------------------------------
-
-
-def looked_at(turn: Turn, sets: Sets, vouched: Iterable[Vouched]) -> dict[int, LookedRow]:
-    """How far the locks of writers are validated with these reports. Puts nothing. `InvalidArgument`."""
-    found: dict[int, LookedRow] = {}
-    for report in vouched:
-        row = found.get(report.writer) or sets.looked.get(report.writer)
-        if not 0 <= report.through <= turn.hybrid_time:
-            raise InvalidArgument(
-                f"a look through {report.through}: a time that a controller told, {turn.hybrid_time} at most"
-            )
-        if report.sequence > sets.last(report.writer):
-            raise InvalidArgument(
-                f"set {report.sequence} of writer {report.writer} is not registered"
-            )
-        if row is None or report.sequence < row.sequence:
-            continue
-        through = (
-            report.through if report.sequence > row.sequence else max(row.through, report.through)
-        )
-        found[report.writer] = LookedRow(report.sequence, through, row.due)
-    return found
-
-
-def put_looked(turn: Turn, txn_id: bytes, looked: Mapping[int, LookedRow]) -> None:
-    """Put what `looked_at` found."""
-    sets = turn.state.locks.of(txn_id)
-    for writer, row in looked.items():
-        if sets.looked.get(writer) != row:
-            turn.put(k.read_lock_key(txn_id, writer, 0), row)
-
-
-def to_look_at(turn: Turn, txn_id: bytes, looked: Mapping[int, LookedRow] = {}) -> LookAgain | None:
-    """The answer to a commit while locks of any writer have to be validated; None: all hold until now."""
-    if txn_id in turn.state.locks.carried:
-        return None  # its locks are frozen: commits that may break one wait
-    sets = turn.state.locks.of(txn_id)
-    rows = {**sets.looked, **looked}
-    due = {w for w, row in rows.items() if row.sequence < sets.last(w) or row.through < row.due}
-    turn.charge(work.of_items(len(sets.rows)))
-    for (writer, _), kept in sets.rows.items():
-        through = rows[writer].through
-        if writer not in due and any(_may_be_broken(turn, its, through) for its in kept.locks):
-            due.add(writer)
-    if not due:
-        return None
-    pending = turn.open(txn_id).pending
-    decided = pending is not None and pending.decided
-    return LookAgain(turn.hybrid_time, table_times(turn, sets.tables), tuple(sorted(due)), decided)
-
-
-def _may_be_broken(turn: Turn, locks: TableLocks, through: int) -> bool:
-    """Whether a commit later than ``through`` may have broken one of these locks.
-
-    Commits that break one for certain are logged with the lock's transaction. The table's row has the times of
-    possible ones, and the recent writes have their keys, above their reach.
-    """
-    row = turn.state.tables.get(locks.table)
-    if row is None or not (locks.points or locks.ranges):
-        return False
-    if max(row.unknown, row.bounded if locks.ranges else 0) <= through:
-        return False
-    turn.charge(work.of_items(MOST_BOUNDED) if locks.ranges else work.LOOK)
-    return not turn.windows.spares(locks, through)
-
-
-def ready_to_merge(turn: Turn, txn_id: bytes) -> bool:
-    """Whether a decided transaction may be merged, now that others of the round are.
-
-    If its locks have to be validated, its askers are answered so; it is aborted after a keepalive without a
-    command.
-    """
-    txn = turn.state.open.get(txn_id)
-    if txn is None:
-        return False  # an earlier merge of this round broke its locks
-    again = to_look_at(turn, txn_id)
-    if again is None:
-        return True
-    if turn.now_ms - turn.keepalives.last(txn_id) > txn.row.keepalive_ms:
-        abort_txn(turn, txn_id, "nobody looked at its locks again, which others may have broken")
-        return False
-    pending = txn.pending
-    for to in end_pending(turn, txn_id, None):
-        turn.reply(to, again)
-    if pending is not None:
-        turn.put(k.pending_key(txn_id), without_askers(pending))
-    return False
-
-
-def check_commit(
-    turn: Turn, txn: OpenTxn, writers: Iterable[Receipt], wanted: Commit | PendingCommitRow
-) -> None:
-    """Refuse a commit because of what its transaction read.
-
-    Raises: LocksBroken, InvalidArgument (a prepare), WritersUnfinished (a writer that was read from is not taken).
-    """
-    row, sets = txn.row, turn.state.locks.of(txn.row.txn_id)
-    if row.broken is not None:
-        raise locks_broken(row.broken)
-    if sets.rows and wanted.prepare is not None:
-        raise InvalidArgument("a transaction with locks on tables can't be prepared: commit it")
-    taken = {receipt.writer: receipt for receipt in writers}
-    turn.charge(work.of_items(len(taken) + sets.count))
-    missing = {
-        source.writer
-        for kept in sets.rows.values()
-        for source in kept.read_from
-        if not _is_taken(taken.get(source.writer), txn.writers.get(source.writer), source.sequence)
-    }
-    if missing:
-        raise WritersUnfinished(
-            f"the transaction read what writer {writers_text(missing)} wrote, so its commit has to take that: give "
-            "its latest receipt"
-        )
-
-
-def _is_taken(receipt: Receipt | None, known: Receipt | None, sequence: int) -> bool:
-    """Whether a commit takes a writer's events up to a receipt of this sequence. ``known``: the registered one."""
-    if receipt is None or receipt.sequence >= sequence:
-        return receipt is not None
-    return known is not None and known.sequence >= sequence and covers(receipt, known)

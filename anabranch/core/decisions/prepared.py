@@ -16,10 +16,10 @@ from hmac import compare_digest
 from anabranch.core import limits
 from anabranch.core import rows as k
 from anabranch.core.decisions import quotas
-from anabranch.core.decisions.commits.askers import without_askers
+from anabranch.core.decisions.askers import without_askers
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.ids import SECRET_SIZE, TXN_ID_SIZE, txn_text
-from anabranch.core.journal.index import Weighed
+from anabranch.core.journal_index import Weighed
 from anabranch.core.memory import is_gone
 from anabranch.core.state import OpenTxn, State
 from anabranch.core.stream_settings import MAX_MESSAGE

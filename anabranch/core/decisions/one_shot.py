@@ -9,7 +9,7 @@ from hmac import compare_digest
 from anabranch.core import history_records, limits
 from anabranch.core import rows as k
 from anabranch.core.authorize import check_right, writing
-from anabranch.core.decisions.commits import frozen, locks, positions, prepared
+from anabranch.core.decisions import positions, prepared
 from anabranch.core.decisions.scopes import active_stream, check_served
 from anabranch.core.decisions.transactions import (
     check_id_partition,
@@ -24,6 +24,7 @@ from anabranch.core.decisions.turn import Turn
 from anabranch.core.ids import is_marked
 from anabranch.core.legal_names import check_name, is_state
 from anabranch.core.limits import LATEST, NO_TIME, RESERVED
+from anabranch.core.locks import conflicts, frozen
 from anabranch.core.memory import is_gone
 from anabranch.core.round import Part, ReplyTo, StreamCommit
 from anabranch.core.state import OpenTxn
@@ -87,7 +88,7 @@ def one_shot(turn: Turn, command: OneShot, to: ReplyTo | None) -> None:
     if earlier is not None:
         _give_way(turn, command, earlier, to)
         return
-    if command.locks and (again := locks.judge(turn, command)) is not None:
+    if command.locks and (again := conflicts.judge(turn, command)) is not None:
         turn.reply(to, again)
         return
     frozen.check_free(turn, command.txn_id, placed)
@@ -108,7 +109,9 @@ def one_shot(turn: Turn, command: OneShot, to: ReplyTo | None) -> None:
         return
     outcome = turn.outcome(row, full=False)
     if command.locks:
-        outcome = outcome._replace(tables=locks.table_times(turn, locks.named(command.locks)))
+        outcome = outcome._replace(
+            tables=conflicts.table_times(turn, conflicts.named(command.locks))
+        )
     turn.reply(to, outcome)
 
 
@@ -280,7 +283,7 @@ def _append(turn: Turn, command: OneShot, placed: _Placed) -> int:
         # In wide streams not every record has the vector.
         wide = history_records.FEW + target.partitions // history_records.EVERY
         turn.size += 16 * min(target.partitions, wide)  # of the history record, about
-        locks.merge(turn, StreamCommit(command.txn_id, stream, epoch, timestamp, parts))
+        conflicts.merge(turn, StreamCommit(command.txn_id, stream, epoch, timestamp, parts))
     return timestamp
 
 
