@@ -23,7 +23,7 @@ from typing import Any
 
 import anabranch
 from anabranch.core.hybrid_time import from_us
-from anabranch.core.locks.recent_writes import Windows
+from anabranch.core.locks.recent_writes import RecentWrites
 from anabranch.core.locks.table_writes import Write, fingerprint
 from anabranch.errors import AnabranchError
 from anabranch.infra.broker import EmbeddedBroker
@@ -152,7 +152,7 @@ def _takeover(seconds: float) -> dict[str, Any]:
 def _window(quick: bool) -> dict[str, Any]:
     """The size of a leader's window over an hour of commits (``quick``: a tenth), and the time of one."""
     commits = RATE * HOUR_S // (10 if quick else 1)
-    windows, sizes = Windows(), []
+    windows, sizes = RecentWrites(), []
     began, last = time.process_time(), 0
     for n in range(1, commits + 1):
         at = from_us(n * (1_000_000 // RATE))

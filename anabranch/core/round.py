@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from anabranch.core.journal_runs import StoredRun
 from anabranch.core.legal_names import OPEN_LANE
 from anabranch.schemas.records import (
+    Asker,
     AuditRow,
     Event,
     JournalOp,
@@ -100,6 +101,18 @@ class ReplyTo(NamedTuple):
     command: bytes
     lane: str = OPEN_LANE
     held: bool = False
+
+    @classmethod
+    def of(cls, asker: Asker) -> ReplyTo:
+        """The asker that a row names."""
+        return cls(
+            asker.correlation_id, asker.reply_partition, asker.command, asker.lane, asker.held
+        )
+
+    @property
+    def row(self) -> Asker:
+        """The asker, as a row names it."""
+        return Asker(self.correlation_id, self.partition, self.command, self.lane, self.held)
 
     @property
     def asker(self) -> bytes:

@@ -76,7 +76,7 @@ _ROWS: dict[Entry, type | tuple[type, ...]] = {
     Entry.TXN: r.TxnRow,
     Entry.PARTICIPANT: r.ParticipantRow,
     Entry.WRITER: r.WriterRow,
-    Entry.PENDING_COMMIT: r.PendingCommitRow,
+    Entry.PENDING_COMMIT: (r.PendingCommitRow, r.FormerPendingCommitRow),
     Entry.CARRY: r.CarryRow,
     Entry.MOVED: r.MovedRow,
     Entry.YIELDED: r.YieldedRow,
@@ -94,6 +94,8 @@ _ROWS: dict[Entry, type | tuple[type, ...]] = {
     Entry.AUDIT_DUE: r.AuditRow,
 }
 _LOCK = struct.Struct(">qq")  # writer, sequence
+# What a `PendingCommitRow` of older builds had besides its askers.
+_OF_PENDING = ("decided", "writers", "name", "number", "deadline_ms", "consumed", "prepare")
 _MANY = 1000  # rows that are skipped one by one before a new scan is started after them
 _ENTRIES = {int(entry): entry for entry in Entry}  # faster than `Entry(…)`
 _TXN = bytes((Entry.TXN,))
@@ -328,6 +330,14 @@ def read_row(key: bytes, value: bytes) -> Any:
         raise foreign(key, "bytes too many in the key")
     if isinstance(row, r.FormerTableRow):
         return r.TableRow(row.last)  # the `LookedRow`s have the rest
+    if isinstance(row, r.FormerPendingCommitRow):
+        askers = zip(
+            row.correlation_ids, row.reply_partitions, row.commands, row.lanes, strict=True
+        )
+        return r.PendingCommitRow(
+            tuple([r.Asker(*each, held=each[0] in row.held) for each in askers]),
+            **{name: getattr(row, name) for name in _OF_PENDING},
+        )
     return row
 
 

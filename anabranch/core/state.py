@@ -20,7 +20,7 @@ from anabranch.core.ids import NO_TXN, TXN_ID_SIZE
 from anabranch.core.journal_runs import extents_of
 from anabranch.core.legal_names import OPEN_LANE, as_kafka_compares
 from anabranch.core.limits import size_of
-from anabranch.core.locks.lock_table import Registered
+from anabranch.core.locks.lock_table import LockTable
 from anabranch.core.partitioner import Layout
 from anabranch.core.rows import Entry, Rows
 from anabranch.core.transaction_states import FINISHED
@@ -166,7 +166,7 @@ class State:
         self.processors: dict[str, ProcessorRow] = {}
         self.tasks: dict[tuple[str, int], TaskRow] = {}
         self.tables: dict[str, TableRow] = {}
-        self.locks = Registered()
+        self.locks = LockTable()
         self.bases: dict[str, BaseRow] = {}  # of tables
         self.open: dict[bytes, OpenTxn] = {}
         self.open_of: dict[str, Ordered[bytes]] = {}  # by the lane that began them

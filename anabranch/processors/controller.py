@@ -26,7 +26,7 @@ from anabranch.core.decisions.streams import give_up_stream
 from anabranch.core.decisions.transactions import abort_txn, silent_lanes
 from anabranch.core.decisions.turn import Settings, Turn, close_round, refuse
 from anabranch.core.history_records import Tail
-from anabranch.core.locks.recent_writes import Windows
+from anabranch.core.locks.recent_writes import RecentWrites
 from anabranch.core.memory import Keepalives, LeaderMemory, is_usable
 from anabranch.core.round import Round
 from anabranch.core.state import State
@@ -171,7 +171,7 @@ class Controller:
             carrying=background.carriers.carrying,
             foreign=background.foreign_records.found,
             lanes=self._lanes.on,
-            windows=Windows(self._state.round.hybrid_time),
+            recent_writes=RecentWrites(self._state.round.hybrid_time),
         )
         background.truncator.logged(  # a former leader may not have applied them
             {place: low for place, low in self._state.low_water.items() if self._usable(place[0])}

@@ -63,7 +63,7 @@ _DEFAULTS: tuple[tuple[Any, str], ...] = (
     (
         (),
         """
-        CreateProcessor.kinds CreateProcessor.stores PendingCommitRow.held PreparedRow.events ProcessorInfo.stores
+        CreateProcessor.kinds CreateProcessor.stores PreparedRow.events ProcessorInfo.stores
         ProcessorRow.kinds ProcessorRow.stores OneShot.locks SafeTime.tables SafeTimeIs.tables Outcome.tables
         Commit.vouched LockReads.locks LockReads.read_from LockReads.tables LockReads.vouched LookAgain.writers
         ReadLockRow.read_from ReadsLocked.locks StreamInfo.holders DeleteStream.despite

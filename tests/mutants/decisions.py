@@ -11,7 +11,7 @@ from unittest.mock import patch
 from anabranch.client import receipts as written
 from anabranch.core import hybrid_time, journal_index, journal_runs, limits
 from anabranch.core import rows as k
-from anabranch.core.decisions import askers, claims, commit, merge, one_shot, transactions
+from anabranch.core.decisions import claims, commit, merge, one_shot, transactions
 from anabranch.core.decisions import turn as turn_module
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.ids import NO_TXN
@@ -73,7 +73,7 @@ def others_receipts() -> Iterator[None]:
 
 def moving_deadline() -> Planted:
     """A commit that is sent again waits for its whole time anew."""
-    return patch.object(askers, "is_waiting", lambda *_: False)
+    return patch.object(commit, "is_waiting", lambda *_: False)
 
 
 def _weighing(change: Callable[[Weighed], Weighed]) -> Planted:

@@ -19,8 +19,8 @@ from anabranch.core.decisions.turn import Turn
 from anabranch.core.hybrid_time import MAX, from_us
 from anabranch.core.journal_index import JournalIndex
 from anabranch.core.locks import conflicts, frozen, registering
-from anabranch.core.locks.lock_table import Registered
-from anabranch.core.locks.recent_writes import WindowDraft
+from anabranch.core.locks.lock_table import LockTable
+from anabranch.core.locks.recent_writes import RecentWritesDraft
 from anabranch.core.locks.table_writes import Keys, Write, fingerprint, write_of
 from anabranch.core.round import NewEpoch, StreamCommit
 from anabranch.core.stream_settings import is_table
@@ -59,12 +59,12 @@ def no_validation() -> Planted:
 
 def at_since_counts() -> Planted:
     """A commit at a lock's `since` is held against it, not only those above."""
-    real = WindowDraft.holds
+    real = RecentWritesDraft.holds
 
-    def holds(draft: WindowDraft, asked: TableLocks, last: int) -> bool:
+    def holds(draft: RecentWritesDraft, asked: TableLocks, last: int) -> bool:
         return real(draft, replace(asked, since=asked.since - 1), last)
 
-    return patch.object(WindowDraft, "holds", holds)
+    return patch.object(RecentWritesDraft, "holds", holds)
 
 
 def journals_unknown() -> Planted:
@@ -276,9 +276,9 @@ def broken_not_logged() -> Planted:
 
 def registered_breaks_itself() -> Planted:
     """A transaction's own writes break its registered locks."""
-    real = Registered.broken
+    real = LockTable.conflicts
     return patch.object(
-        Registered, "broken", lambda its, table, write, _: real(its, table, write, b"")
+        LockTable, "conflicts", lambda its, table, write, _: real(its, table, write, b"")
     )
 
 
@@ -289,14 +289,14 @@ def doubts_dropped() -> Planted:
 
 def what_is_not_sure_breaks() -> Planted:
     """A commit that may have broken a registered lock is taken to have broken it."""
-    real = Registered.broken
+    real = LockTable.conflicts
 
-    def broken(its: Registered, table: str, write: Write, by: bytes) -> dict[bytes, BrokenLock]:
-        doubted = its.touched(table, write, by)
+    def broken(its: LockTable, table: str, write: Write, by: bytes) -> dict[bytes, BrokenLock]:
+        doubted = its.possible_conflicts(table, write, by)
         lock = BrokenLock(table, b"", None, write.timestamp, by)
         return dict.fromkeys(doubted, lock) | real(its, table, write, by)
 
-    return patch.object(Registered, "broken", broken)
+    return patch.object(LockTable, "conflicts", broken)
 
 
 def sets_not_looked_at() -> Planted:
@@ -311,16 +311,16 @@ def told_before_the_look() -> Planted:
 
 def left_out_forgotten() -> Planted:
     """Only the locks of one writer of a transaction are kept."""
-    real = Registered.derive
+    real = LockTable.derive
 
-    def derive(its: Registered, txn_id: bytes, identifier: bytes, row: Any) -> None:
+    def derive(its: LockTable, txn_id: bytes, identifier: bytes, row: Any) -> None:
         first = next(iter(its.of(txn_id).looked), None)
         is_first = first is None or identifier.startswith(first.to_bytes(8, "big", signed=True))
         if isinstance(row, ReadLockRow) and not is_first:
             row = ReadLockRow((), row.read_from)
         real(its, txn_id, identifier, row)
 
-    return patch.object(Registered, "derive", derive)
+    return patch.object(LockTable, "derive", derive)
 
 
 def read_from_left_out() -> Planted:
@@ -411,9 +411,9 @@ def deletion_swept_early() -> Planted:
 @contextlib.contextmanager
 def round_not_seen() -> Iterator[None]:
     """A one-shot is not held against what its round writes before it."""
-    real = WindowDraft.holds
+    real = RecentWritesDraft.holds
 
-    def holds(draft: WindowDraft, asked: Any, last: int) -> bool:
+    def holds(draft: RecentWritesDraft, asked: Any, last: int) -> bool:
         its = draft.tables.pop(asked.table, None)
         try:
             known = draft.base.table(asked.table)
@@ -425,7 +425,7 @@ def round_not_seen() -> Iterator[None]:
             if its is not None:
                 draft.tables[asked.table] = its
 
-    with patch.object(WindowDraft, "holds", holds):
+    with patch.object(RecentWritesDraft, "holds", holds):
         yield
 
 

@@ -17,8 +17,7 @@ from functools import partial
 from anabranch.core import limits, work
 from anabranch.core import rows as k
 from anabranch.core.authorize import check_writes
-from anabranch.core.decisions import askers, claims, one_shot, positions, prepared
-from anabranch.core.decisions.askers import join_waiting
+from anabranch.core.decisions import claims, one_shot, positions, prepared
 from anabranch.core.decisions.merge import merge_decided
 from anabranch.core.decisions.transactions import (
     abort_txn,
@@ -120,7 +119,7 @@ def commit(turn: Turn, command: Commit, to: ReplyTo | None) -> None:
         _join_decided(turn, txn, named, looked, to)
         return
     turn.hear(row.txn_id)
-    if askers.is_waiting(txn.pending, to):
+    if is_waiting(txn.pending, to):
         return  # a repeated request: the deadline of the first one counts
     check_writes(turn.state, row, txn.participants)
     with suppress(TenureLost):  # the transaction is aborted when the commit is to be decided
@@ -154,7 +153,7 @@ def commit(turn: Turn, command: Commit, to: ReplyTo | None) -> None:
         except OutcomeUnknown as error:  # this commit may end differently from the former one
             end_pending(turn, row.txn_id, error)
     pending = replace(
-        askers.join_waiting(txn.pending, to),
+        join_waiting(txn.pending, to),
         writers=writers,
         name=command.name,
         number=command.number,
@@ -175,7 +174,7 @@ def _join_decided(
 ) -> None:
     """Add an asker to a decided commit. Its validation of locks counts, whatever receipts it names."""
     txn_id = txn.row.txn_id
-    waiting = askers.join_waiting(txn.pending, to)
+    waiting = join_waiting(txn.pending, to)
     due = conflicts.to_look_at(turn, txn_id)
     if due is None:
         _check_replaced(named, txn.writers)
@@ -210,7 +209,7 @@ def commit_prepared(turn: Turn, txn_id: bytes, to: ReplyTo | None) -> None:
     if txn.pending is None:
         one_shot.commit_events(turn, txn, to)
         return
-    waiting = askers.join_waiting(txn.pending, to)
+    waiting = join_waiting(txn.pending, to)
     turn.put(k.txn_key(txn_id), turn.move(txn.row, "begin_commit"))
     turn.put(k.pending_key(txn_id), waiting)
     turn.newly_committing.add(txn_id)
@@ -254,9 +253,7 @@ def _check_decided(row: TxnRow, command: Commit) -> None:
 
 def _accepts_expired(turn: Turn, to: ReplyTo | None, row: TxnRow) -> bool:
     """Whether to answer a commit whose token has expired: an earlier copy may have come in time."""
-    return row.state not in ("OPEN", "PREPARED") or askers.is_waiting(
-        turn.open(row.txn_id).pending, to
-    )
+    return row.state not in ("OPEN", "PREPARED") or is_waiting(turn.open(row.txn_id).pending, to)
 
 
 def _earlier_answer(turn: Turn, row: TxnRow, command: Commit) -> Outcome | None:
@@ -287,6 +284,25 @@ def _check_replaced(
             f"another commit of this transaction is under way, without {without}: ask for the outcome; "
             "while it is open, commit again with all receipts"
         )
+
+
+def is_waiting(pending: PendingCommitRow | None, to: ReplyTo | None) -> bool:
+    """Whether the asker is among those that wait for the commit."""
+    if pending is None or to is None:
+        return False
+    key = to.lane, to.partition, to.correlation_id
+    return any((a.lane, a.reply_partition, a.correlation_id) == key for a in pending.askers)
+
+
+def join_waiting(pending: PendingCommitRow | None, to: ReplyTo | None) -> PendingCommitRow:
+    """Add an asker to the row; a repeated command is not added twice."""
+    if pending is None:
+        pending = PendingCommitRow((), False, (), None, None, 0)
+    if to is None or is_waiting(pending, to):
+        return pending
+    if len(pending.askers) >= limits.WAITERS.value:
+        raise NotReady(f"{limits.WAITERS.value:,} wait for the outcome already: ask again")
+    return replace(pending, askers=(*pending.askers, to.row))
 
 
 # -- due work -----------------------------------------------------------------------------------------

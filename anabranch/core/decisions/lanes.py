@@ -108,7 +108,7 @@ def _refuse_pending(turn: Turn, lane: str) -> None:
 
 def _waits_for(txn: OpenTxn, lane: str) -> bool:
     """Whether a pending commit belongs to the lane, as the transaction's owner or the only asker."""
-    asked = set(txn.pending.lanes) if txn.pending is not None else set()
+    asked = {each.lane for each in txn.pending.askers} if txn.pending is not None else set()
     return txn.row.owner == lane or asked == {lane}
 
 

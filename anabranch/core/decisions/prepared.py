@@ -16,7 +16,6 @@ from hmac import compare_digest
 from anabranch.core import limits
 from anabranch.core import rows as k
 from anabranch.core.decisions import quotas
-from anabranch.core.decisions.askers import without_askers
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.ids import SECRET_SIZE, TXN_ID_SIZE, txn_text
 from anabranch.core.journal_index import Weighed
@@ -172,7 +171,7 @@ def check_room(turn: Turn, txn: OpenTxn, weighed: Weighed) -> None:
 
 def log_prepared(turn: Turn, txn_id: bytes, pending: PendingCommitRow, prepare: Prepare) -> None:
     """Log PREPARED. The pending commit loses its askers and its deadline: it waits for the coordinator now."""
-    kept = replace(without_askers(pending), deadline_ms=0, decided=True)
+    kept = replace(pending, askers=(), deadline_ms=0, decided=True)
     turn.put(k.pending_key(txn_id), kept)
     turn.put(k.prepared_key(txn_id), PreparedRow(prepare, turn.wall_ms))
 

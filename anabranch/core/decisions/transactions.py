@@ -346,16 +346,7 @@ def end_pending(turn: Turn, txn_id: bytes, error: AnabranchError | None) -> list
     pending = turn.open(txn_id).pending
     if pending is None:
         return []
-    waiting = [
-        ReplyTo(*who, held=who[0] in pending.held)
-        for who in zip(
-            pending.correlation_ids,
-            pending.reply_partitions,
-            pending.commands,
-            pending.lanes,
-            strict=True,
-        )
-    ]
+    waiting = [ReplyTo.of(each) for each in pending.askers]
     turn.put(k.pending_key(txn_id), None)
     if error is not None:
         for to in waiting:

@@ -19,9 +19,10 @@ from anabranch.core.authorize import Right, of_scope, rights_of, shown
 from anabranch.core.ids import TXN_ID_SIZE, control_partition_of, made_ms_of
 from anabranch.core.journal_index import JournalIndex
 from anabranch.core.legal_names import OPEN_LANE
-from anabranch.core.locks.recent_writes import WindowDraft
+from anabranch.core.locks.recent_writes import RecentWritesDraft
 from anabranch.core.memory import (
     Cleaning,
+    Drafts,
     Histories,
     Keepalives,
     LeaderMemory,
@@ -162,51 +163,22 @@ class Turn:
     forgotten: list[str] = field(default_factory=list)  # streams that this round forgets
     # Journal partitions whose plain writes were committed in this round: others come first in the next.
     served: list[tuple[str, int]] = field(default_factory=list)
-    # Created on first use: most turns need two of them.
-    _keepalives: Keepalives | None = None
-    _merging: Merging | None = None
-    _cleaning: Cleaning | None = None
-    _histories: Histories | None = None
-    _windows: WindowDraft | None = None
-
+    keepalives: Keepalives = field(init=False)  # this and the next four: drafts of memory
+    merging: Merging = field(init=False)
+    cleaning: Cleaning = field(init=False)
+    histories: Histories = field(init=False)
+    recent_writes: RecentWritesDraft = field(init=False)
+    _drafts: Drafts = field(init=False)
     _finished: int = field(init=False)
 
     def __post_init__(self) -> None:
+        self._drafts = drafts = self.memory.draft()
+        self.keepalives, self.merging = drafts.keepalives, drafts.merging
+        self.cleaning, self.histories = drafts.cleaning, drafts.histories
+        self.recent_writes = drafts.recent_writes
         self._finished = self.state.finished
         self.hybrid_time = self.state.round.hybrid_time
         self.expired_ms = self.state.round.expired_ms
-
-    # -- drafts of memory -----------------------------------------------------------------------------
-
-    @property
-    def keepalives(self) -> Keepalives:
-        if self._keepalives is None:
-            self._keepalives = self.memory.keepalives.draft()
-        return self._keepalives
-
-    @property
-    def merging(self) -> Merging:
-        if self._merging is None:
-            self._merging = self.memory.merging.draft()
-        return self._merging
-
-    @property
-    def cleaning(self) -> Cleaning:
-        if self._cleaning is None:
-            self._cleaning = self.memory.cleaning.draft()
-        return self._cleaning
-
-    @property
-    def histories(self) -> Histories:
-        if self._histories is None:
-            self._histories = self.memory.histories.draft()
-        return self._histories
-
-    @property
-    def windows(self) -> WindowDraft:
-        if self._windows is None:
-            self._windows = self.memory.windows.draft()
-        return self._windows
 
     # -- what decisions do ----------------------------------------------------------------------------
 
@@ -445,8 +417,7 @@ class Turn:
     def done(self) -> None:
         """Apply the drafts to memory: the round is on the log, or had nothing to log."""
         self.index.round_done(self.ended, self.cut, self.served)
-        parts = self._keepalives, self._merging, self._cleaning, self._histories
-        self.memory.follow(*parts, self._windows, self.ended, self.forgotten)
+        self.memory.follow(self._drafts, self.ended, self.forgotten)
 
     def outcome(
         self, row: TxnRow, *, full: bool = True, lane: str | None = None, after: int | None = None

@@ -8,18 +8,18 @@ the rules.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from operator import lt
 
 from anabranch.core import limits, work
 from anabranch.core import rows as k
 from anabranch.core.authorize import Right, check_right
-from anabranch.core.decisions.askers import without_askers
 from anabranch.core.decisions.transactions import abort_txn, end_pending
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.decisions.writers import writers_text
 from anabranch.core.journal_runs import StoredRun, covers
-from anabranch.core.locks.lock_table import Sets, count_of
+from anabranch.core.locks.lock_table import TxnLocks, count_of
 from anabranch.core.locks.recent_writes import MOST_BOUNDED
 from anabranch.core.locks.table_writes import Write, write_of
 from anabranch.core.round import StreamCommit
@@ -61,7 +61,7 @@ def merge(turn: Turn, step: StreamCommit, taken: Iterable[Taken] = ()) -> None:
             if known is None
             else known.at(step.timestamp)
         )
-        turn.windows.add(step.stream, write, before.last)
+        turn.recent_writes.add(step.stream, write, before.last)
         at = step.timestamp
         unknown = at if write.is_unknown else before.unknown
         bounded = at if write.is_bounded else before.bounded
@@ -86,7 +86,7 @@ def hold_against(turn: Turn, table: str, write: Write, by: bytes) -> None:
     A transaction with a broken lock is aborted if it touched a stream, or is committing; one that only reads
     continues.
     """
-    for txn_id, broken in sorted(turn.state.locks.broken(table, write, by).items()):
+    for txn_id, broken in sorted(turn.state.locks.conflicts(table, write, by).items()):
         txn = turn.open(txn_id)
         if txn.row.broken is not None:
             continue
@@ -104,7 +104,7 @@ def judge(turn: Turn, command: OneShot) -> LookAgain | None:
     """
     limits.LOCKS.check(count_of(command.locks), "a transaction")
     check_locks(turn, command.locks)
-    state, windows = turn.state, turn.windows
+    state, windows = turn.state, turn.recent_writes
     for locks in command.locks:
         asks = locks.points or locks.ranges
         if asks and not windows.holds(locks, state.tables[locks.table].last):
@@ -161,7 +161,7 @@ def _apart(ranges: Sequence[LockedRange]) -> bool:
 # -- locks of a transaction with registered ones --------------------------------------------------------
 
 
-def looked_at(turn: Turn, sets: Sets, vouched: Iterable[Vouched]) -> dict[int, LookedRow]:
+def looked_at(turn: Turn, sets: TxnLocks, vouched: Iterable[Vouched]) -> dict[int, LookedRow]:
     """How far the locks of writers are validated with these reports. Puts nothing. `InvalidArgument`."""
     found: dict[int, LookedRow] = {}
     for report in vouched:
@@ -222,7 +222,7 @@ def _may_be_broken(turn: Turn, locks: TableLocks, through: int) -> bool:
     if max(row.unknown, row.bounded if locks.ranges else 0) <= through:
         return False
     turn.charge(work.of_items(MOST_BOUNDED) if locks.ranges else work.LOOK)
-    return not turn.windows.spares(locks, through)
+    return not turn.recent_writes.spares(locks, through)
 
 
 def ready_to_merge(turn: Turn, txn_id: bytes) -> bool:
@@ -244,7 +244,7 @@ def ready_to_merge(turn: Turn, txn_id: bytes) -> bool:
     for to in end_pending(turn, txn_id, None):
         turn.reply(to, again)
     if pending is not None:
-        turn.put(k.pending_key(txn_id), without_askers(pending))
+        turn.put(k.pending_key(txn_id), replace(pending, askers=()))
     return False
 
 

@@ -1,4 +1,4 @@
-"""Registered locks: rows of open transactions, which each commit is checked against.
+"""LockTable locks: rows of open transactions, which each commit is checked against.
 
 `docs/inside/tables.md` has the rules.
 """
@@ -22,8 +22,8 @@ from anabranch.schemas.records import (
 
 
 @dataclass(slots=True)
-class Sets:
-    """Registered locks of an open transaction, by writer and sequence, and how far each writer's are validated.
+class TxnLocks:
+    """LockTable locks of an open transaction, by writer and sequence, and how far each writer's are validated.
 
     ``count``: the number of locks, as `held_by` counts them.
     """
@@ -125,10 +125,10 @@ class _Locked:
 
 
 @dataclass(slots=True)
-class Registered:
+class LockTable:
     """The registered locks of all open transactions: a view of the status log's rows."""
 
-    sets: dict[bytes, Sets] = field(default_factory=dict)
+    sets: dict[bytes, TxnLocks] = field(default_factory=dict)
     snapshots: dict[bytes, int] = field(default_factory=dict)  # of open transactions that read
     readers: dict[str, dict[bytes, str]] = field(
         default_factory=dict
@@ -145,9 +145,9 @@ class Registered:
             kept.clear()
         self.count = 0
 
-    def of(self, txn_id: bytes) -> Sets:
+    def of(self, txn_id: bytes) -> TxnLocks:
         """A transaction's locks, perhaps none."""
-        return self.sets.get(txn_id) or Sets()
+        return self.sets.get(txn_id) or TxnLocks()
 
     def follow(self, txn_id: bytes, row: TxnRow) -> None:
         """Follow the row of an open transaction. A PREPARED one does not read any more."""
@@ -172,7 +172,7 @@ class Registered:
     def derive(self, txn_id: bytes, identifier: bytes, row: ReadLockRow | LookedRow | None) -> None:
         """Follow a row of locks of an open transaction."""
         writer, sequence = k.read_lock_of(identifier)
-        sets = self.sets.setdefault(txn_id, Sets())
+        sets = self.sets.setdefault(txn_id, TxnLocks())
         former = sets.take(writer, sequence)
         if former is not None:
             self._take(txn_id, former)
@@ -207,7 +207,7 @@ class Registered:
         locked = self._tables.get(table)
         return Counter([txn_id for _, txn_id in locked.ranges] if locked else ())
 
-    def broken(self, table: str, write: Write, by: bytes) -> dict[bytes, BrokenLock]:
+    def conflicts(self, table: str, write: Write, by: bytes) -> dict[bytes, BrokenLock]:
         """The other transactions whose locks a commit breaks for certain.
 
         Equal fingerprints count as equal keys: two keys share one in 2^64 cases. Ranges are compared with known
@@ -228,7 +228,7 @@ class Registered:
         found.pop(by, None)
         return found
 
-    def touched(self, table: str, write: Write, by: bytes) -> set[bytes]:
+    def possible_conflicts(self, table: str, write: Write, by: bytes) -> set[bytes]:
         """The other transactions whose locks a commit breaks, or may break."""
         locked = self._tables.get(table)
         if locked is None:

@@ -85,7 +85,7 @@ class _Table:
 
 
 @dataclass(slots=True)
-class Windows:
+class RecentWrites:
     """Recent writes by table: all that are later than ``reach``.
 
     A new leader's reach is the hybrid time that it folded, because it has not seen the writes before.
@@ -97,11 +97,11 @@ class Windows:
     _tables: dict[str, _Table] = field(default_factory=dict)
     _order: deque[str] = field(default_factory=deque)  # the tables of all writes, the oldest first
 
-    def draft(self) -> WindowDraft:
+    def draft(self) -> RecentWritesDraft:
         """A draft for the writes of a round."""
-        return WindowDraft(self)
+        return RecentWritesDraft(self)
 
-    def follow(self, draft: WindowDraft) -> None:
+    def follow(self, draft: RecentWritesDraft) -> None:
         """Add the writes of a round that is committed."""
         for table, its in draft.tables.items():
             known = self._tables.setdefault(table, _Table(its.before))
@@ -131,10 +131,10 @@ class Windows:
 
 
 @dataclass(slots=True)
-class WindowDraft:
+class RecentWritesDraft:
     """A round's writes to tables, searched together with the window that they will be added to."""
 
-    base: Windows
+    base: RecentWrites
     tables: dict[str, _Table] = field(default_factory=dict)
     order: list[str] = field(default_factory=list)
 
