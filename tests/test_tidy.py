@@ -111,14 +111,11 @@ LONG_FUNCTIONS = {
     "anabranch/audit/journal.py: check_plain",
     "anabranch/audit/run.py: run",
     "anabranch/client/receipts.py: _make_write",
-    "anabranch/core/decisions/commit.py: commit",
-    "anabranch/core/decisions/transactions.py: begin",
     "anabranch/infra/broker.py: _launch",
 }
 MANY_ARGUMENTS = {
     "anabranch/audit/journal.py: check_writers",
     "anabranch/audit/run.py: _journals",
-    "anabranch/core/memory.py: follow",
     "anabranch/faust/handing.py: __init__",
     "anabranch/kafka/log.py: _ask",
     "anabranch/presentation/draw.py: _text",
@@ -133,7 +130,6 @@ SMALL_FILES = {
     "anabranch/topics/altering.py": "",
 }
 SPLIT_CLASSES = {
-    "anabranch/core/memory.py: LaneSeen": "what decisions know of a lane; the intake adds its queue",
     "anabranch/processing/handlers.py: Handlers": "`handlers` makes the one or the other",
     "anabranch/processing/program.py: Program": "",
     "anabranch/spark/api.py: DataSourceStreamArrowWriter": "Spark's class",
@@ -144,14 +140,6 @@ SPLATS = {
     "anabranch/client/admin.py: ask",
     "anabranch/client/admin.py: commands",
     "anabranch/client/transaction.py: _prepare_events",
-    "anabranch/core/decisions/bases.py: base_published",
-    "anabranch/core/decisions/cleanup.py: clean_up",
-    "anabranch/core/decisions/claims.py: give_back",
-    "anabranch/core/decisions/claims.py: take_number",
-    "anabranch/core/decisions/questions.py: _carries_of",
-    "anabranch/core/decisions/lanes.py: list_commands",
-    "anabranch/core/decisions/turn.py: done",
-    "anabranch/core/journal_index.py: plain_from",
     "anabranch/faust/agents.py: _loader",
     "anabranch/faust/agents.py: load",
     "anabranch/kafka/oauth_tokens.py: __call__",
@@ -165,7 +153,6 @@ SHARED_LINES = {
 }
 # Tables know the client by these, as they may not import it.
 FEW_IMPLEMENTATIONS = {
-    "anabranch/core/locks/table_writes.py: Numbers": "a number of the processors' metrics",
     "anabranch/reading/committed_log.py: Groups": "a port",
     "anabranch/tables/compact.py: Compacting": "",
     "anabranch/tables/joined.py: Joins": "",

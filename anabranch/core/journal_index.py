@@ -244,7 +244,7 @@ class JournalIndex:
         place = (stream, partition)
         if self.plain_ends.get(place, 0) <= state.plain.get(place, 0):
             return None
-        return next((run.batch_base for run in self.plain_runs(state, *place)), None)
+        return next((run.batch_base for run in self.plain_runs(state, stream, partition)), None)
 
     def forget(self, state: State, txn_id: bytes) -> list[bytes]:
         """The table keys of a finished transaction's runs, to be dropped with the round."""

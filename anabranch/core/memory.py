@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Generic, Literal, NamedTuple, Self, TypeVar
+from typing import Generic, Literal, NamedTuple, Protocol, Self, TypeVar
 
 from anabranch.core.ids import txn_text
 from anabranch.core.journal_index import Place
@@ -232,22 +232,22 @@ class Drafts(NamedTuple):
     recent_writes: RecentWritesDraft
 
 
-@dataclass(slots=True)
-class LaneSeen:
-    """A lane whose commands are read. ``end``: their last known end offset. ``trouble``: why they can't be read.
+class LaneSeen(Protocol):
+    """The view that decisions have of a lane whose commands are read. ``end``: their last known end offset.
 
     ``read_ms``: all commands that existed at this time are decided, at the latest by this round. ``well_ms``: the
-    last time that they were readable, as far as a transaction's silence made the leader ask.
+    last time that they were readable, as far as a transaction's silence made the leader ask. ``trouble``: why they
+    can't be read.
     """
 
-    end: int = 0
-    read_ms: int = -1
-    well_ms: int = -1
-    trouble: str = ""
+    end: int
+    read_ms: int
+    well_ms: int
+    trouble: str
 
     def usage(self) -> Mapping[str, int]:
         """Units of work that this leader charged to it in all, and those that it owes."""
-        return {}
+        ...
 
 
 @dataclass(slots=True)
@@ -271,7 +271,7 @@ class LeaderMemory:
     lanes: Mapping[str, LaneSeen] = field(default_factory=dict)
 
     def draft(self) -> Drafts:
-        """What a turn may change."""
+        """Drafts for a turn, which may change them."""
         return Drafts(
             self.keepalives.draft(),
             self.merging.draft(),

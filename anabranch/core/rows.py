@@ -94,7 +94,7 @@ _ROWS: dict[Entry, type | tuple[type, ...]] = {
     Entry.AUDIT_DUE: r.AuditRow,
 }
 _LOCK = struct.Struct(">qq")  # writer, sequence
-# What a `PendingCommitRow` of older builds had besides its askers.
+# The fields of a `PendingCommitRow` that older builds wrote in the same way.
 _OF_PENDING = ("decided", "writers", "name", "number", "deadline_ms", "consumed", "prepare")
 _MANY = 1000  # rows that are skipped one by one before a new scan is started after them
 _ENTRIES = {int(entry): entry for entry in Entry}  # faster than `Entry(…)`

@@ -129,8 +129,15 @@ def base_published(turn: Turn, stream: str, position: int, last: int) -> None:
         )
         return
     last = last or (before.last if before is not None else 0)
-    made = change.until, txn.txn_id, txn.commit_timestamp, txn.committed, position, last
-    turn.put(k.base_key(stream), BaseRow(*made))
+    base = BaseRow(
+        timestamp=change.until,
+        txn_id=txn.txn_id,
+        commit_timestamp=txn.commit_timestamp,
+        rows=txn.committed,
+        position=position,
+        last=last,
+    )
+    turn.put(k.base_key(stream), base)
     turn.audited(stream, done=True)
 
 

@@ -220,8 +220,7 @@ def take_number(turn: Turn, txn: TxnRow, series: str, number: int) -> None:
     else:
         check(before.number < number, f"a series goes from {before.number} to {number}")
         runs = _more(before.runs, number)
-        earlier = before.number, before.txn_id
-        row = SeriesRow(number, txn.txn_id, *earlier, runs, before.owner)
+        row = SeriesRow(number, txn.txn_id, before.number, before.txn_id, runs, before.owner)
     turn.put(k.series_key(txn.scope, series), row)
 
 
@@ -248,9 +247,9 @@ def give_back(turn: Turn, scope: str, pending: PendingCommitRow | None) -> None:
     check(row is not None and row.number == pending.number, "a decided commit lost its number")
     if row is not None:
         runs = _up_to(row.runs, row.earlier_number)
-        earlier = row.earlier_number, row.earlier_txn_id
-        before = SeriesRow(*earlier, _NONE, NO_TXN, runs, row.owner)
-        gone = row.earlier_number == _NONE
+        number = row.earlier_number
+        before = SeriesRow(number, row.earlier_txn_id, _NONE, NO_TXN, runs, row.owner)
+        gone = number == _NONE
         turn.put(k.series_key(scope, pending.name), None if gone else before)
 
 

@@ -54,7 +54,8 @@ def clean_up(turn: Turn) -> None:
         base = turn.state.bases.get(stream)
         needed = base is not None and offset > base.position  # by new replicas
         if turn.usable(stream) and not needed and offset > turn.state.low_water.get(place, 0):
-            turn.put(k.low_water_key(*place), LowWaterRow(*place, offset))
+            row = LowWaterRow(stream, k.HISTORY, offset)
+            turn.put(k.low_water_key(stream, k.HISTORY), row)
             turn.cut[place] = offset
 
 

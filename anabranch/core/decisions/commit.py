@@ -9,9 +9,9 @@ A commit passes three stages. A refusal before *decided* leaves the transaction 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 from anabranch.core import limits, work
@@ -75,6 +75,19 @@ from anabranch.schemas.records import (
 )
 
 
+@dataclass(slots=True)
+class _Request:
+    """A commit of an open transaction while it is checked.
+
+    ``named``: the receipts in the command. ``writers``: the receipts that the commit takes.
+    """
+
+    txn: OpenTxn
+    command: Commit
+    named: tuple[Receipt, ...]
+    writers: tuple[Receipt, ...] = ()
+
+
 def commit(turn: Turn, command: Commit, to: ReplyTo | None) -> None:
     """Receive a commit: it is logged as pending, and decided as soon as the journal covers it."""
     prepared.check_arguments(command)
@@ -89,80 +102,129 @@ def commit(turn: Turn, command: Commit, to: ReplyTo | None) -> None:
         _check_decided(row, command)
         if command.prepare is not None:
             prepared.check_same(turn, row, command.prepare)
-    if row.state == "COMMITTED":
-        turn.charge(work.of_receipts(named) + work.LOOK * len(named))
-        taken = {one.writer: turn.state.receipt(row.txn_id, one.writer) for one in named}
-        missing = not_covered(named, {writer: one for writer, one in taken.items() if one})
-        if missing:
-            raise AlreadyCommitted(
-                f"the transaction was committed without writer {writers_text(missing)}, by another commit: its "
-                "outcome stands; write that again"
-            )
-        turn.answer(to, row)
+    if is_finished(row) and _answer_ended(turn, row, command, named, to):
         return
+    TRANSACTIONS.judge(row.state, "begin_commit", row.reason)
+    txn = turn.open(row.txn_id)
+    looked = conflicts.looked_at(turn, turn.state.locks.of(row.txn_id), command.vouched)
+    if row.state == "PREPARED":
+        _commit_prepared(turn, txn, command, to)
+    elif row.state == "OPEN":
+        turn.hear(row.txn_id)
+        if not is_waiting(txn.pending, to):  # of a repeated request the first deadline counts
+            _log_pending(turn, _Request(txn, command, named), looked, to)
+    else:
+        _join_decided(turn, txn, named, looked, to)
+
+
+def _answer_ended(
+    turn: Turn,
+    row: TxnRow,
+    command: Commit,
+    named: tuple[Receipt, ...],
+    to: ReplyTo | None,
+) -> bool:
+    """Answer a commit of a transaction that is over; False: it was aborted without an answer to a commit."""
     if row.state == "ABORTED":
         # If the transaction gave way to an earlier commit, give the same answer again.
         earlier = _earlier_answer(turn, row, command)
         if earlier is not None:
             turn.reply(to, earlier)
-            return
-        if row.broken is not None:
+        elif row.broken is not None:
             turn.answer(to, row)
-            return
-    moves = TRANSACTIONS.judge(row.state, "begin_commit", row.reason) is not None
-    txn = turn.open(row.txn_id)
-    looked = conflicts.looked_at(turn, turn.state.locks.of(row.txn_id), command.vouched)
-    if row.state == "PREPARED":
-        _commit_prepared(turn, txn, command, to)
-        return
-    if not moves:
-        _join_decided(turn, txn, named, looked, to)
-        return
-    turn.hear(row.txn_id)
-    if is_waiting(txn.pending, to):
-        return  # a repeated request: the deadline of the first one counts
-    check_writes(turn.state, row, txn.participants)
-    with suppress(TenureLost):  # the transaction is aborted when the commit is to be decided
-        _check_consumed(turn, row, command)
-    check_name(command.name)
-    check_number(command.name, command.number)
-    claims.check_jump(turn, row, command.name, command.number)
-    claims_name = command.name is not None and command.number is None
-    if claims_name and row.name not in (None, command.name):
-        raise InvalidArgument(f"the transaction began as {row.name!r}: it can't claim another name")
-    if not 0 <= command.wait_ms <= limits.MAX_WAIT_MS:
-        raise InvalidArgument(f"wait_ms {command.wait_ms} is not within 0 and {limits.MAX_WAIT_MS}")
-    check_receipts(turn, row.txn_id, named)
-    writers = choose_writers(turn, txn, command)
-    positions.check_state(command.consumed, positions.state_of(txn.participants, writers))
-    conflicts.check_commit(turn, txn, writers, command)
-    if (again := conflicts.to_look_at(turn, row.txn_id, looked)) is not None:
-        conflicts.put_looked(turn, row.txn_id, looked)
+        return earlier is not None or row.broken is not None
+    turn.charge(work.of_receipts(named) + work.LOOK * len(named))
+    taken = {one.writer: turn.state.receipt(row.txn_id, one.writer) for one in named}
+    missing = not_covered(named, {writer: one for writer, one in taken.items() if one})
+    if missing:
+        raise AlreadyCommitted(
+            f"the transaction was committed without writer {writers_text(missing)}, by another commit: its "
+            "outcome stands; write that again"
+        )
+    turn.answer(to, row)
+    return True
+
+
+def _log_pending(
+    turn: Turn, request: _Request, looked: Mapping[int, LookedRow], to: ReplyTo | None
+) -> None:
+    """Log the commit as pending, if no check refuses it and its locks are validated."""
+    for one in CHECKS:
+        one(turn, request)
+    txn, command, txn_id = request.txn, request.command, request.txn.row.txn_id
+    if (again := conflicts.to_look_at(turn, txn_id, looked)) is not None:
+        conflicts.put_looked(turn, txn_id, looked)
         turn.reply(to, again)
         return
-    former = txn.pending
+    former, claim = txn.pending, (command.name, command.number, command.consumed, command.prepare)
     if former is not None:
-        same = (former.name, former.number, former.consumed, former.prepare) == (
-            command.name,
-            command.number,
-            command.consumed,
-            command.prepare,
-        )
+        same = (former.name, former.number, former.consumed, former.prepare) == claim
         try:
-            _check_replaced(former.writers, {receipt.writer: receipt for receipt in writers}, same)
+            _check_replaced(former.writers, {one.writer: one for one in request.writers}, same)
         except OutcomeUnknown as error:  # this commit may end differently from the former one
-            end_pending(turn, row.txn_id, error)
+            end_pending(turn, txn_id, error)
     pending = replace(
         join_waiting(txn.pending, to),
-        writers=writers,
+        writers=request.writers,
         name=command.name,
         number=command.number,
         deadline_ms=turn.wall_ms + command.wait_ms,
         consumed=command.consumed,
         prepare=command.prepare,
     )
-    conflicts.put_looked(turn, row.txn_id, looked)
-    turn.put(k.pending_key(row.txn_id), pending)
+    conflicts.put_looked(turn, txn_id, looked)
+    turn.put(k.pending_key(txn_id), pending)
+
+
+def _check_rights(turn: Turn, request: _Request) -> None:
+    check_writes(turn.state, request.txn.row, request.txn.participants)
+
+
+def _check_positions(turn: Turn, request: _Request) -> None:
+    with suppress(TenureLost):  # the transaction is aborted when the commit is to be decided
+        _check_consumed(turn, request.txn.row, request.command)
+
+
+def _check_claim(turn: Turn, request: _Request) -> None:
+    command, row = request.command, request.txn.row
+    check_name(command.name)
+    check_number(command.name, command.number)
+    claims.check_jump(turn, row, command.name, command.number)
+    claims_name = command.name is not None and command.number is None
+    if claims_name and row.name not in (None, command.name):
+        raise InvalidArgument(f"the transaction began as {row.name!r}: it can't claim another name")
+
+
+def _check_wait(turn: Turn, request: _Request) -> None:
+    wait_ms = request.command.wait_ms
+    if not 0 <= wait_ms <= limits.MAX_WAIT_MS:
+        raise InvalidArgument(f"wait_ms {wait_ms} is not within 0 and {limits.MAX_WAIT_MS}")
+
+
+def _check_writers(turn: Turn, request: _Request) -> None:
+    check_receipts(turn, request.txn.row.txn_id, request.named)
+    request.writers = choose_writers(turn, request.txn, request.command)
+
+
+def _check_state(turn: Turn, request: _Request) -> None:
+    state = positions.state_of(request.txn.participants, request.writers)
+    positions.check_state(request.command.consumed, state)
+
+
+def _check_locks(turn: Turn, request: _Request) -> None:
+    conflicts.check_conflicts(turn, request.txn, request.writers, request.command)
+
+
+# The refusals of a commit, in their order; a new one is one more entry. They put nothing.
+CHECKS: tuple[Callable[[Turn, _Request], None], ...] = (
+    _check_rights,
+    _check_positions,
+    _check_claim,
+    _check_wait,
+    _check_writers,
+    _check_state,
+    _check_locks,
+)
 
 
 def _join_decided(
@@ -412,7 +474,7 @@ def _why_not(
         for stream, latest in weighed.latest.items():
             limits.check_ahead(latest, turn.latest_time(stream), stream)
         check_writes(turn.state, txn.row, txn.participants)
-        conflicts.check_commit(turn, txn, pending.writers, pending)
+        conflicts.check_conflicts(turn, txn, pending.writers, pending)
         positions.check_state_size(turn, weighed.state)
         _earlier(turn, txn.row, pending)
         if pending.prepare is not None:

@@ -242,5 +242,5 @@ def list_commands(turn: Turn, command: ListCommands, to: ReplyTo | None) -> None
     position = turn.at + 1 if here and turn.at is not None else turn.state.round.commands_offset
     seen = turn.memory.lanes.get(OPEN_LANE)
     end = max(seen.end if seen is not None else 0, position)
-    kept = len(turn.state.open), turn.state.outcomes
-    turn.reply(to, CommandList(position, end, found, *kept))
+    state = turn.state
+    turn.reply(to, CommandList(position, end, found, len(state.open), state.outcomes))

@@ -246,7 +246,11 @@ def _carries_of(turn: Turn, txn: OpenTxn) -> tuple[CarryInfo, ...]:
         place = carry.stream, carry.source
         stay = stays.get(place)
         chunks = max(1, -(-(stay.size if stay else 0) // turn.settings.chunk_bytes))
-        found.append(CarryInfo(*place, carry.count, events[place], chunks, carry.done))
+        found.append(
+            CarryInfo(
+                carry.stream, carry.source, carry.count, events[place], chunks, carry.done,
+            )
+        )  # fmt: skip
     return tuple(found)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from hmac import compare_digest
 
 from anabranch.core import limits, work
@@ -63,69 +64,21 @@ MIN_KEEPALIVE_MS = 1000
 
 def begin(turn: Turn, command: Begin, to: ReplyTo | None) -> None:
     """Begin, or answer a repeated begin. A committed or prepared name is answered with its transaction."""
-    check_served(turn, command.scope)
-    check_id_partition(turn, command.txn_id)
-    check_name(command.name)
-    if is_marked(command.txn_id):
-        raise InvalidArgument(
-            "ids like this one are of one-shots that move positions: make another one"
-        )
-    if not 0 <= command.snapshot <= turn.hybrid_time:
-        raise InvalidArgument(f"snapshot {command.snapshot}: a hybrid time that a controller told")
-    if command.tenure is not None and (command.name or len(command.tenure) != HASH_SIZE):
-        raise InvalidArgument(
-            f"a transaction that moves positions has no name; its tenure's hash has {HASH_SIZE} bytes"
-        )
-    if not MIN_KEEPALIVE_MS <= command.keepalive_ms <= turn.settings.max_keepalive_ms:
-        raise InvalidArgument(
-            f"keepalive {command.keepalive_ms} ms is not within {MIN_KEEPALIVE_MS} and "
-            f"{turn.settings.max_keepalive_ms}"
-        )
-    row = turn.state.txn_row(command.txn_id)
-    if row is not None:
-        instead = _gave_way_to(turn, row)
-        if instead is not None:
-            turn.reply(to, instead)
-            return
-        TRANSACTIONS.judge(row.state, "begin", row.reason)
-        # The transaction may have begun without a name, and its commit claimed one.
-        name = row.name if row.state == "OPEN" or command.name is not None else None
-        moves = row.consumes if row.state == "OPEN" else command.tenure
-        if (row.scope, name, row.keepalive_ms, moves, row.snapshot) != (
-            command.scope,
-            command.name,
-            command.keepalive_ms,
-            command.tenure,
-            command.snapshot,
-        ):
-            raise InvalidArgument(
-                "the transaction id is in use with other arguments: make a new one"
-            )
-        if is_finished(row):
-            turn.answer(to, row)
-        else:
-            # Lists show the id and all arguments: only the secret proves that the sender began it.
-            if row.secret is None or not compare_digest(row.secret, command.secret):
-                raise NotAuthorized(
-                    "the transaction was begun with another secret: hand on its reservation, or its token"
-                )
-            turn.hear(command.txn_id)
-            turn.reply(to, Begun(row.txn_id, row.keepalive_ms, row.begun_ms))
+    for one in ARGUMENTS:
+        one(turn, command)
+    known = turn.state.txn_row(command.txn_id)
+    if known is not None:
+        _begin_again(turn, known, command, to)
         return
     turn.check_new_id(command.txn_id)
-    held = prepared.prepared_of_name(turn, command.scope, command.name)
-    earlier = (
-        held
-        if held is not None and held.owner == turn.lane
-        else earlier_outcome(turn, command.scope, command.name, turn.lane)
-    )
+    earlier = prepared.prepared_of_name(turn, command.scope, command.name)
+    if earlier is None or earlier.owner != turn.lane:
+        earlier = earlier_outcome(turn, command.scope, command.name, turn.lane)
     if earlier is not None:
         turn.answer(to, earlier)
         return
-    check_snapshot(turn, command.scope, command.snapshot)
-    check_open(turn, _replaces_open(turn, command))
-    quotas.check_keepalive(turn, turn.lane, command.keepalive_ms)
-    check_staged(turn, turn.lane)
+    for one in LIMITS:
+        one(turn, command)
     supersede(turn, command.scope, command.name, command.txn_id)
     row = born(
         "begin",
@@ -142,6 +95,79 @@ def begin(turn: Turn, command: Begin, to: ReplyTo | None) -> None:
     turn.put(k.txn_key(command.txn_id), row)
     turn.hear(command.txn_id)
     turn.reply(to, Begun(row.txn_id, row.keepalive_ms, row.begun_ms))
+
+
+def _begin_again(turn: Turn, row: TxnRow, command: Begin, to: ReplyTo | None) -> None:
+    """Answer a repeated begin."""
+    instead = _gave_way_to(turn, row)
+    if instead is not None:
+        turn.reply(to, instead)
+        return
+    TRANSACTIONS.judge(row.state, "begin", row.reason)
+    # The transaction may have begun without a name, and its commit claimed one.
+    name = row.name if row.state == "OPEN" or command.name is not None else None
+    moves = row.consumes if row.state == "OPEN" else command.tenure
+    before = row.scope, name, row.keepalive_ms, moves, row.snapshot
+    if before != (
+        command.scope, command.name, command.keepalive_ms, command.tenure, command.snapshot,
+    ):  # fmt: skip
+        raise InvalidArgument("the transaction id is in use with other arguments: make a new one")
+    if is_finished(row):
+        turn.answer(to, row)
+        return
+    # Lists show the id and all arguments: only the secret proves that the sender began it.
+    if row.secret is None or not compare_digest(row.secret, command.secret):
+        raise NotAuthorized(
+            "the transaction was begun with another secret: hand on its reservation, or its token"
+        )
+    turn.hear(command.txn_id)
+    turn.reply(to, Begun(row.txn_id, row.keepalive_ms, row.begun_ms))
+
+
+def _check_mark(turn: Turn, command: Begin) -> None:
+    if is_marked(command.txn_id):
+        raise InvalidArgument(
+            "ids like this one are of one-shots that move positions: make another one"
+        )
+
+
+def _check_snapshot(turn: Turn, command: Begin) -> None:
+    if not 0 <= command.snapshot <= turn.hybrid_time:
+        raise InvalidArgument(f"snapshot {command.snapshot}: a hybrid time that a controller told")
+
+
+def _check_positions(turn: Turn, command: Begin) -> None:
+    if command.tenure is not None and (command.name or len(command.tenure) != HASH_SIZE):
+        raise InvalidArgument(
+            f"a transaction that moves positions has no name; its tenure's hash has {HASH_SIZE} bytes"
+        )
+
+
+def _check_keepalive(turn: Turn, command: Begin) -> None:
+    if not MIN_KEEPALIVE_MS <= command.keepalive_ms <= turn.settings.max_keepalive_ms:
+        raise InvalidArgument(
+            f"keepalive {command.keepalive_ms} ms is not within {MIN_KEEPALIVE_MS} and "
+            f"{turn.settings.max_keepalive_ms}"
+        )
+
+
+# The refusals of a begin, in their order; a new one is one more entry. Those of its arguments come first, because a
+# repeated begin gets them, too; those of what is open now concern a new transaction only.
+ARGUMENTS: tuple[Callable[[Turn, Begin], None], ...] = (
+    lambda turn, command: check_served(turn, command.scope),
+    lambda turn, command: check_id_partition(turn, command.txn_id),
+    lambda turn, command: check_name(command.name),
+    _check_mark,
+    _check_snapshot,
+    _check_positions,
+    _check_keepalive,
+)
+LIMITS: tuple[Callable[[Turn, Begin], None], ...] = (
+    lambda turn, command: check_snapshot(turn, command.scope, command.snapshot),
+    lambda turn, command: check_open(turn, _replaces_open(turn, command)),
+    lambda turn, command: quotas.check_keepalive(turn, turn.lane, command.keepalive_ms),
+    lambda turn, command: check_staged(turn, turn.lane),
+)
 
 
 def _gave_way_to(turn: Turn, row: TxnRow) -> Outcome | None:

@@ -1,14 +1,14 @@
 """Conflicts of commits with locks: what was read must be unchanged just below the commit timestamp.
 
-A commit meets locks in two ways: its own have to hold (`judge` for a one-shot, `to_look_at` and `check_commit` for
-a transaction with registered locks), and its writes break those of others (`merge`). `docs/inside/tables.md` has
-the rules.
+A commit meets locks in two ways: its own have to hold (`judge` for a one-shot, `to_look_at` and `check_conflicts`
+for a transaction with registered locks), and its writes break those of others (`merge`). `docs/inside/tables.md`
+has the rules.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from operator import lt
 
@@ -248,31 +248,58 @@ def ready_to_merge(turn: Turn, txn_id: bytes) -> bool:
     return False
 
 
-def check_commit(
+@dataclass(slots=True)
+class _Reads:
+    """The reads of a transaction, and the commit that is checked against it. ``taken``: receipts by writer."""
+
+    txn: OpenTxn
+    locks: TxnLocks
+    taken: Mapping[int, Receipt]
+    prepares: bool
+
+
+def check_conflicts(
     turn: Turn, txn: OpenTxn, writers: Iterable[Receipt], wanted: Commit | PendingCommitRow
 ) -> None:
     """Refuse a commit because of what its transaction read.
 
     Raises: LocksBroken, InvalidArgument (a prepare), WritersUnfinished (a writer that was read from is not taken).
     """
-    row, sets = txn.row, turn.state.locks.of(txn.row.txn_id)
-    if row.broken is not None:
-        raise locks_broken(row.broken)
-    if sets.rows and wanted.prepare is not None:
-        raise InvalidArgument("a transaction with locks on tables can't be prepared: commit it")
+    locks = turn.state.locks.of(txn.row.txn_id)
     taken = {receipt.writer: receipt for receipt in writers}
-    turn.charge(work.of_items(len(taken) + sets.count))
+    reads = _Reads(txn, locks, taken, wanted.prepare is not None)
+    turn.charge(work.of_items(len(taken) + locks.count))
+    for one in CHECKS:
+        one(reads)
+
+
+def _check_broken(reads: _Reads) -> None:
+    if reads.txn.row.broken is not None:
+        raise locks_broken(reads.txn.row.broken)
+
+
+def _check_prepare(reads: _Reads) -> None:
+    if reads.locks.rows and reads.prepares:
+        raise InvalidArgument("a transaction with locks on tables can't be prepared: commit it")
+
+
+def _check_read_from(reads: _Reads) -> None:
+    taken, known = reads.taken, reads.txn.writers
     missing = {
         source.writer
-        for kept in sets.rows.values()
+        for kept in reads.locks.rows.values()
         for source in kept.read_from
-        if not _is_taken(taken.get(source.writer), txn.writers.get(source.writer), source.sequence)
+        if not _is_taken(taken.get(source.writer), known.get(source.writer), source.sequence)
     }
     if missing:
         raise WritersUnfinished(
             f"the transaction read what writer {writers_text(missing)} wrote, so its commit has to take that: give "
             "its latest receipt"
         )
+
+
+# The conflicts that refuse a commit, in order; a new one is one more entry.
+CHECKS: tuple[Callable[[_Reads], None], ...] = (_check_broken, _check_prepare, _check_read_from)
 
 
 def _is_taken(receipt: Receipt | None, known: Receipt | None, sequence: int) -> bool:
