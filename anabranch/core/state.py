@@ -25,39 +25,11 @@ from anabranch.core.partitioner import Layout
 from anabranch.core.rows import Entry, Rows
 from anabranch.core.transaction_states import FINISHED
 from anabranch.errors import InvariantViolation, MalformedRecord, UnsupportedVersion
+from anabranch.schemas import records as r
 from anabranch.schemas.codec import decode, encode
-from anabranch.schemas.records import (
-    AuditRow,
-    BaseRow,
-    CarryRow,
-    ChangedRow,
-    Extent,
-    ForgottenRow,
-    LaneRow,
-    MovedRow,
-    NameRow,
-    ParticipantRow,
-    PendingCommitRow,
-    PreparedRow,
-    ProcessorRow,
-    Receipt,
-    RetiredRow,
-    RoundRow,
-    SegmentRange,
-    SeriesRow,
-    SetAsideRow,
-    StreamRow,
-    SuspectRow,
-    TableRow,
-    TaskRow,
-    TermRow,
-    TxnRow,
-    WriterRow,
-    YieldedRow,
-)
 
 _SERIES = NO_TXN + bytes((Entry.SERIES,))
-_NO_ROUND = RoundRow(0, 0, 0, 0, 0)
+_NO_ROUND = r.RoundRow(0, 0, 0, 0, 0)
 _BY_NAME = {Entry.FORGOTTEN: "forgotten", Entry.LANE: "lanes"}
 _BY_NAME |= {Entry.TABLE: "tables", Entry.BASE: "bases", Entry.AUDIT_DUE: "audit_due"}
 _ALONE = {Entry.TERM: "term", Entry.ROUND: "round", Entry.SUSPECT: "suspect"}
@@ -104,18 +76,18 @@ class Ordered(Generic[N]):
 class OpenTxn:
     """A transaction that is not finished, with its rows decoded."""
 
-    row: TxnRow
+    row: r.TxnRow
     participants: dict[str, int] = field(default_factory=dict)  # stream -> reference epoch
-    writers: dict[int, Receipt] = field(default_factory=dict)
+    writers: dict[int, r.Receipt] = field(default_factory=dict)
     lanes: dict[int, str] = field(default_factory=dict)  # writer -> lane
     receipt_bytes: int = 0  # bytes of the writers' receipts, about
-    pending: PendingCommitRow | None = None
-    due: dict[tuple[int, str, int], Extent] = field(default_factory=dict)  # of the pending commit
+    pending: r.PendingCommitRow | None = None
+    due: dict[tuple[int, str, int], r.Extent] = field(default_factory=dict)  # of the pending commit
     # The journal partition that the pending commit waited for last, and the offset.
     lacks: tuple[tuple[str, int], int] | None = field(default=None, compare=False)
-    carries: dict[tuple[str, int], CarryRow] = field(default_factory=dict)  # by segment number
+    carries: dict[tuple[str, int], r.CarryRow] = field(default_factory=dict)  # by segment number
     # By stream, journal partition and offset.
-    moved: dict[tuple[str, int, int], MovedRow] = field(default_factory=dict)
+    moved: dict[tuple[str, int, int], r.MovedRow] = field(default_factory=dict)
 
 
 class State:
@@ -128,30 +100,30 @@ class State:
     def __init__(self, rows: Rows, *, trusts_open: bool = False) -> None:
         self._trusts_open = trusts_open
         self._table = Overlay(rows)
-        self.term: TermRow | None = None
+        self.term: r.TermRow | None = None
         self.round = _NO_ROUND
         self.scopes: dict[str, int] = {}
         self.scope_owners: dict[str, str] = {}
-        self.streams: dict[str, StreamRow] = {}
+        self.streams: dict[str, r.StreamRow] = {}
         self.stream_names = Ordered[str]()
         self.names: dict[str, str] = {}  # name as Kafka compares it -> stream
         self.histories_ms: dict[
             str, int
         ] = {}  # the least of each scope's tables, cached until a change
         self.layouts: dict[str, Layout] = {}  # active epochs only
-        self.epochs: dict[str, dict[int, tuple[SegmentRange, ...]]] = {}  # reference epochs only
-        self.places: dict[tuple[str, int], dict[int, SegmentRange]] = {}  # by partition
+        self.epochs: dict[str, dict[int, tuple[r.SegmentRange, ...]]] = {}  # reference epochs only
+        self.places: dict[tuple[str, int], dict[int, r.SegmentRange]] = {}  # by partition
         self.pins: dict[str, Counter[int]] = {}  # stream -> reference epoch -> open transactions
         self.plain: dict[
             tuple[str, int], int
         ] = {}  # journal partition -> end of committed plain writes
         self.plain_refused: dict[tuple[str, int], int] = {}  # … and the number of refused ones
         self.low_water: dict[tuple[str, int], int] = {}
-        self.forgotten: dict[str, ForgottenRow] = {}
-        self._retired: dict[tuple[str, int], RetiredRow] = {}
-        self.suspect: SuspectRow | None = None
-        self.set_aside: dict[bytes, SetAsideRow] = {}  # the oldest first
-        self.lanes: dict[str, LaneRow] = {}
+        self.forgotten: dict[str, r.ForgottenRow] = {}
+        self._retired: dict[tuple[str, int], r.RetiredRow] = {}
+        self.suspect: r.SuspectRow | None = None
+        self.set_aside: dict[bytes, r.SetAsideRow] = {}  # the oldest first
+        self.lanes: dict[str, r.LaneRow] = {}
         self.lane_positions: dict[str, int] = {}  # of lanes other than `open`
         self.grants: dict[str, dict[str, int]] = {}  # lane -> pattern -> rights
         self.rights: dict[
@@ -161,13 +133,13 @@ class State:
             str, dict[bytes, bool]
         ] = {}  # lane -> its rows' identifiers, the oldest first
         self.audit_due: dict[
-            str, AuditRow
+            str, r.AuditRow
         ] = {}  # of changes of topics that are under way, by stream
-        self.processors: dict[str, ProcessorRow] = {}
-        self.tasks: dict[tuple[str, int], TaskRow] = {}
-        self.tables: dict[str, TableRow] = {}
+        self.processors: dict[str, r.ProcessorRow] = {}
+        self.tasks: dict[tuple[str, int], r.TaskRow] = {}
+        self.tables: dict[str, r.TableRow] = {}
         self.locks = LockTable()
-        self.bases: dict[str, BaseRow] = {}  # of tables
+        self.bases: dict[str, r.BaseRow] = {}  # of tables
         self.open: dict[bytes, OpenTxn] = {}
         self.open_of: dict[str, Ordered[bytes]] = {}  # by the lane that began them
         self.open_in: dict[str, Ordered[bytes]] = {}  # … and by their scope
@@ -246,7 +218,7 @@ class State:
         """
         if len(key) <= TXN_ID_SIZE or key[TXN_ID_SIZE] != Entry.TXN:
             if key.startswith(_SERIES):
-                former = self._row(key, SeriesRow)
+                former = self._row(key, r.SeriesRow)
                 if (former and former.owner) != (row and row.owner):
                     self._own_series(key, former, -1)
                     self._own_series(key, row, 1)
@@ -270,7 +242,7 @@ class State:
                 self._oldest = min(self._oldest, now)
             self._table.set(now, b"")
 
-    def _own_series(self, key: bytes, row: SeriesRow | None, by: int) -> None:
+    def _own_series(self, key: bytes, row: r.SeriesRow | None, by: int) -> None:
         if row is not None:
             self._table.set(k.owned_key(row.owner, key), b"" if by > 0 else None)
             count = max(0, self.series_of(row.owner) + by)
@@ -374,7 +346,7 @@ class State:
         self.prepared.put(txn_id, prepared)
         _put(self.committing, txn_id, (txn.pending and not prepared) or None)
 
-    def _pin(self, txn: OpenTxn, stream: str, row: ParticipantRow | None) -> None:
+    def _pin(self, txn: OpenTxn, stream: str, row: r.ParticipantRow | None) -> None:
         pins = self.pins.setdefault(stream, Counter())
         if stream in txn.participants:
             pins -= Counter((txn.participants[stream],))
@@ -393,11 +365,11 @@ class State:
         row = self.get(key)
         return row if isinstance(row, cls) else None
 
-    def txn_row(self, txn_id: bytes) -> TxnRow | None:
+    def txn_row(self, txn_id: bytes) -> r.TxnRow | None:
         """The transaction's row, open or finished."""
         txn = self.open.get(txn_id)
         row = txn.row if txn is not None else self.get(k.txn_key(txn_id))
-        if row is not None and not isinstance(row, TxnRow):
+        if row is not None and not isinstance(row, r.TxnRow):
             raise InvariantViolation(f"a TXN key holds a {type(row).__name__}")
         return row
 
@@ -406,23 +378,25 @@ class State:
         if txn_id in self.open:
             return dict(self.open[txn_id].participants)
         prefix = k.STATUS + txn_id + bytes((Entry.PARTICIPANT,))
-        return {r.stream: r.reference_epoch for _, r in self._decoded(prefix, ParticipantRow)}
+        return {
+            row.stream: row.reference_epoch for _, row in self._decoded(prefix, r.ParticipantRow)
+        }
 
-    def receipt(self, txn_id: bytes, writer: int) -> Receipt | None:
+    def receipt(self, txn_id: bytes, writer: int) -> r.Receipt | None:
         """The receipt of a writer of any transaction."""
-        row = self._row(k.writer_key(txn_id, writer), WriterRow)
+        row = self._row(k.writer_key(txn_id, writer), r.WriterRow)
         return None if row is None else row.receipt
 
     def writers_after(
         self, txn_id: bytes, after: int | None = None, most: int | None = None
-    ) -> list[Receipt]:
+    ) -> list[r.Receipt]:
         """Receipts of some writers of any transaction, in the order of their rows."""
         prefix = k.STATUS + k.writer_key(txn_id, 0)[:-8]
         first = b"" if after is None else k.STATUS + k.writer_key(txn_id, after) + b"\0"
-        rows = [row for _, row in islice(self._decoded(prefix, WriterRow, first), most)]
+        rows = [row for _, row in islice(self._decoded(prefix, r.WriterRow, first), most)]
         return [row.receipt for row in rows]
 
-    def layout(self, stream: str, epoch: int) -> tuple[SegmentRange, ...]:
+    def layout(self, stream: str, epoch: int) -> tuple[r.SegmentRange, ...]:
         """The segments of a reference epoch; empty if the layout is not kept any more."""
         return self.epochs.get(stream, {}).get(epoch, ())
 
@@ -441,12 +415,12 @@ class State:
 
     def holder(self, scope: str, name: str) -> bytes | None:
         """The transaction that has a name."""
-        row = self._row(k.name_key(scope, name), NameRow)
+        row = self._row(k.name_key(scope, name), r.NameRow)
         return None if row is None else row.txn_id
 
-    def series(self, scope: str, series: str) -> SeriesRow | None:
+    def series(self, scope: str, series: str) -> r.SeriesRow | None:
         """The row of a series; None if it has no commit."""
-        return self._row(k.series_key(scope, series), SeriesRow)
+        return self._row(k.series_key(scope, series), r.SeriesRow)
 
     def trusts(self, lane: str) -> bool:
         """Whether the lane is `open` and its senders are trusted."""
@@ -456,9 +430,9 @@ class State:
         """The number of series that a lane began."""
         return int.from_bytes(self._table.get(k.SERIES_OF + lane.encode()) or b"", "big")
 
-    def last_change(self, thing: bytes) -> ChangedRow | None:
+    def last_change(self, thing: bytes) -> r.ChangedRow | None:
         """The last change of the thing whose row has this key; None if it was never changed."""
-        return self._row(k.changed_key(thing), ChangedRow)
+        return self._row(k.changed_key(thing), r.ChangedRow)
 
     def rows_below(self, start: bytes, below: bytes) -> Iterator[tuple[bytes, Any]]:
         """(rest of the key, row) of status keys with this start, if the rest is below ``below``; the last first."""
@@ -467,12 +441,12 @@ class State:
 
     def series_below(
         self, lane: str, scope: str, below: bytes
-    ) -> Iterator[tuple[bytes, SeriesRow]]:
+    ) -> Iterator[tuple[bytes, r.SeriesRow]]:
         """Series of a scope with names below ``below`` that belong to a lane or to none; the last name first."""
         start = k.series_key(scope, "")
         owned = [self._table_below(k.owned_key(who, start), below) for who in (lane, "")]
         for name, _ in merge(*owned, reverse=True):
-            row = self._row(start + name, SeriesRow)
+            row = self._row(start + name, r.SeriesRow)
             if row is None:
                 raise InvariantViolation("a series that a lane owns has no row")
             yield name, row
@@ -483,12 +457,12 @@ class State:
                 return
             yield key[len(start) :], value
 
-    def yielded(self, txn_id: bytes) -> YieldedRow | None:
+    def yielded(self, txn_id: bytes) -> r.YieldedRow | None:
         """The claim that an aborted transaction's commit gave way to, if any."""
-        return self._row(k.yielded_key(txn_id), YieldedRow)
+        return self._row(k.yielded_key(txn_id), r.YieldedRow)
 
-    def prepared_row(self, txn_id: bytes) -> PreparedRow | None:
-        return self._row(k.prepared_key(txn_id), PreparedRow)
+    def prepared_row(self, txn_id: bytes) -> r.PreparedRow | None:
+        return self._row(k.prepared_key(txn_id), r.PreparedRow)
 
     def finished_before(self, unix_ms: int, limit: int) -> list[bytes]:
         """Transactions that ended before a time, the longest ended first."""
@@ -505,7 +479,7 @@ class State:
         self._oldest = oldest
         return found
 
-    def txn_rows_below(self, key: bytes | None) -> Iterator[tuple[bytes, TxnRow | None]]:
+    def txn_rows_below(self, key: bytes | None) -> Iterator[tuple[bytes, r.TxnRow | None]]:
         """The transactions' status keys below one (None: all of them), the newest id first.
 
         A transaction's own key comes with its row; those of its writers and streams without. There may be many of

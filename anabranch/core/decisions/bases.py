@@ -19,16 +19,10 @@ from anabranch.core.legal_names import base_stream, split_stream
 from anabranch.core.round import ReplyTo
 from anabranch.core.stream_settings import BASE
 from anabranch.errors import IllegalState, InvalidArgument, NotReady
-from anabranch.schemas.records import (
-    BaseRow,
-    ProcessorRow,
-    PublishBase,
-    StreamChange,
-    StreamRow,
-)
+from anabranch.schemas import records as r
 
 
-def publish_base(turn: Turn, command: PublishBase, to: ReplyTo | None) -> None:
+def publish_base(turn: Turn, command: r.PublishBase, to: ReplyTo | None) -> None:
     """Log the intent to start a table at a base and to delete what it covers. Repeating it is harmless."""
     row = idle_row(turn, command.table, to)
     if row is None:
@@ -48,10 +42,10 @@ def publish_base(turn: Turn, command: PublishBase, to: ReplyTo | None) -> None:
     admit_change(turn, k.stream_key(row.stream), to)
     if not repeated:
         turn.audit_later(command, row.stream, f"{command.table} as of {to_text(command.timestamp)}")
-    begin_change(turn, row, StreamChange(row.settings, command.timestamp, command.txn_id), to)
+    begin_change(turn, row, r.StreamChange(row.settings, command.timestamp, command.txn_id), to)
 
 
-def _check(turn: Turn, command: PublishBase, row: StreamRow, known: BaseRow | None) -> None:
+def _check(turn: Turn, command: r.PublishBase, row: r.StreamRow, known: r.BaseRow | None) -> None:
     """`IllegalState`, `InvalidArgument`, `NotReady` unless this is a base, and no snapshot needs what it covers.
 
     The rows of the base are not checked: only lanes that may operate the table can write to the companion stream.
@@ -96,7 +90,7 @@ def _lagging(turn: Turn, table: str, at: int) -> list[str]:
     ]
 
 
-def _consumed_through(turn: Turn, row: ProcessorRow, task: int, number: int) -> int:
+def _consumed_through(turn: Turn, row: r.ProcessorRow, task: int, number: int) -> int:
     """The time up to which a task has consumed all of an input."""
     known = turn.state.tasks.get((row.processor, task))
     for position in known.positions if known is not None else ():
@@ -129,7 +123,7 @@ def base_published(turn: Turn, stream: str, position: int, last: int) -> None:
         )
         return
     last = last or (before.last if before is not None else 0)
-    base = BaseRow(
+    base = r.BaseRow(
         timestamp=change.until,
         txn_id=txn.txn_id,
         commit_timestamp=txn.commit_timestamp,
@@ -141,7 +135,7 @@ def base_published(turn: Turn, stream: str, position: int, last: int) -> None:
     turn.audited(stream, done=True)
 
 
-def is_published(base: BaseRow | None, change: StreamChange) -> bool:
+def is_published(base: r.BaseRow | None, change: r.StreamChange) -> bool:
     """Whether the base is logged that allows a change to delete older versions."""
     wanted = change.until, change.base
     return change.base is None or (base is not None and (base.timestamp, base.txn_id) == wanted)

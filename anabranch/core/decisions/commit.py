@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
+from anabranch import errors
 from anabranch.core import limits, work
 from anabranch.core import rows as k
 from anabranch.core.authorize import check_writes
@@ -43,36 +44,8 @@ from anabranch.core.round import ReplyTo
 from anabranch.core.state import OpenTxn, State
 from anabranch.core.tokens import Rights, id_named
 from anabranch.core.transaction_states import TRANSACTIONS, Op
-from anabranch.errors import (
-    AlreadyCommitted,
-    AnabranchError,
-    FixCallError,
-    IllegalState,
-    InvalidArgument,
-    LocksBroken,
-    NotAuthorized,
-    NotReady,
-    OutcomeUnknown,
-    ReceiptMismatch,
-    ReceiptsNotCovered,
-    RetryError,
-    TenureLost,
-    UnknownProcessor,
-    check,
-)
-from anabranch.schemas.records import (
-    Commit,
-    Consumed,
-    JournalOp,
-    LookedRow,
-    Outcome,
-    PendingCommitRow,
-    Receipt,
-    RetiredRow,
-    Settle,
-    TxnRow,
-    YieldedRow,
-)
+from anabranch.errors import check
+from anabranch.schemas import records as r
 
 
 @dataclass(slots=True)
@@ -83,12 +56,12 @@ class _Request:
     """
 
     txn: OpenTxn
-    command: Commit
-    named: tuple[Receipt, ...]
-    writers: tuple[Receipt, ...] = ()
+    command: r.Commit
+    named: tuple[r.Receipt, ...]
+    writers: tuple[r.Receipt, ...] = ()
 
 
-def commit(turn: Turn, command: Commit, to: ReplyTo | None) -> None:
+def commit(turn: Turn, command: r.Commit, to: ReplyTo | None) -> None:
     """Receive a commit: it is logged as pending, and decided as soon as the journal covers it."""
     prepared.check_arguments(command)
     row = turn.transaction(
@@ -118,11 +91,7 @@ def commit(turn: Turn, command: Commit, to: ReplyTo | None) -> None:
 
 
 def _answer_ended(
-    turn: Turn,
-    row: TxnRow,
-    command: Commit,
-    named: tuple[Receipt, ...],
-    to: ReplyTo | None,
+    turn: Turn, row: r.TxnRow, command: r.Commit, named: tuple[r.Receipt, ...], to: ReplyTo | None
 ) -> bool:
     """Answer a commit of a transaction that is over; False: it was aborted without an answer to a commit."""
     if row.state == "ABORTED":
@@ -137,7 +106,7 @@ def _answer_ended(
     taken = {one.writer: turn.state.receipt(row.txn_id, one.writer) for one in named}
     missing = not_covered(named, {writer: one for writer, one in taken.items() if one})
     if missing:
-        raise AlreadyCommitted(
+        raise errors.AlreadyCommitted(
             f"the transaction was committed without writer {writers_text(missing)}, by another commit: its "
             "outcome stands; write that again"
         )
@@ -146,7 +115,7 @@ def _answer_ended(
 
 
 def _log_pending(
-    turn: Turn, request: _Request, looked: Mapping[int, LookedRow], to: ReplyTo | None
+    turn: Turn, request: _Request, looked: Mapping[int, r.LookedRow], to: ReplyTo | None
 ) -> None:
     """Log the commit as pending, if no check refuses it and its locks are validated."""
     for one in CHECKS:
@@ -161,7 +130,9 @@ def _log_pending(
         same = (former.name, former.number, former.consumed, former.prepare) == claim
         try:
             _check_replaced(former.writers, {one.writer: one for one in request.writers}, same)
-        except OutcomeUnknown as error:  # this commit may end differently from the former one
+        except (
+            errors.OutcomeUnknown
+        ) as error:  # this commit may end differently from the former one
             end_pending(turn, txn_id, error)
     pending = replace(
         join_waiting(txn.pending, to),
@@ -181,7 +152,7 @@ def _check_rights(turn: Turn, request: _Request) -> None:
 
 
 def _check_positions(turn: Turn, request: _Request) -> None:
-    with suppress(TenureLost):  # the transaction is aborted when the commit is to be decided
+    with suppress(errors.TenureLost):  # the transaction is aborted when the commit is to be decided
         _check_consumed(turn, request.txn.row, request.command)
 
 
@@ -192,13 +163,15 @@ def _check_claim(turn: Turn, request: _Request) -> None:
     claims.check_jump(turn, row, command.name, command.number)
     claims_name = command.name is not None and command.number is None
     if claims_name and row.name not in (None, command.name):
-        raise InvalidArgument(f"the transaction began as {row.name!r}: it can't claim another name")
+        raise errors.InvalidArgument(
+            f"the transaction began as {row.name!r}: it can't claim another name"
+        )
 
 
 def _check_wait(turn: Turn, request: _Request) -> None:
     wait_ms = request.command.wait_ms
     if not 0 <= wait_ms <= limits.MAX_WAIT_MS:
-        raise InvalidArgument(f"wait_ms {wait_ms} is not within 0 and {limits.MAX_WAIT_MS}")
+        raise errors.InvalidArgument(f"wait_ms {wait_ms} is not within 0 and {limits.MAX_WAIT_MS}")
 
 
 def _check_writers(turn: Turn, request: _Request) -> None:
@@ -230,8 +203,8 @@ CHECKS: tuple[Callable[[Turn, _Request], None], ...] = (
 def _join_decided(
     turn: Turn,
     txn: OpenTxn,
-    named: tuple[Receipt, ...],
-    looked: Mapping[int, LookedRow],
+    named: tuple[r.Receipt, ...],
+    looked: Mapping[int, r.LookedRow],
     to: ReplyTo | None,
 ) -> None:
     """Add an asker to a decided commit. Its validation of locks counts, whatever receipts it names."""
@@ -253,7 +226,7 @@ def _join_decided(
     turn.reply(to, again)
 
 
-def _commit_prepared(turn: Turn, txn: OpenTxn, command: Commit, to: ReplyTo | None) -> None:
+def _commit_prepared(turn: Turn, txn: OpenTxn, command: r.Commit, to: ReplyTo | None) -> None:
     """Answer a repeated prepare, or commit a PREPARED transaction for its coordinator."""
     row = txn.row
     named = (*command.own, *(command.receipts or ()))
@@ -276,30 +249,32 @@ def commit_prepared(turn: Turn, txn_id: bytes, to: ReplyTo | None) -> None:
     turn.put(k.pending_key(txn_id), waiting)
     turn.newly_committing.add(txn_id)
     for stream, epoch in sorted(txn.participants.items()):
-        journal_op(turn, stream, JournalOp("BEGIN_COMMIT", txn_id, epoch, 0))
+        journal_op(turn, stream, r.JournalOp("BEGIN_COMMIT", txn_id, epoch, 0))
 
 
-def _check_consumed(turn: Turn, row: TxnRow, command: Commit) -> None:
+def _check_consumed(turn: Turn, row: r.TxnRow, command: r.Commit) -> None:
     """Check that the commit moves positions of the tenure that its begin named. Raises as `positions.judge`."""
     consumed = command.consumed
     named = None if consumed is None else positions.hash_of(consumed.processor, consumed.tenure)
     if named != row.consumes:
-        raise InvalidArgument(
+        raise errors.InvalidArgument(
             "a commit moves the positions of the tenure that its transaction began with, and no others: begin it "
             "with the tenure, and give `consumed`"
         )
     if consumed is not None:
         if command.name is not None:
-            raise InvalidArgument("a commit that moves positions claims no name and no number")
+            raise errors.InvalidArgument(
+                "a commit that moves positions claims no name and no number"
+            )
         _judge(turn, row, consumed)
 
 
-def _judge(turn: Turn, row: TxnRow, consumed: Consumed | None) -> None:
+def _judge(turn: Turn, row: r.TxnRow, consumed: r.Consumed | None) -> None:
     if consumed is not None:
         positions.judge(turn, consumed, row.txn_id, row.scope, row.owner)
 
 
-def _check_decided(row: TxnRow, command: Commit) -> None:
+def _check_decided(row: r.TxnRow, command: r.Commit) -> None:
     """Refuse a commit if one with other positions was decided before."""
     consumed = command.consumed
     if row.state in ("ABORT_IN_PROGRESS", "ABORTED"):
@@ -307,18 +282,20 @@ def _check_decided(row: TxnRow, command: Commit) -> None:
     if row.consumes == (None if consumed is None else positions.digest_of(consumed)):
         return
     if row.state == "COMMITTED":
-        raise AlreadyCommitted("the transaction was committed with other positions than these")
-    raise OutcomeUnknown(
+        raise errors.AlreadyCommitted(
+            "the transaction was committed with other positions than these"
+        )
+    raise errors.OutcomeUnknown(
         "another commit of this transaction is under way, with other positions: ask for the outcome"
     )
 
 
-def _accepts_expired(turn: Turn, to: ReplyTo | None, row: TxnRow) -> bool:
+def _accepts_expired(turn: Turn, to: ReplyTo | None, row: r.TxnRow) -> bool:
     """Whether to answer a commit whose token has expired: an earlier copy may have come in time."""
     return row.state not in ("OPEN", "PREPARED") or is_waiting(turn.open(row.txn_id).pending, to)
 
 
-def _earlier_answer(turn: Turn, row: TxnRow, command: Commit) -> Outcome | None:
+def _earlier_answer(turn: Turn, row: r.TxnRow, command: r.Commit) -> r.Outcome | None:
     """The earlier outcome that an aborted transaction's commit was answered with; None if it was simply aborted."""
     yielded = turn.state.yielded(row.txn_id)
     if yielded is not None and (yielded.name, yielded.number) == (command.name, command.number):
@@ -329,26 +306,26 @@ def _earlier_answer(turn: Turn, row: TxnRow, command: Commit) -> Outcome | None:
         return None
     named = None
     with suppress(
-        NotAuthorized
+        errors.NotAuthorized
     ):  # another lane's outcome is not shown: the answer is that this one is aborted
         named = earlier_outcome(turn, row.scope, command.name, row.owner)
     return None if named is None else turn.outcome(named)
 
 
 def _check_replaced(
-    wanted: Iterable[Receipt], taken: Mapping[int, Receipt], same_claim: bool = True
+    wanted: Iterable[r.Receipt], taken: Mapping[int, r.Receipt], same_claim: bool = True
 ) -> None:
     """`OutcomeUnknown` if the commit that is waiting or decided lacks what this one wants."""
     missing = not_covered(wanted, taken)
     if missing or not same_claim:
         without = f"writer {writers_text(missing)}" if missing else "this one's name and number"
-        raise OutcomeUnknown(
+        raise errors.OutcomeUnknown(
             f"another commit of this transaction is under way, without {without}: ask for the outcome; "
             "while it is open, commit again with all receipts"
         )
 
 
-def is_waiting(pending: PendingCommitRow | None, to: ReplyTo | None) -> bool:
+def is_waiting(pending: r.PendingCommitRow | None, to: ReplyTo | None) -> bool:
     """Whether the asker is among those that wait for the commit."""
     if pending is None or to is None:
         return False
@@ -356,14 +333,14 @@ def is_waiting(pending: PendingCommitRow | None, to: ReplyTo | None) -> bool:
     return any((a.lane, a.reply_partition, a.correlation_id) == key for a in pending.askers)
 
 
-def join_waiting(pending: PendingCommitRow | None, to: ReplyTo | None) -> PendingCommitRow:
+def join_waiting(pending: r.PendingCommitRow | None, to: ReplyTo | None) -> r.PendingCommitRow:
     """Add an asker to the row; a repeated command is not added twice."""
     if pending is None:
-        pending = PendingCommitRow((), False, (), None, None, 0)
+        pending = r.PendingCommitRow((), False, (), None, None, 0)
     if to is None or is_waiting(pending, to):
         return pending
     if len(pending.askers) >= limits.WAITERS.value:
-        raise NotReady(f"{limits.WAITERS.value:,} wait for the outcome already: ask again")
+        raise errors.NotReady(f"{limits.WAITERS.value:,} wait for the outcome already: ask again")
     return replace(pending, askers=(*pending.askers, to.row))
 
 
@@ -384,8 +361,8 @@ def advance_commits(turn: Turn) -> None:
             try:
                 _try_decide(turn, txn_id, txn, txn.pending)
             except (
-                FixCallError,
-                RetryError,
+                errors.FixCallError,
+                errors.RetryError,
             ) as error:  # concerns this commit alone: the leader continues
                 check(turn.puts == before, f"a commit that failed changed something: {error}")
                 end_pending(turn, txn_id, error)
@@ -426,19 +403,19 @@ def next_due_ms(
     return min(due, default=None)
 
 
-def _try_decide(turn: Turn, txn_id: bytes, txn: OpenTxn, pending: PendingCommitRow) -> None:
+def _try_decide(turn: Turn, txn_id: bytes, txn: OpenTxn, pending: r.PendingCommitRow) -> None:
     late = turn.wall_ms >= pending.deadline_ms
-    unmoved: AnabranchError | None = None
+    unmoved: errors.AnabranchError | None = None
     try:
         _judge(turn, txn.row, pending.consumed)
     except (
-        TenureLost,
-        UnknownProcessor,
+        errors.TenureLost,
+        errors.UnknownProcessor,
     ) as lost:  # the tasks were taken, so the transaction can never commit
         end_pending(turn, txn_id, lost)
         abort_txn(turn, txn_id, str(lost))
         return
-    except (FixCallError, NotReady) as refusal:
+    except (errors.FixCallError, errors.NotReady) as refusal:
         unmoved = refusal
     if not late and not turn.index.covers(pending.writers, txn):
         return  # the usual wait: weighing the receipts now would be useless
@@ -451,25 +428,25 @@ def _try_decide(turn: Turn, txn_id: bytes, txn: OpenTxn, pending: PendingCommitR
     error = _why_not(turn, txn, weighed, pending) or unmoved
     if error is None:
         _decide(turn, txn_id, txn, pending, weighed)
-    elif late or not isinstance(error, ReceiptsNotCovered | NotReady):
+    elif late or not isinstance(error, errors.ReceiptsNotCovered | errors.NotReady):
         end_pending(turn, txn_id, error)
         turn.hear(txn_id)  # the keepalive was stopped by the commit: it starts again
 
 
 def _why_not(
-    turn: Turn, txn: OpenTxn, weighed: Weighed, pending: PendingCommitRow
-) -> AnabranchError | None:
+    turn: Turn, txn: OpenTxn, weighed: Weighed, pending: r.PendingCommitRow
+) -> errors.AnabranchError | None:
     gone = [s for s in sorted(txn.participants) if not turn.usable(s)]
     if gone:
         why = turn.memory.waiting.get(gone[0], "it is lost")
-        return NotReady(f"{gone[0]} waits: {why}; the transaction is still open")
+        return errors.NotReady(f"{gone[0]} waits: {why}; the transaction is still open")
     if not weighed.covered:
-        return ReceiptsNotCovered(
+        return errors.ReceiptsNotCovered(
             "the journal did not show all that the receipts claim before the deadline; the transaction "
             "is still open: commit again"
         )
     if weighed.wrong:
-        return ReceiptMismatch(weighed.wrong)
+        return errors.ReceiptMismatch(weighed.wrong)
     try:
         for stream, latest in weighed.latest.items():
             limits.check_ahead(latest, turn.latest_time(stream), stream)
@@ -479,13 +456,13 @@ def _why_not(
         _earlier(turn, txn.row, pending)
         if pending.prepare is not None:
             prepared.check_room(turn, txn, weighed)
-    except (FixCallError, RetryError, LocksBroken) as error:
+    except (errors.FixCallError, errors.RetryError, errors.LocksBroken) as error:
         return error
     return None
 
 
 def _decide(
-    turn: Turn, txn_id: bytes, txn: OpenTxn, pending: PendingCommitRow, weighed: Weighed
+    turn: Turn, txn_id: bytes, txn: OpenTxn, pending: r.PendingCommitRow, weighed: Weighed
 ) -> None:
     """Log that the transaction commits, with exactly these writers."""
     row = txn.row
@@ -514,10 +491,10 @@ def _decide(
         return
     turn.put(k.pending_key(txn_id), replace(pending, decided=True))
     for stream, epoch in sorted(txn.participants.items()):
-        journal_op(turn, stream, JournalOp("BEGIN_COMMIT", txn_id, epoch, 0))
+        journal_op(turn, stream, r.JournalOp("BEGIN_COMMIT", txn_id, epoch, 0))
 
 
-def _earlier(turn: Turn, row: TxnRow, pending: PendingCommitRow) -> YieldedRow | None:
+def _earlier(turn: Turn, row: r.TxnRow, pending: r.PendingCommitRow) -> r.YieldedRow | None:
     """The earlier claim that this commit gives way to.
 
     `NotReady`: it is committing. `NotAuthorized`: another lane's.
@@ -529,14 +506,14 @@ def _earlier(turn: Turn, row: TxnRow, pending: PendingCommitRow) -> YieldedRow |
     if pending.name == row.name:
         return None
     earlier = earlier_outcome(turn, row.scope, pending.name, row.owner)
-    return None if earlier is None else YieldedRow(pending.name, None, -1, earlier.txn_id)
+    return None if earlier is None else r.YieldedRow(pending.name, None, -1, earlier.txn_id)
 
 
-def _yield_to(turn: Turn, txn_id: bytes, earlier: YieldedRow) -> None:
+def _yield_to(turn: Turn, txn_id: bytes, earlier: r.YieldedRow) -> None:
     """Answer with the commit that has the claim already, and abort this transaction."""
     try:
         answer: object = claims.answer(turn, earlier, turn.open(txn_id).row.owner)
-    except AlreadyCommitted as error:
+    except errors.AlreadyCommitted as error:
         answer = refuse(error)
     for to in end_pending(turn, txn_id, None):
         turn.reply(to, answer)
@@ -547,7 +524,7 @@ def _yield_to(turn: Turn, txn_id: bytes, earlier: YieldedRow) -> None:
 # -- forced by an operator -------------------------------------------------------------------------
 
 
-def settle(turn: Turn, command: Settle, to: ReplyTo | None) -> None:
+def settle(turn: Turn, command: r.Settle, to: ReplyTo | None) -> None:
     """Abort a transaction whose merge is stuck, in all its streams, or end a PREPARED one. Repeatable.
 
     Chunks of a staged merge are in the streams, committed natively. No history may ever name them, so their
@@ -557,7 +534,7 @@ def settle(turn: Turn, command: Settle, to: ReplyTo | None) -> None:
     txn_id = row.txn_id
     was_prepared = turn.state.prepared_row(txn_id) is not None
     if not is_finished(row) and was_prepared != (command.presume is not None):
-        raise IllegalState(
+        raise errors.IllegalState(
             "it is prepared, and its coordinator may have decided already: say which way (`--presume`)"
             if was_prepared
             else "the transaction is not prepared: there is nothing to presume"
@@ -578,18 +555,18 @@ def settle(turn: Turn, command: Settle, to: ReplyTo | None) -> None:
     elif row.state == "FINALIZE_IN_PROGRESS" and command.presume:
         wait = turn.wait_of(txn_id)
         if wait is not None and wait.why == "torn":
-            raise IllegalState("a part of it is gone: nothing but `--presume abort` ends it")
+            raise errors.IllegalState("a part of it is gone: nothing but `--presume abort` ends it")
         turn.put(k.pending_key(txn_id), join_waiting(turn.open(txn_id).pending, to))  # repeated
         return
     elif TRANSACTIONS.judge(row.state, "settle", row.reason) is not None:
         wait = turn.wait_of(txn_id)
         if wait is None or wait.why not in STUCK | {"partitions"}:
-            raise IllegalState("nothing stops the transaction: its merge goes on by itself")
+            raise errors.IllegalState("nothing stops the transaction: its merge goes on by itself")
         if txn_id in turn.memory.carrying:
-            raise NotReady("a chunk of the transaction is being carried: ask again")
+            raise errors.NotReady("a chunk of the transaction is being carried: ask again")
         for (stream, _), carry in sorted(turn.open(txn_id).carries.items()):
             if carry.count and stream in turn.state.streams:  # also a LOST one: it may be recovered
-                retired = RetiredRow(stream, carry.partition)
+                retired = r.RetiredRow(stream, carry.partition)
                 turn.put(k.retired_key(stream, carry.partition), retired)
         why = wait_text(turn.memory, wait)
         turn.audit(command, f"{txn_text(txn_id)} of {row.owner}: {command.reason!r}")

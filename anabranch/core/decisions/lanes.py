@@ -31,24 +31,7 @@ from anabranch.core.legal_names import ADMIN_LANE, OPEN_LANE, check_lane, check_
 from anabranch.core.round import ReplyTo
 from anabranch.core.state import OpenTxn, State
 from anabranch.errors import IllegalState, InvalidArgument, NotAuthorized
-from anabranch.schemas.records import (
-    AuditList,
-    CommandList,
-    GrantList,
-    GrantRow,
-    LaneInfo,
-    LaneList,
-    LanePositionRow,
-    LaneRow,
-    ListAudit,
-    ListCommands,
-    ListGrants,
-    ListLanes,
-    SetAsideRow,
-    SetGrant,
-    SetLane,
-    SuspectRow,
-)
+from anabranch.schemas import records as r
 
 
 def is_blocked(state: State, lane: str) -> bool:
@@ -68,7 +51,7 @@ def position_of(state: State, lane: str) -> int:
     return state.lane_positions.get(lane, start)
 
 
-def set_lane(turn: Turn, command: SetLane, to: ReplyTo | None) -> None:
+def set_lane(turn: Turn, command: r.SetLane, to: ReplyTo | None) -> None:
     """Make a lane, or block, unblock, or change it."""
     lane, state = check_lane(command.lane), turn.state
     if lane == ADMIN_LANE and command.blocked:
@@ -82,18 +65,18 @@ def set_lane(turn: Turn, command: SetLane, to: ReplyTo | None) -> None:
         )
     quotas.check_quotas(turn, lane, command.quotas, blocked=command.blocked)
     own = quotas.own_quotas(state, lane, command.quotas)
-    row = LaneRow(lane, command.blocked, command.topic_ids, own)
+    row = r.LaneRow(lane, command.blocked, command.topic_ids, own)
     if row != former:
         admit_change(turn, k.lane_key(lane), to)
     if command.blocked:
         _refuse_pending(turn, lane)
     elif former is not None and former.blocked:
-        turn.put(k.lane_position_key(lane), LanePositionRow(AT_END))
+        turn.put(k.lane_position_key(lane), r.LanePositionRow(AT_END))
     if row != former:
         turn.put(k.lane_key(lane), row)
         how = "blocked" if command.blocked else "on"
         turn.audit(command, f"{lane}: {how}, quotas {own}")
-    turn.reply(to, LaneList(_infos(turn, (lane,))))
+    turn.reply(to, r.LaneList(_infos(turn, (lane,))))
 
 
 def _refuse_pending(turn: Turn, lane: str) -> None:
@@ -112,13 +95,13 @@ def _waits_for(txn: OpenTxn, lane: str) -> bool:
     return txn.row.owner == lane or asked == {lane}
 
 
-def list_lanes(turn: Turn, command: ListLanes, to: ReplyTo | None) -> None:
+def list_lanes(turn: Turn, command: r.ListLanes, to: ReplyTo | None) -> None:
     """List all lanes, by name."""
     names = sorted({OPEN_LANE, ADMIN_LANE, *turn.state.lanes})
-    turn.reply(to, LaneList(_infos(turn, names)))
+    turn.reply(to, r.LaneList(_infos(turn, names)))
 
 
-def _infos(turn: Turn, lanes: Sequence[str]) -> tuple[LaneInfo, ...]:
+def _infos(turn: Turn, lanes: Sequence[str]) -> tuple[r.LaneInfo, ...]:
     state = turn.state
     counted = len(state.scopes) + len(state.streams) + len(state.processors) + len(state.open)
     turn.charge(work.LOOK * 4 * len(lanes) + work.of_items(counted))
@@ -126,13 +109,13 @@ def _infos(turn: Turn, lanes: Sequence[str]) -> tuple[LaneInfo, ...]:
     return tuple([_info(turn, lane, used[lane]) for lane in lanes])
 
 
-def _info(turn: Turn, lane: str, used: Mapping[str, int]) -> LaneInfo:
-    row = turn.state.lanes.get(lane) or LaneRow(lane, False, (), {})
+def _info(turn: Turn, lane: str, used: Mapping[str, int]) -> r.LaneInfo:
+    row = turn.state.lanes.get(lane) or r.LaneRow(lane, False, (), {})
     seen, position = turn.memory.lanes.get(lane), position_of(turn.state, lane)
     trouble, end = (seen.trouble, seen.end) if seen is not None else ("", position)
     if lane == OPEN_LANE and turn.settings.lanes_only:
         trouble = "this controller serves lanes with a name of their own only (--lanes-only)"
-    return LaneInfo(
+    return r.LaneInfo(
         lane,
         row.blocked,
         trouble,
@@ -148,13 +131,13 @@ def resume(turn: Turn, positions: Mapping[str, int]) -> None:
     """Log the offsets at which lanes resume: `AT_END`, or the ends that the shell found."""
     for lane, offset in positions.items():
         own = lane == OPEN_LANE and offset != AT_END  # the row of the round has that position
-        turn.put(k.lane_position_key(lane), None if own else LanePositionRow(offset))
+        turn.put(k.lane_position_key(lane), None if own else r.LanePositionRow(offset))
 
 
 # -- grants, and the list of what operators did ----------------------------------------------------
 
 
-def set_grant(turn: Turn, command: SetGrant, to: ReplyTo | None) -> None:
+def set_grant(turn: Turn, command: r.SetGrant, to: ReplyTo | None) -> None:
     """Set, add to or take from a lane's rights on a pattern. Repeating it changes nothing and adds no audit row."""
     lane, pattern = command.lane, command.pattern
     if check_lane(lane) not in turn.state.lanes and lane not in FROM_THE_START:
@@ -174,9 +157,9 @@ def set_grant(turn: Turn, command: SetGrant, to: ReplyTo | None) -> None:
         if pattern not in granted:
             limits.GRANTS.check(_count(turn) + 1, "the cluster")
         admit_change(turn, k.grant_key(lane, pattern), to)
-        turn.put(k.grant_key(lane, pattern), GrantRow(lane, pattern, rights))
+        turn.put(k.grant_key(lane, pattern), r.GrantRow(lane, pattern, rights))
         turn.audit(command, f"{lane} on {pattern}: {names_of(rights) or 'nothing'}")
-    turn.reply(to, GrantList((GrantRow(lane, pattern, rights),)))
+    turn.reply(to, r.GrantList((r.GrantRow(lane, pattern, rights),)))
 
 
 def _count(turn: Turn) -> int:
@@ -197,21 +180,23 @@ def _check_pattern(pattern: str) -> None:
         split_stream(pattern)
 
 
-def list_grants(turn: Turn, command: ListGrants, to: ReplyTo | None) -> None:
+def list_grants(turn: Turn, command: r.ListGrants, to: ReplyTo | None) -> None:
     """All grants in force, by lane and pattern, including those that exist from the start."""
     found = {(lane, EVERYWHERE): from_the_start(turn.state, lane) for lane in FROM_THE_START}
     for lane, granted in turn.state.grants.items():
         found |= {(lane, pattern): rights for pattern, rights in granted.items()}
-    turn.reply(to, GrantList(tuple([GrantRow(*place, found[place]) for place in sorted(found)])))
+    turn.reply(
+        to, r.GrantList(tuple([r.GrantRow(*place, found[place]) for place in sorted(found)]))
+    )
 
 
-def list_audit(turn: Turn, command: ListAudit, to: ReplyTo | None) -> None:
+def list_audit(turn: Turn, command: r.ListAudit, to: ReplyTo | None) -> None:
     """Operators' commands that were carried out, the newest first; a bounded part of them in one answer."""
     below = b"\xff" * 13 if command.before is None else command.before
     most = limits.LOOKED_AT.value
     found = list(islice(turn.state.rows_below(k.AUDIT_KEY, below), most + 1))
     more = found[most - 1][0] if len(found) > most else None
-    turn.reply(to, AuditList(tuple([row for _, row in found[:most]]), more))
+    turn.reply(to, r.AuditList(tuple([row for _, row in found[:most]]), more))
 
 
 # -- quarantined commands: logged and skipped, so that others are served ---------------------------
@@ -222,7 +207,7 @@ _REASON = 256  # characters: one answer has many of them
 
 def suspect(turn: Turn, lane: str, offset: int, end: int, tries: int) -> None:
     """Log that these commands will be tried alone, so that the log names them if the leader dies of them."""
-    turn.put(k.SUSPECT_KEY, SuspectRow(offset, end, tries, lane))
+    turn.put(k.SUSPECT_KEY, r.SuspectRow(offset, end, tries, lane))
 
 
 def set_aside(turn: Turn, lane: str, offset: int, what: str, reason: str) -> None:
@@ -231,11 +216,11 @@ def set_aside(turn: Turn, lane: str, offset: int, what: str, reason: str) -> Non
     for key in list(islice(known, max(0, len(known) + 1 - limits.SET_ASIDE.value))):
         turn.put(k.set_aside_key(*k.set_aside_at(key)), None)
     reason = limits.cut(reason, _REASON)
-    row = SetAsideRow(offset, turn.wall_ms, what, reason, lane)
+    row = r.SetAsideRow(offset, turn.wall_ms, what, reason, lane)
     turn.put(k.set_aside_key(lane, offset), row)
 
 
-def list_commands(turn: Turn, command: ListCommands, to: ReplyTo | None) -> None:
+def list_commands(turn: Turn, command: r.ListCommands, to: ReplyTo | None) -> None:
     """Answer with the position in the commands, the quarantined ones, and the number of transactions kept."""
     found = tuple(turn.state.set_aside.values())
     here = turn.at is not None and turn.lane == OPEN_LANE
@@ -243,4 +228,4 @@ def list_commands(turn: Turn, command: ListCommands, to: ReplyTo | None) -> None
     seen = turn.memory.lanes.get(OPEN_LANE)
     end = max(seen.end if seen is not None else 0, position)
     state = turn.state
-    turn.reply(to, CommandList(position, end, found, len(state.open), state.outcomes))
+    turn.reply(to, r.CommandList(position, end, found, len(state.open), state.outcomes))

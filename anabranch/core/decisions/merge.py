@@ -321,12 +321,7 @@ def _merge(turn: Turn, layouts: _Layouts, plan: Plan) -> bool:
         op = JournalOp("FINALIZE_COMMIT", plan.txn_id, target.reference_epoch, timestamp)
         journal_op(turn, target.stream, op)
     row = turn.move(txn.row, "begin_finalize", commit_timestamp=timestamp)
-    row = turn.move(
-        row,
-        "finalize_commit",
-        finished_ms=turn.wall_ms,
-        rejected=turn.rejected(row),
-    )
+    row = turn.move(row, "finalize_commit", finished_ms=turn.wall_ms, rejected=turn.rejected(row))
     if txn.pending is not None and txn.pending.consumed is not None:
         state = positions.state_of(txn.participants, txn.pending.writers)
         positions.move(turn, txn.pending.consumed, plan.txn_id, timestamp, row.committed, state)

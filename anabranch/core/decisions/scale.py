@@ -37,15 +37,7 @@ from anabranch.core.stream_settings import (
     Policy,
 )
 from anabranch.errors import AnabranchError, InvalidArgument, NotReady, TopicMisconfigured
-from anabranch.schemas.records import (
-    EpochRow,
-    KeyRange,
-    Scale,
-    Scaling,
-    SegmentRange,
-    StreamList,
-    StreamRow,
-)
+from anabranch.schemas import records as r
 
 MAX_PARTITIONS = limits.STREAM_PARTITIONS.value
 PASSING = (
@@ -57,7 +49,7 @@ FEW = 64  # this many segments are always allowed
 GROW_AGAIN_MS = 5_000  # pause before merges ask again for partitions that the broker did not add
 
 
-def scale(turn: Turn, command: Scale, to: ReplyTo | None) -> None:
+def scale(turn: Turn, command: r.Scale, to: ReplyTo | None) -> None:
     """Scale a stream, now or as soon as it has the partitions. Repeating the command is harmless."""
     row = active_stream(turn, command.stream)
     if is_state(command.stream):
@@ -72,7 +64,7 @@ def scale(turn: Turn, command: Scale, to: ReplyTo | None) -> None:
         raise NotReady(f"{command.stream} is being scaled: ask again")
     numbers = {segment_number(s.segment_id) for s in row.segments}  # rolling commits change the ids
     if repeated and not numbers.issuperset(map(segment_number, command.seal)):
-        turn.reply(to, StreamList((stream_info(turn, row),)))  # it was done before
+        turn.reply(to, r.StreamList((stream_info(turn, row),)))  # it was done before
         return
     if command.segments:
         if command.seal or command.ranges:
@@ -87,7 +79,7 @@ def scale(turn: Turn, command: Scale, to: ReplyTo | None) -> None:
     start(turn, row, seal, ranges, to)
 
 
-def _check_growth(turn: Turn, row: StreamRow, count: int) -> None:
+def _check_growth(turn: Turn, row: r.StreamRow, count: int) -> None:
     """`InvalidArgument` for a scaling to far more segments, unless the lane may operate the stream.
 
     Partitions can't be removed, so a typing error should not create many of them.
@@ -103,17 +95,17 @@ def _check_growth(turn: Turn, row: StreamRow, count: int) -> None:
 
 def start(
     turn: Turn,
-    row: StreamRow,
+    row: r.StreamRow,
     seal: Sequence[int],
-    ranges: Sequence[KeyRange],
+    ranges: Sequence[r.KeyRange],
     to: ReplyTo | None,
 ) -> None:
     """Scale at once, or log the intent and the partitions that it needs."""
     turn.charge(work.of_items(len(row.segments) + len(seal)) + work.LOOK * len(ranges))
     if not ranges:
-        turn.reply(to, StreamList((stream_info(turn, row),)))
+        turn.reply(to, r.StreamList((stream_info(turn, row),)))
         return
-    scaling = Scaling(seal=tuple(seal), ranges=tuple(ranges), **asked(to))
+    scaling = r.Scaling(seal=tuple(seal), ranges=tuple(ranges), **asked(to))
     if not _perform(turn, row, scaling):
         lacking = len(ranges) - len(seal) - len(idle_partitions(turn, row))
         wanted = check_partitions(row.partitions + lacking)
@@ -179,14 +171,14 @@ def partitions_refused(turn: Turn, stream: str, error: AnabranchError, there: in
         turn.reply(asker(row.scaling), refuse(error))
 
 
-def idle_partitions(turn: Turn, row: StreamRow) -> list[int]:
+def idle_partitions(turn: Turn, row: r.StreamRow) -> list[int]:
     """Partitions without an active segment, a staged merge or a stray chunk."""
     taken = {s.partition for s in row.segments} | turn.state.reserved(row.stream)
     taken |= turn.state.retired(row.stream)
     return [p for p in range(row.partitions) if p not in taken]
 
 
-def _perform(turn: Turn, row: StreamRow, scaling: Scaling) -> bool:
+def _perform(turn: Turn, row: r.StreamRow, scaling: r.Scaling) -> bool:
     """Put the new layout; False if there are too few partitions."""
     epoch = row.stream_epoch + 1
     layout = seg.scale(
@@ -211,15 +203,15 @@ def _perform(turn: Turn, row: StreamRow, scaling: Scaling) -> bool:
         scaling=None,
     )
     turn.put(k.stream_key(row.stream), scaled)
-    turn.put(k.epoch_key(row.stream, epoch), EpochRow(row.stream, epoch, layout))
+    turn.put(k.epoch_key(row.stream, epoch), r.EpochRow(row.stream, epoch, layout))
     drop_epoch(turn, row.stream, former)
     at = note_change(turn, k.segments_key(row.stream), asked_by)
     turn.round.history.append(NewEpoch(row.stream, epoch, epoch, at, layout, sealed))
-    turn.reply(asked_by, StreamList((stream_info(turn, scaled),)))
+    turn.reply(asked_by, r.StreamList((stream_info(turn, scaled),)))
     return True
 
 
-def asker(of: Scaling | StreamRow) -> ReplyTo | None:
+def asker(of: r.Scaling | r.StreamRow) -> ReplyTo | None:
     """The asker that waits for a scaling, or for the work on a stream's topics."""
     if not of.correlation_id:
         return None
@@ -236,7 +228,7 @@ def asked(to: ReplyTo | None) -> dict[str, Any]:
     }
 
 
-def duplicate_active(row: StreamRow, epoch: int) -> tuple[SegmentRange, ...]:
+def duplicate_active(row: r.StreamRow, epoch: int) -> tuple[r.SegmentRange, ...]:
     """A copy of the active layout for a later epoch, on the same partitions."""
     places = {segment_number(s.segment_id): s.partition for s in row.segments}
     return seg.duplicate(row.segments, epoch, places)
@@ -332,7 +324,7 @@ class Proposal(NamedTuple):
     """Segments to seal, by number, ranges to open over the same keys, and the reason for people."""
 
     seal: tuple[int, ...]
-    ranges: tuple[KeyRange, ...]
+    ranges: tuple[r.KeyRange, ...]
     why: str
 
 
@@ -344,7 +336,7 @@ class Autoscaler:
         self._gauges: dict[int, Gauge] = {}
         self._asked: tuple[int, frozenset[int]] | None = None
 
-    def track(self, segments: Sequence[SegmentRange], now_ms: int) -> None:
+    def track(self, segments: Sequence[r.SegmentRange], now_ms: int) -> None:
         """Take these as the active segments: new ones start to age, others are forgotten.
 
         A copy of the layout under new ids changes nothing: segments are known by number.
@@ -367,7 +359,7 @@ class Autoscaler:
         if gauge is not None:
             gauge.positions.extend(positions)
 
-    def propose(self, segments: Sequence[SegmentRange], now_ms: int) -> Proposal | None:
+    def propose(self, segments: Sequence[r.SegmentRange], now_ms: int) -> Proposal | None:
         """The change to make now, or None. ``segments``: the active ones; they are tracked.
 
         The loads are checked once in each bucket, and when the segments change: a proposal that was not followed is
@@ -384,7 +376,7 @@ class Autoscaler:
 
 
 def propose(
-    policy: Policy | None, segments: Sequence[SegmentRange], loads: Mapping[int, Load]
+    policy: Policy | None, segments: Sequence[r.SegmentRange], loads: Mapping[int, Load]
 ) -> Proposal | None:
     """The most needed change, or None. ``loads``: by segment number; a segment without a load is not changed.
 
@@ -401,18 +393,18 @@ def propose(
 # -- splits ---------------------------------------------------------------------------------------------
 
 
-def _fill(policy: Policy, segments: Sequence[SegmentRange]) -> Proposal | None:
+def _fill(policy: Policy, segments: Sequence[r.SegmentRange]) -> Proposal | None:
     """Halve the widest segments until there are enough."""
-    ranges = [KeyRange(s.low, s.high) for s in segments]
+    ranges = [r.KeyRange(s.low, s.high) for s in segments]
     while len(ranges) < policy.min_segments:
         widest = max(range(len(ranges)), key=lambda i: ranges[i].high - ranges[i].low)
         one = ranges[widest]
         middle = (one.low + one.high) // 2
-        ranges[widest : widest + 1] = [KeyRange(one.low, middle), KeyRange(middle, one.high)]
-    kept = {(s.low, s.high) for s in segments} & {(r.low, r.high) for r in ranges}
+        ranges[widest : widest + 1] = [r.KeyRange(one.low, middle), r.KeyRange(middle, one.high)]
+    kept = {(s.low, s.high) for s in segments} & {(one.low, one.high) for one in ranges}
     return Proposal(
         tuple(segment_number(s.segment_id) for s in segments if (s.low, s.high) not in kept),
-        tuple(r for r in ranges if (r.low, r.high) not in kept),
+        tuple(one for one in ranges if (one.low, one.high) not in kept),
         f"{len(segments)} segments are less than {MIN_SEGMENTS}={policy.min_segments}",
     )
 
@@ -424,7 +416,7 @@ class _Heat(NamedTuple):
 
 
 def _split(
-    policy: Policy, segments: Sequence[SegmentRange], loads: Mapping[int, Load]
+    policy: Policy, segments: Sequence[r.SegmentRange], loads: Mapping[int, Load]
 ) -> Proposal | None:
     room = policy.max_segments - len(segments) + 1
     if room < 2:
@@ -472,7 +464,7 @@ def _rates(policy: Policy, load: Load) -> Iterable[tuple[str, int, Sequence[int]
         yield BYTES, policy.bytes_per_s, load.sizes
 
 
-def cut(low: int, high: int, parts: int, positions: Sequence[int]) -> tuple[KeyRange, ...]:
+def cut(low: int, high: int, parts: int, positions: Sequence[int]) -> tuple[r.KeyRange, ...]:
     """Up to ``parts`` ranges that tile [low, high); a single one if no split is useful.
 
     With enough samples the heaviest part is split at its median, repeatedly; a part with a single key stays whole.
@@ -482,11 +474,11 @@ def cut(low: int, high: int, parts: int, positions: Sequence[int]) -> tuple[KeyR
     if len(inside) < _ENOUGH_SAMPLES:
         count = min(parts, (high - low) // _MIN_WIDTH)
         if count < 2:
-            return (KeyRange(low, high),)
+            return (r.KeyRange(low, high),)
         bounds = [low + (high - low) * i // count for i in range(count + 1)]
     else:
         bounds = _balanced(low, high, parts, inside)
-    return tuple(KeyRange(a, b) for a, b in pairwise(bounds))
+    return tuple(r.KeyRange(a, b) for a, b in pairwise(bounds))
 
 
 def _balanced(low: int, high: int, parts: int, positions: Sequence[int]) -> list[int]:
@@ -528,14 +520,14 @@ def _best_cut(low: int, high: int, positions: Sequence[int]) -> int | None:
 
 
 def _merge(
-    policy: Policy, segments: Sequence[SegmentRange], loads: Mapping[int, Load]
+    policy: Policy, segments: Sequence[r.SegmentRange], loads: Mapping[int, Load]
 ) -> Proposal | None:
     """The longest run of neighbours that together are idle, as far as the least number allows."""
     if policy.events_per_s is None and policy.bytes_per_s is None:
         return None
     most = len(segments) - policy.min_segments + 1
-    best: list[SegmentRange] = []
-    run: list[SegmentRange] = []
+    best: list[r.SegmentRange] = []
+    run: list[r.SegmentRange] = []
     together: Load | None = None
     for s in segments:
         own = loads.get(segment_number(s.segment_id))
@@ -554,7 +546,7 @@ def _merge(
     numbers = tuple(segment_number(s.segment_id) for s in best)
     return Proposal(
         numbers,
-        (KeyRange(best[0].low, best[-1].high),),
+        (r.KeyRange(best[0].low, best[-1].high),),
         f"segments {', '.join(map(str, numbers))} are idle",
     )
 

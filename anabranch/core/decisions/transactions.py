@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from hmac import compare_digest
 
+from anabranch import errors
 from anabranch.core import limits, work
 from anabranch.core import rows as k
 from anabranch.core.authorize import EVERYWHERE, Right, check_right, check_writes
@@ -26,43 +27,12 @@ from anabranch.core.round import ReplyTo
 from anabranch.core.state import OpenTxn, State
 from anabranch.core.tokens import SEE, Rights, peek
 from anabranch.core.transaction_states import TRANSACTIONS, Op, born, locks_broken
-from anabranch.errors import (
-    AlreadyCommitted,
-    AnabranchError,
-    CrossScope,
-    Expired,
-    InvalidArgument,
-    InvalidToken,
-    NotAuthorized,
-    NotReady,
-    SnapshotExpired,
-    TooManyTransactions,
-    TooMuchStaged,
-    TransactionAborted,
-    UnknownTransaction,
-)
-from anabranch.schemas.records import (
-    Abort,
-    Alive,
-    Begin,
-    Begun,
-    GetState,
-    Heartbeat,
-    JournalOp,
-    NameRow,
-    Outcome,
-    ParticipantRow,
-    Receipt,
-    Resolve,
-    Touch,
-    Touched,
-    TxnRow,
-)
+from anabranch.schemas import records as r
 
 MIN_KEEPALIVE_MS = 1000
 
 
-def begin(turn: Turn, command: Begin, to: ReplyTo | None) -> None:
+def begin(turn: Turn, command: r.Begin, to: ReplyTo | None) -> None:
     """Begin, or answer a repeated begin. A committed or prepared name is answered with its transaction."""
     for one in ARGUMENTS:
         one(turn, command)
@@ -94,10 +64,10 @@ def begin(turn: Turn, command: Begin, to: ReplyTo | None) -> None:
     )
     turn.put(k.txn_key(command.txn_id), row)
     turn.hear(command.txn_id)
-    turn.reply(to, Begun(row.txn_id, row.keepalive_ms, row.begun_ms))
+    turn.reply(to, r.Begun(row.txn_id, row.keepalive_ms, row.begun_ms))
 
 
-def _begin_again(turn: Turn, row: TxnRow, command: Begin, to: ReplyTo | None) -> None:
+def _begin_again(turn: Turn, row: r.TxnRow, command: r.Begin, to: ReplyTo | None) -> None:
     """Answer a repeated begin."""
     instead = _gave_way_to(turn, row)
     if instead is not None:
@@ -111,41 +81,45 @@ def _begin_again(turn: Turn, row: TxnRow, command: Begin, to: ReplyTo | None) ->
     if before != (
         command.scope, command.name, command.keepalive_ms, command.tenure, command.snapshot,
     ):  # fmt: skip
-        raise InvalidArgument("the transaction id is in use with other arguments: make a new one")
+        raise errors.InvalidArgument(
+            "the transaction id is in use with other arguments: make a new one"
+        )
     if is_finished(row):
         turn.answer(to, row)
         return
     # Lists show the id and all arguments: only the secret proves that the sender began it.
     if row.secret is None or not compare_digest(row.secret, command.secret):
-        raise NotAuthorized(
+        raise errors.NotAuthorized(
             "the transaction was begun with another secret: hand on its reservation, or its token"
         )
     turn.hear(command.txn_id)
-    turn.reply(to, Begun(row.txn_id, row.keepalive_ms, row.begun_ms))
+    turn.reply(to, r.Begun(row.txn_id, row.keepalive_ms, row.begun_ms))
 
 
-def _check_mark(turn: Turn, command: Begin) -> None:
+def _check_mark(turn: Turn, command: r.Begin) -> None:
     if is_marked(command.txn_id):
-        raise InvalidArgument(
+        raise errors.InvalidArgument(
             "ids like this one are of one-shots that move positions: make another one"
         )
 
 
-def _check_snapshot(turn: Turn, command: Begin) -> None:
+def _check_snapshot(turn: Turn, command: r.Begin) -> None:
     if not 0 <= command.snapshot <= turn.hybrid_time:
-        raise InvalidArgument(f"snapshot {command.snapshot}: a hybrid time that a controller told")
+        raise errors.InvalidArgument(
+            f"snapshot {command.snapshot}: a hybrid time that a controller told"
+        )
 
 
-def _check_positions(turn: Turn, command: Begin) -> None:
+def _check_positions(turn: Turn, command: r.Begin) -> None:
     if command.tenure is not None and (command.name or len(command.tenure) != HASH_SIZE):
-        raise InvalidArgument(
+        raise errors.InvalidArgument(
             f"a transaction that moves positions has no name; its tenure's hash has {HASH_SIZE} bytes"
         )
 
 
-def _check_keepalive(turn: Turn, command: Begin) -> None:
+def _check_keepalive(turn: Turn, command: r.Begin) -> None:
     if not MIN_KEEPALIVE_MS <= command.keepalive_ms <= turn.settings.max_keepalive_ms:
-        raise InvalidArgument(
+        raise errors.InvalidArgument(
             f"keepalive {command.keepalive_ms} ms is not within {MIN_KEEPALIVE_MS} and "
             f"{turn.settings.max_keepalive_ms}"
         )
@@ -153,7 +127,7 @@ def _check_keepalive(turn: Turn, command: Begin) -> None:
 
 # The refusals of a begin, in their order; a new one is one more entry. Those of its arguments come first, because a
 # repeated begin gets them, too; those of what is open now concern a new transaction only.
-ARGUMENTS: tuple[Callable[[Turn, Begin], None], ...] = (
+ARGUMENTS: tuple[Callable[[Turn, r.Begin], None], ...] = (
     lambda turn, command: check_served(turn, command.scope),
     lambda turn, command: check_id_partition(turn, command.txn_id),
     lambda turn, command: check_name(command.name),
@@ -162,7 +136,7 @@ ARGUMENTS: tuple[Callable[[Turn, Begin], None], ...] = (
     _check_positions,
     _check_keepalive,
 )
-LIMITS: tuple[Callable[[Turn, Begin], None], ...] = (
+LIMITS: tuple[Callable[[Turn, r.Begin], None], ...] = (
     lambda turn, command: check_snapshot(turn, command.scope, command.snapshot),
     lambda turn, command: check_open(turn, _replaces_open(turn, command)),
     lambda turn, command: quotas.check_keepalive(turn, turn.lane, command.keepalive_ms),
@@ -170,7 +144,7 @@ LIMITS: tuple[Callable[[Turn, Begin], None], ...] = (
 )
 
 
-def _gave_way_to(turn: Turn, row: TxnRow) -> Outcome | None:
+def _gave_way_to(turn: Turn, row: r.TxnRow) -> r.Outcome | None:
     """The outcome with which this transaction's commit was answered, if it gave way to an earlier commit."""
     yielded = turn.state.yielded(row.txn_id) if row.state == "ABORTED" else None
     return None if yielded is None else claims.answer(turn, yielded, row.owner)
@@ -179,13 +153,13 @@ def _gave_way_to(turn: Turn, row: TxnRow) -> Outcome | None:
 def check_open(turn: Turn, replaced: int = 0) -> None:
     """`TooManyTransactions` at the limit of open transactions. ``replaced``: how many of them a new one ends."""
     if len(turn.state.open) - replaced >= turn.settings.max_open:
-        raise TooManyTransactions(
+        raise errors.TooManyTransactions(
             f"{turn.settings.max_open} transactions are open: wait for some to end"
         )
     quotas.check_open(turn, turn.lane, 1 - replaced)
 
 
-def _replaces_open(turn: Turn, command: Begin) -> bool:
+def _replaces_open(turn: Turn, command: r.Begin) -> bool:
     return (
         command.name is not None
         and turn.state.holder(command.scope, command.name) in turn.state.open
@@ -199,7 +173,7 @@ def check_staged(turn: Turn, lane: str, txn_id: bytes | None = None) -> None:
     quotas.check_staged(turn, lane, txn_id)
     staged, limit = turn.index.staged.total, turn.settings.max_staged_bytes
     if staged >= limit:
-        raise TooMuchStaged(
+        raise errors.TooMuchStaged(
             f"open transactions have {staged:,} bytes in journals, {limit:,} are allowed: commit or abort "
             "some, or wait for some to end"
         )
@@ -208,13 +182,13 @@ def check_staged(turn: Turn, lane: str, txn_id: bytes | None = None) -> None:
 def check_id_partition(turn: Turn, txn_id: bytes) -> None:
     """`InvalidArgument` unless the id's first two bytes name this control partition."""
     if control_partition_of(txn_id) != turn.settings.control_partition:
-        raise InvalidArgument(
+        raise errors.InvalidArgument(
             f"the transaction id names control partition {control_partition_of(txn_id)}; "
             f"this is {turn.settings.control_partition}"
         )
 
 
-def earlier_outcome(turn: Turn, scope: str, name: str | None, owner: str) -> TxnRow | None:
+def earlier_outcome(turn: Turn, scope: str, name: str | None, owner: str) -> r.TxnRow | None:
     """The committed transaction of that name. `NotReady` while one of that name is being committed.
 
     `NameTaken` while a transaction of another lane has it, open or committed; `NotAuthorized` if it is free and the
@@ -235,7 +209,9 @@ def earlier_outcome(turn: Turn, scope: str, name: str | None, owner: str) -> Txn
         return row
     if row.state == "PREPARED":
         raise prepared.held(row.txn_id, f"the name {name!r}")
-    raise NotReady("a transaction of that name is being committed: ask again for its outcome")
+    raise errors.NotReady(
+        "a transaction of that name is being committed: ask again for its outcome"
+    )
 
 
 def supersede(turn: Turn, scope: str, name: str | None, txn_id: bytes) -> None:
@@ -245,10 +221,10 @@ def supersede(turn: Turn, scope: str, name: str | None, txn_id: bytes) -> None:
     holder = turn.state.holder(scope, name)
     if holder is not None and holder != txn_id and holder in turn.state.open:
         abort_txn(turn, holder, f"superseded by a newer transaction named {name!r}")
-    turn.put(k.name_key(scope, name), NameRow(txn_id))
+    turn.put(k.name_key(scope, name), r.NameRow(txn_id))
 
 
-def touch(turn: Turn, command: Touch, to: ReplyTo | None) -> None:
+def touch(turn: Turn, command: r.Touch, to: ReplyTo | None) -> None:
     """Add a stream and a writer to the transaction; the first touch pins the reference epoch for all writers."""
     row = turn.transaction(command.token, Rights.WRITE)
     TRANSACTIONS.judge(row.state, "touch", row.reason)
@@ -258,11 +234,11 @@ def touch(turn: Turn, command: Touch, to: ReplyTo | None) -> None:
     check_same_partition(turn, command.stream, row.scope)
     check_writes(turn.state, row, (command.stream,))
     if is_state(command.stream) and row.consumes is None:
-        raise InvalidArgument(f"{command.stream}: {positions.STATE_IS_MOVED}")
+        raise errors.InvalidArgument(f"{command.stream}: {positions.STATE_IS_MOVED}")
     stream = active_stream(turn, command.stream)
     txn = turn.open(row.txn_id)
     begins = command.writer and command.writer not in txn.writers  # a new writer
-    receipt = Receipt(row.txn_id, command.writer, 0, False, ())
+    receipt = r.Receipt(row.txn_id, command.writer, 0, False, ())
     if begins:
         check_room(turn, txn, (receipt,))
         quotas.check_staged(turn, row.owner, row.txn_id)
@@ -270,9 +246,9 @@ def touch(turn: Turn, command: Touch, to: ReplyTo | None) -> None:
         check_staged(turn, row.owner, row.txn_id)
         epoch = stream.reference_epoch
         turn.put(
-            k.participant_key(row.txn_id, command.stream), ParticipantRow(command.stream, epoch)
+            k.participant_key(row.txn_id, command.stream), r.ParticipantRow(command.stream, epoch)
         )
-        journal_op(turn, command.stream, JournalOp("BEGIN_TXN", row.txn_id, epoch, 0))
+        journal_op(turn, command.stream, r.JournalOp("BEGIN_TXN", row.txn_id, epoch, 0))
     if begins:
         put_receipt(turn, receipt, turn.lane)
     pinned = txn.participants[command.stream]
@@ -280,7 +256,7 @@ def touch(turn: Turn, command: Touch, to: ReplyTo | None) -> None:
         turn.state.layout(command.stream, pinned),
         command.stream in turn.state.tables,
     )
-    turn.reply(to, Touched(command.stream, pinned, layout, is_table))
+    turn.reply(to, r.Touched(command.stream, pinned, layout, is_table))
 
 
 def check_same_partition(turn: Turn, stream: str, scope: str) -> None:
@@ -288,13 +264,13 @@ def check_same_partition(turn: Turn, stream: str, scope: str) -> None:
     here, other = turn.settings.control_partition, split_stream(stream)[0]
     served = turn.state.scopes.get(other)
     if (here != DIRECTORY) if served is None else (served != here):
-        raise CrossScope(
+        raise errors.CrossScope(
             f"{stream} is not led by control partition {here}, as scope {scope!r} is: one transaction writes to "
             "scopes of one control partition; make new ones with `near`"
         )
 
 
-def journal_op(turn: Turn, stream: str, op: JournalOp) -> None:
+def journal_op(turn: Turn, stream: str, op: r.JournalOp) -> None:
     """Append a participant op to the journal, on the lowest partition of the active segments.
 
     The op decides nothing, so it is omitted while the stream's topics can't be written.
@@ -305,16 +281,20 @@ def journal_op(turn: Turn, stream: str, op: JournalOp) -> None:
     turn.round.ops.append((stream, min(s.partition for s in row.segments), op))
 
 
-def heartbeat(turn: Turn, command: Heartbeat, to: ReplyTo | None) -> None:
+def heartbeat(turn: Turn, command: r.Heartbeat, to: ReplyTo | None) -> None:
     """Note signs of life. Only transactions that are not open any more, and refused tokens, are answered."""
     limits.TOKENS.check(len(command.tokens), "a heartbeat")
     turn.charge(work.LOOK * (len(command.tokens) - 1))
     gone = []
-    refused: AnabranchError | None = None
+    refused: errors.AnabranchError | None = None
     for data in command.tokens:
         try:
             row = turn.transaction(data, Rights.HEARTBEAT)
-        except (InvalidToken, NotAuthorized, Expired) as error:  # the other tokens still count
+        except (
+            errors.InvalidToken,
+            errors.NotAuthorized,
+            errors.Expired,
+        ) as error:  # the other tokens still count
             refused = error
             continue
         if row.state not in ("ABORT_IN_PROGRESS", "ABORTED", "COMMITTED"):
@@ -325,18 +305,18 @@ def heartbeat(turn: Turn, command: Heartbeat, to: ReplyTo | None) -> None:
         elif to is not None:
             gone.append(turn.outcome(row, full=False))
     if gone:
-        turn.reply(to, Alive(tuple(gone)))
+        turn.reply(to, r.Alive(tuple(gone)))
     elif refused is not None:
         raise refused
 
 
-def abort(turn: Turn, command: Abort, to: ReplyTo | None) -> None:
+def abort(turn: Turn, command: r.Abort, to: ReplyTo | None) -> None:
     """Abort a transaction for a client or an operator."""
     row = turn.transaction(
         command.token, Rights.ABORT, proven=prepared.proven_by(turn, command.secret)
     )
     if row.state == "COMMITTED":
-        raise AlreadyCommitted("the transaction is committed: there is no abort any more")
+        raise errors.AlreadyCommitted("the transaction is committed: there is no abort any more")
     if row.state == "PREPARED":
         prepared.check_abort(turn, row, command)
     if TRANSACTIONS.judge(row.state, "begin_abort", row.reason) is not None:
@@ -354,20 +334,22 @@ def abort_txn(turn: Turn, txn_id: bytes, reason: str, *, op: Op = "begin_abort")
     rejected = turn.rejected(txn.row)
     row = turn.move(row, "finalize_abort", rejected=rejected, committed=0, left_out=0)
     for stream, epoch in sorted(txn.participants.items()):
-        journal_op(turn, stream, JournalOp("ABORT_TXN", txn_id, epoch, 0))
+        journal_op(turn, stream, r.JournalOp("ABORT_TXN", txn_id, epoch, 0))
     claims.give_back(turn, row.scope, txn.pending)
     if txn.row.state == "PREPARED":
         prepared.drop_events(turn, txn_id)
     if txn.pending is not None:
         positions.give_back(turn, txn.pending.consumed, txn_id)
     if row.broken is None:
-        end_pending(turn, txn_id, TransactionAborted(f"the transaction is aborted ({reason})"))
+        end_pending(
+            turn, txn_id, errors.TransactionAborted(f"the transaction is aborted ({reason})")
+        )
     for to in end_pending(turn, txn_id, None):
         turn.reply(to, turn.outcome(row, lane=to.lane))
     finish(turn, row)
 
 
-def end_pending(turn: Turn, txn_id: bytes, error: AnabranchError | None) -> list[ReplyTo]:
+def end_pending(turn: Turn, txn_id: bytes, error: errors.AnabranchError | None) -> list[ReplyTo]:
     """Delete the pending commit, and return its askers; with an error, answer them."""
     pending = turn.open(txn_id).pending
     if pending is None:
@@ -380,7 +362,7 @@ def end_pending(turn: Turn, txn_id: bytes, error: AnabranchError | None) -> list
     return waiting
 
 
-def finish(turn: Turn, row: TxnRow) -> None:
+def finish(turn: Turn, row: r.TxnRow) -> None:
     """Put a finished transaction's row, and delete the rows that only an open one needs."""
     for key in turn.index.forget(turn.state, row.txn_id):
         turn.state.keep(key, None)
@@ -406,16 +388,16 @@ def drop_epoch(turn: Turn, stream: str, epoch: int) -> None:
         turn.put(k.epoch_key(stream, epoch), None)
 
 
-def named_by(command: GetState | Resolve) -> bytes:
+def named_by(command: r.GetState | r.Resolve) -> bytes:
     """The token of a question, or the bare id."""
     if command.token is None:
         return command.txn_id
     if peek(command.token).txn_id != command.txn_id:
-        raise InvalidArgument("the token is of another transaction than the question")
+        raise errors.InvalidArgument("the token is of another transaction than the question")
     return command.token
 
 
-def resolve(turn: Turn, command: Resolve, to: ReplyTo | None) -> None:
+def resolve(turn: Turn, command: r.Resolve, to: ReplyTo | None) -> None:
     """Answer with the outcome. Without a row ABORTED is logged first, so that the answer never changes."""
     check_id_partition(turn, command.txn_id)
     named = named_by(command)
@@ -424,7 +406,7 @@ def resolve(turn: Turn, command: Resolve, to: ReplyTo | None) -> None:
     if row is not None:
         try:
             row = turn.transaction(named, SEE)
-        except UnknownTransaction:
+        except errors.UnknownTransaction:
             check_right(
                 turn.state, turn.lane, Right.WRITE, where
             )  # the same refusal as without a transaction
@@ -432,12 +414,12 @@ def resolve(turn: Turn, command: Resolve, to: ReplyTo | None) -> None:
     else:
         check_right(turn.state, turn.lane, Right.WRITE, where)
         if is_marked(command.txn_id):
-            raise InvalidArgument(
+            raise errors.InvalidArgument(
                 "a one-shot that moves positions has no outcome of its own: take its tasks; where they stand says "
                 "whether it is committed"
             )
         if turn.is_forgotten(command.txn_id):
-            raise Expired(FORGOTTEN)
+            raise errors.Expired(FORGOTTEN)
         turn.check_new_id(command.txn_id)
         turn.charge(work.KEPT)
         reason = "it was resolved before any other command of it arrived"
@@ -528,7 +510,7 @@ def abort_old(turn: Turn) -> None:
             continue
         try:
             quotas.check_snapshot(turn, txn.row.owner, txn.row.snapshot)
-        except SnapshotExpired as error:
+        except errors.SnapshotExpired as error:
             abort_txn(turn, txn_id, f"its snapshot is too old: {error}", op="expire")
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from operator import lt
 
+from anabranch import errors
 from anabranch.core import limits, work
 from anabranch.core import rows as k
 from anabranch.core.authorize import Right, check_right
@@ -26,23 +27,7 @@ from anabranch.core.round import StreamCommit
 from anabranch.core.state import OpenTxn
 from anabranch.core.stream_states import STREAMS, state_of
 from anabranch.core.transaction_states import TRANSACTIONS, broken_text, locks_broken
-from anabranch.errors import (
-    InvalidArgument,
-    WritersUnfinished,
-)
-from anabranch.schemas.records import (
-    Commit,
-    LockedRange,
-    LookAgain,
-    LookedRow,
-    OneShot,
-    PendingCommitRow,
-    Receipt,
-    TableLocks,
-    TableRow,
-    TableTime,
-    Vouched,
-)
+from anabranch.schemas import records as r
 
 Taken = tuple[int, Sequence[StoredRun]]  # runs of a journal partition
 
@@ -65,7 +50,7 @@ def merge(turn: Turn, step: StreamCommit, taken: Iterable[Taken] = ()) -> None:
         at = step.timestamp
         unknown = at if write.is_unknown else before.unknown
         bounded = at if write.is_bounded else before.bounded
-        turn.put(k.table_key(step.stream), TableRow(at, unknown, bounded))
+        turn.put(k.table_key(step.stream), r.TableRow(at, unknown, bounded))
         if turn.state.locks.count:
             hold_against(turn, step.stream, write, step.txn_id)
 
@@ -97,7 +82,7 @@ def hold_against(turn: Turn, table: str, write: Write, by: bytes) -> None:
             abort_txn(turn, txn_id, broken_text(broken))
 
 
-def judge(turn: Turn, command: OneShot) -> LookAgain | None:
+def judge(turn: Turn, command: r.OneShot) -> r.LookAgain | None:
     """None if all locks hold until now; else the answer that asks the client to revalidate. Puts nothing.
 
     Raises: InvalidArgument, NotAuthorized, UnknownStream, CrossScope.
@@ -108,19 +93,19 @@ def judge(turn: Turn, command: OneShot) -> LookAgain | None:
     for locks in command.locks:
         asks = locks.points or locks.ranges
         if asks and not windows.holds(locks, state.tables[locks.table].last):
-            return LookAgain(turn.hybrid_time, table_times(turn, named(command.locks)))
+            return r.LookAgain(turn.hybrid_time, table_times(turn, named(command.locks)))
     return None
 
 
-def named(locks: Iterable[TableLocks]) -> list[str]:
+def named(locks: Iterable[r.TableLocks]) -> list[str]:
     """The tables of these locks."""
     return [each.table for each in locks]
 
 
-def table_times(turn: Turn, tables: Iterable[str]) -> tuple[TableTime, ...]:
+def table_times(turn: Turn, tables: Iterable[str]) -> tuple[r.TableTime, ...]:
     """The newest commits of these tables, including those of this round so far."""
     known = turn.state.tables
-    return tuple(TableTime(table, known[table].last) for table in tables if table in known)
+    return tuple(r.TableTime(table, known[table].last) for table in tables if table in known)
 
 
 def check_table(turn: Turn, table: str) -> None:
@@ -128,22 +113,22 @@ def check_table(turn: Turn, table: str) -> None:
     check_right(turn.state, turn.lane, Right.SAFE_TIME, table)
     STREAMS.judge(state_of(turn.state.streams.get(table)), "use", limits.cut(table))
     if table not in turn.state.tables:
-        raise InvalidArgument(f"{table} is no table: make one with `create_table`")
+        raise errors.InvalidArgument(f"{table} is no table: make one with `create_table`")
 
 
-def check_locks(turn: Turn, locks: Sequence[TableLocks]) -> None:
+def check_locks(turn: Turn, locks: Sequence[r.TableLocks]) -> None:
     """Raise `InvalidArgument` for malformed locks, `NotAuthorized` for tables that the lane may not read."""
     if not _rise(named(locks)):
-        raise InvalidArgument("locks name each table once, in rising order")
+        raise errors.InvalidArgument("locks name each table once, in rising order")
     for each in locks:
         check_table(turn, each.table)
         if not 0 <= each.last <= each.since <= turn.hybrid_time:
-            raise InvalidArgument(
+            raise errors.InvalidArgument(
                 f"locks on {each.table} since {each.since}, its newest commit {each.last}: `since` is a time that "
                 f"a controller told ({turn.hybrid_time} at most), and `last` is not above it"
             )
         if not _rise(each.points) or not _apart(each.ranges):
-            raise InvalidArgument(
+            raise errors.InvalidArgument(
                 f"locks on {each.table}: points rise; ranges rise, don't meet, and each ends above its beginning"
             )
 
@@ -152,7 +137,7 @@ def _rise(values: Sequence[str | int]) -> bool:
     return all(map(lt, values, values[1:]))
 
 
-def _apart(ranges: Sequence[LockedRange]) -> bool:
+def _apart(ranges: Sequence[r.LockedRange]) -> bool:
     if any(each.high is not None and each.low >= each.high for each in ranges):
         return False
     return all(a.high is not None and a.high < b.low for a, b in pairwise(ranges))
@@ -161,17 +146,17 @@ def _apart(ranges: Sequence[LockedRange]) -> bool:
 # -- locks of a transaction with registered ones --------------------------------------------------------
 
 
-def looked_at(turn: Turn, sets: TxnLocks, vouched: Iterable[Vouched]) -> dict[int, LookedRow]:
+def looked_at(turn: Turn, sets: TxnLocks, vouched: Iterable[r.Vouched]) -> dict[int, r.LookedRow]:
     """How far the locks of writers are validated with these reports. Puts nothing. `InvalidArgument`."""
-    found: dict[int, LookedRow] = {}
+    found: dict[int, r.LookedRow] = {}
     for report in vouched:
         row = found.get(report.writer) or sets.looked.get(report.writer)
         if not 0 <= report.through <= turn.hybrid_time:
-            raise InvalidArgument(
+            raise errors.InvalidArgument(
                 f"a look through {report.through}: a time that a controller told, {turn.hybrid_time} at most"
             )
         if report.sequence > sets.last(report.writer):
-            raise InvalidArgument(
+            raise errors.InvalidArgument(
                 f"set {report.sequence} of writer {report.writer} is not registered"
             )
         if row is None or report.sequence < row.sequence:
@@ -179,11 +164,11 @@ def looked_at(turn: Turn, sets: TxnLocks, vouched: Iterable[Vouched]) -> dict[in
         through = (
             report.through if report.sequence > row.sequence else max(row.through, report.through)
         )
-        found[report.writer] = LookedRow(report.sequence, through, row.due)
+        found[report.writer] = r.LookedRow(report.sequence, through, row.due)
     return found
 
 
-def put_looked(turn: Turn, txn_id: bytes, looked: Mapping[int, LookedRow]) -> None:
+def put_looked(turn: Turn, txn_id: bytes, looked: Mapping[int, r.LookedRow]) -> None:
     """Put what `looked_at` found."""
     sets = turn.state.locks.of(txn_id)
     for writer, row in looked.items():
@@ -191,7 +176,9 @@ def put_looked(turn: Turn, txn_id: bytes, looked: Mapping[int, LookedRow]) -> No
             turn.put(k.read_lock_key(txn_id, writer, 0), row)
 
 
-def to_look_at(turn: Turn, txn_id: bytes, looked: Mapping[int, LookedRow] = {}) -> LookAgain | None:
+def to_look_at(
+    turn: Turn, txn_id: bytes, looked: Mapping[int, r.LookedRow] = {}
+) -> r.LookAgain | None:
     """The answer to a commit while locks of any writer have to be validated; None: all hold until now."""
     if txn_id in turn.state.locks.carried:
         return None  # its locks are frozen: commits that may break one wait
@@ -207,10 +194,12 @@ def to_look_at(turn: Turn, txn_id: bytes, looked: Mapping[int, LookedRow] = {}) 
         return None
     pending = turn.open(txn_id).pending
     decided = pending is not None and pending.decided
-    return LookAgain(turn.hybrid_time, table_times(turn, sets.tables), tuple(sorted(due)), decided)
+    return r.LookAgain(
+        turn.hybrid_time, table_times(turn, sets.tables), tuple(sorted(due)), decided
+    )
 
 
-def _may_be_broken(turn: Turn, locks: TableLocks, through: int) -> bool:
+def _may_be_broken(turn: Turn, locks: r.TableLocks, through: int) -> bool:
     """Whether a commit later than ``through`` may have broken one of these locks.
 
     Commits that break one for certain are logged with the lock's transaction. The table's row has the times of
@@ -254,12 +243,12 @@ class _Reads:
 
     txn: OpenTxn
     locks: TxnLocks
-    taken: Mapping[int, Receipt]
+    taken: Mapping[int, r.Receipt]
     prepares: bool
 
 
 def check_conflicts(
-    turn: Turn, txn: OpenTxn, writers: Iterable[Receipt], wanted: Commit | PendingCommitRow
+    turn: Turn, txn: OpenTxn, writers: Iterable[r.Receipt], wanted: r.Commit | r.PendingCommitRow
 ) -> None:
     """Refuse a commit because of what its transaction read.
 
@@ -280,7 +269,9 @@ def _check_broken(reads: _Reads) -> None:
 
 def _check_prepare(reads: _Reads) -> None:
     if reads.locks.rows and reads.prepares:
-        raise InvalidArgument("a transaction with locks on tables can't be prepared: commit it")
+        raise errors.InvalidArgument(
+            "a transaction with locks on tables can't be prepared: commit it"
+        )
 
 
 def _check_read_from(reads: _Reads) -> None:
@@ -292,7 +283,7 @@ def _check_read_from(reads: _Reads) -> None:
         if not _is_taken(taken.get(source.writer), known.get(source.writer), source.sequence)
     }
     if missing:
-        raise WritersUnfinished(
+        raise errors.WritersUnfinished(
             f"the transaction read what writer {writers_text(missing)} wrote, so its commit has to take that: give "
             "its latest receipt"
         )
@@ -302,7 +293,7 @@ def _check_read_from(reads: _Reads) -> None:
 CHECKS: tuple[Callable[[_Reads], None], ...] = (_check_broken, _check_prepare, _check_read_from)
 
 
-def _is_taken(receipt: Receipt | None, known: Receipt | None, sequence: int) -> bool:
+def _is_taken(receipt: r.Receipt | None, known: r.Receipt | None, sequence: int) -> bool:
     """Whether a commit takes a writer's events up to a receipt of this sequence. ``known``: the registered one."""
     if receipt is None or receipt.sequence >= sequence:
         return receipt is not None

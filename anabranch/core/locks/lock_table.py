@@ -11,14 +11,7 @@ from dataclasses import dataclass, field
 
 from anabranch.core import rows as k
 from anabranch.core.locks.table_writes import Write
-from anabranch.schemas.records import (
-    BrokenLock,
-    LockedRange,
-    LookedRow,
-    ReadLockRow,
-    TableLocks,
-    TxnRow,
-)
+from anabranch.schemas import records as r
 
 
 @dataclass(slots=True)
@@ -28,18 +21,18 @@ class TxnLocks:
     ``count``: the number of locks, as `held_by` counts them.
     """
 
-    rows: dict[tuple[int, int], ReadLockRow] = field(default_factory=dict)
-    looked: dict[int, LookedRow] = field(default_factory=dict)
+    rows: dict[tuple[int, int], r.ReadLockRow] = field(default_factory=dict)
+    looked: dict[int, r.LookedRow] = field(default_factory=dict)
     count: int = 0
     _last: dict[int, int] = field(default_factory=dict)  # by writer
 
-    def put(self, writer: int, sequence: int, row: ReadLockRow) -> None:
+    def put(self, writer: int, sequence: int, row: r.ReadLockRow) -> None:
         """Add a set."""
         self.rows[writer, sequence] = row
         self.count += held_by(row)
         self._last[writer] = max(sequence, self.last(writer))
 
-    def take(self, writer: int, sequence: int) -> ReadLockRow | None:
+    def take(self, writer: int, sequence: int) -> r.ReadLockRow | None:
         """Remove a set and return it; None if it is not there."""
         row = self.rows.pop((writer, sequence), None)
         if row is not None:
@@ -63,18 +56,18 @@ class TxnLocks:
         return self._last.get(writer, 0)
 
 
-def count_of(locks: Iterable[TableLocks]) -> int:
+def count_of(locks: Iterable[r.TableLocks]) -> int:
     """The number of points and ranges."""
     return sum([len(each.points) + len(each.ranges) for each in locks])
 
 
-def held_by(row: ReadLockRow) -> int:
+def held_by(row: r.ReadLockRow) -> int:
     """The size of a set: its locks, tables named without a lock, and writers that it was read from."""
     named = sum([not (each.points or each.ranges) for each in row.locks])
     return count_of(row.locks) + named + len(row.read_from)
 
 
-def _with_locks(row: ReadLockRow) -> Iterator[TableLocks]:
+def _with_locks(row: r.ReadLockRow) -> Iterator[r.TableLocks]:
     """The tables of a set with locks. A client may also name tables without a lock."""
     return (each for each in row.locks if each.points or each.ranges)
 
@@ -84,10 +77,10 @@ class _Locked:
     """The registered locks on one table. ``owners``: the number of locks of each transaction."""
 
     points: dict[int, tuple[bytes, ...]] = field(default_factory=dict)
-    ranges: list[tuple[LockedRange, bytes]] = field(default_factory=list)
+    ranges: list[tuple[r.LockedRange, bytes]] = field(default_factory=list)
     owners: Counter[bytes] = field(default_factory=Counter)
 
-    def put(self, owner: bytes, locks: TableLocks) -> None:
+    def put(self, owner: bytes, locks: r.TableLocks) -> None:
         alone = (owner,)  # one shared tuple for all points
         for point in locks.points:
             others = self.points.get(point)
@@ -95,7 +88,7 @@ class _Locked:
         self.ranges += [(span, owner) for span in locks.ranges]
         self.owners[owner] += count_of((locks,))
 
-    def take(self, owner: bytes, locks: TableLocks) -> None:
+    def take(self, owner: bytes, locks: r.TableLocks) -> None:
         for point in locks.points:
             rest = list(self.points.pop(point))
             rest.remove(owner)
@@ -149,7 +142,7 @@ class LockTable:
         """A transaction's locks, perhaps none."""
         return self.sets.get(txn_id) or TxnLocks()
 
-    def follow(self, txn_id: bytes, row: TxnRow) -> None:
+    def follow(self, txn_id: bytes, row: r.TxnRow) -> None:
         """Follow the row of an open transaction. A PREPARED one does not read any more."""
         if row.snapshot and row.state != "PREPARED":
             self.snapshots[txn_id] = row.snapshot
@@ -169,24 +162,26 @@ class LockTable:
         for table, lane in tables.items():
             self.readers.setdefault(table, {})[txn_id] = lane
 
-    def derive(self, txn_id: bytes, identifier: bytes, row: ReadLockRow | LookedRow | None) -> None:
+    def derive(
+        self, txn_id: bytes, identifier: bytes, row: r.ReadLockRow | r.LookedRow | None
+    ) -> None:
         """Follow a row of locks of an open transaction."""
         writer, sequence = k.read_lock_of(identifier)
         sets = self.sets.setdefault(txn_id, TxnLocks())
         former = sets.take(writer, sequence)
         if former is not None:
             self._take(txn_id, former)
-        if isinstance(row, ReadLockRow):
+        if isinstance(row, r.ReadLockRow):
             sets.put(writer, sequence, row)
             self.count += held_by(row)
             for each in _with_locks(row):
                 self._tables.setdefault(each.table, _Locked()).put(txn_id, each)
-        elif isinstance(row, LookedRow):
+        elif isinstance(row, r.LookedRow):
             sets.looked[writer] = row
         elif not sequence:
             sets.looked.pop(writer, None)
 
-    def _take(self, owner: bytes, row: ReadLockRow) -> None:
+    def _take(self, owner: bytes, row: r.ReadLockRow) -> None:
         self.count -= held_by(row)
         for each in _with_locks(row):
             self._tables[each.table].take(owner, each)
@@ -207,24 +202,24 @@ class LockTable:
         locked = self._tables.get(table)
         return Counter([txn_id for _, txn_id in locked.ranges] if locked else ())
 
-    def conflicts(self, table: str, write: Write, by: bytes) -> dict[bytes, BrokenLock]:
+    def conflicts(self, table: str, write: Write, by: bytes) -> dict[bytes, r.BrokenLock]:
         """The other transactions whose locks a commit breaks for certain.
 
         Equal fingerprints count as equal keys: two keys share one in 2^64 cases. Ranges are compared with known
         keys; if a commit has more keys, the table's row has its time (`TableRow`).
         """
-        found: dict[bytes, BrokenLock] = {}
+        found: dict[bytes, r.BrokenLock] = {}
         locked = self._tables.get(table)
         if locked is None:
             return found
         for point, owner in locked.hit(write):
             if owner not in found:
                 key = write.key_of(point)
-                found[owner] = BrokenLock(table, key, None, write.timestamp, by)
+                found[owner] = r.BrokenLock(table, key, None, write.timestamp, by)
         for span, owner in locked.ranges if write.points and not write.is_bounded else ():
             key_in = write.key_in(span)
             if key_in is not None:
-                found.setdefault(owner, BrokenLock(table, key_in, span, write.timestamp, by))
+                found.setdefault(owner, r.BrokenLock(table, key_in, span, write.timestamp, by))
         found.pop(by, None)
         return found
 

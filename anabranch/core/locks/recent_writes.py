@@ -12,9 +12,7 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 
 from anabranch.core.locks.table_writes import WINDOW_BYTES, Write
-from anabranch.schemas.records import (
-    TableLocks,
-)
+from anabranch.schemas import records as r
 
 # Bounded commits that are compared; a validation by the client is cheaper than more.
 MOST_BOUNDED = 100
@@ -147,7 +145,7 @@ class RecentWritesDraft:
         """The parts with writes to a table, the newest part first."""
         return [t for t in (self.tables.get(table), self.base.table(table)) if t]
 
-    def spares(self, locks: TableLocks, through: int) -> bool:
+    def spares(self, locks: r.TableLocks, through: int) -> bool:
         """Whether it is certain that no commit later than ``through`` broke one of these locks without being
         logged.
 
@@ -164,7 +162,7 @@ class RecentWritesDraft:
             for looked_at, write in enumerate(near)
         )
 
-    def holds(self, locks: TableLocks, last: int) -> bool:
+    def holds(self, locks: r.TableLocks, last: int) -> bool:
         """Whether it is certain that nothing locked was written later than ``since``. ``last``: timestamp of the
         table's newest commit.
         """

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
+from anabranch import errors
 from anabranch.core import limits, work
 from anabranch.core import rows as k
 from anabranch.core.authorize import check_writes, shown
@@ -29,24 +30,10 @@ from anabranch.core.locks.lock_table import count_of, held_by
 from anabranch.core.round import ReplyTo
 from anabranch.core.tokens import Rights
 from anabranch.core.transaction_states import TRANSACTIONS
-from anabranch.errors import (
-    InvalidArgument,
-    TooManyLocks,
-    TooMuchLocked,
-)
-from anabranch.schemas.records import (
-    ListLocks,
-    LockReads,
-    LookedRow,
-    ReadLockRow,
-    ReadsLocked,
-    ReadsRow,
-    TableLocks,
-    TxnRow,
-)
+from anabranch.schemas import records as r
 
 
-def lock_reads(turn: Turn, command: LockReads, to: ReplyTo | None) -> None:
+def lock_reads(turn: Turn, command: r.LockReads, to: ReplyTo | None) -> None:
     """Register a set of locks. A broken transaction registers none, because it can only continue to read.
 
     All named tables have to be readable at its snapshot, and stay readable until it ends.
@@ -65,10 +52,10 @@ def lock_reads(turn: Turn, command: LockReads, to: ReplyTo | None) -> None:
     check_readable(turn, fresh, row.snapshot)
     if fresh:
         quotas.check_snapshot(turn, row.owner, row.snapshot)
-    kept = ReadLockRow(command.locks, command.read_from)
+    kept = r.ReadLockRow(command.locks, command.read_from)
     known = sets.rows.get((command.writer, command.sequence))
     if known not in (None, kept):
-        raise InvalidArgument(
+        raise errors.InvalidArgument(
             "this set of locks is registered with others: give it a higher number"
         )
     turn.charge(work.of_items(len(asked)))
@@ -78,25 +65,25 @@ def lock_reads(turn: Turn, command: LockReads, to: ReplyTo | None) -> None:
     turn.hear(row.txn_id)
     put_looked(turn, row.txn_id, looked)
     if fresh:
-        named_now = ReadsRow({**reads, **dict.fromkeys(fresh, turn.lane)})
+        named_now = r.ReadsRow({**reads, **dict.fromkeys(fresh, turn.lane)})
         turn.put(k.reads_key(row.txn_id), named_now)
     if adds:
         turn.put(k.read_lock_key(row.txn_id, command.writer, command.sequence), kept)
-        before = looked.get(command.writer) or sets.looked.get(command.writer, LookedRow(0, 0, 0))
-        due = LookedRow(before.sequence, before.through, max(before.due, turn.hybrid_time))
+        before = looked.get(command.writer) or sets.looked.get(command.writer, r.LookedRow(0, 0, 0))
+        due = r.LookedRow(before.sequence, before.through, max(before.due, turn.hybrid_time))
         turn.put(k.read_lock_key(row.txn_id, command.writer, 0), due)
     turn.reply(to, _locked(turn, row, asked))
 
 
 def _locked(
     turn: Turn,
-    row: TxnRow,
+    row: r.TxnRow,
     tables: Iterable[str],
     sequence: int = 0,
-    locks: tuple[TableLocks, ...] = (),
-) -> ReadsLocked:
+    locks: tuple[r.TableLocks, ...] = (),
+) -> r.ReadsLocked:
     times = table_times(turn, tables)
-    return ReadsLocked(
+    return r.ReadsLocked(
         row.snapshot,
         turn.hybrid_time,
         times,
@@ -106,20 +93,20 @@ def _locked(
     )
 
 
-def _check(turn: Turn, row: TxnRow, command: LockReads, kept: ReadLockRow) -> None:
+def _check(turn: Turn, row: r.TxnRow, command: r.LockReads, kept: r.ReadLockRow) -> None:
     sets, known = turn.state.locks.of(row.txn_id), turn.open(row.txn_id).writers
     if not row.snapshot:
-        raise InvalidArgument(
+        raise errors.InvalidArgument(
             "the transaction began without a snapshot: it can't lock what it reads"
         )
     if command.writer == 0 or command.sequence <= sets.last(command.writer):
-        raise InvalidArgument(
+        raise errors.InvalidArgument(
             f"set {command.sequence} of writer {command.writer}: no writer is 0, and its sets have rising numbers"
         )
     check_locks(turn, command.locks)
     strangers = [source.writer for source in kept.read_from if source.writer not in known]
     if strangers:
-        raise InvalidArgument(
+        raise errors.InvalidArgument(
             f"a set of locks was read from writer {writers_text(strangers)}, which the transaction has not"
         )
     more = held_by(kept)
@@ -130,20 +117,22 @@ def _check(turn: Turn, row: TxnRow, command: LockReads, kept: ReadLockRow) -> No
     limits.LOCK_BYTES.check(size, "a command that registers locks")
     most = limits.LOCKS.value
     if sets.count + more > most or len(sets.rows) >= most:
-        raise TooManyLocks(
+        raise errors.TooManyLocks(
             f"the transaction would have {sets.count + more:,} locks and sources of locks, {most:,} are allowed: "
             "lock a range, or read with lock=False"
         )
     most = limits.REGISTERED.value
     if turn.state.locks.count + more > most:
-        raise TooMuchLocked(f"{most:,} locks are registered: wait for some transactions to end")
+        raise errors.TooMuchLocked(
+            f"{most:,} locks are registered: wait for some transactions to end"
+        )
     quotas.check_locks(turn, row.owner, more)
     for each in command.locks:
         if each.ranges:
             _check_ranges(turn, row.owner, each)
 
 
-def _check_ranges(turn: Turn, lane: str, locks: TableLocks) -> None:
+def _check_ranges(turn: Turn, lane: str, locks: r.TableLocks) -> None:
     """`TooMuchLocked` if the lane would have more ranges of the table than its share.
 
     All lanes with locked ranges have equal shares. A lane that comes later gets its share although the others have
@@ -155,13 +144,13 @@ def _check_ranges(turn: Turn, lane: str, locks: TableLocks) -> None:
     turn.charge(work.of_items(has.total()))
     share = limits.RANGES.value // len({*has, lane})
     if (wanted := has[lane] + len(locks.ranges)) > share:
-        raise TooMuchLocked(
+        raise errors.TooMuchLocked(
             f"lane {lane!r} would have {wanted:,} ranges of {locks.table} locked, {share:,} are its share: wait "
             "for some transactions to end, or lock keys"
         )
 
 
-def list_locks(turn: Turn, command: ListLocks, to: ReplyTo | None) -> None:
+def list_locks(turn: Turn, command: r.ListLocks, to: ReplyTo | None) -> None:
     """List a set of locks, for a client that validates it instead of a process that ended."""
     row = turn.transaction(command.token, Rights.WRITE | Rights.COMMIT)
     rows = turn.state.locks.of(row.txn_id).rows
