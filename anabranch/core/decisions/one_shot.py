@@ -49,14 +49,7 @@ def one_shot(turn: Turn, command: r.OneShot, to: ReplyTo | None) -> None:
     row = turn.state.txn_row(command.txn_id)
     if row is not None:
         if row.state == "ABORTED":
-            earlier = None
-            with suppress(errors.NotAuthorized):
-                earlier = earlier_outcome(turn, command.scope, command.name, row.owner)
-            if earlier is None:
-                raise errors.TransactionAborted(
-                    f"the transaction is aborted ({row.reason}): begin a new one"
-                )
-            row = earlier
+            row = _instead_of(turn, row, command)
         elif (row.state, row.scope, row.name, row.committed) != (
             "COMMITTED",
             command.scope,
@@ -99,6 +92,15 @@ def one_shot(turn: Turn, command: r.OneShot, to: ReplyTo | None) -> None:
             tables=conflicts.table_times(turn, conflicts.named(command.locks))
         )
     turn.reply(to, outcome)
+
+
+def _instead_of(turn: Turn, row: r.TxnRow, command: r.OneShot | r.PrepareEvents) -> r.TxnRow:
+    """The commit to which an aborted transaction gave way. `TransactionAborted` if it did not give way."""
+    with suppress(errors.NotAuthorized):
+        earlier = earlier_outcome(turn, command.scope, command.name, row.owner)
+        if earlier is not None:
+            return earlier
+    raise errors.TransactionAborted(f"the transaction is aborted ({row.reason}): begin a new one")
 
 
 def _give_way(turn: Turn, command: r.OneShot, earlier: r.TxnRow, to: ReplyTo | None) -> None:
@@ -166,14 +168,7 @@ def _prepared_before(
 ) -> None:
     """Answer a repeated prepare."""
     if row.state == "ABORTED":
-        earlier = None
-        with suppress(errors.NotAuthorized):
-            earlier = earlier_outcome(turn, command.scope, command.name, row.owner)
-        if earlier is None:
-            raise errors.TransactionAborted(
-                f"the transaction is aborted ({row.reason}): begin a new one"
-            )
-        turn.answer(to, earlier)
+        turn.answer(to, _instead_of(turn, row, command))
         return
     if row.secret is None or not compare_digest(row.secret, command.secret):
         raise errors.NotAuthorized("the transaction was begun with another secret")

@@ -3,6 +3,17 @@
 A scaling never waits for a transaction. If partitions are missing, the intent is logged first, the shell adds
 partitions to the topics, and `partitions_added` continues. Segments are named by number, because rolling commits in
 between change their ids.
+
+When a stream is scaled by itself is decided by a policy over the load of each segment (`propose`). It follows
+Pravega's: several averaging windows, shorter ones with higher thresholds, and a cool-down. Three rules keep it from
+scaling back and forth:
+
+- A segment is split at more than 1.5 times its target over a whole cool-down, or sooner if it is far above
+  (`_RULES`), but never within a cool-down of its opening.
+- Neighbours are merged only if the merged segment would have stayed below a third of every threshold, at every
+  moment of the last four cool-downs. So a constant load never splits a merged segment again: splits form a
+  tree whose depth `_MIN_WIDTH` (or the samples) bounds.
+- A segment whose load comes from one key is not split: no split would help.
 """
 
 from __future__ import annotations
@@ -234,20 +245,7 @@ def duplicate_active(row: r.StreamRow, epoch: int) -> tuple[r.SegmentRange, ...]
     return seg.duplicate(row.segments, epoch, places)
 
 
-# -- when a stream should have more or fewer segments ----------------------------------------------
-
-
-# When a stream should have more or fewer segments: a policy over the load of each. Pure: time is given.
-#
-# The policy follows Pravega's: several averaging windows, shorter ones with higher thresholds, and a cool-down.
-# Three rules keep it from scaling back and forth:
-#
-# - A segment is split at more than 1.5 times its target over a whole cool-down, or sooner if it is far above
-#   (`_RULES`), but never within a cool-down of its opening.
-# - Neighbours are merged only if the merged segment would have stayed below a third of every threshold, at every
-#   moment of the last four cool-downs. So a constant load never splits a merged segment again: splits form a
-#   tree whose depth `_MIN_WIDTH` (or the samples) bounds.
-# - A segment whose load comes from one key is not split: no split would help.
+# -- the policy: when a stream is scaled by itself ----------------------------------------------
 
 _SAMPLES = 256  # sampled key positions kept for each segment
 # (buckets, times the target): a segment is split above any of them.
