@@ -1,15 +1,15 @@
 """The pure core: all rules of transactions, streams and tables, as functions over data.
 
-It does no I/O, and has no clock, no randomness and no threads: times, ids and what was read are given. So the same
-commands on the same rows give the same result, in production, on replay and in the simulator. The *shell* is the
-code of the controller around the core (`anabranch.processors`): it reads commands and journals, calls the core, and
-appends what was decided.
+The core does no I/O, and has no clock, no randomness and no threads: times, ids and what was read are given. So the
+same commands on the same rows give the same result, in production, on replay and in the simulator. The *shell* is
+the code of the controller around the core (`anabranch.processors`): it reads commands and journals, calls the core,
+and appends what was decided.
 
 Start with `transaction_states`, one page that says what a transaction can do. Then read `decisions.turn` (what a
 decision sees and changes) and `decisions.transactions` (begin, touch, abort). The way of a commit is
 `decisions.commit`, then `decisions.merge`.
 
-What a control partition knows:
+The state of a control partition:
 
 - `state`: the fold of the status log; `rows`: the keys of its rows. `transaction_states`, `stream_states`: the
   legal transitions, as tables.
@@ -19,10 +19,10 @@ What a control partition knows:
 - `segments`, `stream_settings`: layouts of streams, and what a user may set.
 - `authorize`: which lane may do what. `work`: what commands cost.
 
-What comes of a turn: a `round`, which the shell writes in one native transaction; `history_records` makes the
-records of histories from it.
+A turn makes a `round`, which the shell writes in one native transaction; `history_records` makes the records of
+histories from it.
 
-What clients use, too: `ids`, `legal_names`, `tokens`, `partitioner`, `limits`, `defaults`, `hybrid_time`.
+Clients use these, too: `ids`, `legal_names`, `tokens`, `partitioner`, `limits`, `defaults`, `hybrid_time`.
 
 Two folders decide: `decisions` has a file for each kind of command, `locks` what concerns reads of tables.
 

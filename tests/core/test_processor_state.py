@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -333,6 +334,10 @@ def _unseen(turn: Any, row: r.ProcessorRow, resets: int) -> Any:
     return _MAY_END(turn, row, row.resets)
 
 
+def _first_term_0(*row: Any, **more: Any) -> r.ProcessorRow:
+    return r.ProcessorRow(*row, **more | {"first_term": 0})
+
+
 BUGS: dict[str, Callable[[], Any]] = {
     "state is placed by key": lambda: patch.object(
         Layout, "spread", lambda self, events, *, by_key: _SPREAD(self, events)
@@ -362,8 +367,8 @@ BUGS: dict[str, Callable[[], Any]] = {
     "its state is left": lambda: patch.object(tenures, "end_stream", lambda *_: None),
     "terms begin at 0 again": lambda: patch.object(
         tenures,
-        "ProcessorRow",
-        lambda *row, **more: r.ProcessorRow(*row, **more | {"first_term": 0}),
+        "r",
+        SimpleNamespace(**vars(r) | {"ProcessorRow": _first_term_0}),
     ),
 }
 

@@ -4,7 +4,7 @@ A scaling never waits for a transaction. If partitions are missing, the intent i
 partitions to the topics, and `partitions_added` continues. Segments are named by number, because rolling commits in
 between change their ids.
 
-When a stream is scaled by itself is decided by a policy over the load of each segment (`propose`). It follows
+When a stream is scaled by itself is decided by a policy over the load of each segment (`propose`), like
 Pravega's: several averaging windows, shorter ones with higher thresholds, and a cool-down. Three rules keep it from
 scaling back and forth:
 

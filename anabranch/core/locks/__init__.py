@@ -5,8 +5,8 @@ it commits, what it locked has to be unchanged just below its commit timestamp. 
 rules and why they hold. Start with `conflicts`: all checks of a commit against locks are there.
 
 - `table_writes`: what a commit wrote to a table: fingerprints, and keys or their bounds.
-- `recent_writes`: the leader's latest writes to each table. They say whether the locks of a one-shot hold. Where
-  they can't say it, the client is asked to revalidate.
+- `recent_writes`: the leader's latest writes to each table. These say whether the locks of a one-shot hold. If they
+  can't say it, the client is asked to revalidate.
 - `lock_table`: registered locks, which are rows of open transactions, and which of them a write breaks for certain
   (`LockTable.conflicts`) or may break (`LockTable.possible_conflicts`).
 - `registering`: the decisions that register locks, and list them.
