@@ -160,7 +160,7 @@ FEW_IMPLEMENTATIONS = {
     "anabranch/tables/registering.py: Controller": "",
     "anabranch/tables/registering.py: Opened": "",
     "anabranch/tables/transaction.py: Commits": "",
-    "anabranch/tables/work.py: Vouching": "",
+    "anabranch/tables/work.py: Validating": "",
 }
 # A docstring's subject comes first, and the code names it.
 _HEADLESS = re.compile(r"^(?:Who|What|That|Of|It|Where|Whatever|Whoever)\b")

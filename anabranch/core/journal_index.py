@@ -88,7 +88,7 @@ class JournalIndex:
     plain_ends: dict[tuple[str, int], int] = field(default_factory=dict)
     read: dict[tuple[str, int], Read] = field(default_factory=dict)
     copies: set[tuple[str, int, int]] = field(default_factory=set)
-    _staged: Staged | None = field(default=None, init=False)
+    _staged: Uncommitted | None = field(default=None, init=False)
 
     def load(self) -> None:
         """Read the positions, and the partitions with waiting plain writes, from the table; drop all that derives
@@ -206,10 +206,10 @@ class JournalIndex:
                 yield key, _COUNT.unpack(value)[0]
 
     @property
-    def staged(self) -> Staged:
+    def staged(self) -> Uncommitted:
         """The bytes of the kept runs; counted at the first call, then updated."""
         if self._staged is None:
-            found = Staged()
+            found = Uncommitted()
             for key, value in self.rows.scan(k.INDEX):
                 txn_id = txn_of(key)
                 if txn_id != NO_TXN:
@@ -475,7 +475,7 @@ class Stay:
 
 
 @dataclass(slots=True)
-class Staged:
+class Uncommitted:
     """The data of open transactions in the journals.
 
     Call ``ended`` only when a transaction's end is on the log, because the round may fail before.
@@ -561,7 +561,7 @@ class Use:
     size: int = 0
 
 
-def uses(staged: Staged, open_txns: Iterable[bytes]) -> dict[Place, Use]:
+def uses(staged: Uncommitted, open_txns: Iterable[bytes]) -> dict[Place, Use]:
     """The use of each journal partition in which one of these transactions has data."""
     found: dict[Place, Use] = {}
     for txn_id in open_txns:

@@ -37,7 +37,7 @@ class PlainWrites(NamedTuple):
 class Part(NamedTuple):
     """A transaction's events for one segment: runs of a journal partition, or events of a one-shot.
 
-    ``source``: the journal partition of the runs. ``carried``: the place of events that a staged merge has copied.
+    ``source``: the journal partition of the runs. ``staged``: the place of events that a staged merge has copied.
     """
 
     segment_id: int
@@ -45,7 +45,7 @@ class Part(NamedTuple):
     runs: tuple[StoredRun, ...] = ()
     events: tuple[r.Event, ...] = ()
     source: int = -1
-    carried: Landed | None = None
+    staged: Landed | None = None
 
 
 class StreamCommit(NamedTuple):

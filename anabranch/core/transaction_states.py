@@ -29,7 +29,7 @@ Op = Literal[
     "finalize_abort",
     "expire",  # it was silent for longer than its keepalive
     "lose_stream",  # a stream of it is given up
-    "settle",  # an operator forces the end of a stuck merge
+    "force",  # an operator forces the end of a stuck merge
 ]
 StateT = TypeVar("StateT", bound=str)
 OpT = TypeVar("OpT", bound=str)
@@ -97,7 +97,7 @@ _TABLE: dict[Op, tuple[TxnState | Verdict, ...]] = {
     "finalize_abort":   (_, _, _, _, "ABORTED", _same, _),
     "expire":           ("ABORT_IN_PROGRESS", _, _, _, _same, _same, _),
     "lose_stream":      ("ABORT_IN_PROGRESS", "ABORT_IN_PROGRESS", _same, _same, _same, _same, _same),
-    "settle":           (_, _, "ABORT_IN_PROGRESS", _, _same, _same, _),
+    "force":           (_, _, "ABORT_IN_PROGRESS", _, _same, _same, _),
 }
 # fmt: on
 
@@ -156,8 +156,8 @@ def _illegal(state: TxnState, op: Op, what: str) -> errors.AnabranchError:
     if state in ("ABORT_IN_PROGRESS", "ABORTED"):
         return errors.TransactionAborted(f"the transaction is aborted{said}: begin a new one")
     if state == "COMMITTED":
-        return errors.AlreadyCommitted(f"the transaction is committed{said}: its outcome stands")
-    if state in ("COMMIT_IN_PROGRESS", "FINALIZE_IN_PROGRESS") and op != "settle":
+        return errors.AlreadyCommitted(f"the transaction is committed{said}: its outcome is final")
+    if state in ("COMMIT_IN_PROGRESS", "FINALIZE_IN_PROGRESS") and op != "force":
         return errors.OutcomeUnknown(
             f"{op} comes too late, the transaction is being committed{said}: nothing was changed; ask for its "
             "outcome"

@@ -99,7 +99,7 @@ def list_series(turn: Turn, command: r.ListSeries, to: ReplyTo | None) -> None:
     found: list[r.SeriesInfo] = []
     for name, row in below:
         turn.charge(work.LOOK)
-        if len(found) == limits.LOOKED_AT.value:
+        if len(found) == limits.LIST_ROWS.value:
             turn.reply(to, r.SeriesList(tuple(found), True))
             return
         found.append(_info(turn, command.scope, name.decode(), row))
@@ -166,7 +166,7 @@ def set_series(turn: Turn, command: r.SetSeries, to: ReplyTo | None) -> None:
 def overtaken(turn: Turn, txn: r.TxnRow, series: str, number: int) -> r.YieldedRow | None:
     """The claim that a commit of this number gives way to. `NotReady` while the series commits.
 
-    `HeldByPrepared` while its last one is prepared; `NameTaken`, `NotAuthorized` as `check_jump`.
+    `ReservedByPrepared` while its last one is prepared; `NameTaken`, `NotAuthorized` as `check_jump`.
     """
     row = _series_of(turn, txn, series)
     if row is None:

@@ -79,15 +79,15 @@ def commit(turn: Turn, command: r.Commit, to: ReplyTo | None) -> None:
         return
     TRANSACTIONS.judge(row.state, "begin_commit", row.reason)
     txn = turn.open(row.txn_id)
-    looked = conflicts.looked_at(turn, turn.state.locks.of(row.txn_id), command.vouched)
+    validated = conflicts.validated_rows(turn, turn.state.locks.of(row.txn_id), command.validated)
     if row.state == "PREPARED":
         _commit_prepared(turn, txn, command, to)
     elif row.state == "OPEN":
         turn.hear(row.txn_id)
         if not is_waiting(txn.pending, to):  # of a repeated request the first deadline counts
-            _log_pending(turn, _Request(txn, command, named), looked, to)
+            _log_pending(turn, _Request(txn, command, named), validated, to)
     else:
-        _join_decided(turn, txn, named, looked, to)
+        _join_decided(turn, txn, named, validated, to)
 
 
 def _answer_ended(
@@ -115,14 +115,14 @@ def _answer_ended(
 
 
 def _log_pending(
-    turn: Turn, request: _Request, looked: Mapping[int, r.LookedRow], to: ReplyTo | None
+    turn: Turn, request: _Request, validated: Mapping[int, r.ValidatedRow], to: ReplyTo | None
 ) -> None:
     """Log the commit as pending, if no check refuses it and its locks are validated."""
     for one in CHECKS:
         one(turn, request)
     txn, command, txn_id = request.txn, request.command, request.txn.row.txn_id
-    if (again := conflicts.to_look_at(turn, txn_id, looked)) is not None:
-        conflicts.put_looked(turn, txn_id, looked)
+    if (again := conflicts.to_revalidate(turn, txn_id, validated)) is not None:
+        conflicts.put_validated(turn, txn_id, validated)
         turn.reply(to, again)
         return
     former, claim = txn.pending, (command.name, command.number, command.consumed, command.prepare)
@@ -143,7 +143,7 @@ def _log_pending(
         consumed=command.consumed,
         prepare=command.prepare,
     )
-    conflicts.put_looked(turn, txn_id, looked)
+    conflicts.put_validated(turn, txn_id, validated)
     turn.put(k.pending_key(txn_id), pending)
 
 
@@ -152,7 +152,9 @@ def _check_rights(turn: Turn, request: _Request) -> None:
 
 
 def _check_positions(turn: Turn, request: _Request) -> None:
-    with suppress(errors.TenureLost):  # the transaction is aborted when the commit is to be decided
+    with suppress(
+        errors.OwnershipLost
+    ):  # the transaction is aborted when the commit is to be decided
         _check_consumed(turn, request.txn.row, request.command)
 
 
@@ -204,18 +206,18 @@ def _join_decided(
     turn: Turn,
     txn: OpenTxn,
     named: tuple[r.Receipt, ...],
-    looked: Mapping[int, r.LookedRow],
+    validated: Mapping[int, r.ValidatedRow],
     to: ReplyTo | None,
 ) -> None:
     """Add an asker to a decided commit. Its validation of locks counts, whatever receipts it names."""
     txn_id = txn.row.txn_id
     waiting = join_waiting(txn.pending, to)
-    due = conflicts.to_look_at(turn, txn_id)
+    due = conflicts.to_revalidate(turn, txn_id)
     if due is None:
         _check_replaced(named, txn.writers)
     turn.hear(txn_id)
-    conflicts.put_looked(turn, txn_id, looked)
-    again = conflicts.to_look_at(turn, txn_id)
+    conflicts.put_validated(turn, txn_id, validated)
+    again = conflicts.to_revalidate(turn, txn_id)
     if again is None:
         turn.merging.look_now(txn_id)
         if not not_covered(named, txn.writers):
@@ -253,13 +255,17 @@ def commit_prepared(turn: Turn, txn_id: bytes, to: ReplyTo | None) -> None:
 
 
 def _check_consumed(turn: Turn, row: r.TxnRow, command: r.Commit) -> None:
-    """Check that the commit moves positions of the tenure that its begin named. Raises as `positions.judge`."""
+    """Check that the commit moves positions of the task ownership that its begin named. Raises as
+    `positions.judge`.
+    """
     consumed = command.consumed
-    named = None if consumed is None else positions.hash_of(consumed.processor, consumed.tenure)
+    named = (
+        None if consumed is None else positions.hash_of(consumed.processor, consumed.fencing_token)
+    )
     if named != row.consumes:
         raise errors.InvalidArgument(
-            "a commit moves the positions of the tenure that its transaction began with, and no others: begin it "
-            "with the tenure, and give `consumed`"
+            "a commit moves the positions of the ownership that its transaction began with, no others: begin it "
+            "with that ownership, and give `consumed`"
         )
     if consumed is not None:
         if command.name is not None:
@@ -409,7 +415,7 @@ def _try_decide(turn: Turn, txn_id: bytes, txn: OpenTxn, pending: r.PendingCommi
     try:
         _judge(turn, txn.row, pending.consumed)
     except (
-        errors.TenureLost,
+        errors.OwnershipLost,
         errors.UnknownProcessor,
     ) as lost:  # the tasks were taken, so the transaction can never commit
         end_pending(turn, txn_id, lost)
@@ -419,7 +425,7 @@ def _try_decide(turn: Turn, txn_id: bytes, txn: OpenTxn, pending: r.PendingCommi
         unmoved = refusal
     if not late and not turn.index.covers(pending.writers, txn):
         return  # the usual wait: weighing the receipts now would be useless
-    if (again := conflicts.to_look_at(turn, txn_id)) is not None:
+    if (again := conflicts.to_revalidate(turn, txn_id)) is not None:
         for to in end_pending(turn, txn_id, None):
             turn.reply(to, again)
         turn.hear(txn_id)
@@ -524,7 +530,7 @@ def _yield_to(turn: Turn, txn_id: bytes, earlier: r.YieldedRow) -> None:
 # -- forced by an operator -------------------------------------------------------------------------
 
 
-def settle(turn: Turn, command: r.Settle, to: ReplyTo | None) -> None:
+def force(turn: Turn, command: r.Force, to: ReplyTo | None) -> None:
     """Abort a transaction whose merge is stuck, in all its streams, or end a PREPARED one. Repeatable.
 
     Chunks of a staged merge are in the streams, committed natively. No history may ever name them, so their
@@ -533,43 +539,46 @@ def settle(turn: Turn, command: r.Settle, to: ReplyTo | None) -> None:
     row = turn.transaction(id_named(command.token), Rights(0))
     txn_id = row.txn_id
     was_prepared = turn.state.prepared_row(txn_id) is not None
-    if not is_finished(row) and was_prepared != (command.presume is not None):
+    if not is_finished(row) and was_prepared != (command.outcome is not None):
         raise errors.IllegalState(
-            "it is prepared, and its coordinator may have decided already: say which way (`--presume`)"
+            "it is prepared, and its coordinator may have decided already: say which way (`--outcome`)"
             if was_prepared
-            else "the transaction is not prepared: there is nothing to presume"
+            else "the transaction is not prepared: give no outcome"
         )
     if row.state == "PREPARED":
-        how = "commit" if command.presume else "abort"
-        if command.presume:
+        how = "commit" if command.outcome else "abort"
+        if command.outcome:
             commit_prepared(turn, txn_id, to)  # may be refused, so before anything is put
         else:
-            abort_txn(turn, txn_id, command.reason or "presumed aborted by an operator")
+            abort_txn(turn, txn_id, command.reason or "aborted by an operator's force")
         turn.audit(
-            command, f"{txn_text(txn_id)} of {row.owner}, presumed {how}: {command.reason!r}"
+            command, f"{txn_text(txn_id)} of {row.owner}, forced to {how}: {command.reason!r}"
         )
-        if command.presume:
+        if command.outcome:
             return
-    elif row.state == "COMMITTED" and command.presume:
+    elif row.state == "COMMITTED" and command.outcome:
         pass  # repeated
-    elif row.state == "FINALIZE_IN_PROGRESS" and command.presume:
+    elif row.state == "FINALIZE_IN_PROGRESS" and command.outcome:
         wait = turn.wait_of(txn_id)
         if wait is not None and wait.why == "torn":
-            raise errors.IllegalState("a part of it is gone: nothing but `--presume abort` ends it")
+            raise errors.IllegalState("a part of it is gone: nothing but `--outcome abort` ends it")
         turn.put(k.pending_key(txn_id), join_waiting(turn.open(txn_id).pending, to))  # repeated
         return
-    elif TRANSACTIONS.judge(row.state, "settle", row.reason) is not None:
+    elif TRANSACTIONS.judge(row.state, "force", row.reason) is not None:
         wait = turn.wait_of(txn_id)
         if wait is None or wait.why not in STUCK | {"partitions"}:
-            raise errors.IllegalState("nothing stops the transaction: its merge goes on by itself")
-        if txn_id in turn.memory.carrying:
-            raise errors.NotReady("a chunk of the transaction is being carried: ask again")
-        for (stream, _), carry in sorted(turn.open(txn_id).carries.items()):
-            if carry.count and stream in turn.state.streams:  # also a LOST one: it may be recovered
-                retired = r.RetiredRow(stream, carry.partition)
-                turn.put(k.retired_key(stream, carry.partition), retired)
+            raise errors.IllegalState(
+                "nothing stops the transaction: its merge continues by itself"
+            )
+        if txn_id in turn.memory.staging:
+            raise errors.NotReady("a chunk of the transaction is being staged: ask again")
+        for (stream, _), staged in sorted(turn.open(txn_id).staged_merges.items()):
+            # Also in a LOST one: it may be recovered.
+            if staged.count and stream in turn.state.streams:
+                retired = r.RetiredRow(stream, staged.partition)
+                turn.put(k.retired_key(stream, staged.partition), retired)
         why = wait_text(turn.memory, wait)
         turn.audit(command, f"{txn_text(txn_id)} of {row.owner}: {command.reason!r}")
-        said = command.reason or "settled by an operator"
-        abort_txn(turn, txn_id, f"{said}: its merge did not go on: {why}", op="settle")
+        said = command.reason or "forced by an operator"
+        abort_txn(turn, txn_id, f"{said}: its merge made no progress: {why}", op="force")
     turn.answer(to, turn.row(txn_id))

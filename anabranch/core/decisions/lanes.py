@@ -105,7 +105,7 @@ def _infos(turn: Turn, lanes: Sequence[str]) -> tuple[r.LaneInfo, ...]:
     state = turn.state
     counted = len(state.scopes) + len(state.streams) + len(state.processors) + len(state.open)
     turn.charge(work.LOOK * 4 * len(lanes) + work.of_items(counted))
-    used = quotas.usages(turn.state, turn.index.staged, lanes)
+    used = quotas.usages(turn.state, turn.index.uncommitted, lanes)
     return tuple([_info(turn, lane, used[lane]) for lane in lanes])
 
 
@@ -193,7 +193,7 @@ def list_grants(turn: Turn, command: r.ListGrants, to: ReplyTo | None) -> None:
 def list_audit(turn: Turn, command: r.ListAudit, to: ReplyTo | None) -> None:
     """Operators' commands that were carried out, the newest first; a bounded part of them in one answer."""
     below = b"\xff" * 13 if command.before is None else command.before
-    most = limits.LOOKED_AT.value
+    most = limits.LIST_ROWS.value
     found = list(islice(turn.state.rows_below(k.AUDIT_KEY, below), most + 1))
     more = found[most - 1][0] if len(found) > most else None
     turn.reply(to, r.AuditList(tuple([row for _, row in found[:most]]), more))
@@ -210,19 +210,19 @@ def suspect(turn: Turn, lane: str, offset: int, end: int, tries: int) -> None:
     turn.put(k.SUSPECT_KEY, r.SuspectRow(offset, end, tries, lane))
 
 
-def set_aside(turn: Turn, lane: str, offset: int, what: str, reason: str) -> None:
+def quarantine(turn: Turn, lane: str, offset: int, what: str, reason: str) -> None:
     """Log that a command, or a batch of them, is quarantined. Above the limit the oldest row is forgotten."""
-    known = turn.state.set_aside
-    for key in list(islice(known, max(0, len(known) + 1 - limits.SET_ASIDE.value))):
-        turn.put(k.set_aside_key(*k.set_aside_at(key)), None)
+    known = turn.state.quarantined
+    for key in list(islice(known, max(0, len(known) + 1 - limits.QUARANTINED.value))):
+        turn.put(k.quarantine_key(*k.quarantine_at(key)), None)
     reason = limits.cut(reason, _REASON)
-    row = r.SetAsideRow(offset, turn.wall_ms, what, reason, lane)
-    turn.put(k.set_aside_key(lane, offset), row)
+    row = r.QuarantineRow(offset, turn.wall_ms, what, reason, lane)
+    turn.put(k.quarantine_key(lane, offset), row)
 
 
 def list_commands(turn: Turn, command: r.ListCommands, to: ReplyTo | None) -> None:
     """Answer with the position in the commands, the quarantined ones, and the number of transactions kept."""
-    found = tuple(turn.state.set_aside.values())
+    found = tuple(turn.state.quarantined.values())
     here = turn.at is not None and turn.lane == OPEN_LANE
     position = turn.at + 1 if here and turn.at is not None else turn.state.round.commands_offset
     seen = turn.memory.lanes.get(OPEN_LANE)

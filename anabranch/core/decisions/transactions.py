@@ -59,7 +59,7 @@ def begin(turn: Turn, command: r.Begin, to: ReplyTo | None) -> None:
         keepalive_ms=command.keepalive_ms,
         secret=command.secret,
         owner=turn.lane,
-        consumes=command.tenure,
+        consumes=command.fencing_hash,
         snapshot=command.snapshot,
     )
     turn.put(k.txn_key(command.txn_id), row)
@@ -76,10 +76,10 @@ def _begin_again(turn: Turn, row: r.TxnRow, command: r.Begin, to: ReplyTo | None
     TRANSACTIONS.judge(row.state, "begin", row.reason)
     # The transaction may have begun without a name, and its commit claimed one.
     name = row.name if row.state == "OPEN" or command.name is not None else None
-    moves = row.consumes if row.state == "OPEN" else command.tenure
+    moves = row.consumes if row.state == "OPEN" else command.fencing_hash
     before = row.scope, name, row.keepalive_ms, moves, row.snapshot
     if before != (
-        command.scope, command.name, command.keepalive_ms, command.tenure, command.snapshot,
+        command.scope, command.name, command.keepalive_ms, command.fencing_hash, command.snapshot,
     ):  # fmt: skip
         raise errors.InvalidArgument(
             "the transaction id is in use with other arguments: make a new one"
@@ -106,14 +106,16 @@ def _check_mark(turn: Turn, command: r.Begin) -> None:
 def _check_snapshot(turn: Turn, command: r.Begin) -> None:
     if not 0 <= command.snapshot <= turn.hybrid_time:
         raise errors.InvalidArgument(
-            f"snapshot {command.snapshot}: a hybrid time that a controller told"
+            f"snapshot {command.snapshot}: a hybrid time of a controller's reply"
         )
 
 
 def _check_positions(turn: Turn, command: r.Begin) -> None:
-    if command.tenure is not None and (command.name or len(command.tenure) != HASH_SIZE):
+    if command.fencing_hash is not None and (
+        command.name or len(command.fencing_hash) != HASH_SIZE
+    ):
         raise errors.InvalidArgument(
-            f"a transaction that moves positions has no name; its tenure's hash has {HASH_SIZE} bytes"
+            f"a transaction that moves positions has no name; its fencing hash has {HASH_SIZE} bytes"
         )
 
 
@@ -140,7 +142,7 @@ LIMITS: tuple[Callable[[Turn, r.Begin], None], ...] = (
     lambda turn, command: check_snapshot(turn, command.scope, command.snapshot),
     lambda turn, command: check_open(turn, _replaces_open(turn, command)),
     lambda turn, command: quotas.check_keepalive(turn, turn.lane, command.keepalive_ms),
-    lambda turn, command: check_staged(turn, turn.lane),
+    lambda turn, command: check_uncommitted(turn, turn.lane),
 )
 
 
@@ -166,15 +168,15 @@ def _replaces_open(turn: Turn, command: r.Begin) -> bool:
     )
 
 
-def check_staged(turn: Turn, lane: str, txn_id: bytes | None = None) -> None:
-    """`TooMuchStaged` while this transaction, the lane's, or all open ones are at their limit of bytes in
+def check_uncommitted(turn: Turn, lane: str, txn_id: bytes | None = None) -> None:
+    """`TooManyUncommittedBytes` while this transaction, the lane's, or all open ones are at their limit of bytes in
     journals.
     """
-    quotas.check_staged(turn, lane, txn_id)
-    staged, limit = turn.index.staged.total, turn.settings.max_staged_bytes
-    if staged >= limit:
-        raise errors.TooMuchStaged(
-            f"open transactions have {staged:,} bytes in journals, {limit:,} are allowed: commit or abort "
+    quotas.check_uncommitted(turn, lane, txn_id)
+    uncommitted, limit = turn.index.uncommitted.total, turn.settings.max_uncommitted_bytes
+    if uncommitted >= limit:
+        raise errors.TooManyUncommittedBytes(
+            f"open transactions have {uncommitted:,} bytes in journals, {limit:,} are allowed: commit or abort "
             "some, or wait for some to end"
         )
 
@@ -192,7 +194,7 @@ def earlier_outcome(turn: Turn, scope: str, name: str | None, owner: str) -> r.T
     """The committed transaction of that name. `NotReady` while one of that name is being committed.
 
     `NameTaken` while a transaction of another lane has it, open or committed; `NotAuthorized` if it is free and the
-    lane may not take it; `HeldByPrepared` while a prepared one has it.
+    lane may not take it; `ReservedByPrepared` while a prepared one has it.
     """
     if name is None:
         return None
@@ -241,9 +243,9 @@ def touch(turn: Turn, command: r.Touch, to: ReplyTo | None) -> None:
     receipt = r.Receipt(row.txn_id, command.writer, 0, False, ())
     if begins:
         check_room(turn, txn, (receipt,))
-        quotas.check_staged(turn, row.owner, row.txn_id)
+        quotas.check_uncommitted(turn, row.owner, row.txn_id)
     if command.stream not in txn.participants:
-        check_staged(turn, row.owner, row.txn_id)
+        check_uncommitted(turn, row.owner, row.txn_id)
         epoch = stream.reference_epoch
         turn.put(
             k.participant_key(row.txn_id, command.stream), r.ParticipantRow(command.stream, epoch)
@@ -305,7 +307,7 @@ def heartbeat(turn: Turn, command: r.Heartbeat, to: ReplyTo | None) -> None:
         elif to is not None:
             gone.append(turn.outcome(row, full=False))
     if gone:
-        turn.reply(to, r.Alive(tuple(gone)))
+        turn.reply(to, r.Ended(tuple(gone)))
     elif refused is not None:
         raise refused
 
@@ -371,8 +373,8 @@ def finish(turn: Turn, row: r.TxnRow) -> None:
         turn.put(k.read_lock_key(row.txn_id, writer, sequence), None)
     if row.txn_id in turn.state.locks.named:
         turn.put(k.reads_key(row.txn_id), None)
-    for stream, number in list(txn.carries):
-        turn.put(k.carry_key(row.txn_id, stream, number), None)
+    for stream, number in list(txn.staged_merges):
+        turn.put(k.staged_merge_key(row.txn_id, stream, number), None)
     for stream, partition, at in list(txn.moved):
         turn.put(k.moved_key(row.txn_id, stream, partition, at), None)
     turn.put(k.txn_key(row.txn_id), row)
@@ -495,7 +497,7 @@ def abort_stale(turn: Turn) -> None:
     stale = [txn_id for txn_id, txn in turn.state.open.items() if _is_stale(turn, txn)]
     for txn_id in sorted(stale):
         silent_ms = turn.now_ms - turn.keepalives.last(txn_id)
-        reason = f"stale: nothing heard of it for {silent_ms} ms"
+        reason = f"stale: no heartbeat for {silent_ms} ms"
         if unread := _unread(turn, turn.open(txn_id)):
             reason += f"; commands of {', '.join(unread)} can't be read"
             turn.round.unread.append(f"{txn_text(txn_id)} is aborted: {reason}")

@@ -1,8 +1,8 @@
 """Conflicts of commits with locks: what was read must be unchanged just below the commit timestamp.
 
-A commit meets locks in two ways: its own have to hold (`judge` for a one-shot, `to_look_at` and `check_conflicts`
-for a transaction with registered locks), and its writes break those of others (`merge`). `docs/inside/tables.md`
-has the rules.
+A commit meets locks in two ways: its own have to hold (`judge` for a one-shot, `to_revalidate` and
+`check_conflicts` for a transaction with registered locks), and its writes break those of others (`merge`).
+`docs/inside/tables.md` has the rules.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def hold_against(turn: Turn, table: str, write: Write, by: bytes) -> None:
             abort_txn(turn, txn_id, broken_text(broken))
 
 
-def judge(turn: Turn, command: r.OneShot) -> r.LookAgain | None:
+def judge(turn: Turn, command: r.OneShot) -> r.Revalidate | None:
     """None if all locks hold until now; else the answer that asks the client to revalidate. Puts nothing.
 
     Raises: InvalidArgument, NotAuthorized, UnknownStream, CrossScope.
@@ -93,7 +93,7 @@ def judge(turn: Turn, command: r.OneShot) -> r.LookAgain | None:
     for locks in command.locks:
         asks = locks.points or locks.ranges
         if asks and not windows.holds(locks, state.tables[locks.table].last):
-            return r.LookAgain(turn.hybrid_time, table_times(turn, named(command.locks)))
+            return r.Revalidate(turn.hybrid_time, table_times(turn, named(command.locks)))
     return None
 
 
@@ -125,7 +125,7 @@ def check_locks(turn: Turn, locks: Sequence[r.TableLocks]) -> None:
         if not 0 <= each.last <= each.since <= turn.hybrid_time:
             raise errors.InvalidArgument(
                 f"locks on {each.table} since {each.since}, its newest commit {each.last}: `since` is a time that "
-                f"a controller told ({turn.hybrid_time} at most), and `last` is not above it"
+                f"a controller's reply ({turn.hybrid_time} at most), and `last` is not above it"
             )
         if not _rise(each.points) or not _apart(each.ranges):
             raise errors.InvalidArgument(
@@ -146,14 +146,16 @@ def _apart(ranges: Sequence[r.LockedRange]) -> bool:
 # -- locks of a transaction with registered ones --------------------------------------------------------
 
 
-def looked_at(turn: Turn, sets: TxnLocks, vouched: Iterable[r.Vouched]) -> dict[int, r.LookedRow]:
+def validated_rows(
+    turn: Turn, sets: TxnLocks, validated: Iterable[r.Validated]
+) -> dict[int, r.ValidatedRow]:
     """How far the locks of writers are validated with these reports. Puts nothing. `InvalidArgument`."""
-    found: dict[int, r.LookedRow] = {}
-    for report in vouched:
-        row = found.get(report.writer) or sets.looked.get(report.writer)
-        if not 0 <= report.through <= turn.hybrid_time:
+    found: dict[int, r.ValidatedRow] = {}
+    for report in validated:
+        row = found.get(report.writer) or sets.validated.get(report.writer)
+        if not 0 <= report.validated_through <= turn.hybrid_time:
             raise errors.InvalidArgument(
-                f"a look through {report.through}: a time that a controller told, {turn.hybrid_time} at most"
+                f"{report.validated_through} is no time of a reply: {turn.hybrid_time} is the latest"
             )
         if report.sequence > sets.last(report.writer):
             raise errors.InvalidArgument(
@@ -162,39 +164,45 @@ def looked_at(turn: Turn, sets: TxnLocks, vouched: Iterable[r.Vouched]) -> dict[
         if row is None or report.sequence < row.sequence:
             continue
         through = (
-            report.through if report.sequence > row.sequence else max(row.through, report.through)
+            report.validated_through
+            if report.sequence > row.sequence
+            else max(row.validated_through, report.validated_through)
         )
-        found[report.writer] = r.LookedRow(report.sequence, through, row.due)
+        found[report.writer] = r.ValidatedRow(report.sequence, through, row.due)
     return found
 
 
-def put_looked(turn: Turn, txn_id: bytes, looked: Mapping[int, r.LookedRow]) -> None:
-    """Put what `looked_at` found."""
+def put_validated(turn: Turn, txn_id: bytes, validated: Mapping[int, r.ValidatedRow]) -> None:
+    """Put what `validated_rows` found."""
     sets = turn.state.locks.of(txn_id)
-    for writer, row in looked.items():
-        if sets.looked.get(writer) != row:
+    for writer, row in validated.items():
+        if sets.validated.get(writer) != row:
             turn.put(k.read_lock_key(txn_id, writer, 0), row)
 
 
-def to_look_at(
-    turn: Turn, txn_id: bytes, looked: Mapping[int, r.LookedRow] = {}
-) -> r.LookAgain | None:
+def to_revalidate(
+    turn: Turn, txn_id: bytes, validated: Mapping[int, r.ValidatedRow] = {}
+) -> r.Revalidate | None:
     """The answer to a commit while locks of any writer have to be validated; None: all hold until now."""
-    if txn_id in turn.state.locks.carried:
+    if txn_id in turn.state.locks.frozen:
         return None  # its locks are frozen: commits that may break one wait
     sets = turn.state.locks.of(txn_id)
-    rows = {**sets.looked, **looked}
-    due = {w for w, row in rows.items() if row.sequence < sets.last(w) or row.through < row.due}
+    rows = {**sets.validated, **validated}
+    due = {
+        w
+        for w, row in rows.items()
+        if row.sequence < sets.last(w) or row.validated_through < row.due
+    }
     turn.charge(work.of_items(len(sets.rows)))
     for (writer, _), kept in sets.rows.items():
-        through = rows[writer].through
+        through = rows[writer].validated_through
         if writer not in due and any(_may_be_broken(turn, its, through) for its in kept.locks):
             due.add(writer)
     if not due:
         return None
     pending = turn.open(txn_id).pending
     decided = pending is not None and pending.decided
-    return r.LookAgain(
+    return r.Revalidate(
         turn.hybrid_time, table_times(turn, sets.tables), tuple(sorted(due)), decided
     )
 
@@ -223,11 +231,13 @@ def ready_to_merge(turn: Turn, txn_id: bytes) -> bool:
     txn = turn.state.open.get(txn_id)
     if txn is None:
         return False  # an earlier merge of this round broke its locks
-    again = to_look_at(turn, txn_id)
+    again = to_revalidate(turn, txn_id)
     if again is None:
         return True
     if turn.now_ms - turn.keepalives.last(txn_id) > txn.row.keepalive_ms:
-        abort_txn(turn, txn_id, "nobody looked at its locks again, which others may have broken")
+        abort_txn(
+            turn, txn_id, "its locks were not revalidated, and other commits may have broken them"
+        )
         return False
     pending = txn.pending
     for to in end_pending(turn, txn_id, None):

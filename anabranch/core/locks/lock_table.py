@@ -22,7 +22,7 @@ class TxnLocks:
     """
 
     rows: dict[tuple[int, int], r.ReadLockRow] = field(default_factory=dict)
-    looked: dict[int, r.LookedRow] = field(default_factory=dict)
+    validated: dict[int, r.ValidatedRow] = field(default_factory=dict)
     count: int = 0
     _last: dict[int, int] = field(default_factory=dict)  # by writer
 
@@ -49,7 +49,7 @@ class TxnLocks:
 
     def numbers(self) -> list[tuple[int, int]]:
         """(writer, sequence) of all rows."""
-        return [*self.rows, *((writer, 0) for writer in self.looked)]
+        return [*self.rows, *((writer, 0) for writer in self.validated)]
 
     def last(self, writer: int) -> int:
         """The sequence of a writer's last set; 0 if it has no set."""
@@ -163,7 +163,7 @@ class LockTable:
             self.readers.setdefault(table, {})[txn_id] = lane
 
     def derive(
-        self, txn_id: bytes, identifier: bytes, row: r.ReadLockRow | r.LookedRow | None
+        self, txn_id: bytes, identifier: bytes, row: r.ReadLockRow | r.ValidatedRow | None
     ) -> None:
         """Follow a row of locks of an open transaction."""
         writer, sequence = k.read_lock_of(identifier)
@@ -176,10 +176,10 @@ class LockTable:
             self.count += held_by(row)
             for each in _with_locks(row):
                 self._tables.setdefault(each.table, _Locked()).put(txn_id, each)
-        elif isinstance(row, r.LookedRow):
-            sets.looked[writer] = row
+        elif isinstance(row, r.ValidatedRow):
+            sets.validated[writer] = row
         elif not sequence:
-            sets.looked.pop(writer, None)
+            sets.validated.pop(writer, None)
 
     def _take(self, owner: bytes, row: r.ReadLockRow) -> None:
         self.count -= held_by(row)

@@ -23,7 +23,7 @@ from anabranch.core.locks.conflicts import (
     check_table,
     looked_at,
     named,
-    put_looked,
+    put_validated,
     table_times,
 )
 from anabranch.core.locks.lock_table import count_of, held_by
@@ -42,7 +42,7 @@ def lock_reads(turn: Turn, command: r.LockReads, to: ReplyTo | None) -> None:
     TRANSACTIONS.judge(row.state, "touch", row.reason)
     check_writes(turn.state, row)
     sets = turn.state.locks.of(row.txn_id)
-    looked = looked_at(turn, sets, command.vouched)
+    validated = validated_rows(turn, sets, command.validated)
     asked = sorted({*named(command.locks), *command.tables})
     for table in asked:
         check_table(turn, table)
@@ -63,14 +63,18 @@ def lock_reads(turn: Turn, command: r.LockReads, to: ReplyTo | None) -> None:
     if adds:
         _check(turn, row, command, kept)
     turn.hear(row.txn_id)
-    put_looked(turn, row.txn_id, looked)
+    put_validated(turn, row.txn_id, validated)
     if fresh:
         named_now = r.ReadsRow({**reads, **dict.fromkeys(fresh, turn.lane)})
         turn.put(k.reads_key(row.txn_id), named_now)
     if adds:
         turn.put(k.read_lock_key(row.txn_id, command.writer, command.sequence), kept)
-        before = looked.get(command.writer) or sets.looked.get(command.writer, r.LookedRow(0, 0, 0))
-        due = r.LookedRow(before.sequence, before.through, max(before.due, turn.hybrid_time))
+        before = validated.get(command.writer) or sets.validated.get(
+            command.writer, r.ValidatedRow(0, 0, 0)
+        )
+        due = r.ValidatedRow(
+            before.sequence, before.validated_through, max(before.due, turn.hybrid_time)
+        )
         turn.put(k.read_lock_key(row.txn_id, command.writer, 0), due)
     turn.reply(to, _locked(turn, row, asked))
 
