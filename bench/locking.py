@@ -25,8 +25,8 @@ import anabranch
 from anabranch.client.replica import Replica
 from anabranch.client.table_transaction import TableTransaction
 from anabranch.core.hybrid_time import from_us
-from anabranch.core.journal.table_writes import Write, fingerprint
-from anabranch.core.read_locks import Windows
+from anabranch.core.locks.recent_writes import RecentWrites
+from anabranch.core.locks.table_writes import Write, fingerprint
 from anabranch.errors import AnabranchError
 from anabranch.infra.broker import EmbeddedBroker
 from bench.bulk import transaction
@@ -152,7 +152,7 @@ def _takeover(seconds: float) -> dict[str, Any]:
 def _window(quick: bool) -> dict[str, Any]:
     """The size of a leader's window over an hour of commits (``quick``: a tenth), and the time of one."""
     commits = RATE * HOUR_S // (10 if quick else 1)
-    windows, sizes = Windows(), []
+    windows, sizes = RecentWrites(), []
     began, last = time.process_time(), 0
     for n in range(1, commits + 1):
         at = from_us(n * (1_000_000 // RATE))

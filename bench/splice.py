@@ -30,7 +30,7 @@ from anabranch.batches.format import crc_of, patch_parts
 from anabranch.batches.journal_refetch import JournalReaders
 from anabranch.batches.splice import Piece, Splice
 from anabranch.core.ids import TXN_HEADER, pack_txn_header
-from anabranch.core.journal.runs import StoredRun
+from anabranch.core.journal_runs import StoredRun
 from anabranch.kafka.log import KafkaLog
 from anabranch.kafka.settings import parse_settings
 from anabranch.kafka.wire import data

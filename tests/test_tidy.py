@@ -109,22 +109,17 @@ LONG_FUNCTIONS = {
     "anabranch/audit/history.py: check_records",
     "anabranch/audit/journal.py: check_plain",
     "anabranch/audit/run.py: run",
-    "anabranch/core/decisions/commits/commit.py: commit",
-    "anabranch/core/decisions/transactions.py: begin",
     "anabranch/infra/broker.py: _launch",
 }
 MANY_ARGUMENTS = {
     "anabranch/audit/journal.py: check_writers",
     "anabranch/audit/run.py: _journals",
-    "anabranch/core/memory.py: follow",
     "anabranch/faust/handing.py: __init__",
     "anabranch/kafka/log.py: _ask",
     "anabranch/presentation/draw.py: _text",
 }
 # Files that nobody has merged into their importer yet have no reason here.
 SMALL_FILES = {
-    "anabranch/core/decisions/commits/force.py": "",
-    "anabranch/core/decisions/grants.py": "",
     "anabranch/infra/__main__.py": "an entry point: `python -m anabranch.infra`",
     "anabranch/ledger/watch.py": "",
     "anabranch/librdkafka/groups.py": "the one implementation of a port",
@@ -132,21 +127,12 @@ SMALL_FILES = {
     "anabranch/topics/altering.py": "",
 }
 SPLIT_CLASSES = {
-    "anabranch/core/memory.py: LaneSeen": "what decisions know of a lane; the intake adds its queue",
     "anabranch/processing/handlers.py: Handlers": "`handlers` makes the one or the other",
     "anabranch/processing/program.py: Program": "",
     "anabranch/spark/api.py: DataSourceStreamArrowWriter": "Spark's class",
     "anabranch/spark/api.py: SupportsTriggerAvailableNow": "Spark's class",
 }
 SPLATS = {
-    "anabranch/core/decisions/bases.py: base_published",
-    "anabranch/core/decisions/cleanup.py: clean_up",
-    "anabranch/core/decisions/commits/names_and_series.py: give_back",
-    "anabranch/core/decisions/commits/names_and_series.py: take_number",
-    "anabranch/core/decisions/questions.py: _staged_merges_of",
-    "anabranch/core/decisions/quarantine.py: list_commands",
-    "anabranch/core/decisions/turn.py: done",
-    "anabranch/core/journal/index.py: plain_from",
     "anabranch/faust/agents.py: _loader",
     "anabranch/faust/agents.py: load",
     "anabranch/kafka/oauth_tokens.py: __call__",
@@ -159,7 +145,6 @@ SHARED_LINES = {
     "anabranch/cli/doctor.py: OK, WARN, BAD",
 }
 FEW_IMPLEMENTATIONS = {
-    "anabranch/core/journal/table_writes.py: Numbers": "a number of the processors' metrics",
     "anabranch/reading/committed_log.py: Groups": "a port",
 }
 # A docstring's subject comes first, and the code names it.

@@ -19,7 +19,7 @@ from anabranch.batches.format import HEADER_SIZE, BatchHeader, Buffer, read_head
 from anabranch.batches.records import decode_body
 from anabranch.core import limits
 from anabranch.core.ids import TXN_HEADER_SIZE
-from anabranch.core.journal.table_writes import FEW_KEYS, Keys
+from anabranch.core.locks.table_writes import FEW_KEYS, Keys
 from anabranch.ports import CorruptBatch, RawBatch
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class Run(NamedTuple):
     size: int
     # The run is the whole batch, of one writer, without gaps: it may be spliced.
     pure: bool
-    # The digest of its keys (`anabranch.core.journal.table_writes.Keys`); empty if not requested, or not known.
+    # The digest of its keys (`anabranch.core.locks.table_writes.Keys`); empty if not requested, or not known.
     digest: bytes = b""
     # Times of its records, Unix milliseconds.
     earliest: int = 0

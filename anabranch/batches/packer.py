@@ -9,7 +9,7 @@ from anabranch.batches.builder import COPY_GROWTH, BatchBuilder, Row
 from anabranch.batches.compression import NAMES
 from anabranch.batches.format import HEADER_SIZE, read_header
 from anabranch.batches.journal_refetch import JournalReader
-from anabranch.core.journal.runs import StoredRun
+from anabranch.core.journal_runs import StoredRun
 from anabranch.errors import check
 from anabranch.ports import RawBatch
 

@@ -15,7 +15,7 @@ from anabranch.batches.builder import Row
 from anabranch.batches.format import read_header
 from anabranch.batches.journal_refetch import JournalReaders
 from anabranch.batches.packer import DEFAULT_LIMIT, Made, Packer, worth_splicing
-from anabranch.core.journal.runs import StoredRun
+from anabranch.core.journal_runs import StoredRun
 from anabranch.core.round import Landed
 from anabranch.errors import InvariantViolation, check
 from anabranch.ports import RawBatch, TopicPartition

@@ -15,7 +15,7 @@ from anabranch.batches.format import HEADER_SIZE, BatchHeader, Buffer, read_head
 from anabranch.batches.framing import kernels_for
 from anabranch.batches.packer import DEFAULT_LIMIT, Made, Packer, worth_packing, worth_splicing
 from anabranch.batches.records import Record, decode_body
-from anabranch.core.journal.runs import StoredRun
+from anabranch.core.journal_runs import StoredRun
 from anabranch.core.partitioner import Layout
 from anabranch.errors import check
 from anabranch.ports import CorruptBatch, RawBatch

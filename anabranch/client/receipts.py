@@ -15,7 +15,7 @@ from zlib import crc32
 
 from anabranch.client.ports import JournalWriter
 from anabranch.core.ids import TXN_HEADER, pack_txn_header
-from anabranch.core.journal.receipts import CRC_MODULUS, not_covered
+from anabranch.core.journal_runs import CRC_MODULUS, not_covered
 from anabranch.core.limits import (
     check_bytes,
     check_event,

@@ -13,7 +13,7 @@ from anabranch.client.shared import Shared
 from anabranch.core import limits
 from anabranch.core.hybrid_time import to_text
 from anabranch.core.ids import txn_text
-from anabranch.core.journal.table_writes import fingerprint
+from anabranch.core.locks.table_writes import fingerprint
 from anabranch.core.transaction_states import locks_broken
 from anabranch.errors import (
     AnabranchError,

@@ -1,10 +1,31 @@
-"""The pure core: no I/O, no clock, no randomness, no threads.
+"""The pure core: all rules of transactions, streams and tables, as functions over data.
 
-- `transaction_states`, `stream_states`: the legal transitions.
-- `rows`: the keys of the status table. `state`: the fold of the status log.
-- `decisions`: from commands to rows and replies. `round`: all that one pass of the controller decided.
-- `journal`: the index of what writers wrote to journals.
-- `ids`, `legal_names`, `segments`, `partitioner`, `hybrid_time`, `tokens`: small parts.
+The core does no I/O, and has no clock, no randomness and no threads: times, ids and what was read are given. So the
+same commands on the same rows give the same result, in production, on replay and in the simulator. The *shell* is
+the code of the controller around the core (`anabranch.processors`): it reads commands and journals, calls the core,
+and appends what was decided.
 
-The *shell* is the code of the controller around the core (`anabranch.processors`): it does all I/O.
+Start with `transaction_states`, one page that says what a transaction can do. Then read `decisions.turn` (what a
+decision sees and changes) and `decisions.transactions` (begin, touch, abort). The way of a commit is
+`decisions.commit`, then `decisions.merge`.
+
+The state of a control partition:
+
+- `state`: the fold of the status log; `rows`: the keys of its rows. `transaction_states`, `stream_states`: the
+  legal transitions, as tables.
+- `memory`: what a leader keeps in memory only, and drafts of it for a turn.
+- `journal_index`: what writers wrote to the journals, and what open transactions keep there; `journal_runs`: its
+  rows, and how receipts are compared.
+- `segments`, `stream_settings`: layouts of streams, and what a user may set.
+- `authorize`: which lane may do what. `work`: what commands cost.
+
+A turn makes a `round`, which the shell writes in one native transaction; `history_records` makes the records of
+histories from it.
+
+Clients use these, too: `ids`, `legal_names`, `tokens`, `partitioner`, `limits`, `defaults`, `hybrid_time`.
+
+Two folders decide: `decisions` has a file for each kind of command, `locks` what concerns reads of tables.
+
+The core imports `anabranch.schemas` and `anabranch.errors`, and nothing else of anabranch. `ruff.toml` here bans
+clocks, randomness, threads and I/O.
 """

@@ -62,9 +62,7 @@ class Tail:
 
 
 def history_records(
-    round_: Round,
-    landed: Mapping[tuple[int, int], Landed],
-    tails: Mapping[str, Tail],
+    round_: Round, landed: Mapping[tuple[int, int], Landed], tails: Mapping[str, Tail]
 ) -> dict[str, list[EpochRecord | CommitRecord]]:
     """The history records of a round, by stream, in order. Moves the tails' vectors forward.
 

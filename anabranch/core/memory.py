@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Generic, Literal, NamedTuple, Self, TypeVar
+from typing import Generic, Literal, NamedTuple, Protocol, Self, TypeVar
 
 from anabranch.core.ids import txn_text
-from anabranch.core.journal.table_writes import Write
-from anabranch.core.journal.usage import Place
-from anabranch.core.read_locks import WindowDraft, Windows
+from anabranch.core.journal_index import Place
+from anabranch.core.locks.recent_writes import RecentWrites, RecentWritesDraft
+from anabranch.core.locks.table_writes import Write
 from anabranch.core.state import OpenTxn, State
 from anabranch.core.stream_states import ACTIVE, FORGETTING, FORGOTTEN, LOST, state_of
 
@@ -22,12 +22,12 @@ V = TypeVar("V")
 D = TypeVar("D")
 
 
-class Kept(Generic[K, V]):
+class DraftMap(Generic[K, V]):
     """A dict, or a draft: a turn's changes of the dict that it is ``over``."""
 
     __slots__ = ("_over", "_rows")
 
-    def __init__(self, over: Kept[K, V] | None = None) -> None:
+    def __init__(self, over: DraftMap[K, V] | None = None) -> None:
         self._over = over
         self._rows: dict[K, V | None] = {}
 
@@ -50,12 +50,7 @@ class Kept(Generic[K, V]):
         rows |= self._rows
         return {key: value for key, value in rows.items() if value is not None}
 
-    @property
-    def changed(self) -> bool:
-        """Whether a draft changes anything."""
-        return bool(self._rows)
-
-    def follow(self, draft: Kept[K, V]) -> None:
+    def follow(self, draft: DraftMap[K, V]) -> None:
         """Apply the changes of a draft of this."""
         for key, value in draft._rows.items():
             self.put(key, value)
@@ -67,23 +62,23 @@ class Kept(Generic[K, V]):
 
 
 class Part:
-    """One concern. Its fields are `Kept`, or values that are replaced and never changed in place."""
+    """One concern. Its fields are `DraftMap`s, or values that are replaced and never changed in place."""
 
     __slots__: tuple[str, ...] = ()
 
     def draft(self) -> Self:
         """A copy that a turn may change."""
         values = [getattr(self, name) for name in self.__slots__]
-        return type(self)(*[Kept(v) if type(v) is Kept else v for v in values])
+        return type(self)(*[DraftMap(v) if type(v) is DraftMap else v for v in values])
 
     def follow(self, draft: Self) -> None:
         """Apply the changes of a draft of this."""
         for name in self.__slots__:
-            its = getattr(draft, name)
-            if type(its) is not Kept:
-                setattr(self, name, its)
-            elif its.changed:
-                getattr(self, name).follow(its)
+            value = getattr(draft, name)
+            if type(value) is DraftMap:
+                getattr(self, name).follow(value)
+            else:
+                setattr(self, name, value)
 
 
 @dataclass(slots=True)
@@ -94,8 +89,8 @@ class Keepalives(Part):
     """
 
     since_ms: int
-    heard: Kept[bytes, int] = field(default_factory=Kept)
-    helpers: Kept[bytes, tuple[str, ...]] = field(default_factory=Kept)
+    heard: DraftMap[bytes, int] = field(default_factory=DraftMap)
+    helpers: DraftMap[bytes, tuple[str, ...]] = field(default_factory=DraftMap)
     next_check_ms: int = 0
 
     def last(self, txn_id: bytes) -> int:
@@ -165,10 +160,10 @@ class Merging(Part):
     ``may_grow_ms``: when to ask for partitions. ``waiting``: commits that wait for frozen locks.
     """
 
-    waits: Kept[bytes, Wait] = field(default_factory=Kept)
-    may_roll_ms: Kept[str, int] = field(default_factory=Kept)
-    may_grow_ms: Kept[str, int] = field(default_factory=Kept)
-    waiting: Kept[Who, Waiting] = field(default_factory=Kept)
+    waits: DraftMap[bytes, Wait] = field(default_factory=DraftMap)
+    may_roll_ms: DraftMap[str, int] = field(default_factory=DraftMap)
+    may_grow_ms: DraftMap[str, int] = field(default_factory=DraftMap)
+    waiting: DraftMap[Who, Waiting] = field(default_factory=DraftMap)
 
     def wait(self, txn_id: bytes, why: Why, now_ms: int, ms: int, on: str = "") -> None:
         """Let a decided transaction wait for ``ms``. A more exact reason that is known is kept."""
@@ -205,10 +200,10 @@ class Cleaning(Part):
     """
 
     next_ms: int = 0
-    cuttable_ms: Kept[Place, int] = field(default_factory=Kept)
-    spare: Kept[str, int] = field(default_factory=Kept)
+    cuttable_ms: DraftMap[Place, int] = field(default_factory=DraftMap)
+    spare: DraftMap[str, int] = field(default_factory=DraftMap)
     crowded: tuple[Place, ...] = ()
-    may_move_ms: Kept[Place, int] = field(default_factory=Kept)
+    may_move_ms: DraftMap[Place, int] = field(default_factory=DraftMap)
 
     def forget_stream(self, stream: str) -> None:
         self.spare.put(stream, None)
@@ -224,25 +219,35 @@ class Histories(Part):
     Every round changes it, so the draft is small.
     """
 
-    since_epoch: Kept[str, int] = field(default_factory=Kept)
+    since_epoch: DraftMap[str, int] = field(default_factory=DraftMap)
 
 
-@dataclass(slots=True)
-class LaneSeen:
-    """A lane whose commands are read. ``end``: their last known end offset. ``trouble``: why they can't be read.
+class Drafts(NamedTuple):
+    """The drafts of one turn."""
+
+    keepalives: Keepalives
+    merging: Merging
+    cleaning: Cleaning
+    histories: Histories
+    recent_writes: RecentWritesDraft
+
+
+class LaneSeen(Protocol):
+    """The view that decisions have of a lane whose commands are read. ``end``: their last known end offset.
 
     ``read_ms``: all commands that existed at this time are decided, at the latest by this round. ``well_ms``: the
-    last time that they were readable, as far as a transaction's silence made the leader ask.
+    last time that they were readable, as far as a transaction's silence made the leader ask. ``trouble``: why they
+    can't be read.
     """
 
-    end: int = 0
-    read_ms: int = -1
-    well_ms: int = -1
-    trouble: str = ""
+    end: int
+    read_ms: int
+    well_ms: int
+    trouble: str
 
     def usage(self) -> Mapping[str, int]:
         """Units of work that this leader charged to it in all, and those that it owes."""
-        return {}
+        ...
 
 
 @dataclass(slots=True)
@@ -258,36 +263,30 @@ class LeaderMemory:
     merging: Merging = field(default_factory=Merging)
     cleaning: Cleaning = field(default_factory=Cleaning)
     histories: Histories = field(default_factory=Histories)
-    windows: Windows = field(default_factory=Windows)
+    recent_writes: RecentWrites = field(default_factory=RecentWrites)
     written: dict[bytes, dict[str, Write]] = field(default_factory=dict)
     waiting: Mapping[str, str] = field(default_factory=dict)
     staging: Collection[bytes] = ()
     foreign: Mapping[str, int] = field(default_factory=dict)
     lanes: Mapping[str, LaneSeen] = field(default_factory=dict)
 
-    def follow(
-        self,
-        keepalives: Keepalives | None,
-        merging: Merging | None,
-        cleaning: Cleaning | None,
-        histories: Histories | None,
-        windows: WindowDraft | None,
-        ended: Iterable[bytes],
-        forgotten: Iterable[str],
-    ) -> None:
-        """Apply the drafts that a turn made. ``ended``: transactions. ``forgotten``: streams, whose names are free
-        again.
-        """
-        if keepalives is not None:
-            self.keepalives.follow(keepalives)
-        if merging is not None:
-            self.merging.follow(merging)
-        if cleaning is not None:
-            self.cleaning.follow(cleaning)
-        if histories is not None:
-            self.histories.follow(histories)
-        if windows is not None:
-            self.windows.follow(windows)
+    def draft(self) -> Drafts:
+        """Drafts for a turn, which may change them."""
+        return Drafts(
+            self.keepalives.draft(),
+            self.merging.draft(),
+            self.cleaning.draft(),
+            self.histories.draft(),
+            self.recent_writes.draft(),
+        )
+
+    def follow(self, drafts: Drafts, ended: Iterable[bytes], forgotten: Iterable[str]) -> None:
+        """Apply a turn's drafts. ``ended``: transactions. ``forgotten``: streams, whose names are free again."""
+        self.keepalives.follow(drafts.keepalives)
+        self.merging.follow(drafts.merging)
+        self.cleaning.follow(drafts.cleaning)
+        self.histories.follow(drafts.histories)
+        self.recent_writes.follow(drafts.recent_writes)
         for txn_id in ended:
             self.keepalives.heard.put(txn_id, None)
             self.keepalives.helpers.put(txn_id, None)
@@ -297,7 +296,7 @@ class LeaderMemory:
             self.merging.forget_stream(stream)
             self.cleaning.forget_stream(stream)
             self.histories.since_epoch.put(stream, None)
-            self.windows.forget(stream)
+            self.recent_writes.forget(stream)
 
 
 def is_usable(state: State, waiting: Mapping[str, str], stream: str) -> bool:

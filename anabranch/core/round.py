@@ -11,14 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from anabranch.core.journal.runs import StoredRun
+from anabranch.core.journal_runs import StoredRun
 from anabranch.core.legal_names import OPEN_LANE
-from anabranch.schemas.records import (
-    AuditRow,
-    Event,
-    JournalOp,
-    SegmentRange,
-)
+from anabranch.schemas import records as r
 
 
 class Landed(NamedTuple):
@@ -48,7 +43,7 @@ class Part(NamedTuple):
     segment_id: int
     partition: int
     runs: tuple[StoredRun, ...] = ()
-    events: tuple[Event, ...] = ()
+    events: tuple[r.Event, ...] = ()
     source: int = -1
     staged: Landed | None = None
 
@@ -66,7 +61,7 @@ class StreamCommit(NamedTuple):
     timestamp: int
     parts: tuple[Part, ...]
     plain: tuple[PlainWrites, ...] = ()
-    layout: tuple[SegmentRange, ...] = ()
+    layout: tuple[r.SegmentRange, ...] = ()
 
 
 class NewEpoch(NamedTuple):
@@ -80,8 +75,8 @@ class NewEpoch(NamedTuple):
     stream_epoch: int
     reference_epoch: int
     timestamp: int
-    segments: tuple[SegmentRange, ...]
-    sealed: tuple[SegmentRange, ...] = ()
+    segments: tuple[r.SegmentRange, ...]
+    sealed: tuple[r.SegmentRange, ...] = ()
     starts: Mapping[int, int] = {}
     again: bool = False
 
@@ -101,6 +96,18 @@ class ReplyTo(NamedTuple):
     lane: str = OPEN_LANE
     held: bool = False
 
+    @classmethod
+    def of(cls, asker: r.Asker) -> ReplyTo:
+        """The asker that a row names."""
+        return cls(
+            asker.correlation_id, asker.reply_partition, asker.command, asker.lane, asker.held
+        )
+
+    @property
+    def row(self) -> r.Asker:
+        """The asker, as a row names it."""
+        return r.Asker(self.correlation_id, self.partition, self.command, self.lane, self.held)
+
     @property
     def asker(self) -> bytes:
         """The bytes that a repeated command has in common with the first."""
@@ -116,10 +123,10 @@ class Round:
 
     rows: dict[bytes, bytes | None] = field(default_factory=dict)
     replies: list[Answer] = field(default_factory=list)
-    ops: list[tuple[str, int, JournalOp]] = field(default_factory=list)  # stream, partition, op
+    ops: list[tuple[str, int, r.JournalOp]] = field(default_factory=list)  # stream, partition, op
     history: list[Step] = field(default_factory=list)  # of all streams, by rising timestamps
     commands: list[tuple[int, Any]] = field(default_factory=list)  # to other control partitions
-    audit: list[AuditRow] = field(default_factory=list)  # for the controller's log
+    audit: list[r.AuditRow] = field(default_factory=list)  # for the controller's log
     unread: list[str] = field(
         default_factory=list
     )  # transactions that expired while a lane could not be read

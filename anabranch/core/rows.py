@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterator
 from enum import IntEnum
-from typing import Any
+from typing import Any, Protocol
 
 from anabranch.core.ids import NO_TXN, TXN_ID_SIZE
 from anabranch.errors import MalformedRecord, UnsupportedVersion
@@ -76,7 +76,7 @@ _ROWS: dict[Entry, type | tuple[type, ...]] = {
     Entry.TXN: r.TxnRow,
     Entry.PARTICIPANT: r.ParticipantRow,
     Entry.WRITER: r.WriterRow,
-    Entry.PENDING_COMMIT: r.PendingCommitRow,
+    Entry.PENDING_COMMIT: (r.PendingCommitRow, r.FormerPendingCommitRow),
     Entry.STAGED_MERGE: r.StagedMergeRow,
     Entry.MOVED: r.MovedRow,
     Entry.YIELDED: r.YieldedRow,
@@ -94,9 +94,10 @@ _ROWS: dict[Entry, type | tuple[type, ...]] = {
     Entry.AUDIT_DUE: r.AuditRow,
 }
 _LOCK = struct.Struct(">qq")  # writer, sequence
+# The fields of a `PendingCommitRow` that older builds wrote in the same way.
+_OF_PENDING = ("decided", "writers", "name", "number", "deadline_ms", "consumed", "prepare")
 _MANY = 1000  # rows that are skipped one by one before a new scan is started after them
 _ENTRIES = {int(entry): entry for entry in Entry}  # faster than `Entry(…)`
-_TXN = bytes((Entry.TXN,))
 TERM_KEY = NO_TXN + bytes((Entry.TERM,))
 ROUND_KEY = NO_TXN + bytes((Entry.ROUND,))
 SUSPECT_KEY = NO_TXN + bytes((Entry.SUSPECT,))
@@ -119,20 +120,73 @@ OUTCOMES = META + b"outcomes"  # -> how many transactions are finished (8)
 POSITION = b"p"  # + name -> offset (8): where reading resumes
 
 
-def scope_key(scope: str) -> bytes:
-    return NO_TXN + bytes((Entry.SCOPE,)) + scope.encode()
+def _numbered(name: str, number: int) -> bytes:
+    return name.encode() + b"/" + number.to_bytes(4, "big", signed=True)
 
 
-def stream_key(stream: str) -> bytes:
-    return NO_TXN + bytes((Entry.STREAM,)) + stream.encode()
+def numbered(identifier: bytes) -> tuple[str, int]:
+    """(name, number) of an identifier that has both."""
+    return identifier[:-5].decode(), int.from_bytes(identifier[-4:], "big", signed=True)
 
 
-def table_key(stream: str) -> bytes:
-    return NO_TXN + bytes((Entry.TABLE,)) + stream.encode()
+def numbered_at(identifier: bytes) -> tuple[str, int, int]:
+    """(stream, partition, offset) of a moved row's identifier."""
+    return *numbered(identifier[:-8]), int.from_bytes(identifier[-8:], "big")
 
 
-def base_key(table: str) -> bytes:
-    return NO_TXN + bytes((Entry.BASE,)) + table.encode()
+def _by_name(entry: Entry) -> Callable[[str], bytes]:
+    """Keys of rows that a name identifies."""
+    prefix = NO_TXN + bytes((entry,))
+    return lambda name: prefix + name.encode()
+
+
+def _by_number(entry: Entry) -> Callable[[str, int], bytes]:
+    """Keys of rows that a name and a number identify: a stream's partition or epoch, a processor's task."""
+    prefix = NO_TXN + bytes((entry,))
+    return lambda name, number: prefix + _numbered(name, number)
+
+
+def _in_scope(entry: Entry) -> Callable[[str, str], bytes]:
+    """Keys of rows that a scope and a name in it identify."""
+    prefix = NO_TXN + bytes((entry,))
+    return lambda scope, name: prefix + scope.encode() + b"/" + name.encode()
+
+
+def _of_txn(entry: Entry) -> Callable[[bytes], bytes]:
+    """Keys of rows of which a transaction has one."""
+    end = bytes((entry,))
+    return lambda txn_id: txn_id + end
+
+
+def _by_writer(entry: Entry) -> Callable[[bytes, int], bytes]:
+    """Keys of rows of which each writer of a transaction has one."""
+    kind = bytes((entry,))
+    return lambda txn_id, writer: txn_id + kind + writer.to_bytes(8, "big", signed=True)
+
+
+scope_key = _by_name(Entry.SCOPE)
+stream_key = _by_name(Entry.STREAM)
+table_key = _by_name(Entry.TABLE)
+base_key = _by_name(Entry.BASE)
+forgotten_key = _by_name(Entry.FORGOTTEN)
+lane_key = _by_name(Entry.LANE)
+lane_position_key = _by_name(Entry.LANE_POSITION)
+audit_due_key = _by_name(Entry.AUDIT_DUE)
+processor_key = _by_name(Entry.PROCESSOR)
+epoch_key = _by_number(Entry.EPOCH)
+low_water_key = _by_number(Entry.LOW_WATER)
+plain_key = _by_number(Entry.PLAIN)
+retired_key = _by_number(Entry.RETIRED)
+task_key = _by_number(Entry.TASK)
+name_key = _in_scope(Entry.NAME)
+series_key = _in_scope(Entry.SERIES)
+txn_key = _of_txn(Entry.TXN)
+pending_key = _of_txn(Entry.PENDING_COMMIT)
+reads_key = _of_txn(Entry.READS)
+yielded_key = _of_txn(Entry.YIELDED)
+prepared_key = _of_txn(Entry.PREPARED)
+writer_key = _by_writer(Entry.WRITER)
+label_key = _by_writer(Entry.LABEL)
 
 
 def changed_key(of: bytes) -> bytes:
@@ -145,26 +199,6 @@ def segments_key(stream: str) -> bytes:
     return epoch_key(stream, 0)
 
 
-def epoch_key(stream: str, epoch: int) -> bytes:
-    return NO_TXN + bytes((Entry.EPOCH,)) + _numbered(stream, epoch)
-
-
-def low_water_key(stream: str, partition: int) -> bytes:
-    return NO_TXN + bytes((Entry.LOW_WATER,)) + _numbered(stream, partition)
-
-
-def plain_key(stream: str, partition: int) -> bytes:
-    return NO_TXN + bytes((Entry.PLAIN,)) + _numbered(stream, partition)
-
-
-def forgotten_key(stream: str) -> bytes:
-    return NO_TXN + bytes((Entry.FORGOTTEN,)) + stream.encode()
-
-
-def retired_key(stream: str, partition: int) -> bytes:
-    return NO_TXN + bytes((Entry.RETIRED,)) + _numbered(stream, partition)
-
-
 def quarantine_key(lane: str, offset: int) -> bytes:
     return NO_TXN + bytes((Entry.QUARANTINED,)) + offset.to_bytes(8, "big") + lane.encode()
 
@@ -172,14 +206,6 @@ def quarantine_key(lane: str, offset: int) -> bytes:
 def quarantine_at(identifier: bytes) -> tuple[str, int]:
     """(lane, offset) of the identifier of a quarantined command's row."""
     return identifier[8:].decode(), int.from_bytes(identifier[:8], "big")
-
-
-def lane_key(lane: str) -> bytes:
-    return NO_TXN + bytes((Entry.LANE,)) + lane.encode()
-
-
-def lane_position_key(lane: str) -> bytes:
-    return NO_TXN + bytes((Entry.LANE_POSITION,)) + lane.encode()
 
 
 def grant_key(lane: str, pattern: str) -> bytes:
@@ -191,18 +217,6 @@ def audit_key(at_ms: int, number: int) -> bytes:
     return AUDIT_KEY + at_ms.to_bytes(8, "big") + number.to_bytes(4, "big")
 
 
-def audit_due_key(stream: str) -> bytes:
-    return NO_TXN + bytes((Entry.AUDIT_DUE,)) + stream.encode()
-
-
-def processor_key(processor: str) -> bytes:
-    return NO_TXN + bytes((Entry.PROCESSOR,)) + processor.encode()
-
-
-def task_key(processor: str, task: int) -> bytes:
-    return NO_TXN + bytes((Entry.TASK,)) + _numbered(processor, task)
-
-
 def staged_merge_key(txn_id: bytes, stream: str, number: int) -> bytes:
     return txn_id + bytes((Entry.STAGED_MERGE,)) + _numbered(stream, number)
 
@@ -212,60 +226,18 @@ def moved_key(txn_id: bytes, stream: str, partition: int, at: int) -> bytes:
     return txn_id + bytes((Entry.MOVED,)) + _numbered(stream, partition) + at.to_bytes(8, "big")
 
 
-def _numbered(stream: str, number: int) -> bytes:
-    return stream.encode() + b"/" + number.to_bytes(4, "big", signed=True)
-
-
-def numbered(identifier: bytes) -> tuple[str, int]:
-    """(stream, number) of an identifier that `_numbered` made."""
-    return identifier[:-5].decode(), int.from_bytes(identifier[-4:], "big", signed=True)
-
-
-def numbered_at(identifier: bytes) -> tuple[str, int, int]:
-    """(stream, partition, offset) of a moved row's identifier."""
-    return *numbered(identifier[:-8]), int.from_bytes(identifier[-8:], "big")
-
-
-def name_key(scope: str, name: str) -> bytes:
-    return NO_TXN + bytes((Entry.NAME,)) + scope.encode() + b"/" + name.encode()
-
-
-def series_key(scope: str, series: str) -> bytes:
-    return NO_TXN + bytes((Entry.SERIES,)) + scope.encode() + b"/" + series.encode()
-
-
-def owned_key(lane: str, series_key: bytes) -> bytes:
-    """The table key that notes a lane's ownership of a series."""
-    return OWNED + lane.encode() + b"\0" + series_key[TXN_ID_SIZE + 1 :]
-
-
-def txn_key(txn_id: bytes) -> bytes:
-    return txn_id + _TXN
+def owned_key(lane: str, series: bytes) -> bytes:
+    """The table key that notes a lane's ownership of a series. ``series``: the key of its row."""
+    return OWNED + lane.encode() + b"\0" + series[TXN_ID_SIZE + 1 :]
 
 
 def participant_key(txn_id: bytes, stream: str) -> bytes:
     return txn_id + bytes((Entry.PARTICIPANT,)) + stream.encode()
 
 
-def writer_key(txn_id: bytes, writer: int) -> bytes:
-    return txn_id + bytes((Entry.WRITER,)) + writer.to_bytes(8, "big", signed=True)
-
-
-def label_key(txn_id: bytes, writer: int) -> bytes:
-    return txn_id + bytes((Entry.LABEL,)) + writer.to_bytes(8, "big", signed=True)
-
-
-def pending_key(txn_id: bytes) -> bytes:
-    return txn_id + bytes((Entry.PENDING_COMMIT,))
-
-
 def read_lock_key(txn_id: bytes, writer: int, sequence: int) -> bytes:
     """The key of a set of locks; with sequence 0 of the row that says how far the writer's sets are validated."""
     return txn_id + bytes((Entry.READ_LOCK,)) + _LOCK.pack(writer, sequence)
-
-
-def reads_key(txn_id: bytes) -> bytes:
-    return txn_id + bytes((Entry.READS,))
 
 
 def read_lock_of(identifier: bytes) -> tuple[int, int]:
@@ -275,14 +247,6 @@ def read_lock_of(identifier: bytes) -> tuple[int, int]:
     except struct.error as error:
         raise MalformedRecord(f"not the key of locks: {identifier.hex()}") from error
     return int(writer), int(sequence)
-
-
-def yielded_key(txn_id: bytes) -> bytes:
-    return txn_id + bytes((Entry.YIELDED,))
-
-
-def prepared_key(txn_id: bytes) -> bytes:
-    return txn_id + bytes((Entry.PREPARED,))
 
 
 def split_key(key: bytes) -> tuple[bytes, Entry, bytes]:
@@ -328,6 +292,14 @@ def read_row(key: bytes, value: bytes) -> Any:
         raise foreign(key, "bytes too many in the key")
     if isinstance(row, r.FormerTableRow):
         return r.TableRow(row.last)  # the `ValidatedRow`s have the rest
+    if isinstance(row, r.FormerPendingCommitRow):
+        askers = zip(
+            row.correlation_ids, row.reply_partitions, row.commands, row.lanes, strict=True
+        )
+        return r.PendingCommitRow(
+            tuple([r.Asker(*each, held=each[0] in row.held) for each in askers]),
+            **{name: getattr(row, name) for name in _OF_PENDING},
+        )
     return row
 
 
@@ -340,3 +312,13 @@ def foreign(
         f"the status log has a row that {who} controller wrote, of key {key.hex()}: {what}. Let only controllers "
         "write to that topic; a record of this key with a null value takes the row away"
     )
+
+
+class Rows(Protocol):
+    """The calls of a table that the core makes; `anabranch.ports.Table` has them."""
+
+    def get(self, key: bytes) -> bytes | None: ...
+
+    def scan(self, prefix: bytes, first: bytes = b"") -> Iterator[tuple[bytes, bytes]]: ...
+
+    def scan_back(self, before: bytes) -> Iterator[tuple[bytes, bytes]]: ...

@@ -7,7 +7,7 @@ gives the same tables.
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -17,48 +17,19 @@ from typing import Any, Generic, TypeVar
 
 from anabranch.core import rows as k
 from anabranch.core.ids import NO_TXN, TXN_ID_SIZE
-from anabranch.core.journal.runs import extents_of
+from anabranch.core.journal_runs import extents_of
 from anabranch.core.legal_names import OPEN_LANE, as_kafka_compares
 from anabranch.core.limits import size_of
-from anabranch.core.overlay import Overlay, Rows
+from anabranch.core.locks.lock_table import LockTable
 from anabranch.core.partitioner import Layout
-from anabranch.core.read_locks import Registered
-from anabranch.core.rows import Entry
+from anabranch.core.rows import Entry, Rows
 from anabranch.core.transaction_states import FINISHED
 from anabranch.errors import InvariantViolation, MalformedRecord, UnsupportedVersion
+from anabranch.schemas import records as r
 from anabranch.schemas.codec import decode, encode
-from anabranch.schemas.records import (
-    AuditRow,
-    BaseRow,
-    ChangedRow,
-    Extent,
-    ForgottenRow,
-    LaneRow,
-    MovedRow,
-    NameRow,
-    ParticipantRow,
-    PendingCommitRow,
-    PreparedRow,
-    ProcessorRow,
-    QuarantineRow,
-    Receipt,
-    RetiredRow,
-    RoundRow,
-    SegmentRange,
-    SeriesRow,
-    StagedMergeRow,
-    StreamRow,
-    SuspectRow,
-    TableRow,
-    TaskRow,
-    TermRow,
-    TxnRow,
-    WriterRow,
-    YieldedRow,
-)
 
 _SERIES = NO_TXN + bytes((Entry.SERIES,))
-_NO_ROUND = RoundRow(0, 0, 0, 0, 0)
+_NO_ROUND = r.RoundRow(0, 0, 0, 0, 0)
 _BY_NAME = {Entry.FORGOTTEN: "forgotten", Entry.LANE: "lanes"}
 _BY_NAME |= {Entry.TABLE: "tables", Entry.BASE: "bases", Entry.AUDIT_DUE: "audit_due"}
 _ALONE = {Entry.TERM: "term", Entry.ROUND: "round", Entry.SUSPECT: "suspect"}
@@ -105,20 +76,20 @@ class Ordered(Generic[N]):
 class OpenTxn:
     """A transaction that is not finished, with its rows decoded."""
 
-    row: TxnRow
+    row: r.TxnRow
     participants: dict[str, int] = field(default_factory=dict)  # stream -> reference epoch
-    writers: dict[int, Receipt] = field(default_factory=dict)
+    writers: dict[int, r.Receipt] = field(default_factory=dict)
     lanes: dict[int, str] = field(default_factory=dict)  # writer -> lane
     receipt_bytes: int = 0  # bytes of the writers' receipts, about
-    pending: PendingCommitRow | None = None
-    due: dict[tuple[int, str, int], Extent] = field(default_factory=dict)  # of the pending commit
+    pending: r.PendingCommitRow | None = None
+    due: dict[tuple[int, str, int], r.Extent] = field(default_factory=dict)  # of the pending commit
     # The journal partition that the pending commit waited for last, and the offset.
     lacks: tuple[tuple[str, int], int] | None = field(default=None, compare=False)
-    staged_merges: dict[tuple[str, int], StagedMergeRow] = field(
+    staged_merges: dict[tuple[str, int], r.StagedMergeRow] = field(
         default_factory=dict
     )  # by segment number
     # By stream, journal partition and offset.
-    moved: dict[tuple[str, int, int], MovedRow] = field(default_factory=dict)
+    moved: dict[tuple[str, int, int], r.MovedRow] = field(default_factory=dict)
 
 
 class State:
@@ -131,30 +102,30 @@ class State:
     def __init__(self, rows: Rows, *, trusts_open: bool = False) -> None:
         self._trusts_open = trusts_open
         self._table = Overlay(rows)
-        self.term: TermRow | None = None
+        self.term: r.TermRow | None = None
         self.round = _NO_ROUND
         self.scopes: dict[str, int] = {}
         self.scope_owners: dict[str, str] = {}
-        self.streams: dict[str, StreamRow] = {}
+        self.streams: dict[str, r.StreamRow] = {}
         self.stream_names = Ordered[str]()
         self.names: dict[str, str] = {}  # name as Kafka compares it -> stream
         self.histories_ms: dict[
             str, int
         ] = {}  # the least of each scope's tables, cached until a change
         self.layouts: dict[str, Layout] = {}  # active epochs only
-        self.epochs: dict[str, dict[int, tuple[SegmentRange, ...]]] = {}  # reference epochs only
-        self.places: dict[tuple[str, int], dict[int, SegmentRange]] = {}  # by partition
+        self.epochs: dict[str, dict[int, tuple[r.SegmentRange, ...]]] = {}  # reference epochs only
+        self.places: dict[tuple[str, int], dict[int, r.SegmentRange]] = {}  # by partition
         self.pins: dict[str, Counter[int]] = {}  # stream -> reference epoch -> open transactions
         self.plain: dict[
             tuple[str, int], int
         ] = {}  # journal partition -> end of committed plain writes
         self.plain_refused: dict[tuple[str, int], int] = {}  # … and the number of refused ones
         self.low_water: dict[tuple[str, int], int] = {}
-        self.forgotten: dict[str, ForgottenRow] = {}
-        self._retired: dict[tuple[str, int], RetiredRow] = {}
-        self.suspect: SuspectRow | None = None
-        self.quarantined: dict[bytes, QuarantineRow] = {}  # the oldest first
-        self.lanes: dict[str, LaneRow] = {}
+        self.forgotten: dict[str, r.ForgottenRow] = {}
+        self._retired: dict[tuple[str, int], r.RetiredRow] = {}
+        self.suspect: r.SuspectRow | None = None
+        self.quarantined: dict[bytes, r.QuarantineRow] = {}  # the oldest first
+        self.lanes: dict[str, r.LaneRow] = {}
         self.lane_positions: dict[str, int] = {}  # of lanes other than `open`
         self.grants: dict[str, dict[str, int]] = {}  # lane -> pattern -> rights
         self.rights: dict[
@@ -164,13 +135,13 @@ class State:
             str, dict[bytes, bool]
         ] = {}  # lane -> its rows' identifiers, the oldest first
         self.audit_due: dict[
-            str, AuditRow
+            str, r.AuditRow
         ] = {}  # of changes of topics that are under way, by stream
-        self.processors: dict[str, ProcessorRow] = {}
-        self.tasks: dict[tuple[str, int], TaskRow] = {}
-        self.tables: dict[str, TableRow] = {}
-        self.locks = Registered()
-        self.bases: dict[str, BaseRow] = {}  # of tables
+        self.processors: dict[str, r.ProcessorRow] = {}
+        self.tasks: dict[tuple[str, int], r.TaskRow] = {}
+        self.tables: dict[str, r.TableRow] = {}
+        self.locks = LockTable()
+        self.bases: dict[str, r.BaseRow] = {}  # of tables
         self.open: dict[bytes, OpenTxn] = {}
         self.open_of: dict[str, Ordered[bytes]] = {}  # by the lane that began them
         self.open_in: dict[str, Ordered[bytes]] = {}  # … and by their scope
@@ -249,7 +220,7 @@ class State:
         """
         if len(key) <= TXN_ID_SIZE or key[TXN_ID_SIZE] != Entry.TXN:
             if key.startswith(_SERIES):
-                former = self._row(key, SeriesRow)
+                former = self._row(key, r.SeriesRow)
                 if (former and former.owner) != (row and row.owner):
                     self._own_series(key, former, -1)
                     self._own_series(key, row, 1)
@@ -273,7 +244,7 @@ class State:
                 self._oldest = min(self._oldest, now)
             self._table.set(now, b"")
 
-    def _own_series(self, key: bytes, row: SeriesRow | None, by: int) -> None:
+    def _own_series(self, key: bytes, row: r.SeriesRow | None, by: int) -> None:
         if row is not None:
             self._table.set(k.owned_key(row.owner, key), b"" if by > 0 else None)
             count = max(0, self.series_of(row.owner) + by)
@@ -377,7 +348,7 @@ class State:
         self.prepared.put(txn_id, prepared)
         _put(self.committing, txn_id, (txn.pending and not prepared) or None)
 
-    def _pin(self, txn: OpenTxn, stream: str, row: ParticipantRow | None) -> None:
+    def _pin(self, txn: OpenTxn, stream: str, row: r.ParticipantRow | None) -> None:
         pins = self.pins.setdefault(stream, Counter())
         if stream in txn.participants:
             pins -= Counter((txn.participants[stream],))
@@ -396,11 +367,11 @@ class State:
         row = self.get(key)
         return row if isinstance(row, cls) else None
 
-    def txn_row(self, txn_id: bytes) -> TxnRow | None:
+    def txn_row(self, txn_id: bytes) -> r.TxnRow | None:
         """The transaction's row, open or finished."""
         txn = self.open.get(txn_id)
         row = txn.row if txn is not None else self.get(k.txn_key(txn_id))
-        if row is not None and not isinstance(row, TxnRow):
+        if row is not None and not isinstance(row, r.TxnRow):
             raise InvariantViolation(f"a TXN key holds a {type(row).__name__}")
         return row
 
@@ -409,23 +380,25 @@ class State:
         if txn_id in self.open:
             return dict(self.open[txn_id].participants)
         prefix = k.STATUS + txn_id + bytes((Entry.PARTICIPANT,))
-        return {r.stream: r.reference_epoch for _, r in self._decoded(prefix, ParticipantRow)}
+        return {
+            row.stream: row.reference_epoch for _, row in self._decoded(prefix, r.ParticipantRow)
+        }
 
-    def receipt(self, txn_id: bytes, writer: int) -> Receipt | None:
+    def receipt(self, txn_id: bytes, writer: int) -> r.Receipt | None:
         """The receipt of a writer of any transaction."""
-        row = self._row(k.writer_key(txn_id, writer), WriterRow)
+        row = self._row(k.writer_key(txn_id, writer), r.WriterRow)
         return None if row is None else row.receipt
 
     def writers_after(
         self, txn_id: bytes, after: int | None = None, most: int | None = None
-    ) -> list[Receipt]:
+    ) -> list[r.Receipt]:
         """Receipts of some writers of any transaction, in the order of their rows."""
         prefix = k.STATUS + k.writer_key(txn_id, 0)[:-8]
         first = b"" if after is None else k.STATUS + k.writer_key(txn_id, after) + b"\0"
-        rows = [row for _, row in islice(self._decoded(prefix, WriterRow, first), most)]
+        rows = [row for _, row in islice(self._decoded(prefix, r.WriterRow, first), most)]
         return [row.receipt for row in rows]
 
-    def layout(self, stream: str, epoch: int) -> tuple[SegmentRange, ...]:
+    def layout(self, stream: str, epoch: int) -> tuple[r.SegmentRange, ...]:
         """The segments of a reference epoch; empty if the layout is not kept any more."""
         return self.epochs.get(stream, {}).get(epoch, ())
 
@@ -444,12 +417,12 @@ class State:
 
     def holder(self, scope: str, name: str) -> bytes | None:
         """The transaction that has a name."""
-        row = self._row(k.name_key(scope, name), NameRow)
+        row = self._row(k.name_key(scope, name), r.NameRow)
         return None if row is None else row.txn_id
 
-    def series(self, scope: str, series: str) -> SeriesRow | None:
+    def series(self, scope: str, series: str) -> r.SeriesRow | None:
         """The row of a series; None if it has no commit."""
-        return self._row(k.series_key(scope, series), SeriesRow)
+        return self._row(k.series_key(scope, series), r.SeriesRow)
 
     def trusts(self, lane: str) -> bool:
         """Whether the lane is `open` and its senders are trusted."""
@@ -459,9 +432,9 @@ class State:
         """The number of series that a lane began."""
         return int.from_bytes(self._table.get(k.SERIES_OF + lane.encode()) or b"", "big")
 
-    def last_change(self, thing: bytes) -> ChangedRow | None:
+    def last_change(self, thing: bytes) -> r.ChangedRow | None:
         """The last change of the thing whose row has this key; None if it was never changed."""
-        return self._row(k.changed_key(thing), ChangedRow)
+        return self._row(k.changed_key(thing), r.ChangedRow)
 
     def rows_below(self, start: bytes, below: bytes) -> Iterator[tuple[bytes, Any]]:
         """(rest of the key, row) of status keys with this start, if the rest is below ``below``; the last first."""
@@ -470,12 +443,12 @@ class State:
 
     def series_below(
         self, lane: str, scope: str, below: bytes
-    ) -> Iterator[tuple[bytes, SeriesRow]]:
+    ) -> Iterator[tuple[bytes, r.SeriesRow]]:
         """Series of a scope with names below ``below`` that belong to a lane or to none; the last name first."""
         start = k.series_key(scope, "")
         owned = [self._table_below(k.owned_key(who, start), below) for who in (lane, "")]
         for name, _ in merge(*owned, reverse=True):
-            row = self._row(start + name, SeriesRow)
+            row = self._row(start + name, r.SeriesRow)
             if row is None:
                 raise InvariantViolation("a series that a lane owns has no row")
             yield name, row
@@ -486,12 +459,12 @@ class State:
                 return
             yield key[len(start) :], value
 
-    def yielded(self, txn_id: bytes) -> YieldedRow | None:
+    def yielded(self, txn_id: bytes) -> r.YieldedRow | None:
         """The claim that an aborted transaction's commit gave way to, if any."""
-        return self._row(k.yielded_key(txn_id), YieldedRow)
+        return self._row(k.yielded_key(txn_id), r.YieldedRow)
 
-    def prepared_row(self, txn_id: bytes) -> PreparedRow | None:
-        return self._row(k.prepared_key(txn_id), PreparedRow)
+    def prepared_row(self, txn_id: bytes) -> r.PreparedRow | None:
+        return self._row(k.prepared_key(txn_id), r.PreparedRow)
 
     def finished_before(self, unix_ms: int, limit: int) -> list[bytes]:
         """Transactions that ended before a time, the longest ended first."""
@@ -508,7 +481,7 @@ class State:
         self._oldest = oldest
         return found
 
-    def txn_rows_below(self, key: bytes | None) -> Iterator[tuple[bytes, TxnRow | None]]:
+    def txn_rows_below(self, key: bytes | None) -> Iterator[tuple[bytes, r.TxnRow | None]]:
         """The transactions' status keys below one (None: all of them), the newest id first.
 
         A transaction's own key comes with its row; those of its writers and streams without. There may be many of
@@ -545,3 +518,102 @@ def _put(into: dict[K, V], key: K, value: V | None) -> None:
         into.pop(key, None)
     else:
         into[key] = value
+
+
+# -- pending changes -----------------------------------------------------------------------------------
+
+
+_FEW = 32  # fresh keys up to this many are inserted one by one; more are sorted in
+
+
+class Overlay:
+    """Rows as they will be once the pending changes are written."""
+
+    def __init__(self, rows: Rows) -> None:
+        self._rows = rows
+        self._changes: dict[bytes, bytes | None] = {}
+        self.bytes = 0  # of values that were set since the last `take`
+        self._order: list[bytes] = []  # the changed keys, sorted, without the fresh ones
+        self._fresh: list[bytes] = []
+        # The last key that was not found: a new row is looked up before `set`, and again in it.
+        self._missed: bytes | None = None
+
+    def get(self, key: bytes) -> bytes | None:
+        if key in self._changes:
+            return self._changes[key]
+        if key == self._missed:
+            return None
+        value = self._rows.get(key)
+        if value is None:
+            self._missed = key
+        return value
+
+    def scan(self, prefix: bytes, first: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
+        over = self._changed_keys(prefix, first)
+        at = 0
+        for key, value in self._rows.scan(prefix, first):
+            while at < len(over) and over[at] < key:
+                yield from self._changed(over[at])
+                at += 1
+            if at < len(over) and over[at] == key:
+                yield from self._changed(key)
+                at += 1
+            else:
+                yield key, value
+        for key in over[at:]:
+            yield from self._changed(key)
+
+    def scan_back(self, before: bytes) -> Iterator[tuple[bytes, bytes]]:
+        self._put_in_order()
+        over = self._order[: bisect_left(self._order, before)]
+        for key, value in self._rows.scan_back(before):
+            while over and over[-1] > key:
+                yield from self._changed(over.pop())
+            if over and over[-1] == key:
+                yield from self._changed(over.pop())
+            else:
+                yield key, value
+        while over:
+            yield from self._changed(over.pop())
+
+    def _put_in_order(self) -> None:
+        """Sort the fresh keys into the order: a big round often scans many changes."""
+        if len(self._fresh) > _FEW:
+            self._order = sorted((*self._order, *self._fresh))
+        else:
+            for key in self._fresh:
+                insort(self._order, key)
+        self._fresh.clear()
+
+    def _changed_keys(self, prefix: bytes, first: bytes) -> list[bytes]:
+        self._put_in_order()
+        begin = end = bisect_left(self._order, max(prefix, first))
+        while end < len(self._order) and self._order[end].startswith(prefix):
+            end += 1
+        return self._order[begin:end]
+
+    def _changed(self, key: bytes) -> Iterator[tuple[bytes, bytes]]:
+        value = self._changes.get(key)
+        if value is not None:
+            yield key, value
+
+    def set(self, key: bytes, value: bytes | None) -> None:
+        """Put, or delete where ``value`` is None."""
+        if key not in self._changes:
+            self._fresh.append(key)
+        self._changes[key] = value
+        if value is not None:
+            self.bytes += len(value)
+
+    @property
+    def size(self) -> int:
+        """The number of changes."""
+        return len(self._changes)
+
+    def take(self) -> dict[bytes, bytes | None]:
+        """Return the changes since the last call; the caller must write them to the table before it continues."""
+        taken, self._changes, self.bytes = self._changes, {}, 0
+        self._order.clear()
+        self._fresh.clear()
+        self._missed = None
+        return taken

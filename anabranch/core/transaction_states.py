@@ -12,15 +12,8 @@ from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Generic, Literal, TypeVar, get_args
 
+from anabranch import errors
 from anabranch.core import hybrid_time
-from anabranch.errors import (
-    AlreadyCommitted,
-    AnabranchError,
-    IllegalState,
-    LocksBroken,
-    OutcomeUnknown,
-    TransactionAborted,
-)
 from anabranch.schemas.records import BrokenLock, TxnRow, TxnState
 
 Op = Literal[
@@ -56,7 +49,7 @@ class Machine(Generic[StateT, OpT]):
         self,
         states: tuple[StateT, ...],
         table: Mapping[OpT, tuple[StateT | Verdict, ...]],
-        illegal: Callable[[StateT, OpT, str], AnabranchError],
+        illegal: Callable[[StateT, OpT, str], errors.AnabranchError],
     ) -> None:
         """``table``: for each op its effect on each state, in their order. ``illegal`` makes an op's error."""
         self.states = states
@@ -157,23 +150,23 @@ def born(
     )
 
 
-def _illegal(state: TxnState, op: Op, what: str) -> AnabranchError:
+def _illegal(state: TxnState, op: Op, what: str) -> errors.AnabranchError:
     """The error for an op that is illegal in this state, by what the caller does next."""
     said = f" ({what})" if what else ""
     if state in ("ABORT_IN_PROGRESS", "ABORTED"):
-        return TransactionAborted(f"the transaction is aborted{said}: begin a new one")
+        return errors.TransactionAborted(f"the transaction is aborted{said}: begin a new one")
     if state == "COMMITTED":
-        return AlreadyCommitted(f"the transaction is committed{said}: its outcome is final")
+        return errors.AlreadyCommitted(f"the transaction is committed{said}: its outcome is final")
     if state in ("COMMIT_IN_PROGRESS", "FINALIZE_IN_PROGRESS") and op != "force":
-        return OutcomeUnknown(
+        return errors.OutcomeUnknown(
             f"{op} comes too late, the transaction is being committed{said}: nothing was changed; ask for its "
             "outcome"
         )
     if state == "PREPARED":
-        return IllegalState(
+        return errors.IllegalState(
             f"the transaction is prepared{said}: a commit or an abort ends it, {op} does not; nothing was changed"
         )
-    return IllegalState(f"{op} is impossible in state {state}{said}; nothing was changed")
+    return errors.IllegalState(f"{op} is impossible in state {state}{said}; nothing was changed")
 
 
 def broken_text(broken: BrokenLock) -> str:
@@ -189,9 +182,9 @@ def broken_text(broken: BrokenLock) -> str:
     return f"{broken.table} {what} was read, and written by another at {at}: begin again"
 
 
-def locks_broken(broken: BrokenLock) -> LocksBroken:
+def locks_broken(broken: BrokenLock) -> errors.LocksBroken:
     """The error for a lock that a commit broke."""
-    return LocksBroken(
+    return errors.LocksBroken(
         broken_text(broken),
         table=broken.table,
         key=broken.key,
@@ -250,21 +243,21 @@ _HANDLE_TABLE: dict[HandleOp, tuple[HandleState | Verdict, ...]] = {
 # fmt: on
 
 
-def _illegal_here(state: HandleState, op: HandleOp, what: str) -> AnabranchError:
+def _illegal_here(state: HandleState, op: HandleOp, what: str) -> errors.AnabranchError:
     """The error for an op that is illegal in this state, by what the caller does next."""
     if state in ("sent", "doubted"):
-        return IllegalState(
+        return errors.IllegalState(
             "the outcome of the commit is unknown: commit again, or ask client.state"
         )
     if state == "decided":
-        return AlreadyCommitted("the transaction was committed elsewhere")
+        return errors.AlreadyCommitted("the transaction was committed elsewhere")
     if state == "prepared":
-        return IllegalState("the transaction is prepared: commit or abort it")
+        return errors.IllegalState("the transaction is prepared: commit or abort it")
     if state == "aborting":
-        return OutcomeUnknown(
+        return errors.OutcomeUnknown(
             "the outcome of the transaction is not known, because an abort was not answered: abort it again"
         )
-    return IllegalState(f"{op} is impossible in state {state}{what}; nothing was changed")
+    return errors.IllegalState(f"{op} is impossible in state {state}{what}; nothing was changed")
 
 
 HANDLES: Machine[HandleState, HandleOp] = Machine(

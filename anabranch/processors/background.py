@@ -12,7 +12,7 @@ from concurrent.futures import Future
 
 from anabranch.batches.journal_refetch import JournalReaders
 from anabranch.core.decisions.turn import Settings
-from anabranch.core.journal.index import JournalIndex
+from anabranch.core.journal_index import JournalIndex
 from anabranch.core.memory import LeaderMemory
 from anabranch.core.state import State
 from anabranch.core.stream_states import ACTIVE

@@ -21,10 +21,10 @@ from anabranch.batches.journal_refetch import JournalReaders
 from anabranch.batches.packer import batch_limit
 from anabranch.batches.splice import Piece, Splice
 from anabranch.core import rows as k
-from anabranch.core.decisions.commits.merge import runs_to_stage
-from anabranch.core.decisions.commits.prepared import needed
-from anabranch.core.journal.index import JournalIndex, extents_by_place
-from anabranch.core.journal.runs import StoredRun
+from anabranch.core.decisions.merge import runs_to_stage
+from anabranch.core.decisions.prepared import needed
+from anabranch.core.journal_index import JournalIndex, extents_by_place
+from anabranch.core.journal_runs import StoredRun
 from anabranch.core.memory import Merging, Why
 from anabranch.core.state import State
 from anabranch.ports import (

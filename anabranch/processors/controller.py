@@ -18,17 +18,16 @@ from dataclasses import dataclass, field, replace
 from anabranch.core import limits
 from anabranch.core import rows as k
 from anabranch.core.decisions.cleanup import log_epochs_again
-from anabranch.core.decisions.commits.commit import next_due_ms
+from anabranch.core.decisions.commit import next_due_ms
 from anabranch.core.decisions.decide import CHECK_MS, decide_due
-from anabranch.core.decisions.expiry import silent_lanes
 from anabranch.core.decisions.lanes import resume
-from anabranch.core.decisions.plain import give_up
+from anabranch.core.decisions.merge import give_up
 from anabranch.core.decisions.streams import give_up_stream
-from anabranch.core.decisions.transactions import abort_txn
+from anabranch.core.decisions.transactions import abort_txn, silent_lanes
 from anabranch.core.decisions.turn import Settings, Turn, close_round, refuse
 from anabranch.core.history_records import Tail
+from anabranch.core.locks.recent_writes import RecentWrites
 from anabranch.core.memory import Keepalives, LeaderMemory, is_usable
-from anabranch.core.read_locks import Windows
 from anabranch.core.round import Round
 from anabranch.core.state import State
 from anabranch.core.stream_states import CREATING
@@ -172,7 +171,7 @@ class Controller:
             staging=background.carriers.staging,
             foreign=background.foreign_records.found,
             lanes=self._lanes.on,
-            windows=Windows(self._state.round.hybrid_time),
+            recent_writes=RecentWrites(self._state.round.hybrid_time),
         )
         background.truncator.logged(  # a former leader may not have applied them
             {place: low for place, low in self._state.low_water.items() if self._usable(place[0])}

@@ -49,9 +49,8 @@ from anabranch.batches.split import Split
 from anabranch.core import hybrid_time
 from anabranch.core.history_records import Tail, anchored, history_records
 from anabranch.core.ids import OP_HEADER, TXN_HEADER, pack_txn_header
-from anabranch.core.overlay import Overlay
 from anabranch.core.round import Answer, Landed, NewEpoch, Part, Round, StreamCommit
-from anabranch.core.state import State
+from anabranch.core.state import Overlay, State
 from anabranch.errors import InvariantViolation
 from anabranch.ports import (
     Clock,

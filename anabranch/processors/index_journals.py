@@ -18,11 +18,10 @@ from anabranch.batches.packer import PACKED_TIMES, batch_limit, worth_packing, w
 from anabranch.core import limits, work
 from anabranch.core.hybrid_time import to_ms
 from anabranch.core.ids import NO_TXN, unpack_txn_header
-from anabranch.core.journal.index import JournalIndex
-from anabranch.core.journal.runs import NEVER, Run
+from anabranch.core.journal_index import JournalIndex
+from anabranch.core.journal_runs import NEVER, Run
 from anabranch.core.limits import FRAMING, MESSAGE, NO_TIME, UNPACKED, Room
-from anabranch.core.overlay import Overlay
-from anabranch.core.state import State
+from anabranch.core.state import Overlay, State
 from anabranch.core.stream_settings import MAX_MESSAGE, is_table, latest_time
 from anabranch.ports import Clock, CorruptBatch, Fetched, RawBatch
 from anabranch.processors.lanes import Meter

@@ -11,16 +11,15 @@ from dataclasses import dataclass, field
 from anabranch.batches.format import read_header
 from anabranch.batches.records import Record, decode_records
 from anabranch.core import limits, work
-from anabranch.core.decisions.commits.merge import RECHECK_MS
-from anabranch.core.decisions.quarantine import quarantine
+from anabranch.core.decisions.lanes import quarantine
+from anabranch.core.decisions.merge import RECHECK_MS
 from anabranch.core.decisions.turn import Settings, Turn
 from anabranch.core.ids import CORRELATION_HEADER, REPLY_HEADER
-from anabranch.core.journal.index import JournalIndex
+from anabranch.core.journal_index import JournalIndex
 from anabranch.core.legal_names import OPEN_LANE
 from anabranch.core.memory import Merging
-from anabranch.core.overlay import Overlay
 from anabranch.core.rows import HISTORY
-from anabranch.core.state import State
+from anabranch.core.state import Overlay, State
 from anabranch.core.stream_states import ACTIVE
 from anabranch.ports import (
     Clock,

@@ -22,7 +22,6 @@ from anabranch.core.decisions.lanes import is_blocked, position_of
 from anabranch.core.decisions.quotas import quota
 from anabranch.core.decisions.turn import AT_END, Settings
 from anabranch.core.legal_names import ADMIN_LANE, OPEN_LANE
-from anabranch.core.memory import LaneSeen
 from anabranch.core.round import Answer, Round
 from anabranch.core.state import State
 from anabranch.ports import Clock, Log, LogError, TopicInfo, TopicPartition
@@ -48,8 +47,10 @@ _LANE = attrgetter("lane")
 
 
 @dataclass(slots=True)
-class Lane(LaneSeen):
+class Lane:
     """A lane that is not blocked, and its queued commands.
+
+    Decisions see it as a `core.memory.LaneSeen`, which explains ``end`` to ``trouble``.
 
     ``at``: the next offset to fetch; `AT_END`: the lane starts at its end, which is not found yet. ``unlogged``:
     ``at`` is that end, but no round has logged it. ``asked_end``: the lane's end as of ``asked_ms``.
@@ -60,6 +61,10 @@ class Lane(LaneSeen):
     name: str = field(kw_only=True)
     place: TopicPartition = field(kw_only=True)
     meter: Meter = field(kw_only=True)
+    end: int = 0
+    read_ms: int = -1
+    well_ms: int = -1
+    trouble: str = ""
     at: int = 0
     queue: list[Command] = field(default_factory=list)
     size: int = 0  # bytes queued

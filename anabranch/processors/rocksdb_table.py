@@ -18,7 +18,7 @@ from pathlib import Path
 from rocksdict import DBCompressionType, Options, Rdict, WriteBatch
 
 from anabranch.core import rows as k
-from anabranch.core.journal.runs import FORM
+from anabranch.core.journal_runs import FORM
 from anabranch.ports import Clock, Log, LogUnavailable, Table, TableError, TopicPartition
 from anabranch.processors.leadership import STATUS_POSITION
 from anabranch.tables.rocks import Walk, named, of_disk, table_error

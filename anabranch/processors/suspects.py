@@ -30,8 +30,7 @@ from enum import Enum, auto
 from typing import NamedTuple
 
 from anabranch.core import limits
-from anabranch.core.decisions.lanes import position_of
-from anabranch.core.decisions.quarantine import quarantine, suspect
+from anabranch.core.decisions.lanes import position_of, quarantine, suspect
 from anabranch.core.decisions.turn import Turn, refuse
 from anabranch.core.state import State
 from anabranch.errors import Quarantined

@@ -80,7 +80,7 @@ TYPES: dict[int, type] = {
     69: r.ParticipantRow,
     70: r.WriterRow,
     71: r.NameRow,
-    72: r.PendingCommitRow,
+    72: r.FormerPendingCommitRow,
     73: r.EpochRow,
     74: r.StagedMergeRow,
     75: r.LowWaterRow,
@@ -110,6 +110,7 @@ TYPES: dict[int, type] = {
     106: r.ChangedRow,
     107: r.ReadsRow,
     108: r.TableRow,
+    109: r.PendingCommitRow,
 }
 _CODES = {cls: code for code, cls in TYPES.items()}
 _PREFIX = {cls: bytes((FORMAT_VERSION, code)) for cls, code in _CODES.items()}

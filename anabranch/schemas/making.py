@@ -65,7 +65,7 @@ _DEFAULTS: tuple[tuple[Any, str], ...] = (
     (
         (),
         """
-        CreateProcessor.kinds CreateProcessor.stores PendingCommitRow.held PreparedRow.events ProcessorInfo.stores
+        CreateProcessor.kinds CreateProcessor.stores PreparedRow.events ProcessorInfo.stores
         ProcessorRow.kinds ProcessorRow.stores OneShot.locks SafeTime.tables SafeTimeReply.tables Outcome.tables
         Commit.validated LockReads.locks LockReads.read_from LockReads.tables LockReads.validated Revalidate.writers
         ReadLockRow.read_from ReadsLocked.locks StreamInfo.blockers DeleteStream.despite

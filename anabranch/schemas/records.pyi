@@ -45,6 +45,16 @@ class AlterStream:
     unset: tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
+class Asker:
+    """A command that waits for its answer."""
+
+    correlation_id: bytes
+    reply_partition: int
+    command: bytes
+    lane: str
+    held: bool
+
+@dataclass(frozen=True, slots=True)
 class AuditList:
     """Reply to ListAudit."""
 
@@ -303,6 +313,23 @@ class ForgottenRow:
 
     stream: str
     times: int
+
+@dataclass(frozen=True, slots=True)
+class FormerPendingCommitRow:
+    """Status row: a `PendingCommitRow` as older builds wrote it: it is read, and not written."""
+
+    correlation_ids: tuple[bytes, ...]
+    reply_partitions: tuple[int, ...]
+    lanes: tuple[str, ...]
+    commands: tuple[bytes, ...]
+    decided: bool
+    writers: tuple[Receipt, ...]
+    name: str | None
+    number: int | None
+    deadline_ms: int
+    consumed: Consumed | None
+    prepare: Prepare | None
+    held: tuple[bytes, ...]
 
 @dataclass(frozen=True, slots=True)
 class FormerTableRow:
@@ -597,10 +624,7 @@ class ParticipantRow:
 class PendingCommitRow:
     """Status row: a commit that waits for the journal, or that is decided and not yet merged."""
 
-    correlation_ids: tuple[bytes, ...]
-    reply_partitions: tuple[int, ...]
-    lanes: tuple[str, ...]
-    commands: tuple[bytes, ...]
+    askers: tuple[Asker, ...]
     decided: bool
     writers: tuple[Receipt, ...]
     name: str | None
@@ -608,7 +632,6 @@ class PendingCommitRow:
     deadline_ms: int
     consumed: Consumed | None = None
     prepare: Prepare | None = None
-    held: tuple[bytes, ...] = ()
 
 @dataclass(frozen=True, slots=True)
 class PlainRow:

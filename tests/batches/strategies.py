@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from anabranch.batches.format import read_header
 from anabranch.batches.records import Record
 from anabranch.core.ids import OP_HEADER, TXN_HEADER, pack_txn_header
-from anabranch.core.journal.runs import StoredRun
+from anabranch.core.journal_runs import StoredRun
 from anabranch.ports import RawBatch
 
 CODECS = (None, "gzip", "snappy", "lz4", "zstd")

@@ -19,8 +19,8 @@ from anabranch.batches.kernels import scan as scan_kernel
 from anabranch.batches.kernels.parts import MALFORMED_RESULT
 from anabranch.batches.records import MIN_RECORD_BYTES, Record, decode_records, encode_batch
 from anabranch.core.ids import OP_HEADER, TXN_HEADER, pack_txn_header
-from anabranch.core.journal.table_writes import FEW_KEYS, Keys
 from anabranch.core.limits import LATEST, ROW_KEY, Room
+from anabranch.core.locks.table_writes import FEW_KEYS, Keys
 from anabranch.core.partitioner import position_of, record_checksum
 from anabranch.ports import RawBatch
 from tests.batches.made import encode_sparse

@@ -14,7 +14,7 @@ from anabranch.batches.journal_refetch import JournalReader, JournalReaders
 from anabranch.batches.records import Record, decode_records, encode_batch
 from anabranch.batches.splice import Piece, Splice
 from anabranch.core.ids import TXN_HEADER, pack_txn_header
-from anabranch.core.journal.runs import StoredRun
+from anabranch.core.journal_runs import StoredRun
 from anabranch.core.round import Landed
 from anabranch.errors import InvariantViolation
 from anabranch.ports import (

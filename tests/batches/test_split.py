@@ -19,7 +19,7 @@ from anabranch.batches.packer import MIN_SPLICED_RECORDS
 from anabranch.batches.records import Record, decode_records, encode_batch
 from anabranch.batches.split import Split
 from anabranch.core.ids import segment_id
-from anabranch.core.journal.runs import StoredRun
+from anabranch.core.journal_runs import StoredRun
 from anabranch.core.partitioner import even_ranges, position_of
 from anabranch.errors import InvariantViolation
 from anabranch.ports import CorruptBatch, RawBatch

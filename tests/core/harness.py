@@ -19,14 +19,14 @@ from copy import copy
 from typing import Any
 
 from anabranch.core import rows as k
-from anabranch.core.decisions.commits.commit import next_due_ms
+from anabranch.core.decisions.commit import next_due_ms
 from anabranch.core.decisions.decide import decide, decide_due
 from anabranch.core.decisions.streams import stream_created, stream_refused
 from anabranch.core.decisions.turn import Settings, Turn, close_round
-from anabranch.core.journal.index import JournalIndex
+from anabranch.core.journal_index import JournalIndex
 from anabranch.core.legal_names import ADMIN_LANE, OPEN_LANE
-from anabranch.core.memory import Keepalives, Kept, LeaderMemory
-from anabranch.core.read_locks import Windows
+from anabranch.core.locks.recent_writes import RecentWrites
+from anabranch.core.memory import DraftMap, Keepalives, LeaderMemory
 from anabranch.core.round import ReplyTo, Round
 from anabranch.core.state import State
 from anabranch.errors import AnabranchError
@@ -84,8 +84,8 @@ class World(Journals):
         self.state = State(self.table, trusts_open=self.settings.trusts_open)
         self.index = JournalIndex(self.table)
         self.index.load()
-        windows = Windows(self.state.round.hybrid_time)
-        self.memory = LeaderMemory(Keepalives(self.now_ms), windows=windows)
+        recent = RecentWrites(self.state.round.hybrid_time)
+        self.memory = LeaderMemory(Keepalives(self.now_ms), recent_writes=recent)
         term = self.state.term.term + 1 if self.state.term else 1
         self.log_rows([(k.TERM_KEY, r.TermRow(term, "me", self.wall_us // 1000, False))])
 
@@ -136,10 +136,10 @@ class World(Journals):
         memory = self.memory
         parts = [memory.keepalives, memory.merging, memory.cleaning, memory.histories]
         fields = [getattr(part, name) for part in parts for name in part.__slots__]
-        rows = [each.as_dict() if isinstance(each, Kept) else each for each in fields]
+        rows = [each.as_dict() if isinstance(each, DraftMap) else each for each in fields]
         return [
             *rows,
-            memory.windows.size,
+            memory.recent_writes.size,
             list(self.index.plain_ends.items()),
             dict(self.index.uncommitted.stays),
         ]

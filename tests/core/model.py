@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from anabranch.core.decisions.expiry import PURGE_SHARE
+from anabranch.core.decisions.transactions import PURGE_SHARE
 from anabranch.core.partitioner import SPACE, position_of
 from anabranch.schemas import records as r
 from tests.core.ledger import (

@@ -12,12 +12,12 @@ from typing import Any
 
 from anabranch.batches.records import Record
 from anabranch.core import rows as k
-from anabranch.core.decisions.commits.merge import runs_to_stage
+from anabranch.core.decisions.merge import runs_to_stage
 from anabranch.core.decisions.scale import partitions_added
 from anabranch.core.decisions.streams import give_up_stream
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.history_records import Tail, history_records
-from anabranch.core.journal.index import extents_by_place
+from anabranch.core.journal_index import extents_by_place
 from anabranch.core.round import Landed, Round
 from anabranch.core.stream_states import ACTIVE
 from anabranch.schemas import records as r

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from anabranch.core import rows as k
-from anabranch.core.decisions.expiry import silent_lanes
+from anabranch.core.decisions.transactions import silent_lanes
 from anabranch.schemas import records as r
 from tests.core.harness import World, nyc
 from tests.core.labels import MINUTE

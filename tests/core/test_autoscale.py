@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from anabranch.core import segments as seg
-from anabranch.core.decisions.autoscale import Autoscaler, Load, Proposal, cut, propose
+from anabranch.core.decisions.scale import Autoscaler, Load, Proposal, cut, propose
 from anabranch.core.ids import segment_id
 from anabranch.core.partitioner import SPACE
 from anabranch.core.stream_settings import HISTORY, Policy, parse_policy

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anabranch.core import segments as seg
-from anabranch.core.decisions.autoscale import Autoscaler, Proposal
+from anabranch.core.decisions.scale import Autoscaler, Proposal
 from anabranch.core.ids import segment_number
 from anabranch.core.partitioner import SPACE
 from anabranch.core.stream_settings import Policy

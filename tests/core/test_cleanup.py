@@ -7,7 +7,7 @@ import pytest
 from anabranch.core import rows as k
 from anabranch.core.decisions.cleanup import clean_up
 from anabranch.core.decisions.transactions import abort_txn
-from anabranch.core.journal.index import JournalIndex
+from anabranch.core.journal_index import JournalIndex
 from tests.core.cleaning import PLACE, begin, end, low, opened, rebuild
 from tests.core.harness import index_rows
 

@@ -14,7 +14,6 @@ import pytest
 
 from anabranch.core import rows as k
 from anabranch.core.authorize import ADD, RULES, TAKE, Right
-from anabranch.core.decisions.alter import stream_changed
 from anabranch.core.decisions.decide import decide_due
 from anabranch.core.decisions.scale import (
     duplicate_active,
@@ -26,6 +25,7 @@ from anabranch.core.decisions.streams import (
     forget_refused,
     give_up_stream,
     recovery_refused,
+    stream_changed,
     stream_created,
     stream_forgotten,
     stream_recovered,

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from anabranch.core import rows as k
-from anabranch.core.decisions.commits import merge
+from anabranch.core.decisions import merge
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.state import OpenTxn
 from anabranch.schemas import records as r

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from anabranch.core import rows as k
-from anabranch.core.journal.runs import NEVER
+from anabranch.core.journal_runs import NEVER
 from anabranch.core.limits import AHEAD_MS, LATEST, copied_time
 from tests.core.cleaning import crowd, relocate
 from tests.core.cleaning import opened as crowded

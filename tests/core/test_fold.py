@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, Phase, event, given, settings
 from hypothesis import strategies as st
 
 from anabranch.core import rows as k
-from anabranch.core.journal.index import JournalIndex
+from anabranch.core.journal_index import JournalIndex
 from anabranch.core.state import State
 from anabranch.schemas import records as r
 from anabranch.schemas.codec import encode

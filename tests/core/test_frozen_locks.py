@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from anabranch.core import rows as k
-from anabranch.core.decisions.commits import frozen
-from anabranch.core.decisions.commits.merge import runs_to_stage
+from anabranch.core.decisions.merge import runs_to_stage
 from anabranch.core.decisions.scale import partitions_added
-from anabranch.core.journal.index import extents_by_place
-from anabranch.core.journal.table_writes import FEW_KEYS, Keys
+from anabranch.core.journal_index import extents_by_place
+from anabranch.core.locks import frozen
+from anabranch.core.locks.table_writes import FEW_KEYS, Keys
 from anabranch.schemas import records as r
 from tests.core.test_registered_locks import Long
 from tests.core.test_table_locks import PLAIN, A, B

@@ -9,7 +9,7 @@ import pytest
 from anabranch.core import limits
 from anabranch.core import rows as k
 from anabranch.core.authorize import ADD, ALL, CREATORS, TAKE, Right
-from anabranch.core.decisions import expiry
+from anabranch.core.decisions import transactions
 from anabranch.core.decisions.streams import give_up_stream, stream_recovered
 from anabranch.core.legal_names import ADMIN_LANE, OPEN_LANE
 from anabranch.schemas import records as r
@@ -287,10 +287,10 @@ def test_it_is_listed_in_parts(world: World, monkeypatch: pytest.MonkeyPatch) ->
 def test_it_is_forgotten_after_its_time_in_pieces(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(expiry, "_AUDIT_ROWS", 2)
+    monkeypatch.setattr(transactions, "_AUDIT_ROWS", 2)
     for number in range(5):
         world.grant("etl", "nyc/a", number + 1)
-    world.wait(expiry.AUDIT_MS - DAY)
+    world.wait(transactions.AUDIT_MS - DAY)
     world.grant("etl", "nyc/a", 9)
     left = []
     world.wait(DAY)

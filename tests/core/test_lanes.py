@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
 from anabranch.core import limits
 from anabranch.core.authorize import Right
-from anabranch.core.decisions.expiry import UNREAD_MS, silent_lanes
 from anabranch.core.decisions.lanes import position_of, resume
+from anabranch.core.decisions.transactions import UNREAD_MS, silent_lanes
 from anabranch.core.decisions.turn import AT_END
 from anabranch.core.legal_names import ADMIN_LANE, OPEN_LANE
-from anabranch.core.memory import LaneSeen
 from anabranch.core.rows import writer_key
 from anabranch.core.state import State
 from anabranch.schemas import records as r
@@ -20,6 +20,19 @@ from tests.core.harness import World, nyc, states
 from tests.core.labels import MINUTE
 
 IDS = ("c", "r")
+
+
+@dataclass
+class Seen:
+    """A lane as decisions see it, without a queue."""
+
+    end: int = 0
+    read_ms: int = -1
+    well_ms: int = -1
+    trouble: str = ""
+
+    def usage(self) -> dict[str, int]:
+        return {}
 
 
 def admin(world: World, command: Any) -> Any:
@@ -156,7 +169,7 @@ def test_silence(owner: str, writers: tuple[str, ...], seen: dict[str, int], end
     for number, lane in enumerate(writers):
         receipt = r.Receipt(world.id("A"), number, 0, False, ())
         world.log_rows([(writer_key(world.id("A"), number), r.WriterRow(receipt, lane))])
-    world.memory.lanes = {lane: LaneSeen(read_ms=begun_ms + ms) for lane, ms in seen.items()}
+    world.memory.lanes = {lane: Seen(read_ms=begun_ms + ms) for lane, ms in seen.items()}
     assert silent_lanes(world.state, world.memory.keepalives, world.now_ms) == set()
     world.now_ms += 5_500
     assert silent_lanes(world.state, world.memory.keepalives, world.now_ms) == {owner, *writers}
@@ -172,7 +185,7 @@ def test_silence_of_a_lane_that_can_not_be_read(keepalive_ms: int, well_ms: int,
     world.grant("web", "nyc/*", Right.WRITE)
     with world.by("web"):
         world.begin("A", keepalive_ms=keepalive_ms)
-    world.memory.lanes = {"web": LaneSeen(well_ms=world.now_ms + keepalive_ms + well_ms)}
+    world.memory.lanes = {"web": Seen(well_ms=world.now_ms + keepalive_ms + well_ms)}
     world.wait(max(UNREAD_MS, 10 * keepalive_ms))
     assert world.row("A").state == "OPEN"
     world.wait(500)

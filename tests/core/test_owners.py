@@ -14,10 +14,15 @@ import pytest
 
 from anabranch.core import authorize
 from anabranch.core.authorize import ALL, Right
-from anabranch.core.decisions import decide, questions, transactions
-from anabranch.core.decisions.commits import askers as waiting
-from anabranch.core.decisions.commits import commit, one_shot, writers
-from anabranch.core.decisions.commits import names_and_series as claims
+from anabranch.core.decisions import (
+    claims,
+    commit,
+    decide,
+    one_shot,
+    questions,
+    transactions,
+    writers,
+)
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.round import ReplyTo
 from anabranch.schemas import records as r
@@ -490,7 +495,9 @@ def _series_of_all() -> AbstractContextManager[object]:
 
 
 def _ids_alone(pending: r.PendingCommitRow | None, to: ReplyTo) -> bool:
-    return pending is not None and to.correlation_id in pending.correlation_ids
+    return pending is not None and to.correlation_id in {
+        each.correlation_id for each in pending.askers
+    }
 
 
 BUGS: dict[str, tuple[Callable[[], None], Planted]] = {
@@ -504,13 +511,13 @@ BUGS: dict[str, tuple[Callable[[], None], Planted]] = {
     "the decision": (grant_gone_while_it_waits, _only_when_received),
     "authority before waiting": (
         grant_gone_while_it_waits,
-        lambda: patch.object(waiting, "is_waiting", lambda *_: False),
+        lambda: patch.object(commit, "is_waiting", lambda *_: False),
     ),
     "streams of a one-shot": (
         each_stream_of_a_one_shot,
         lambda: patch.object(one_shot, "check_right", _nothing),
     ),
-    "askers": (askers, lambda: patch.object(waiting, "is_waiting", _ids_alone)),
+    "askers": (askers, lambda: patch.object(commit, "is_waiting", _ids_alone)),
     "scalings": (
         scalings,
         lambda: patch.object(ReplyTo, "asker", property(lambda to: to.correlation_id)),

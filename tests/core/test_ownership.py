@@ -13,9 +13,8 @@ from unittest.mock import patch
 import pytest
 
 from anabranch.core.authorize import Right
+from anabranch.core.decisions import commit, one_shot, ownership, positions, transactions
 from anabranch.core.decisions import decide as decide_module
-from anabranch.core.decisions import ownership, transactions
-from anabranch.core.decisions.commits import commit, one_shot, positions
 from anabranch.core.decisions.ownership import create_processor
 from anabranch.core.decisions.streams import give_up_stream
 from anabranch.core.ids import make_marked_id

@@ -6,7 +6,7 @@ import pytest
 
 from anabranch.core import rows as k
 from anabranch.core.decisions.decide import decide_due
-from anabranch.core.decisions.plain import give_up
+from anabranch.core.decisions.merge import give_up
 from anabranch.core.decisions.scale import partitions_added
 from anabranch.core.history_records import Tail, history_records
 from anabranch.core.ids import NO_TXN

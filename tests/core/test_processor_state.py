@@ -7,18 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
 import pytest
 
-from anabranch.core import authorize, stream_settings
+from anabranch.core import authorize, journal_index, stream_settings
 from anabranch.core import rows as k
 from anabranch.core.authorize import Right
-from anabranch.core.decisions import ownership, scale, streams
-from anabranch.core.decisions.commits import commit, merge, positions
+from anabranch.core.decisions import commit, merge, ownership, positions, scale, streams
 from anabranch.core.decisions.streams import stream_forgotten
-from anabranch.core.journal import index
 from anabranch.core.partitioner import Layout
 from anabranch.errors import AnabranchError, UnknownStream
 from anabranch.schemas import records as r
@@ -335,13 +334,17 @@ def _unseen(turn: Any, row: r.ProcessorRow, resets: int) -> Any:
     return _MAY_END(turn, row, row.resets)
 
 
+def _first_term_0(*row: Any, **more: Any) -> r.ProcessorRow:
+    return r.ProcessorRow(*row, **more | {"first_term": 0})
+
+
 BUGS: dict[str, Callable[[], Any]] = {
     "state is placed by key": lambda: patch.object(
         Layout, "spread", lambda self, events, *, by_key: _SPREAD(self, events)
     ),
     "any commit may write state": lambda: patch.object(positions, "check_state", lambda *_: None),
     "of any size": lambda: patch.object(positions, "check_state_size", lambda *_: None),
-    "journals place state by key": lambda: patch.object(index, "is_state", lambda _: False),
+    "journals place state by key": lambda: patch.object(journal_index, "is_state", lambda _: False),
     "state is staged": lambda: patch.object(merge, "is_state", lambda _: False),
     "the row does not say what changed": lambda: patch.object(positions, "move", _unsaid),
     "… by journals": lambda: patch.object(
@@ -364,8 +367,8 @@ BUGS: dict[str, Callable[[], Any]] = {
     "its state is left": lambda: patch.object(ownership, "end_stream", lambda *_: None),
     "terms begin at 0 again": lambda: patch.object(
         ownership,
-        "ProcessorRow",
-        lambda *row, **more: r.ProcessorRow(*row, **more | {"first_term": 0}),
+        "r",
+        SimpleNamespace(**vars(r) | {"ProcessorRow": _first_term_0}),
     ),
 }
 

@@ -16,7 +16,7 @@ from anabranch.core.decisions import scopes
 from anabranch.core.decisions.decide import decide
 from anabranch.core.decisions.streams import give_up_stream
 from anabranch.core.hybrid_time import from_s, to_s
-from anabranch.core.journal.table_writes import FEW_KEYS, Keys, fingerprint
+from anabranch.core.locks.table_writes import FEW_KEYS, Keys, fingerprint
 from anabranch.schemas import records as r
 from anabranch.schemas.codec import encode
 from tests.core.tables import fold

@@ -6,11 +6,11 @@ import pytest
 
 from anabranch.core import rows as k
 from anabranch.core.decisions import decide as decide_module
-from anabranch.core.decisions import expiry
+from anabranch.core.decisions import transactions
 from anabranch.core.decisions.decide import decide, decide_due
 from anabranch.core.decisions.turn import Turn, attempt, close_round
 from anabranch.core.ids import make_txn_id
-from anabranch.core.journal.index import JournalIndex
+from anabranch.core.journal_index import JournalIndex
 from anabranch.core.memory import Keepalives, LeaderMemory
 from anabranch.core.round import ReplyTo
 from anabranch.core.state import State
@@ -343,7 +343,7 @@ def test_outcomes_are_forgotten_as_fast_as_they_are_made() -> None:
 
 def test_one_with_many_writers_is_forgotten_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """A round deletes some rows: all other commands wait meanwhile. Until its last one it can be asked for."""
-    monkeypatch.setattr(expiry, "PURGE_ROWS", 3)
+    monkeypatch.setattr(transactions, "PURGE_ROWS", 3)
     world = nyc(purge_per_look=1)
     world.begin("A")
     world.touch("A")

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from anabranch.core import rows as k
 from anabranch.core.ids import NO_TXN
-from anabranch.core.overlay import Overlay
 from anabranch.core.rows import Entry
-from anabranch.core.state import State
+from anabranch.core.state import Overlay, State
 from anabranch.errors import InvariantViolation, MalformedRecord
 from anabranch.schemas import records as r
+from anabranch.schemas.codec import encode
 from tests.core.tables import Memory
 
 TXN = bytes(range(16))
@@ -123,3 +123,16 @@ def test_a_row_of_the_wrong_kind_is_a_defect() -> None:
         state.txn_row(TXN)
     assert state.holder("x", "y") == TXN
     assert state.holder("x", "z") is None
+
+
+def test_a_pending_commit_of_an_older_build_is_read() -> None:
+    """It had a list for each field of its askers."""
+    former = r.FormerPendingCommitRow(
+        (b"one", b"two"), (1, 2), ("open", "etl"), (b"digest-1", b"digest-2"), True, (), "name", 3, 4, None, None,
+        (b"two",),
+    )  # fmt: skip
+    key = k.pending_key(bytes(15) + b"x")
+    assert k.read_row(key, encode(former)) == r.PendingCommitRow(
+        (r.Asker(b"one", 1, b"digest-1", "open", False), r.Asker(b"two", 2, b"digest-2", "etl", True)),
+        True, (), "name", 3, 4,
+    )  # fmt: skip

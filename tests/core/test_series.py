@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from anabranch.core import limits
 from anabranch.core import rows as k
 from anabranch.core.authorize import Right
-from anabranch.core.decisions.commits import names_and_series as claims
+from anabranch.core.decisions import claims
 from anabranch.schemas import records as r
 from tests.conftest import some
 from tests.core.harness import DAY, World, nyc

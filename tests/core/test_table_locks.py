@@ -10,9 +10,9 @@ import pytest
 
 from anabranch.core.decisions.streams import stream_forgotten
 from anabranch.core.ids import NO_TXN
-from anabranch.core.journal import table_writes
-from anabranch.core.journal.table_writes import FEW_KEYS, Keys, Write, fingerprint, write_of
-from anabranch.core.read_locks import Windows
+from anabranch.core.locks import table_writes
+from anabranch.core.locks.recent_writes import RecentWrites
+from anabranch.core.locks.table_writes import FEW_KEYS, Keys, Write, fingerprint, write_of
 from anabranch.core.round import Part, StreamCommit
 from anabranch.errors import InvalidArgument, NotAuthorized, UnknownStream
 from anabranch.schemas import records as r
@@ -179,11 +179,11 @@ def test_digests_say_what_a_naive_set_says() -> None:
 
 def test_the_window_forgets_the_oldest_and_says_so() -> None:
     bank = Bank()
-    bank.memory.windows.limit = 20_000
+    bank.memory.recent_writes.limit = 20_000
     first = bank.lock(A, b"k")
     for i in range(100):
         assert bank.put((A, b"%d" % i)) == "COMMITTED"
-    assert bank.memory.windows.size <= 20_000
+    assert bank.memory.recent_writes.size <= 20_000
     recent = bank.lock(A, b"k")
     assert bank.put((A, b"100")) == "COMMITTED"
     assert bank.put((PLAIN, b"x"), locks=(first,)) == "Revalidate"
@@ -197,7 +197,7 @@ def test_the_window_is_what_a_plain_list_says(monkeypatch: pytest.MonkeyPatch) -
     draw = random.Random(seed)
     keys = [b"%d" % i for i in range(12)]
     for _ in range(150):
-        window = Windows(reach=10, limit=draw.choice([600, 1_500, 4_000]))
+        window = RecentWrites(reach=10, limit=draw.choice([600, 1_500, 4_000]))
         commits: list[tuple[int, list[bytes] | None]] = [
             (10, [])
         ]  # timestamps, and keys where known
@@ -321,7 +321,7 @@ def test_random_histories_in_the_order_of_timestamps() -> None:
 
 
 def test_a_window_of_nothing_stays_small() -> None:
-    windows = Windows()
+    windows = RecentWrites()
     draft = windows.draft()
     windows.follow(draft)
     assert (windows.size, windows.reach) == (0, 0)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anabranch.core.journal.usage import Read, Uncommitted
+from anabranch.core.journal_index import Read, Uncommitted
 from tests.core.cleaning import PLACE
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from anabranch.core import limits
 from anabranch.core import rows as k
-from anabranch.core.journal.receipts import covers
+from anabranch.core.journal_runs import covers
 from anabranch.core.tokens import make, peek
 from anabranch.schemas import records as r
 from tests.core.harness import World, nyc

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, NamedTuple
 
-from anabranch.core.journal.table_writes import fingerprint
+from anabranch.core.locks.table_writes import fingerprint
 from anabranch.ports import Log
 from anabranch.schemas import records as r
 from tests.checker.tape import Tape

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import pytest
 
-from anabranch.core.decisions.commits.positions import hash_of
+from anabranch.core.decisions.positions import hash_of
 from anabranch.ports import Log
 from anabranch.schemas import records as r
 from tests.core.labels import SECRET, Begun

@@ -14,7 +14,7 @@ from anabranch.batches.compression import CODECS, MAX_UNPACKED_BYTES, compress, 
 from anabranch.batches.format import read_header, split_batches
 from anabranch.batches.records import decode_records
 from anabranch.batches.split import Split
-from anabranch.core.journal.runs import StoredRun
+from anabranch.core.journal_runs import StoredRun
 from anabranch.core.limits import Room
 from anabranch.core.partitioner import SPACE
 from anabranch.ports import CorruptBatch, LogRefused, RawBatch

@@ -13,7 +13,7 @@ from anabranch.core.ids import (
     txn_text,
     unpack_txn_header,
 )
-from anabranch.core.journal.table_writes import Keys
+from anabranch.core.locks.table_writes import Keys
 from anabranch.core.rows import epoch_key, name_key, split_key, txn_key, writer_key
 from anabranch.core.tokens import Token, is_genuine, make, narrow, peek
 from anabranch.errors import InvalidArgument, InvalidToken, MalformedRecord, UnsupportedVersion

@@ -9,17 +9,14 @@ from typing import Any
 from unittest.mock import patch
 
 from anabranch.client import receipts as written
-from anabranch.core import hybrid_time, limits
+from anabranch.core import hybrid_time, journal_index, journal_runs, limits
 from anabranch.core import rows as k
-from anabranch.core.decisions import transactions
+from anabranch.core.decisions import claims, commit, merge, one_shot, transactions
 from anabranch.core.decisions import turn as turn_module
-from anabranch.core.decisions.commits import askers, commit, merge, one_shot
-from anabranch.core.decisions.commits import names_and_series as claims
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.ids import NO_TXN
-from anabranch.core.journal import index, receipts
-from anabranch.core.journal.index import JournalIndex, Weighed
-from anabranch.core.journal.runs import StoredRun
+from anabranch.core.journal_index import JournalIndex, Weighed
+from anabranch.core.journal_runs import StoredRun
 from anabranch.core.state import OpenTxn
 from anabranch.core.tokens import peek
 from anabranch.schemas.records import Commit, Receipt, SeriesRow, TxnRow, YieldedRow
@@ -61,7 +58,7 @@ def by_sequence() -> Planted:
     def covers(one: Receipt | None, other: Receipt) -> bool:
         return not other.extents or (one is not None and one.sequence >= other.sequence)
 
-    return patch.object(receipts, "covers", covers)
+    return patch.object(journal_runs, "covers", covers)
 
 
 @contextmanager
@@ -76,7 +73,7 @@ def others_receipts() -> Iterator[None]:
 
 def moving_deadline() -> Planted:
     """A commit that is sent again waits for its whole time anew."""
-    return patch.object(askers, "is_waiting", lambda *_: False)
+    return patch.object(commit, "is_waiting", lambda *_: False)
 
 
 def _weighing(change: Callable[[Weighed], Weighed]) -> Planted:
@@ -96,7 +93,7 @@ def no_count() -> Planted:
 
 def drop_a_run() -> Planted:
     """Of several runs the last one is forgotten. (The count of what was decided betrays it: it is aborted.)"""
-    real = index.taken_runs
+    real = journal_index.taken_runs
 
     def taken_runs(runs: Any, extents: Any) -> list[StoredRun]:
         found = real(runs, extents)

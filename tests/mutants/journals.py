@@ -10,7 +10,7 @@ from unittest.mock import patch
 from anabranch.core import history_records
 from anabranch.core import rows as k
 from anabranch.core.decisions import cleanup as decide_cleanup
-from anabranch.core.decisions import plain as decide_plain
+from anabranch.core.decisions import merge as decide_plain
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.round import PlainWrites, StreamCommit
 from anabranch.ports import TopicPartition

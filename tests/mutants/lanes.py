@@ -7,7 +7,7 @@ from typing import Any
 from unittest.mock import patch
 
 from anabranch.core import rows as k
-from anabranch.core.decisions import decide, expiry
+from anabranch.core.decisions import decide, transactions
 from anabranch.core.decisions.lanes import position_of, set_lane
 from anabranch.core.decisions.turn import AT_END, Turn, close_round
 from anabranch.core.legal_names import OPEN_LANE
@@ -47,4 +47,4 @@ def positions_unlogged() -> Planted:
 
 def open_alone_is_read() -> Planted:
     """Silence is judged once the commands of `open` are read, also of other lanes' transactions."""
-    return patch.object(expiry, "_heartbeats_of", lambda *_: {OPEN_LANE})
+    return patch.object(transactions, "_heartbeats_of", lambda *_: {OPEN_LANE})

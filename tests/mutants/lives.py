@@ -9,8 +9,7 @@ from functools import partial
 from unittest.mock import patch
 
 from anabranch.client import session
-from anabranch.core.decisions.alter import stream_changed
-from anabranch.core.decisions.streams import stream_forgotten
+from anabranch.core.decisions.streams import stream_changed, stream_forgotten
 from anabranch.core.hybrid_time import MAX
 from anabranch.core.state import State
 from anabranch.ports import Clock, Log, TopicPartition

@@ -13,8 +13,8 @@ from anabranch.core import history_records as plan
 from anabranch.core import rows as k
 from anabranch.core import segments as seg
 from anabranch.core.decisions import decide, transactions
+from anabranch.core.decisions import merge as decide_merge
 from anabranch.core.decisions import scale as decide_scale
-from anabranch.core.decisions.commits import merge as decide_merge
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.ids import segment_number
 from anabranch.core.round import NewEpoch, Part, StreamCommit

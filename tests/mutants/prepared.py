@@ -7,8 +7,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from unittest.mock import patch
 
 from anabranch.client.client import Client
-from anabranch.core.decisions import expiry, transactions
-from anabranch.core.decisions.commits import prepared
+from anabranch.core.decisions import prepared, transactions
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.memory import Keepalives, is_gone
 from anabranch.core.state import OpenTxn
@@ -33,7 +32,7 @@ def goes_stale() -> Iterator[None]:
         waits = txn.row.state == "PREPARED" or (txn.row.state == "OPEN" and txn.pending is None)
         return silent_ms > txn.row.keepalive_ms and waits
 
-    with patch.object(expiry, "_seems_stale", stale), _leads("expire", "ABORT_IN_PROGRESS"):
+    with patch.object(transactions, "_seems_stale", stale), _leads("expire", "ABORT_IN_PROGRESS"):
         yield
 
 
@@ -48,7 +47,7 @@ def superseded() -> Iterator[None]:
         return None if held else usual(turn, scope, name, owner)
 
     with ExitStack() as stack:
-        for module in ("transactions", "commits.commit", "commits.one_shot"):
+        for module in ("transactions", "commit", "one_shot"):
             place = f"anabranch.core.decisions.{module}.earlier_outcome"
             stack.enter_context(patch(place, earlier))
         stack.enter_context(patch.object(prepared, "prepared_of_name", lambda *_: None))

@@ -17,14 +17,14 @@ from anabranch.client.table_locks import Locks
 from anabranch.client.table_transaction import TableTransaction
 from anabranch.core import limits
 from anabranch.core.decisions import bases, decide, quotas, scopes
-from anabranch.core.decisions.commits import frozen, registered
-from anabranch.core.decisions.commits import locks as judging
-from anabranch.core.decisions.commits import one_shot as shots
+from anabranch.core.decisions import one_shot as shots
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.hybrid_time import MAX, from_us
-from anabranch.core.journal.index import JournalIndex
-from anabranch.core.journal.table_writes import Keys, Write, fingerprint, write_of
-from anabranch.core.read_locks import Registered, WindowDraft
+from anabranch.core.journal_index import JournalIndex
+from anabranch.core.locks import conflicts, frozen, registering
+from anabranch.core.locks.lock_table import LockTable
+from anabranch.core.locks.recent_writes import RecentWritesDraft
+from anabranch.core.locks.table_writes import Keys, Write, fingerprint, write_of
 from anabranch.core.round import NewEpoch, StreamCommit
 from anabranch.core.stream_settings import is_table
 from anabranch.errors import AnabranchError, LocksBroken
@@ -52,17 +52,17 @@ Planted = AbstractContextManager[object]
 
 def no_validation() -> Planted:
     """Locks are not looked at when a transaction commits."""
-    return patch.object(judging, "judge", lambda *_: None)
+    return patch.object(conflicts, "judge", lambda *_: None)
 
 
 def at_since_counts() -> Planted:
     """A commit at a lock's `since` is held against it, not only those above."""
-    real = WindowDraft.holds
+    real = RecentWritesDraft.holds
 
-    def holds(draft: WindowDraft, asked: TableLocks, last: int) -> bool:
+    def holds(draft: RecentWritesDraft, asked: TableLocks, last: int) -> bool:
         return real(draft, replace(asked, since=asked.since - 1), last)
 
-    return patch.object(WindowDraft, "holds", holds)
+    return patch.object(RecentWritesDraft, "holds", holds)
 
 
 def journals_unknown() -> Planted:
@@ -71,7 +71,7 @@ def journals_unknown() -> Planted:
     def written(commit: StreamCommit, _: Sequence[bytes]) -> Write:
         return write_of(commit, ())
 
-    return patch.object(judging, "write_of", written)
+    return patch.object(conflicts, "write_of", written)
 
 
 def digests_lack() -> Planted:
@@ -88,7 +88,7 @@ def digests_lack() -> Planted:
 
 def carried_digest_lacks() -> Planted:
     """The least key that a commit wrote, which was staged, is not known."""
-    real = judging.written
+    real = conflicts.written
 
     def written(turn: Any, step: StreamCommit, taken: Any) -> Write:
         write = real(turn, step, taken)
@@ -98,7 +98,7 @@ def carried_digest_lacks() -> Planted:
         points = tuple(point for point in write.points if point not in lowest)
         return Write(write.timestamp, points, write.keys[1:])
 
-    return patch.object(judging, "written", written)
+    return patch.object(conflicts, "written", written)
 
 
 @contextlib.contextmanager
@@ -123,16 +123,16 @@ def frozen_one_sided() -> Planted:
 
 def _unnoticed(is_such: Callable[[Any, StreamCommit], bool]) -> Planted:
     """Commits of a kind do not come into the window."""
-    real_merge = judging.merge
+    real_merge = conflicts.merge
 
     def merge(turn: Any, step: StreamCommit, *taken: Any) -> None:
         if not is_such(turn, step):
             real_merge(turn, step, *taken)
             return
-        with patch.object(judging, "write_of", lambda *_: Write(step.timestamp, (), ())):
+        with patch.object(conflicts, "write_of", lambda *_: Write(step.timestamp, (), ())):
             real_merge(turn, step, *taken)
 
-    return patch.object(judging, "merge", merge)
+    return patch.object(conflicts, "merge", merge)
 
 
 def plain_writes_unnoticed() -> Planted:
@@ -194,7 +194,7 @@ def judged_again() -> Planted:
     real = shots.one_shot
 
     def one_shot(turn: Any, command: OneShot, to: Any) -> None:
-        again = judging.judge(turn, command) if command.locks else None
+        again = conflicts.judge(turn, command) if command.locks else None
         if again is not None:
             turn.reply(to, again)
         else:
@@ -205,16 +205,16 @@ def judged_again() -> Planted:
 
 def broken_by_itself() -> Planted:
     """A transaction's own writes break its locks."""
-    real = judging.judge
+    real = conflicts.judge
 
     def judge(turn: Any, command: OneShot) -> Revalidate | None:
         own = {fingerprint(event.key) for event in command.events if event.key}
         if any(own & set(each.points) for each in command.locks):
-            tables = judging.table_times(turn, judging.named(command.locks))
+            tables = conflicts.table_times(turn, conflicts.named(command.locks))
             return Revalidate(turn.hybrid_time, tables)
         return real(turn, command)
 
-    return patch.object(judging, "judge", judge)
+    return patch.object(conflicts, "judge", judge)
 
 
 def broken_by_what_it_read() -> Planted:
@@ -261,7 +261,7 @@ def seen_by_another() -> Planted:
 
 def registered_never_broken() -> Planted:
     """Commits are not held against registered locks."""
-    return patch.object(judging, "hold_against", lambda *_: None)
+    return patch.object(conflicts, "hold_against", lambda *_: None)
 
 
 def broken_not_logged() -> Planted:
@@ -276,32 +276,32 @@ def broken_not_logged() -> Planted:
 
 def registered_breaks_itself() -> Planted:
     """A transaction's own writes break its registered locks."""
-    real = Registered.broken
+    real = LockTable.conflicts
     return patch.object(
-        Registered, "broken", lambda its, table, write, _: real(its, table, write, b"")
+        LockTable, "conflicts", lambda its, table, write, _: real(its, table, write, b"")
     )
 
 
 def doubts_dropped() -> Planted:
     """A commit that may have broken a registered lock, which is not sure, makes no look due."""
-    return patch.object(registered, "_may_be_broken", lambda *_: False)
+    return patch.object(conflicts, "_may_be_broken", lambda *_: False)
 
 
 def what_is_not_sure_breaks() -> Planted:
     """A commit that may have broken a registered lock is taken to have broken it."""
-    real = Registered.broken
+    real = LockTable.conflicts
 
-    def broken(its: Registered, table: str, write: Write, by: bytes) -> dict[bytes, BrokenLock]:
-        doubted = its.touched(table, write, by)
+    def broken(its: LockTable, table: str, write: Write, by: bytes) -> dict[bytes, BrokenLock]:
+        doubted = its.possible_conflicts(table, write, by)
         lock = BrokenLock(table, b"", None, write.timestamp, by)
         return dict.fromkeys(doubted, lock) | real(its, table, write, by)
 
-    return patch.object(Registered, "broken", broken)
+    return patch.object(LockTable, "conflicts", broken)
 
 
 def sets_not_validated() -> Planted:
     """A commit takes locks that nobody validated."""
-    return patch.object(registered, "to_revalidate", lambda *_: None)
+    return patch.object(conflicts, "to_revalidate", lambda *_: None)
 
 
 def told_before_the_look() -> Planted:
@@ -311,21 +311,21 @@ def told_before_the_look() -> Planted:
 
 def left_out_forgotten() -> Planted:
     """Only the locks of one writer of a transaction are kept."""
-    real = Registered.derive
+    real = LockTable.derive
 
-    def derive(its: Registered, txn_id: bytes, identifier: bytes, row: Any) -> None:
+    def derive(its: LockTable, txn_id: bytes, identifier: bytes, row: Any) -> None:
         first = next(iter(its.of(txn_id).validated), None)
         is_first = first is None or identifier.startswith(first.to_bytes(8, "big", signed=True))
         if isinstance(row, ReadLockRow) and not is_first:
             row = ReadLockRow((), row.read_from)
         real(its, txn_id, identifier, row)
 
-    return patch.object(Registered, "derive", derive)
+    return patch.object(LockTable, "derive", derive)
 
 
 def read_from_left_out() -> Planted:
     """A commit may leave out a writer that was read from."""
-    return patch.object(registered, "covers", lambda *_: True)
+    return patch.object(conflicts, "covers", lambda *_: True)
 
 
 class _Finished:
@@ -412,9 +412,9 @@ def deletion_swept_early() -> Planted:
 @contextlib.contextmanager
 def round_not_seen() -> Iterator[None]:
     """A one-shot is not held against what its round writes before it."""
-    real = WindowDraft.holds
+    real = RecentWritesDraft.holds
 
-    def holds(draft: WindowDraft, asked: Any, last: int) -> bool:
+    def holds(draft: RecentWritesDraft, asked: Any, last: int) -> bool:
         its = draft.tables.pop(asked.table, None)
         try:
             known = draft.base.table(asked.table)
@@ -426,7 +426,7 @@ def round_not_seen() -> Iterator[None]:
             if its is not None:
                 draft.tables[asked.table] = its
 
-    with patch.object(WindowDraft, "holds", holds):
+    with patch.object(RecentWritesDraft, "holds", holds):
         yield
 
 
@@ -516,10 +516,10 @@ def old_snapshots() -> Planted:
 
 def locks_uncounted() -> Planted:
     """A transaction may register as many locks as its client likes."""
-    real = registered._check
+    real = registering._check
 
     def check(turn: Turn, *given: Any) -> None:
         with patch.object(limits, "LOCKS", limits.LOCKS._replace(value=1 << 60)):
             real(turn, *given)
 
-    return patch.object(registered, "_check", check)
+    return patch.object(registering, "_check", check)

@@ -9,8 +9,7 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
-from anabranch.core.decisions import ownership
-from anabranch.core.decisions.commits import commit, one_shot, positions
+from anabranch.core.decisions import commit, one_shot, ownership, positions
 from anabranch.core.decisions.turn import Turn
 from anabranch.reading.tasks import reader
 from anabranch.reading.tasks.reader import Dealing, TaskReader

@@ -11,7 +11,7 @@ import pytest
 from anabranch.batches.records import Record, encode_batch
 from anabranch.core import limits
 from anabranch.core.decisions import decide as entrance
-from anabranch.core.decisions import expiry
+from anabranch.core.decisions import transactions
 from anabranch.core.decisions.turn import AT_END
 from anabranch.core.ids import CORRELATION_HEADER, REPLY_HEADER
 from anabranch.core.legal_names import ADMIN_LANE, OPEN_LANE
@@ -724,7 +724,7 @@ def test_silence_beside_a_flood(monkeypatch: pytest.MonkeyPatch) -> None:
     """A flooded lane's heartbeats wait behind its flood: its transactions live, others end in time."""
     monkeypatch.setattr(suspects, "MAX_COMMANDS", 10)
     monkeypatch.setattr(limits, "UNREAD", limits.UNREAD._replace(value=3))
-    monkeypatch.setattr(expiry, "UNREAD_MS", 0)
+    monkeypatch.setattr(transactions, "UNREAD_MS", 0)
     play = Lanes()
     flooded, token = play.begin(A)
     hasty, hasty_token = play.begin(A, keepalive_ms=1_000)

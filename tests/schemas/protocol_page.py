@@ -18,10 +18,10 @@ from anabranch import errors
 from anabranch.core import hybrid_time, ids, legal_names, limits, tokens
 from anabranch.core.decisions import questions, transactions
 from anabranch.core.decisions.turn import DAY_MS, Settings
-from anabranch.core.journal.index import CRC_MODULUS, REASONS
-from anabranch.core.journal.table_writes import Write, fingerprint
+from anabranch.core.journal_index import CRC_MODULUS, REASONS
+from anabranch.core.locks.recent_writes import RecentWrites, RecentWritesDraft
+from anabranch.core.locks.table_writes import Write, fingerprint
 from anabranch.core.partitioner import SPACE, even_ranges, position_of, record_checksum
-from anabranch.core.read_locks import WindowDraft, Windows
 from anabranch.core.rows import Entry
 from anabranch.reading.history_search import HistorySearch
 from anabranch.reading.tasks.reader import Dealing
@@ -619,7 +619,7 @@ def also_block() -> str:
 
 def judged_block() -> str:
     """How a leader judges locks on a table with these commits."""
-    window = WindowDraft(Windows(reach=50))
+    window = RecentWritesDraft(RecentWrites(reach=50))
     for at, before, keys in ((100, 0, [b"ann"]), (200, 100, [b"bob", b"cat"])):
         window.add("bank/a", Write.of(at, keys), before)
     rows: list[list[Any]] = []

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from anabranch.core.journal.index import JournalIndex
+from anabranch.core.journal_index import JournalIndex
 from anabranch.core.state import State
 from anabranch.processors import carrier
 from anabranch.processors.carrier import Carrier, Carriers

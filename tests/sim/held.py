@@ -77,7 +77,7 @@ THINGS: dict[str, Thing] = {
     "sets of locks": Thing("LOCKS", 60, lambda rows: len(_sets(rows))),
     "ranges of a table": Thing("RANGES", 60, _ranges),
     "askers of its commit": Thing(
-        "WAITERS", 12, lambda rows: sum(len(row.correlation_ids) for _, row in rows[Entry.PENDING_COMMIT])
+        "WAITERS", 12, lambda rows: sum(len(row.askers) for _, row in rows[Entry.PENDING_COMMIT])
     ),
     "bytes of prepared events": Thing("PREPARED_EVENTS", limits.PREPARED_EVENTS.value, _events),
     "writers": Thing("WRITERS", 60, lambda rows: len(rows[Entry.WRITER])),

@@ -15,7 +15,7 @@ from unittest.mock import patch
 from anabranch.batches import packer
 from anabranch.core import history_records, limits
 from anabranch.core import rows as k
-from anabranch.core.journal.runs import place_of, txn_of
+from anabranch.core.journal_runs import place_of, txn_of
 from anabranch.core.legal_names import split_stream
 from anabranch.core.stream_states import ACTIVE
 from anabranch.errors import AnabranchError, InvariantViolation

@@ -9,7 +9,7 @@ from unittest.mock import Mock
 import pytest
 
 from anabranch.batches.records import Record, encode_batch
-from anabranch.core.decisions.commits.prepared import without
+from anabranch.core.decisions.prepared import without
 from anabranch.core.rows import txn_key
 from anabranch.core.transaction_states import born
 from anabranch.errors import AlreadyCommitted

@@ -18,7 +18,7 @@ from anabranch.client.writer import Writer
 from anabranch.core.decisions.cleanup import Lying, runs_to_move
 from anabranch.core.decisions.turn import Settings, Turn
 from anabranch.core.ids import TXN_HEADER, TXN_ID_SIZE, pack_txn_header, unpack_txn_header
-from anabranch.core.journal.usage import Place
+from anabranch.core.journal_index import Place
 from anabranch.errors import NotAuthorized, NotReady, TransactionAborted
 from anabranch.ports import TopicPartition
 from anabranch.processors.streams import cleanup as moving

@@ -20,12 +20,11 @@ from anabranch.client.replica import Replica
 from anabranch.client.table_transaction import JoinedTransaction, TableTransaction
 from anabranch.client.transaction import Transaction
 from anabranch.core.decisions import decide
-from anabranch.core.decisions.commits import frozen
 from anabranch.core.decisions.turn import Settings
-from anabranch.core.journal import table_writes
-from anabranch.core.journal.runs import unpack_run
+from anabranch.core.journal_runs import unpack_run
 from anabranch.core.limits import Room
-from anabranch.core.read_locks import Windows
+from anabranch.core.locks import frozen, table_writes
+from anabranch.core.locks.recent_writes import RecentWrites
 from anabranch.core.rows import INDEX
 from anabranch.errors import (
     AlreadyCommitted,
@@ -117,7 +116,7 @@ def takeover(bank: Bank, _: pytest.MonkeyPatch) -> None:
 def small_window(bank: Bank, _: pytest.MonkeyPatch) -> None:
     """What was written above `since` is dropped."""
     assert bank.controller is not None
-    windows: Windows = bank.controller._memory.windows
+    windows: RecentWrites = bank.controller._memory.recent_writes
     windows.limit = 1
     bank.put(bank.blind, x="2")
     bank.put(bank.blind, B, x="2")

@@ -41,7 +41,7 @@ FIRST, LAST, COUNT, CHECKSUM, TXN_AT, LOW, HIGH, KEYLESS, BYTES, KIND, EARLIEST,
 COLUMNS = 12
 MOST_KEY = ROW_KEY.value
 MOST_HEADERS = HEADERS.value  # besides ab.txn
-# Rows of `keys`, of each keyed record: fingerprint (`anabranch.core.journal.table_writes`) and place in the body.
+# Rows of `keys`, of each keyed record: fingerprint (`anabranch.core.locks.table_writes`) and place in the body.
 POINT, KEY_AT, KEY_SIZE = range(3)
 # The rules of a stream: the most bytes of an event, whether it is a table, the latest time of a plain record.
 MOST, IS_TABLE, LATEST_PLAIN = range(3)

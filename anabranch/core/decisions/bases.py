@@ -9,61 +9,20 @@ from __future__ import annotations
 
 from anabranch.core import limits
 from anabranch.core import rows as k
-from anabranch.core.authorize import table_of
-from anabranch.core.decisions.alter import begin_change, idle_row, stream_changed
 from anabranch.core.decisions.scopes import active_stream, consuming, oldest_snapshot
+from anabranch.core.decisions.streams import begin_change, idle_row, stream_changed
 from anabranch.core.decisions.times import admit_change
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.hybrid_time import from_s, to_s, to_text
 from anabranch.core.ids import txn_text
-from anabranch.core.legal_names import BASE as BASES
 from anabranch.core.legal_names import base_stream, split_stream
 from anabranch.core.round import ReplyTo
-from anabranch.core.stream_settings import BASE, is_table
+from anabranch.core.stream_settings import BASE
 from anabranch.errors import IllegalState, InvalidArgument, NotReady
-from anabranch.schemas.records import (
-    BaseRow,
-    CreateStream,
-    ProcessorRow,
-    PublishBase,
-    StreamChange,
-    StreamRow,
-)
+from anabranch.schemas import records as r
 
 
-def check_companion(turn: Turn, command: CreateStream) -> None:
-    """`InvalidArgument` if the name or the setting of a table's companion is used for another stream.
-
-    A table has to begin empty, because replicas and bases contain only what commits wrote.
-    """
-    stream, table = command.stream, command.settings.get(BASE)
-    if table is not None:
-        if table not in turn.state.tables or stream != base_stream(table) or command.adopt:
-            raise InvalidArgument(
-                f"{stream} with setting {BASE}={table}: the companion of a table is named as that with {BASES} "
-                "behind, and begins empty; `compact_table` makes it"
-            )
-    elif stream.endswith(BASES) and is_a_table(turn.state.streams.get(stream.removesuffix(BASES))):
-        raise InvalidArgument(f"{stream} is the name of a table's companion: choose another one")
-    elif is_table(command.settings):
-        if command.adopt:
-            raise InvalidArgument(
-                f"{stream}: a table begins empty: create it without adopting, and write the old records to it"
-            )
-        companion = base_stream(stream)
-        split_stream(companion)  # refuses a name that is too long for one
-        if companion in turn.state.streams and table_of(turn.state, companion) != stream:
-            raise InvalidArgument(
-                f"there is a stream {companion}, which would be the companion of {stream}: choose another name"
-            )
-
-
-def is_a_table(row: StreamRow | None) -> bool:
-    """Whether a stream is, or will be, a table."""
-    return row is not None and is_table(row.settings)
-
-
-def publish_base(turn: Turn, command: PublishBase, to: ReplyTo | None) -> None:
+def publish_base(turn: Turn, command: r.PublishBase, to: ReplyTo | None) -> None:
     """Log the intent to start a table at a base and to delete what it covers. Repeating it is harmless."""
     row = idle_row(turn, command.table, to)
     if row is None:
@@ -83,10 +42,10 @@ def publish_base(turn: Turn, command: PublishBase, to: ReplyTo | None) -> None:
     admit_change(turn, k.stream_key(row.stream), to)
     if not repeated:
         turn.audit_later(command, row.stream, f"{command.table} as of {to_text(command.timestamp)}")
-    begin_change(turn, row, StreamChange(row.settings, command.timestamp, command.txn_id), to)
+    begin_change(turn, row, r.StreamChange(row.settings, command.timestamp, command.txn_id), to)
 
 
-def _check(turn: Turn, command: PublishBase, row: StreamRow, known: BaseRow | None) -> None:
+def _check(turn: Turn, command: r.PublishBase, row: r.StreamRow, known: r.BaseRow | None) -> None:
     """`IllegalState`, `InvalidArgument`, `NotReady` unless this is a base, and no snapshot needs what it covers.
 
     The rows of the base are not checked: only lanes that may operate the table can write to the companion stream.
@@ -131,7 +90,7 @@ def _lagging(turn: Turn, table: str, at: int) -> list[str]:
     ]
 
 
-def _consumed_through(turn: Turn, row: ProcessorRow, task: int, number: int) -> int:
+def _consumed_through(turn: Turn, row: r.ProcessorRow, task: int, number: int) -> int:
     """The time up to which a task has consumed all of an input."""
     known = turn.state.tasks.get((row.processor, task))
     for position in known.positions if known is not None else ():
@@ -164,12 +123,19 @@ def base_published(turn: Turn, stream: str, position: int, last: int) -> None:
         )
         return
     last = last or (before.last if before is not None else 0)
-    made = change.until, txn.txn_id, txn.commit_timestamp, txn.committed, position, last
-    turn.put(k.base_key(stream), BaseRow(*made))
+    base = r.BaseRow(
+        timestamp=change.until,
+        txn_id=txn.txn_id,
+        commit_timestamp=txn.commit_timestamp,
+        rows=txn.committed,
+        position=position,
+        last=last,
+    )
+    turn.put(k.base_key(stream), base)
     turn.audited(stream, done=True)
 
 
-def is_published(base: BaseRow | None, change: StreamChange) -> bool:
+def is_published(base: r.BaseRow | None, change: r.StreamChange) -> bool:
     """Whether the base is logged that allows a change to delete older versions."""
     wanted = change.until, change.base
     return change.base is None or (base is not None and (base.timestamp, base.txn_id) == wanted)

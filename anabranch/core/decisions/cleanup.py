@@ -21,8 +21,8 @@ from typing import NamedTuple
 
 from anabranch.core import rows as k
 from anabranch.core.decisions.turn import Turn
-from anabranch.core.journal.runs import StoredRun, moved_run
-from anabranch.core.journal.usage import Place, Use, uses
+from anabranch.core.journal_index import Place, Use, uses
+from anabranch.core.journal_runs import StoredRun, moved_run
 from anabranch.core.round import NewEpoch
 from anabranch.schemas.records import LowWaterRow, MovedRow, MovedRun
 
@@ -54,7 +54,8 @@ def clean_up(turn: Turn) -> None:
         base = turn.state.bases.get(stream)
         needed = base is not None and offset > base.position  # by new replicas
         if turn.usable(stream) and not needed and offset > turn.state.low_water.get(place, 0):
-            turn.put(k.low_water_key(*place), LowWaterRow(*place, offset))
+            row = LowWaterRow(stream, k.HISTORY, offset)
+            turn.put(k.low_water_key(stream, k.HISTORY), row)
             turn.cut[place] = offset
 
 

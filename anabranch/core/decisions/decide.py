@@ -7,25 +7,24 @@ from typing import Any
 
 from anabranch.core.authorize import RULES
 from anabranch.core.decisions import (
-    alter,
     bases,
+    claims,
     cleanup,
-    expiry,
-    grants,
+    commit,
     lanes,
+    merge,
+    one_shot,
     ownership,
-    plain,
-    quarantine,
     questions,
     scale,
     scopes,
     streams,
     transactions,
+    writers,
 )
-from anabranch.core.decisions.commits import commit, force, one_shot, registered, writers
-from anabranch.core.decisions.commits import names_and_series as claims
 from anabranch.core.decisions.times import check_waits, observed
 from anabranch.core.decisions.turn import Turn, attempt
+from anabranch.core.locks import registering
 from anabranch.core.round import ReplyTo
 from anabranch.errors import AnabranchError, MalformedRecord, check
 from anabranch.schemas import records as r
@@ -38,8 +37,8 @@ _DECISIONS: dict[type, Callable[[Turn, Any, ReplyTo | None], None]] = {
     r.ForgetStream: streams.forget_stream,
     r.DeleteStream: streams.forget_stream,
     r.RecoverStream: streams.recover_stream,
-    r.AlterStream: alter.alter_stream,
-    r.TruncateStream: alter.truncate_stream,
+    r.AlterStream: streams.alter_stream,
+    r.TruncateStream: streams.truncate_stream,
     r.PublishBase: bases.publish_base,
     r.Scale: scale.scale,
     r.Begin: transactions.begin,
@@ -47,26 +46,26 @@ _DECISIONS: dict[type, Callable[[Turn, Any, ReplyTo | None], None]] = {
     r.Register: writers.register,
     r.Heartbeat: transactions.heartbeat,
     r.Abort: transactions.abort,
-    r.Force: force.force,
+    r.Force: commit.force,
     r.GetState: questions.get_state,
     r.Resolve: transactions.resolve,
     r.ListTransactions: questions.list_transactions,
     r.ListOpen: questions.list_open,
     r.ListRuns: questions.list_runs,
     r.LabelWriter: writers.label,
-    r.LockReads: registered.lock_reads,
-    r.ListLocks: registered.list_locks,
+    r.LockReads: registering.lock_reads,
+    r.ListLocks: registering.list_locks,
     r.ListTableLocks: questions.list_table_locks,
-    r.ListCommands: quarantine.list_commands,
+    r.ListCommands: lanes.list_commands,
     r.Commit: commit.commit,
     r.OneShot: one_shot.one_shot,
     r.PrepareEvents: one_shot.prepare_events,
     r.SafeTime: questions.safe_time,
     r.ListSeries: claims.list_series,
     r.SetSeries: claims.set_series,
-    r.SetGrant: grants.set_grant,
-    r.ListGrants: grants.list_grants,
-    r.ListAudit: grants.list_audit,
+    r.SetGrant: lanes.set_grant,
+    r.ListGrants: lanes.list_grants,
+    r.ListAudit: lanes.list_audit,
     r.SetLane: lanes.set_lane,
     r.ListLanes: lanes.list_lanes,
     r.CreateProcessor: ownership.create_processor,
@@ -118,19 +117,19 @@ def decide_due(turn: Turn, *, judge_silence: bool) -> int | None:
     heartbeat may still be unread. Returns the new horizon of forgotten ids, or None if it stays.
     """
     # Plain writes go to the active layouts, so they come before any stream leaves its own.
-    plain.commit_plain(turn)
+    merge.commit_plain(turn)
     commit.advance_commits(turn)
     is_check_due = turn.now_ms >= turn.keepalives.next_check_ms
     if is_check_due:
         turn.keepalives.next_check_ms = turn.now_ms + CHECK_MS
         if judge_silence:
-            expiry.abort_stale(turn)
-    most = expiry.PURGE_SHARE * turn.finished
+            transactions.abort_stale(turn)
+    most = transactions.PURGE_SHARE * turn.finished
     if is_check_due:
         most += turn.settings.purge_per_look
-    horizon = expiry.forget_outcomes(turn, most) if most else None
+    horizon = transactions.forget_outcomes(turn, most) if most else None
     if is_check_due:
-        expiry.abort_old(turn)
-        expiry.forget_audit(turn)
+        transactions.abort_old(turn)
+        transactions.forget_audit(turn)
         cleanup.clean_up(turn)
     return horizon

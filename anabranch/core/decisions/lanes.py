@@ -1,31 +1,37 @@
-"""Decisions on lanes: made, blocked, unblocked, listed. No lane is ever removed.
+"""Decisions on lanes: made, blocked, unblocked, listed; their grants, the audit, and their quarantined commands.
 
-An unblocked lane resumes at the end of its commands. Only the shell can find that offset, so the position is
-`AT_END` until the shell has logged it (`resume`). Before that no leader reads commands of the lane.
+No lane is ever removed. An unblocked lane resumes at the end of its commands. Only the shell can find that offset,
+so the position is `AT_END` until the shell has logged it (`resume`). Before that no leader reads commands of the
+lane.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import islice
 
 from anabranch.core import limits, work
 from anabranch.core import rows as k
+from anabranch.core.authorize import (
+    ADD,
+    ALL,
+    CREATORS,
+    EVERYWHERE,
+    FROM_THE_START,
+    TAKE,
+    changed,
+    from_the_start,
+    names_of,
+)
 from anabranch.core.decisions import quotas
 from anabranch.core.decisions.times import admit_change
 from anabranch.core.decisions.transactions import end_pending
 from anabranch.core.decisions.turn import AT_END, Turn
-from anabranch.core.legal_names import ADMIN_LANE, OPEN_LANE, check_lane
+from anabranch.core.legal_names import ADMIN_LANE, OPEN_LANE, check_lane, check_scope, split_stream
 from anabranch.core.round import ReplyTo
 from anabranch.core.state import OpenTxn, State
 from anabranch.errors import IllegalState, InvalidArgument, NotAuthorized
-from anabranch.schemas.records import (
-    LaneInfo,
-    LaneList,
-    LanePositionRow,
-    LaneRow,
-    ListLanes,
-    SetLane,
-)
+from anabranch.schemas import records as r
 
 
 def is_blocked(state: State, lane: str) -> bool:
@@ -45,7 +51,7 @@ def position_of(state: State, lane: str) -> int:
     return state.lane_positions.get(lane, start)
 
 
-def set_lane(turn: Turn, command: SetLane, to: ReplyTo | None) -> None:
+def set_lane(turn: Turn, command: r.SetLane, to: ReplyTo | None) -> None:
     """Make a lane, or block, unblock, or change it."""
     lane, state = check_lane(command.lane), turn.state
     if lane == ADMIN_LANE and command.blocked:
@@ -59,18 +65,18 @@ def set_lane(turn: Turn, command: SetLane, to: ReplyTo | None) -> None:
         )
     quotas.check_quotas(turn, lane, command.quotas, blocked=command.blocked)
     own = quotas.own_quotas(state, lane, command.quotas)
-    row = LaneRow(lane, command.blocked, command.topic_ids, own)
+    row = r.LaneRow(lane, command.blocked, command.topic_ids, own)
     if row != former:
         admit_change(turn, k.lane_key(lane), to)
     if command.blocked:
         _refuse_pending(turn, lane)
     elif former is not None and former.blocked:
-        turn.put(k.lane_position_key(lane), LanePositionRow(AT_END))
+        turn.put(k.lane_position_key(lane), r.LanePositionRow(AT_END))
     if row != former:
         turn.put(k.lane_key(lane), row)
         how = "blocked" if command.blocked else "on"
         turn.audit(command, f"{lane}: {how}, quotas {own}")
-    turn.reply(to, LaneList(_infos(turn, (lane,))))
+    turn.reply(to, r.LaneList(_infos(turn, (lane,))))
 
 
 def _refuse_pending(turn: Turn, lane: str) -> None:
@@ -85,17 +91,17 @@ def _refuse_pending(turn: Turn, lane: str) -> None:
 
 def _waits_for(txn: OpenTxn, lane: str) -> bool:
     """Whether a pending commit belongs to the lane, as the transaction's owner or the only asker."""
-    asked = set(txn.pending.lanes) if txn.pending is not None else set()
+    asked = {each.lane for each in txn.pending.askers} if txn.pending is not None else set()
     return txn.row.owner == lane or asked == {lane}
 
 
-def list_lanes(turn: Turn, command: ListLanes, to: ReplyTo | None) -> None:
+def list_lanes(turn: Turn, command: r.ListLanes, to: ReplyTo | None) -> None:
     """List all lanes, by name."""
     names = sorted({OPEN_LANE, ADMIN_LANE, *turn.state.lanes})
-    turn.reply(to, LaneList(_infos(turn, names)))
+    turn.reply(to, r.LaneList(_infos(turn, names)))
 
 
-def _infos(turn: Turn, lanes: Sequence[str]) -> tuple[LaneInfo, ...]:
+def _infos(turn: Turn, lanes: Sequence[str]) -> tuple[r.LaneInfo, ...]:
     state = turn.state
     counted = len(state.scopes) + len(state.streams) + len(state.processors) + len(state.open)
     turn.charge(work.LOOK * 4 * len(lanes) + work.of_items(counted))
@@ -103,13 +109,13 @@ def _infos(turn: Turn, lanes: Sequence[str]) -> tuple[LaneInfo, ...]:
     return tuple([_info(turn, lane, used[lane]) for lane in lanes])
 
 
-def _info(turn: Turn, lane: str, used: Mapping[str, int]) -> LaneInfo:
-    row = turn.state.lanes.get(lane) or LaneRow(lane, False, (), {})
+def _info(turn: Turn, lane: str, used: Mapping[str, int]) -> r.LaneInfo:
+    row = turn.state.lanes.get(lane) or r.LaneRow(lane, False, (), {})
     seen, position = turn.memory.lanes.get(lane), position_of(turn.state, lane)
     trouble, end = (seen.trouble, seen.end) if seen is not None else ("", position)
     if lane == OPEN_LANE and turn.settings.lanes_only:
         trouble = "this controller serves lanes with a name of their own only (--lanes-only)"
-    return LaneInfo(
+    return r.LaneInfo(
         lane,
         row.blocked,
         trouble,
@@ -125,4 +131,101 @@ def resume(turn: Turn, positions: Mapping[str, int]) -> None:
     """Log the offsets at which lanes resume: `AT_END`, or the ends that the shell found."""
     for lane, offset in positions.items():
         own = lane == OPEN_LANE and offset != AT_END  # the row of the round has that position
-        turn.put(k.lane_position_key(lane), None if own else LanePositionRow(offset))
+        turn.put(k.lane_position_key(lane), None if own else r.LanePositionRow(offset))
+
+
+# -- grants, and the list of what operators did ----------------------------------------------------
+
+
+def set_grant(turn: Turn, command: r.SetGrant, to: ReplyTo | None) -> None:
+    """Set, add to or take from a lane's rights on a pattern. Repeating it changes nothing and adds no audit row."""
+    lane, pattern = command.lane, command.pattern
+    if check_lane(lane) not in turn.state.lanes and lane not in FROM_THE_START:
+        raise InvalidArgument(f"there is no lane {lane!r}: add it first (`anabranch lane add`)")
+    _check_pattern(pattern)
+    how = command.rights & (ADD | TAKE)
+    if not 0 <= command.rights - how <= ALL or how == ADD | TAKE:
+        raise InvalidArgument(f"rights {command.rights}: their bits are 0 to {ALL:d}")
+    granted = turn.state.grants.get(lane, {})
+    start = from_the_start(turn.state, lane) if pattern == EVERYWHERE else 0
+    rights = changed(int(granted.get(pattern, start)), command.rights)
+    if (lane, pattern) == (ADMIN_LANE, EVERYWHERE) and rights != ALL:
+        raise InvalidArgument(
+            f"lane {ADMIN_LANE!r} keeps all rights: else no lane could grant them again"
+        )
+    if granted.get(pattern) != rights:
+        if pattern not in granted:
+            limits.GRANTS.check(_count(turn) + 1, "the cluster")
+        admit_change(turn, k.grant_key(lane, pattern), to)
+        turn.put(k.grant_key(lane, pattern), r.GrantRow(lane, pattern, rights))
+        turn.audit(command, f"{lane} on {pattern}: {names_of(rights) or 'nothing'}")
+    turn.reply(to, r.GrantList((r.GrantRow(lane, pattern, rights),)))
+
+
+def _count(turn: Turn) -> int:
+    """The number of grants without those of scopes' creators, so that a lane with many scopes does not use them
+    up.
+    """
+    every = [grant for granted in turn.state.grants.values() for grant in granted.items()]
+    return sum(pattern == EVERYWHERE or rights != CREATORS for pattern, rights in every)
+
+
+def _check_pattern(pattern: str) -> None:
+    scope, slash, name = pattern.partition("/")
+    if pattern == EVERYWHERE:
+        return
+    if slash and name == EVERYWHERE:
+        check_scope(scope)
+    else:
+        split_stream(pattern)
+
+
+def list_grants(turn: Turn, command: r.ListGrants, to: ReplyTo | None) -> None:
+    """All grants in force, by lane and pattern, including those that exist from the start."""
+    found = {(lane, EVERYWHERE): from_the_start(turn.state, lane) for lane in FROM_THE_START}
+    for lane, granted in turn.state.grants.items():
+        found |= {(lane, pattern): rights for pattern, rights in granted.items()}
+    turn.reply(
+        to, r.GrantList(tuple([r.GrantRow(*place, found[place]) for place in sorted(found)]))
+    )
+
+
+def list_audit(turn: Turn, command: r.ListAudit, to: ReplyTo | None) -> None:
+    """Operators' commands that were carried out, the newest first; a bounded part of them in one answer."""
+    below = b"\xff" * 13 if command.before is None else command.before
+    most = limits.LIST_ROWS.value
+    found = list(islice(turn.state.rows_below(k.AUDIT_KEY, below), most + 1))
+    more = found[most - 1][0] if len(found) > most else None
+    turn.reply(to, r.AuditList(tuple([row for _, row in found[:most]]), more))
+
+
+# -- quarantined commands: logged and skipped, so that others are served ---------------------------
+
+
+_REASON = 256  # characters: one answer has many of them
+
+
+def suspect(turn: Turn, lane: str, offset: int, end: int, tries: int) -> None:
+    """Log that these commands will be tried alone, so that the log names them if the leader dies of them."""
+    turn.put(k.SUSPECT_KEY, r.SuspectRow(offset, end, tries, lane))
+
+
+def quarantine(turn: Turn, lane: str, offset: int, what: str, reason: str) -> None:
+    """Log that a command, or a batch of them, is quarantined. Above the limit the oldest row is forgotten."""
+    known = turn.state.quarantined
+    for key in list(islice(known, max(0, len(known) + 1 - limits.QUARANTINED.value))):
+        turn.put(k.quarantine_key(*k.quarantine_at(key)), None)
+    reason = limits.cut(reason, _REASON)
+    row = r.QuarantineRow(offset, turn.wall_ms, what, reason, lane)
+    turn.put(k.quarantine_key(lane, offset), row)
+
+
+def list_commands(turn: Turn, command: r.ListCommands, to: ReplyTo | None) -> None:
+    """Answer with the position in the commands, the quarantined ones, and the number of transactions kept."""
+    found = tuple(turn.state.quarantined.values())
+    here = turn.at is not None and turn.lane == OPEN_LANE
+    position = turn.at + 1 if here and turn.at is not None else turn.state.round.commands_offset
+    seen = turn.memory.lanes.get(OPEN_LANE)
+    end = max(seen.end if seen is not None else 0, position)
+    state = turn.state
+    turn.reply(to, r.CommandList(position, end, found, len(state.open), state.outcomes))

@@ -8,7 +8,7 @@ from dataclasses import replace
 from anabranch.core import limits, work
 from anabranch.core import rows as k
 from anabranch.core.decisions import quotas
-from anabranch.core.decisions.commits.positions import check_tasks, processor_of, task_of
+from anabranch.core.decisions.positions import check_tasks, processor_of, task_of
 from anabranch.core.decisions.scopes import check_served
 from anabranch.core.decisions.streams import end_stream, with_aborted
 from anabranch.core.decisions.times import admit_change, check_informed, is_repeated, note_change
@@ -17,27 +17,14 @@ from anabranch.core.ids import NO_TXN
 from anabranch.core.legal_names import check_input, is_plain, is_state, split_stream, state_stream
 from anabranch.core.round import ReplyTo
 from anabranch.errors import IllegalState, InvalidArgument, NotReady, OwnershipLost
-from anabranch.schemas.records import (
-    CreateProcessor,
-    DeleteProcessor,
-    DescribeProcessors,
-    ProcessorInfo,
-    ProcessorInput,
-    ProcessorList,
-    ProcessorRow,
-    ReleaseTasks,
-    ResetProcessor,
-    TakeTasks,
-    TaskInfo,
-    TaskRow,
-)
+from anabranch.schemas import records as r
 
 TASKS_IN_ANSWER = 128
 # A new processor's incarnation is below this: keys of states have room for 65,535, so it can be reset often.
 _INCARNATIONS = 1 << 15
 
 
-def create_processor(turn: Turn, command: CreateProcessor, to: ReplyTo | None) -> None:
+def create_processor(turn: Turn, command: r.CreateProcessor, to: ReplyTo | None) -> None:
     """Create a processor. An existing one with the same tasks and inputs gets the stores that it lacks."""
     name, inputs = command.processor, command.inputs
     check_served(turn, split_stream(name)[0])
@@ -58,7 +45,7 @@ def create_processor(turn: Turn, command: CreateProcessor, to: ReplyTo | None) -
         limits.ALL_TASKS.check(tasks + command.tasks, "a control partition")
         quotas.check_processors(turn, turn.lane, command.tasks)
         floor = turn.state.get(_scope_of(name)).floor
-        row = ProcessorRow(
+        row = r.ProcessorRow(
             name,
             command.tasks,
             inputs,
@@ -79,10 +66,10 @@ def create_processor(turn: Turn, command: CreateProcessor, to: ReplyTo | None) -
         check_informed(turn, k.processor_key(name), to)  # stores are only added
         row = replace(row, stores=stores, kinds=kinds, inputs=known)
         turn.put(k.processor_key(name), row)
-    turn.reply(to, ProcessorList((_info(turn, row, 0, 0),)))
+    turn.reply(to, r.ProcessorList((_info(turn, row, 0, 0),)))
 
 
-def _check_inputs(name: str, inputs: Sequence[ProcessorInput]) -> None:
+def _check_inputs(name: str, inputs: Sequence[r.ProcessorInput]) -> None:
     limits.INPUTS.check(len(inputs), f"processor {name}")
     if not inputs or len({one.stream for one in inputs}) < len(inputs):
         raise InvalidArgument(f"processor {name} needs inputs, each once")
@@ -110,7 +97,7 @@ def _with_stores(name: str, known: tuple[str, ...], more: Sequence[str]) -> tupl
 
 
 def _kinds_of(
-    row: ProcessorRow | None, stores: Sequence[str], command: CreateProcessor
+    row: r.ProcessorRow | None, stores: Sequence[str], command: r.CreateProcessor
 ) -> tuple[str, ...]:
     """The kind of each store. `IllegalState` if one has another kind already: its rows could not be read."""
     if command.kinds and len(command.kinds) != len(command.stores):
@@ -128,8 +115,8 @@ def _kinds_of(
 
 
 def _same(
-    known: Sequence[ProcessorInput], asked: Sequence[ProcessorInput]
-) -> tuple[ProcessorInput, ...] | None:
+    known: Sequence[r.ProcessorInput], asked: Sequence[r.ProcessorInput]
+) -> tuple[r.ProcessorInput, ...] | None:
     """The known inputs, with topic ids that were unknown so far; None if the command names others.
 
     Order is ignored.
@@ -142,7 +129,7 @@ def _same(
     return tuple(with_ids) if same else None
 
 
-def _difference(row: ProcessorRow, tasks: int, inputs: Sequence[ProcessorInput]) -> str:
+def _difference(row: r.ProcessorRow, tasks: int, inputs: Sequence[r.ProcessorInput]) -> str:
     """The first difference between a processor and what was asked for."""
     if row.tasks != tasks:
         return f"{row.tasks} tasks, not {tasks}"
@@ -154,45 +141,45 @@ def _difference(row: ProcessorRow, tasks: int, inputs: Sequence[ProcessorInput])
     return "streams of these names that were created again since"
 
 
-def describe_processors(turn: Turn, command: DescribeProcessors, to: ReplyTo | None) -> None:
+def describe_processors(turn: Turn, command: r.DescribeProcessors, to: ReplyTo | None) -> None:
     """Describe one processor and its tasks, or a scope's processors by name; a bounded part of them."""
     check_served(turn, command.scope)
     if command.processor is not None:
         row = processor_of(turn, command.processor)
         info = _info(turn, row, command.task, TASKS_IN_ANSWER)
         turn.charge(work.LOOK * len(info.tasks))
-        turn.reply(to, ProcessorList((info,)))
+        turn.reply(to, r.ProcessorList((info,)))
         return
     turn.charge(work.LOOK * len(turn.state.processors))
-    found: list[ProcessorInfo] = []
+    found: list[r.ProcessorInfo] = []
     for name, row in sorted(turn.state.processors.items()):
         if name <= (command.after or "") or split_stream(name)[0] != command.scope:
             continue
         if len(found) == TASKS_IN_ANSWER:
-            turn.reply(to, ProcessorList(tuple(found), found[-1].processor))
+            turn.reply(to, r.ProcessorList(tuple(found), found[-1].processor))
             return
         found.append(_info(turn, row, 0, 0))
-    turn.reply(to, ProcessorList(tuple(found)))
+    turn.reply(to, r.ProcessorList(tuple(found)))
 
 
-def _info(turn: Turn, row: ProcessorRow, first: int, most: int) -> ProcessorInfo:
+def _info(turn: Turn, row: r.ProcessorRow, first: int, most: int) -> r.ProcessorInfo:
     numbers = range(max(0, first), min(row.tasks, max(0, first) + most))
     more = numbers.stop if numbers and numbers.stop < row.tasks else None
     tasks = tuple(_task_info(turn, row.processor, task) for task in numbers)
-    return ProcessorInfo(
+    return r.ProcessorInfo(
         row.processor, row.tasks, row.inputs, row.incarnation, tasks, more, row.stores, row.resets
     )
 
 
-def _task_info(turn: Turn, processor: str, task: int) -> TaskInfo:
+def _task_info(turn: Turn, processor: str, task: int) -> r.TaskInfo:
     row = task_of(turn, processor, task)
-    return TaskInfo(
+    return r.TaskInfo(
         task, row.term, row.holder, row.taken_ms, row.sequence, row.txn_id, row.commit_timestamp,
         row.in_progress, row.positions, row.state_sequence,
     )  # fmt: skip
 
 
-def take(turn: Turn, command: TakeTasks, to: ReplyTo | None) -> None:
+def take(turn: Turn, command: r.TakeTasks, to: ReplyTo | None) -> None:
     """Fence the former owners of these tasks at once. The answer names commits that are still being merged."""
     row = processor_of(turn, command.processor)
     limits.HOLDER.check(len(command.holder), "a holder")
@@ -221,7 +208,7 @@ def take(turn: Turn, command: TakeTasks, to: ReplyTo | None) -> None:
     _answer(turn, row, command.tasks, to)
 
 
-def release(turn: Turn, command: ReleaseTasks, to: ReplyTo | None) -> None:
+def release(turn: Turn, command: r.ReleaseTasks, to: ReplyTo | None) -> None:
     """Release tasks, except tasks that have another owner by now."""
     row = processor_of(turn, command.processor)
     fencing_hash = check_tasks(row, command.tasks, command.fencing_token)
@@ -235,15 +222,15 @@ def release(turn: Turn, command: ReleaseTasks, to: ReplyTo | None) -> None:
     _answer(turn, row, command.tasks, to)
 
 
-def _answer(turn: Turn, row: ProcessorRow, tasks: tuple[int, ...], to: ReplyTo | None) -> None:
+def _answer(turn: Turn, row: r.ProcessorRow, tasks: tuple[int, ...], to: ReplyTo | None) -> None:
     infos = tuple(_task_info(turn, row.processor, task) for task in tasks)
-    turn.reply(to, ProcessorList((replace(_info(turn, row, 0, 0), tasks=infos, more=None),)))
+    turn.reply(to, r.ProcessorList((replace(_info(turn, row, 0, 0), tasks=infos, more=None),)))
 
 
 # -- reset, and deleted ---------------------------------------------------------------------------------
 
 
-def reset_processor(turn: Turn, command: ResetProcessor, to: ReplyTo | None) -> None:
+def reset_processor(turn: Turn, command: r.ResetProcessor, to: ReplyTo | None) -> None:
     """Reset a processor: without its state, or with it.
 
     All task ownership ends. With its state it also keeps its sequences, because the head of the state names one.
@@ -266,7 +253,7 @@ def reset_processor(turn: Turn, command: ResetProcessor, to: ReplyTo | None) -> 
         ended = _ended(row, keep_state=command.keep_state)
         note_change(turn, thing, to)
         for task, known in tasks.items():
-            left = TaskRow(known.term + 1, b"", "", turn.wall_ms, 0, NO_TXN, 0, 0, None, ())
+            left = r.TaskRow(known.term + 1, b"", "", turn.wall_ms, 0, NO_TXN, 0, 0, None, ())
             if command.keep_state:
                 left = left._replace(
                     sequence=known.sequence,
@@ -277,10 +264,10 @@ def reset_processor(turn: Turn, command: ResetProcessor, to: ReplyTo | None) -> 
         row = replace(ended, inputs=command.inputs or row.inputs)
         turn.put(k.processor_key(row.processor), row)
         turn.audit(command, row.processor)
-    turn.reply(to, ProcessorList((_info(turn, row, 0, 0),)))
+    turn.reply(to, r.ProcessorList((_info(turn, row, 0, 0),)))
 
 
-def delete_processor(turn: Turn, command: DeleteProcessor, to: ReplyTo | None) -> None:
+def delete_processor(turn: Turn, command: r.DeleteProcessor, to: ReplyTo | None) -> None:
     """Delete a processor's rows; the topics of its state are deleted after that.
 
     The scope's row notes the incarnation that a later processor of that name has to exceed, so that a delayed copy
@@ -302,14 +289,14 @@ def delete_processor(turn: Turn, command: DeleteProcessor, to: ReplyTo | None) -
         turn.put(_scope_of(row.processor), replace(scope, floor=floor))
         turn.put(k.processor_key(row.processor), None)
         turn.audit(command, with_aborted(row.processor, aborted))
-    turn.reply(to, ProcessorList(()))
+    turn.reply(to, r.ProcessorList(()))
 
 
 def _scope_of(processor: str) -> bytes:
     return k.scope_key(split_stream(processor)[0])
 
 
-def _ended(row: ProcessorRow, *, keep_state: bool) -> ProcessorRow:
+def _ended(row: r.ProcessorRow, *, keep_state: bool) -> r.ProcessorRow:
     incarnation = row.incarnation + (not keep_state)
     if incarnation >= 1 << 16:
         raise IllegalState(f"{row.processor} was reset 65,535 times: choose another name")
@@ -317,7 +304,7 @@ def _ended(row: ProcessorRow, *, keep_state: bool) -> ProcessorRow:
     return replace(row, incarnation=incarnation, resets=row.resets + 1, kinds=kinds)
 
 
-def _may_end(turn: Turn, row: ProcessorRow, resets: int) -> dict[int, TaskRow]:
+def _may_end(turn: Turn, row: r.ProcessorRow, resets: int) -> dict[int, r.TaskRow]:
     """The tasks' rows. `NotReady` while a commit moves one; `IllegalState`: the processor was reset meanwhile."""
     if resets != row.resets:
         raise IllegalState(f"{row.processor} was reset meanwhile: look at it again")

@@ -10,50 +10,23 @@ from typing import TypeVar
 
 from anabranch.core import hybrid_time, limits, work
 from anabranch.core import rows as k
-from anabranch.core.authorize import (
-    EVERYWHERE,
-    Right,
-    check_writes,
-    operates,
-    rights_of,
-    sees,
-)
-from anabranch.core.decisions.commits import frozen, locks
-from anabranch.core.decisions.commits.prepared import proves
-from anabranch.core.decisions.commits.writers import label_of
+from anabranch.core.authorize import EVERYWHERE, Right, check_writes, operates, rights_of, sees
+from anabranch.core.decisions.prepared import proves
 from anabranch.core.decisions.scopes import active_stream, check_served
 from anabranch.core.decisions.transactions import check_id_partition, named_by
 from anabranch.core.decisions.turn import Turn
+from anabranch.core.decisions.writers import label_of
 from anabranch.core.ids import NO_TXN, TXN_ID_SIZE
-from anabranch.core.journal.index import segment_on
-from anabranch.core.journal.runs import wanted_runs
+from anabranch.core.journal_index import segment_on
+from anabranch.core.journal_runs import wanted_runs
+from anabranch.core.locks import conflicts, frozen
 from anabranch.core.memory import Who, wait_text, way_to_end
 from anabranch.core.round import ReplyTo
 from anabranch.core.state import OpenTxn, Ordered
 from anabranch.core.tokens import SEE, Rights
 from anabranch.core.transaction_states import TRANSACTIONS
 from anabranch.errors import InvalidArgument, NotReady, UnknownStream
-from anabranch.schemas.records import (
-    GetState,
-    ListOpen,
-    ListRuns,
-    ListTableLocks,
-    ListTransactions,
-    OpenInfo,
-    OpenList,
-    RunList,
-    RunPlace,
-    RunsWanted,
-    SafeTime,
-    SafeTimeReply,
-    StagedMergeInfo,
-    TableLockInfo,
-    TableLockList,
-    TransactionList,
-    TxnRow,
-    WaitInfo,
-    WriterInfo,
-)
+from anabranch.schemas import records as r
 
 T = TypeVar("T")
 Hold = tuple[bytes, str]  # a transaction, and a table that it has locks on
@@ -61,14 +34,14 @@ MAX_LISTED = 10_000
 MAX_WAITING = 100  # waiting commits that are listed of a lock
 
 
-def get_state(turn: Turn, command: GetState, to: ReplyTo | None) -> None:
+def get_state(turn: Turn, command: r.GetState, to: ReplyTo | None) -> None:
     """Answer with the present state; nothing is logged."""
     check_id_partition(turn, command.txn_id)
     row = turn.transaction(named_by(command), SEE)
     turn.reply(to, turn.outcome(row, after=command.after))
 
 
-def list_transactions(turn: Turn, command: ListTransactions, to: ReplyTo | None) -> None:
+def list_transactions(turn: Turn, command: r.ListTransactions, to: ReplyTo | None) -> None:
     """List open or prepared transactions, oldest first, or all, newest first: the lane's own, or all it may
     operate.
 
@@ -89,10 +62,10 @@ def list_transactions(turn: Turn, command: ListTransactions, to: ReplyTo | None)
         lambda row: command.scope in (None, row.scope) and _may_list(turn, row, shown),
         lambda row: turn.outcome(row, full=False),
     )
-    turn.reply(to, TransactionList(tuple(found), more))
+    turn.reply(to, r.TransactionList(tuple(found), more))
 
 
-def list_open(turn: Turn, command: ListOpen, to: ReplyTo | None) -> None:
+def list_open(turn: Turn, command: r.ListOpen, to: ReplyTo | None) -> None:
     """List open transactions, oldest first, with what they keep; or one transaction with some of its writers."""
     if command.txn_id is not None:
         check_id_partition(turn, command.txn_id)
@@ -100,7 +73,7 @@ def list_open(turn: Turn, command: ListOpen, to: ReplyTo | None) -> None:
         info = open_info(turn, row, full=True, after=command.after)
         full = len(info.writers) == limits.WRITERS_LISTED.value
         more = k.writer_key(row.txn_id, info.writers[-1].writer)[-8:] if full else None
-        turn.reply(to, OpenList((info,), more))
+        turn.reply(to, r.OpenList((info,), more))
         return
     found, more = _listed(
         turn,
@@ -109,10 +82,10 @@ def list_open(turn: Turn, command: ListOpen, to: ReplyTo | None) -> None:
         lambda row: command.scope in (None, row.scope) and sees(turn.state, turn.lane, row),
         lambda row: open_info(turn, row, full=False),
     )
-    turn.reply(to, OpenList(tuple(found), more))
+    turn.reply(to, r.OpenList(tuple(found), more))
 
 
-def list_table_locks(turn: Turn, command: ListTableLocks, to: ReplyTo | None) -> None:
+def list_table_locks(turn: Turn, command: r.ListTableLocks, to: ReplyTo | None) -> None:
     """List the tables that open transactions read and lock, oldest first, and the commits that wait for frozen
     locks.
     """
@@ -123,7 +96,7 @@ def list_table_locks(turn: Turn, command: ListTableLocks, to: ReplyTo | None) ->
         waiting[on, table].append(its)
         waits_for[its, table].append(_seen(turn, on))
 
-    def show(row: TxnRow) -> list[TableLockInfo]:
+    def show(row: r.TxnRow) -> list[r.TableLockInfo]:
         sets = turn.state.locks.of(row.txn_id)
         points, ranges = Counter[str](), Counter[str]()
         for each in [each for kept in sets.rows.values() for each in kept.locks]:
@@ -131,7 +104,7 @@ def list_table_locks(turn: Turn, command: ListTableLocks, to: ReplyTo | None) ->
             points[each.table] += len(each.points)
             ranges[each.table] += len(each.ranges)
         return [
-            TableLockInfo(
+            r.TableLockInfo(
                 row.txn_id,
                 table,
                 points=points[table],
@@ -155,7 +128,7 @@ def list_table_locks(turn: Turn, command: ListTableLocks, to: ReplyTo | None) ->
         ),
         show,
     )
-    turn.reply(to, TableLockList(tuple(info for its in found for info in its), more))
+    turn.reply(to, r.TableLockList(tuple(info for its in found for info in its), more))
 
 
 def _seen(turn: Turn, who: Who) -> bytes:
@@ -168,19 +141,19 @@ def _some(ids: Iterable[bytes]) -> tuple[bytes, ...]:
     return tuple(nsmallest(MAX_WAITING, ids))
 
 
-def open_info(turn: Turn, row: TxnRow, *, full: bool, after: bytes | None = None) -> OpenInfo:
+def open_info(turn: Turn, row: r.TxnRow, *, full: bool, after: bytes | None = None) -> r.OpenInfo:
     """A transaction with what it keeps. ``full``: also some writers, those ``after`` one, and staged segments."""
     txn = turn.state.open.get(row.txn_id)
     outcome = turn.outcome(row, full=False)
     streams = tuple(sorted(turn.state.participants(row.txn_id)))
     outcome = outcome._replace(streams=streams)
     if txn is None:
-        return OpenInfo(outcome, 0, 0, 0, -1, 0, (), (), {})
+        return r.OpenInfo(outcome, 0, 0, 0, -1, 0, (), (), {})
     silent_ms = max(0, turn.now_ms - turn.keepalives.last(row.txn_id))
     runs = outcome.state == "OPEN"
     stays = turn.index.uncommitted.stays.get(row.txn_id, {})
     turn.charge(work.of_items(len(streams) + len(stays)))
-    return OpenInfo(
+    return r.OpenInfo(
         outcome=outcome,
         uncommitted_bytes=sum(stay.size for stay in stays.values()),
         age_ms=max(0, turn.wall_ms - row.begun_ms),
@@ -207,23 +180,23 @@ def _kept_for(turn: Turn, txn_id: bytes) -> dict[str, int]:
     return dict(kept)
 
 
-def _waits_for(turn: Turn, txn_id: bytes) -> WaitInfo | None:
+def _waits_for(turn: Turn, txn_id: bytes) -> r.WaitInfo | None:
     wait = turn.wait_of(txn_id)
     if wait is None:
         return None
     age_ms = -1 if wait.since_ms < 0 else max(0, turn.now_ms - wait.since_ms)
     on = wait.on if wait.on in turn.state.streams else ""
-    return WaitInfo(wait.why, on, limits.cut(wait_text(turn.memory, wait)), age_ms)
+    return r.WaitInfo(wait.why, on, limits.cut(wait_text(turn.memory, wait)), age_ms)
 
 
-def _writers_of(turn: Turn, txn: OpenTxn, after: bytes | None) -> tuple[WriterInfo, ...]:
+def _writers_of(turn: Turn, txn: OpenTxn, after: bytes | None) -> tuple[r.WriterInfo, ...]:
     txn_id = txn.row.txn_id
     since = None if after is None else int.from_bytes(after[:8], "big", signed=True)
     receipts = turn.state.writers_after(txn_id, since, limits.WRITERS_LISTED.value)
     turn.charge(work.of_receipts(receipts) + work.LOOK * len(receipts))  # the labels
     return tuple(
         [
-            WriterInfo(
+            r.WriterInfo(
                 one.writer,
                 txn.lanes[one.writer],
                 label_of(turn.state, txn_id, one.writer),
@@ -235,7 +208,7 @@ def _writers_of(turn: Turn, txn: OpenTxn, after: bytes | None) -> tuple[WriterIn
     )
 
 
-def _staged_merges_of(turn: Turn, txn: OpenTxn) -> tuple[StagedMergeInfo, ...]:
+def _staged_merges_of(turn: Turn, txn: OpenTxn) -> tuple[r.StagedMergeInfo, ...]:
     events = Counter[tuple[str, int]]()
     for (_, stream, partition), extent in txn.due.items() if txn.staged_merges else ():
         events[stream, partition] += extent.count
@@ -246,16 +219,20 @@ def _staged_merges_of(turn: Turn, txn: OpenTxn) -> tuple[StagedMergeInfo, ...]:
         place = staged.stream, staged.source
         stay = stays.get(place)
         chunks = max(1, -(-(stay.size if stay else 0) // turn.settings.chunk_bytes))
-        found.append(StagedMergeInfo(*place, staged.count, events[place], chunks, staged.done))
+        found.append(
+            r.StagedMergeInfo(
+                staged.stream, staged.source, staged.count, events[place], chunks, staged.done,
+            )
+        )  # fmt: skip
     return tuple(found)
 
 
 def _listed(
     turn: Turn,
-    rows: Iterable[tuple[bytes, TxnRow | None]],
+    rows: Iterable[tuple[bytes, r.TxnRow | None]],
     limit: int,
-    wanted: Callable[[TxnRow], bool],
-    show: Callable[[TxnRow], T],
+    wanted: Callable[[r.TxnRow], bool],
+    show: Callable[[r.TxnRow], T],
 ) -> tuple[list[T], bytes | None]:
     """Up to ``limit`` of the rows as they are shown, and the key to continue from; None at the end."""
     if not 1 <= limit <= MAX_LISTED:
@@ -274,7 +251,7 @@ def _listed(
     return found, None
 
 
-def _may_list(turn: Turn, row: TxnRow, secret: bytes | None) -> bool:
+def _may_list(turn: Turn, row: r.TxnRow, secret: bytes | None) -> bool:
     if secret is not None:
         return proves(turn.state.prepared_row(row.txn_id), secret)
     return sees(turn.state, turn.lane, row)
@@ -312,7 +289,7 @@ def _visible(turn: Turn, scope: str | None) -> list[Ordered[bytes]]:
 
 def _open_after(
     turn: Turn, groups: Iterable[Ordered[bytes]], key: bytes | None
-) -> Iterator[tuple[bytes, TxnRow | None]]:
+) -> Iterator[tuple[bytes, r.TxnRow | None]]:
     last = key or b""
     for txn_id in merge(*[ids.since(last[:TXN_ID_SIZE]) for ids in groups]):
         its = k.txn_key(txn_id)
@@ -321,7 +298,7 @@ def _open_after(
             yield its, turn.state.open[txn_id].row
 
 
-def list_runs(turn: Turn, command: ListRuns, to: ReplyTo | None) -> None:
+def list_runs(turn: Turn, command: r.ListRuns, to: ReplyTo | None) -> None:
     """List the places of accepted records of an open transaction's writers, as many as one answer takes.
 
     `NotReady` until the journals are indexed up to all that is wanted, because only then is it known what is
@@ -351,28 +328,28 @@ def list_runs(turn: Turn, command: ListRuns, to: ReplyTo | None) -> None:
     turn.reply(to, _runs(turn, row.txn_id, command.stream, command.wanted))
 
 
-def _runs(turn: Turn, txn_id: bytes, stream: str, wanted: tuple[RunsWanted, ...]) -> RunList:
-    found: list[RunPlace] = []
+def _runs(turn: Turn, txn_id: bytes, stream: str, wanted: tuple[r.RunsWanted, ...]) -> r.RunList:
+    found: list[r.RunPlace] = []
     for number, each in enumerate(wanted):
         left = limits.LIST_ROWS.value - number
         if len(found) >= left:
-            return RunList(tuple(found), wanted[number:])
+            return r.RunList(tuple(found), wanted[number:])
         turn.charge(work.LOOK)
         for run in wanted_runs(turn.index.rows, stream, txn_id, each):
             if len(found) >= left:
                 more = replace(each, first=run.first), *wanted[number + 1 :]
-                return RunList(tuple(found), more)
+                return r.RunList(tuple(found), more)
             turn.charge(work.LOOK)
             found.append(
-                RunPlace(
+                r.RunPlace(
                     run.writer, each.partition, run.first, run.end, run.records, run.at,
                     run.batch_base,
                 )
             )  # fmt: skip
-    return RunList(tuple(found), ())
+    return r.RunList(tuple(found), ())
 
 
-def safe_time(turn: Turn, command: SafeTime, to: ReplyTo | None) -> None:
+def safe_time(turn: Turn, command: r.SafeTime, to: ReplyTo | None) -> None:
     """Make a timestamp safe, so that a snapshot at it never changes. A future one is refused: `NotReady`.
 
     A timestamp is safe when all commits at or below it are on the log and all later ones exceed it. Timestamps rise
@@ -383,9 +360,9 @@ def safe_time(turn: Turn, command: SafeTime, to: ReplyTo | None) -> None:
     """
     check_served(turn, command.scope)
     for table in command.tables:
-        locks.check_table(turn, table)
+        conflicts.check_table(turn, table)
     at = make_safe(turn, command.at)
-    turn.reply(to, SafeTimeReply(command.scope, at, locks.table_times(turn, command.tables)))
+    turn.reply(to, r.SafeTimeReply(command.scope, at, conflicts.table_times(turn, command.tables)))
 
 
 def make_safe(turn: Turn, at: int | None) -> int:

@@ -10,36 +10,28 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
+from anabranch import errors
 from anabranch.core import limits, work
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.hybrid_time import to_us
-from anabranch.core.journal.usage import Uncommitted
+from anabranch.core.journal_index import Uncommitted
 from anabranch.core.legal_names import ADMIN_LANE
 from anabranch.core.state import State
-from anabranch.errors import (
-    AnabranchError,
-    InvalidArgument,
-    SnapshotExpired,
-    TooManyStreams,
-    TooManyTransactions,
-    TooManyUncommittedBytes,
-    TooMuchLocked,
-)
 from anabranch.schemas.records import StreamRow
 
-_ERRORS: dict[str, type[AnabranchError]] = {
-    "open": TooManyTransactions,
-    "staged": TooManyUncommittedBytes,
-    "scopes": TooManyStreams,
-    "streams": TooManyStreams,
-    "partitions": TooManyStreams,
-    "locks": TooMuchLocked,
-    "prepared": TooManyTransactions,
-    "processors": InvalidArgument,
-    "tasks": InvalidArgument,
-    "series": InvalidArgument,
-    "keepalive": InvalidArgument,
-    "snapshot": SnapshotExpired,
+_ERRORS: dict[str, type[errors.AnabranchError]] = {
+    "open": errors.TooManyTransactions,
+    "staged": errors.TooManyUncommittedBytes,
+    "scopes": errors.TooManyStreams,
+    "streams": errors.TooManyStreams,
+    "partitions": errors.TooManyStreams,
+    "locks": errors.TooMuchLocked,
+    "prepared": errors.TooManyTransactions,
+    "processors": errors.InvalidArgument,
+    "tasks": errors.InvalidArgument,
+    "series": errors.InvalidArgument,
+    "keepalive": errors.InvalidArgument,
+    "snapshot": errors.SnapshotExpired,
 }
 
 
@@ -73,7 +65,7 @@ def check_uncommitted(turn: Turn, lane: str, txn_id: bytes | None = None) -> Non
     uncommitted = turn.index.uncommitted
     found = 0 if txn_id is None else uncommitted.size_of((txn_id,))
     if found >= limits.UNCOMMITTED.value:
-        raise TooManyUncommittedBytes(
+        raise errors.TooManyUncommittedBytes(
             f"the transaction has {found:,} bytes in journals, {limits.UNCOMMITTED.value:,} are allowed: commit "
             "or abort it"
         )
@@ -200,8 +192,12 @@ def check_quotas(turn: Turn, lane: str, quotas: Mapping[str, int], *, blocked: b
     has = Counter[str]() if blocked else usages(turn.state, turn.index.uncommitted, (lane,))[lane]
     for name, most in quotas.items():
         if name not in limits.QUOTAS:
-            raise InvalidArgument(f"{name!r} is no quota: {', '.join(limits.QUOTAS)}")
+            raise errors.InvalidArgument(f"{name!r} is no quota: {', '.join(limits.QUOTAS)}")
         if not 1 <= most < 1 << 63:
-            raise InvalidArgument(f"quota {name}={most}: 1 or more; block the lane to stop it")
+            raise errors.InvalidArgument(
+                f"quota {name}={most}: 1 or more; block the lane to stop it"
+            )
         if most < has[name] and most != quota(turn.state, lane, name):
-            raise InvalidArgument(f"quota {name}={most}: lane {lane!r} has {has[name]:,} now")
+            raise errors.InvalidArgument(
+                f"quota {name}={most}: lane {lane!r} has {has[name]:,} now"
+            )

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from heapq import merge
 from itertools import islice, takewhile
 
+from anabranch import errors
 from anabranch.core import limits, work
 from anabranch.core import rows as k
 from anabranch.core.authorize import CREATORS, EVERYWHERE, Right, of_scope, rights_of, sees
@@ -14,7 +15,7 @@ from anabranch.core.decisions import quotas
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.hybrid_time import from_us, to_ms, to_text
 from anabranch.core.ids import DIRECTORY, txn_text
-from anabranch.core.journal.runs import REFUSED
+from anabranch.core.journal_runs import REFUSED
 from anabranch.core.legal_names import (
     ADMIN_LANE,
     OPEN_LANE,
@@ -31,27 +32,7 @@ from anabranch.core.stream_settings import (
     versions_ms,
 )
 from anabranch.core.stream_states import CREATING, GIVEN_UP, STREAMS, WAITING, state_of
-from anabranch.errors import (
-    InvalidArgument,
-    NotReady,
-    SnapshotExpired,
-    TooManyStreams,
-    TransactionAborted,
-    UnknownScope,
-)
-from anabranch.schemas.records import (
-    AdoptScope,
-    Blocker,
-    DescribeStreams,
-    FindScope,
-    GrantRow,
-    ProcessorRow,
-    ScopeInfo,
-    ScopeRow,
-    StreamInfo,
-    StreamList,
-    StreamRow,
-)
+from anabranch.schemas import records as r
 
 MAX_BLOCKERS = 100  # listed of one stream
 
@@ -68,7 +49,7 @@ def check_names(turn: Turn, stream: str) -> None:
     _check_own(turn, stream, "stream")
     for name in names_beside(stream):
         if (other := turn.state.names.get(name)) is not None:
-            raise InvalidArgument(
+            raise errors.InvalidArgument(
                 f"{stream} can't be beside {other}: names of their topics differ in . and _ alone, and Kafka "
                 "treats these as equal; choose another name"
             )
@@ -77,44 +58,48 @@ def check_names(turn: Turn, stream: str) -> None:
 def _check_own(turn: Turn, name: str, kind: str, end: str = "") -> None:
     prefix = turn.settings.prefix
     if (as_kafka_compares(name) + end).startswith(f"{prefix}_"):
-        raise InvalidArgument(
+        raise errors.InvalidArgument(
             f"{name!r} begins as the names of anabranch's own topics do ({prefix}., and Kafka treats . and _ as "
             f"equal): choose another {kind}"
         )
 
 
-def find_scope(turn: Turn, command: FindScope, to: ReplyTo | None) -> None:
+def find_scope(turn: Turn, command: r.FindScope, to: ReplyTo | None) -> None:
     """Answer with the control partition of a scope.
 
     The choice was made when the scope was created, and never changes.
     """
     scope = _own_scope(turn, command.scope)
     if turn.settings.control_partition != DIRECTORY:
-        raise InvalidArgument(f"ask control partition {DIRECTORY}, the directory, for scopes")
+        raise errors.InvalidArgument(
+            f"ask control partition {DIRECTORY}, the directory, for scopes"
+        )
     scopes, near = turn.state.scopes, command.near if command.create else None
     partition = None if near is None else scopes.get(near)
     if near is not None and partition is None:
-        raise UnknownScope(f"there is no scope {near!r} to be near of: create a stream in it first")
+        raise errors.UnknownScope(
+            f"there is no scope {near!r} to be near of: create a stream in it first"
+        )
     if partition is not None and scopes.get(scope, partition) != partition:
-        raise InvalidArgument(
+        raise errors.InvalidArgument(
             f"scope {scope!r} is on control partition {scopes[scope]} and {near!r} on {partition}: a scope never "
             "moves"
         )
     if scope not in scopes:
         if not command.create:
-            raise UnknownScope(f"there is no scope {scope!r}: create a stream in it first")
+            raise errors.UnknownScope(f"there is no scope {scope!r}: create a stream in it first")
         limits.SCOPES.check(len(scopes) + 1, "the cluster")
         quotas.check_scopes(turn, turn.lane)
         if partition is None:
             there = Counter(scopes.values())
             partition = min(range(turn.settings.control_partitions), key=lambda one: there[one])
-        turn.put(k.scope_key(scope), ScopeRow(scope, partition, turn.lane))
+        turn.put(k.scope_key(scope), r.ScopeRow(scope, partition, turn.lane))
         _grant_creator(turn, scope, turn.lane)
     served = turn.state.scopes[scope]
     if command.create and served != DIRECTORY:
         # Sent again if the scope exists: retention may have deleted the first message unread.
-        turn.round.commands.append((served, AdoptScope(scope, _creator(turn, scope))))
-    turn.reply(to, ScopeInfo(scope, served))
+        turn.round.commands.append((served, r.AdoptScope(scope, _creator(turn, scope))))
+    turn.reply(to, r.ScopeInfo(scope, served))
 
 
 def _grant_creator(turn: Turn, scope: str, lane: str) -> None:
@@ -124,7 +109,7 @@ def _grant_creator(turn: Turn, scope: str, lane: str) -> None:
     """
     pattern = of_scope(scope)
     if lane not in (OPEN_LANE, ADMIN_LANE) and pattern not in turn.state.grants.get(lane, {}):
-        turn.put(k.grant_key(lane, pattern), GrantRow(lane, pattern, int(CREATORS)))
+        turn.put(k.grant_key(lane, pattern), r.GrantRow(lane, pattern, int(CREATORS)))
 
 
 def _creator(turn: Turn, scope: str) -> str:
@@ -136,13 +121,13 @@ def _creator(turn: Turn, scope: str) -> str:
     return lane if rights & CREATORS == CREATORS else OPEN_LANE
 
 
-def adopt_scope(turn: Turn, command: AdoptScope, to: ReplyTo | None) -> None:
+def adopt_scope(turn: Turn, command: r.AdoptScope, to: ReplyTo | None) -> None:
     """Take over a scope that the directory assigned to this control partition."""
     scope = _own_scope(turn, command.scope)
     if scope not in turn.state.scopes:
-        turn.put(k.scope_key(scope), ScopeRow(scope, turn.settings.control_partition, ""))
+        turn.put(k.scope_key(scope), r.ScopeRow(scope, turn.settings.control_partition, ""))
         _grant_creator(turn, scope, command.lane)
-    turn.reply(to, ScopeInfo(scope, turn.state.scopes[scope]))
+    turn.reply(to, r.ScopeInfo(scope, turn.state.scopes[scope]))
 
 
 def check_served(turn: Turn, scope: str) -> None:
@@ -150,19 +135,19 @@ def check_served(turn: Turn, scope: str) -> None:
     served = turn.state.scopes.get(scope)
     if served is None:
         _own_scope(turn, scope)
-        raise UnknownScope(f"scope {scope!r} is not known here: create a stream in it first")
+        raise errors.UnknownScope(f"scope {scope!r} is not known here: create a stream in it first")
     if served != turn.settings.control_partition:
-        raise UnknownScope(f"scope {scope!r} is served by control partition {served}")
+        raise errors.UnknownScope(f"scope {scope!r} is served by control partition {served}")
 
 
-def active_stream(turn: Turn, stream: str) -> StreamRow:
+def active_stream(turn: Turn, stream: str) -> r.StreamRow:
     """The row of a stream that can be written to.
 
     `NotReady` while it is in trouble, `StreamLost` once it is given up.
     """
     state = state_of(turn.state.streams.get(stream))
     if stream in turn.memory.waiting and state not in GIVEN_UP:
-        raise NotReady(f"{stream} waits: {turn.memory.waiting[stream]}; ask again")
+        raise errors.NotReady(f"{stream} waits: {turn.memory.waiting[stream]}; ask again")
     STREAMS.judge(state, "use", stream)
     return turn.state.streams[stream]
 
@@ -175,7 +160,7 @@ def check_room(turn: Turn, owner: str, streams: int, partitions: int) -> None:
     )  # the journal has the same number
     turn.charge(work.of_items(len(rows)))
     if len(rows) + streams > settings.max_streams or every > settings.max_partitions:
-        raise TooManyStreams(
+        raise errors.TooManyStreams(
             f"a control partition has at most {settings.max_streams:,} streams, and {settings.max_partitions:,} "
             "partitions of them and of their journals: an operator can allow more (`anabranch controller "
             "--max-streams`, `--max-partitions`)"
@@ -183,7 +168,7 @@ def check_room(turn: Turn, owner: str, streams: int, partitions: int) -> None:
     quotas.check_room(turn, owner, streams, partitions)
 
 
-def describe_streams(turn: Turn, command: DescribeStreams, to: ReplyTo | None) -> None:
+def describe_streams(turn: Turn, command: r.DescribeStreams, to: ReplyTo | None) -> None:
     """Describe one stream, a scope's streams, or all of this control partition, by name; a bounded part in one
     answer.
     """
@@ -191,9 +176,9 @@ def describe_streams(turn: Turn, command: DescribeStreams, to: ReplyTo | None) -
         known = turn.state.streams.get(command.stream)
         if known is None or known.state == CREATING:
             known = active_stream(turn, command.stream)
-        turn.reply(to, StreamList((stream_info(turn, known, full=True),)))
+        turn.reply(to, r.StreamList((stream_info(turn, known, full=True),)))
         return
-    found: list[StreamInfo] = []
+    found: list[r.StreamInfo] = []
     size = 0
     for name in _described(turn, command.scope, command.after or ""):
         turn.charge(work.LOOK)
@@ -201,11 +186,11 @@ def describe_streams(turn: Turn, command: DescribeStreams, to: ReplyTo | None) -
         if (
             full or size >= turn.settings.listed_bytes
         ):  # stop before the limit: the next one may be big
-            turn.reply(to, StreamList(tuple(found), found[-1].stream))
+            turn.reply(to, r.StreamList(tuple(found), found[-1].stream))
             return
         found.append(stream_info(turn, turn.state.streams[name]))
         size += limits.weight(found[-1])
-    turn.reply(to, StreamList(tuple(found)))
+    turn.reply(to, r.StreamList(tuple(found)))
 
 
 def _described(turn: Turn, scope: str | None, after: str) -> Iterator[str]:
@@ -234,7 +219,7 @@ def _names_of(granted: str, names: Iterable[str]) -> Iterator[str]:
     return takewhile(lambda name: name.startswith(granted) if all_of_it else name == granted, names)
 
 
-def oldest_snapshot(turn: Turn, row: StreamRow) -> int:
+def oldest_snapshot(turn: Turn, row: r.StreamRow) -> int:
     """The least time as of which a table is promised to be readable, by its setting and for open transactions.
 
     0 if the stream is not a table.
@@ -243,7 +228,7 @@ def oldest_snapshot(turn: Turn, row: StreamRow) -> int:
     return min([promised, *reading(turn, row.stream).values()]) if promised else 0
 
 
-def _promised_of(turn: Turn, row: StreamRow) -> int:
+def _promised_of(turn: Turn, row: r.StreamRow) -> int:
     """The time from which a table is readable by its setting; 0 if the stream is not a table."""
     return _promised(turn, versions_ms(row.settings)) if is_table(row.settings) else 0
 
@@ -260,7 +245,7 @@ def check_snapshot(turn: Turn, scope: str, snapshot: int) -> None:
     that keep versions for less than a second are skipped, because no snapshot would be new enough.
     """
     if snapshot and snapshot < _promised(turn, _least_history_ms(turn, scope)):
-        raise TransactionAborted(
+        raise errors.TransactionAborted(
             f"its snapshot of {to_text(snapshot)} is older than the versions that a table of scope {scope!r} keeps "
             "(`table.history.ms`): other processes could not read at it; begin again"
         )
@@ -272,7 +257,7 @@ def check_readable(turn: Turn, tables: Iterable[str], snapshot: int) -> None:
         row, base = turn.state.streams[table], turn.state.bases.get(table)
         kept = versions_ms(row.settings) >= LEAST_HISTORY_MS
         if snapshot < max(_promised_of(turn, row) if kept else 0, base.timestamp if base else 0):
-            raise SnapshotExpired(
+            raise errors.SnapshotExpired(
                 f"the transaction's snapshot of {to_text(snapshot)} is older than the versions that {table} keeps "
                 "(`table.history.ms`): begin again, and read all tables soon"
             )
@@ -305,7 +290,7 @@ def reading(turn: Turn, table: str) -> dict[bytes, int]:
     }
 
 
-def consuming(turn: Turn, stream: str) -> dict[str, ProcessorRow]:
+def consuming(turn: Turn, stream: str) -> dict[str, r.ProcessorRow]:
     """The processors that a stream is kept for."""
     turn.charge(work.of_items(len(turn.state.processors)))
     return {
@@ -316,7 +301,7 @@ def consuming(turn: Turn, stream: str) -> dict[str, ProcessorRow]:
     }
 
 
-def blockers_of(turn: Turn, stream: str, promised: int) -> tuple[Blocker, ...]:
+def blockers_of(turn: Turn, stream: str, promised: int) -> tuple[r.Blocker, ...]:
     """The blockers of a stream: transactions that read a table below the time that its setting promises, and
     processors.
 
@@ -325,7 +310,7 @@ def blockers_of(turn: Turn, stream: str, promised: int) -> tuple[Blocker, ...]:
     if not rights_of(turn.state, turn.lane, stream) & Right.OPERATE:
         return ()
 
-    def found() -> Iterator[Blocker]:
+    def found() -> Iterator[r.Blocker]:
         for txn_id, snapshot in sorted(reading(turn, stream).items(), key=lambda one: one[1]):
             if snapshot < promised:
                 yield _transaction(turn, txn_id)
@@ -337,32 +322,32 @@ def blockers_of(turn: Turn, stream: str, promised: int) -> tuple[Blocker, ...]:
     return blockers
 
 
-def _transaction(turn: Turn, txn_id: bytes) -> Blocker:
+def _transaction(turn: Turn, txn_id: bytes) -> r.Blocker:
     row, text = turn.row(txn_id), txn_text(txn_id)
     ends = "abort" if row.state == "OPEN" else "describe"  # `describe` shows what it waits for
     lane = row.owner if sees(turn.state, turn.lane, row) else ""
     age_ms = max(0, turn.wall_ms - row.begun_ms)
-    return Blocker("transaction", text, lane, age_ms, f"anabranch txn {ends} {text}")
+    return r.Blocker("transaction", text, lane, age_ms, f"anabranch txn {ends} {text}")
 
 
-def processor_blocker(turn: Turn, row: ProcessorRow) -> Blocker:
+def processor_blocker(turn: Turn, row: r.ProcessorRow) -> r.Blocker:
     """A processor, as what keeps its inputs."""
     name, change = row.processor, turn.state.last_change(k.processor_key(row.processor))
     age_ms = 0 if change is None else max(0, turn.wall_ms - to_ms(change.timestamp))
-    return Blocker("processor", name, row.owner, age_ms, f"anabranch processor delete {name}")
+    return r.Blocker("processor", name, row.owner, age_ms, f"anabranch processor delete {name}")
 
 
-def text_of(blocker: Blocker) -> str:
+def text_of(blocker: r.Blocker) -> str:
     """The text of a blocker, for people."""
     whose = f" of lane {blocker.lane}" if blocker.lane else ""
     age = f"{blocker.age_ms // 1000:,} s old"
     return f"{blocker.what} {blocker.name}{whose}, {age} (`{blocker.ends}`)"
 
 
-def stream_info(turn: Turn, row: StreamRow, *, full: bool = False) -> StreamInfo:
+def stream_info(turn: Turn, row: r.StreamRow, *, full: bool = False) -> r.StreamInfo:
     """A stream as askers see it. ``full``: with what keeps it."""
     turn.charge(work.of_items(2 * row.partitions))
-    return StreamInfo(
+    return r.StreamInfo(
         stream=row.stream,
         state=WAITING if row.stream in turn.memory.waiting else row.state,
         stream_epoch=row.stream_epoch,
@@ -389,6 +374,6 @@ def _rejected(turn: Turn, stream: str) -> dict[str, int]:
     return rejected | ({REFUSED: refused} if refused else {})
 
 
-def _by_partition(row: StreamRow, offsets: Mapping[tuple[str, int], int]) -> dict[str, int]:
+def _by_partition(row: r.StreamRow, offsets: Mapping[tuple[str, int], int]) -> dict[str, int]:
     places = ((row.stream, partition) for partition in range(row.partitions))
     return {str(place[1]): offsets[place] for place in places if place in offsets}

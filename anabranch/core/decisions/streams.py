@@ -1,4 +1,4 @@
-"""Decisions on a stream's life: created, lost, recovered, forgotten, deleted.
+"""Decisions on a stream's life: created, altered, truncated, lost, recovered, deleted.
 
 The stream's row logs each intent first. Then the shell changes the topics; the result is logged and answered.
 
@@ -15,13 +15,15 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+from anabranch import errors
 from anabranch.core import limits, work
 from anabranch.core import rows as k
 from anabranch.core.authorize import Right, rights_of, table_of
-from anabranch.core.decisions.bases import check_companion
-from anabranch.core.decisions.commits.positions import processor_of
+from anabranch.core.decisions.positions import processor_of
+from anabranch.core.decisions.questions import make_safe
 from anabranch.core.decisions.scale import asked, asker
 from anabranch.core.decisions.scopes import (
+    active_stream,
     check_names,
     check_room,
     check_served,
@@ -33,14 +35,24 @@ from anabranch.core.decisions.scopes import (
 from anabranch.core.decisions.times import admit_change, check_informed, is_repeated, note_change
 from anabranch.core.decisions.transactions import abort_txn
 from anabranch.core.decisions.turn import Turn, refuse
+from anabranch.core.hybrid_time import to_text
 from anabranch.core.ids import txn_text
+from anabranch.core.legal_names import BASE as BASES
 from anabranch.core.legal_names import STATE, base_stream, is_state, split_stream, state_stream
 from anabranch.core.memory import way_to_end
 from anabranch.core.partitioner import even_ranges
 from anabranch.core.round import NewEpoch, ReplyTo
 from anabranch.core.segments import create
 from anabranch.core.state import State
-from anabranch.core.stream_settings import PROCESSOR, check_settings, is_table
+from anabranch.core.stream_settings import (
+    BASE,
+    FIXED,
+    KNOWN,
+    PROCESSOR,
+    TOPIC,
+    check_settings,
+    is_table,
+)
 from anabranch.core.stream_states import (
     ACTIVE,
     CREATING,
@@ -53,30 +65,12 @@ from anabranch.core.stream_states import (
     state_of,
 )
 from anabranch.core.transaction_states import TRANSACTIONS
-from anabranch.errors import (
-    AnabranchError,
-    IllegalState,
-    InvalidArgument,
-    NotReady,
-    StreamExists,
-    UnknownStream,
-)
-from anabranch.schemas.records import (
-    CreateStream,
-    DeleteStream,
-    EpochRow,
-    ForgetStream,
-    ForgottenRow,
-    RecoverStream,
-    StreamList,
-    StreamRow,
-    TableRow,
-)
+from anabranch.schemas import records as r
 
 
 def _move(
-    turn: Turn, row: StreamRow, op: StreamOp, to: ReplyTo | None = None, **changes: Any
-) -> StreamRow | None:
+    turn: Turn, row: r.StreamRow, op: StreamOp, to: ReplyTo | None = None, **changes: Any
+) -> r.StreamRow | None:
     """Put the stream's row after a legal op; None if that is applied already. Raises for an illegal one.
 
     ``to``: the asker that waits for the work on the topics.
@@ -89,20 +83,20 @@ def _move(
     return moved
 
 
-def _end(turn: Turn, stream: str, op: StreamOp, error: AnabranchError | None = None) -> None:
+def _end(turn: Turn, stream: str, op: StreamOp, error: errors.AnabranchError | None = None) -> None:
     """Log that the work on the topics is done, or was refused, and answer the asker."""
     row = turn.state.streams[stream]
     moved = _move(turn, row, op)
     if moved is not None:
         turn.audited(stream, done=error is None)
-        answer = StreamList((stream_info(turn, moved),)) if error is None else refuse(error)
+        answer = r.StreamList((stream_info(turn, moved),)) if error is None else refuse(error)
         turn.reply(asker(row), answer)
 
 
 # -- created --------------------------------------------------------------------------------------------
 
 
-def create_stream(turn: Turn, command: CreateStream, to: ReplyTo | None) -> None:
+def create_stream(turn: Turn, command: r.CreateStream, to: ReplyTo | None) -> None:
     """Log the intent; the shell makes the topics, then `stream_created`."""
     scope, _ = split_stream(command.stream)
     check_served(turn, scope)
@@ -114,7 +108,9 @@ def create_stream(turn: Turn, command: CreateStream, to: ReplyTo | None) -> None
     known = rights_of(turn.state, turn.lane, command.stream) & Right.DESCRIBE
     known |= is_state(command.stream)  # for a state the right on its processor is enough
     if row is not None and row.owner != turn.lane and not known:
-        raise StreamExists(f"{command.stream} exists; lane {turn.lane!r} has no right to see it")
+        raise errors.StreamExists(
+            f"{command.stream} exists; lane {turn.lane!r} has no right to see it"
+        )
     if row is None:
         check_names(turn, command.stream)
         check_room(turn, turn.lane, 1, command.segments)
@@ -122,40 +118,74 @@ def create_stream(turn: Turn, command: CreateStream, to: ReplyTo | None) -> None
     moves = STREAMS.judge(row.state, "begin_create", command.stream) is not None
     if row.segment_count != command.segments or dict(row.settings) != dict(command.settings):
         kind = "table" if is_table(row.settings) else "stream"
-        raise StreamExists(
+        raise errors.StreamExists(
             f"{command.stream} exists: a {kind} of {row.segment_count} segments with settings "
             f"{dict(row.settings)}"
         )
     if row.state == CREATING and row.correlation_id:
         if is_repeated(turn, k.stream_key(command.stream), to):
             return  # the answer comes when it is done
-        raise NotReady(f"{command.stream} is being made: ask again")
+        raise errors.NotReady(f"{command.stream} is being made: ask again")
     if moves:
         admit_change(turn, k.stream_key(command.stream), to)
         _move(turn, row, "begin_create", to, adopt=command.adopt)
     else:
-        turn.reply(to, StreamList((stream_info(turn, row),)))
+        turn.reply(to, r.StreamList((stream_info(turn, row),)))
 
 
-def _check_state(turn: Turn, command: CreateStream) -> None:
+def _check_state(turn: Turn, command: r.CreateStream) -> None:
     """`InvalidArgument` if the name or the setting of a processor's state is used for another stream."""
     processor = command.settings.get(PROCESSOR)
     if processor is None and not is_state(command.stream):
         return
     if processor is None or command.stream != state_stream(processor):
-        raise InvalidArgument(
+        raise errors.InvalidArgument(
             f"{command.stream} with setting {PROCESSOR}={processor}: the state of a processor is named "
             "scope/processor.state and has that setting, and no other stream is; `create_processor` makes it"
         )
     tasks = processor_of(turn, processor).tasks
     if command.segments != tasks or command.adopt:
-        raise InvalidArgument(
+        raise errors.InvalidArgument(
             f"{command.stream} has {tasks} segments, one for each task, and begins empty"
         )
 
 
-def _without_topics(command: CreateStream, owner: str) -> StreamRow:
-    return StreamRow(
+def check_companion(turn: Turn, command: r.CreateStream) -> None:
+    """`InvalidArgument` if the name or the setting of a table's companion is used for another stream.
+
+    A table has to begin empty, because replicas and bases contain only what commits wrote.
+    """
+    stream, table = command.stream, command.settings.get(BASE)
+    if table is not None:
+        if table not in turn.state.tables or stream != base_stream(table) or command.adopt:
+            raise errors.InvalidArgument(
+                f"{stream} with setting {BASE}={table}: the companion of a table is named as that with {BASES} "
+                "behind, and begins empty; `compact_table` makes it"
+            )
+    elif stream.endswith(BASES) and is_a_table(turn.state.streams.get(stream.removesuffix(BASES))):
+        raise errors.InvalidArgument(
+            f"{stream} is the name of a table's companion: choose another one"
+        )
+    elif is_table(command.settings):
+        if command.adopt:
+            raise errors.InvalidArgument(
+                f"{stream}: a table begins empty: create it without adopting, and write the old records to it"
+            )
+        companion = base_stream(stream)
+        split_stream(companion)  # refuses a name that is too long for one
+        if companion in turn.state.streams and table_of(turn.state, companion) != stream:
+            raise errors.InvalidArgument(
+                f"there is a stream {companion}, which would be the companion of {stream}: choose another name"
+            )
+
+
+def is_a_table(row: r.StreamRow | None) -> bool:
+    """Whether a stream is, or will be, a table."""
+    return row is not None and is_table(row.settings)
+
+
+def _without_topics(command: r.CreateStream, owner: str) -> r.StreamRow:
+    return r.StreamRow(
         stream=command.stream,
         state=FORGOTTEN,
         segment_count=command.segments,
@@ -191,15 +221,15 @@ def stream_created(
     )
     if active is None:
         return
-    turn.put(k.epoch_key(stream, 0), EpochRow(stream, 0, segments))
+    turn.put(k.epoch_key(stream, 0), r.EpochRow(stream, 0, segments))
     made = turn.next_timestamp()
     if is_table(row.settings):
-        turn.put(k.table_key(stream), TableRow(made))
+        turn.put(k.table_key(stream), r.TableRow(made))
     turn.round.history.append(NewEpoch(stream, 0, 0, made, segments, starts=starts))
-    turn.reply(asker(row), StreamList((stream_info(turn, active),)))
+    turn.reply(asker(row), r.StreamList((stream_info(turn, active),)))
 
 
-def stream_refused(turn: Turn, stream: str, error: AnabranchError) -> None:
+def stream_refused(turn: Turn, stream: str, error: errors.AnabranchError) -> None:
     """Delete the intent: the topics can't be created as asked."""
     _end(turn, stream, "refuse_create", error)
 
@@ -231,7 +261,7 @@ def give_up_stream(turn: Turn, stream: str, why: str) -> list[bytes]:
     return aborted
 
 
-def recover_stream(turn: Turn, command: RecoverStream, to: ReplyTo | None) -> None:
+def recover_stream(turn: Turn, command: r.RecoverStream, to: ReplyTo | None) -> None:
     """Log that a LOST stream is to be recovered; the shell checks whether its topics are the old ones."""
     stream = command.stream
     check_served(turn, split_stream(stream)[0])
@@ -239,10 +269,12 @@ def recover_stream(turn: Turn, command: RecoverStream, to: ReplyTo | None) -> No
     moves = STREAMS.judge(state, "begin_recover", stream) is not None
     row = turn.state.streams[stream]
     if not moves:
-        turn.reply(to, StreamList((stream_info(turn, row),)))
+        turn.reply(to, r.StreamList((stream_info(turn, row),)))
         return
     if not row.topic_ids:
-        raise IllegalState(f"{stream} can't be taken back: its topics had no ids to know them by")
+        raise errors.IllegalState(
+            f"{stream} can't be taken back: its topics had no ids to know them by"
+        )
     admit_change(turn, k.stream_key(stream), to)
     turn.audit_later(command, stream, stream)
     _move(turn, row, "begin_recover", to)
@@ -253,7 +285,7 @@ def stream_recovered(turn: Turn, stream: str) -> None:
     _end(turn, stream, "finalize_recover")
 
 
-def recovery_refused(turn: Turn, stream: str, error: AnabranchError) -> None:
+def recovery_refused(turn: Turn, stream: str, error: errors.AnabranchError) -> None:
     """Log that the stream stays LOST: its topics are not the old ones."""
     _end(turn, stream, "refuse_recover", error)
 
@@ -261,33 +293,33 @@ def recovery_refused(turn: Turn, stream: str, error: AnabranchError) -> None:
 # -- forgotten ------------------------------------------------------------------------------------------
 
 
-def forget_stream(turn: Turn, command: ForgetStream | DeleteStream, to: ReplyTo | None) -> None:
+def forget_stream(turn: Turn, command: r.ForgetStream | r.DeleteStream, to: ReplyTo | None) -> None:
     """Log that a stream is to be forgotten; the answer comes when that is done. Repeating it is harmless.
 
     A stream that is deleted is given up in the same round, and then forgotten like a LOST one.
     """
-    stream, deletes = command.stream, isinstance(command, DeleteStream)
+    stream, deletes = command.stream, isinstance(command, r.DeleteStream)
     check_served(turn, split_stream(stream)[0])
     row = turn.state.streams.get(stream)
     before = turn.state.forgotten.get(stream)
     if row is None and before is None:
-        raise UnknownStream(f"there is no stream {stream!r}: nothing is to be taken away")
+        raise errors.UnknownStream(f"there is no stream {stream!r}: nothing is to be taken away")
     if row is None:
-        turn.reply(to, StreamList(()))  # done already
+        turn.reply(to, r.StreamList(()))  # done already
         return
     check_informed(
         turn, k.stream_key(stream), to
     )  # otherwise the name may belong to another stream by now
     if row.state == FORGETTING:
         if row.correlation_id and not is_repeated(turn, k.stream_key(stream), to):
-            raise NotReady(f"{stream} is being forgotten: ask again")
+            raise errors.NotReady(f"{stream} is being forgotten: ask again")
         return  # the answer comes when it is done
     if stream in turn.memory.waiting:
-        raise NotReady(
+        raise errors.NotReady(
             f"{stream}: {turn.memory.waiting[stream]}; it is not given up yet: ask again"
         )
     lives = deletes and row.state == ACTIVE
-    despite = command.despite if isinstance(command, DeleteStream) else ()
+    despite = command.despite if isinstance(command, r.DeleteStream) else ()
     if lives:
         _check_unread(turn, stream, despite)
     else:
@@ -297,7 +329,7 @@ def forget_stream(turn: Turn, command: ForgetStream | DeleteStream, to: ReplyTo 
     parts = sorted([txn_id for txn_id, txn in txns.items() if stream in txn.participants])
     if parts:
         ways = limits.cut(", ".join([f"`{way_to_end(turn.state, each)}`" for each in parts]))
-        raise IllegalState(
+        raise errors.IllegalState(
             f"{stream} has a part in transactions that are not over: commit or abort them first ({ways})"
         )
     lose = [text_of(processor_blocker(turn, one)) for one in consuming(turn, stream).values()]
@@ -322,15 +354,15 @@ def _check_unread(turn: Turn, stream: str, despite: Collection[str]) -> None:
     ``despite``: processors that may lose the stream as an input.
     """
     if (table := table_of(turn.state, stream)) in turn.state.tables:
-        raise IllegalState(f"{stream} has the base of {table}: it goes with that table")
+        raise errors.IllegalState(f"{stream} has the base of {table}: it goes with that table")
     if is_state(stream) and (row := turn.state.processors.get(stream.removesuffix(STATE))):
         blocker = text_of(processor_blocker(turn, row))
-        raise IllegalState(f"{stream} belongs to {blocker}: delete that first")
+        raise errors.IllegalState(f"{stream} belongs to {blocker}: delete that first")
     held = {name: row for name, row in consuming(turn, stream).items() if name not in despite}
     if held:
         them = ", ".join(text_of(processor_blocker(turn, row)) for row in held.values())
         how = " ".join(f"--despite {name}" for name in held)
-        raise IllegalState(
+        raise errors.IllegalState(
             limits.cut(
                 f"{stream} is read by {them}: delete that first, or let it lose its input: `anabranch "
             )
@@ -345,7 +377,7 @@ def _begin_forget(turn: Turn, stream: str, to: ReplyTo | None = None) -> None:
     note_change(
         turn, k.segments_key(stream)
     )  # a late copy of a scaling must not scale a later stream of that name
-    turn.put(k.forgotten_key(stream), ForgottenRow(stream, times))
+    turn.put(k.forgotten_key(stream), r.ForgottenRow(stream, times))
     _move(turn, turn.state.streams[stream], "begin_forget", to)
 
 
@@ -359,15 +391,15 @@ def end_stream(turn: Turn, stream: str, why: str) -> list[bytes]:
     if row is None or row.state == FORGETTING:
         return []
     if row.state not in (ACTIVE, LOST) or stream in turn.memory.waiting:
-        raise NotReady(f"the topics of {stream} are worked on, or in trouble: ask again")
+        raise errors.NotReady(f"the topics of {stream} are worked on, or in trouble: ask again")
     for txn in turn.state.open.values():
         if stream in txn.participants and not TRANSACTIONS.moves(txn.row.state, "lose_stream"):
             which = f"transaction {txn_text(txn.row.txn_id)}, which has a part in {stream}"
             if txn.row.state == "PREPARED":
-                raise IllegalState(
+                raise errors.IllegalState(
                     f"{which}, is prepared: commit or abort it first (`{way_to_end(turn.state, txn.row.txn_id)}`)"
                 )
-            raise NotReady(f"{which}, is being merged: ask again")
+            raise errors.NotReady(f"{which}, is being merged: ask again")
     aborted = give_up_stream(turn, stream, why)
     _begin_forget(turn, stream)
     return aborted
@@ -396,10 +428,10 @@ def stream_forgotten(turn: Turn, stream: str) -> None:
         else:
             turn.state.keep(key, value)
     turn.forgotten.append(stream)
-    turn.reply(asker(row), StreamList(()))
+    turn.reply(asker(row), r.StreamList(()))
 
 
-def forget_refused(turn: Turn, stream: str, error: AnabranchError) -> None:
+def forget_refused(turn: Turn, stream: str, error: errors.AnabranchError) -> None:
     """Set the stream LOST again: the rest of its topics can't be deleted."""
     _end(turn, stream, "refuse_forget", error)
 
@@ -419,3 +451,93 @@ def _rows_of(state: State, stream: str) -> Iterator[bytes]:
     for rows, key in ((state.tables, k.table_key), (state.bases, k.base_key)):
         if stream in rows:
             yield key(stream)
+
+
+# -- altered: other settings, and events deleted up to a time --------------------------------------
+
+
+def alter_stream(turn: Turn, command: r.AlterStream, to: ReplyTo | None) -> None:
+    """Log a stream's new settings, which the shell then gives to the topics. Repeating it is harmless."""
+    row = idle_row(turn, command.stream, to)
+    if row is None:
+        return
+    named = command.settings.keys() | set(command.unset)
+    if fixed := sorted(named & FIXED):
+        raise errors.UnsupportedSetting(f"{', '.join(fixed)} can't be altered: make a new stream")
+    wrong = set(command.unset) - KNOWN | set(command.unset) & command.settings.keys()
+    if wrong:
+        raise errors.UnsupportedSetting(
+            f"{limits.cut(', '.join(sorted(wrong)))} can't be taken back: no such setting, or given, too"
+        )
+    settings = {n: v for n, v in row.settings.items() if n not in command.unset}
+    settings |= command.settings
+    check_settings(settings)
+    wanted = ", ".join(f"{name}={settings.get(name, '')}" for name in sorted(named))
+    admit_change(turn, k.stream_key(row.stream), to)
+    what = f"{command.stream}: {wanted}"
+    changed = replace(row, settings=settings)
+    if named & TOPIC.keys():  # also unchanged ones: the topic may have been altered by hand
+        turn.audit_later(command, row.stream, what)
+        begin_change(turn, changed, r.StreamChange(row.settings, 0), to)
+    else:
+        turn.audit(command, what)
+        turn.put(k.stream_key(row.stream), changed)
+        turn.reply(to, r.StreamList((stream_info(turn, changed),)))
+
+
+def truncate_stream(turn: Turn, command: r.TruncateStream, to: ReplyTo | None) -> None:
+    """Log that a stream's events up to a commit timestamp are to be deleted. Repeating it is harmless."""
+    row = idle_row(turn, command.stream, to)
+    if row is None:
+        return
+    if is_state(command.stream):
+        raise errors.InvalidArgument(
+            f"{command.stream} is the state of a processor: reset that instead"
+        )
+    if command.stream in turn.state.tables:
+        raise errors.InvalidArgument(
+            f"{command.stream} is a table: delete rows instead, or compact it (`anabranch table compact`)"
+        )
+    if table := table_of(turn.state, command.stream):
+        raise errors.InvalidArgument(
+            f"{command.stream} has the base of table {table}: compact that again instead"
+        )
+    until = make_safe(turn, command.until)
+    admit_change(turn, k.stream_key(row.stream), to)
+    turn.audit_later(command, row.stream, f"{command.stream} up to {until}, {to_text(until)}")
+    begin_change(turn, row, r.StreamChange(row.settings, until), to)
+
+
+def idle_row(turn: Turn, stream: str, to: ReplyTo | None) -> r.StreamRow | None:
+    """The row of a stream without a change under way; None if this command's own change is.
+
+    `NotReady`: another's is.
+    """
+    check_served(turn, split_stream(stream)[0])
+    row = active_stream(turn, stream)
+    if row.change is None:
+        return row
+    if is_repeated(turn, k.stream_key(stream), to):
+        return None
+    raise errors.NotReady(f"{stream} is being altered or truncated: ask again")
+
+
+def begin_change(turn: Turn, row: r.StreamRow, change: r.StreamChange, to: ReplyTo | None) -> None:
+    """Log a change of the stream's topics that the shell makes, and the asker that waits for it."""
+    turn.put(k.stream_key(row.stream), replace(row, change=change, **asked(to)))
+
+
+def stream_changed(turn: Turn, stream: str, error: errors.AnabranchError | None = None) -> None:
+    """Log that the topics are changed, or (``error``) can't be: then restore the former settings.
+
+    Answer the asker.
+    """
+    row = turn.state.streams[stream]
+    if row.change is None:
+        return
+    settings = row.settings if error is None else row.change.settings
+    done = replace(row, settings=settings, change=None, **asked(None))
+    turn.put(k.stream_key(stream), done)
+    turn.audited(stream, done=error is None)
+    answer = r.StreamList((stream_info(turn, done),)) if error is None else refuse(error)
+    turn.reply(asker(row), answer)

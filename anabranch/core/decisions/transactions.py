@@ -1,131 +1,54 @@
-"""Decisions on a transaction's life before its commit: begin, touch, register, abort, questions."""
+"""Decisions on a transaction's life besides its commit: begin, touch, abort, questions, and its end by time."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from hmac import compare_digest
 
+from anabranch import errors
 from anabranch.core import limits, work
 from anabranch.core import rows as k
 from anabranch.core.authorize import EVERYWHERE, Right, check_right, check_writes
-from anabranch.core.decisions import quotas
-from anabranch.core.decisions.commits import names_and_series as claims
-from anabranch.core.decisions.commits import positions, prepared
-from anabranch.core.decisions.commits.writers import check_room, put_receipt
+from anabranch.core.decisions import claims, positions, prepared, quotas
 from anabranch.core.decisions.scopes import active_stream, check_served, check_snapshot
-from anabranch.core.decisions.turn import FORGOTTEN, Turn, is_finished, refuse
+from anabranch.core.decisions.turn import DAY_MS, FORGOTTEN, Turn, is_finished, refuse
+from anabranch.core.decisions.writers import check_room, put_receipt
 from anabranch.core.ids import (
     DIRECTORY,
     HASH_SIZE,
     control_partition_of,
     is_marked,
+    made_ms_of,
     txn_text,
 )
 from anabranch.core.legal_names import check_name, check_scope, is_state, split_stream
+from anabranch.core.memory import Keepalives
 from anabranch.core.round import ReplyTo
+from anabranch.core.state import OpenTxn, State
 from anabranch.core.tokens import SEE, Rights, peek
 from anabranch.core.transaction_states import TRANSACTIONS, Op, born, locks_broken
-from anabranch.errors import (
-    AlreadyCommitted,
-    AnabranchError,
-    CrossScope,
-    Expired,
-    InvalidArgument,
-    InvalidToken,
-    NotAuthorized,
-    NotReady,
-    TooManyTransactions,
-    TooManyUncommittedBytes,
-    TransactionAborted,
-    UnknownTransaction,
-)
-from anabranch.schemas.records import (
-    Abort,
-    Begin,
-    Begun,
-    Ended,
-    GetState,
-    Heartbeat,
-    JournalOp,
-    NameRow,
-    Outcome,
-    ParticipantRow,
-    Receipt,
-    Resolve,
-    Touch,
-    Touched,
-    TxnRow,
-)
+from anabranch.schemas import records as r
 
 MIN_KEEPALIVE_MS = 1000
 
 
-def begin(turn: Turn, command: Begin, to: ReplyTo | None) -> None:
+def begin(turn: Turn, command: r.Begin, to: ReplyTo | None) -> None:
     """Begin, or answer a repeated begin. A committed or prepared name is answered with its transaction."""
-    check_served(turn, command.scope)
-    check_id_partition(turn, command.txn_id)
-    check_name(command.name)
-    if is_marked(command.txn_id):
-        raise InvalidArgument(
-            "ids like this one are of one-shots that move positions: make another one"
-        )
-    if not 0 <= command.snapshot <= turn.hybrid_time:
-        raise InvalidArgument(f"snapshot {command.snapshot}: a hybrid time of a controller's reply")
-    if command.fencing_hash is not None and (
-        command.name or len(command.fencing_hash) != HASH_SIZE
-    ):
-        raise InvalidArgument(
-            f"a transaction that moves positions has no name; its fencing hash has {HASH_SIZE} bytes"
-        )
-    if not MIN_KEEPALIVE_MS <= command.keepalive_ms <= turn.settings.max_keepalive_ms:
-        raise InvalidArgument(
-            f"keepalive {command.keepalive_ms} ms is not within {MIN_KEEPALIVE_MS} and "
-            f"{turn.settings.max_keepalive_ms}"
-        )
-    row = turn.state.txn_row(command.txn_id)
-    if row is not None:
-        instead = _gave_way_to(turn, row)
-        if instead is not None:
-            turn.reply(to, instead)
-            return
-        TRANSACTIONS.judge(row.state, "begin", row.reason)
-        # The transaction may have begun without a name, and its commit claimed one.
-        name = row.name if row.state == "OPEN" or command.name is not None else None
-        moves = row.consumes if row.state == "OPEN" else command.fencing_hash
-        if (row.scope, name, row.keepalive_ms, moves, row.snapshot) != (
-            command.scope,
-            command.name,
-            command.keepalive_ms,
-            command.fencing_hash,
-            command.snapshot,
-        ):
-            raise InvalidArgument(
-                "the transaction id is in use with other arguments: make a new one"
-            )
-        if is_finished(row):
-            turn.answer(to, row)
-        else:
-            # Lists show the id and all arguments: only the secret proves that the sender began it.
-            if row.secret is None or not compare_digest(row.secret, command.secret):
-                raise NotAuthorized(
-                    "the transaction was begun with another secret: hand on its reservation, or its token"
-                )
-            turn.hear(command.txn_id)
-            turn.reply(to, Begun(row.txn_id, row.keepalive_ms, row.begun_ms))
+    for one in ARGUMENTS:
+        one(turn, command)
+    known = turn.state.txn_row(command.txn_id)
+    if known is not None:
+        _begin_again(turn, known, command, to)
         return
     turn.check_new_id(command.txn_id)
-    held = prepared.prepared_of_name(turn, command.scope, command.name)
-    earlier = (
-        held
-        if held is not None and held.owner == turn.lane
-        else earlier_outcome(turn, command.scope, command.name, turn.lane)
-    )
+    earlier = prepared.prepared_of_name(turn, command.scope, command.name)
+    if earlier is None or earlier.owner != turn.lane:
+        earlier = earlier_outcome(turn, command.scope, command.name, turn.lane)
     if earlier is not None:
         turn.answer(to, earlier)
         return
-    check_snapshot(turn, command.scope, command.snapshot)
-    check_open(turn, _replaces_open(turn, command))
-    quotas.check_keepalive(turn, turn.lane, command.keepalive_ms)
-    check_uncommitted(turn, turn.lane)
+    for one in LIMITS:
+        one(turn, command)
     supersede(turn, command.scope, command.name, command.txn_id)
     row = born(
         "begin",
@@ -141,10 +64,89 @@ def begin(turn: Turn, command: Begin, to: ReplyTo | None) -> None:
     )
     turn.put(k.txn_key(command.txn_id), row)
     turn.hear(command.txn_id)
-    turn.reply(to, Begun(row.txn_id, row.keepalive_ms, row.begun_ms))
+    turn.reply(to, r.Begun(row.txn_id, row.keepalive_ms, row.begun_ms))
 
 
-def _gave_way_to(turn: Turn, row: TxnRow) -> Outcome | None:
+def _begin_again(turn: Turn, row: r.TxnRow, command: r.Begin, to: ReplyTo | None) -> None:
+    """Answer a repeated begin."""
+    instead = _gave_way_to(turn, row)
+    if instead is not None:
+        turn.reply(to, instead)
+        return
+    TRANSACTIONS.judge(row.state, "begin", row.reason)
+    # The transaction may have begun without a name, and its commit claimed one.
+    name = row.name if row.state == "OPEN" or command.name is not None else None
+    moves = row.consumes if row.state == "OPEN" else command.fencing_hash
+    before = row.scope, name, row.keepalive_ms, moves, row.snapshot
+    if before != (
+        command.scope, command.name, command.keepalive_ms, command.fencing_hash, command.snapshot,
+    ):  # fmt: skip
+        raise errors.InvalidArgument(
+            "the transaction id is in use with other arguments: make a new one"
+        )
+    if is_finished(row):
+        turn.answer(to, row)
+        return
+    # Lists show the id and all arguments: only the secret proves that the sender began it.
+    if row.secret is None or not compare_digest(row.secret, command.secret):
+        raise errors.NotAuthorized(
+            "the transaction was begun with another secret: hand on its reservation, or its token"
+        )
+    turn.hear(command.txn_id)
+    turn.reply(to, r.Begun(row.txn_id, row.keepalive_ms, row.begun_ms))
+
+
+def _check_mark(turn: Turn, command: r.Begin) -> None:
+    if is_marked(command.txn_id):
+        raise errors.InvalidArgument(
+            "ids like this one are of one-shots that move positions: make another one"
+        )
+
+
+def _check_snapshot(turn: Turn, command: r.Begin) -> None:
+    if not 0 <= command.snapshot <= turn.hybrid_time:
+        raise errors.InvalidArgument(
+            f"snapshot {command.snapshot}: a hybrid time of a controller's reply"
+        )
+
+
+def _check_positions(turn: Turn, command: r.Begin) -> None:
+    if command.fencing_hash is not None and (
+        command.name or len(command.fencing_hash) != HASH_SIZE
+    ):
+        raise errors.InvalidArgument(
+            f"a transaction that moves positions has no name; its fencing hash has {HASH_SIZE} bytes"
+        )
+
+
+def _check_keepalive(turn: Turn, command: r.Begin) -> None:
+    if not MIN_KEEPALIVE_MS <= command.keepalive_ms <= turn.settings.max_keepalive_ms:
+        raise errors.InvalidArgument(
+            f"keepalive {command.keepalive_ms} ms is not within {MIN_KEEPALIVE_MS} and "
+            f"{turn.settings.max_keepalive_ms}"
+        )
+
+
+# The refusals of a begin, in their order; a new one is one more entry. Those of its arguments come first, because a
+# repeated begin gets them, too; those of what is open now concern a new transaction only.
+ARGUMENTS: tuple[Callable[[Turn, r.Begin], None], ...] = (
+    lambda turn, command: check_served(turn, command.scope),
+    lambda turn, command: check_id_partition(turn, command.txn_id),
+    lambda turn, command: check_name(command.name),
+    _check_mark,
+    _check_snapshot,
+    _check_positions,
+    _check_keepalive,
+)
+LIMITS: tuple[Callable[[Turn, r.Begin], None], ...] = (
+    lambda turn, command: check_snapshot(turn, command.scope, command.snapshot),
+    lambda turn, command: check_open(turn, _replaces_open(turn, command)),
+    lambda turn, command: quotas.check_keepalive(turn, turn.lane, command.keepalive_ms),
+    lambda turn, command: check_uncommitted(turn, turn.lane),
+)
+
+
+def _gave_way_to(turn: Turn, row: r.TxnRow) -> r.Outcome | None:
     """The outcome with which this transaction's commit was answered, if it gave way to an earlier commit."""
     yielded = turn.state.yielded(row.txn_id) if row.state == "ABORTED" else None
     return None if yielded is None else claims.answer(turn, yielded, row.owner)
@@ -153,13 +155,13 @@ def _gave_way_to(turn: Turn, row: TxnRow) -> Outcome | None:
 def check_open(turn: Turn, replaced: int = 0) -> None:
     """`TooManyTransactions` at the limit of open transactions. ``replaced``: how many of them a new one ends."""
     if len(turn.state.open) - replaced >= turn.settings.max_open:
-        raise TooManyTransactions(
+        raise errors.TooManyTransactions(
             f"{turn.settings.max_open} transactions are open: wait for some to end"
         )
     quotas.check_open(turn, turn.lane, 1 - replaced)
 
 
-def _replaces_open(turn: Turn, command: Begin) -> bool:
+def _replaces_open(turn: Turn, command: r.Begin) -> bool:
     return (
         command.name is not None
         and turn.state.holder(command.scope, command.name) in turn.state.open
@@ -173,7 +175,7 @@ def check_uncommitted(turn: Turn, lane: str, txn_id: bytes | None = None) -> Non
     quotas.check_uncommitted(turn, lane, txn_id)
     uncommitted, limit = turn.index.uncommitted.total, turn.settings.max_uncommitted_bytes
     if uncommitted >= limit:
-        raise TooManyUncommittedBytes(
+        raise errors.TooManyUncommittedBytes(
             f"open transactions have {uncommitted:,} bytes in journals, {limit:,} are allowed: commit or abort "
             "some, or wait for some to end"
         )
@@ -182,13 +184,13 @@ def check_uncommitted(turn: Turn, lane: str, txn_id: bytes | None = None) -> Non
 def check_id_partition(turn: Turn, txn_id: bytes) -> None:
     """`InvalidArgument` unless the id's first two bytes name this control partition."""
     if control_partition_of(txn_id) != turn.settings.control_partition:
-        raise InvalidArgument(
+        raise errors.InvalidArgument(
             f"the transaction id names control partition {control_partition_of(txn_id)}; "
             f"this is {turn.settings.control_partition}"
         )
 
 
-def earlier_outcome(turn: Turn, scope: str, name: str | None, owner: str) -> TxnRow | None:
+def earlier_outcome(turn: Turn, scope: str, name: str | None, owner: str) -> r.TxnRow | None:
     """The committed transaction of that name. `NotReady` while one of that name is being committed.
 
     `NameTaken` while a transaction of another lane has it, open or committed; `NotAuthorized` if it is free and the
@@ -209,7 +211,9 @@ def earlier_outcome(turn: Turn, scope: str, name: str | None, owner: str) -> Txn
         return row
     if row.state == "PREPARED":
         raise prepared.held(row.txn_id, f"the name {name!r}")
-    raise NotReady("a transaction of that name is being committed: ask again for its outcome")
+    raise errors.NotReady(
+        "a transaction of that name is being committed: ask again for its outcome"
+    )
 
 
 def supersede(turn: Turn, scope: str, name: str | None, txn_id: bytes) -> None:
@@ -219,10 +223,10 @@ def supersede(turn: Turn, scope: str, name: str | None, txn_id: bytes) -> None:
     holder = turn.state.holder(scope, name)
     if holder is not None and holder != txn_id and holder in turn.state.open:
         abort_txn(turn, holder, f"superseded by a newer transaction named {name!r}")
-    turn.put(k.name_key(scope, name), NameRow(txn_id))
+    turn.put(k.name_key(scope, name), r.NameRow(txn_id))
 
 
-def touch(turn: Turn, command: Touch, to: ReplyTo | None) -> None:
+def touch(turn: Turn, command: r.Touch, to: ReplyTo | None) -> None:
     """Add a stream and a writer to the transaction; the first touch pins the reference epoch for all writers."""
     row = turn.transaction(command.token, Rights.WRITE)
     TRANSACTIONS.judge(row.state, "touch", row.reason)
@@ -232,11 +236,11 @@ def touch(turn: Turn, command: Touch, to: ReplyTo | None) -> None:
     check_same_partition(turn, command.stream, row.scope)
     check_writes(turn.state, row, (command.stream,))
     if is_state(command.stream) and row.consumes is None:
-        raise InvalidArgument(f"{command.stream}: {positions.STATE_IS_MOVED}")
+        raise errors.InvalidArgument(f"{command.stream}: {positions.STATE_IS_MOVED}")
     stream = active_stream(turn, command.stream)
     txn = turn.open(row.txn_id)
     begins = command.writer and command.writer not in txn.writers  # a new writer
-    receipt = Receipt(row.txn_id, command.writer, 0, False, ())
+    receipt = r.Receipt(row.txn_id, command.writer, 0, False, ())
     if begins:
         check_room(turn, txn, (receipt,))
         quotas.check_uncommitted(turn, row.owner, row.txn_id)
@@ -244,9 +248,9 @@ def touch(turn: Turn, command: Touch, to: ReplyTo | None) -> None:
         check_uncommitted(turn, row.owner, row.txn_id)
         epoch = stream.reference_epoch
         turn.put(
-            k.participant_key(row.txn_id, command.stream), ParticipantRow(command.stream, epoch)
+            k.participant_key(row.txn_id, command.stream), r.ParticipantRow(command.stream, epoch)
         )
-        journal_op(turn, command.stream, JournalOp("BEGIN_TXN", row.txn_id, epoch, 0))
+        journal_op(turn, command.stream, r.JournalOp("BEGIN_TXN", row.txn_id, epoch, 0))
     if begins:
         put_receipt(turn, receipt, turn.lane)
     pinned = txn.participants[command.stream]
@@ -254,7 +258,7 @@ def touch(turn: Turn, command: Touch, to: ReplyTo | None) -> None:
         turn.state.layout(command.stream, pinned),
         command.stream in turn.state.tables,
     )
-    turn.reply(to, Touched(command.stream, pinned, layout, is_table))
+    turn.reply(to, r.Touched(command.stream, pinned, layout, is_table))
 
 
 def check_same_partition(turn: Turn, stream: str, scope: str) -> None:
@@ -262,13 +266,13 @@ def check_same_partition(turn: Turn, stream: str, scope: str) -> None:
     here, other = turn.settings.control_partition, split_stream(stream)[0]
     served = turn.state.scopes.get(other)
     if (here != DIRECTORY) if served is None else (served != here):
-        raise CrossScope(
+        raise errors.CrossScope(
             f"{stream} is not led by control partition {here}, as scope {scope!r} is: one transaction writes to "
             "scopes of one control partition; make new ones with `near`"
         )
 
 
-def journal_op(turn: Turn, stream: str, op: JournalOp) -> None:
+def journal_op(turn: Turn, stream: str, op: r.JournalOp) -> None:
     """Append a participant op to the journal, on the lowest partition of the active segments.
 
     The op decides nothing, so it is omitted while the stream's topics can't be written.
@@ -279,16 +283,20 @@ def journal_op(turn: Turn, stream: str, op: JournalOp) -> None:
     turn.round.ops.append((stream, min(s.partition for s in row.segments), op))
 
 
-def heartbeat(turn: Turn, command: Heartbeat, to: ReplyTo | None) -> None:
+def heartbeat(turn: Turn, command: r.Heartbeat, to: ReplyTo | None) -> None:
     """Note signs of life. Only transactions that are not open any more, and refused tokens, are answered."""
     limits.TOKENS.check(len(command.tokens), "a heartbeat")
     turn.charge(work.LOOK * (len(command.tokens) - 1))
     gone = []
-    refused: AnabranchError | None = None
+    refused: errors.AnabranchError | None = None
     for data in command.tokens:
         try:
             row = turn.transaction(data, Rights.HEARTBEAT)
-        except (InvalidToken, NotAuthorized, Expired) as error:  # the other tokens still count
+        except (
+            errors.InvalidToken,
+            errors.NotAuthorized,
+            errors.Expired,
+        ) as error:  # the other tokens still count
             refused = error
             continue
         if row.state not in ("ABORT_IN_PROGRESS", "ABORTED", "COMMITTED"):
@@ -299,18 +307,18 @@ def heartbeat(turn: Turn, command: Heartbeat, to: ReplyTo | None) -> None:
         elif to is not None:
             gone.append(turn.outcome(row, full=False))
     if gone:
-        turn.reply(to, Ended(tuple(gone)))
+        turn.reply(to, r.Ended(tuple(gone)))
     elif refused is not None:
         raise refused
 
 
-def abort(turn: Turn, command: Abort, to: ReplyTo | None) -> None:
+def abort(turn: Turn, command: r.Abort, to: ReplyTo | None) -> None:
     """Abort a transaction for a client or an operator."""
     row = turn.transaction(
         command.token, Rights.ABORT, proven=prepared.proven_by(turn, command.secret)
     )
     if row.state == "COMMITTED":
-        raise AlreadyCommitted("the transaction is committed: there is no abort any more")
+        raise errors.AlreadyCommitted("the transaction is committed: there is no abort any more")
     if row.state == "PREPARED":
         prepared.check_abort(turn, row, command)
     if TRANSACTIONS.judge(row.state, "begin_abort", row.reason) is not None:
@@ -328,34 +336,27 @@ def abort_txn(turn: Turn, txn_id: bytes, reason: str, *, op: Op = "begin_abort")
     rejected = turn.rejected(txn.row)
     row = turn.move(row, "finalize_abort", rejected=rejected, committed=0, left_out=0)
     for stream, epoch in sorted(txn.participants.items()):
-        journal_op(turn, stream, JournalOp("ABORT_TXN", txn_id, epoch, 0))
+        journal_op(turn, stream, r.JournalOp("ABORT_TXN", txn_id, epoch, 0))
     claims.give_back(turn, row.scope, txn.pending)
     if txn.row.state == "PREPARED":
         prepared.drop_events(turn, txn_id)
     if txn.pending is not None:
         positions.give_back(turn, txn.pending.consumed, txn_id)
     if row.broken is None:
-        end_pending(turn, txn_id, TransactionAborted(f"the transaction is aborted ({reason})"))
+        end_pending(
+            turn, txn_id, errors.TransactionAborted(f"the transaction is aborted ({reason})")
+        )
     for to in end_pending(turn, txn_id, None):
         turn.reply(to, turn.outcome(row, lane=to.lane))
     finish(turn, row)
 
 
-def end_pending(turn: Turn, txn_id: bytes, error: AnabranchError | None) -> list[ReplyTo]:
+def end_pending(turn: Turn, txn_id: bytes, error: errors.AnabranchError | None) -> list[ReplyTo]:
     """Delete the pending commit, and return its askers; with an error, answer them."""
     pending = turn.open(txn_id).pending
     if pending is None:
         return []
-    waiting = [
-        ReplyTo(*who, held=who[0] in pending.held)
-        for who in zip(
-            pending.correlation_ids,
-            pending.reply_partitions,
-            pending.commands,
-            pending.lanes,
-            strict=True,
-        )
-    ]
+    waiting = [ReplyTo.of(each) for each in pending.askers]
     turn.put(k.pending_key(txn_id), None)
     if error is not None:
         for to in waiting:
@@ -363,7 +364,7 @@ def end_pending(turn: Turn, txn_id: bytes, error: AnabranchError | None) -> list
     return waiting
 
 
-def finish(turn: Turn, row: TxnRow) -> None:
+def finish(turn: Turn, row: r.TxnRow) -> None:
     """Put a finished transaction's row, and delete the rows that only an open one needs."""
     for key in turn.index.forget(turn.state, row.txn_id):
         turn.state.keep(key, None)
@@ -389,16 +390,16 @@ def drop_epoch(turn: Turn, stream: str, epoch: int) -> None:
         turn.put(k.epoch_key(stream, epoch), None)
 
 
-def named_by(command: GetState | Resolve) -> bytes:
+def named_by(command: r.GetState | r.Resolve) -> bytes:
     """The token of a question, or the bare id."""
     if command.token is None:
         return command.txn_id
     if peek(command.token).txn_id != command.txn_id:
-        raise InvalidArgument("the token is of another transaction than the question")
+        raise errors.InvalidArgument("the token is of another transaction than the question")
     return command.token
 
 
-def resolve(turn: Turn, command: Resolve, to: ReplyTo | None) -> None:
+def resolve(turn: Turn, command: r.Resolve, to: ReplyTo | None) -> None:
     """Answer with the outcome. Without a row ABORTED is logged first, so that the answer never changes."""
     check_id_partition(turn, command.txn_id)
     named = named_by(command)
@@ -407,7 +408,7 @@ def resolve(turn: Turn, command: Resolve, to: ReplyTo | None) -> None:
     if row is not None:
         try:
             row = turn.transaction(named, SEE)
-        except UnknownTransaction:
+        except errors.UnknownTransaction:
             check_right(
                 turn.state, turn.lane, Right.WRITE, where
             )  # the same refusal as without a transaction
@@ -415,12 +416,12 @@ def resolve(turn: Turn, command: Resolve, to: ReplyTo | None) -> None:
     else:
         check_right(turn.state, turn.lane, Right.WRITE, where)
         if is_marked(command.txn_id):
-            raise InvalidArgument(
+            raise errors.InvalidArgument(
                 "a one-shot that moves positions has no outcome of its own: take its tasks; where they stand says "
                 "whether it is committed"
             )
         if turn.is_forgotten(command.txn_id):
-            raise Expired(FORGOTTEN)
+            raise errors.Expired(FORGOTTEN)
         turn.check_new_id(command.txn_id)
         turn.charge(work.KEPT)
         reason = "it was resolved before any other command of it arrived"
@@ -434,3 +435,112 @@ def resolve(turn: Turn, command: Resolve, to: ReplyTo | None) -> None:
         )
         turn.put(k.txn_key(command.txn_id), row)
     turn.answer(to, row)
+
+
+# -- by time: silent transactions are aborted, old outcomes are forgotten --------------------------
+
+
+AUDIT_MS = 90 * DAY_MS
+UNREAD_MS = 600_000  # at least this long: a topic of commands may have no leader for some time
+_AUDIT_ROWS = 20  # checked each time
+# A round forgets this many old outcomes for each that it adds, so the table does not grow.
+PURGE_SHARE = 2
+PURGE_ROWS = 2_000  # … and this many rows, plus two for each of those outcomes
+
+
+def silent_lanes(state: State, keepalives: Keepalives, now_ms: int) -> set[str]:
+    """The lanes whose unread commands may contain a heartbeat of a transaction that seems silent."""
+    found: set[str] = set()
+    if now_ms >= keepalives.next_check_ms:
+        for txn in state.open.values():
+            if _seems_stale(txn, keepalives, now_ms):
+                found |= _heartbeats_of(txn, keepalives)
+    return found
+
+
+def _seems_stale(txn: OpenTxn, keepalives: Keepalives, now_ms: int) -> bool:
+    """Whether an open transaction without a received commit has been silent for longer than its keepalive."""
+    silent_ms = now_ms - keepalives.last(txn.row.txn_id)
+    return silent_ms > txn.row.keepalive_ms and txn.row.state == "OPEN" and txn.pending is None
+
+
+def _heartbeats_of(txn: OpenTxn, keepalives: Keepalives) -> set[str]:
+    """The lanes by which a transaction's heartbeats may come: its owner's, its writers', its known helpers'."""
+    helpers = keepalives.helpers.get(txn.row.txn_id, ())
+    return {txn.row.owner, *txn.lanes.values(), *helpers}
+
+
+def _unread(turn: Turn, txn: OpenTxn) -> list[str]:
+    """The lanes of a transaction's heartbeats whose commands are not all decided up to the end of its keepalive.
+
+    A blocked lane is not read and does not count.
+    """
+    over_ms = turn.keepalives.last(txn.row.txn_id) + txn.row.keepalive_ms
+    lanes = turn.memory.lanes
+    names = sorted(_heartbeats_of(txn, turn.keepalives) & lanes.keys())
+    return [name for name in names if lanes[name].read_ms <= over_ms]
+
+
+def _is_stale(turn: Turn, txn: OpenTxn) -> bool:
+    """Whether an open transaction has expired: all its lanes are read, except lanes that were unreadable for
+    long.
+    """
+    if not _seems_stale(txn, turn.keepalives, turn.now_ms):
+        return False
+    last, keepalive_ms = turn.keepalives.last(txn.row.txn_id), txn.row.keepalive_ms
+    long = turn.now_ms - last > max(limits.UNREAD.value * keepalive_ms, UNREAD_MS)
+    seen = [turn.memory.lanes[name] for name in _unread(turn, txn)]
+    return all(long and lane.well_ms <= last + keepalive_ms for lane in seen)
+
+
+def abort_stale(turn: Turn) -> None:
+    stale = [txn_id for txn_id, txn in turn.state.open.items() if _is_stale(turn, txn)]
+    for txn_id in sorted(stale):
+        silent_ms = turn.now_ms - turn.keepalives.last(txn_id)
+        reason = f"stale: no heartbeat for {silent_ms} ms"
+        if unread := _unread(turn, turn.open(txn_id)):
+            reason += f"; commands of {', '.join(unread)} can't be read"
+            turn.round.unread.append(f"{txn_text(txn_id)} is aborted: {reason}")
+        abort_txn(turn, txn_id, reason, op="expire")
+
+
+def abort_old(turn: Turn) -> None:
+    """Abort open transactions that keep tables readable for longer than their lanes may."""
+    for txn_id in sorted(turn.state.locks.named):
+        txn = turn.open(txn_id)
+        if txn.row.state != "OPEN" or txn.pending is not None:
+            continue
+        try:
+            quotas.check_snapshot(turn, txn.row.owner, txn.row.snapshot)
+        except errors.SnapshotExpired as error:
+            abort_txn(turn, txn_id, f"its snapshot is too old: {error}", op="expire")
+
+
+def forget_outcomes(turn: Turn, most: int) -> int | None:
+    """Delete the rows of up to ``most`` transactions that ended longer ago than the retention."""
+    ended_before = turn.wall_ms - turn.settings.retention_ms
+    left = PURGE_ROWS + 2 * most
+    for txn_id in turn.state.finished_before(ended_before, most):
+        row = turn.state.txn_row(txn_id)
+        if row is None:
+            continue
+        keys = turn.state.row_keys(txn_id, left + 1)
+        if len(keys) > left:  # it had many writers: its own row, the first key, is deleted last
+            for key in keys[1:]:
+                turn.put(key, None)
+            break
+        left -= len(keys)
+        if row.name is not None and turn.state.holder(row.scope, row.name) == txn_id:
+            turn.put(k.name_key(row.scope, row.name), None)
+        for key in keys:
+            turn.put(key, None)
+        turn.expired_ms = max(turn.expired_ms, made_ms_of(txn_id))
+    return turn.expired_ms if turn.expired_ms != turn.state.round.expired_ms else None
+
+
+def forget_audit(turn: Turn) -> None:
+    """Delete some of the audit's rows that are older than `AUDIT_MS`."""
+    due = k.audit_key(max(0, turn.wall_ms - AUDIT_MS), 0)
+    for key in turn.state.row_keys(k.AUDIT_KEY, _AUDIT_ROWS):
+        if key < due:
+            turn.put(key, None)

@@ -13,14 +13,17 @@ from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Any
 
+from anabranch import errors
 from anabranch.core import hybrid_time, limits, work
 from anabranch.core import rows as k
 from anabranch.core.authorize import Right, of_scope, rights_of, shown
 from anabranch.core.ids import TXN_ID_SIZE, control_partition_of, made_ms_of
-from anabranch.core.journal.index import JournalIndex
+from anabranch.core.journal_index import JournalIndex
 from anabranch.core.legal_names import OPEN_LANE
+from anabranch.core.locks.recent_writes import RecentWritesDraft
 from anabranch.core.memory import (
     Cleaning,
+    Drafts,
     Histories,
     Keepalives,
     LeaderMemory,
@@ -30,31 +33,13 @@ from anabranch.core.memory import (
     trouble_of,
     wait_of,
 )
-from anabranch.core.read_locks import WindowDraft
 from anabranch.core.round import ReplyTo, Round
 from anabranch.core.state import OpenTxn, State
 from anabranch.core.stream_settings import RETENTION_MS, latest_time
 from anabranch.core.tokens import MAX_KEEPALIVE_MS, Rights, check_right, is_genuine, peek
 from anabranch.core.transaction_states import FINISHED, TRANSACTIONS, Op
-from anabranch.errors import (
-    AnabranchError,
-    ClockSkew,
-    Expired,
-    InvalidToken,
-    InvariantViolation,
-    NotAuthorized,
-    UnknownTransaction,
-    check,
-)
-from anabranch.schemas.records import (
-    AuditRow,
-    LanePositionRow,
-    Outcome,
-    Receipt,
-    Refusal,
-    RoundRow,
-    TxnRow,
-)
+from anabranch.errors import check
+from anabranch.schemas import records as r
 
 DAY_MS = 86_400_000
 FORGOTTEN = (
@@ -162,51 +147,22 @@ class Turn:
     forgotten: list[str] = field(default_factory=list)  # streams that this round forgets
     # Journal partitions whose plain writes were committed in this round: others come first in the next.
     served: list[tuple[str, int]] = field(default_factory=list)
-    # Created on first use: most turns need two of them.
-    _keepalives: Keepalives | None = None
-    _merging: Merging | None = None
-    _cleaning: Cleaning | None = None
-    _histories: Histories | None = None
-    _windows: WindowDraft | None = None
-
+    keepalives: Keepalives = field(init=False)  # this and the next four: drafts of memory
+    merging: Merging = field(init=False)
+    cleaning: Cleaning = field(init=False)
+    histories: Histories = field(init=False)
+    recent_writes: RecentWritesDraft = field(init=False)
+    _drafts: Drafts = field(init=False)
     _finished: int = field(init=False)
 
     def __post_init__(self) -> None:
+        self._drafts = drafts = self.memory.draft()
+        self.keepalives, self.merging = drafts.keepalives, drafts.merging
+        self.cleaning, self.histories = drafts.cleaning, drafts.histories
+        self.recent_writes = drafts.recent_writes
         self._finished = self.state.finished
         self.hybrid_time = self.state.round.hybrid_time
         self.expired_ms = self.state.round.expired_ms
-
-    # -- drafts of memory -----------------------------------------------------------------------------
-
-    @property
-    def keepalives(self) -> Keepalives:
-        if self._keepalives is None:
-            self._keepalives = self.memory.keepalives.draft()
-        return self._keepalives
-
-    @property
-    def merging(self) -> Merging:
-        if self._merging is None:
-            self._merging = self.memory.merging.draft()
-        return self._merging
-
-    @property
-    def cleaning(self) -> Cleaning:
-        if self._cleaning is None:
-            self._cleaning = self.memory.cleaning.draft()
-        return self._cleaning
-
-    @property
-    def histories(self) -> Histories:
-        if self._histories is None:
-            self._histories = self.memory.histories.draft()
-        return self._histories
-
-    @property
-    def windows(self) -> WindowDraft:
-        if self._windows is None:
-            self._windows = self.memory.windows.draft()
-        return self._windows
 
     # -- what decisions do ----------------------------------------------------------------------------
 
@@ -242,7 +198,7 @@ class Turn:
             self.size += limits.weight(result)
             self.round.replies.append((to, result))
 
-    def answer(self, to: ReplyTo | None, row: TxnRow, *, full: bool = True) -> None:
+    def answer(self, to: ReplyTo | None, row: r.TxnRow, *, full: bool = True) -> None:
         """Answer with a transaction's outcome, if an asker waits."""
         if to is not None:
             self.reply(to, self.outcome(row, full=full))
@@ -285,10 +241,10 @@ class Turn:
             if done:
                 self._file(replace(row, at_ms=self.wall_ms))
 
-    def _audit_row(self, command: object, what: str) -> AuditRow:
-        return AuditRow(self.wall_ms, self.lane, type(command).__name__, limits.cut(what))
+    def _audit_row(self, command: object, what: str) -> r.AuditRow:
+        return r.AuditRow(self.wall_ms, self.lane, type(command).__name__, limits.cut(what))
 
-    def _file(self, row: AuditRow) -> None:
+    def _file(self, row: r.AuditRow) -> None:
         """Put an audit row.
 
         Above the limit of a lane its oldest rows are deleted, so that it can't displace those of others.
@@ -319,7 +275,7 @@ class Turn:
         now = hybrid_time.next_after(self.hybrid_time, self.now_us)
         return latest_time(settings, hybrid_time.to_ms(now))
 
-    def move(self, row: TxnRow, op: Op, **changes: Any) -> TxnRow:
+    def move(self, row: r.TxnRow, op: Op, **changes: Any) -> r.TxnRow:
         """The transaction's row after a legal op; raises for an illegal one. Does not put it."""
         state = TRANSACTIONS.judge(row.state, op, row.reason)
         return row._replace(state=state if state is not None else row.state, **changes)
@@ -330,9 +286,9 @@ class Turn:
         self,
         data: bytes,
         right: int,
-        accepts_expired: Callable[[TxnRow], bool] = lambda _: False,
-        proven: Callable[[TxnRow], bool] = lambda _: False,
-    ) -> TxnRow:
+        accepts_expired: Callable[[r.TxnRow], bool] = lambda _: False,
+        proven: Callable[[r.TxnRow], bool] = lambda _: False,
+    ) -> r.TxnRow:
         """The row of the transaction that a token or a bare id names, if the sender has a right on it.
 
         A bare id is accepted from the owner's lane and from lanes with the right `operate`; in the lane `open` it
@@ -345,7 +301,7 @@ class Turn:
         token = None if len(data) == TXN_ID_SIZE else peek(data)
         txn_id = data if token is None else token.txn_id
         if control_partition_of(txn_id) != self.settings.control_partition:
-            raise InvalidToken(
+            raise errors.InvalidToken(
                 "the token is of another control partition: send the command to "
                 f"partition {control_partition_of(txn_id)}"
             )
@@ -353,13 +309,13 @@ class Turn:
         if token is not None:
             check_right(token, right)
             if not token.lanes <= {self.lane}:
-                raise NotAuthorized(
+                raise errors.NotAuthorized(
                     f"the token is good in lane {' and '.join(sorted(token.lanes))} only, this is {self.lane}"
                 )
             late = 0 < token.not_after_ms < self.wall_ms
         row = self.state.txn_row(txn_id)
         if row is None and self.is_forgotten(txn_id):
-            raise Expired(FORGOTTEN)
+            raise errors.Expired(FORGOTTEN)
         if row is None:
             known = False
         elif (
@@ -370,25 +326,25 @@ class Turn:
             known = is_genuine(token, row.secret)
         known = known or (row is not None and proven(row))
         if late and not (known and row is not None and accepts_expired(row)):
-            raise NotAuthorized("the token's time is over: ask its maker for another one")
+            raise errors.NotAuthorized("the token's time is over: ask its maker for another one")
         if row is None or not known:
-            raise UnknownTransaction(
+            raise errors.UnknownTransaction(
                 f"there is no such transaction, or lane {self.lane!r} may not do this by its id or by this token: "
                 "begin it, or ask its maker for a token"
             )
         return row
 
-    def _may_by_id(self, row: TxnRow, right: int) -> bool:
+    def _may_by_id(self, row: r.TxnRow, right: int) -> bool:
         if rights_of(self.state, self.lane, of_scope(row.scope)) & Right.OPERATE:
             return True
         seen = self.lane != OPEN_LANE or right & Rights.STATE
         return row.owner == self.lane and bool(right and seen)
 
-    def row(self, txn_id: bytes) -> TxnRow:
+    def row(self, txn_id: bytes) -> r.TxnRow:
         """The row of a transaction that has one."""
         row = self.state.txn_row(txn_id)
         if row is None:
-            raise InvariantViolation("a transaction has no row")
+            raise errors.InvariantViolation("a transaction has no row")
         return row
 
     def is_forgotten(self, txn_id: bytes) -> bool:
@@ -402,15 +358,15 @@ class Turn:
         if wrong_ms > 0 and not self.expired_ms < made_ms <= wall_ms + self.settings.max_ahead_ms:
             # A forgotten id was older than half the retention by the clock at that time.
             wrong_ms += self.settings.retention_ms - self.settings.max_ahead_ms
-            raise ClockSkew(
+            raise errors.ClockSkew(
                 f"the controller's clock is {wrong_ms} ms or more earlier than when outcomes were "
                 "forgotten: set the clock of the controller"
             )
         if made_ms <= max(self.expired_ms, wall_ms - self.settings.retention_ms):
-            raise Expired("the transaction id is too old: begin a new one")
+            raise errors.Expired("the transaction id is too old: begin a new one")
         ahead_ms = made_ms - wall_ms
         if ahead_ms > self.settings.max_ahead_ms:
-            raise ClockSkew(
+            raise errors.ClockSkew(
                 f"the transaction id was made {ahead_ms} ms ahead of the controller's clock, "
                 f"{self.settings.max_ahead_ms} are allowed: set the clock"
             )
@@ -419,10 +375,10 @@ class Turn:
         """An unfinished transaction."""
         txn = self.state.open.get(txn_id)
         if txn is None:
-            raise InvariantViolation("an unfinished transaction is not among the open ones")
+            raise errors.InvariantViolation("an unfinished transaction is not among the open ones")
         return txn
 
-    def rejected(self, row: TxnRow) -> int:
+    def rejected(self, row: r.TxnRow) -> int:
         """Journal records of an open transaction that were rejected so far."""
         return row.rejected + self.index.rejected_of(row.txn_id)
 
@@ -445,12 +401,11 @@ class Turn:
     def done(self) -> None:
         """Apply the drafts to memory: the round is on the log, or had nothing to log."""
         self.index.round_done(self.ended, self.cut, self.served)
-        parts = self._keepalives, self._merging, self._cleaning, self._histories
-        self.memory.follow(*parts, self._windows, self.ended, self.forgotten)
+        self.memory.follow(self._drafts, self.ended, self.forgotten)
 
     def outcome(
-        self, row: TxnRow, *, full: bool = True, lane: str | None = None, after: int | None = None
-    ) -> Outcome:
+        self, row: r.TxnRow, *, full: bool = True, lane: str | None = None, after: int | None = None
+    ) -> r.Outcome:
         """A transaction as askers see it: one with a pending commit is not called OPEN.
 
         ``full``: with its streams and some of its writers, those after ``after``. ``lane``: the asker's; None: that
@@ -461,7 +416,7 @@ class Turn:
         ended = row.state in FINISHED
         trouble = "" if ended else self.trouble(row.txn_id)
         prepared = None if row.secret is None else self.state.prepared_row(row.txn_id)
-        return Outcome(
+        return r.Outcome(
             txn_id=row.txn_id,
             state="COMMIT_IN_PROGRESS" if waits else row.state,
             scope=row.scope,
@@ -485,7 +440,7 @@ class Turn:
             broken=shown(self.state, lane or self.lane, row.broken),
         )
 
-    def _writers(self, txn_id: bytes, after: int | None) -> tuple[Receipt, ...]:
+    def _writers(self, txn_id: bytes, after: int | None) -> tuple[r.Receipt, ...]:
         """The writers of an answer: all by number, or a part in the order of their rows."""
         most, txn = limits.WRITERS_LISTED.value, self.state.open.get(txn_id)
         if txn is not None and after is None and len(txn.writers) < most:
@@ -498,9 +453,9 @@ class Turn:
         return tuple(found)
 
 
-def refuse(error: AnabranchError) -> Refusal:
+def refuse(error: errors.AnabranchError) -> r.Refusal:
     """The answer for an error."""
-    return Refusal(code=type(error).__name__, message=limits.cut(str(error)))
+    return r.Refusal(code=type(error).__name__, message=limits.cut(str(error)))
 
 
 def attempt(turn: Turn, to: ReplyTo | None, decision: Callable[[], None]) -> None:
@@ -508,7 +463,7 @@ def attempt(turn: Turn, to: ReplyTo | None, decision: Callable[[], None]) -> Non
     before = (turn.puts, len(turn.round.replies), turn.hybrid_time)
     try:
         decision()
-    except AnabranchError as error:
+    except errors.AnabranchError as error:
         after = (turn.puts, len(turn.round.replies), turn.hybrid_time)
         check(before == after, f"a refused command changed something: {error}")
         turn.reply(to, refuse(error))
@@ -526,7 +481,7 @@ def close_round(
 
     ``lanes``: positions of other lanes.
     """
-    row = RoundRow(
+    row = r.RoundRow(
         term=turn.state.term.term if turn.state.term else 0,
         hybrid_time=turn.hybrid_time,
         commands_offset=commands_offset,
@@ -537,10 +492,10 @@ def close_round(
         turn.put(k.ROUND_KEY, row)
         for lane, at in lanes.items():
             if turn.state.lane_positions.get(lane, 0) not in (at, AT_END):
-                turn.put(k.lane_position_key(lane), LanePositionRow(at))
+                turn.put(k.lane_position_key(lane), r.LanePositionRow(at))
     return turn.round
 
 
-def is_finished(row: TxnRow) -> bool:
+def is_finished(row: r.TxnRow) -> bool:
     """Whether a transaction is committed or aborted."""
     return row.state in FINISHED

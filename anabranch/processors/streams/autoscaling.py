@@ -1,6 +1,6 @@
 """Automatic scaling: a leader measures the load that rounds merge into each stream, and starts scalings.
 
-The policy is `anabranch.core.decisions.autoscale`. Loads are not logged, so a new leader has to measure again:
+The policy is `anabranch.core.decisions.scale`. Loads are not logged, so a new leader has to measure again:
 segments are not split during its first cool-down, and not merged during its first four.
 """
 
@@ -11,12 +11,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from anabranch.core.decisions.autoscale import Autoscaler
-from anabranch.core.decisions.scale import start
+from anabranch.core.decisions.scale import Autoscaler, start
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.history_records import Tail
 from anabranch.core.ids import segment_number
-from anabranch.core.journal.index import JournalIndex
+from anabranch.core.journal_index import JournalIndex
 from anabranch.core.partitioner import position_of
 from anabranch.core.round import NewEpoch, Part, Round, StreamCommit
 from anabranch.core.state import State

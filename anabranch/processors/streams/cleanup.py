@@ -18,7 +18,7 @@ from anabranch.batches.records import decode_records
 from anabranch.clock import OnceAMinute
 from anabranch.core.decisions.cleanup import Copied, Lying, has_moved, moved, not_now, runs_to_move
 from anabranch.core.decisions.turn import Turn
-from anabranch.core.journal.usage import Place
+from anabranch.core.journal_index import Place
 from anabranch.core.legal_names import is_state
 from anabranch.core.rows import HISTORY
 from anabranch.errors import MalformedRecord, UnsupportedVersion

@@ -15,13 +15,13 @@ from typing import Any, NamedTuple, TypeVar
 
 from anabranch.backoff import Backoff
 from anabranch.core import limits
-from anabranch.core.decisions.alter import stream_changed
 from anabranch.core.decisions.bases import base_published, is_published
 from anabranch.core.decisions.scale import partitions_added, partitions_refused
 from anabranch.core.decisions.streams import (
     forget_refused,
     prove_leadership,
     recovery_refused,
+    stream_changed,
     stream_created,
     stream_forgotten,
     stream_recovered,

@@ -1,10 +1,10 @@
-"""Runs of journal records, and how the table keeps them.
+"""Runs of journal records, how the table keeps them, and receipts, which say what a writer wrote.
 
 Table keys: ``i | stream | 00 | partition (4) | txn id (16) | writer (8) | first offset (8)``. Plain runs have
 the transaction id of zeros and the writer 0. A run that was moved forward keeps its key, with the offset that
 its writer saw; its value has its present offset.
 
-Digests of what runs of tables write: ``d``, then the run's key without its ``i`` (`core.journal.table_writes`).
+Digests of what runs of tables write: ``d``, then the run's key without its ``i`` (`core.locks.table_writes`).
 
 Rejected records of open transactions: ``x | txn id (16) | stream | 00 | partition (4) | first offset (8)``. Records
 below the journal's low water are counted in the transaction's row instead.
@@ -13,12 +13,12 @@ below the journal's low water are counted in the transaction's row instead.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from anabranch.core import rows as k
 from anabranch.core.ids import TXN_ID_SIZE
-from anabranch.core.overlay import Rows
+from anabranch.core.rows import Rows
 from anabranch.schemas.records import Extent, MovedRow, MovedRun, Receipt, RunsWanted
 
 # End, records, sum of checksums; base offset and size of the batch; new place (0: not moved); pure; CRC; latest.
@@ -51,7 +51,7 @@ class Run(NamedTuple):
     pure: bool
     batch_crc: int = 0
     keyless: int = 0  # records without a key
-    # A digest of its keys, for tables (`core.journal.table_writes.Keys`); empty: not known.
+    # A digest of its keys, for tables (`core.locks.table_writes.Keys`); empty: not known.
     digest: bytes = b""
     # Latest time of its records, Unix milliseconds; `NEVER` if a record's time is below the legal range.
     latest: int = 0
@@ -180,3 +180,41 @@ def extents_of(receipts: Sequence[Receipt]) -> dict[tuple[int, str, int], Extent
         for receipt in receipts
         for extent in receipt.extents
     }
+
+
+# -- receipts: compared in the same way by clients and controllers --------------------------------------
+
+
+CRC_MODULUS = 1 << 63
+
+
+def covers(one: Receipt | None, other: Receipt) -> bool:
+    """Whether a receipt has all events of another receipt of the same writer, whichever of the two was made first.
+
+    A flush without new writes raises the sequence, and the end, too, if other writers wrote to the journal.
+    """
+    if not other.extents:
+        return True
+    if one is None:
+        return False
+    has = {(extent.stream, extent.partition): extent for extent in one.extents}
+    return all(
+        (whole := has.get((part.stream, part.partition))) is not None and _is_within(part, whole)
+        for part in other.extents
+    )
+
+
+def _is_within(part: Extent, whole: Extent) -> bool:
+    """Whether one extent has all records of another: records are counted from the first, so equal counts mean the
+    same.
+    """
+    if whole.first > part.first:
+        return False
+    if whole.count == part.count:
+        return whole.crc_sum == part.crc_sum
+    return whole.count > part.count and whole.end >= part.end
+
+
+def not_covered(wanted: Iterable[Receipt], taken: Mapping[int, Receipt]) -> list[int]:
+    """Writers of ``wanted`` whose events are not all taken."""
+    return [each.writer for each in wanted if not covers(taken.get(each.writer), each)]

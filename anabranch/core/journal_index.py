@@ -2,13 +2,14 @@
 
 Journals are read to their end; each batch is divided into *runs*, consecutive records of one writer. The index
 keeps the runs of transactions that may still commit, and counts what it rejects, by reason. Plain records belong to
-no transaction: their runs are kept until they are committed (`core.decisions.plain`). Everything follows from the
+no transaction: their runs are kept until they are committed (`core.decisions.merge`). Everything follows from the
 journals and the status rows, so the index can be rebuilt at any time.
 """
 
 from __future__ import annotations
 
 import struct
+from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,8 +17,8 @@ from itertools import takewhile
 
 from anabranch.core import rows as k
 from anabranch.core.ids import NO_TXN, TXN_ID_SIZE
-from anabranch.core.journal.receipts import CRC_MODULUS as CRC_MODULUS
-from anabranch.core.journal.runs import (
+from anabranch.core.journal_runs import CRC_MODULUS as CRC_MODULUS
+from anabranch.core.journal_runs import (
     Run,
     StoredRun,
     digest_key,
@@ -32,9 +33,8 @@ from anabranch.core.journal.runs import (
     txn_of,
     unpack_run,
 )
-from anabranch.core.journal.usage import Read, Uncommitted
 from anabranch.core.legal_names import is_state
-from anabranch.core.overlay import Rows
+from anabranch.core.rows import Rows
 from anabranch.core.state import OpenTxn, State
 from anabranch.schemas.records import Extent, Receipt, SegmentRange
 
@@ -244,7 +244,7 @@ class JournalIndex:
         place = (stream, partition)
         if self.plain_ends.get(place, 0) <= state.plain.get(place, 0):
             return None
-        return next((run.batch_base for run in self.plain_runs(state, *place)), None)
+        return next((run.batch_base for run in self.plain_runs(state, stream, partition)), None)
 
     def forget(self, state: State, txn_id: bytes) -> list[bytes]:
         """The table keys of a finished transaction's runs, to be dropped with the round."""
@@ -452,3 +452,124 @@ def _moved_runs(txn: OpenTxn, place: tuple[str, int]) -> set[tuple[int, int]]:
         if (stream, partition) == place
         for run in row.runs
     }
+
+
+# -- bytes in the journals, kept in memory: limits and clean-up need no scan ---------------------------
+
+
+Place = tuple[str, int]  # stream, journal partition
+
+_STEP_BYTES = 4 << 10
+_STEPS = 2_048
+
+
+@dataclass(slots=True)
+class Stay:
+    """A transaction's data in a journal partition.
+
+    ``low``: the least present base offset of its batches there. ``size``: their bytes, about.
+    """
+
+    low: int
+    size: int
+
+
+@dataclass(slots=True)
+class Uncommitted:
+    """The data of open transactions in the journals.
+
+    Call ``ended`` only when a transaction's end is on the log, because the round may fail before.
+    """
+
+    stays: dict[bytes, dict[Place, Stay]] = field(default_factory=dict)
+    by_stream: Counter[str] = field(default_factory=Counter)  # bytes
+    total: int = 0  # bytes
+    refused: set[bytes] = field(default_factory=set)  # transactions with rejected records
+
+    def add(self, txn_id: bytes, place: Place, batch_base: int, size: int) -> None:
+        """Count a run that the index keeps."""
+        stays = self.stays.setdefault(txn_id, {})
+        stay = stays.get(place)
+        if stay is None:
+            stays[place] = Stay(batch_base, size)
+        else:
+            stay.low = min(stay.low, batch_base)
+            stay.size += size
+        self.by_stream[place[0]] += size
+        self.total += size
+
+    def size_of(self, txn_ids: Iterable[bytes]) -> int:
+        """The bytes of some transactions."""
+        stays = (self.stays.get(txn_id, {}) for txn_id in txn_ids)
+        return sum(stay.size for found in stays for stay in found.values())
+
+    def moved(self, txn_id: bytes, place: Place, low: int) -> None:
+        """Some runs of a transaction moved. ``low``: the least base offset of all of them now."""
+        self.stays[txn_id][place].low = low
+
+    def ended(self, txn_ids: Iterable[bytes]) -> None:
+        """Drop transactions that ended."""
+        for txn_id in txn_ids:
+            self.refused.discard(txn_id)
+            for place, stay in self.stays.pop(txn_id, {}).items():
+                self.by_stream[place[0]] -= stay.size
+                self.total -= stay.size
+
+
+class Read:
+    """The number of bytes between two offsets of a journal partition, as far as this leader has read it.
+
+    The number is exact to 4 KiB, or to a two-thousandth of the whole. Bytes before ``start`` are not counted, so
+    data may be moved later than necessary, but never sooner.
+    """
+
+    def __init__(self, start: int) -> None:
+        """``start``: the offset from which this leader reads."""
+        self._ends = [start]
+        self._totals = [0]
+
+    def add(self, next_offset: int, size: int) -> None:
+        """Count ``size`` bytes more, up to ``next_offset``."""
+        total = self._totals[-1] + size
+        step = max(_STEP_BYTES, (total - self._totals[0]) // _STEPS)
+        if len(self._ends) > 1 and total - self._totals[-2] < step:
+            self._ends[-1], self._totals[-1] = next_offset, total
+        else:
+            self._ends.append(next_offset)
+            self._totals.append(total)
+
+    def between(self, first: int, end: int) -> int:
+        """Bytes from one offset up to another, about."""
+        return max(0, self._total(end) - self._total(first))
+
+    def _total(self, offset: int) -> int:
+        at = bisect_right(self._ends, offset) - 1
+        return self._totals[at] if at >= 0 else self._totals[0]
+
+    def forget(self, below: int) -> None:
+        """Drop offsets below this one, which no caller asks for any more."""
+        at = bisect_right(self._ends, below) - 1
+        if at > 0:
+            del self._ends[:at], self._totals[:at]
+
+
+@dataclass(slots=True)
+class Use:
+    """The needed part of a journal partition: its first offset, and its bytes."""
+
+    low: int
+    size: int = 0
+
+
+def uses(uncommitted: Uncommitted, open_txns: Iterable[bytes]) -> dict[Place, Use]:
+    """The use of each journal partition in which one of these transactions has data."""
+    found: dict[Place, Use] = {}
+    for txn_id in open_txns:
+        for place, stay in uncommitted.stays.get(txn_id, {}).items():
+            use = found.get(place)
+            if use is None:
+                found[place] = Use(stay.low, stay.size)
+            else:
+                use.low = min(use.low, stay.low)
+                use.size += stay.size
+    return found

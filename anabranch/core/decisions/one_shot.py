@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from contextlib import suppress
 from hmac import compare_digest
 
+from anabranch import errors
 from anabranch.core import history_records, limits
 from anabranch.core import rows as k
 from anabranch.core.authorize import check_right, writing
-from anabranch.core.decisions.commits import frozen, locks, positions, prepared
+from anabranch.core.decisions import positions, prepared
 from anabranch.core.decisions.scopes import active_stream, check_served
 from anabranch.core.decisions.transactions import (
     check_id_partition,
@@ -24,34 +25,20 @@ from anabranch.core.decisions.turn import Turn
 from anabranch.core.ids import is_marked
 from anabranch.core.legal_names import check_name, is_state
 from anabranch.core.limits import LATEST, NO_TIME, RESERVED
+from anabranch.core.locks import conflicts, frozen
 from anabranch.core.memory import is_gone
 from anabranch.core.round import Part, ReplyTo, StreamCommit
 from anabranch.core.state import OpenTxn
 from anabranch.core.stream_settings import MAX_MESSAGE
 from anabranch.core.stream_states import RECOVERING, state_of
 from anabranch.core.transaction_states import born
-from anabranch.errors import (
-    EventTooLarge,
-    InvalidArgument,
-    NotAuthorized,
-    NotReady,
-    TransactionAborted,
-    check,
-)
-from anabranch.schemas.records import (
-    Event,
-    OneShot,
-    ParticipantRow,
-    PreparedRow,
-    PrepareEvents,
-    SegmentRange,
-    TxnRow,
-)
+from anabranch.errors import check
+from anabranch.schemas import records as r
 
 _KEEPALIVE_MS = 1_000  # of a transaction prepared by its first command, which no keepalive ends
 
 
-def one_shot(turn: Turn, command: OneShot, to: ReplyTo | None) -> None:
+def one_shot(turn: Turn, command: r.OneShot, to: ReplyTo | None) -> None:
     """Commit a whole transaction of one command. Its events are placed by key in the active segments."""
     check_served(turn, command.scope)
     check_id_partition(turn, command.txn_id)
@@ -62,21 +49,14 @@ def one_shot(turn: Turn, command: OneShot, to: ReplyTo | None) -> None:
     row = turn.state.txn_row(command.txn_id)
     if row is not None:
         if row.state == "ABORTED":
-            earlier = None
-            with suppress(NotAuthorized):
-                earlier = earlier_outcome(turn, command.scope, command.name, row.owner)
-            if earlier is None:
-                raise TransactionAborted(
-                    f"the transaction is aborted ({row.reason}): begin a new one"
-                )
-            row = earlier
+            row = _instead_of(turn, row, command)
         elif (row.state, row.scope, row.name, row.committed) != (
             "COMMITTED",
             command.scope,
             command.name,
             len(command.events),
         ):
-            raise InvalidArgument(
+            raise errors.InvalidArgument(
                 "the transaction id is in use with other arguments: make a new one"
             )
         turn.answer(to, row)
@@ -87,7 +67,7 @@ def one_shot(turn: Turn, command: OneShot, to: ReplyTo | None) -> None:
     if earlier is not None:
         _give_way(turn, command, earlier, to)
         return
-    if command.locks and (again := locks.judge(turn, command)) is not None:
+    if command.locks and (again := conflicts.judge(turn, command)) is not None:
         turn.reply(to, again)
         return
     frozen.check_free(turn, command.txn_id, placed)
@@ -108,11 +88,22 @@ def one_shot(turn: Turn, command: OneShot, to: ReplyTo | None) -> None:
         return
     outcome = turn.outcome(row, full=False)
     if command.locks:
-        outcome = outcome._replace(tables=locks.table_times(turn, locks.named(command.locks)))
+        outcome = outcome._replace(
+            tables=conflicts.table_times(turn, conflicts.named(command.locks))
+        )
     turn.reply(to, outcome)
 
 
-def _give_way(turn: Turn, command: OneShot, earlier: TxnRow, to: ReplyTo | None) -> None:
+def _instead_of(turn: Turn, row: r.TxnRow, command: r.OneShot | r.PrepareEvents) -> r.TxnRow:
+    """The commit to which an aborted transaction gave way. `TransactionAborted` if it did not give way."""
+    with suppress(errors.NotAuthorized):
+        earlier = earlier_outcome(turn, command.scope, command.name, row.owner)
+        if earlier is not None:
+            return earlier
+    raise errors.TransactionAborted(f"the transaction is aborted ({row.reason}): begin a new one")
+
+
+def _give_way(turn: Turn, command: r.OneShot, earlier: r.TxnRow, to: ReplyTo | None) -> None:
     """Answer with an earlier commit of the name, and log ABORTED.
 
     Without that row a repeated command could commit after the name is forgotten.
@@ -124,14 +115,14 @@ def _give_way(turn: Turn, command: OneShot, earlier: TxnRow, to: ReplyTo | None)
     turn.answer(to, earlier)
 
 
-def prepare_events(turn: Turn, command: PrepareEvents, to: ReplyTo | None) -> None:
+def prepare_events(turn: Turn, command: r.PrepareEvents, to: ReplyTo | None) -> None:
     """Prepare a whole transaction of one command: a row keeps its events until its coordinator decides."""
     check_served(turn, command.scope)
     check_id_partition(turn, command.txn_id)
     check_name(command.name)
     prepared.check_coordinator(command.prepare)
     if is_marked(command.txn_id):
-        raise InvalidArgument("a one-shot that moves positions can't be prepared")
+        raise errors.InvalidArgument("a one-shot that moves positions can't be prepared")
     row = turn.state.txn_row(command.txn_id)
     if row is not None:
         _prepared_before(turn, command, row, to)
@@ -139,11 +130,11 @@ def prepare_events(turn: Turn, command: PrepareEvents, to: ReplyTo | None) -> No
     turn.check_new_id(command.txn_id)
     size = sum(len(event.stream) + _size_of(event) for event in command.events)
     if size > limits.PREPARED_EVENTS.value:
-        raise EventTooLarge(
+        raise errors.EventTooLarge(
             f"events of {size:,} bytes in one command that prepares, {limits.PREPARED_EVENTS.value:,} are allowed: "
             "write them to journals"
         )
-    shot = OneShot(command.txn_id, command.scope, command.name, command.events)
+    shot = r.OneShot(command.txn_id, command.scope, command.name, command.events)
     streams = sorted(_place(turn, shot))
     earlier = earlier_outcome(turn, command.scope, command.name, turn.lane)
     if earlier is not None:
@@ -166,26 +157,25 @@ def prepare_events(turn: Turn, command: PrepareEvents, to: ReplyTo | None) -> No
     turn.put(k.txn_key(command.txn_id), row)
     for stream in streams:
         epoch = turn.state.streams[stream].reference_epoch
-        turn.put(k.participant_key(command.txn_id, stream), ParticipantRow(stream, epoch))
-    kept = PreparedRow(command.prepare, turn.wall_ms, command.events)
+        turn.put(k.participant_key(command.txn_id, stream), r.ParticipantRow(stream, epoch))
+    kept = r.PreparedRow(command.prepare, turn.wall_ms, command.events)
     turn.put(k.prepared_key(command.txn_id), kept)
     turn.answer(to, row, full=False)
 
 
-def _prepared_before(turn: Turn, command: PrepareEvents, row: TxnRow, to: ReplyTo | None) -> None:
+def _prepared_before(
+    turn: Turn, command: r.PrepareEvents, row: r.TxnRow, to: ReplyTo | None
+) -> None:
     """Answer a repeated prepare."""
     if row.state == "ABORTED":
-        earlier = None
-        with suppress(NotAuthorized):
-            earlier = earlier_outcome(turn, command.scope, command.name, row.owner)
-        if earlier is None:
-            raise TransactionAborted(f"the transaction is aborted ({row.reason}): begin a new one")
-        turn.answer(to, earlier)
+        turn.answer(to, _instead_of(turn, row, command))
         return
     if row.secret is None or not compare_digest(row.secret, command.secret):
-        raise NotAuthorized("the transaction was begun with another secret")
+        raise errors.NotAuthorized("the transaction was begun with another secret")
     if row.state == "OPEN" or (row.scope, row.name) != (command.scope, command.name):
-        raise InvalidArgument("the transaction id is in use with other arguments: make a new one")
+        raise errors.InvalidArgument(
+            "the transaction id is in use with other arguments: make a new one"
+        )
     prepared.check_same(turn, row, command.prepare)
     turn.answer(to, row, full=False)
 
@@ -202,9 +192,9 @@ def commit_events(turn: Turn, txn: OpenTxn, to: ReplyTo | None) -> None:
     gone = {stream for stream in txn.participants if is_gone(turn.state, stream)}
     for stream in sorted(txn.participants.keys() - gone):
         if state_of(turn.state.streams.get(stream)) == RECOVERING:
-            raise NotReady(f"{stream} is being taken back: ask again")
+            raise errors.NotReady(f"{stream} is being taken back: ask again")
         active_stream(turn, stream)
-    by_stream: dict[str, list[Event]] = {}
+    by_stream: dict[str, list[r.Event]] = {}
     for event in events:
         if event.stream not in gone:
             by_stream.setdefault(event.stream, []).append(event)
@@ -212,12 +202,12 @@ def commit_events(turn: Turn, txn: OpenTxn, to: ReplyTo | None) -> None:
     frozen.check_free(turn, txn_id, placed)
     if gone:
         row = prepared.without(row, sum(event.stream in gone for event in events), gone)
-    timestamp = _append(turn, OneShot(txn_id, row.scope, row.name, events), placed)
+    timestamp = _append(turn, r.OneShot(txn_id, row.scope, row.name, events), placed)
     row = turn.move(row, "begin_commit", commit_timestamp=timestamp, finished_ms=turn.wall_ms)
     row = turn.move(row, "finalize_commit")
     prepared.drop_events(turn, txn_id)
     for stream, epoch in [(s, e) for s, e in txn.participants.items() if s in placed]:
-        now = ParticipantRow(stream, turn.state.streams[stream].reference_epoch)
+        now = r.ParticipantRow(stream, turn.state.streams[stream].reference_epoch)
         if now.reference_epoch != epoch:  # it is merged into the segments of the present epoch
             turn.put(k.participant_key(txn_id, stream), now)
             drop_epoch(turn, stream, epoch)
@@ -225,13 +215,13 @@ def commit_events(turn: Turn, txn: OpenTxn, to: ReplyTo | None) -> None:
     turn.answer(to, row)
 
 
-def _one_shot_of_tasks(turn: Turn, command: OneShot, to: ReplyTo | None) -> None:
+def _one_shot_of_tasks(turn: Turn, command: r.OneShot, to: ReplyTo | None) -> None:
     """Commit a one-shot that moves positions. The tasks' rows are its outcome, so it leaves no row of its own."""
     consumed = command.consumed
     if command.locks:
-        raise InvalidArgument("a one-shot that moves positions takes no locks")
+        raise errors.InvalidArgument("a one-shot that moves positions takes no locks")
     if consumed is None or command.name is not None or not is_marked(command.txn_id):
-        raise InvalidArgument(
+        raise errors.InvalidArgument(
             "a one-shot moves positions if its id is marked so, and then has no name"
         )
     before = positions.moved_by(turn, consumed, command.txn_id)
@@ -247,7 +237,7 @@ def _one_shot_of_tasks(turn: Turn, command: OneShot, to: ReplyTo | None) -> None
     turn.reply(to, positions.outcome(command.scope, moved, turn.lane))
 
 
-def _state_of(command: OneShot, placed: _Placed) -> dict[str, set[int]]:
+def _state_of(command: r.OneShot, placed: _Placed) -> dict[str, set[int]]:
     """The tasks whose state a one-shot writes, by state stream."""
     return {
         stream: {event.segment_id for _, events in by_segment for event in events}
@@ -256,16 +246,16 @@ def _state_of(command: OneShot, placed: _Placed) -> dict[str, set[int]]:
     }
 
 
-def _size_of(event: Event) -> int:
+def _size_of(event: r.Event) -> int:
     """The least number of bytes of a record batch with only this event."""
     size = limits.FRAMING + len(event.key or b"") + len(event.value or b"")
     return size + sum(len(name) + len(content or b"") for name, content in event.headers)
 
 
-_Placed = Mapping[str, list[tuple[SegmentRange, list[Event]]]]
+_Placed = Mapping[str, list[tuple[r.SegmentRange, list[r.Event]]]]
 
 
-def _append(turn: Turn, command: OneShot, placed: _Placed) -> int:
+def _append(turn: Turn, command: r.OneShot, placed: _Placed) -> int:
     """Put the events of a one-shot into the round. Returns their commit timestamp."""
     timestamp = turn.next_timestamp()
     for stream, by_segment in placed.items():
@@ -280,14 +270,14 @@ def _append(turn: Turn, command: OneShot, placed: _Placed) -> int:
         # In wide streams not every record has the vector.
         wide = history_records.FEW + target.partitions // history_records.EVERY
         turn.size += 16 * min(target.partitions, wide)  # of the history record, about
-        locks.merge(turn, StreamCommit(command.txn_id, stream, epoch, timestamp, parts))
+        conflicts.merge(turn, StreamCommit(command.txn_id, stream, epoch, timestamp, parts))
     return timestamp
 
 
-def _place(turn: Turn, command: OneShot) -> dict[str, list[tuple[SegmentRange, list[Event]]]]:
+def _place(turn: Turn, command: r.OneShot) -> dict[str, list[tuple[r.SegmentRange, list[r.Event]]]]:
     """Events by stream and active segment, in order."""
-    by_stream: dict[str, list[Event]] = {}
-    events: list[Event] = []
+    by_stream: dict[str, list[r.Event]] = {}
+    events: list[r.Event] = []
     former, most, may_be_big, latest = None, 0, True, LATEST
     for event in command.events:
         stream, _, _, _, headers, timestamp = event
@@ -309,23 +299,27 @@ def _place(turn: Turn, command: OneShot) -> dict[str, list[tuple[SegmentRange, l
             limits.HEADERS.check(len(headers), "an event")
             size = _size_of(event)
             if size > most:
-                raise EventTooLarge(
+                raise errors.EventTooLarge(
                     f"an event of {size:,} bytes; {stream} takes up to {most:,} (its setting {MAX_MESSAGE})"
                 )
             for name, _ in headers:
                 if name.startswith(RESERVED):
-                    raise InvalidArgument(f"header {name!r}: names that begin so are reserved")
+                    raise errors.InvalidArgument(
+                        f"header {name!r}: names that begin so are reserved"
+                    )
         events.append(event)
     for table in by_stream.keys() & turn.state.tables.keys():
         sizes = [len(row.key or b"") for row in by_stream[table]]
         limits.ROW_KEY.check(max(sizes), f"a key of {table}")
         if not min(sizes):
-            raise InvalidArgument(f"{table} is a table: each row has a key, which is not empty")
+            raise errors.InvalidArgument(
+                f"{table} is a table: each row has a key, which is not empty"
+            )
     for stream in filter(is_state, by_stream):
         rows = by_stream[stream]
         positions.check_state(command.consumed, {stream: {row.segment_id for row in rows}})
         if any(row.key is None for row in rows):
-            raise InvalidArgument(f"{stream}: each row of a state has a key")
+            raise errors.InvalidArgument(f"{stream}: each row of a state has a key")
         size = sum(len(row.key or b"") + len(row.value or b"") for row in rows)
         positions.check_state_size(turn, size)
     return {

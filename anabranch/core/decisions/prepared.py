@@ -13,70 +13,50 @@ from dataclasses import replace
 from hashlib import sha256
 from hmac import compare_digest
 
+from anabranch import errors
 from anabranch.core import limits
 from anabranch.core import rows as k
 from anabranch.core.decisions import quotas
-from anabranch.core.decisions.commits.askers import without_askers
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.ids import SECRET_SIZE, TXN_ID_SIZE, txn_text
-from anabranch.core.journal.index import Weighed
+from anabranch.core.journal_index import Weighed
 from anabranch.core.memory import is_gone
 from anabranch.core.state import OpenTxn, State
 from anabranch.core.stream_settings import MAX_MESSAGE
-from anabranch.errors import (
-    AlreadyCommitted,
-    EventTooLarge,
-    IllegalState,
-    InvalidArgument,
-    NotAuthorized,
-    OutcomeUnknown,
-    ReservedByPrepared,
-    TooManyTransactions,
-    TooManyUncommittedBytes,
-)
-from anabranch.schemas.records import (
-    Abort,
-    Commit,
-    PendingCommitRow,
-    Prepare,
-    PreparedRow,
-    Receipt,
-    RetiredRow,
-    TxnRow,
-)
+from anabranch.schemas import records as r
 
 MAX_ATTEMPT = 64  # bytes
 
 
-def check_arguments(command: Commit) -> None:
+def check_arguments(command: r.Commit) -> None:
     """`InvalidArgument` for a prepare with impossible arguments."""
     if command.secret is not None and len(command.secret) != SECRET_SIZE:
-        raise InvalidArgument(f"a coordinator's secret has {SECRET_SIZE} bytes")
+        raise errors.InvalidArgument(f"a coordinator's secret has {SECRET_SIZE} bytes")
     if command.prepare is None:
         return
     check_coordinator(command.prepare)
     if command.consumed is not None:
-        raise InvalidArgument(
+        raise errors.InvalidArgument(
             "a transaction that moves positions can't be prepared: its tasks would make no progress until its end"
         )
 
 
-def check_coordinator(prepare: Prepare) -> None:
+def check_coordinator(prepare: r.Prepare) -> None:
     """`InvalidArgument` unless the hash and the attempt have legal sizes."""
     if len(prepare.by) not in (0, 32) or len(prepare.attempt) > MAX_ATTEMPT:
-        raise InvalidArgument(
+        raise errors.InvalidArgument(
             f"`by` is a SHA-256, 32 bytes, or empty; an attempt has up to {MAX_ATTEMPT} bytes"
         )
 
 
-def proves(row: PreparedRow | None, secret: bytes | None) -> bool:
+def proves(row: r.PreparedRow | None, secret: bytes | None) -> bool:
     """Whether a secret is the one by which the transaction was prepared."""
     if row is None or secret is None or not row.prepare.by:
         return False
     return compare_digest(sha256(secret).digest(), row.prepare.by)
 
 
-def proven_by(turn: Turn, secret: bytes | None) -> Callable[[TxnRow], bool]:
+def proven_by(turn: Turn, secret: bytes | None) -> Callable[[r.TxnRow], bool]:
     """For `Turn.transaction`: the coordinator's secret replaces a token."""
     return lambda row: proves(turn.state.prepared_row(row.txn_id), secret)
 
@@ -85,13 +65,13 @@ def check_word(turn: Turn, txn_id: bytes, secret: bytes | None) -> None:
     """`NotAuthorized` unless the sender may end this PREPARED transaction."""
     row = turn.state.prepared_row(txn_id)
     if row is not None and row.prepare.by and not proves(row, secret):
-        raise NotAuthorized(
+        raise errors.NotAuthorized(
             f"transaction {txn_text(txn_id)} is prepared for a ledger, whose word alone ends it: `anabranch ledger "
             "recover`, or for an operator `anabranch txn force --outcome`"
         )
 
 
-def check_abort(turn: Turn, row: TxnRow, command: Abort) -> None:
+def check_abort(turn: Turn, row: r.TxnRow, command: r.Abort) -> None:
     """Refuse an abort of a PREPARED transaction that does not come from its coordinator.
 
     Raises: NotAuthorized, IllegalState.
@@ -99,44 +79,46 @@ def check_abort(turn: Turn, row: TxnRow, command: Abort) -> None:
     check_word(turn, row.txn_id, command.secret)
     proven = proves(turn.state.prepared_row(row.txn_id), command.secret)
     if len(command.token) == TXN_ID_SIZE and turn.lane != row.owner and not proven:
-        raise IllegalState(
+        raise errors.IllegalState(
             f"transaction {txn_text(row.txn_id)} is PREPARED, and its coordinator may have decided: if it is gone "
             "for good, `anabranch txn force --outcome`; nothing was changed"
         )
 
 
-def check_same(turn: Turn, row: TxnRow, prepare: Prepare) -> None:
+def check_same(turn: Turn, row: r.TxnRow, prepare: r.Prepare) -> None:
     """Refuse a prepare of a transaction that is not open, unless it repeats the one that prepared it.
 
     Raises: IllegalState (another attempt prepared it), AlreadyCommitted, OutcomeUnknown (it commits without one).
     """
     before = turn.state.prepared_row(row.txn_id)
     if before is None and row.state == "COMMITTED":
-        raise AlreadyCommitted("the transaction is committed, and was not prepared for that")
+        raise errors.AlreadyCommitted("the transaction is committed, and was not prepared for that")
     if before is None and row.state not in ("ABORT_IN_PROGRESS", "ABORTED"):
-        raise OutcomeUnknown("another commit of this transaction is under way: ask for the outcome")
+        raise errors.OutcomeUnknown(
+            "another commit of this transaction is under way: ask for the outcome"
+        )
     if before is not None and before.prepare != prepare:
-        raise IllegalState(
+        raise errors.IllegalState(
             f"transaction {txn_text(row.txn_id)} was prepared by another attempt: ask for its outcome; "
             "nothing was changed"
         )
 
 
-def check_ending(txn: OpenTxn, command: Commit, behind: list[int]) -> None:
+def check_ending(txn: OpenTxn, command: r.Commit, behind: list[int]) -> None:
     """Refuse a commit that differs from what was prepared."""
     claim, pending = (command.name, command.number), txn.pending
     prepared = (txn.row.name, None) if pending is None else (pending.name, pending.number)
     if claim not in ((None, None), prepared):
-        raise InvalidArgument("the transaction was prepared with another name or number")
+        raise errors.InvalidArgument("the transaction was prepared with another name or number")
     if behind:
-        raise IllegalState(
+        raise errors.IllegalState(
             "the transaction was prepared without some of these receipts: they can't be added; nothing was changed"
         )
 
 
-def held(txn_id: bytes, what: str) -> ReservedByPrepared:
+def held(txn_id: bytes, what: str) -> errors.ReservedByPrepared:
     """The error for a name or series that a PREPARED transaction reserves."""
-    return ReservedByPrepared(
+    return errors.ReservedByPrepared(
         f"{what} is held by prepared transaction {txn_text(txn_id)}: it has to be ended first; nothing was changed"
     )
 
@@ -145,7 +127,7 @@ def check_count(turn: Turn, lane: str) -> None:
     """`TooManyTransactions` at the limit of PREPARED transactions, in all or of this lane."""
     limit = limits.PREPARED.value
     if len(turn.state.prepared) >= limit:
-        raise TooManyTransactions(f"{limit:,} transactions are prepared: end some of them")
+        raise errors.TooManyTransactions(f"{limit:,} transactions are prepared: end some of them")
     quotas.check_prepared(turn, lane)
 
 
@@ -157,24 +139,26 @@ def check_room(turn: Turn, txn: OpenTxn, weighed: Weighed) -> None:
     check_count(turn, txn.row.owner)
     most = turn.settings.max_uncommitted_bytes // 2
     if turn.index.uncommitted.total > most:
-        found = turn.index.uncommitted.size_of((*turn.state.prepared, txn.row.txn_id))
-        if found > most:
-            raise TooManyUncommittedBytes(
-                f"prepared transactions would have {found:,} bytes in journals, {most:,} are allowed: end some"
+        staged = turn.index.uncommitted.size_of((*turn.state.prepared, txn.row.txn_id))
+        if staged > most:
+            raise errors.TooManyUncommittedBytes(
+                f"prepared transactions would have {staged:,} bytes in journals, {most:,} are allowed: end some"
             )
     for stream, size in weighed.biggest.items():
         takes = int(turn.state.streams[stream].settings.get(MAX_MESSAGE, limits.MESSAGE.value))
         if size > takes:
-            raise EventTooLarge(
+            raise errors.EventTooLarge(
                 f"a batch of {size:,} bytes is in the journal of {stream}, which takes up to {takes:,} now"
             )
 
 
-def log_prepared(turn: Turn, txn_id: bytes, pending: PendingCommitRow, prepare: Prepare) -> None:
+def log_prepared(
+    turn: Turn, txn_id: bytes, pending: r.PendingCommitRow, prepare: r.Prepare
+) -> None:
     """Log PREPARED. The pending commit loses its askers and its deadline: it waits for the coordinator now."""
-    kept = replace(without_askers(pending), deadline_ms=0, decided=True)
+    kept = replace(pending, askers=(), deadline_ms=0, decided=True)
     turn.put(k.pending_key(txn_id), kept)
-    turn.put(k.prepared_key(txn_id), PreparedRow(prepare, turn.wall_ms))
+    turn.put(k.prepared_key(txn_id), r.PreparedRow(prepare, turn.wall_ms))
 
 
 def leave_out_lost(turn: Turn, txn_id: bytes, txn: OpenTxn) -> bool:
@@ -195,11 +179,13 @@ def leave_out_lost(turn: Turn, txn_id: bytes, txn: OpenTxn) -> bool:
         if stream in gone:
             turn.put(k.staged_merge_key(txn_id, stream, number), None)
             # No history may ever name the chunks there, even if the stream is recovered.
-            turn.put(k.retired_key(stream, staged.partition), RetiredRow(stream, staged.partition))
+            turn.put(
+                k.retired_key(stream, staged.partition), r.RetiredRow(stream, staged.partition)
+            )
     return True
 
 
-def without(row: TxnRow, events: int, gone: Collection[str]) -> TxnRow:
+def without(row: r.TxnRow, events: int, gone: Collection[str]) -> r.TxnRow:
     """The row of a transaction that commits without this number of events, of these LOST streams."""
     said = f"{events:,} events are left out, as their stream is LOST: {', '.join(sorted(gone))}"
     return row._replace(
@@ -214,19 +200,19 @@ def drop_events(turn: Turn, txn_id: bytes) -> None:
         turn.put(k.prepared_key(txn_id), replace(row, events=()))
 
 
-def needed(state: State, pending: PendingCommitRow) -> tuple[Receipt, ...]:
+def needed(state: State, pending: r.PendingCommitRow) -> tuple[r.Receipt, ...]:
     """The receipts of a decided commit; of a prepared one without LOST streams, whose journals are not read any
     more.
     """
     if pending.prepare is None:
         return pending.writers
     return tuple(
-        replace(r, extents=tuple(e for e in r.extents if not is_gone(state, e.stream)))
-        for r in pending.writers
+        replace(one, extents=tuple(e for e in one.extents if not is_gone(state, e.stream)))
+        for one in pending.writers
     )
 
 
-def prepared_of_name(turn: Turn, scope: str, name: str | None) -> TxnRow | None:
+def prepared_of_name(turn: Turn, scope: str, name: str | None) -> r.TxnRow | None:
     """The PREPARED transaction that has a name."""
     holder = turn.state.holder(scope, name) if name is not None else None
     if holder is None or holder not in turn.state.prepared:

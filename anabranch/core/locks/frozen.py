@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.ids import NO_TXN
-from anabranch.core.journal.table_writes import FEW_POINTS, Write
+from anabranch.core.locks.table_writes import FEW_POINTS, Write
 from anabranch.core.memory import Waiting, Who
 from anabranch.errors import NotReady
 from anabranch.schemas.records import Event, SegmentRange
@@ -77,7 +77,7 @@ def may_freeze(turn: Turn, txn_id: bytes, written: Callable[[bytes], Writes | No
             (other, table)
             for other, writes in theirs.items()
             for table, write in (writes or {}).items()
-            if txn_id in turn.state.locks.touched(table, write, other)
+            if txn_id in turn.state.locks.possible_conflicts(table, write, other)
         } | _bars(turn, txn_id)
     found: Writes = {}
     if not on and any(state.locks.of(other).rows for other in others):
@@ -101,7 +101,9 @@ def _bars(turn: Turn, txn_id: bytes) -> On:
         and not (its.freezes and isinstance(who, bytes) and who >= txn_id)
         for table, write in its.writes
         if txn_id
-        in turn.state.locks.touched(table, write, who if isinstance(who, bytes) else NO_TXN)
+        in turn.state.locks.possible_conflicts(
+            table, write, who if isinstance(who, bytes) else NO_TXN
+        )
     }
 
 
@@ -110,7 +112,8 @@ def _frozen_by(turn: Turn, by: bytes, writes: Writes) -> On:
     return {
         (txn_id, table)
         for table, write in writes.items()
-        for txn_id in turn.state.locks.touched(table, write, by) & turn.state.locks.frozen.keys()
+        for txn_id in turn.state.locks.possible_conflicts(table, write, by)
+        & turn.state.locks.frozen.keys()
     }
 
 

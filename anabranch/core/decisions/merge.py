@@ -4,6 +4,10 @@ A round merges transactions in the order of the timestamps that it gives them. A
 first the active one. A transaction of another reference epoch makes a duplicate of that epoch current; at the end
 of the round the active layout is duplicated and current again. Transactions of one reference epoch are merged one
 after the other, so that they share a duplicate.
+
+Plain writes, journal records without a transaction, commit by themselves, in journal order: one offset for each
+journal partition says which are committed. The round with their data and COMMIT record logs this offset, and the
+next leader resumes exactly there.
 """
 
 from __future__ import annotations
@@ -16,22 +20,23 @@ from typing import NamedTuple
 from anabranch.core import rows as k
 from anabranch.core import segments as seg
 from anabranch.core import work
-from anabranch.core.decisions.commits import frozen, locks, positions, registered
-from anabranch.core.decisions.commits.prepared import leave_out_lost, needed
+from anabranch.core.decisions import positions
+from anabranch.core.decisions.prepared import leave_out_lost, needed
 from anabranch.core.decisions.scale import duplicate_active, idle_partitions, want_partitions
 from anabranch.core.decisions.transactions import abort_txn, end_pending, finish, journal_op
 from anabranch.core.decisions.turn import Turn
-from anabranch.core.ids import segment_number
-from anabranch.core.journal.index import JournalIndex, extents_by_place, taken_runs
-from anabranch.core.journal.runs import StoredRun
-from anabranch.core.journal.table_writes import Write
+from anabranch.core.ids import NO_TXN, segment_number
+from anabranch.core.journal_index import JournalIndex, extents_by_place, taken_runs
+from anabranch.core.journal_runs import StoredRun, digest_key, stored_run_key
 from anabranch.core.legal_names import is_state
+from anabranch.core.locks import conflicts, frozen
+from anabranch.core.locks.table_writes import Write
 from anabranch.core.memory import STUCK, Why, unusable
-from anabranch.core.round import Landed, NewEpoch, Part, StreamCommit
+from anabranch.core.round import Landed, NewEpoch, Part, PlainWrites, Round, StreamCommit
 from anabranch.core.segments import TxnSegment
 from anabranch.core.state import OpenTxn
 from anabranch.errors import check
-from anabranch.schemas.records import Extent, JournalOp, SegmentRange, StagedMergeRow
+from anabranch.schemas.records import Extent, JournalOp, PlainRow, SegmentRange, StagedMergeRow
 
 # Pause before a commit that waits for a carrier or for partitions is checked again.
 RECHECK_MS = 50
@@ -147,7 +152,7 @@ def merge_decided(turn: Turn, txn_ids: Iterable[bytes]) -> None:
             break
         rolls = bool(_rolled(turn, plan))
         txn, since = turn.state.open.get(plan.txn_id), turn.work
-        if not registered.ready_to_merge(turn, plan.txn_id):
+        if not conflicts.ready_to_merge(turn, plan.txn_id):
             _wait(turn, plan.txn_id, RECHECK_MS, "validation")
         elif _breaks_frozen(turn, plan):
             _wait(turn, plan.txn_id, RECHECK_MS, "locks")
@@ -167,7 +172,7 @@ def _breaks_frozen(turn: Turn, plan: Plan) -> bool:
 def _written(turn: Turn, plan: Plan) -> dict[str, Write]:
     """Writes of a transaction to tables."""
     return {
-        target.stream: locks.written(
+        target.stream: conflicts.written(
             turn,
             StreamCommit(plan.txn_id, target.stream, 0, 0, ()),
             [(source.partition, source.runs) for source in target.sources],
@@ -308,7 +313,7 @@ def _merge(turn: Turn, layouts: _Layouts, plan: Plan) -> bool:
         current = layouts.of(target.stream)
         parts = tuple(_part(txn, plan, current, target.stream, source) for source in target.sources)
         if parts:
-            locks.merge(
+            conflicts.merge(
                 turn,
                 StreamCommit(plan.txn_id, target.stream, current.stream_epoch, timestamp, parts),
                 [(source.partition, source.runs) for source in target.sources],
@@ -316,12 +321,7 @@ def _merge(turn: Turn, layouts: _Layouts, plan: Plan) -> bool:
         op = JournalOp("FINALIZE_COMMIT", plan.txn_id, target.reference_epoch, timestamp)
         journal_op(turn, target.stream, op)
     row = turn.move(txn.row, "begin_finalize", commit_timestamp=timestamp)
-    row = turn.move(
-        row,
-        "finalize_commit",
-        finished_ms=turn.wall_ms,
-        rejected=turn.rejected(row),
-    )
+    row = turn.move(row, "finalize_commit", finished_ms=turn.wall_ms, rejected=turn.rejected(row))
     if txn.pending is not None and txn.pending.consumed is not None:
         state = positions.state_of(txn.participants, txn.pending.writers)
         positions.move(turn, txn.pending.consumed, plan.txn_id, timestamp, row.committed, state)
@@ -396,7 +396,7 @@ def _begin_staged_merge(turn: Turn, plan: Plan) -> None:
             )
             for source, place in zip(target.sources, idle, strict=False)
         ]  # fmt: skip
-    may_freeze = registered.ready_to_merge(turn, plan.txn_id) and frozen.may_freeze(
+    may_freeze = conflicts.ready_to_merge(turn, plan.txn_id) and frozen.may_freeze(
         turn, plan.txn_id, lambda txn_id: _written_by(turn, plan, txn_id)
     )
     if not may_freeze:
@@ -483,3 +483,121 @@ def runs_to_stage(
     here = extents.get((staged.stream, staged.source), {})
     runs = taken_runs(index.runs(staged.txn_id, staged.stream, staged.source), here)
     return [run for run in runs if run.first >= staged.cursor]
+
+
+# -- plain writes ----------------------------------------------------------------------------------
+
+
+def commit_plain(turn: Turn) -> None:
+    """Commit as many waiting plain writes as fit into the round, in one commit for each stream.
+
+    Call it while the current layouts of this round are still the active ones.
+    """
+    if turn.plain_waits:
+        return
+    waiting = [place for place in turn.index.plain_waiting(turn.state) if turn.usable(place[0])]
+    if not waiting:
+        return
+    if turn.merge_limit is not None:
+        # The broker refused something: commit one run at a time to find it.
+        _commit(turn, _taken(turn, waiting, 1, 1))
+        turn.merge_limit = 0
+        return
+    budget = turn.round_bytes
+    if turn.state.committing:
+        budget //= 2
+    _commit(turn, _taken(turn, waiting, budget, budget // len(waiting)))
+
+
+def _taken(
+    turn: Turn, waiting: Iterable[tuple[str, int]], budget: int, share: int
+) -> dict[tuple[str, int], list[StoredRun]]:
+    """The next runs of these journal partitions, without partitions that wait for frozen locks."""
+    taken: dict[tuple[str, int], list[StoredRun]] = {}
+    for place in waiting:
+        if turn.plain_bytes >= budget:
+            break
+        if runs := _take(turn, place, share):
+            taken[place] = runs
+    return taken
+
+
+def _take(turn: Turn, place: tuple[str, int], size: int) -> list[StoredRun]:
+    """The next runs of a journal partition: at least one, about ``size`` bytes, up to one that breaks a frozen
+    lock.
+    """
+    runs: list[StoredRun] = []
+    taken = 0
+    for run in turn.index.plain_runs(turn.state, *place):
+        if place[0] in turn.state.tables and frozen.waits(
+            turn,
+            place,
+            lambda run=run: _written_plainly(turn, place, run),  # type: ignore[misc]
+        ):
+            break
+        runs.append(run)
+        taken += run.batch_size
+        if taken >= size:
+            break
+    else:
+        check(bool(runs), "the index lost plain writes that are not committed")
+    turn.plain_bytes += taken
+    return runs
+
+
+def _written_plainly(turn: Turn, place: tuple[str, int], run: StoredRun) -> dict[str, Write]:
+    stream, partition = place
+    step = StreamCommit(NO_TXN, stream, 0, 0, ())
+    return {stream: conflicts.written(turn, step, [(partition, (run,))])}
+
+
+def _commit(turn: Turn, taken: dict[tuple[str, int], list[StoredRun]]) -> None:
+    by_stream: dict[str, list[PlainWrites]] = {}
+    for (stream, partition), runs in taken.items():
+        by_stream.setdefault(stream, []).append(PlainWrites(partition, tuple(runs)))
+    for stream, writes in by_stream.items():
+        row = turn.state.streams[stream]
+        conflicts.merge(
+            turn,
+            StreamCommit(
+                NO_TXN,
+                stream,
+                row.stream_epoch,
+                turn.next_timestamp(),
+                tuple(Part(s.segment_id, s.partition) for s in row.segments),
+                tuple(sorted(writes)),
+                row.segments,
+            ),
+        )
+        for partition, its in writes:
+            _done(turn, stream, partition, its)
+            turn.served.append((stream, partition))
+
+
+def give_up(turn: Turn, refused: Round) -> list[tuple[str, int, tuple[StoredRun, ...]]]:
+    """Skip the plain writes of a round whose data the broker refuses, and log their count.
+
+    Their writers wait for no answer, and later writes must not be blocked. Returns (stream, journal partition,
+    runs).
+    """
+    passed = []
+    for commit in refused.commits:
+        for partition, runs in commit.plain:
+            records = sum(run.records for run in runs)
+            _done(turn, commit.stream, partition, runs, records)
+            passed.append((commit.stream, partition, runs))
+    return passed
+
+
+def _done(
+    turn: Turn, stream: str, partition: int, runs: tuple[StoredRun, ...], refused: int = 0
+) -> None:
+    """Log that these runs are committed or skipped, so that the index drops them."""
+    refused += turn.state.plain_refused.get((stream, partition), 0)
+    row = PlainRow(stream, partition, runs[-1].end, refused)
+    turn.put(k.plain_key(stream, partition), row)
+    for run in runs:
+        key = stored_run_key(stream, partition, NO_TXN, run)
+        turn.state.keep(key, None)
+        if stream in turn.state.tables:
+            turn.state.keep(digest_key(key), None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from crc32c import crc32c
 
@@ -149,14 +149,6 @@ class Write:
         return next((key for key in self.keys if fingerprint(key) == point), b"")
 
 
-class Numbers(Protocol):
-    """An array of numbers."""
-
-    def tolist(self) -> list[int]: ...
-
-    def __len__(self) -> int: ...
-
-
 class Keys(NamedTuple):
     """Keys that were written. ``points``: fingerprints, rising; ``keys``: as in a `Write`.
 
@@ -175,7 +167,7 @@ class Keys(NamedTuple):
         return cls(points, _few(found))
 
     @classmethod
-    def packed(cls, points: Sequence[Numbers], few: list[bytes]) -> Keys:
+    def packed(cls, points: Sequence[Any], few: list[bytes]) -> Keys:
         """Join arrays of fingerprints. ``few``: their keys, or the bounds of these, rising."""
         count = sum(map(len, points))
         if count <= FEW_KEYS:

@@ -9,23 +9,17 @@ A commit passes three stages. A refusal before *decided* leaves the transaction 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
+from anabranch import errors
 from anabranch.core import limits, work
 from anabranch.core import rows as k
 from anabranch.core.authorize import check_writes
-from anabranch.core.decisions.commits import askers, one_shot, positions, prepared, registered
-from anabranch.core.decisions.commits import names_and_series as claims
-from anabranch.core.decisions.commits.merge import merge_decided
-from anabranch.core.decisions.commits.writers import (
-    check_receipts,
-    choose_writers,
-    take_exactly,
-    writers_text,
-)
+from anabranch.core.decisions import claims, one_shot, positions, prepared
+from anabranch.core.decisions.merge import merge_decided
 from anabranch.core.decisions.transactions import (
     abort_txn,
     earlier_outcome,
@@ -33,45 +27,41 @@ from anabranch.core.decisions.transactions import (
     journal_op,
     supersede,
 )
-from anabranch.core.decisions.turn import Turn, refuse
-from anabranch.core.journal.index import JournalIndex, Weighed
-from anabranch.core.journal.receipts import not_covered
+from anabranch.core.decisions.turn import Turn, is_finished, refuse
+from anabranch.core.decisions.writers import (
+    check_receipts,
+    choose_writers,
+    take_exactly,
+    writers_text,
+)
+from anabranch.core.ids import txn_text
+from anabranch.core.journal_index import JournalIndex, Weighed
+from anabranch.core.journal_runs import not_covered
 from anabranch.core.legal_names import check_name, check_number
-from anabranch.core.memory import Merging
+from anabranch.core.locks import conflicts
+from anabranch.core.memory import STUCK, Merging, wait_text
 from anabranch.core.round import ReplyTo
 from anabranch.core.state import OpenTxn, State
-from anabranch.core.tokens import Rights
+from anabranch.core.tokens import Rights, id_named
 from anabranch.core.transaction_states import TRANSACTIONS, Op
-from anabranch.errors import (
-    AlreadyCommitted,
-    AnabranchError,
-    FixCallError,
-    InvalidArgument,
-    LocksBroken,
-    NotAuthorized,
-    NotReady,
-    OutcomeUnknown,
-    OwnershipLost,
-    ReceiptMismatch,
-    ReceiptsNotCovered,
-    RetryError,
-    UnknownProcessor,
-    check,
-)
-from anabranch.schemas.records import (
-    Commit,
-    Consumed,
-    JournalOp,
-    Outcome,
-    PendingCommitRow,
-    Receipt,
-    TxnRow,
-    ValidatedRow,
-    YieldedRow,
-)
+from anabranch.errors import check
+from anabranch.schemas import records as r
 
 
-def commit(turn: Turn, command: Commit, to: ReplyTo | None) -> None:
+@dataclass(slots=True)
+class _Request:
+    """A commit of an open transaction while it is checked.
+
+    ``named``: the receipts in the command. ``writers``: the receipts that the commit takes.
+    """
+
+    txn: OpenTxn
+    command: r.Commit
+    named: tuple[r.Receipt, ...]
+    writers: tuple[r.Receipt, ...] = ()
+
+
+def commit(turn: Turn, command: r.Commit, to: ReplyTo | None) -> None:
     """Receive a commit: it is logged as pending, and decided as soon as the journal covers it."""
     prepared.check_arguments(command)
     row = turn.transaction(
@@ -85,98 +75,149 @@ def commit(turn: Turn, command: Commit, to: ReplyTo | None) -> None:
         _check_decided(row, command)
         if command.prepare is not None:
             prepared.check_same(turn, row, command.prepare)
-    if row.state == "COMMITTED":
-        turn.charge(work.of_receipts(named) + work.LOOK * len(named))
-        taken = {one.writer: turn.state.receipt(row.txn_id, one.writer) for one in named}
-        missing = not_covered(named, {writer: one for writer, one in taken.items() if one})
-        if missing:
-            raise AlreadyCommitted(
-                f"the transaction was committed without writer {writers_text(missing)}, by another commit: its "
-                "outcome stands; write that again"
-            )
-        turn.answer(to, row)
+    if is_finished(row) and _answer_ended(turn, row, command, named, to):
         return
+    TRANSACTIONS.judge(row.state, "begin_commit", row.reason)
+    txn = turn.open(row.txn_id)
+    validated = conflicts.validated_rows(turn, turn.state.locks.of(row.txn_id), command.validated)
+    if row.state == "PREPARED":
+        _commit_prepared(turn, txn, command, to)
+    elif row.state == "OPEN":
+        turn.hear(row.txn_id)
+        if not is_waiting(txn.pending, to):  # of a repeated request the first deadline counts
+            _log_pending(turn, _Request(txn, command, named), validated, to)
+    else:
+        _join_decided(turn, txn, named, validated, to)
+
+
+def _answer_ended(
+    turn: Turn, row: r.TxnRow, command: r.Commit, named: tuple[r.Receipt, ...], to: ReplyTo | None
+) -> bool:
+    """Answer a commit of a transaction that is over; False: it was aborted without an answer to a commit."""
     if row.state == "ABORTED":
         # If the transaction gave way to an earlier commit, give the same answer again.
         earlier = _earlier_answer(turn, row, command)
         if earlier is not None:
             turn.reply(to, earlier)
-            return
-        if row.broken is not None:
+        elif row.broken is not None:
             turn.answer(to, row)
-            return
-    moves = TRANSACTIONS.judge(row.state, "begin_commit", row.reason) is not None
-    txn = turn.open(row.txn_id)
-    validated = registered.validated_rows(turn, turn.state.locks.of(row.txn_id), command.validated)
-    if row.state == "PREPARED":
-        _commit_prepared(turn, txn, command, to)
-        return
-    if not moves:
-        _join_decided(turn, txn, named, validated, to)
-        return
-    turn.hear(row.txn_id)
-    if askers.is_waiting(txn.pending, to):
-        return  # a repeated request: the deadline of the first one counts
-    check_writes(turn.state, row, txn.participants)
-    with suppress(OwnershipLost):  # the transaction is aborted when the commit is to be decided
-        _check_consumed(turn, row, command)
-    check_name(command.name)
-    check_number(command.name, command.number)
-    claims.check_jump(turn, row, command.name, command.number)
-    claims_name = command.name is not None and command.number is None
-    if claims_name and row.name not in (None, command.name):
-        raise InvalidArgument(f"the transaction began as {row.name!r}: it can't claim another name")
-    if not 0 <= command.wait_ms <= limits.MAX_WAIT_MS:
-        raise InvalidArgument(f"wait_ms {command.wait_ms} is not within 0 and {limits.MAX_WAIT_MS}")
-    check_receipts(turn, row.txn_id, named)
-    writers = choose_writers(turn, txn, command)
-    positions.check_state(command.consumed, positions.state_of(txn.participants, writers))
-    registered.check_commit(turn, txn, writers, command)
-    if (again := registered.to_revalidate(turn, row.txn_id, validated)) is not None:
-        registered.put_validated(turn, row.txn_id, validated)
+        return earlier is not None or row.broken is not None
+    turn.charge(work.of_receipts(named) + work.LOOK * len(named))
+    taken = {one.writer: turn.state.receipt(row.txn_id, one.writer) for one in named}
+    missing = not_covered(named, {writer: one for writer, one in taken.items() if one})
+    if missing:
+        raise errors.AlreadyCommitted(
+            f"the transaction was committed without writer {writers_text(missing)}, by another commit: its "
+            "outcome stands; write that again"
+        )
+    turn.answer(to, row)
+    return True
+
+
+def _log_pending(
+    turn: Turn, request: _Request, validated: Mapping[int, r.ValidatedRow], to: ReplyTo | None
+) -> None:
+    """Log the commit as pending, if no check refuses it and its locks are validated."""
+    for one in CHECKS:
+        one(turn, request)
+    txn, command, txn_id = request.txn, request.command, request.txn.row.txn_id
+    if (again := conflicts.to_revalidate(turn, txn_id, validated)) is not None:
+        conflicts.put_validated(turn, txn_id, validated)
         turn.reply(to, again)
         return
-    former = txn.pending
+    former, claim = txn.pending, (command.name, command.number, command.consumed, command.prepare)
     if former is not None:
-        same = (former.name, former.number, former.consumed, former.prepare) == (
-            command.name,
-            command.number,
-            command.consumed,
-            command.prepare,
-        )
+        same = (former.name, former.number, former.consumed, former.prepare) == claim
         try:
-            _check_replaced(former.writers, {receipt.writer: receipt for receipt in writers}, same)
-        except OutcomeUnknown as error:  # this commit may end differently from the former one
-            end_pending(turn, row.txn_id, error)
+            _check_replaced(former.writers, {one.writer: one for one in request.writers}, same)
+        except (
+            errors.OutcomeUnknown
+        ) as error:  # this commit may end differently from the former one
+            end_pending(turn, txn_id, error)
     pending = replace(
-        askers.join_waiting(txn.pending, to),
-        writers=writers,
+        join_waiting(txn.pending, to),
+        writers=request.writers,
         name=command.name,
         number=command.number,
         deadline_ms=turn.wall_ms + command.wait_ms,
         consumed=command.consumed,
         prepare=command.prepare,
     )
-    registered.put_validated(turn, row.txn_id, validated)
-    turn.put(k.pending_key(row.txn_id), pending)
+    conflicts.put_validated(turn, txn_id, validated)
+    turn.put(k.pending_key(txn_id), pending)
+
+
+def _check_rights(turn: Turn, request: _Request) -> None:
+    check_writes(turn.state, request.txn.row, request.txn.participants)
+
+
+def _check_positions(turn: Turn, request: _Request) -> None:
+    with suppress(
+        errors.OwnershipLost
+    ):  # the transaction is aborted when the commit is to be decided
+        _check_consumed(turn, request.txn.row, request.command)
+
+
+def _check_claim(turn: Turn, request: _Request) -> None:
+    command, row = request.command, request.txn.row
+    check_name(command.name)
+    check_number(command.name, command.number)
+    claims.check_jump(turn, row, command.name, command.number)
+    claims_name = command.name is not None and command.number is None
+    if claims_name and row.name not in (None, command.name):
+        raise errors.InvalidArgument(
+            f"the transaction began as {row.name!r}: it can't claim another name"
+        )
+
+
+def _check_wait(turn: Turn, request: _Request) -> None:
+    wait_ms = request.command.wait_ms
+    if not 0 <= wait_ms <= limits.MAX_WAIT_MS:
+        raise errors.InvalidArgument(f"wait_ms {wait_ms} is not within 0 and {limits.MAX_WAIT_MS}")
+
+
+def _check_writers(turn: Turn, request: _Request) -> None:
+    check_receipts(turn, request.txn.row.txn_id, request.named)
+    request.writers = choose_writers(turn, request.txn, request.command)
+
+
+def _check_state(turn: Turn, request: _Request) -> None:
+    state = positions.state_of(request.txn.participants, request.writers)
+    positions.check_state(request.command.consumed, state)
+
+
+def _check_locks(turn: Turn, request: _Request) -> None:
+    conflicts.check_conflicts(turn, request.txn, request.writers, request.command)
+
+
+# The refusals of a commit, in their order; a new one is one more entry. They put nothing.
+CHECKS: tuple[Callable[[Turn, _Request], None], ...] = (
+    _check_rights,
+    _check_positions,
+    _check_claim,
+    _check_wait,
+    _check_writers,
+    _check_state,
+    _check_locks,
+)
 
 
 def _join_decided(
     turn: Turn,
     txn: OpenTxn,
-    named: tuple[Receipt, ...],
-    validated: Mapping[int, ValidatedRow],
+    named: tuple[r.Receipt, ...],
+    validated: Mapping[int, r.ValidatedRow],
     to: ReplyTo | None,
 ) -> None:
     """Add an asker to a decided commit. Its validation of locks counts, whatever receipts it names."""
     txn_id = txn.row.txn_id
-    waiting = askers.join_waiting(txn.pending, to)
-    due = registered.to_revalidate(turn, txn_id)
+    waiting = join_waiting(txn.pending, to)
+    due = conflicts.to_revalidate(turn, txn_id)
     if due is None:
         _check_replaced(named, txn.writers)
     turn.hear(txn_id)
-    registered.put_validated(turn, txn_id, validated)
-    again = registered.to_revalidate(turn, txn_id)
+    conflicts.put_validated(turn, txn_id, validated)
+    again = conflicts.to_revalidate(turn, txn_id)
     if again is None:
         turn.merging.look_now(txn_id)
         if not not_covered(named, txn.writers):
@@ -187,7 +228,7 @@ def _join_decided(
     turn.reply(to, again)
 
 
-def _commit_prepared(turn: Turn, txn: OpenTxn, command: Commit, to: ReplyTo | None) -> None:
+def _commit_prepared(turn: Turn, txn: OpenTxn, command: r.Commit, to: ReplyTo | None) -> None:
     """Answer a repeated prepare, or commit a PREPARED transaction for its coordinator."""
     row = txn.row
     named = (*command.own, *(command.receipts or ()))
@@ -205,15 +246,15 @@ def commit_prepared(turn: Turn, txn_id: bytes, to: ReplyTo | None) -> None:
     if txn.pending is None:
         one_shot.commit_events(turn, txn, to)
         return
-    waiting = askers.join_waiting(txn.pending, to)
+    waiting = join_waiting(txn.pending, to)
     turn.put(k.txn_key(txn_id), turn.move(txn.row, "begin_commit"))
     turn.put(k.pending_key(txn_id), waiting)
     turn.newly_committing.add(txn_id)
     for stream, epoch in sorted(txn.participants.items()):
-        journal_op(turn, stream, JournalOp("BEGIN_COMMIT", txn_id, epoch, 0))
+        journal_op(turn, stream, r.JournalOp("BEGIN_COMMIT", txn_id, epoch, 0))
 
 
-def _check_consumed(turn: Turn, row: TxnRow, command: Commit) -> None:
+def _check_consumed(turn: Turn, row: r.TxnRow, command: r.Commit) -> None:
     """Check that the commit moves positions of the task ownership that its begin named. Raises as
     `positions.judge`.
     """
@@ -222,22 +263,24 @@ def _check_consumed(turn: Turn, row: TxnRow, command: Commit) -> None:
         None if consumed is None else positions.hash_of(consumed.processor, consumed.fencing_token)
     )
     if named != row.consumes:
-        raise InvalidArgument(
+        raise errors.InvalidArgument(
             "a commit moves the positions of the ownership that its transaction began with, no others: begin it "
             "with that ownership, and give `consumed`"
         )
     if consumed is not None:
         if command.name is not None:
-            raise InvalidArgument("a commit that moves positions claims no name and no number")
+            raise errors.InvalidArgument(
+                "a commit that moves positions claims no name and no number"
+            )
         _judge(turn, row, consumed)
 
 
-def _judge(turn: Turn, row: TxnRow, consumed: Consumed | None) -> None:
+def _judge(turn: Turn, row: r.TxnRow, consumed: r.Consumed | None) -> None:
     if consumed is not None:
         positions.judge(turn, consumed, row.txn_id, row.scope, row.owner)
 
 
-def _check_decided(row: TxnRow, command: Commit) -> None:
+def _check_decided(row: r.TxnRow, command: r.Commit) -> None:
     """Refuse a commit if one with other positions was decided before."""
     consumed = command.consumed
     if row.state in ("ABORT_IN_PROGRESS", "ABORTED"):
@@ -245,20 +288,20 @@ def _check_decided(row: TxnRow, command: Commit) -> None:
     if row.consumes == (None if consumed is None else positions.digest_of(consumed)):
         return
     if row.state == "COMMITTED":
-        raise AlreadyCommitted("the transaction was committed with other positions than these")
-    raise OutcomeUnknown(
+        raise errors.AlreadyCommitted(
+            "the transaction was committed with other positions than these"
+        )
+    raise errors.OutcomeUnknown(
         "another commit of this transaction is under way, with other positions: ask for the outcome"
     )
 
 
-def _accepts_expired(turn: Turn, to: ReplyTo | None, row: TxnRow) -> bool:
+def _accepts_expired(turn: Turn, to: ReplyTo | None, row: r.TxnRow) -> bool:
     """Whether to answer a commit whose token has expired: an earlier copy may have come in time."""
-    return row.state not in ("OPEN", "PREPARED") or askers.is_waiting(
-        turn.open(row.txn_id).pending, to
-    )
+    return row.state not in ("OPEN", "PREPARED") or is_waiting(turn.open(row.txn_id).pending, to)
 
 
-def _earlier_answer(turn: Turn, row: TxnRow, command: Commit) -> Outcome | None:
+def _earlier_answer(turn: Turn, row: r.TxnRow, command: r.Commit) -> r.Outcome | None:
     """The earlier outcome that an aborted transaction's commit was answered with; None if it was simply aborted."""
     yielded = turn.state.yielded(row.txn_id)
     if yielded is not None and (yielded.name, yielded.number) == (command.name, command.number):
@@ -269,23 +312,42 @@ def _earlier_answer(turn: Turn, row: TxnRow, command: Commit) -> Outcome | None:
         return None
     named = None
     with suppress(
-        NotAuthorized
+        errors.NotAuthorized
     ):  # another lane's outcome is not shown: the answer is that this one is aborted
         named = earlier_outcome(turn, row.scope, command.name, row.owner)
     return None if named is None else turn.outcome(named)
 
 
 def _check_replaced(
-    wanted: Iterable[Receipt], taken: Mapping[int, Receipt], same_claim: bool = True
+    wanted: Iterable[r.Receipt], taken: Mapping[int, r.Receipt], same_claim: bool = True
 ) -> None:
     """`OutcomeUnknown` if the commit that is waiting or decided lacks what this one wants."""
     missing = not_covered(wanted, taken)
     if missing or not same_claim:
         without = f"writer {writers_text(missing)}" if missing else "this one's name and number"
-        raise OutcomeUnknown(
+        raise errors.OutcomeUnknown(
             f"another commit of this transaction is under way, without {without}: ask for the outcome; "
             "while it is open, commit again with all receipts"
         )
+
+
+def is_waiting(pending: r.PendingCommitRow | None, to: ReplyTo | None) -> bool:
+    """Whether the asker is among those that wait for the commit."""
+    if pending is None or to is None:
+        return False
+    key = to.lane, to.partition, to.correlation_id
+    return any((a.lane, a.reply_partition, a.correlation_id) == key for a in pending.askers)
+
+
+def join_waiting(pending: r.PendingCommitRow | None, to: ReplyTo | None) -> r.PendingCommitRow:
+    """Add an asker to the row; a repeated command is not added twice."""
+    if pending is None:
+        pending = r.PendingCommitRow((), False, (), None, None, 0)
+    if to is None or is_waiting(pending, to):
+        return pending
+    if len(pending.askers) >= limits.WAITERS.value:
+        raise errors.NotReady(f"{limits.WAITERS.value:,} wait for the outcome already: ask again")
+    return replace(pending, askers=(*pending.askers, to.row))
 
 
 # -- due work -----------------------------------------------------------------------------------------
@@ -305,8 +367,8 @@ def advance_commits(turn: Turn) -> None:
             try:
                 _try_decide(turn, txn_id, txn, txn.pending)
             except (
-                FixCallError,
-                RetryError,
+                errors.FixCallError,
+                errors.RetryError,
             ) as error:  # concerns this commit alone: the leader continues
                 check(turn.puts == before, f"a commit that failed changed something: {error}")
                 end_pending(turn, txn_id, error)
@@ -347,23 +409,23 @@ def next_due_ms(
     return min(due, default=None)
 
 
-def _try_decide(turn: Turn, txn_id: bytes, txn: OpenTxn, pending: PendingCommitRow) -> None:
+def _try_decide(turn: Turn, txn_id: bytes, txn: OpenTxn, pending: r.PendingCommitRow) -> None:
     late = turn.wall_ms >= pending.deadline_ms
-    unmoved: AnabranchError | None = None
+    unmoved: errors.AnabranchError | None = None
     try:
         _judge(turn, txn.row, pending.consumed)
     except (
-        OwnershipLost,
-        UnknownProcessor,
+        errors.OwnershipLost,
+        errors.UnknownProcessor,
     ) as lost:  # the tasks were taken, so the transaction can never commit
         end_pending(turn, txn_id, lost)
         abort_txn(turn, txn_id, str(lost))
         return
-    except (FixCallError, NotReady) as refusal:
+    except (errors.FixCallError, errors.NotReady) as refusal:
         unmoved = refusal
     if not late and not turn.index.covers(pending.writers, txn):
         return  # the usual wait: weighing the receipts now would be useless
-    if (again := registered.to_revalidate(turn, txn_id)) is not None:
+    if (again := conflicts.to_revalidate(turn, txn_id)) is not None:
         for to in end_pending(turn, txn_id, None):
             turn.reply(to, again)
         turn.hear(txn_id)
@@ -372,41 +434,41 @@ def _try_decide(turn: Turn, txn_id: bytes, txn: OpenTxn, pending: PendingCommitR
     error = _why_not(turn, txn, weighed, pending) or unmoved
     if error is None:
         _decide(turn, txn_id, txn, pending, weighed)
-    elif late or not isinstance(error, ReceiptsNotCovered | NotReady):
+    elif late or not isinstance(error, errors.ReceiptsNotCovered | errors.NotReady):
         end_pending(turn, txn_id, error)
         turn.hear(txn_id)  # the keepalive was stopped by the commit: it starts again
 
 
 def _why_not(
-    turn: Turn, txn: OpenTxn, weighed: Weighed, pending: PendingCommitRow
-) -> AnabranchError | None:
+    turn: Turn, txn: OpenTxn, weighed: Weighed, pending: r.PendingCommitRow
+) -> errors.AnabranchError | None:
     gone = [s for s in sorted(txn.participants) if not turn.usable(s)]
     if gone:
         why = turn.memory.waiting.get(gone[0], "it is lost")
-        return NotReady(f"{gone[0]} waits: {why}; the transaction is still open")
+        return errors.NotReady(f"{gone[0]} waits: {why}; the transaction is still open")
     if not weighed.covered:
-        return ReceiptsNotCovered(
+        return errors.ReceiptsNotCovered(
             "the journal did not show all that the receipts claim before the deadline; the transaction "
             "is still open: commit again"
         )
     if weighed.wrong:
-        return ReceiptMismatch(weighed.wrong)
+        return errors.ReceiptMismatch(weighed.wrong)
     try:
         for stream, latest in weighed.latest.items():
             limits.check_ahead(latest, turn.latest_time(stream), stream)
         check_writes(turn.state, txn.row, txn.participants)
-        registered.check_commit(turn, txn, pending.writers, pending)
+        conflicts.check_conflicts(turn, txn, pending.writers, pending)
         positions.check_state_size(turn, weighed.state)
         _earlier(turn, txn.row, pending)
         if pending.prepare is not None:
             prepared.check_room(turn, txn, weighed)
-    except (FixCallError, RetryError, LocksBroken) as error:
+    except (errors.FixCallError, errors.RetryError, errors.LocksBroken) as error:
         return error
     return None
 
 
 def _decide(
-    turn: Turn, txn_id: bytes, txn: OpenTxn, pending: PendingCommitRow, weighed: Weighed
+    turn: Turn, txn_id: bytes, txn: OpenTxn, pending: r.PendingCommitRow, weighed: Weighed
 ) -> None:
     """Log that the transaction commits, with exactly these writers."""
     row = txn.row
@@ -435,10 +497,10 @@ def _decide(
         return
     turn.put(k.pending_key(txn_id), replace(pending, decided=True))
     for stream, epoch in sorted(txn.participants.items()):
-        journal_op(turn, stream, JournalOp("BEGIN_COMMIT", txn_id, epoch, 0))
+        journal_op(turn, stream, r.JournalOp("BEGIN_COMMIT", txn_id, epoch, 0))
 
 
-def _earlier(turn: Turn, row: TxnRow, pending: PendingCommitRow) -> YieldedRow | None:
+def _earlier(turn: Turn, row: r.TxnRow, pending: r.PendingCommitRow) -> r.YieldedRow | None:
     """The earlier claim that this commit gives way to.
 
     `NotReady`: it is committing. `NotAuthorized`: another lane's.
@@ -450,16 +512,73 @@ def _earlier(turn: Turn, row: TxnRow, pending: PendingCommitRow) -> YieldedRow |
     if pending.name == row.name:
         return None
     earlier = earlier_outcome(turn, row.scope, pending.name, row.owner)
-    return None if earlier is None else YieldedRow(pending.name, None, -1, earlier.txn_id)
+    return None if earlier is None else r.YieldedRow(pending.name, None, -1, earlier.txn_id)
 
 
-def _yield_to(turn: Turn, txn_id: bytes, earlier: YieldedRow) -> None:
+def _yield_to(turn: Turn, txn_id: bytes, earlier: r.YieldedRow) -> None:
     """Answer with the commit that has the claim already, and abort this transaction."""
     try:
         answer: object = claims.answer(turn, earlier, turn.open(txn_id).row.owner)
-    except AlreadyCommitted as error:
+    except errors.AlreadyCommitted as error:
         answer = refuse(error)
     for to in end_pending(turn, txn_id, None):
         turn.reply(to, answer)
     turn.put(k.yielded_key(txn_id), earlier)
     abort_txn(turn, txn_id, claims.reason(earlier))
+
+
+# -- forced by an operator -------------------------------------------------------------------------
+
+
+def force(turn: Turn, command: r.Force, to: ReplyTo | None) -> None:
+    """Abort a transaction whose merge is stuck, in all its streams, or end a PREPARED one. Repeatable.
+
+    Chunks of a staged merge are in the streams, committed natively. No history may ever name them, so their
+    partitions are never used again.
+    """
+    row = turn.transaction(id_named(command.token), Rights(0))
+    txn_id = row.txn_id
+    was_prepared = turn.state.prepared_row(txn_id) is not None
+    if not is_finished(row) and was_prepared != (command.outcome is not None):
+        raise errors.IllegalState(
+            "it is prepared, and its coordinator may have decided already: say which way (`--outcome`)"
+            if was_prepared
+            else "the transaction is not prepared: give no outcome"
+        )
+    if row.state == "PREPARED":
+        how = "commit" if command.outcome else "abort"
+        if command.outcome:
+            commit_prepared(turn, txn_id, to)  # may be refused, so before anything is put
+        else:
+            abort_txn(turn, txn_id, command.reason or "aborted by an operator's force")
+        turn.audit(
+            command, f"{txn_text(txn_id)} of {row.owner}, forced to {how}: {command.reason!r}"
+        )
+        if command.outcome:
+            return
+    elif row.state == "COMMITTED" and command.outcome:
+        pass  # repeated
+    elif row.state == "FINALIZE_IN_PROGRESS" and command.outcome:
+        wait = turn.wait_of(txn_id)
+        if wait is not None and wait.why == "torn":
+            raise errors.IllegalState("a part of it is gone: nothing but `--outcome abort` ends it")
+        turn.put(k.pending_key(txn_id), join_waiting(turn.open(txn_id).pending, to))  # repeated
+        return
+    elif TRANSACTIONS.judge(row.state, "force", row.reason) is not None:
+        wait = turn.wait_of(txn_id)
+        if wait is None or wait.why not in STUCK | {"partitions"}:
+            raise errors.IllegalState(
+                "nothing stops the transaction: its merge continues by itself"
+            )
+        if txn_id in turn.memory.staging:
+            raise errors.NotReady("a chunk of the transaction is being staged: ask again")
+        for (stream, _), staged in sorted(turn.open(txn_id).staged_merges.items()):
+            # Also in a LOST one: it may be recovered.
+            if staged.count and stream in turn.state.streams:
+                retired = r.RetiredRow(stream, staged.partition)
+                turn.put(k.retired_key(stream, staged.partition), retired)
+        why = wait_text(turn.memory, wait)
+        turn.audit(command, f"{txn_text(txn_id)} of {row.owner}: {command.reason!r}")
+        said = command.reason or "forced by an operator"
+        abort_txn(turn, txn_id, f"{said}: its merge made no progress: {why}", op="force")
+    turn.answer(to, turn.row(txn_id))

@@ -18,35 +18,28 @@ from anabranch.core.ids import FENCING_TOKEN_SIZE, HASH_SIZE, NO_TXN
 from anabranch.core.ids import hash_of as hash_of
 from anabranch.core.legal_names import is_state, split_stream, state_stream
 from anabranch.errors import InvalidArgument, NotReady, OwnershipLost, UnknownProcessor
+from anabranch.schemas import records as r
 from anabranch.schemas.codec import encode
-from anabranch.schemas.records import (
-    Consumed,
-    Outcome,
-    ProcessorRow,
-    Receipt,
-    TaskPosition,
-    TaskRow,
-)
 
 STATE_IS_MOVED = (
     "only commits that move positions of a processor write its state, that of these tasks"
 )
-_NEVER_TAKEN = TaskRow(0, b"", "", 0, 0, NO_TXN, 0, 0, None, ())
+_NEVER_TAKEN = r.TaskRow(0, b"", "", 0, 0, NO_TXN, 0, 0, None, ())
 
 
-def digest_of(consumed: Consumed) -> bytes:
+def digest_of(consumed: r.Consumed) -> bytes:
     """The hash by which a transaction's row names what it consumes."""
     return hashlib.sha256(encode(consumed)).digest()[:HASH_SIZE]
 
 
-def processor_of(turn: Turn, name: str) -> ProcessorRow:
+def processor_of(turn: Turn, name: str) -> r.ProcessorRow:
     row = turn.state.processors.get(name)
     if row is None:
         raise UnknownProcessor(f"there is no processor {name!r}: create it first")
     return row
 
 
-def task_of(turn: Turn, processor: str, task: int) -> TaskRow:
+def task_of(turn: Turn, processor: str, task: int) -> r.TaskRow:
     found = turn.state.tasks.get((processor, task))
     if found is None:
         row = turn.state.processors.get(processor)
@@ -54,7 +47,7 @@ def task_of(turn: Turn, processor: str, task: int) -> TaskRow:
     return found
 
 
-def check_tasks(row: ProcessorRow, tasks: tuple[int, ...], fencing_token: bytes) -> bytes:
+def check_tasks(row: r.ProcessorRow, tasks: tuple[int, ...], fencing_token: bytes) -> bytes:
     """The fencing token's hash. `InvalidArgument` for tasks that do not exist, or are named twice."""
     if len(fencing_token) != FENCING_TOKEN_SIZE:
         raise InvalidArgument(f"a fencing token has {FENCING_TOKEN_SIZE} bytes")
@@ -67,12 +60,12 @@ class _Step(NamedTuple):
     """A task, its row, and the positions that the commit moves it to."""
 
     task: int
-    row: TaskRow
+    row: r.TaskRow
     sequence: int
-    positions: tuple[TaskPosition, ...]
+    positions: tuple[r.TaskPosition, ...]
 
 
-def moved_by(turn: Turn, consumed: Consumed, txn_id: bytes) -> TaskRow | None:
+def moved_by(turn: Turn, consumed: r.Consumed, txn_id: bytes) -> r.TaskRow | None:
     """The row of a task that this transaction moved last, which proves that it is committed; None without proof."""
     for step in _steps(turn, consumed):
         if step.row.txn_id == txn_id:
@@ -80,7 +73,7 @@ def moved_by(turn: Turn, consumed: Consumed, txn_id: bytes) -> TaskRow | None:
     return None
 
 
-def judge(turn: Turn, consumed: Consumed, txn_id: bytes, scope: str, lane: str) -> None:
+def judge(turn: Turn, consumed: r.Consumed, txn_id: bytes, scope: str, lane: str) -> None:
     """Check that a transaction of that scope and lane may move these tasks now.
 
     Raises: OwnershipLost, NotReady (another one is being merged), InvalidArgument, NotAuthorized, UnknownProcessor.
@@ -111,7 +104,7 @@ def judge(turn: Turn, consumed: Consumed, txn_id: bytes, scope: str, lane: str) 
         _check_positions(row, step)
 
 
-def _check_positions(row: ProcessorRow, step: _Step) -> None:
+def _check_positions(row: r.ProcessorRow, step: _Step) -> None:
     before = {position.input: position for position in step.row.positions}
     if len({position.input for position in step.positions}) < len(step.positions):
         raise InvalidArgument(f"task {step.task} has an input twice")
@@ -122,7 +115,7 @@ def _check_positions(row: ProcessorRow, step: _Step) -> None:
         if position.record < 0 or (inside != (-1, -1) and min(inside) < 0):
             raise InvalidArgument(f"task {step.task}: {position} is no place in a history")
         start = row.inputs[position.input].record
-        known = before.get(position.input, TaskPosition(position.input, start, 0))
+        known = before.get(position.input, r.TaskPosition(position.input, start, 0))
         same = position.segment == known.segment
         if position.record < known.record or (
             position.record == known.record
@@ -135,7 +128,7 @@ def _check_positions(row: ProcessorRow, step: _Step) -> None:
             )
 
 
-def check_state(consumed: Consumed | None, written: Mapping[str, Collection[int]]) -> None:
+def check_state(consumed: r.Consumed | None, written: Mapping[str, Collection[int]]) -> None:
     """`InvalidArgument` unless a commit may write to these tasks of these states."""
     for stream, tasks in written.items():
         moved: set[int] = set()
@@ -157,7 +150,7 @@ def check_state_size(turn: Turn, size: int) -> None:
         )
 
 
-def state_of(streams: Iterable[str], writers: Iterable[Receipt]) -> dict[str, set[int]]:
+def state_of(streams: Iterable[str], writers: Iterable[r.Receipt]) -> dict[str, set[int]]:
     """The state that a commit by journals writes: stream -> tasks. ``streams``: those that it touched."""
     found: dict[str, set[int]] = {stream: set() for stream in streams if is_state(stream)}
     for receipt in writers:
@@ -167,7 +160,7 @@ def state_of(streams: Iterable[str], writers: Iterable[Receipt]) -> dict[str, se
     return found
 
 
-def begin_moving(turn: Turn, consumed: Consumed, txn_id: bytes) -> None:
+def begin_moving(turn: Turn, consumed: r.Consumed, txn_id: bytes) -> None:
     """Log on the tasks that this transaction is decided: no other commit moves them until it ends."""
     for step in _steps(turn, consumed):
         turn.put(k.task_key(consumed.processor, step.task), step.row._replace(in_progress=txn_id))
@@ -175,12 +168,12 @@ def begin_moving(turn: Turn, consumed: Consumed, txn_id: bytes) -> None:
 
 def move(
     turn: Turn,
-    consumed: Consumed,
+    consumed: r.Consumed,
     txn_id: bytes,
     commit_timestamp: int,
     committed: int,
     state: Mapping[str, Collection[int]],
-) -> TaskRow:
+) -> r.TaskRow:
     """Move the tasks: the transaction is committed in this round. Returns the row of one of them.
 
     ``state``: the state that it writes, as for `check_state`.
@@ -203,7 +196,7 @@ def move(
     return moved
 
 
-def give_back(turn: Turn, consumed: Consumed | None, txn_id: bytes) -> None:
+def give_back(turn: Turn, consumed: r.Consumed | None, txn_id: bytes) -> None:
     """Allow other commits for the tasks again, because the decided transaction is aborted after all."""
     if consumed is None:
         return
@@ -212,16 +205,16 @@ def give_back(turn: Turn, consumed: Consumed | None, txn_id: bytes) -> None:
             turn.put(k.task_key(consumed.processor, step.task), step.row._replace(in_progress=None))
 
 
-def _steps(turn: Turn, consumed: Consumed) -> Iterator[_Step]:
+def _steps(turn: Turn, consumed: r.Consumed) -> Iterator[_Step]:
     for step in consumed.steps:
         for task in step.tasks:
             row = task_of(turn, consumed.processor, task)
             yield _Step(task, row, step.sequence, step.positions)
 
 
-def outcome(scope: str, row: TaskRow, owner: str) -> Outcome:
+def outcome(scope: str, row: r.TaskRow, owner: str) -> r.Outcome:
     """The outcome of the one-shot that a task's row names."""
-    return Outcome(
+    return r.Outcome(
         txn_id=row.txn_id, state="COMMITTED", scope=scope, name=None,
         commit_timestamp=row.commit_timestamp, committed=row.committed, rejected=0, left_out=0, reason="",
         begun_ms=0, finished_ms=0, keepalive_ms=0, streams=(), writers=(), owner=owner,

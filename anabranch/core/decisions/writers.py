@@ -14,27 +14,19 @@ from anabranch.core import rows as k
 from anabranch.core.authorize import Right, check_writes, refusal
 from anabranch.core.decisions import quotas
 from anabranch.core.decisions.turn import Turn
-from anabranch.core.journal.index import segment_on
-from anabranch.core.journal.receipts import covers
+from anabranch.core.journal_index import segment_on
+from anabranch.core.journal_runs import covers
 from anabranch.core.round import ReplyTo
 from anabranch.core.state import OpenTxn, State
 from anabranch.core.tokens import Rights
 from anabranch.core.transaction_states import TRANSACTIONS
 from anabranch.errors import InvalidArgument, ReceiptMismatch, UnknownStream, WritersUnfinished
-from anabranch.schemas.records import (
-    Commit,
-    LabelRow,
-    LabelWriter,
-    Receipt,
-    Register,
-    Registered,
-    WriterRow,
-)
+from anabranch.schemas import records as r
 
 _NAMED = 10  # writers, in a message
 
 
-def register(turn: Turn, command: Register, to: ReplyTo | None) -> None:
+def register(turn: Turn, command: r.Register, to: ReplyTo | None) -> None:
     """Store a writer's cumulative receipt; the highest sequence wins.
 
     A writer belongs to the lane that came first.
@@ -53,10 +45,10 @@ def register(turn: Turn, command: Register, to: ReplyTo | None) -> None:
     turn.hear(row.txn_id)
     if counts is not known:
         put_receipt(turn, counts, lane)
-    turn.reply(to, Registered(counts.sequence))
+    turn.reply(to, r.Registered(counts.sequence))
 
 
-def label(turn: Turn, command: LabelWriter, to: ReplyTo | None) -> None:
+def label(turn: Turn, command: r.LabelWriter, to: ReplyTo | None) -> None:
     """Name a known writer for people; only the lane that registered it may."""
     row = turn.transaction(command.token, Rights.WRITE)
     TRANSACTIONS.judge(row.state, "touch", row.reason)
@@ -72,8 +64,8 @@ def label(turn: Turn, command: LabelWriter, to: ReplyTo | None) -> None:
         raise refusal(turn.lane, Right.WRITE, row.scope)
     turn.hear(row.txn_id)
     if label_of(turn.state, row.txn_id, command.writer) != command.label:
-        turn.put(k.label_key(row.txn_id, command.writer), LabelRow(command.label))
-    turn.reply(to, Registered(known.sequence))
+        turn.put(k.label_key(row.txn_id, command.writer), r.LabelRow(command.label))
+    turn.reply(to, r.Registered(known.sequence))
 
 
 def label_of(state: State, txn_id: bytes, writer: int) -> str:
@@ -82,12 +74,12 @@ def label_of(state: State, txn_id: bytes, writer: int) -> str:
     return "" if row is None else str(row.label)
 
 
-def put_receipt(turn: Turn, receipt: Receipt, lane: str) -> None:
+def put_receipt(turn: Turn, receipt: r.Receipt, lane: str) -> None:
     """Put the receipt of a writer of this lane."""
-    turn.put(k.writer_key(receipt.txn_id, receipt.writer), WriterRow(receipt, lane))
+    turn.put(k.writer_key(receipt.txn_id, receipt.writer), r.WriterRow(receipt, lane))
 
 
-def newer(one: Receipt, other: Receipt) -> Receipt:
+def newer(one: r.Receipt, other: r.Receipt) -> r.Receipt:
     """The one of a writer's two receipts that counts. `ReceiptMismatch`: they contradict each other."""
     if one.sequence == other.sequence and one != other:
         raise ReceiptMismatch(
@@ -103,16 +95,16 @@ def newer(one: Receipt, other: Receipt) -> Receipt:
     return last
 
 
-def check_room(turn: Turn, txn: OpenTxn, receipts: Collection[Receipt]) -> None:
+def check_room(turn: Turn, txn: OpenTxn, receipts: Collection[r.Receipt]) -> None:
     """`InvalidArgument` if the transaction would have too many writers with these receipts, or too big ones."""
-    known = [txn.writers[r.writer] for r in receipts if r.writer in txn.writers]
+    known = [txn.writers[one.writer] for one in receipts if one.writer in txn.writers]
     limits.WRITERS.check(len(txn.writers) + len(receipts) - len(known), "the transaction")
     size = txn.receipt_bytes - limits.size_of(known) + limits.size_of(receipts)
     what = "what a transaction's writers have registered, about,"
     limits.RECEIPTS.check(size, what, turn.settings.receipt_bytes)
 
 
-def check_receipts(turn: Turn, txn_id: bytes, receipts: tuple[Receipt, ...]) -> None:
+def check_receipts(turn: Turn, txn_id: bytes, receipts: tuple[r.Receipt, ...]) -> None:
     """Refuse receipts of other transactions, malformed ones, and those of streams that were not touched."""
     touched = turn.open(txn_id).participants
     turn.charge(work.of_receipts(receipts))
@@ -146,15 +138,15 @@ def check_receipts(turn: Turn, txn_id: bytes, receipts: tuple[Receipt, ...]) -> 
                 )
 
 
-def choose_writers(turn: Turn, txn: OpenTxn, command: Commit) -> tuple[Receipt, ...]:
+def choose_writers(turn: Turn, txn: OpenTxn, command: r.Commit) -> tuple[r.Receipt, ...]:
     """The receipts that a commit takes: its own and the named ones, or every finished one if none is named."""
-    chosen: dict[int, Receipt] = {}
+    chosen: dict[int, r.Receipt] = {}
     for receipt in (*command.own, *(command.receipts or ())):
         known = chosen.get(receipt.writer) or txn.writers.get(receipt.writer)
         chosen[receipt.writer] = receipt if known is None else newer(known, receipt)
     if command.receipts is None:
         turn.charge(work.of_items(len(txn.writers)))
-        unfinished = [w for w, r in txn.writers.items() if w not in chosen and not r.finished]
+        unfinished = [w for w, one in txn.writers.items() if w not in chosen and not one.finished]
         if unfinished:
             few = nsmallest(_NAMED, unfinished)
             labels = {writer: label_of(turn.state, txn.row.txn_id, writer) for writer in few}
@@ -167,7 +159,7 @@ def choose_writers(turn: Turn, txn: OpenTxn, command: Commit) -> tuple[Receipt, 
     return tuple(chosen[writer] for writer in sorted(chosen))
 
 
-def take_exactly(turn: Turn, txn: OpenTxn, receipts: Iterable[Receipt]) -> None:
+def take_exactly(turn: Turn, txn: OpenTxn, receipts: Iterable[r.Receipt]) -> None:
     """Change the writers' rows to those of the decision, so that every outcome names exactly the writers taken."""
     taken = {receipt.writer: receipt for receipt in receipts}
     for writer in sorted(txn.writers.keys() - taken.keys()):

@@ -16,11 +16,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from anabranch import errors
 from anabranch.core import limits, work
 from anabranch.core import rows as k
 from anabranch.core.authorize import Right, check_right, of_scope, rights_of, table_of
 from anabranch.core.decisions import quotas
-from anabranch.core.decisions.commits.prepared import held
+from anabranch.core.decisions.prepared import held
 from anabranch.core.decisions.scopes import check_served
 from anabranch.core.decisions.times import admit_change, is_repeated
 from anabranch.core.decisions.turn import Turn
@@ -28,34 +29,15 @@ from anabranch.core.hybrid_time import to_ms
 from anabranch.core.ids import NO_TXN, made_ms_of
 from anabranch.core.legal_names import ADMIN_LANE, OPEN_LANE, check_name
 from anabranch.core.round import ReplyTo
-from anabranch.errors import (
-    AlreadyCommitted,
-    IllegalState,
-    InvalidArgument,
-    NameTaken,
-    NotAuthorized,
-    NotReady,
-    UnknownLane,
-    check,
-)
-from anabranch.schemas.records import (
-    ListSeries,
-    Outcome,
-    PendingCommitRow,
-    SeriesInfo,
-    SeriesList,
-    SeriesRow,
-    SetSeries,
-    TxnRow,
-    YieldedRow,
-)
+from anabranch.errors import check
+from anabranch.schemas import records as r
 
 _NONE = -1  # in rows: no number
 MAX_JUMP = 1 << 32
 MAX_RUNS = 64  # runs of numbers that a series lists
 
 
-def check_jump(turn: Turn, txn: TxnRow, series: str | None, number: int | None) -> None:
+def check_jump(turn: Turn, txn: r.TxnRow, series: str | None, number: int | None) -> None:
     """`InvalidArgument` for a number far beyond its series, because the numbers between could never commit again.
 
     `NameTaken` if the series is another lane's; `NotAuthorized` if the lane may not begin one; `InvalidArgument`
@@ -68,7 +50,7 @@ def check_jump(turn: Turn, txn: TxnRow, series: str | None, number: int | None) 
         quotas.check_series(turn, txn.owner)
     at = 0 if row is None else row.number
     if number - max(at, 0) > MAX_JUMP:
-        raise InvalidArgument(
+        raise errors.InvalidArgument(
             f"number {number} is more than {MAX_JUMP} beyond the series {series!r}, which is at {at}: "
             "give a nearer one, or let an operator move the series (`anabranch series set`)"
         )
@@ -81,23 +63,23 @@ def check_free(turn: Turn, lane: str, scope: str, name: str) -> None:
         return
     try:
         check_right(turn.state, lane, Right.WRITE, of_scope(scope))
-    except NotAuthorized as error:
-        raise NotAuthorized(
+    except errors.NotAuthorized as error:
+        raise errors.NotAuthorized(
             f"{error}. A name or a series is the whole scope's; an operator gives lane {lane!r} a series by "
             f"`anabranch series set {scope} {name!r} -1 --owner {lane}`"
         ) from error
 
 
-def taken(scope: str, name: str) -> NameTaken:
+def taken(scope: str, name: str) -> errors.NameTaken:
     """The error for a name that a transaction of another lane has."""
-    return NameTaken(
+    return errors.NameTaken(
         f"another lane has the name {name!r} in scope {scope!r}: choose another one. Who may operate the scope "
         "sees its transaction (`anabranch txn list --finished`) and ends an open one (`anabranch txn abort`); the "
         "name of a committed one is free when its outcome is forgotten"
     )
 
 
-def list_series(turn: Turn, command: ListSeries, to: ReplyTo | None) -> None:
+def list_series(turn: Turn, command: r.ListSeries, to: ReplyTo | None) -> None:
     """List one series, or those of a scope that the lane may see, in falling order of names; a bounded part of
     them.
     """
@@ -114,50 +96,52 @@ def list_series(turn: Turn, command: ListSeries, to: ReplyTo | None) -> None:
         below = turn.state.rows_below(k.series_key(command.scope, ""), until)
     else:
         below = turn.state.series_below(turn.lane, command.scope, until)
-    found: list[SeriesInfo] = []
+    found: list[r.SeriesInfo] = []
     for name, row in below:
         turn.charge(work.LOOK)
         if len(found) == limits.LIST_ROWS.value:
-            turn.reply(to, SeriesList(tuple(found), True))
+            turn.reply(to, r.SeriesList(tuple(found), True))
             return
         found.append(_info(turn, command.scope, name.decode(), row))
-    turn.reply(to, SeriesList(tuple(found), False))
+    turn.reply(to, r.SeriesList(tuple(found), False))
 
 
-def _info(turn: Turn, scope: str, series: str, row: SeriesRow) -> SeriesInfo:
+def _info(turn: Turn, scope: str, series: str, row: r.SeriesRow) -> r.SeriesInfo:
     taken_ms = made_ms_of(row.txn_id)
     if row.txn_id == NO_TXN:
         change = turn.state.last_change(k.series_key(scope, series))
         taken_ms = 0 if change is None else to_ms(change.timestamp)
-    return SeriesInfo(series, row.number, row.txn_id, row.runs, row.owner, taken_ms)
+    return r.SeriesInfo(series, row.number, row.txn_id, row.runs, row.owner, taken_ms)
 
 
 def _answer(turn: Turn, scope: str, series: str, to: ReplyTo | None) -> None:
     row = turn.state.series(scope, series)
-    turn.reply(to, SeriesList(() if row is None else (_info(turn, scope, series, row),), False))
+    turn.reply(to, r.SeriesList(() if row is None else (_info(turn, scope, series, row),), False))
 
 
-def set_series(turn: Turn, command: SetSeries, to: ReplyTo | None) -> None:
+def set_series(turn: Turn, command: r.SetSeries, to: ReplyTo | None) -> None:
     """Set a series to a number, or give it to a lane; only if it is at the number that the operator saw."""
     check_served(turn, command.scope)
     check_name(command.series)
     if not _NONE <= command.number < 1 << 63:
-        raise InvalidArgument(f"number {command.number}: -1 to 2^63 - 1 are allowed")
+        raise errors.InvalidArgument(f"number {command.number}: -1 to 2^63 - 1 are allowed")
     row = turn.state.series(command.scope, command.series)
     thing = k.series_key(command.scope, command.series)
     if is_repeated(turn, thing, to):  # it was done before; commits may have moved the series since
         _answer(turn, command.scope, command.series, to)
         return
     if command.owner not in (None, "", OPEN_LANE, ADMIN_LANE, *turn.state.lanes):
-        raise UnknownLane(f"there is no lane {command.owner!r}: make it (`anabranch lane add`)")
+        raise errors.UnknownLane(
+            f"there is no lane {command.owner!r}: make it (`anabranch lane add`)"
+        )
     if row is not None and row.txn_id in turn.state.prepared:
         raise held(row.txn_id, f"the series {command.series!r}")
     if row is not None and row.txn_id in turn.state.open:
-        raise NotReady(f"number {row.number} of it is being committed: ask again")
+        raise errors.NotReady(f"number {row.number} of it is being committed: ask again")
     at = row.number if row is not None and row.number != _NONE else None
     wanted = command.number if command.number != _NONE else None
     if at not in (wanted, command.expected):
-        raise IllegalState(
+        raise errors.IllegalState(
             f"the series {command.series!r} is not at the number that you saw: list it again "
             "(`anabranch series list`)"
         )
@@ -169,17 +153,17 @@ def set_series(turn: Turn, command: SetSeries, to: ReplyTo | None) -> None:
         if row is not None and at == wanted:
             row = replace(row, owner=owner)
         elif wanted is None:  # the series belongs to the lane, and has no number yet
-            row = SeriesRow(_NONE, NO_TXN, _NONE, NO_TXN, (), owner) if command.owner else None
+            row = r.SeriesRow(_NONE, NO_TXN, _NONE, NO_TXN, (), owner) if command.owner else None
         else:  # a number set by an operator counts as committed
             runs = runs if runs and runs[-1] == wanted else _more(runs, wanted)
-            row = SeriesRow(wanted, NO_TXN, _NONE, NO_TXN, runs, owner)
+            row = r.SeriesRow(wanted, NO_TXN, _NONE, NO_TXN, runs, owner)
         turn.put(thing, row)
         what = f"{command.scope} {command.series!r}: {at} becomes {wanted}"
         turn.audit(command, what if owner == before else f"{what}, of lane {owner or 'none'}")
     _answer(turn, command.scope, command.series, to)
 
 
-def overtaken(turn: Turn, txn: TxnRow, series: str, number: int) -> YieldedRow | None:
+def overtaken(turn: Turn, txn: r.TxnRow, series: str, number: int) -> r.YieldedRow | None:
     """The claim that a commit of this number gives way to. `NotReady` while the series commits.
 
     `ReservedByPrepared` while its last one is prepared; `NameTaken`, `NotAuthorized` as `check_jump`.
@@ -190,21 +174,21 @@ def overtaken(turn: Turn, txn: TxnRow, series: str, number: int) -> YieldedRow |
     if row.txn_id in turn.state.prepared:
         raise held(row.txn_id, f"number {row.number} of the series {series!r}")
     if row.txn_id in turn.state.open:
-        raise NotReady(
+        raise errors.NotReady(
             f"number {row.number} of the series {series!r} is being committed: ask again for the outcome"
         )
     if row.number < number:
         return None
-    return YieldedRow(series, number, row.number, row.txn_id)
+    return r.YieldedRow(series, number, row.number, row.txn_id)
 
 
-def _series_of(turn: Turn, txn: TxnRow, series: str) -> SeriesRow | None:
+def _series_of(turn: Turn, txn: r.TxnRow, series: str) -> r.SeriesRow | None:
     """The row of a series that the transaction may commit in."""
     row = turn.state.series(txn.scope, series)
     if row is None or not row.owner:
         check_free(turn, txn.owner, txn.scope, series)
     elif row.owner != txn.owner:
-        raise NameTaken(
+        raise errors.NameTaken(
             f"another lane has the series {series!r} of scope {txn.scope!r}: choose another name, or let an "
             f"operator see whose it is (`anabranch series list {txn.scope}`) and give it to lane {txn.owner!r} "
             f"(`anabranch series set {txn.scope} {series!r} NUMBER --owner {txn.owner}`); nothing was changed"
@@ -212,16 +196,15 @@ def _series_of(turn: Turn, txn: TxnRow, series: str) -> SeriesRow | None:
     return row
 
 
-def take_number(turn: Turn, txn: TxnRow, series: str, number: int) -> None:
+def take_number(turn: Turn, txn: r.TxnRow, series: str, number: int) -> None:
     """Make this the highest number of the series, because its commit is decided."""
     before = turn.state.series(txn.scope, series)
     if before is None:
-        row = SeriesRow(number, txn.txn_id, _NONE, NO_TXN, (number, number), txn.owner)
+        row = r.SeriesRow(number, txn.txn_id, _NONE, NO_TXN, (number, number), txn.owner)
     else:
         check(before.number < number, f"a series goes from {before.number} to {number}")
         runs = _more(before.runs, number)
-        earlier = before.number, before.txn_id
-        row = SeriesRow(number, txn.txn_id, *earlier, runs, before.owner)
+        row = r.SeriesRow(number, txn.txn_id, before.number, before.txn_id, runs, before.owner)
     turn.put(k.series_key(txn.scope, series), row)
 
 
@@ -240,7 +223,7 @@ def _up_to(runs: tuple[int, ...], number: int) -> tuple[int, ...]:
     return tuple(n for first, last in pairs if first <= number for n in (first, min(last, number)))
 
 
-def give_back(turn: Turn, scope: str, pending: PendingCommitRow | None) -> None:
+def give_back(turn: Turn, scope: str, pending: r.PendingCommitRow | None) -> None:
     """Set a series back to the number before, if an aborted commit was decided."""
     if pending is None or not pending.decided or pending.number is None or pending.name is None:
         return
@@ -248,13 +231,13 @@ def give_back(turn: Turn, scope: str, pending: PendingCommitRow | None) -> None:
     check(row is not None and row.number == pending.number, "a decided commit lost its number")
     if row is not None:
         runs = _up_to(row.runs, row.earlier_number)
-        earlier = row.earlier_number, row.earlier_txn_id
-        before = SeriesRow(*earlier, _NONE, NO_TXN, runs, row.owner)
-        gone = row.earlier_number == _NONE
+        number = row.earlier_number
+        before = r.SeriesRow(number, row.earlier_txn_id, _NONE, NO_TXN, runs, row.owner)
+        gone = number == _NONE
         turn.put(k.series_key(scope, pending.name), None if gone else before)
 
 
-def reason(yielded: YieldedRow) -> str:
+def reason(yielded: r.YieldedRow) -> str:
     """The reason for aborting a transaction whose commit gave way."""
     by = yielded.txn_id.hex() if yielded.txn_id != NO_TXN else "an operator (series set)"
     if yielded.number is None:
@@ -269,7 +252,7 @@ def reason(yielded: YieldedRow) -> str:
     )
 
 
-def answer(turn: Turn, yielded: YieldedRow, owner: str) -> Outcome | None:
+def answer(turn: Turn, yielded: r.YieldedRow, owner: str) -> r.Outcome | None:
     """The answer to a commit that gave way: the earlier transaction's outcome.
 
     `AlreadyCommitted` if that has another number, belongs to another lane, or is not known any more; None for a
@@ -281,4 +264,4 @@ def answer(turn: Turn, yielded: YieldedRow, owner: str) -> Outcome | None:
             return turn.outcome(row)
         if yielded.number is None:
             return None
-    raise AlreadyCommitted(f"{reason(yielded)}; this transaction is aborted")
+    raise errors.AlreadyCommitted(f"{reason(yielded)}; this transaction is aborted")

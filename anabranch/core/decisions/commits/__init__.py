@@ -1,1 +1,0 @@
-"""Decisions on commits: whole transactions in one command, by journals, and what moves with them."""

@@ -1,1 +1,0 @@
-"""The journal index: what writers have written, where, and how much of it."""

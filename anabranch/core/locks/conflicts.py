@@ -1,0 +1,310 @@
+"""Conflicts of commits with locks: what was read must be unchanged just below the commit timestamp.
+
+A commit meets locks in two ways: its own have to hold (`judge` for a one-shot, `to_revalidate` and
+`check_conflicts` for a transaction with registered locks), and its writes break those of others (`merge`).
+`docs/inside/tables.md` has the rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from operator import lt
+
+from anabranch import errors
+from anabranch.core import limits, work
+from anabranch.core import rows as k
+from anabranch.core.authorize import Right, check_right
+from anabranch.core.decisions.transactions import abort_txn, end_pending
+from anabranch.core.decisions.turn import Turn
+from anabranch.core.decisions.writers import writers_text
+from anabranch.core.journal_runs import StoredRun, covers
+from anabranch.core.locks.lock_table import TxnLocks, count_of
+from anabranch.core.locks.recent_writes import MOST_BOUNDED
+from anabranch.core.locks.table_writes import Write, write_of
+from anabranch.core.round import StreamCommit
+from anabranch.core.state import OpenTxn
+from anabranch.core.stream_states import STREAMS, state_of
+from anabranch.core.transaction_states import TRANSACTIONS, broken_text, locks_broken
+from anabranch.schemas import records as r
+
+Taken = tuple[int, Sequence[StoredRun]]  # runs of a journal partition
+
+
+def merge(turn: Turn, step: StreamCommit, taken: Iterable[Taken] = ()) -> None:
+    """Put a merge into the round. A merge into a table is also noted in the recent writes.
+
+    ``taken``: the runs of the transaction by journal partition, with those of a staged merge.
+    """
+    turn.round.history.append(step)
+    before = turn.state.tables.get(step.stream)
+    if before is not None:
+        known = turn.memory.written.get(step.txn_id, {}).get(step.stream)
+        write = (
+            written(turn, step, (*step.plain, *taken))
+            if known is None
+            else known.at(step.timestamp)
+        )
+        turn.recent_writes.add(step.stream, write, before.last)
+        at = step.timestamp
+        unknown = at if write.is_unknown else before.unknown
+        bounded = at if write.is_bounded else before.bounded
+        turn.put(k.table_key(step.stream), r.TableRow(at, unknown, bounded))
+        if turn.state.locks.count:
+            hold_against(turn, step.stream, write, step.txn_id)
+
+
+def written(turn: Turn, step: StreamCommit, taken: Iterable[Taken]) -> Write:
+    """The writes of a merge to a table: its events, and the runs that it takes."""
+    digests = (
+        digest
+        for source, runs in taken
+        for digest in turn.index.digests(step.stream, source, step.txn_id, runs)
+    )
+    return write_of(step, digests)
+
+
+def hold_against(turn: Turn, table: str, write: Write, by: bytes) -> None:
+    """Check a commit against the registered locks of a table, and log with it the locks that it breaks.
+
+    A transaction with a broken lock is aborted if it touched a stream, or is committing; one that only reads
+    continues.
+    """
+    for txn_id, broken in sorted(turn.state.locks.conflicts(table, write, by).items()):
+        txn = turn.open(txn_id)
+        if txn.row.broken is not None:
+            continue
+        turn.put(k.txn_key(txn_id), txn.row._replace(broken=broken))
+        # A staged merge can't be aborted, and need not be: commits that would break its frozen locks wait.
+        acts = txn.participants or txn.pending is not None
+        if acts and TRANSACTIONS.moves(txn.row.state, "begin_abort"):
+            abort_txn(turn, txn_id, broken_text(broken))
+
+
+def judge(turn: Turn, command: r.OneShot) -> r.Revalidate | None:
+    """None if all locks hold until now; else the answer that asks the client to revalidate. Puts nothing.
+
+    Raises: InvalidArgument, NotAuthorized, UnknownStream, CrossScope.
+    """
+    limits.LOCKS.check(count_of(command.locks), "a transaction")
+    check_locks(turn, command.locks)
+    state, windows = turn.state, turn.recent_writes
+    for locks in command.locks:
+        asks = locks.points or locks.ranges
+        if asks and not windows.holds(locks, state.tables[locks.table].last):
+            return r.Revalidate(turn.hybrid_time, table_times(turn, named(command.locks)))
+    return None
+
+
+def named(locks: Iterable[r.TableLocks]) -> list[str]:
+    """The tables of these locks."""
+    return [each.table for each in locks]
+
+
+def table_times(turn: Turn, tables: Iterable[str]) -> tuple[r.TableTime, ...]:
+    """The newest commits of these tables, including those of this round so far."""
+    known = turn.state.tables
+    return tuple(r.TableTime(table, known[table].last) for table in tables if table in known)
+
+
+def check_table(turn: Turn, table: str) -> None:
+    """`InvalidArgument`: the stream is no table; `UnknownStream`, `StreamLost`, `NotAuthorized`."""
+    check_right(turn.state, turn.lane, Right.SAFE_TIME, table)
+    STREAMS.judge(state_of(turn.state.streams.get(table)), "use", limits.cut(table))
+    if table not in turn.state.tables:
+        raise errors.InvalidArgument(f"{table} is no table: make one with `create_table`")
+
+
+def check_locks(turn: Turn, locks: Sequence[r.TableLocks]) -> None:
+    """Raise `InvalidArgument` for malformed locks, `NotAuthorized` for tables that the lane may not read."""
+    if not _rise(named(locks)):
+        raise errors.InvalidArgument("locks name each table once, in rising order")
+    for each in locks:
+        check_table(turn, each.table)
+        if not 0 <= each.last <= each.since <= turn.hybrid_time:
+            raise errors.InvalidArgument(
+                f"locks on {each.table} since {each.since}, its newest commit {each.last}: `since` is a time that "
+                f"a controller's reply ({turn.hybrid_time} at most), and `last` is not above it"
+            )
+        if not _rise(each.points) or not _apart(each.ranges):
+            raise errors.InvalidArgument(
+                f"locks on {each.table}: points rise; ranges rise, don't meet, and each ends above its beginning"
+            )
+
+
+def _rise(values: Sequence[str | int]) -> bool:
+    return all(map(lt, values, values[1:]))
+
+
+def _apart(ranges: Sequence[r.LockedRange]) -> bool:
+    if any(each.high is not None and each.low >= each.high for each in ranges):
+        return False
+    return all(a.high is not None and a.high < b.low for a, b in pairwise(ranges))
+
+
+# -- locks of a transaction with registered ones --------------------------------------------------------
+
+
+def validated_rows(
+    turn: Turn, sets: TxnLocks, validated: Iterable[r.Validated]
+) -> dict[int, r.ValidatedRow]:
+    """How far the locks of writers are validated with these reports. Puts nothing. `InvalidArgument`."""
+    found: dict[int, r.ValidatedRow] = {}
+    for report in validated:
+        row = found.get(report.writer) or sets.validated.get(report.writer)
+        if not 0 <= report.validated_through <= turn.hybrid_time:
+            raise errors.InvalidArgument(
+                f"{report.validated_through} is no time of a reply: {turn.hybrid_time} is the latest"
+            )
+        if report.sequence > sets.last(report.writer):
+            raise errors.InvalidArgument(
+                f"set {report.sequence} of writer {report.writer} is not registered"
+            )
+        if row is None or report.sequence < row.sequence:
+            continue
+        through = (
+            report.validated_through
+            if report.sequence > row.sequence
+            else max(row.validated_through, report.validated_through)
+        )
+        found[report.writer] = r.ValidatedRow(report.sequence, through, row.due)
+    return found
+
+
+def put_validated(turn: Turn, txn_id: bytes, validated: Mapping[int, r.ValidatedRow]) -> None:
+    """Put what `validated_rows` found."""
+    sets = turn.state.locks.of(txn_id)
+    for writer, row in validated.items():
+        if sets.validated.get(writer) != row:
+            turn.put(k.read_lock_key(txn_id, writer, 0), row)
+
+
+def to_revalidate(
+    turn: Turn, txn_id: bytes, validated: Mapping[int, r.ValidatedRow] = {}
+) -> r.Revalidate | None:
+    """The answer to a commit while locks of any writer have to be validated; None: all hold until now."""
+    if txn_id in turn.state.locks.frozen:
+        return None  # its locks are frozen: commits that may break one wait
+    sets = turn.state.locks.of(txn_id)
+    rows = {**sets.validated, **validated}
+    due = {
+        w
+        for w, row in rows.items()
+        if row.sequence < sets.last(w) or row.validated_through < row.due
+    }
+    turn.charge(work.of_items(len(sets.rows)))
+    for (writer, _), kept in sets.rows.items():
+        through = rows[writer].validated_through
+        if writer not in due and any(_may_be_broken(turn, its, through) for its in kept.locks):
+            due.add(writer)
+    if not due:
+        return None
+    pending = turn.open(txn_id).pending
+    decided = pending is not None and pending.decided
+    return r.Revalidate(
+        turn.hybrid_time, table_times(turn, sets.tables), tuple(sorted(due)), decided
+    )
+
+
+def _may_be_broken(turn: Turn, locks: r.TableLocks, through: int) -> bool:
+    """Whether a commit later than ``through`` may have broken one of these locks.
+
+    Commits that break one for certain are logged with the lock's transaction. The table's row has the times of
+    possible ones, and the recent writes have their keys, above their reach.
+    """
+    row = turn.state.tables.get(locks.table)
+    if row is None or not (locks.points or locks.ranges):
+        return False
+    if max(row.unknown, row.bounded if locks.ranges else 0) <= through:
+        return False
+    turn.charge(work.of_items(MOST_BOUNDED) if locks.ranges else work.LOOK)
+    return not turn.recent_writes.spares(locks, through)
+
+
+def ready_to_merge(turn: Turn, txn_id: bytes) -> bool:
+    """Whether a decided transaction may be merged, now that others of the round are.
+
+    If its locks have to be validated, its askers are answered so; it is aborted after a keepalive without a
+    command.
+    """
+    txn = turn.state.open.get(txn_id)
+    if txn is None:
+        return False  # an earlier merge of this round broke its locks
+    again = to_revalidate(turn, txn_id)
+    if again is None:
+        return True
+    if turn.now_ms - turn.keepalives.last(txn_id) > txn.row.keepalive_ms:
+        abort_txn(
+            turn, txn_id, "its locks were not revalidated, and other commits may have broken them"
+        )
+        return False
+    pending = txn.pending
+    for to in end_pending(turn, txn_id, None):
+        turn.reply(to, again)
+    if pending is not None:
+        turn.put(k.pending_key(txn_id), replace(pending, askers=()))
+    return False
+
+
+@dataclass(slots=True)
+class _Reads:
+    """The reads of a transaction, and the commit that is checked against it. ``taken``: receipts by writer."""
+
+    txn: OpenTxn
+    locks: TxnLocks
+    taken: Mapping[int, r.Receipt]
+    prepares: bool
+
+
+def check_conflicts(
+    turn: Turn, txn: OpenTxn, writers: Iterable[r.Receipt], wanted: r.Commit | r.PendingCommitRow
+) -> None:
+    """Refuse a commit because of what its transaction read.
+
+    Raises: LocksBroken, InvalidArgument (a prepare), WritersUnfinished (a writer that was read from is not taken).
+    """
+    locks = turn.state.locks.of(txn.row.txn_id)
+    taken = {receipt.writer: receipt for receipt in writers}
+    reads = _Reads(txn, locks, taken, wanted.prepare is not None)
+    turn.charge(work.of_items(len(taken) + locks.count))
+    for one in CHECKS:
+        one(reads)
+
+
+def _check_broken(reads: _Reads) -> None:
+    if reads.txn.row.broken is not None:
+        raise locks_broken(reads.txn.row.broken)
+
+
+def _check_prepare(reads: _Reads) -> None:
+    if reads.locks.rows and reads.prepares:
+        raise errors.InvalidArgument(
+            "a transaction with locks on tables can't be prepared: commit it"
+        )
+
+
+def _check_read_from(reads: _Reads) -> None:
+    taken, known = reads.taken, reads.txn.writers
+    missing = {
+        source.writer
+        for kept in reads.locks.rows.values()
+        for source in kept.read_from
+        if not _is_taken(taken.get(source.writer), known.get(source.writer), source.sequence)
+    }
+    if missing:
+        raise errors.WritersUnfinished(
+            f"the transaction read what writer {writers_text(missing)} wrote, so its commit has to take that: give "
+            "its latest receipt"
+        )
+
+
+# The conflicts that refuse a commit, in order; a new one is one more entry.
+CHECKS: tuple[Callable[[_Reads], None], ...] = (_check_broken, _check_prepare, _check_read_from)
+
+
+def _is_taken(receipt: r.Receipt | None, known: r.Receipt | None, sequence: int) -> bool:
+    """Whether a commit takes a writer's events up to a receipt of this sequence. ``known``: the registered one."""
+    if receipt is None or receipt.sequence >= sequence:
+        return receipt is not None
+    return known is not None and known.sequence >= sequence and covers(receipt, known)

@@ -1,0 +1,198 @@
+"""The leader's recent writes to tables, by which it validates locks on what transactions read.
+
+They never refuse a commit by themselves. If they cannot decide, the controller asks the client to revalidate its
+reads. `docs/inside/tables.md` has the rules.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import takewhile
+
+from anabranch.core.locks.table_writes import WINDOW_BYTES, Write
+from anabranch.schemas import records as r
+
+# Bounded commits that are compared; a validation by the client is cheaper than more.
+MOST_BOUNDED = 100
+
+
+@dataclass(slots=True)
+class _Table:
+    """Writes to one table that are newer than the reach. ``before``: timestamp of the last commit before those."""
+
+    before: int
+    writes: deque[Write] = field(default_factory=deque)
+    packed: deque[Write] = field(default_factory=deque)
+    bounded: deque[Write] = field(default_factory=deque)
+    newest: dict[int, int] = field(
+        default_factory=dict
+    )  # fingerprint -> newest write that is not packed
+    fresh: deque[Write] = field(default_factory=deque)  # writes that are not in `newest` yet
+    unknown: int = 0  # timestamp of the newest write with unknown keys
+
+    def add(self, write: Write) -> None:
+        self.writes.append(write)
+        if write.is_bounded:
+            self.bounded.append(write)
+        if write.is_unknown:
+            self.unknown = write.timestamp
+        elif write.is_packed:
+            self.packed.append(write)
+        else:
+            self.fresh.append(write)
+
+    def drop_oldest(self) -> Write:
+        write = self.writes.popleft()
+        self.before = write.timestamp
+        if write.is_bounded:
+            self.bounded.popleft()
+        if write.is_packed:
+            self.packed.popleft()
+        elif self.fresh and self.fresh[0] is write:
+            self.fresh.popleft()
+        else:
+            for point in write.points or ():
+                if self.newest[point] == write.timestamp:
+                    del self.newest[point]
+        return write
+
+    def has(self, points: Sequence[int], since: int) -> bool:
+        """Whether one of these fingerprints was written later than a timestamp."""
+        if not points:
+            return False
+        newest = self.newest
+        # Only writes that matter here are hashed: older ones may never be asked for.
+        while self.fresh and self.fresh[-1].timestamp > since:
+            write = self.fresh.pop()
+            for point in write.points or ():
+                newest[point] = max(write.timestamp, newest.get(point, 0))
+        for point in points:
+            if newest.get(point, 0) > since:
+                return True
+        big = [write for write in self.packed if write.timestamp > since]
+        return bool(big) and any(write.has(point) for write in big for point in points)
+
+    def newest_at(self, timestamp: int) -> int:
+        """The timestamp of the newest commit at or below one."""
+        for write in reversed(self.writes):
+            if write.timestamp <= timestamp:
+                return write.timestamp
+        return self.before
+
+
+@dataclass(slots=True)
+class RecentWrites:
+    """Recent writes by table: all that are later than ``reach``.
+
+    A new leader's reach is the hybrid time that it folded, because it has not seen the writes before.
+    """
+
+    reach: int = 0
+    limit: int = WINDOW_BYTES
+    size: int = 0
+    _tables: dict[str, _Table] = field(default_factory=dict)
+    _order: deque[str] = field(default_factory=deque)  # the tables of all writes, the oldest first
+
+    def draft(self) -> RecentWritesDraft:
+        """A draft for the writes of a round."""
+        return RecentWritesDraft(self)
+
+    def follow(self, draft: RecentWritesDraft) -> None:
+        """Add the writes of a round that is committed."""
+        for table, its in draft.tables.items():
+            known = self._tables.setdefault(table, _Table(its.before))
+            for write in its.writes:
+                known.add(write)
+                self.size += write.size
+        self._order.extend(draft.order)
+        while self.size > self.limit:
+            oldest = self._order.popleft()
+            if (
+                oldest in self._tables and self._tables[oldest].writes
+            ):  # otherwise the table was forgotten
+                write = self._tables[oldest].drop_oldest()
+                self.size -= write.size
+                self.reach = max(self.reach, write.timestamp)
+
+    def forget(self, table: str) -> None:
+        """Drop a deleted table. Locks on it are older than any table that is created with its name later."""
+        gone = self._tables.pop(table, None)
+        if gone is not None:
+            self.size -= sum(write.size for write in gone.writes)
+            self._order = deque(name for name in self._order if name != table)
+
+    def table(self, name: str) -> _Table | None:
+        """A table's writes; None if it has no writes later than the reach."""
+        return self._tables.get(name)
+
+
+@dataclass(slots=True)
+class RecentWritesDraft:
+    """A round's writes to tables, searched together with the window that they will be added to."""
+
+    base: RecentWrites
+    tables: dict[str, _Table] = field(default_factory=dict)
+    order: list[str] = field(default_factory=list)
+
+    def add(self, table: str, write: Write, before: int) -> None:
+        """Add a commit. ``before``: timestamp of the table's commit before it."""
+        self.tables.setdefault(table, _Table(before)).add(write)
+        self.order.append(table)
+
+    def _known(self, table: str) -> list[_Table]:
+        """The parts with writes to a table, the newest part first."""
+        return [t for t in (self.tables.get(table), self.base.table(table)) if t]
+
+    def spares(self, locks: r.TableLocks, through: int) -> bool:
+        """Whether it is certain that no commit later than ``through`` broke one of these locks without being
+        logged.
+
+        The answer is yes if the window has all these commits with their keys, or with bounds that enclose no locked
+        range.
+        """
+        known = self._known(locks.table)
+        if through < self.base.reach or any(its.unknown > through for its in known):
+            return False
+        lows = [span.low for span in locks.ranges]
+        near = (write for its in known if lows for write in _above(its.bounded, through))
+        return not any(
+            looked_at == MOST_BOUNDED or write.touches_any(locks.ranges, lows)
+            for looked_at, write in enumerate(near)
+        )
+
+    def holds(self, locks: r.TableLocks, last: int) -> bool:
+        """Whether it is certain that nothing locked was written later than ``since``. ``last``: timestamp of the
+        table's newest commit.
+        """
+        since = locks.since
+        if last <= since:
+            return last == locks.last
+        known = self._known(locks.table)
+        if since < self.base.reach or _newest_at(known, since) != locks.last:
+            return False
+        lows = [span.low for span in locks.ranges]
+        for its in known:
+            if its.unknown > since or its.has(locks.points, since):
+                return False
+            if lows and any(
+                write.touches_any(locks.ranges, lows) for write in _above(its.writes, since)
+            ):
+                return False
+        return True
+
+
+def _above(writes: deque[Write], timestamp: int) -> Iterator[Write]:
+    """The writes later than a timestamp, the newest first."""
+    return takewhile(lambda write: write.timestamp > timestamp, reversed(writes))
+
+
+def _newest_at(known: Iterable[_Table], timestamp: int) -> int:
+    """The newest commit at or below a timestamp; the newest part of what is known comes first."""
+    found = 0
+    for its in known:
+        found = its.newest_at(timestamp)
+        if its.writes and its.writes[0].timestamp <= timestamp:
+            break
+    return found
