@@ -47,17 +47,16 @@ from anabranch.ports import (
     Table,
     TableError,
 )
+from anabranch.processors.autoscaling import Autoscaling
 from anabranch.processors.background import BackgroundWork
 from anabranch.processors.carrier import is_carrying
-from anabranch.processors.command import Command, decide_command
+from anabranch.processors.cleanup import move_next
 from anabranch.processors.durability import Durable, OffsetGuess, write_round
 from anabranch.processors.history_tail import tail_for
 from anabranch.processors.intake import Intake
-from anabranch.processors.lanes import Lanes, LaneTrouble
+from anabranch.processors.lanes import Command, Lanes, LaneTrouble, decide_command
 from anabranch.processors.leadership import Lease, become_leader
 from anabranch.processors.metrics import Metrics
-from anabranch.processors.streams.autoscaling import Autoscaling
-from anabranch.processors.streams.cleanup import move_next
 from anabranch.processors.suspects import SuspectCommands
 from anabranch.processors.topic_trouble import StreamTrouble, places_of, refuses_data
 from anabranch.schemas.records import TermRow
@@ -488,7 +487,7 @@ class Controller:
             control_partition=self.settings.control_partition,
             journals=background.journals,
             offset_guess=self._offset_guess,
-            foreign_records=background.foreign_records,
+            appended=background.foreign_records.appended,
         )
 
     def _drop(self) -> None:

@@ -14,8 +14,8 @@ from anabranch.ports import LogError, TopicGone, TopicInfo
 from anabranch.processors import controller, durability, topic_trouble
 from anabranch.processors.background import LostMarkerSweep
 from anabranch.processors.carrier import Carriers
+from anabranch.processors.cleanup import Histories
 from anabranch.processors.leadership import Lease
-from anabranch.processors.streams.cleanup import Histories
 from anabranch.processors.topic_trouble import StreamTrouble
 from tests.memory.producer import MemoryProducer
 

@@ -12,9 +12,9 @@ from anabranch.batches.records import Record, encode_batch
 from anabranch.core.ids import TXN_HEADER, unpack_txn_header
 from anabranch.ports import Log, LogRefused, TopicPartition
 from anabranch.processors import durability
+from anabranch.processors.background import ForeignRecordScan
 from anabranch.processors.controller import Controller
-from anabranch.processors.durability import MOST_SKIPPED, OffsetGuess
-from anabranch.processors.streams.foreign_records import Appended, ForeignRecordScan
+from anabranch.processors.durability import MOST_SKIPPED, Appended, OffsetGuess
 from anabranch.schemas.codec import decode
 from anabranch.schemas.records import (
     CommitRecord,

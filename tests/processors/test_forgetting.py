@@ -22,9 +22,9 @@ from anabranch.ports import (
     TopicPartition,
     TopicSpec,
 )
+from anabranch.processors.cleanup import Truncator, _Walk
 from anabranch.processors.controller import Controller
-from anabranch.processors.streams.cleanup import Truncator, _Walk
-from anabranch.processors.streams.topics import GIVE_UP_S
+from anabranch.processors.stream_topics import GIVE_UP_S
 from anabranch.schemas.codec import TYPES
 from anabranch.schemas.records import (
     Abort,

@@ -21,7 +21,7 @@ from anabranch.errors import InvalidArgument, NotReady, TopicMisconfigured
 from anabranch.kafka.wire.codes import CREATE_CODES, GROW_CODES, Act, meaning
 from anabranch.ports import LogRefused, LogUnavailable, TopicPartition, TopicSpec
 from anabranch.processors.controller import Controller
-from anabranch.processors.streams.topics import Growth, StreamTopics
+from anabranch.processors.stream_topics import Growth, StreamTopics
 from anabranch.schemas.codec import decode_as
 from anabranch.schemas.records import (
     AlterStream,

@@ -12,8 +12,8 @@ from anabranch.batches.records import Record
 from anabranch.core.state import State
 from anabranch.core.stream_states import ACTIVE
 from anabranch.ports import LogUnavailable, TopicPartition
+from anabranch.processors.cleanup import Histories
 from anabranch.processors.history_tail import load_tail
-from anabranch.processors.streams.cleanup import Histories
 from anabranch.schemas.records import Commit, Scale, StreamList
 from anabranch.topics.names import history_topic, journal_topic, status_topic, stream_topic
 from tests.memory.producer import MemoryProducer

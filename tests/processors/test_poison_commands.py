@@ -15,8 +15,8 @@ from anabranch.core.legal_names import OPEN_LANE
 from anabranch.errors import InvariantViolation
 from anabranch.ports import LogError, LogUnavailable, LogUncertain, TopicPartition
 from anabranch.processors import controller, durability, suspects
-from anabranch.processors.command import Command
 from anabranch.processors.controller import Controller
+from anabranch.processors.lanes import Command
 from anabranch.schemas import records as r
 from anabranch.schemas.codec import encode
 from anabranch.topics.names import commands_topic, control_topic, stream_topic, topics_of

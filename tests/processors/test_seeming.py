@@ -17,8 +17,8 @@ from anabranch.ports import (
     TopicSpec,
 )
 from anabranch.processors.intake import Intake
-from anabranch.processors.streams.helper_thread import helper
-from anabranch.processors.streams.topics import TRIES
+from anabranch.processors.jobs import helper
+from anabranch.processors.stream_topics import TRIES
 from anabranch.schemas.records import (
     AlterStream,
     Commit,

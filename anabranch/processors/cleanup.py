@@ -35,7 +35,7 @@ from anabranch.ports import (
     answered,
 )
 from anabranch.processors.durability import native_transaction
-from anabranch.processors.streams.helper_thread import helper
+from anabranch.processors.jobs import helper
 from anabranch.schemas.codec import decode
 from anabranch.schemas.records import EpochRecord
 from anabranch.topics.names import history_topic, journal_topic, stream_topic

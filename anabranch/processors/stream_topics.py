@@ -50,9 +50,9 @@ from anabranch.ports import (
     TableError,
     TopicInfo,
 )
+from anabranch.processors.cleanup import Truncator
 from anabranch.processors.history_tail import base_place, events_until, load_tail
-from anabranch.processors.streams.cleanup import Truncator
-from anabranch.processors.streams.helper_thread import helper
+from anabranch.processors.jobs import helper
 from anabranch.processors.topic_trouble import new_pauses
 from anabranch.schemas.records import BaseRow, StreamRow
 from anabranch.topics.altering import alter_stream_topics
