@@ -249,7 +249,7 @@ class Intake:
                 if tp in journals:
                     errors.append(still)
                 else:
-                    self.lanes.trouble.note(tp.topic, str(still))
+                    self.lanes.trouble.note("lane", tp.topic, str(still))
         return errors
 
     def _after_deleted(self, error: OffsetOutOfRange) -> int:

@@ -102,7 +102,7 @@ def test_tries_to_lead_without_the_status_topic_leave_nothing() -> None:
                 play.controller.lead()
         gc.collect()
         alive.append(sum(type(one) is State for one in gc.get_objects()))
-    assert play.controller._stream_trouble.suspects
+    assert play.controller._trouble.suspects
     assert alive[2] <= alive[1] <= alive[0]
 
 
