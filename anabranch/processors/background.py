@@ -86,7 +86,7 @@ class BackgroundWork:
         for part in (self.carriers, self._jobs, self.journals):
             part.close()
 
-    def carry(
+    def stage(
         self,
         state: State,
         table: Table,

@@ -305,7 +305,7 @@ class TopicTrouble:
         described = describe(self.log, self.witness, [topic.name for topic in watched])
         if described is None:
             for topic in lanes:  # they may be other ones
-                self.note(*topic.key, "it can't be looked at now", looked=True)
+                self.note(*topic.key, "it can't be checked now", looked=True)
             return
         self._looked = now
         wrong, missing = _judge(watched, described)
@@ -447,17 +447,17 @@ def describe(source: Log, witness: str, topics: Iterable[str]) -> Described | No
             found = source.describe_topics([witness, *sorted(left)])
         except LogRefused as error:
             if not error.topics & left:
-                log.warning("topics can't be looked at now: %s", error)
+                log.warning("topics can't be checked now: %s", error)
                 return None
             forbidden |= dict.fromkeys(error.topics & left, str(error))
             left -= error.topics
         except LogError as error:
-            log.warning("topics can't be looked at now: %s", error)
+            log.warning("topics can't be checked now: %s", error)
             return None
         else:
             if witness in found:
                 return Described(found, forbidden)
-            log.warning("topics can't be looked at now: a broker does not know %s", witness)
+            log.warning("topics can't be checked now: a broker does not know %s", witness)
             return None
 
 
