@@ -59,8 +59,8 @@ WIDE = {
     "anabranch/processors/durability.py": (1, "a controller's process: it becomes leader again"),
     "anabranch/processors/leader.py": (1, "a controller's process: it resigns, and logs the error"),
     "anabranch/processors/service.py": (2, "a controller's process: it ends with the error"),
-    "anabranch/processors/streams/helper_thread.py": (1, "kept for the taker of the result"),
-    "anabranch/processors/streams/topics.py": (1, "a controller's process: it tries again"),
+    "anabranch/processors/jobs.py": (1, "kept for the taker of the result"),
+    "anabranch/processors/stream_topics.py": (1, "a controller's process: it tries again"),
     "anabranch/reading/fetched.py": (
         1,
         "a thread of its own: reading goes on without compiled code",

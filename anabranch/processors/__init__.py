@@ -14,20 +14,21 @@ The modules, from the outside in:
 - `controller`: one pass, in the order below. A `Controller` has no thread and no clock of its own, so the simulator
   runs it, too.
 - `leadership`: the steps by which a controller becomes leader, so that no former leader can do harm.
-- `intake` fetches commands and journals; `index_journals` indexes journals. `command` takes a command out of its
-  record. `lanes` has the queues of commands, what each lane may cost, and which replies wait.
+- `intake` fetches commands and journals, and indexes journals. `lanes` takes commands out of their records, queues
+  them by lane, measures what each lane may cost, and sends replies.
 - `suspects`: which commands go into a round, after a round failed.
 - `durability`: the order in which a round becomes durable. `history_tail` finds the end of a stream's history.
-- `topic_trouble`: streams whose topics fail: they wait, all others continue.
-- `background`: work outside of rounds. Its parts are `carrier` (big merges, in chunks) and `streams` (topics are
-  created, grown, truncated and deleted; records that no controller wrote are counted). `streams` also has automatic
-  scaling, which rounds feed with the loads that they merge.
+- `topic_trouble`: what waits because topics fail: streams, lanes, and work on topics. All else continues.
+- `background`: work outside of rounds. `jobs` is the queue of it: how it begins, ends, and is dropped with its
+  leadership. Its parts are `stream_topics` (topics are created, altered, grown and deleted), `cleanup` (records are
+  deleted), `carrier` (big merges, in chunks), and in `background` itself the sweep for lost markers and the count
+  of foreign records. `autoscaling` is no background work: rounds feed it with the loads that they merge.
 - `rocksdb_table`: the leader's table, a checkpoint of the status log. `metrics` has the numbers of a leader,
   `monitor` the numbers of any long-lived process and the HTTP server for them.
 
-Other packages import `service.run_controller` and `config.ControllerOptions` (the command line), `monitor`
-(processing, ledger and Faust have numbers, too) and `rocksdb_table.open_rows` (stores of workers). Everything else
-is internal. Nothing here imports `anabranch.client`.
+Start with `controller`, then `durability`. Other packages import `service.run_controller` and
+`config.ControllerOptions` (the command line), `monitor` (processing, ledger and Faust have numbers, too) and
+`rocksdb_table.open_rows` (stores of workers). Everything else is internal. Nothing here imports `anabranch.client`.
 
 One pass of a leader (`Controller.step`):
 

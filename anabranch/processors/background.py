@@ -7,24 +7,37 @@ that ask for it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import Future
+from collections import Counter, deque
+from collections.abc import Callable, Container, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import NamedTuple
 
+from anabranch.batches.format import read_header
 from anabranch.batches.journal_refetch import JournalReaders
 from anabranch.core.decisions.turn import Settings
 from anabranch.core.journal_index import JournalIndex
 from anabranch.core.memory import LeaderMemory
 from anabranch.core.state import State
 from anabranch.core.stream_states import ACTIVE
-from anabranch.ports import Clock, Log, LogError, LogRefused, LogUnavailable, Table, TopicPartition
+from anabranch.ports import (
+    Clock,
+    Log,
+    LogError,
+    LogRefused,
+    LogUnavailable,
+    Table,
+    TopicPartition,
+    answered,
+)
 from anabranch.processors.carrier import Carriers, carriers_of
+from anabranch.processors.cleanup import Truncator
+from anabranch.processors.durability import Appended
+from anabranch.processors.jobs import Jobs
 from anabranch.processors.leadership import Lease
-from anabranch.processors.streams.cleanup import Truncator
-from anabranch.processors.streams.foreign_records import ForeignRecordScan
-from anabranch.processors.streams.helper_thread import helper
-from anabranch.processors.streams.topics import StreamTopics
-from anabranch.processors.topic_trouble import StreamTrouble, places_of
-from anabranch.topics.names import history_topic, journal_topic, status_topic
+from anabranch.processors.stream_topics import StreamTopics
+from anabranch.processors.topic_trouble import TopicTrouble, places_of
+from anabranch.topics.names import status_topic, stream_topic
 
 log = logging.getLogger("anabranch.controller")
 
@@ -44,7 +57,7 @@ class BackgroundWork:
         settings: Settings,
         *,
         lease: Lease,
-        trouble: StreamTrouble,
+        trouble: TopicTrouble,
         state: State,
         threads: bool,
     ) -> None:
@@ -55,18 +68,14 @@ class BackgroundWork:
             log, status, lease.carriers, settings.chunk_bytes, read_ahead=threads
         )
         self.carriers = Carriers(carriers, threads=threads)
+        jobs = self._jobs = Jobs(threads=threads)
         every_ms = settings.clean_history_ms
-        self.truncator = Truncator(log, threads=threads, histories_ms=every_ms)
-        self.foreign_records = ForeignRecordScan(log, threads=threads)
+        self.truncator = Truncator(log, jobs, trouble, histories_ms=every_ms)
+        self.foreign_records = ForeignRecordScan(log, jobs)
         self.journals = JournalReaders(log, ahead=threads)
-        self.lost_markers = LostMarkerSweep(log, trouble, state, self._now_ms(), threads=threads)
+        self.lost_markers = LostMarkerSweep(log, jobs, trouble, state, self._now_ms())
         self.topics = StreamTopics(
-            log,
-            clock,
-            status.topic,
-            self.truncator,
-            threads=threads,
-            record_bytes=settings.record_bytes,
+            log, clock, jobs, trouble, self.truncator, record_bytes=settings.record_bytes
         )
 
     def _now_ms(self) -> int:
@@ -74,15 +83,7 @@ class BackgroundWork:
 
     def close(self) -> None:
         """Stop all parts. None of them writes afterwards."""
-        parts = (
-            self.carriers,
-            self.topics,
-            self.truncator,
-            self.foreign_records,
-            self.lost_markers,
-            self.journals,
-        )
-        for part in parts:
+        for part in (self.carriers, self._jobs, self.journals):
             part.close()
 
     def stage(
@@ -107,9 +108,7 @@ class BackgroundWork:
 
         ``kept``: returns the streams whose histories may be truncated, with their numbers of partitions.
         """
-        own = (journal_topic, history_topic)
-        topics = {topic(s) for s in self._trouble.waiting for topic in own}
-        self.truncator.truncate(self._now_ms(), topics)
+        self.truncator.truncate()
         for stream, offset in self.truncator.spare(self._now_ms(), kept).items():
             memory.cleaning.spare.put(stream, offset)
         self.foreign_records.look(self._now_ms(), self._trouble.waiting)
@@ -134,14 +133,13 @@ class LostMarkerSweep:
     """
 
     def __init__(
-        self, source: Log, trouble: StreamTrouble, state: State, now_ms: int, *, threads: bool
+        self, source: Log, jobs: Jobs, trouble: TopicTrouble, state: State, now_ms: int
     ) -> None:
         self._log = source
+        self._jobs = jobs
         self._trouble = trouble
-        self._helper = helper("anabranch-markers", threads=threads)
         self._due: dict[str, int] = {}  # when to look at a stream
         self._next_ms = 0
-        self._looking: Future[dict[str, bool]] | None = None
         self.touched(state.streams, now_ms)  # a former leader may have left it so
 
     def touched(self, streams: Iterable[str], now_ms: int) -> None:
@@ -151,10 +149,6 @@ class LostMarkerSweep:
     def forget_stream(self, stream: str) -> None:
         """Drop a stream."""
         self._due.pop(stream, None)
-
-    def close(self) -> None:
-        """Leave a look under way."""
-        self._helper.shutdown(wait=False, cancel_futures=True)
 
     def step(self, state: State, lease: Lease, carriers: Carriers, now_ms: int) -> list[str]:
         """End what lacks markers; returns the streams where it was looked for.
@@ -173,16 +167,19 @@ class LostMarkerSweep:
             except (LogRefused, LogUnavailable) as error:
                 if not self._trouble.find(state, error):
                     raise
-        if self._looking is None and now_ms >= self._next_ms:
+        if not self._jobs.is_under_way("markers", "") and now_ms >= self._next_ms:
             self._next_ms = now_ms + LOOK_EVERY_MS
             self._look(state, now_ms)
         return streams
 
     def _found(self, now_ms: int) -> list[str]:
         """The streams where the last look found something open, and no round came since."""
-        if self._looking is None or not self._looking.done():
+        if not self._jobs.is_under_way("markers", ""):
             return []
-        unclean, self._looking = self._looking.result(), None
+        job = self._jobs.take("markers", "")
+        if job is None:
+            return []
+        unclean: dict[str, bool] = job.result()
         again = {stream: is_open for stream, is_open in unclean.items() if stream not in self._due}
         self._due.update(dict.fromkeys(again, now_ms + AGAIN_MS))
         return [stream for stream, is_open in again.items() if is_open]
@@ -198,7 +195,7 @@ class LostMarkerSweep:
             if row is not None and row.state == ACTIVE and stream not in self._trouble.waiting:
                 places |= dict.fromkeys(places_of(state, stream), stream)
         if places:
-            self._looking = self._helper.submit(self._compare, places)
+            self._jobs.begin("markers", "", partial(self._compare, places))
 
     def _compare(self, places: Mapping[TopicPartition, str]) -> dict[str, bool]:
         """Streams to look at again, and whether something is open there."""
@@ -212,3 +209,138 @@ class LostMarkerSweep:
         unclean = {places[place]: False for place in failed}
         open_ = [place for place, end in ends.items() if stable.get(place, end) < end]
         return unclean | {places[place]: True for place in open_}
+
+
+# -- foreign records -----------------------------------------------------------------------------------
+
+READ_EVERY_MS = 200
+READ_BYTES = 256 << 10
+# Most gaps that wait to be read, and most gaps of one partition that can't be judged yet; others are skipped.
+MOST_WAITING = 1000
+MOST_TRIES = 25
+_TELL_EVERY_MS = 60_000
+_FIRST_MARKERS = 2  # markers of former leaders that may precede this leader's first data
+
+
+class _Gap(NamedTuple):
+    stream: str
+    partition: int
+    first: int
+    end: int
+    tries: int = 0
+
+
+@dataclass(slots=True)
+class _Partition:
+    """``markers``: how many markers may still be unseen. ``gaps``: the gaps found since that was last 0."""
+
+    markers: int = 0
+    gaps: deque[_Gap] = field(default_factory=lambda: deque(maxlen=MOST_WAITING))
+
+
+class ForeignRecordScan:
+    """Counts foreign records. ``found``: stream -> how many were found since this leader began."""
+
+    def __init__(self, source: Log, jobs: Jobs) -> None:
+        self._log = source
+        self._jobs = jobs
+        self.found: Counter[str] = Counter()
+        self._partitions: dict[tuple[str, int], _Partition] = {}
+        self._waiting: deque[_Gap] = deque()
+        self._gap: _Gap | None = None  # under way
+        self._look_ms = 0
+        self._tell_ms: dict[str, int] = {}
+
+    def appended(self, data: Iterable[Appended]) -> None:
+        """Note the data of a committed round. Each of its partitions gets one marker for it."""
+        touched = set()
+        for stream, number, known, first in data:
+            touched.add((stream, number))
+            at = self._partitions.get((stream, number))
+            if at is None:
+                at = self._partitions[stream, number] = _Partition()
+                if known and first - known <= _FIRST_MARKERS:
+                    continue
+            if first > known:
+                at.gaps.append(_Gap(stream, number, known, first))
+                at.markers -= first - known
+            if at.markers < 0 and len(self._waiting) < MOST_WAITING:
+                self._waiting.extend(at.gaps)
+            if at.markers <= 0:
+                at.gaps.clear()
+                at.markers = 0
+        for place in touched:
+            self._partitions[place].markers += 1
+
+    def look(self, now_ms: int, in_trouble: Container[str] = ()) -> None:
+        """Count what was read of a gap, and begin to read the next one. Skip gaps of streams in trouble."""
+        self._take_back(now_ms)
+        if self._gap is not None or now_ms < self._look_ms:
+            return
+        gap = next((gap for gap in self._waiting if gap.stream not in in_trouble), None)
+        if gap is not None:
+            self._look_ms = now_ms + READ_EVERY_MS
+            self._waiting.remove(gap)
+            self._gap = gap
+            self._jobs.begin("foreign", "", partial(self._read, gap))
+            self._take_back(now_ms)
+
+    def forget_stream(self, stream: str) -> None:
+        """Drop all about a stream: a new stream may get its name."""
+        self._waiting = deque(gap for gap in self._waiting if gap.stream != stream)
+        self._partitions = {at: p for at, p in self._partitions.items() if at[0] != stream}
+        if self._gap is not None and self._gap.stream == stream:
+            self._gap = None  # its result must not count for the new stream
+            self._jobs.drop("foreign", "")
+        self.found.pop(stream, None)
+        self._tell_ms.pop(stream, None)
+
+    def _read(self, gap: _Gap) -> tuple[int, int]:
+        """Read the first part of a gap. Returns its number of records, and where the rest of the gap begins."""
+        place = TopicPartition(stream_topic(gap.stream), gap.partition)
+        try:
+            found = answered(
+                lambda failed: self._log.fetch(
+                    {place: gap.first},
+                    max_wait=0,
+                    max_bytes=READ_BYTES,
+                    committed=True,
+                    failed=failed,
+                )
+            ).get(place)
+        except LogUnavailable:
+            found = None
+        except LogError as error:
+            log.info("a gap of %s is not looked into: %s", place.topic, error)
+            return 0, gap.end
+        if found is None:
+            return 0, gap.first
+        headers = [
+            read_header(b.data, whole=False) for b in found.batches if b.base_offset < gap.end
+        ]
+        return sum(header.record_count for header in headers), found.next_offset
+
+    def _take_back(self, now_ms: int) -> None:
+        """Count the records of a finished read."""
+        gap = self._gap
+        job = None if gap is None else self._jobs.take("foreign", "")
+        if gap is None or job is None:
+            return
+        self._gap = None
+        records, after = job.result()
+        if after < gap.end and gap.tries < MOST_TRIES:
+            tries = gap.tries + 1 if after == gap.first else 0
+            self._waiting.appendleft(gap._replace(first=after, tries=tries))
+        if not records:
+            return
+        self.found[gap.stream] += records
+        if now_ms >= self._tell_ms.get(gap.stream, now_ms):
+            self._tell_ms[gap.stream] = now_ms + _TELL_EVERY_MS
+            log.warning(
+                "%s[%d] has records of others at offset %d, %d so far: readers of this library leave them out, "
+                "others do not; let only controllers write to that topic",
+                stream_topic(gap.stream),
+                gap.partition,
+                gap.first,
+                self.found[gap.stream],
+            )

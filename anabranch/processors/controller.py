@@ -46,24 +46,22 @@ from anabranch.ports import (
     Table,
     TableError,
 )
+from anabranch.processors.autoscaling import Autoscaling
 from anabranch.processors.background import BackgroundWork
 from anabranch.processors.carrier import is_staging
-from anabranch.processors.command import Command, decide_command
+from anabranch.processors.cleanup import move_next
 from anabranch.processors.durability import Durable, OffsetGuess, write_round
 from anabranch.processors.history_tail import tail_for
 from anabranch.processors.intake import Intake
-from anabranch.processors.lanes import Lanes, LaneTrouble
+from anabranch.processors.lanes import Command, Lanes, decide_command
 from anabranch.processors.leadership import Lease, become_leader
 from anabranch.processors.metrics import Metrics
-from anabranch.processors.streams.autoscaling import Autoscaling
-from anabranch.processors.streams.cleanup import move_next
 from anabranch.processors.suspects import SuspectCommands
-from anabranch.processors.topic_trouble import StreamTrouble, places_of, refuses_data
+from anabranch.processors.topic_trouble import TopicTrouble, places_of, refuses_data
 from anabranch.schemas.records import TermRow
 from anabranch.topics.names import (
     history_topic,
     journal_topic,
-    status_topic,
     stream_topic,
     topics_of,
 )
@@ -103,7 +101,7 @@ class Controller:
     _tails: dict[str, Tail] = field(default_factory=dict)
     _offset_guess: OffsetGuess = field(default_factory=OffsetGuess)
     _autoscaling: Autoscaling = field(default_factory=Autoscaling)
-    _stream_trouble: StreamTrouble = field(init=False)
+    _trouble: TopicTrouble = field(init=False)
     _suspects: SuspectCommands = field(init=False)
     _trying: Sequence[Command] = ()  # the commands of the round that failed
     _lacked_ids: bool = False  # whether the last lease did
@@ -112,10 +110,9 @@ class Controller:
         self._state = State(self.table, trusts_open=self.settings.trusts_open)
         self._memory = LeaderMemory(Keepalives(0))
         self._suspects = SuspectCommands(self.settings.skip_commands)
-        status = status_topic(self.settings.prefix)
-        self._stream_trouble = StreamTrouble(self.log, self.clock, status)
-        self._lanes = Lanes(LaneTrouble(self.log, self.clock, self.settings))
-        waiting = self._stream_trouble.waiting
+        self._trouble = TopicTrouble(self.log, self.clock, self.settings)
+        self._lanes = Lanes(self.log, self.clock, self.settings, self._trouble)
+        waiting = self._trouble.waiting
         self._intake = Intake(self.log, self.table, self.clock, self.settings, waiting, self._lanes)
 
     @property
@@ -150,10 +147,10 @@ class Controller:
             again=again,
         )
         keepalives = Keepalives(self._now_ms())
-        self._stream_trouble.begin(self._state)
+        self._trouble.begin(self._state)
         self._intake.begin(self._state)
         self._suspects.begin(self._state)
-        self._stream_trouble.find_journals(self._intake.find_ends, self._state)
+        self._trouble.find_journals(self._intake.find_ends, self._state)
         self._tails.clear()
         self._autoscaling = Autoscaling()
         background = self._background = BackgroundWork(
@@ -161,13 +158,13 @@ class Controller:
             self.clock,
             self.settings,
             lease=self.lease,
-            trouble=self._stream_trouble,
+            trouble=self._trouble,
             state=self._state,
             threads=self.threads,
         )
         self._memory = LeaderMemory(
             keepalives,
-            waiting=self._stream_trouble.waiting,
+            waiting=self._trouble.waiting,
             staging=background.carriers.staging,
             foreign=background.foreign_records.found,
             lanes=self._lanes.on,
@@ -184,7 +181,7 @@ class Controller:
         The next leadership begins with a look at the topics that the failure names.
         """
         self.resign()
-        self._stream_trouble.hint(error)
+        self._trouble.hint(error)
         self._suspects.failed(error, self._trying)
 
     def resign(self) -> None:
@@ -204,7 +201,7 @@ class Controller:
         if no other controller has led since.
         """
         lacks = self._lacked_ids if self.lease is None else self.lease.lacks_ids
-        busy = lacks or self._stream_trouble.suspects
+        busy = lacks or self._trouble.suspects
         for tries in range(1, HAND_OVERS + 1):
             try:
                 if self.lease is None and self.terms and busy:
@@ -263,7 +260,7 @@ class Controller:
         self._follow_lanes()
         wait = 0.0 if self._lanes.control or self._lanes.active else self._wait_for(max_wait)
         failed = self._intake.fetch(self._state, wait)
-        if failed and not self._stream_trouble.find(self._state, *failed):
+        if failed and not self._trouble.find(self._state, *failed):
             raise failed[0]
         batch = self._suspects.take(self._lanes)
         try:
@@ -433,16 +430,17 @@ class Controller:
             return False
         if self.lease is None or self._background is None:
             raise NotLeader("a round is for a controller that leads")
-        self._stream_trouble.check(self._state, round_.touched, round_.reserved)
+        self._trouble.check(self._state, round_.touched, round_.reserved)
         self._find_tails(round_, self.lease)
         moving = [stream for stream, _ in self._memory.cleaning.crowded[:1]]
         self._background.lost_markers.touched([*round_.touched, *moving], turn.now_ms)
         loads = self._autoscaling.weigh(round_, self._state, self._intake.index, self._tails)
         begun = self.metrics.begin()
         producer = producer or self.lease.next_producer()
+        delayed = self._lanes.replies.take_waiting(round_)
         try:
             write_round(
-                self._durable(round_, self._background),
+                self._durable(self._background),
                 producer,
                 round_,
                 self._state,
@@ -455,6 +453,7 @@ class Controller:
             log.warning("%s", error)
             self.lease.leave_out(producer)
             raise
+        self._lanes.replies.hold(delayed, self._state.round.hybrid_time)
         self._autoscaling.add(loads, self._state, self._tails, turn.now_ms)
         turn.done()
         self._background.carriers.forget(turn.ended)
@@ -476,18 +475,18 @@ class Controller:
                 lease.check(places_of(self._state, stream))
                 self._tails[stream] = tail_for(self.log, self.clock, stream, round_)
 
-    def _durable(self, round_: Round, background: BackgroundWork) -> Durable:
-        """The topics and parts to write this round with. Answers that wait for clocks are taken out of it."""
+    def _durable(self, background: BackgroundWork) -> Durable:
+        """The topics and parts to write rounds with."""
         return Durable(
             log=self.log,
-            send=self._lanes.commit_wait.sending(round_, self._state.round.hybrid_time),
+            send=self._lanes.replies.send,
             table=self.table,
             clock=self.clock,
             prefix=self.settings.prefix,
             control_partition=self.settings.control_partition,
             journals=background.journals,
             offset_guess=self._offset_guess,
-            foreign_records=background.foreign_records,
+            appended=background.foreign_records.appended,
         )
 
     def _drop(self) -> None:
@@ -506,8 +505,8 @@ class Controller:
             topics = {topic(stream) for stream in self._state.streams for topic in own}
             if not error.topics & topics:
                 streams = {s for s in self._state.streams if stream_topic(s) in error.topics}
-                return not self._stream_trouble.may_be_refused(self._state, streams)
-        return self._stream_trouble.find(self._state, error)
+                return not self._trouble.may_be_refused(self._state, streams)
+        return self._trouble.find(self._state, error)
 
     def _written(self, turn: Turn) -> bool:
         """Write the round; False if it can't be now, for a stream that has to wait."""
@@ -553,12 +552,12 @@ class Controller:
             )
             for stream in checked:
                 self._tails.pop(stream, None)
-        for stream, why in self._stream_trouble.given_up(self._state, after_s):
+        for stream, why in self._trouble.given_up(self._state, after_s):
             turn = self._turn()
             aborted = give_up_stream(turn, stream, why)
             if not self._written(turn):
                 return
-            self._stream_trouble.forget_stream(stream)
+            self._trouble.forget_stream(stream)
             log.error("%s is lost: %s; %d transactions are aborted", stream, why, len(aborted))
 
     # -- effects --------------------------------------------------------------------------------------
@@ -587,7 +586,7 @@ class Controller:
         if self._background is None:
             return
         topics = self._background.topics
-        for stream, decide_done in topics.step(self._state, self._stream_trouble.waiting):
+        for stream, decide_done in topics.step(self._state):
             turn = self._turn()
             decide_done(turn)
             try:
@@ -598,7 +597,7 @@ class Controller:
                 named = error.topics and error.topics <= {*topics_of(stream)}
                 own = named or isinstance(error, LogRefused)
                 if own and row is not None and row.state == CREATING:
-                    self._stream_trouble.forget_stream(stream)  # it is not there yet
+                    self._trouble.end("stream", stream)  # it is not there yet
                     refused = topics.refused(row, error)
                     if refused is not None:
                         turn = self._turn()
@@ -609,7 +608,7 @@ class Controller:
                 return  # the state is another object now
         for missed in (topics.missed, self._background.truncator.missed):
             if missed:
-                self._stream_trouble.look(self._state, missed)
+                self._trouble.look(self._state, missed)
                 missed.clear()
 
     def _forget_stream(self, stream: str) -> None:
@@ -617,7 +616,7 @@ class Controller:
         self._tails.pop(stream, None)
         self._intake.forget_stream(stream)
         self._autoscaling.forget_stream(stream)
-        self._stream_trouble.forget_stream(stream)
+        self._trouble.forget_stream(stream)
         if self._background is not None:
             self._background.forget_stream(stream)
 
@@ -625,4 +624,4 @@ class Controller:
         return int(self.clock.monotonic() * 1000)
 
     def _usable(self, stream: str) -> bool:
-        return is_usable(self._state, self._stream_trouble.waiting, stream)
+        return is_usable(self._state, self._trouble.waiting, stream)

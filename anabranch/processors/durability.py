@@ -68,7 +68,6 @@ from anabranch.ports import (
 )
 from anabranch.processors.history_tail import check_unread
 from anabranch.processors.leadership import STATUS_POSITION
-from anabranch.processors.streams.foreign_records import Appended, ForeignRecordScan
 from anabranch.schemas.codec import encode
 from anabranch.schemas.records import EpochRecord, Reply
 from anabranch.topics.names import (
@@ -90,6 +89,18 @@ _OP_BYTES = 64  # an op's record without its value: key, header, framing
 _Place = tuple[TopicPartition, bytes]
 
 
+class Appended(NamedTuple):
+    """The data that a round appended to a partition of a stream.
+
+    ``first``: its first offset; ``known``: the end offset that the leader expected, so both should be equal.
+    """
+
+    stream: str
+    partition: int
+    known: int
+    first: int
+
+
 class Durable(NamedTuple):
     """The topics and parts that rounds of one control partition are written with."""
 
@@ -101,7 +112,9 @@ class Durable(NamedTuple):
     control_partition: int
     journals: JournalReaders
     offset_guess: OffsetGuess | None = None  # write the history together with the data
-    foreign_records: ForeignRecordScan | None = None  # look for foreign records
+    appended: Callable[[Sequence[Appended]], None] | None = (
+        None  # takes the places of a committed round's data
+    )
 
 
 @contextmanager
@@ -168,8 +181,8 @@ def write_round(
         tails.update(done.tails)
         if to.offset_guess is not None and done.history:
             to.offset_guess.committed(done.data, done.bases)
-        if to.foreign_records is not None:
-            to.foreign_records.appended(done.appended)
+        if to.appended is not None:
+            to.appended(done.appended)
     except Exception as error:  # the round has happened, and memory is from before it
         raise LogUncertain(f"a defect behind a commit: {error!r}") from error
     changes = index_rows.take() | state.take_changes()  # ended transactions' rows go, too

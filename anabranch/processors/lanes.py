@@ -9,34 +9,41 @@ from __future__ import annotations
 
 import logging
 import math
+import struct
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from operator import attrgetter
-from typing import NamedTuple
 
-from anabranch.backoff import Backoff
+from anabranch.batches.records import Record
 from anabranch.core import hybrid_time, limits, work
-from anabranch.core.decisions.lanes import is_blocked, position_of
+from anabranch.core.decisions.decide import decide
+from anabranch.core.decisions.lanes import is_blocked, is_read, position_of
 from anabranch.core.decisions.quotas import quota
-from anabranch.core.decisions.turn import AT_END, Settings
+from anabranch.core.decisions.turn import AT_END, Settings, Turn, refuse
+from anabranch.core.ids import (
+    CORRELATION_HEADER,
+    REPLY_HEADER,
+    TIME_HEADER,
+    WAIT_HEADER,
+    command_digest,
+)
 from anabranch.core.legal_names import ADMIN_LANE, OPEN_LANE
-from anabranch.core.round import Answer, Round
+from anabranch.core.round import Answer, ReplyTo, Round
 from anabranch.core.state import State
-from anabranch.ports import Clock, Log, LogError, TopicInfo, TopicPartition
-from anabranch.processors.command import Command, weight_of
+from anabranch.errors import AnabranchError, InvalidArgument
+from anabranch.ports import Clock, Log, LogError, TopicPartition
 from anabranch.processors.durability import answers_of
 from anabranch.processors.topic_trouble import (
     FIRST_PAUSE_S,
     LONGEST_PAUSE_S,
-    describe,
-    gone,
-    new_pauses,
+    TopicTrouble,
     refuses_data,
 )
-from anabranch.schemas.records import LaneRow, Outcome
-from anabranch.topics.names import commands_topic, replies_topic, status_topic
+from anabranch.schemas.codec import TYPES, decode
+from anabranch.schemas.records import AdoptScope, LaneRow, Outcome
+from anabranch.topics.names import commands_topic
 
 log = logging.getLogger("anabranch.controller")
 
@@ -97,16 +104,19 @@ class Lane:
 class Lanes:
     """The lanes that are not blocked, and the messages from other controllers (``control``), which come first."""
 
-    trouble: LaneTrouble
+    log: Log
+    clock: Clock
+    settings: Settings
+    trouble: TopicTrouble
     on: dict[str, Lane] = field(default_factory=dict)
     control: list[Command] = field(default_factory=list)
     _by_place: dict[TopicPartition, Lane] = field(default_factory=dict)
     _rows: Mapping[str, LaneRow] = field(default_factory=dict)
     _waited: bool = False  # whether some lane's trouble was reported
-    commit_wait: CommitWaitQueue = field(init=False)
+    replies: Replies = field(init=False)
 
     def __post_init__(self) -> None:
-        self.commit_wait = CommitWaitQueue(self.trouble)
+        self.replies = Replies(self.log, self.clock, self.settings, self.trouble)
 
     # -- the set of lanes -----------------------------------------------------------------------------
 
@@ -114,7 +124,6 @@ class Lanes:
         """Start from the positions in the state that the leader has read."""
         self.on.clear()
         self.control.clear()
-        self.trouble.begin(state)
         self._renew(state)
 
     def follow(self, state: State) -> dict[str, int]:
@@ -128,21 +137,19 @@ class Lanes:
         for lane in self.on.values():
             if lane.queue:
                 lane.meter.fill()
-        self.commit_wait.send_due()
-        self.trouble.send()
-        if self.trouble.waiting or self._waited:
-            self.trouble.look(state)
-            self._waited = bool(self.trouble.waiting)
+        self.replies.send_due()
+        if self.trouble.reasons["lane"] or self._waited:
+            self._waited = bool(self.trouble.reasons["lane"])
             for lane in self.on.values():
-                lane.trouble = self.trouble.of(lane.name)
+                lane.trouble = self.trouble.of_lane(lane.name)
         found = self._find_ends() if resumes else {}
-        if self.trouble.settings.lanes_only and state.lane_positions.get(OPEN_LANE) != AT_END:
+        if self.settings.lanes_only and state.lane_positions.get(OPEN_LANE) != AT_END:
             found[OPEN_LANE] = AT_END  # a later leader that serves it must not decide the backlog
         return found
 
     def _names(self, state: State) -> list[str]:
         """The lanes to read."""
-        left_out = (OPEN_LANE,) if self.trouble.settings.lanes_only else ()
+        left_out = (OPEN_LANE,) if self.settings.lanes_only else ()
         names = dict.fromkeys((OPEN_LANE, ADMIN_LANE, *state.lanes))
         return [name for name in names if name not in left_out and not is_blocked(state, name)]
 
@@ -156,9 +163,9 @@ class Lanes:
         for name in self._names(state):
             at, lane = position_of(state, name), former.get(name)
             if lane is None or (at == AT_END and not lane.unlogged):
-                topic = commands_topic(self.trouble.settings.prefix, name)
-                place = TopicPartition(topic, self.trouble.settings.control_partition)
-                lane = Lane(name=name, place=place, meter=Meter(self.trouble.clock), at=at)
+                topic = commands_topic(self.settings.prefix, name)
+                place = TopicPartition(topic, self.settings.control_partition)
+                lane = Lane(name=name, place=place, meter=Meter(self.clock), at=at)
             lane.meter.set_rate(quota(state, name, "work") or 0)
             self.on[name] = lane
         self._by_place = {lane.place: lane for lane in self.on.values()}
@@ -169,8 +176,8 @@ class Lanes:
         late = [x.wait_s for x in self.on.values() if x.meter.rate and (x.queue or x.meter.debt)]
         return min(
             [
-                self.trouble.wait_s,
-                self.commit_wait.wait_s,
+                FIRST_PAUSE_S if self.trouble.reasons["lane"] else LONGEST_PAUSE_S,
+                self.replies.wait_s,
                 *(max(0.001, seconds) for seconds in late),
             ]
         )
@@ -184,9 +191,9 @@ class Lanes:
 
     def _ends(self, places: Collection[TopicPartition]) -> dict[TopicPartition, int]:
         failed: dict[TopicPartition, LogError] = {}
-        ends = self.trouble.log.end_offsets(places, committed=False, failed=failed)
+        ends = self.log.end_offsets(places, committed=False, failed=failed)
         for place, error in failed.items():
-            self.trouble.note(place.topic, str(error))
+            self.trouble.note("lane", place.topic, str(error))
         return ends
 
     def go_on(self, logged: Mapping[str, int]) -> None:
@@ -197,7 +204,7 @@ class Lanes:
     # -- in -------------------------------------------------------------------------------------------
 
     def _readable(self, lane: Lane) -> bool:
-        return not lane.unlogged and lane.place.topic not in self.trouble.waiting
+        return not lane.unlogged and lane.place.topic not in self.trouble.reasons["lane"]
 
     @property
     def share(self) -> int:
@@ -219,7 +226,7 @@ class Lanes:
         for lane in lanes if full and any(one.waits for one in lanes) else ():
             if lane.meter.rate:  # without a quota, its queue is decided soon
                 lane.give_back(self.share)
-        room, waiting = self.share // 2, self.trouble.waiting
+        room, waiting = self.share // 2, self.trouble.reasons["lane"]
         return {
             lane.place: lane.at
             for lane in lanes
@@ -350,185 +357,78 @@ def _counts(batch: Sequence[Command]) -> Mapping[str, int]:
     return Counter(map(_LANE, batch)) if len(batch) > 1 else {batch[0].lane: 1}
 
 
-# -- replies that wait for clocks ---------------------------------------------------------------------
+# -- replies ------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
-class CommitWaitQueue:
+class Replies:
     """Sends replies, and delays those in commit wait until every clock is past their commit timestamp.
 
     Waiting replies belong to committed rounds, so they stay true however late they are sent. If the process ends,
-    they are lost: their clients ask again, and the next leader delays the reply for the rest of the time.
+    they are lost: their clients ask again, and the next leader delays the reply for the rest of the time. Replies
+    to a topic in trouble are not sent, and their clients ask again.
+
+    ``unsent``: some replies are not sent yet.
     """
 
-    trouble: LaneTrouble
+    log: Log
+    clock: Clock
+    settings: Settings
+    trouble: TopicTrouble
+    unsent: bool = False
     _held: list[tuple[int, int, Answer, int]] = field(default_factory=list)
     _count: int = 0
 
-    def sending(
-        self, round_: Round, time: int
-    ) -> Callable[[Iterable[tuple[TopicPartition, bytes]]], None]:
-        """Remove the replies that have to wait from a round. Returns what sends the others after the commit.
+    def take_waiting(self, round_: Round) -> list[Answer]:
+        """Remove the replies that have to wait from a round. `hold` them once it is committed."""
+        if not any(to.held for to, _ in round_.replies):
+            return []
+        now_us = self._now_us()
+        held = [answer for answer in round_.replies if self._due_us(answer) > now_us]
+        round_.replies = [answer for answer in round_.replies if self._due_us(answer) <= now_us]
+        return held
 
-        The returned function also queues the replies that wait. ``time``: the hybrid time of the round.
-        """
-        held: list[Answer] = []
-        if any(to.held for to, _ in round_.replies):
-            now_us = self._now_us()
-            held = [answer for answer in round_.replies if self._due_us(answer) > now_us]
-            round_.replies = [answer for answer in round_.replies if self._due_us(answer) <= now_us]
+    def hold(self, held: Iterable[Answer], time: int) -> None:
+        """Queue replies that have to wait. ``time``: the hybrid time of their round."""
+        for answer in held:
+            self._count += 1
+            heappush(self._held, (self._due_us(answer), self._count, answer, time))
 
-        def send(answers: Iterable[tuple[TopicPartition, bytes]]) -> None:
-            self.trouble.send(answers)
-            for answer in held:
-                self._count += 1
-                heappush(self._held, (self._due_us(answer), self._count, answer, time))
+    def send(self, answers: Iterable[tuple[TopicPartition, bytes]] = ()) -> None:
+        """Send replies, except to waiting topics, and take in the errors of earlier ones."""
+        failed: dict[TopicPartition, LogError] = {}
+        waiting = self.trouble.reasons["lane"]
+        self.unsent = self.log.send([one for one in answers if one[0].topic not in waiting], failed)
+        for place, error in failed.items():
+            if refuses_data(error):
+                log.warning("an answer is lost: %s", error)  # the lane itself is well
+            else:
+                self.trouble.note("lane", place.topic, str(error))
 
-        return send
+    def send_due(self) -> None:
+        """Send the replies that have waited long enough, and take in the errors of earlier ones."""
+        now_us = self._now_us()
+        while self._held and self._held[0][0] <= now_us:
+            _, _, answer, time = heappop(self._held)
+            self.send(answers_of(self.settings.prefix, [answer], time, now_us // 1000))
+        self.send()
+
+    @property
+    def wait_s(self) -> float:
+        """Seconds until the next reply is due, or earlier ones are asked for again."""
+        due_s = (self._held[0][0] - self._now_us()) / 1e6 if self._held else math.inf
+        return min(due_s, UNSENT_PAUSE_S) if self.unsent else due_s
 
     def _due_us(self, answer: Answer) -> int:
         to, result = answer
         if not to.held or not isinstance(result, Outcome) or not result.commit_timestamp:
             return 0
         # Both clocks may be off by the error, so another one may be slower than this one by twice the error.
-        error_us = 1000 * (self.trouble.settings.clock_error_ms or 0)
+        error_us = 1000 * (self.settings.clock_error_ms or 0)
         return hybrid_time.to_us(result.commit_timestamp) + 1 + 2 * error_us
 
-    def send_due(self) -> None:
-        """Send the replies that have waited long enough."""
-        now_us = self._now_us()
-        while self._held and self._held[0][0] <= now_us:
-            _, _, answer, time = heappop(self._held)
-            prefix = self.trouble.settings.prefix
-            self.trouble.send(answers_of(prefix, [answer], time, now_us // 1000))
-
-    @property
-    def wait_s(self) -> float:
-        """Seconds until the next reply is due."""
-        return (self._held[0][0] - self._now_us()) / 1e6 if self._held else float("inf")
-
     def _now_us(self) -> int:
-        return int(self.trouble.clock.wall() * 1_000_000)
-
-
-# -- lanes in trouble ---------------------------------------------------------------------------------
-
-
-class _Topic(NamedTuple):
-    """A topic of a lane. ``partitions``: how many it needs at least. ``topic_id``: its id; empty: any."""
-
-    name: str
-    commands: bool
-    partitions: int
-    topic_id: str
-
-
-@dataclass(slots=True)
-class LaneTrouble:
-    """Lanes whose topics fail. Such a lane waits; all others are served.
-
-    A failing commands topic is not fetched. Replies to a failing topic are not sent, and their clients ask again.
-    A topic is used again once its pause is over and the brokers' metadata shows no trouble; the pause grows while
-    it keeps failing. A topic whose id differs from the one in the lane's row is never read or written. The rule is
-    the same for `open` and `admin`.
-
-    ``waiting``: topic -> why it is not read or written. ``unsent``: some replies are not sent yet.
-    """
-
-    log: Log
-    clock: Clock
-    settings: Settings
-    waiting: dict[str, str] = field(default_factory=dict)
-    unsent: bool = False
-    _pauses: dict[str, Backoff] = field(default_factory=dict)  # by topic
-
-    def begin(self, state: State) -> None:
-        """Check the topics with known ids, and those that wait: a new leader calls this."""
-        topics = self._topics(state)
-        known = [topic for topic in topics.values() if topic.topic_id]
-        self._look([*known, *(topics[name] for name in self.waiting if name in topics)])
-
-    def of(self, lane: str) -> str:
-        """The reason why a lane waits; empty if it does not."""
-        prefix = self.settings.prefix
-        names = commands_topic(prefix, lane), replies_topic(prefix, lane)
-        return "; ".join(self.waiting[name] for name in names if name in self.waiting)
-
-    @property
-    def wait_s(self) -> float:
-        """How many seconds the leader's loop may wait."""
-        if self.unsent:
-            return UNSENT_PAUSE_S
-        return FIRST_PAUSE_S if self.waiting else LONGEST_PAUSE_S
-
-    def send(self, answers: Iterable[tuple[TopicPartition, bytes]] = ()) -> None:
-        """Send replies, except to waiting topics, and take in the errors of earlier ones."""
-        failed: dict[TopicPartition, LogError] = {}
-        heard = [answer for answer in answers if answer[0].topic not in self.waiting]
-        self.unsent = self.log.send(heard, failed)
-        for place, error in failed.items():
-            if refuses_data(error):
-                log.warning("an answer is lost: %s", error)  # the lane itself is well
-            else:
-                self.note(place.topic, str(error))
-
-    def note(self, topic: str, why: str, *, looked: bool = False) -> None:
-        """Let a topic wait. If a check (``looked``) found that it still fails, its next pause is longer."""
-        known = topic in self.waiting
-        if looked or not known:
-            self._pauses.setdefault(topic, new_pauses(self.clock)).begin()
-        if not known:
-            log.warning("%s waits: %s", topic, why)
-        self.waiting[topic] = why
-
-    def look(self, state: State) -> None:
-        """Check the topics whose pause is over."""
-        if not self.waiting:
-            return
-        topics = self._topics(state)
-        for name in self.waiting.keys() - topics.keys():
-            del self.waiting[name]
-        self._look([topics[name] for name in sorted(self.waiting) if self._pauses[name].is_over])
-
-    def _look(self, topics: Iterable[_Topic]) -> None:
-        wanted = {topic.name: topic for topic in topics}
-        if not wanted:
-            return
-        described = describe(self.log, status_topic(self.settings.prefix), wanted)
-        for name, topic in wanted.items():
-            if described is None:
-                why = "it can't be checked now"
-            elif name in described.forbidden:
-                why = described.forbidden[name]
-            else:
-                why = self._wrong(topic, described.found.get(name))
-            if why:
-                self.note(name, why, looked=True)
-            elif self.waiting.pop(name, ""):
-                log.info("%s continues", name)
-
-    def _wrong(self, topic: _Topic, info: TopicInfo | None) -> str:
-        why = gone(topic.name, info, topic.partitions, topic.topic_id)
-        if why or info is None:
-            return why
-        mine = (self.settings.control_partition,) if topic.commands else range(topic.partitions)
-        lacking = [partition for partition in mine if partition in info.leaderless]
-        return f"{topic.name}[{lacking[0]}] has no leader" if lacking else ""
-
-    def _topics(self, state: State) -> dict[str, _Topic]:
-        """The topics of all lanes by name, except the command topics of blocked lanes."""
-        found = {}
-        for lane in {OPEN_LANE, ADMIN_LANE, *state.lanes}:
-            row = state.lanes.get(lane)
-            ids = row.topic_ids if row is not None and len(row.topic_ids) == 2 else ("", "")
-            commands = commands_topic(self.settings.prefix, lane)
-            if not is_blocked(state, lane):
-                least = self.settings.control_partition + 1
-                found[commands] = _Topic(commands, True, least, ids[0])
-            replies = replies_topic(self.settings.prefix, lane)
-            least = self.settings.reply_partitions if lane == OPEN_LANE else 1
-            found[replies] = _Topic(replies, False, least, ids[1])
-        return found
+        return int(self.clock.wall() * 1_000_000)
 
 
 # -- accounting of work -------------------------------------------------------------------------------
@@ -614,3 +514,102 @@ class Meter:
         if not self.rate:
             return 0.0
         return (min(wanted, max(1, self.rate // SHARES)) - self.left) / self.rate
+
+
+# -- commands: taken out of their records, and decided -------------------------------------------------
+
+Key = tuple[str, int]  # a command's lane and offset
+
+_RECORD_BYTES = 300  # about how many bytes a queued command takes besides its payload
+
+
+@dataclass(slots=True)
+class Command:
+    """A record of a lane's commands, or of the control topic."""
+
+    offset: int
+    to: ReplyTo | None
+    payload: bytes = field(repr=False)
+    native: bool  # sent inside a native transaction
+    lane: str = OPEN_LANE
+    control: bool = False  # a record of the control topic, which only controllers write
+    unanswered: bool = False  # its headers for the reply are unusable
+    seen: bytes | None = None  # the hybrid time that its sender has seen, not parsed
+    charge: int = work.SMALL  # the units of work that it cost, once it is decided
+
+    @property
+    def key(self) -> Key:
+        """The command's lane and offset. In the control topic, the offset is negated, so it is below 0."""
+        return self.lane, -1 - self.offset if self.control else self.offset
+
+    @property
+    def weight(self) -> int:
+        """About how many bytes it takes in a queue."""
+        return len(self.payload) + _RECORD_BYTES
+
+
+def weight_of(commands: Iterable[Command]) -> int:
+    """About how many bytes these commands take in a queue."""
+    return sum([command.weight for command in commands])
+
+
+def decide_command(turn: Turn, command: Command) -> None:
+    """Decide a command. If the payload is not a command, the reply is a refusal."""
+    size = len(command.payload)
+    (turn.lane, turn.at), turn.command_bytes = command.key, size
+    turn.size += size
+    turn.charged += work.COMMAND
+    if turn.state.lanes and not command.control and not is_read(turn.state, command.lane):
+        return  # a command before it in this round blocked its lane, so it counts as not read
+    try:
+        _check_size(turn, command.payload)
+        record = decode(command.payload)
+        if size > work.FEW_BYTES:
+            turn.charge(work.of_parts(record))
+        turn.seen = None if command.seen is None else hybrid_time.parse(command.seen)
+    except AnabranchError as error:
+        turn.reply(command.to, refuse(error))
+        return
+    refusal = None
+    if isinstance(record, AdoptScope) != command.control:
+        refusal = InvalidArgument("controllers send each other AdoptScope only, clients never do")
+    elif command.native and not command.control:
+        # Commands are read before native transactions end: this one could take effect, and then be aborted.
+        refusal = InvalidArgument("send commands outside of native transactions")
+    if refusal is not None:
+        turn.reply(command.to, refuse(refusal))
+        return
+    decide(turn, record, command.to)
+
+
+def _check_size(turn: Turn, payload: bytes) -> None:
+    if len(payload) <= limits.COMMAND.value:
+        return
+    big = TYPES.get(payload[1]) in limits.BIG
+    limit = limits.COMMAND._replace(value=turn.settings.command_bytes) if big else limits.COMMAND
+    limit.check(len(payload), f"a command {name_of(payload)}")
+
+
+def name_of(payload: bytes) -> str:
+    """The name of a command's type, from its undecoded payload."""
+    found = TYPES.get(payload[1]) if len(payload) > 1 else None
+    return "unreadable" if found is None else found.__name__
+
+
+def command_of(record: Record, native: bool, lane: str, reply_partitions: int) -> Command:
+    """Make the command of a record. Without the two headers for the reply, no client waits for one."""
+    headers = dict(record.headers)
+    correlation_id = headers.get(CORRELATION_HEADER)
+    partition = headers.get(REPLY_HEADER)
+    payload = record.value or b""
+    to = None
+    if correlation_id and partition is not None and len(partition) == 4:
+        number = struct.unpack(">i", partition)[0]
+        known = 0 <= number < reply_partitions
+        if known and len(correlation_id) <= limits.CORRELATION_ID.value:
+            to = ReplyTo(
+                correlation_id, number, command_digest(payload), lane, WAIT_HEADER in headers
+            )
+    unanswered = to is None and (correlation_id is not None or partition is not None)
+    seen = headers.get(TIME_HEADER)
+    return Command(record.offset, to, payload, native, lane, unanswered=unanswered, seen=seen)

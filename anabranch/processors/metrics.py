@@ -49,7 +49,6 @@ NUMBERS = {
     "commands_quarantined": Number(
         "gauge", "Records or batches of commands that were passed over", ("lane",)
     ),
-    "lane_trouble": Number("gauge", "1 for a lane that waits for its topics", ("lane",)),
     "lane_work": Number("gauge", "Units of work that a lane was charged in this term", ("lane",)),
     "lane_debt": Number(
         "gauge", "Units of work that a lane owes: it waits debt ÷ quota seconds", ("lane",)
@@ -75,7 +74,11 @@ NUMBERS = {
     "committing_transactions": Number("gauge", "Transactions whose commit is decided, not done"),
     "uncommitted_bytes": Number("gauge", "Bytes of open transactions in journals"),
     "streams": Number("gauge", "Streams by state", ("state",)),
-    "stream_trouble": Number("gauge", "1 for a stream that waits for its topics", ("stream",)),
+    "topic_trouble": Number(
+        "gauge",
+        "1 for what waits as topics fail: a stream, a topic of a lane, or work on topics",
+        ("kind", "name"),
+    ),
     "stuck_merges": Number(
         "gauge", "Decided commits that make no progress: torn (`txn force`), or waiting", ("why",)
     ),
@@ -168,7 +171,6 @@ class Metrics(Numbers):
         ended_ms = wall_ms - settings.retention_ms
         index, lanes = intake.index, intake.lanes.on.items()
         self.values["commands_lag"] = {(n,): max(0, lane.end - lane.after(0)) for n, lane in lanes}
-        self.values["lane_trouble"] = {(name,): 1 for name, lane in lanes if lane.trouble}
         self.values["lane_work"] = {(name,): lane.meter.used for name, lane in lanes}
         self.values["lane_journal_work"] = {(name,): lane.meter.drawn for name, lane in lanes}
         self.values["lane_debt"] = {(name,): lane.meter.debt for name, lane in lanes}
@@ -202,7 +204,10 @@ class Metrics(Numbers):
             self.set(name, value)
         states = Counter(row.state for row in state.streams.values())
         self.values["streams"] = {(name,): count for name, count in states.items()}
-        self.values["stream_trouble"] = dict.fromkeys(((s,) for s in memory.waiting), 1)
+        reasons = intake.lanes.trouble.reasons
+        self.values["topic_trouble"] = {
+            (kind, name): 1 for kind in reasons for name in reasons[kind]
+        }
         self.values["foreign_records"] = {(s,): n for s, n in memory.foreign.items()}
         waits = (wait_of(state, memory, txn_id) for txn_id in state.committing)
         whys = (wait.why for wait in waits if wait is not None and wait.why in STUCK)

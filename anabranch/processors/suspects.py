@@ -35,8 +35,7 @@ from anabranch.core.decisions.turn import Turn, refuse
 from anabranch.core.state import State
 from anabranch.errors import Quarantined
 from anabranch.ports import LogError, LogFenced, LogUnavailable, LogUncertain
-from anabranch.processors.command import Command, Key, name_of
-from anabranch.processors.lanes import Lane, Lanes
+from anabranch.processors.lanes import Command, Key, Lane, Lanes, name_of
 from anabranch.topics.names import commands_topic, control_topic
 
 log = logging.getLogger("anabranch.controller")

@@ -1,26 +1,33 @@
-"""Streams in trouble: decides which streams have to wait, and which are given up.
+"""Topics in trouble: what waits for them, for how long, and which streams are given up.
 
-A call that fails names the topics it failed for (`LogError.topics`). Their streams *wait*: none of their topics is
-read or written; all others continue. The brokers' metadata says more: a topic is not found, or was replaced; a
-partition has no leader; too few replicas are in sync; a right is missing. A stream continues by itself once the
-metadata shows no fault and its pause is over; the pause grows while the same stream fails again and again.
+One rule for all kinds of trouble (`Kind`). A call that fails names the topics it failed for (`LogError.topics`).
+These things *wait* then: a stream with all its topics, one topic of a lane, or a job on topics. Everything else
+continues. A pause begins when trouble begins, and after each try that fails; it grows while tries keep failing.
+Streams and lanes continue once their pause is over and the brokers' metadata shows no fault. A job is tried again
+once its pause is over.
+
+The metadata shows that a topic is not found, or was replaced; that a partition has no leader; that too few replicas
+are in sync; that a right is missing. An answer counts only if it has the status topic, too.
 
 Only a stream with a lost topic is given up, since that can't be undone. A topic is lost if, for as long as
 `Settings.lost_after_ms`, the brokers' quorum does not have it, or all brokers have another id for it. Or, at once,
-if new events land below its old ones, as all replicas in sync took them. One broker's word is not enough: it may
-have just started, or be cut off. An answer counts only if it knows the status topic, too. A partition that reads
-shorter than before is waited for: a former leader may have answered that does not know of the new one.
+if new events land below its old ones, as all replicas in sync took them. One broker's answer is not enough: it may
+have just started, or be cut off. A partition that reads shorter than before is waited for: a former leader may have
+answered that does not know of the new one.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Container, Iterable, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 from anabranch.backoff import Backoff
 from anabranch.core import limits
+from anabranch.core.decisions.lanes import is_blocked
+from anabranch.core.decisions.turn import Settings
+from anabranch.core.legal_names import ADMIN_LANE, OPEN_LANE
 from anabranch.core.state import State
 from anabranch.core.stream_settings import MAX_MESSAGE, MIN_ISR
 from anabranch.core.stream_states import ACTIVE
@@ -41,7 +48,7 @@ from anabranch.ports import (
     TopicPartition,
 )
 from anabranch.topics.creation import stream_problems
-from anabranch.topics.names import history_topic, topics_of
+from anabranch.topics.names import commands_topic, replies_topic, status_topic, topics_of
 
 log = logging.getLogger("anabranch.controller")
 
@@ -62,16 +69,22 @@ DATA_CODES = frozenset(
 FIRST_PAUSE_S = 0.25
 LONGEST_PAUSE_S = 10.0
 QUIET_S = 10.0  # after this long without trouble a pause is short again
-LOOK_S = 1.0  # seconds between two checks of the streams that wait
+LOOK_S = 1.0  # seconds between two checks of what waits
 FRESH_S = 1.0  # how old a look may be before a merge is carried there
+
+# A stream, a topic of a lane, or a job (`jobs`) on the topics of a stream, or on one topic (truncation), waits.
+Kind = Literal["stream", "lane", "topics", "growth", "truncation"]
+JOBS: tuple[Kind, ...] = ("topics", "growth", "truncation")
+_Key = tuple[Kind, str]
 
 
 @dataclass(slots=True)
 class _Trouble:
-    """Everything known against a stream; monotonic seconds.
+    """Everything known against a stream, a lane's topic or a job; monotonic seconds.
 
-    ``pauses``: before it is tried again. ``gone_since``: since when each look misses a topic of it. ``lost``:
-    waiting won't help. ``refused``: brokers refused data of it for its content, and may be set wrong.
+    ``pauses``: before it is tried again. The others are of streams only. ``gone_since``: since when each look
+    misses a topic of it. ``lost``: waiting won't help. ``refused``: brokers refused data of it for its content, and
+    may be set wrong.
     """
 
     pauses: Backoff
@@ -80,26 +93,103 @@ class _Trouble:
     refused: bool = False
 
 
-@dataclass(slots=True)
-class StreamTrouble:
-    """``waiting``: stream -> why it waits; decisions see it, and the intake.
+class _Watched(NamedTuple):
+    """A topic whose metadata is checked. ``partitions``: how many it needs at least. ``topic_id``: empty: any."""
 
-    ``witness``: a topic that exists as long as this partition is led: a broker without it knows nothing.
+    key: _Key
+    name: str
+    partitions: int
+    topic_id: str
+    led: Sequence[int] = ()  # partitions of a lane's topic that need a leader
+
+    def wrong(self, info: TopicInfo) -> str:
+        """The reason why a topic that is there can't be used; empty if none is known."""
+        if self.key[0] == "stream":
+            return unwell(info, self.partitions)
+        return leaderless(info, self.led)
+
+
+@dataclass(slots=True)
+class TopicTrouble:
+    """Everything that waits for its topics.
+
+    ``reasons``: by kind, why each one waits. The intake and decisions see those of streams (`waiting`).
     ``_hints``: failures; they outlast a change of leadership, which they may have caused.
+    ``recovered``: streams that continue after trouble, to be checked once more.
     """
 
     log: Log
     clock: Clock
-    witness: str
-    waiting: dict[str, str] = field(default_factory=dict)
-    _troubles: dict[str, _Trouble] = field(default_factory=dict)
-    recovered: list[str] = field(
-        default_factory=list
-    )  # streams that continue after trouble, to be checked once more
+    settings: Settings
+    reasons: dict[Kind, dict[str, str]] = field(
+        default_factory=lambda: {kind: {} for kind in get_args(Kind)}
+    )
+    recovered: list[str] = field(default_factory=list)
+    _troubles: dict[_Key, _Trouble] = field(default_factory=dict)
     _hints: list[LogError] = field(default_factory=list)
     _seen: dict[str, float] = field(default_factory=dict)  # since the last failure: when, by stream
     _next: float = 0.0
     _looked: float = 0.0  # when the last answer came that counts
+
+    @property
+    def witness(self) -> str:
+        """A topic that exists as long as this partition is led: a broker without it knows nothing."""
+        return status_topic(self.settings.prefix)
+
+    @property
+    def waiting(self) -> dict[str, str]:
+        """Why each stream waits."""
+        return self.reasons["stream"]
+
+    # -- one rule for all kinds -----------------------------------------------------------------------
+
+    def note(self, kind: Kind, name: str, why: str, *, looked: bool = False) -> _Trouble:
+        """Let something wait, because a try failed, or a look at metadata (``looked``) found a fault."""
+        trouble = self._of(kind, name)
+        new = name not in self.reasons[kind]
+        if new or (not looked and trouble.pauses.is_over):
+            trouble.pauses.begin()
+        else:  # its quiet time begins again
+            trouble.pauses.until = max(trouble.pauses.until, self.clock.monotonic())
+        if new:
+            log.warning("%s %s waits: %s", kind, name, why)
+        self._next = min(self._next, trouble.pauses.until)
+        self.reasons[kind][name] = why
+        return trouble
+
+    def failed(self, kind: Kind, name: str, error: Exception) -> int:
+        """Note that a job failed. Returns how often in a row it did."""
+        if not isinstance(error, LogError):
+            log.error("a defect in work on topics (%s of %s)", kind, name, exc_info=error)
+        return self.note(kind, name, str(error)).pauses.count
+
+    def is_pausing(self, kind: Kind, name: str) -> bool:
+        """Whether a job waits, and its pause is not over."""
+        return name in self.reasons[kind] and not self._troubles[kind, name].pauses.is_over
+
+    def end(self, kind: Kind, name: str) -> None:
+        """Note that a job succeeded, or is not wanted any more."""
+        self.reasons[kind].pop(name, None)
+        self._troubles.pop((kind, name), None)
+
+    def of_lane(self, lane: str) -> str:
+        """The reason why a lane waits; empty if it does not."""
+        prefix, waiting = self.settings.prefix, self.reasons["lane"]
+        names = commands_topic(prefix, lane), replies_topic(prefix, lane)
+        return "; ".join(waiting[name] for name in names if name in waiting)
+
+    def forget_stream(self, stream: str) -> None:
+        """Drop a stream: its loss, or its forgetting, is on the log."""
+        for kind in ("stream", "topics", "growth"):
+            self.end(kind, stream)
+        for topic in topics_of(stream):
+            self.end("truncation", topic)
+
+    def _of(self, kind: Kind, name: str) -> _Trouble:
+        pauses = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S, self.clock, quiet_s=QUIET_S)
+        return self._troubles.setdefault((kind, name), _Trouble(pauses))
+
+    # -- streams --------------------------------------------------------------------------------------
 
     @property
     def suspects(self) -> bool:
@@ -118,10 +208,16 @@ class StreamTrouble:
             self._hints.append(error)
 
     def begin(self, state: State) -> None:
-        """Begin a leadership: streams that waited still wait, until a look finds them well."""
+        """Begin a leadership: what waited still waits, until a look finds it well. Jobs begin again.
+
+        Lanes' topics with known ids are checked: another topic of that name is never read or written.
+        """
         active = {stream for stream, row in state.streams.items() if row.state == ACTIVE}
         for stream in self.waiting.keys() - active:
             del self.waiting[stream]
+        for kind in JOBS:
+            for name in list(self.reasons[kind]):
+                self.end(kind, name)
         self._seen.clear()
         for trouble in self._troubles.values():
             trouble.gone_since = None
@@ -129,8 +225,9 @@ class StreamTrouble:
         hints, self._hints = self._hints, []
         for error in hints:
             self._note_all(state, error)
-        if hints or self.waiting:
-            self.look(state)
+        lanes = [topic for topic in self._lane_topics(state) if topic.topic_id]
+        if lanes or hints or self.waiting or self.reasons["lane"]:
+            self.look(state, lanes=lanes)
 
     def find(self, state: State, *errors: LogError) -> bool:
         """Let the streams that these errors name wait. False if one names no stream here: its cause is another."""
@@ -169,17 +266,13 @@ class StreamTrouble:
                 raise failed[0]
 
     def given_up(self, state: State, after_s: float) -> list[tuple[str, str]]:
-        """(stream, why) of those that are not to be waited for any longer."""
-        if not self.waiting:
-            return []
+        """Look at what waits, if it is time. Returns (stream, why) of streams that won't come back."""
         now = self.clock.monotonic()
-        if now >= self._next:
+        if (self.waiting or self.reasons["lane"]) and now >= self._next:
             self.look(state)
         found = []
         for stream, why in sorted(self.waiting.items()):
-            trouble = self._troubles.get(stream)
-            if trouble is None:
-                continue
+            trouble = self._troubles["stream", stream]
             since = trouble.gone_since
             if trouble.lost or (since is not None and self._looked - since >= after_s):
                 if trouble.lost or self._is_gone(state, stream):
@@ -188,75 +281,64 @@ class StreamTrouble:
                     trouble.gone_since = now
         return found
 
-    def forget_stream(self, stream: str) -> None:
-        """Drop a stream: its loss, or its forgetting, is on the log."""
-        self.waiting.pop(stream, None)
-        self._troubles.pop(stream, None)
-
     def may_be_refused(self, state: State, streams: Collection[str]) -> bool:
         """Whether the data that brokers refused may be to blame. False if a topic's setting is wrong.
 
         Then the stream waits, and its data, which was acknowledged, is not given up.
         """
         for stream in streams:
-            self._troubles.setdefault(stream, _Trouble(new_pauses(self.clock))).refused = True
+            self._of("stream", stream).refused = True
         self.look(state, streams)
         return not any(stream in self.waiting for stream in streams)
 
-    def look(self, state: State, also: Container[str] = ()) -> None:
-        """Look at the topics of streams that wait, and of these ``also``.
-
-        An answer without the witness does not count.
-        """
+    def look(
+        self, state: State, also: Container[str] = (), *, lanes: Iterable[_Watched] = ()
+    ) -> None:
+        """Look at the topics of streams and lanes that wait, and of the streams ``also`` and topics ``lanes``."""
         now = self.clock.monotonic()
         self._next = now + LOOK_S
-        topics = {
-            topic: stream
-            for topic, stream in _streams(state).items()
-            if stream in self.waiting or stream in also
-        }
-        described = describe(self.log, self.witness, topics)
+        waiting = self.reasons["lane"]
+        watched = [
+            *_stream_topics(state, lambda stream: stream in self.waiting or stream in also),
+            *dict.fromkeys([*lanes, *(x for x in self._lane_topics(state) if x.name in waiting)]),
+        ]
+        described = describe(self.log, self.witness, [topic.name for topic in watched])
         if described is None:
+            for topic in lanes:  # they may be other ones
+                self.note(*topic.key, "it can't be checked now", looked=True)
             return
-        found = described.found
         self._looked = now
-        forbidden = {topics[topic] for topic in described.forbidden}
-        for topic in sorted(described.forbidden):
-            self._note(topics[topic], described.forbidden[topic])
-        topics = {topic: stream for topic, stream in topics.items() if stream not in forbidden}
-        wrong: dict[str, str] = {}
-        missing: set[str] = set()
-        for topic, stream in topics.items():
-            row = state.streams[stream]
-            at = topics_of(stream).index(topic)
-            partitions = row.partitions if topic != history_topic(stream) else 1
-            topic_id = row.topic_ids[at] if row.topic_ids else ""
-            why = gone(topic, found.get(topic), partitions, topic_id)
-            if why:
-                missing.add(stream)
-                wrong[stream] = why
-            elif stream not in missing and (why := unwell(found[topic], partitions)):
-                wrong[stream] = why
-        for stream in sorted(set(topics.values()) - wrong.keys()):
-            known = self._troubles.get(stream)
-            if known is not None and known.refused:
-                bad = stream_problems(stream, found, state.streams[stream].partitions)
-                wrong |= {stream: "; ".join(bad)} if bad else {}
-        for stream, why in wrong.items():
-            trouble = self._note(stream, why)
-            if stream in missing:
-                trouble.gone_since = now if trouble.gone_since is None else trouble.gone_since
-        for stream in list(self.waiting):
-            trouble = self._troubles[stream]
-            if stream not in missing:
+        wrong, missing = _judge(watched, described)
+        for key in dict.fromkeys(topic.key for topic in watched):
+            known = self._troubles.get(key)
+            if key not in wrong and known is not None and known.refused:
+                stream = key[1]
+                bad = stream_problems(stream, described.found, state.streams[stream].partitions)
+                wrong |= {key: "; ".join(bad)} if bad else {}
+        for key, why in sorted(wrong.items()):
+            trouble = self.note(*key, why, looked=True)
+            if key in missing and trouble.gone_since is None:
+                trouble.gone_since = now
+        self._go_on(wrong, missing, now)
+
+    def _go_on(self, wrong: Container[_Key], missing: Container[_Key], now: float) -> None:
+        """Let what waited continue, if its pause is over and nothing is wrong with it."""
+        keys: list[_Key] = [("stream", name) for name in self.waiting]
+        keys += [("lane", name) for name in self.reasons["lane"]]
+        for key in keys:
+            trouble = self._troubles[key]
+            if key not in missing:
                 trouble.gone_since = None
-            if stream not in wrong and stream not in forbidden and not trouble.lost:
-                if now >= trouble.pauses.until:
-                    log.info("%s continues", stream)
-                    del self.waiting[stream]
-                    self.recovered.append(stream)
-                else:
-                    self._next = min(self._next, trouble.pauses.until)
+            if key in wrong or trouble.lost:
+                continue
+            if now < trouble.pauses.until:
+                self._next = min(self._next, trouble.pauses.until)
+                continue
+            kind, name = key
+            log.info("%s %s continues", kind, name)
+            del self.reasons[kind][name]
+            if kind == "stream":
+                self.recovered.append(name)
 
     def _is_gone(self, state: State, stream: str) -> bool:
         """Whether the brokers' quorum says that a topic is gone, or all brokers that it has another id."""
@@ -274,21 +356,26 @@ class StreamTrouble:
         topics = _streams(state)
         mine = {topics[topic] for topic in error.topics & topics.keys()}
         for stream in sorted(mine):
-            trouble = self._note(stream, str(error))
+            trouble = self.note("stream", stream, str(error))
             if isinstance(error, TopicGone) and error.lost and error.certain:
                 trouble.lost = True
         return bool(mine) and error.topics <= topics.keys()
 
-    def _note(self, stream: str, why: str) -> _Trouble:
-        trouble = self._troubles.setdefault(stream, _Trouble(new_pauses(self.clock)))
-        if stream not in self.waiting:
-            trouble.pauses.begin()
-            self._next = min(self._next, trouble.pauses.until)
-            log.warning("%s waits: %s", stream, why)
-        # Its quiet time begins again.
-        trouble.pauses.until = max(trouble.pauses.until, self.clock.monotonic())
-        self.waiting[stream] = why
-        return trouble
+    # -- lanes ----------------------------------------------------------------------------------------
+
+    def _lane_topics(self, state: State) -> Iterator[_Watched]:
+        """The topics of all lanes, except the command topics of blocked lanes."""
+        settings = self.settings
+        own = settings.control_partition
+        for lane in {OPEN_LANE, ADMIN_LANE, *state.lanes}:
+            row = state.lanes.get(lane)
+            ids = row.topic_ids if row is not None and len(row.topic_ids) == 2 else ("", "")
+            commands = commands_topic(settings.prefix, lane)
+            if not is_blocked(state, lane):
+                yield _Watched(("lane", commands), commands, own + 1, ids[0], (own,))
+            replies = replies_topic(settings.prefix, lane)
+            count = settings.reply_partitions if lane == OPEN_LANE else 1
+            yield _Watched(("lane", replies), replies, count, ids[1], range(count))
 
 
 def places_of(state: State, stream: str) -> list[TopicPartition]:
@@ -308,12 +395,36 @@ def _streams(state: State) -> dict[str, str]:
     }
 
 
+def _stream_topics(state: State, chosen: Callable[[str], bool]) -> Iterator[_Watched]:
+    """The topics of the chosen streams that can be written to."""
+    for stream, row in state.streams.items():
+        if row.state == ACTIVE and chosen(stream):
+            counts = row.partitions, row.partitions, 1
+            ids = row.topic_ids or ("", "", "")
+            for topic, count, topic_id in zip(topics_of(stream), counts, ids, strict=True):
+                yield _Watched(("stream", stream), topic, count, topic_id)
+
+
+def _judge(
+    watched: Sequence[_Watched], described: Described
+) -> tuple[dict[_Key, str], Container[_Key]]:
+    """The fault of each stream or lane topic, and which of them miss a topic. A missing right counts first."""
+    wrong: dict[_Key, str] = {}
+    forbidden = {topic.key for topic in watched if topic.name in described.forbidden}
+    missing: set[_Key] = set()
+    for topic in watched:
+        info = described.found.get(topic.name)
+        if topic.key in forbidden:
+            wrong[topic.key] = described.forbidden.get(topic.name) or wrong.get(topic.key, "")
+        elif why := gone(topic.name, info, topic.partitions, topic.topic_id):
+            missing.add(topic.key)
+            wrong[topic.key] = why
+        elif info is not None and topic.key not in missing and (why := topic.wrong(info)):
+            wrong[topic.key] = why
+    return wrong, missing
+
+
 # -- topics as brokers describe them ------------------------------------------------------------------
-
-
-def new_pauses(clock: Clock) -> Backoff:
-    """The pauses of a topic, or a stream, that fails."""
-    return Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S, clock, quiet_s=QUIET_S)
 
 
 def refuses_data(error: LogError) -> bool:
@@ -361,11 +472,16 @@ def gone(topic: str, info: TopicInfo | None, partitions: int, topic_id: str) -> 
     return ""
 
 
+def leaderless(info: TopicInfo, partitions: Sequence[int]) -> str:
+    """The reason why these partitions of a topic can't be asked now; empty if all have a leader."""
+    lacking = [partition for partition in info.leaderless if partition in partitions]
+    return f"{info.name}[{lacking[0]}] has no leader" if lacking else ""
+
+
 def unwell(info: TopicInfo, partitions: int) -> str:
     """The reason why these partitions of a topic can't be written to; empty if none is known."""
-    leaderless = [partition for partition in info.leaderless if partition < partitions]
-    if leaderless:
-        return f"{info.name}[{leaderless[0]}] has no leader"
+    if why := leaderless(info, range(partitions)):
+        return why
     least = int(info.config.get(MIN_ISR, "1"))
     if 0 <= info.in_sync < least:
         return f"{info.name} has {info.in_sync} replicas in sync, {MIN_ISR} is {least}"

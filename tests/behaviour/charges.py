@@ -17,7 +17,7 @@ from random import Random
 from typing import Any
 
 from anabranch.core.round import ReplyTo
-from anabranch.processors.command import Command, decide_command
+from anabranch.processors.lanes import Command, decide_command
 from anabranch.schemas.codec import encode
 from anabranch.schemas.records import Refusal
 from tests.core.harness import World

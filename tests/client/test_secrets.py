@@ -18,8 +18,8 @@ from anabranch.client.reservation import Reservation
 from anabranch.clock import SystemEntropy
 from anabranch.core.state import OpenTxn
 from anabranch.core.tokens import Token, TokenBytes, make, narrow, peek
-from anabranch.processors.command import Command
 from anabranch.processors.config import ControllerOptions
+from anabranch.processors.lanes import Command
 from anabranch.schemas import records as r
 from anabranch.schemas.codec import encode
 from examples.flights.run import Settings as Flights

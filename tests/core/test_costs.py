@@ -23,7 +23,7 @@ from anabranch.core.authorize import ALL, RULES, Right
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.limits import WRITERS
 from anabranch.core.round import ReplyTo
-from anabranch.processors.command import Command, decide_command
+from anabranch.processors.lanes import Command, decide_command
 from anabranch.schemas import records as r
 from anabranch.schemas.codec import encode
 from tests.core import harness

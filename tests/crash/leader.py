@@ -83,7 +83,7 @@ def warm_up() -> None:
     """Import, and have compiled, whatever a controller uses, so that children have it."""
     from anabranch.ports import Fetched, RawBatch
     from anabranch.processors import durability, rocksdb_table  # noqa: F401
-    from anabranch.processors import index_journals as journals
+    from anabranch.processors import intake as journals
     from anabranch.schemas import codec, records
 
     record = records.Begin(bytes(16), "s", None, 1000, SECRET)

@@ -18,7 +18,7 @@ from anabranch.core.journal_runs import StoredRun
 from anabranch.core.limits import Room
 from anabranch.core.partitioner import SPACE
 from anabranch.ports import CorruptBatch, LogRefused, RawBatch
-from anabranch.processors.index_journals import scan
+from anabranch.processors.intake import scan
 from anabranch.schemas.records import SegmentRange
 from tests.batches.made import patch
 from tests.fuzz.mutate import mutated_batch

@@ -14,9 +14,8 @@ from anabranch.core.decisions import merge as decide_plain
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.round import PlainWrites, StreamCommit
 from anabranch.ports import TopicPartition
-from anabranch.processors import index_journals as journals
-from anabranch.processors import intake
-from anabranch.processors.streams import cleanup
+from anabranch.processors import cleanup, intake
+from anabranch.processors import intake as journals
 from anabranch.reading import history_search
 from anabranch.schemas.codec import encode
 from anabranch.schemas.records import PlainRow

@@ -14,8 +14,8 @@ from anabranch.core.hybrid_time import MAX
 from anabranch.core.state import State
 from anabranch.ports import Clock, Log, TopicPartition
 from anabranch.processors import history_tail
-from anabranch.processors.streams import topics
-from anabranch.processors.streams.topics import Done, StreamTopics
+from anabranch.processors import stream_topics as topics
+from anabranch.processors.stream_topics import Done, StreamTopics
 from anabranch.reading.committed_log import CommittedLog
 from anabranch.schemas.records import ChangedRow, StreamRow
 

@@ -30,7 +30,7 @@ from anabranch.core.stream_settings import is_table
 from anabranch.errors import AnabranchError, LocksBroken
 from anabranch.ports import LogError
 from anabranch.processors import history_tail
-from anabranch.processors.streams import topics
+from anabranch.processors import stream_topics as topics
 from anabranch.schemas.records import (
     BaseRow,
     BrokenLock,

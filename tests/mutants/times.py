@@ -10,7 +10,7 @@ from unittest.mock import patch
 from anabranch.client.session import Session
 from anabranch.core.decisions import decide, times
 from anabranch.core.decisions.turn import Turn
-from anabranch.processors.lanes import CommitWaitQueue
+from anabranch.processors.lanes import Replies
 from anabranch.schemas.records import Register, Touch
 
 Planted = AbstractContextManager[object]
@@ -50,4 +50,4 @@ def bare_tokens() -> Planted:
 
 def no_commit_wait() -> Planted:
     """An answer does not wait until the clocks are past its commit."""
-    return patch.object(CommitWaitQueue, "_due_us", lambda *_: 0)
+    return patch.object(Replies, "_due_us", lambda *_: 0)

@@ -14,9 +14,9 @@ from anabranch.ports import LogError, TopicGone, TopicInfo
 from anabranch.processors import controller, durability, topic_trouble
 from anabranch.processors.background import LostMarkerSweep
 from anabranch.processors.carrier import Carriers
+from anabranch.processors.cleanup import Histories
 from anabranch.processors.leadership import Lease
-from anabranch.processors.streams.cleanup import Histories
-from anabranch.processors.topic_trouble import StreamTrouble
+from anabranch.processors.topic_trouble import TopicTrouble
 from tests.memory.producer import MemoryProducer
 
 Planted = AbstractContextManager[object]
@@ -25,14 +25,14 @@ Planted = AbstractContextManager[object]
 @contextmanager
 def given_up_at_once() -> Iterator[None]:
     """A stream is given up the first time that a broker does not find a topic of it, which may only lag behind."""
-    real = StreamTrouble.given_up
+    real = TopicTrouble.given_up
 
-    def given_up(self: StreamTrouble, state: State, after_s: float) -> list[tuple[str, str]]:
+    def given_up(self: TopicTrouble, state: State, after_s: float) -> list[tuple[str, str]]:
         return real(self, state, 0.0)
 
     with (
-        patch.object(StreamTrouble, "given_up", given_up),
-        patch.object(StreamTrouble, "_is_gone", lambda *_: True),  # the quorum does not lag behind
+        patch.object(TopicTrouble, "given_up", given_up),
+        patch.object(TopicTrouble, "_is_gone", lambda *_: True),  # the quorum does not lag behind
     ):
         yield
 
@@ -75,16 +75,16 @@ def lost_and_going_on() -> Iterator[None]:
 @contextmanager
 def all_wait_for_one() -> Iterator[None]:
     """A stream that can't be reached or written is not left out: what it is in fails, again and again."""
-    real = StreamTrouble.find
+    real = TopicTrouble.find
 
-    def find(self: StreamTrouble, state: State, *errors: LogError) -> bool:
+    def find(self: TopicTrouble, state: State, *errors: LogError) -> bool:
         gone = [error for error in errors if isinstance(error, TopicGone)]
         return len(gone) == len(errors) and real(self, state, *gone)
 
     with (
-        patch.object(StreamTrouble, "find", find),
+        patch.object(TopicTrouble, "find", find),
         patch.object(topic_trouble, "unwell", lambda *_: ""),
-        patch.object(StreamTrouble, "_note_all", _note_none),
+        patch.object(TopicTrouble, "_note_all", _note_none),
     ):
         yield
 
@@ -104,7 +104,7 @@ def trouble_taken_for_loss() -> Iterator[None]:
 
     with (
         patch.object(topic_trouble, "gone", is_gone),
-        patch.object(StreamTrouble, "_is_gone", lambda *_: True),
+        patch.object(TopicTrouble, "_is_gone", lambda *_: True),
     ):
         yield
 

@@ -12,9 +12,10 @@ from anabranch.batches.records import Record, encode_batch
 from anabranch.core.ids import TXN_HEADER, unpack_txn_header
 from anabranch.ports import Log, LogRefused, TopicPartition
 from anabranch.processors import durability
+from anabranch.processors.background import ForeignRecordScan
 from anabranch.processors.controller import Controller
-from anabranch.processors.durability import MOST_SKIPPED, OffsetGuess
-from anabranch.processors.streams.foreign_records import Appended, ForeignRecordScan
+from anabranch.processors.durability import MOST_SKIPPED, Appended, OffsetGuess
+from anabranch.processors.jobs import Jobs
 from anabranch.schemas.codec import decode
 from anabranch.schemas.records import (
     CommitRecord,
@@ -318,7 +319,7 @@ def test_markers_may_come_late() -> None:
             looked.append(positions)
             return {}
 
-    scan = ForeignRecordScan(cast("Log", Empty()), threads=False)
+    scan = ForeignRecordScan(cast("Log", Empty()), Jobs(threads=False))
     known = 10
     for gap in (1, 0, 0, 3, 1, 0, 2, 1):
         scan.appended([Appended(STREAM, 0, known, known + gap)])

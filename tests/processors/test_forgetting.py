@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import Future
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,9 +23,10 @@ from anabranch.ports import (
     TopicPartition,
     TopicSpec,
 )
+from anabranch.processors.cleanup import Truncator, _Walk
 from anabranch.processors.controller import Controller
-from anabranch.processors.streams.cleanup import Truncator, _Walk
-from anabranch.processors.streams.topics import GIVE_UP_S
+from anabranch.processors.jobs import Jobs
+from anabranch.processors.stream_topics import GIVE_UP_S
 from anabranch.schemas.codec import TYPES
 from anabranch.schemas.records import (
     Abort,
@@ -95,8 +97,8 @@ def in_memory(controller: Controller) -> set[object]:
         *controller._tails,
         *controller._autoscaling._scalers,
         *controller._autoscaling._asked,
-        *controller._stream_trouble._troubles,
-        *controller._stream_trouble.waiting,
+        *(name for _, name in controller._trouble._troubles),
+        *controller._trouble.waiting,
         *background.topics._deleting,
         *memory.merging.may_roll_ms.as_dict(),
         *memory.merging.may_grow_ms.as_dict(),
@@ -169,7 +171,7 @@ def test_nothing_names_it_any_more_but_that_it_is_forgotten() -> None:
     controller._memory.merging.may_roll_ms.put(GONE, 1 << 60)
     controller._memory.cleaning.may_move_ms.put((GONE, 0), 1 << 60)
     controller._tails[GONE] = controller._tails[OTHER]
-    controller._stream_trouble.may_be_refused(controller.state, [GONE])
+    controller._trouble.may_be_refused(controller.state, [GONE])
     assert GONE in in_memory(controller)
     assert forget(play) == DONE
     assert play.one_shot(OTHER) == "COMMITTED"
@@ -209,18 +211,21 @@ def test_what_was_to_be_deleted_of_the_old_journal_is_not_deleted_of_the_new_one
     assert log.start_offsets([place]) == {place: 0}
 
 
-@pytest.mark.parametrize("who", ["_truncator", "_growth"])
+@pytest.mark.parametrize("who", ["truncation", "growth"])
 @pytest.mark.parametrize("seconds", [GIVE_UP_S - 1, GIVE_UP_S + 1], ids=["waits", "refused"])
 def test_what_names_a_topic_only_is_waited_for(
     who: str, seconds: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     play = lost()
-    assert play.controller._background is not None
-    topics = play.controller._background.topics
-    assert topics is not None
     command = play.world.send(ForgetStream(GONE))
     with monkeypatch.context() as patched:
-        patched.setattr(type(getattr(topics, who)), "is_at", lambda _, stream: stream == GONE)
+        if who == "growth":
+            is_under_way = Jobs.is_under_way
+            patched.setattr(
+                Jobs, "is_under_way", lambda *of: of[1:] == (who, GONE) or is_under_way(*of)
+            )
+        else:
+            patched.setattr(Truncator, "is_at", lambda _, stream: stream == GONE)
         play.play(60, seconds)
         assert play.one_shot(OTHER) == "COMMITTED"
     if seconds > GIVE_UP_S:
@@ -241,9 +246,12 @@ def test_what_names_a_topic_only_is_waited_for(
 def test_a_look_at_an_old_history_says_nothing_of_a_new_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    truncator = Truncator(Play().world.cluster.log("c"), threads=False, histories_ms=1)
+    play, jobs = Play(), Jobs(threads=False)
+    truncator = Truncator(
+        play.world.cluster.log("c"), jobs, play.controller._trouble, histories_ms=1
+    )
     look = Future[dict[str, int]]()
-    monkeypatch.setattr(truncator._helper, "submit", lambda *_: look)
+    monkeypatch.setattr(jobs, "_helpers", {"histories": SimpleNamespace(submit=lambda *_: look)})
     assert truncator.spare(0, lambda: {GONE: 2, OTHER: 2}) == {}
     assert not truncator.is_at(GONE), "a look only reads: no deletion waits for it"
     truncator.forget_stream(GONE)

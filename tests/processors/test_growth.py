@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
@@ -20,8 +19,10 @@ from anabranch.core.state import State
 from anabranch.errors import InvalidArgument, NotReady, TopicMisconfigured
 from anabranch.kafka.wire.codes import CREATE_CODES, GROW_CODES, Act, meaning
 from anabranch.ports import LogRefused, LogUnavailable, TopicPartition, TopicSpec
+from anabranch.processors.cleanup import Truncator
 from anabranch.processors.controller import Controller
-from anabranch.processors.streams.topics import Growth, StreamTopics
+from anabranch.processors.jobs import Jobs
+from anabranch.processors.stream_topics import StreamTopics
 from anabranch.schemas.codec import decode_as
 from anabranch.schemas.records import (
     AlterStream,
@@ -39,7 +40,7 @@ from anabranch.schemas.records import (
     StreamRow,
     TruncateStream,
 )
-from anabranch.topics.names import history_topic, journal_topic, status_topic, stream_topic
+from anabranch.topics.names import history_topic, journal_topic, stream_topic
 from tests.memory.log import MemoryLog
 from tests.processors.world import World
 
@@ -150,10 +151,10 @@ def test_whoever_leads_no_more_does_not_wait_for_brokers_that_are_away(
     monkeypatch.setattr(MemoryLog, "add_partitions", away)
     state = State(controller.table)
     state.apply(stream_key("s/a"), replace(state.streams["s/a"], wanted_partitions=3))
-    growth = Growth(world.cluster.log("g"), world.clock, threads=True)
+    growth, jobs = topics_of_world(world, controller, threads=True)
     assert list(growth.step(state)) == []
     assert came.wait(30)
-    closing = threading.Thread(target=growth.close)
+    closing = threading.Thread(target=jobs.close)
     closing.start()
     closing.join(5)
     waits = closing.is_alive()
@@ -168,15 +169,14 @@ def test_a_stream_that_is_given_up_while_it_grows_keeps_nobody_busy() -> None:
     world.stream(controller, "s/a", 1)
     state = State(controller.table)
     row = state.streams["s/a"]
-    growth = Growth(world.cluster.log("g"), world.clock, threads=False)
+    growth, jobs = topics_of_world(world, controller, threads=False)
     state.apply(stream_key("s/a"), replace(row, wanted_partitions=3))
     steps = growth.step(state)
-    growth._under_way["s/a"] = Future()
-    growth._under_way["s/a"].set_result(3)
+    jobs.begin("growth", "s/a", lambda: 3)
     state.apply(stream_key("s/a"), replace(row, state="LOST"))
-    assert (growth.busy, growth.is_at("s/a")) == (True, True)
+    assert (growth.busy, jobs.is_under_way("growth", "s/a")) == (True, True)
     assert list(steps) == []
-    assert (growth.busy, growth.is_at("s/a")) == (False, False)
+    assert (growth.busy, jobs.is_under_way("growth", "s/a")) == (False, False)
 
 
 def test_too_few_brokers_for_a_new_stream_may_pass(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -315,7 +315,7 @@ def test_a_result_counts_for_what_it_was_done_for_alone(monkeypatch: pytest.Monk
         assert back.wait(30)
 
     monkeypatch.setattr(MemoryLog, "alter_topics", slowly)
-    state, topics, row = stream_topics(threads=True)
+    state, topics, jobs, row = stream_topics(threads=True)
     change = StreamChange(row.settings, 0)
     altered = replace(row, settings={"retention.ms": "1000"}, change=change)
     state.apply(stream_key("s/a"), altered)
@@ -327,7 +327,7 @@ def test_a_result_counts_for_what_it_was_done_for_alone(monkeypatch: pytest.Monk
     while not (found := results(topics, state)):
         assert time.monotonic() < end
         time.sleep(0.001)
-    topics.close()
+    jobs.close()
     assert found == [stream_recovered]
 
 
@@ -335,7 +335,7 @@ def test_topics_are_deleted_behind_a_written_round_alone(monkeypatch: pytest.Mon
     """A step that is not taken up again is of a round that was not written."""
     deleted: list[object] = []
     monkeypatch.setattr(MemoryLog, "delete_topics", lambda _, given: deleted.append(given))
-    state, topics, row = stream_topics(threads=False)
+    state, topics, jobs, row = stream_topics(threads=False)
     state.apply(stream_key("s/a"), replace(row, state="FORGETTING"))
     for _ in range(3):
         _, done = next(topics.step(state))
@@ -344,19 +344,26 @@ def test_topics_are_deleted_behind_a_written_round_alone(monkeypatch: pytest.Mon
     assert results(topics, state) == [prove_leadership]
     assert results(topics, state) == [prove_leadership]  # they are still there
     assert len(deleted) == 1
-    topics.close()
+    jobs.close()
 
 
-def stream_topics(*, threads: bool) -> tuple[State, StreamTopics, StreamRow]:
+def stream_topics(*, threads: bool) -> tuple[State, StreamTopics, Jobs, StreamRow]:
     """A state with the stream s/a, whose topics are there, and its row."""
     world = World()
     controller = world.controller()
     controller.lead()
     world.stream(controller, "s/a", 1)
     state = State(controller.table)
-    assert controller._background is not None
-    parts = world.cluster.log("t"), world.clock, status_topic(), controller._background.truncator
-    return state, StreamTopics(*parts, threads=threads), state.streams["s/a"]
+    topics, jobs = topics_of_world(world, controller, threads=threads)
+    return state, topics, jobs, state.streams["s/a"]
+
+
+def topics_of_world(
+    world: World, controller: Controller, *, threads: bool
+) -> tuple[StreamTopics, Jobs]:
+    log, jobs, trouble = world.cluster.log("t"), Jobs(threads=threads), controller._trouble
+    truncator = Truncator(log, jobs, trouble, histories_ms=1)
+    return StreamTopics(log, world.clock, jobs, trouble, truncator), jobs
 
 
 def results(topics: StreamTopics, state: State) -> list[object]:

@@ -18,8 +18,8 @@ from anabranch.core.legal_names import ADMIN_LANE, OPEN_LANE
 from anabranch.ports import TopicPartition, TopicSpec
 from anabranch.processors import lanes as lanes_module
 from anabranch.processors import suspects
-from anabranch.processors.command import Command
 from anabranch.processors.controller import Controller
+from anabranch.processors.lanes import Command
 from anabranch.schemas import records as r
 from anabranch.schemas.codec import encode
 from anabranch.topics.names import (

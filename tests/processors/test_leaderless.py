@@ -12,8 +12,8 @@ from anabranch.batches.records import Record
 from anabranch.core.state import State
 from anabranch.core.stream_states import ACTIVE
 from anabranch.ports import LogUnavailable, TopicPartition
+from anabranch.processors.cleanup import Histories
 from anabranch.processors.history_tail import load_tail
-from anabranch.processors.streams.cleanup import Histories
 from anabranch.schemas.records import Commit, Scale, StreamList
 from anabranch.topics.names import history_topic, journal_topic, status_topic, stream_topic
 from tests.memory.producer import MemoryProducer
@@ -102,7 +102,7 @@ def test_tries_to_lead_without_the_status_topic_leave_nothing() -> None:
                 play.controller.lead()
         gc.collect()
         alive.append(sum(type(one) is State for one in gc.get_objects()))
-    assert play.controller._stream_trouble.suspects
+    assert play.controller._trouble.suspects
     assert alive[2] <= alive[1] <= alive[0]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -17,8 +18,7 @@ from anabranch.ports import (
     TopicSpec,
 )
 from anabranch.processors.intake import Intake
-from anabranch.processors.streams.helper_thread import helper
-from anabranch.processors.streams.topics import TRIES
+from anabranch.processors.stream_topics import TRIES
 from anabranch.schemas.records import (
     AlterStream,
     Commit,
@@ -197,14 +197,14 @@ def test_a_recovery_that_brokers_cannot_judge_is_refused(monkeypatch: pytest.Mon
         raise LogUnavailable("broker 2 can't be asked")
 
     monkeypatch.setattr(MemoryLog, "is_gone", away)
-    with helper("recovery", threads=True) as beside:
+    with ThreadPoolExecutor(1) as beside:
         assert play.controller._background is not None
-        topics = play.controller._background.topics
-        topics._helper = beside
+        jobs = play.controller._background._jobs
+        jobs._helpers["topics"] = beside
         command = play.world.send(RecoverStream(GONE))
         for _ in range(99):
             play.play(1, 1.0)
-            [work.exception() for _, work in topics._under_way.values()]
+            [work.exception() for work, _ in jobs._under_way.values()]
     assert play.world.reply(command).code == "NotReady"
     assert (len(asked), play.stream_state(GONE)) == (TRIES, LOST)
 

@@ -403,7 +403,7 @@ def test_a_leader_that_is_fenced_while_an_id_is_busy_hands_over(
         lambda id_, s: None if id_.endswith("control.0.b") else initialise(id_, s),
     )
     play.controller.lead()  # it was the last leader, so it passes the busy id over
-    assert not play.controller._stream_trouble.suspects
+    assert not play.controller._trouble.suspects
     other = play.world.controller("other")
     with pytest.raises(LogBusy):
         other.lead()
@@ -497,7 +497,7 @@ def test_one_brokers_word_gives_nothing_up(monkeypatch: pytest.MonkeyPatch) -> N
         return describe(self, [name for name in names if name != stream_topic(GONE)])
 
     monkeypatch.setattr(MemoryLog, "describe_topics", described)
-    play.controller._stream_trouble.look(play.controller.state, {GONE})
+    play.controller._trouble.look(play.controller.state, {GONE})
     play.play(50, 200.0)
     assert play.stream_state(GONE) == WAITING
     assert play.state(txn_id)[0] == "OPEN"
@@ -517,7 +517,7 @@ def test_one_brokers_other_id_gives_nothing_up(monkeypatch: pytest.MonkeyPatch) 
         return found | {name: replace(found[name], topic_id="x") for name in found if name == topic}
 
     monkeypatch.setattr(MemoryLog, "describe_topics", described)
-    play.controller._stream_trouble.look(play.controller.state, {GONE})
+    play.controller._trouble.look(play.controller.state, {GONE})
     play.play(50, 200.0)
     assert play.stream_state(GONE) == WAITING
     monkeypatch.undo()

@@ -17,7 +17,7 @@ from anabranch.client.client import Client
 from anabranch.core.partitioner import SPACE, position_of
 from anabranch.errors import NotReady, SnapshotExpired, UnknownStream
 from anabranch.ports import LogUnavailable, TopicPartition
-from anabranch.processors.streams.cleanup import Histories
+from anabranch.processors.cleanup import Histories
 from anabranch.reading.committed_log import CommittedLog, ReaderPorts, StreamIds, partitions_of
 from anabranch.reading.history_search import HistorySearch
 from anabranch.reading.ordered_reader import Reader

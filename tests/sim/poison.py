@@ -17,7 +17,7 @@ from anabranch.core.decisions.turn import Turn
 from anabranch.core.ids import CORRELATION_HEADER, DIRECTORY, NO_TXN, REPLY_HEADER, make_txn_id
 from anabranch.core.round import ReplyTo
 from anabranch.ports import LogError, TopicPartition
-from anabranch.processors import command as commands
+from anabranch.processors import lanes as commands
 from anabranch.schemas import records as r
 from anabranch.schemas.codec import encode
 from anabranch.topics.names import commands_topic, history_topic, journal_topic, stream_topic

@@ -21,8 +21,8 @@ from anabranch.core.stream_states import ACTIVE
 from anabranch.errors import AnabranchError, InvariantViolation
 from anabranch.ports import TopicPartition
 from anabranch.processors import background, durability, intake, suspects
-from anabranch.processors.command import Command, Key
 from anabranch.processors.controller import Controller
+from anabranch.processors.lanes import Command, Key
 from anabranch.processors.leadership import STATUS_POSITION
 from anabranch.processors.suspects import DIED, SuspectCommands
 from anabranch.reading import feed as feeds

@@ -21,7 +21,7 @@ from anabranch.core.ids import TXN_HEADER, TXN_ID_SIZE, pack_txn_header, unpack_
 from anabranch.core.journal_index import Place
 from anabranch.errors import NotAuthorized, NotReady, TransactionAborted
 from anabranch.ports import TopicPartition
-from anabranch.processors.streams import cleanup as moving
+from anabranch.processors import cleanup as moving
 from anabranch.schemas import records as r
 from anabranch.topics.names import journal_topic
 from tests.client import world as worlds

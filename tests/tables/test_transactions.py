@@ -43,7 +43,7 @@ from anabranch.errors import (
     UnknownStream,
 )
 from anabranch.ports import RawBatch, TopicPartition
-from anabranch.processors import index_journals
+from anabranch.processors import intake
 from anabranch.processors.controller import Controller
 from anabranch.reading.reader_factory import Readers
 from anabranch.schemas import records as r
@@ -132,12 +132,12 @@ def collision(bank: Bank, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def no_digest(bank: Bank, monkeypatch: pytest.MonkeyPatch) -> None:
     """A commit from a journal whose runs have none."""
-    real = index_journals.scan
+    real = intake.scan
 
-    def scan(batch: RawBatch, rules: Room, **more: Any) -> index_journals.Scanned:
+    def scan(batch: RawBatch, rules: Room, **more: Any) -> intake.Scanned:
         return real(batch, rules._replace(is_table=False), **more)
 
-    monkeypatch.setattr(index_journals, "scan", scan)
+    monkeypatch.setattr(intake, "scan", scan)
     bank.put(bank.by_journal, x="2")
 
 

@@ -11,9 +11,8 @@ from collections.abc import Callable, Container, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
-from anabranch.backoff import Backoff
 from anabranch.core import limits
 from anabranch.core.decisions.bases import base_published, is_published
 from anabranch.core.decisions.scale import partitions_added, partitions_refused
@@ -50,10 +49,10 @@ from anabranch.ports import (
     TableError,
     TopicInfo,
 )
+from anabranch.processors.cleanup import Truncator
 from anabranch.processors.history_tail import base_place, events_until, load_tail
-from anabranch.processors.streams.cleanup import Truncator
-from anabranch.processors.streams.helper_thread import helper
-from anabranch.processors.topic_trouble import new_pauses
+from anabranch.processors.jobs import Jobs
+from anabranch.processors.topic_trouble import TopicTrouble
 from anabranch.schemas.records import BaseRow, StreamRow
 from anabranch.topics.altering import alter_stream_topics
 from anabranch.topics.creation import (
@@ -72,8 +71,9 @@ T = TypeVar("T")
 _Made = tuple[dict[int, int], tuple[str, ...]]
 RECHECK_S = 0.1  # the pause between two checks whether deleted topics are gone
 GIVE_UP_S = 30.0  # how long to check
-AGAIN_S = 1.0  # the first pause after work on a stream's topics failed
-TRIES = 3  # how often to try to create, delete or find topics while brokers refuse or don't answer
+TRIES = (
+    6  # how often to try to create, delete or find topics while brokers don't answer: for about 8 s
+)
 
 
 @dataclass(slots=True)
@@ -94,62 +94,53 @@ class _Deleting:
 
 
 class StreamTopics:
-    """Creates, alters, truncates, grows and deletes topics on helper threads, so that slow brokers delay no round.
+    """Creates, alters, truncates, grows and deletes the topics of streams, by jobs (`topics`, `growth`).
 
-    Each stream has at most one such work at a time.
+    Each stream has at most one job of a kind at a time. One that fails is tried again after a pause.
     """
 
     def __init__(
         self,
         log: Log,
         clock: Clock,
-        witness: str,
+        jobs: Jobs,
+        trouble: TopicTrouble,
         truncator: Truncator,
         *,
-        threads: bool,
         record_bytes: int = limits.RECORD.value,
     ) -> None:
-        """``witness``: a topic that exists. A broker that does not know it is not believed about other topics.
-
-        ``record_bytes``: the size of messages that a history accepts.
-        """
+        """``record_bytes``: the size of messages that a history accepts."""
         self._log = log
         self._clock = clock
-        self._witness = witness
         self._record_bytes = record_bytes
+        self._jobs = jobs
+        self._trouble = trouble
         self._truncator = truncator
-        self._growth = Growth(log, clock, threads=threads)
-        self._helper = helper("anabranch-topics", threads=threads)
-        self._under_way: dict[str, tuple[object, Future[Any]]] = {}  # the intent, and the work
-        self._closed = False
         self._deleting: dict[str, _Deleting] = {}
-        self._tried: dict[str, Backoff] = {}  # streams whose last try failed
         self._new: dict[str, NewTopics] = {}  # of streams that are being created, or were refused
         self.missed: set[str] = set()  # streams of which a topic was not found
 
     @property
     def busy(self) -> bool:
         """Whether work is under way, so that `step` should be called soon."""
-        return self._growth.busy or bool(self._under_way or self._deleting or self._tried)
+        jobs, tried = self._jobs, self._trouble.reasons["topics"]
+        return bool(jobs.names("topics") or jobs.names("growth") or self._deleting or tried)
 
-    def step(self, state: State, waiting: Container[str] = ()) -> Iterator[tuple[str, Done]]:
+    def step(self, state: State) -> Iterator[tuple[str, Done]]:
         """Begin the work that the status log asks for, and yield the results. Log each before taking the next one.
 
-        ``waiting``: streams in trouble. Their topics are not grown, altered or truncated.
+        The topics of streams in trouble are not grown, altered or truncated.
 
         Raises: LogError, if the log can't be reached.
         """
+        waiting = self._trouble.waiting
         wanted = [
             row
             for row in state.streams.values()
             if row.state in (CREATING, RECOVERING, FORGETTING)
             or (row.change is not None and row.stream not in waiting)
         ]
-        left = (self._under_way.keys() | self._tried.keys()) - {row.stream for row in wanted}
-        for stream in left:  # the work is no longer wanted, or the stream is in trouble
-            if stream not in self._under_way or self._under_way[stream][1].done():
-                self._under_way.pop(stream, None)
-                self._tried.pop(stream, None)
+        self._drop_unwanted("topics", {row.stream for row in wanted})
         for stream in self._new.keys() & state.streams.keys():
             if state.streams[stream].state != CREATING:  # created: they are the stream's topics now
                 del self._new[stream]
@@ -158,16 +149,42 @@ class StreamTopics:
                 created = self._create(row)
                 if created is not None:
                     yield row.stream, created
-                    self._tried.pop(row.stream, None)
+                    self._trouble.end("topics", row.stream)
             else:
                 yield from self._changed(row, state)
-        for stream, grown in self._growth.step(state, waiting):
+        yield from self._grown(state)
+
+    def _drop_unwanted(self, kind: Literal["topics", "growth"], wanted: Container[str]) -> None:
+        """Drop ended jobs and troubles of work that is no longer wanted, or whose stream is in trouble."""
+        for stream in self._jobs.names(kind) | self._trouble.reasons[kind].keys():
+            if stream not in wanted and not self._jobs.is_running(kind, stream):
+                self._jobs.drop(kind, stream)
+                self._trouble.end(kind, stream)
+
+    def _grown(self, state: State) -> Iterator[tuple[str, Done]]:
+        """Add the partitions that the status log asks for; a former leader may have begun it.
+
+        A growth that failed is tried again, since brokers may have added the partitions all the same.
+        """
+        wanted = {s: r for s, r in state.streams.items() if r.wanted_partitions > r.partitions}
+        self._drop_unwanted("growth", wanted)
+        for stream, row in wanted.items():
+            waits = stream in self._trouble.waiting or self._trouble.is_pausing("growth", stream)
+            if waits and not self._jobs.is_under_way("growth", stream):
+                continue
+            work = partial(_grow, self._log, stream, row.wanted_partitions)
+            job = self._jobs.run("growth", stream, work)
+            if job is None:
+                continue
+            grown = job.result()
             if isinstance(grown, int):
+                self._trouble.end("growth", stream)
                 yield stream, partial(partitions_added, stream=stream, partitions=grown)
-            else:
-                if isinstance(grown.error, NotReady):
-                    self.missed.add(stream)
-                yield stream, partial(partitions_refused, stream=stream, **grown._asdict())
+                continue
+            self._trouble.note("growth", stream, str(grown.error))
+            if isinstance(grown.error, NotReady):
+                self.missed.add(stream)
+            yield stream, partial(partitions_refused, stream=stream, **grown._asdict())
 
     def _changed(self, row: StreamRow, state: State) -> Iterator[tuple[str, Done]]:
         """One step of work on an existing stream; after a base was published, the next step too."""
@@ -185,52 +202,24 @@ class StreamTopics:
         if isinstance(error, LogRefused):
             wrong = refusal_of(error)
         else:  # a broker may not know the new topics yet
-            pauses = self._pauses(row.stream)
-            if pauses.count + 1 < TRIES:
-                pauses.begin()
+            if self._trouble.failed("topics", row.stream, error) < TRIES:
                 return None
             wrong = NotReady(f"its topics can't be used now: {error}")
         wrong.args = (f"{wrong}{self._new.get(row.stream, '')}",)
-        self._tried.pop(row.stream, None)
+        self._trouble.end("topics", row.stream)
         return partial(stream_refused, stream=row.stream, error=wrong)
 
-    def _pauses(self, stream: str) -> Backoff:
-        """The pauses between tries of the work on a stream."""
-        new = Backoff(AGAIN_S, AGAIN_S * 10, self._clock, growth=10)
-        return self._tried.setdefault(stream, new)
-
-    def _is_pausing(self, stream: str) -> bool:
-        pauses = self._tried.get(stream)
-        return pauses is not None and not pauses.is_over
-
-    def close(self) -> None:
-        """End without waiting for work under way: the next leader does it again.
-
-        Such work may still create topics of a stream that is forgotten by then.
-        """
-        self._closed = True
-        self._growth.close()
-        self._helper.shutdown(wait=False, cancel_futures=True)
-        self._under_way.clear()
-
     def _done(self, row: StreamRow, work: Callable[[], T], by: object = None) -> Future[T] | None:
-        """Begin the work on a stream unless it is under way. Returns it once it has ended; None: call again.
+        """Begin the job of a stream unless it is under way. Returns it once it has ended; None: call again.
 
         ``by``: what the work depends on, besides the row's state and change. If any of these has changed, the work
         is done again.
         """
-        wanted = row.state, row.change, by
-        if row.stream not in self._under_way:
-            self._under_way[row.stream] = wanted, self._helper.submit(work)
-        what, begun = self._under_way[row.stream]
-        if not begun.done():
-            return None
-        del self._under_way[row.stream]
-        return begun if what == wanted else None
+        return self._jobs.run("topics", row.stream, work, (row.state, row.change, by))
 
     def _create(self, row: StreamRow) -> Done | None:
         """Create a stream's topics. None: call again. After a few tries without an answer, this is an error."""
-        if self._is_pausing(row.stream):
+        if self._trouble.is_pausing("topics", row.stream):
             return None
         error: AnabranchError
         new = self._new.setdefault(row.stream, NewTopics())
@@ -245,14 +234,8 @@ class StreamTopics:
             error = refusal_of(refused)
         except (LogFenced, TableError):
             raise
-        except Exception as trouble:
-            pauses = self._pauses(row.stream)
-            tries = pauses.count + 1
-            log.warning(
-                "%s can't be created, try %d: %s", row.stream, tries, trouble, exc_info=True
-            )
-            if tries < TRIES:
-                pauses.begin()
+        except Exception as trouble:  # noqa: BLE001 logged, and tried again
+            if self._trouble.failed("topics", row.stream, trouble) < TRIES:
                 return None
             error = NotReady(f"its topics can't be made now: {trouble}")
         else:
@@ -286,12 +269,12 @@ class StreamTopics:
             RECOVERING: (self._recover, recovery_refused),
             FORGETTING: (self._delete, forget_refused),
         }.get(row.state, (partial(self._change, base=base), stream_changed))
-        if self._is_pausing(stream):
+        if self._trouble.is_pausing("topics", stream):
             return None
         if row.state == FORGETTING:
             # Requests of other work name a topic without its id, so they might reach a new topic of that name.
-            waits = self._truncator.is_at(stream) or self._growth.is_at(stream)
-            if stream not in self._under_way and self._is_overdue(stream, waits):
+            waits = self._truncator.is_at(stream) or self._jobs.is_under_way("growth", stream)
+            if not self._jobs.is_under_way("topics", stream) and self._is_overdue(stream, waits):
                 why = f"its topics are still cut or grown after {GIVE_UP_S:.0f} s, as brokers don't answer"
                 return self._refused(stream, NotReady(f"{why}; repeat this"))
             if waits:
@@ -302,12 +285,9 @@ class StreamTopics:
         except LogFenced:
             raise
         except LogError as trouble:
-            pauses = self._pauses(stream)
-            tries = pauses.count + 1
-            log.warning("the topics of %s, %s, try %d: %s", stream, row.state, tries, trouble)
+            tries = self._trouble.failed("topics", stream, trouble)
             now, under_way = self._clock.monotonic(), self._deleting.get(stream)
             if tries < TRIES and (under_way is None or now < under_way.give_up_at):
-                pauses.begin()
                 return None
             self._forget(stream)
             error = NotReady(f"the brokers don't do now what this needs: {trouble}")
@@ -356,10 +336,10 @@ class StreamTopics:
                 if base is not None and change.base is not None:  # older bases are deleted, too
                     below = base.commit_timestamp - 1
                     due |= events_until(self._log, self._clock, base_stream(row.stream), below)
-                self._check_open()
+                self._jobs.check_open()
                 self._log.delete_records(due)
             else:
-                former, check = change.settings, self._check_open
+                former, check = change.settings, self._jobs.check_open
                 alter_stream_topics(self._log, row, former=former, check=check)
         except AnabranchError as wrong:
             error = wrong
@@ -392,7 +372,7 @@ class StreamTopics:
         under_way.proved = False
         try:
             if left:
-                self._check_open()
+                self._jobs.check_open()
                 self._log.delete_topics(left)
                 own = {topic.name for topic in left if topic.topic_id in row.topic_ids}
                 under_way.deleted |= own
@@ -401,11 +381,11 @@ class StreamTopics:
             kind = NotAuthorized if error.forbidden else InvalidArgument
             return self._refused(stream, kind(refusal))
         names = topics_of(stream)
-        known = self._log.describe_topics([self._witness, *names])
+        known = self._log.describe_topics([self._trouble.witness, *names])
         found = [known[name] for name in names if name in known]
         # The broker that answered may lag, so all brokers are asked about the rest.
         rest = [name for name in names if name not in under_way.deleted]
-        if self._witness in known and not found and not any(map(self._log.is_known, rest)):
+        if self._trouble.witness in known and not found and not any(map(self._log.is_known, rest)):
             self._forget(stream)
             return partial(stream_forgotten, stream=stream)
         if now >= under_way.give_up_at:
@@ -421,18 +401,13 @@ class StreamTopics:
         under_way.found = found
         return partial(prove_leadership, stream=stream) if found else None
 
-    def _check_open(self) -> None:
-        """Stop work of a closed leader, because the next leader may have begun it again."""
-        if self._closed:
-            raise LogUnavailable("this process leads no more")
-
     def _refused(self, stream: str, error: AnabranchError) -> Done:
         self._forget(stream)
         return partial(forget_refused, stream=stream, error=error)
 
     def _forget(self, stream: str) -> None:
         self._deleting.pop(stream, None)
-        self._tried.pop(stream, None)
+        self._trouble.end("topics", stream)
 
 
 def _names(topics: Sequence[TopicInfo]) -> str:
@@ -447,67 +422,6 @@ class NotGrown(NamedTuple):
 
     error: AnabranchError
     there: int = 0
-
-
-class Growth:
-    """Adds the partitions that the status log asks for, on a helper thread; a former leader may have begun it.
-
-    A growth that failed is tried again after a pause, since brokers may have added the partitions all the same.
-    """
-
-    def __init__(self, log: Log, clock: Clock, *, threads: bool) -> None:
-        self._log = log
-        self._clock = clock
-        self._helper = helper("anabranch-growth", threads=threads)
-        self._under_way: dict[str, Future[int | NotGrown]] = {}
-        self._pauses: dict[str, Backoff] = {}
-
-    @property
-    def busy(self) -> bool:
-        """Whether topics are being grown."""
-        return bool(self._under_way)
-
-    def is_at(self, stream: str) -> bool:
-        """Whether this stream's topics are being grown."""
-        return stream in self._under_way
-
-    def step(
-        self, state: State, waiting: Container[str] = ()
-    ) -> Iterator[tuple[str, int | NotGrown]]:
-        """Begin the growth that is wanted. Yields a stream with its new number of partitions, or with the failure.
-
-        ``waiting``: streams in trouble, which are not grown.
-
-        Raises: LogError, if the log can't be reached.
-        """
-        for stream in [s for s, work in self._under_way.items() if work.done()]:
-            row = state.streams.get(stream)
-            if row is None or row.wanted_partitions <= row.partitions:
-                del self._under_way[stream]  # no longer wanted
-        for stream, row in list(state.streams.items()):
-            if row.wanted_partitions <= row.partitions:
-                continue
-            if stream not in self._under_way:
-                pauses = self._pauses.get(stream)
-                if stream in waiting or (pauses is not None and not pauses.is_over):
-                    continue
-                wanted = row.wanted_partitions
-                self._under_way[stream] = self._helper.submit(_grow, self._log, stream, wanted)
-            work = self._under_way[stream]
-            if work.done():
-                del self._under_way[stream]
-                grown = work.result()
-                if isinstance(grown, NotGrown):
-                    self._pauses.setdefault(stream, new_pauses(self._clock)).begin()
-                yield stream, grown
-
-    def close(self) -> None:
-        """End without waiting for work under way: the next leader does it again.
-
-        Such work may still add partitions, even to topics of a later stream of that name; this does no harm.
-        """
-        self._helper.shutdown(wait=False, cancel_futures=True)
-        self._under_way.clear()
 
 
 def _grow(source: Log, stream: str, partitions: int) -> int | NotGrown:

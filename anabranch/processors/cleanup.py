@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import logging
 import sys
-import time
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from anabranch.batches.journal_refetch import JournalReaders
 from anabranch.batches.packer import Made, Packer, batch_limit
 from anabranch.batches.records import decode_records
-from anabranch.clock import OnceAMinute
 from anabranch.core.decisions.cleanup import Copied, Lying, has_moved, moved, not_now, runs_to_move
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.journal_index import Place
@@ -35,7 +33,8 @@ from anabranch.ports import (
     answered,
 )
 from anabranch.processors.durability import native_transaction
-from anabranch.processors.streams.helper_thread import helper
+from anabranch.processors.jobs import Jobs
+from anabranch.processors.topic_trouble import TopicTrouble
 from anabranch.schemas.codec import decode
 from anabranch.schemas.records import EpochRecord
 from anabranch.topics.names import history_topic, journal_topic, stream_topic
@@ -44,7 +43,6 @@ log = logging.getLogger("anabranch.controller")
 
 _FETCH_BYTES = 1 << 20
 _MOST_FETCHES = 64  # per history in one check; the next check continues there
-RETRY_MS = 30_000
 
 
 class Truncator:
@@ -53,19 +51,18 @@ class Truncator:
     A failed deletion is harmless, and is tried again.
     """
 
-    def __init__(self, source: Log, *, threads: bool, histories_ms: int) -> None:
+    def __init__(
+        self, source: Log, jobs: Jobs, trouble: TopicTrouble, *, histories_ms: int
+    ) -> None:
         """``histories_ms``: the time between two checks of the histories."""
         self._log = source
-        self._trouble = OnceAMinute(log, time.monotonic)
+        self._jobs = jobs
+        self._trouble = trouble
         self._due: dict[TopicPartition, int] = {}
-        self._not_before_ms = 0
-        self._helper = helper("anabranch-truncator", threads=threads)
-        self._under_way: Future[dict[TopicPartition, int]] | None = None
-        self._at: frozenset[str] = frozenset()  # the streams of the request under way
+        self._at: frozenset[str] = frozenset()  # the topics of the request under way
         self._histories = Histories(source)
         self._histories_ms = histories_ms
         self._next_look_ms = 0
-        self._looking: Future[dict[str, int]] | None = None
         self._forgotten: set[str] = set()  # during the check under way
         self.missed: set[str] = set()  # streams whose topics could not be checked
 
@@ -74,30 +71,46 @@ class Truncator:
         for (stream, partition), offset in low_waters.items():
             self._due[_place(stream, partition)] = offset
 
-    def truncate(self, now_ms: int, waiting: Container[str] = ()) -> None:
-        """Begin to delete what may be deleted, except from the ``waiting`` topics, which can't be reached."""
-        self._take_back(now_ms)
-        if self._under_way is not None or not self._due or now_ms < self._not_before_ms:
+    def truncate(self) -> None:
+        """Begin to delete what may be deleted, except from topics of streams in trouble, and take the result."""
+        if not self._jobs.is_under_way("truncation", ""):
+            own = (journal_topic, history_topic)
+            waiting = {topic(stream) for stream in self._trouble.waiting for topic in own}
+            due = {
+                place: at
+                for place, at in self._due.items()
+                if place.topic not in waiting
+                and not self._trouble.is_pausing("truncation", place.topic)
+            }
+            if not due:
+                return
+            self._due = {place: at for place, at in self._due.items() if place not in due}
+            self._at = frozenset(place.topic for place in due)
+            self._jobs.begin("truncation", "", partial(self._delete, due))
+        job = self._jobs.take("truncation", "")
+        if job is None:
             return
-        due = {place: at for place, at in self._due.items() if place.topic not in waiting}
-        if not due:
-            return
-        self._due = {place: at for place, at in self._due.items() if place not in due}
-        self._at = frozenset(place.topic for place in due)
-        self._under_way = self._helper.submit(self._delete, due)
-        self._take_back(now_ms)
+        failed: _Failed = job.result()
+        for topic in self._at - {place.topic for place in failed.errors}:
+            self._trouble.end("truncation", topic)
+        for place, error in failed.errors.items():
+            self._trouble.note("truncation", place.topic, str(error))
+        self._due = failed.again | self._due  # where both have one, the newer low water is higher
 
     def spare(self, now_ms: int, streams: Callable[[], Mapping[str, int]]) -> dict[str, int]:
         """Stream -> the offset below which its history only names deleted events, if a check has just ended.
 
         ``streams``: returns the number of partitions by stream; called when a check begins, and when it ends.
         """
-        if self._looking is None and now_ms >= self._next_look_ms:
+        if not self._jobs.is_under_way("histories", ""):
+            if now_ms < self._next_look_ms:
+                return {}
             self._next_look_ms = now_ms + self._histories_ms
-            self._looking = self._helper.submit(self._histories.spare, streams())
-        if self._looking is None or not self._looking.done():
+            self._jobs.begin("histories", "", partial(self._histories.spare, streams()))
+        job = self._jobs.take("histories", "")
+        if job is None:
             return {}
-        found, self._looking = self._looking.result(), None
+        found: dict[str, int] = job.result()
         self.missed |= self._histories.missed
         there = streams() if found else {}
         forgotten, self._forgotten = self._forgotten, set()
@@ -108,46 +121,39 @@ class Truncator:
     def is_at(self, stream: str) -> bool:
         """Whether records of this stream's journal or history are being deleted."""
         topics = {journal_topic(stream), history_topic(stream)}
-        return self._under_way is not None and not topics.isdisjoint(self._at)
+        return self._jobs.is_under_way("truncation", "") and not topics.isdisjoint(self._at)
 
     def forget_stream(self, stream: str) -> None:
         """Drop all about a forgotten stream: its low waters must not apply to a new stream of its name."""
         topics = {journal_topic(stream), history_topic(stream)}
         self._due = {place: at for place, at in self._due.items() if place.topic not in topics}
-        if self._looking is None:
-            self._histories.forget_stream(stream)
-        else:
+        if self._jobs.is_under_way("histories", ""):
             self._forgotten.add(stream)
+        else:
+            self._histories.forget_stream(stream)
 
-    def close(self) -> None:
-        """End without waiting for a request under way: its low waters are logged."""
-        self._helper.shutdown(wait=False, cancel_futures=True)
-
-    def _take_back(self, now_ms: int) -> None:
-        if self._under_way is None or not self._under_way.done():
-            return
-        failed, self._under_way = self._under_way.result(), None
-        if failed:
-            self._not_before_ms = now_ms + RETRY_MS
-            self._due = failed | self._due  # where both have one, the newer low water is higher
-
-    def _delete(self, due: dict[TopicPartition, int]) -> dict[TopicPartition, int]:
-        """Delete records. Returns the low waters that could not be applied."""
+    def _delete(self, due: dict[TopicPartition, int]) -> _Failed:
+        """Delete records."""
         try:
             self._log.delete_records(due)
         except LogRefused as error:
             if len(due) > 1:
-                failed: dict[TopicPartition, int] = {}
-                for place, at in due.items():
-                    failed |= self._delete({place: at})
-                return failed
-            self._trouble.warning(
-                "a topic can't be cut: %s", error
-            )  # the next low water tries again
+                each = [self._delete({place: at}) for place, at in due.items()]
+                return _Failed(
+                    {place: e for one in each for place, e in one.errors.items()},
+                    {place: at for one in each for place, at in one.again.items()},
+                )
+            return _Failed(dict.fromkeys(due, error), {})  # the next low water tries again
         except LogError as error:
-            self._trouble.warning("topics can't be cut now: %s", error)
-            return due
-        return {}
+            return _Failed(dict.fromkeys(due, error), due)
+        return _Failed({}, {})
+
+
+class _Failed(NamedTuple):
+    """Why records could not be deleted, and the low waters that are tried again."""
+
+    errors: dict[TopicPartition, LogError]
+    again: dict[TopicPartition, int]
 
 
 def _place(stream: str, partition: int) -> TopicPartition:

@@ -1,1 +1,0 @@
-"""Work on streams outside of rounds: create, grow, truncate and delete topics, scale, count foreign records."""
