@@ -9,8 +9,8 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from typing import Any
 
-from anabranch.kafka.wire import calls, codes, data
-from anabranch.kafka.wire.calls import (
+from anabranch.kafka import calls, codes, data
+from anabranch.kafka.calls import (
     CREATE_PARTITIONS,
     CREATE_TOPICS,
     DELETE_RECORDS,
@@ -18,10 +18,10 @@ from anabranch.kafka.wire.calls import (
     DESCRIBE_CONFIGS,
     INCREMENTAL_ALTER_CONFIGS,
     LIST_OFFSETS,
+    ConnectionBroken,
 )
-from anabranch.kafka.wire.cluster import Again, Cluster, raise_or_again
-from anabranch.kafka.wire.codes import NONE
-from anabranch.kafka.wire.connection import ConnectionBroken
+from anabranch.kafka.cluster import Again, Cluster, raise_or_again
+from anabranch.kafka.codes import NONE
 from anabranch.ports import (
     NOT_AUTHORIZED,
     OFFSET_OUT_OF_RANGE,

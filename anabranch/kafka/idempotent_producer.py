@@ -14,12 +14,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from anabranch.batches.format import Packed, next_sequence
+from anabranch.kafka import codes
+from anabranch.kafka.calls import INIT_PRODUCER_ID, ConnectionBroken
+from anabranch.kafka.cluster import Cluster, raise_or_again
+from anabranch.kafka.codes import DUPLICATE_SEQUENCE, NONE, Act, error_for, meaning
 from anabranch.kafka.link import Link, Piece, Wave
-from anabranch.kafka.wire import codes, data
-from anabranch.kafka.wire.calls import INIT_PRODUCER_ID
-from anabranch.kafka.wire.cluster import Cluster, raise_or_again
-from anabranch.kafka.wire.codes import DUPLICATE_SEQUENCE, NONE, Act, error_for, meaning
-from anabranch.kafka.wire.connection import ConnectionBroken
 from anabranch.ports import LogError, LogUnavailable, LogUncertain, TopicPartition
 
 _NO_TRANSACTION = dt.timedelta(minutes=1)  # the broker needs a timeout even without transactions
@@ -186,7 +185,7 @@ class JournalProducer:
         wave = link.in_flight.popleft()
         try:
             answers = link.read(self._cluster, wave, min(deadline, self._cluster.deadline()))
-        except (ConnectionBroken, data.MalformedAnswer) as error:
+        except ConnectionBroken as error:
             self._trouble = str(error)
             link.close()
             return list(wave.pieces.values())

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from anabranch.batches.format import Buffer
-from anabranch.kafka.wire import codes, data
-from anabranch.kafka.wire.calls import PRODUCE
-from anabranch.kafka.wire.cluster import Cluster
-from anabranch.kafka.wire.codes import Act, error_for, meaning
-from anabranch.kafka.wire.connection import MOVED_S, Connection, ConnectionBroken, readable
+from anabranch.kafka import codes, data
+from anabranch.kafka.calls import PRODUCE, ConnectionBroken, MalformedAnswer
+from anabranch.kafka.cluster import Cluster
+from anabranch.kafka.codes import Act, error_for, meaning
+from anabranch.kafka.connection import MOVED_S, Connection, readable
 from anabranch.ports import NOT_ENOUGH_REPLICAS, LogError, LogFenced, LogUncertain, TopicPartition
 
 Answers = dict[TopicPartition, data.Produced]
@@ -130,7 +130,7 @@ class Link:
         answers = data.produce_answer(self.version, body, cluster.topic_names)
         missing = wave.pieces.keys() - answers.keys()
         if missing:
-            raise data.MalformedAnswer(f"no answer about {sorted(missing)[0]}")
+            raise MalformedAnswer(f"no answer about {sorted(missing)[0]}")
         return answers
 
     def _moved(self, cluster: Cluster, wave: Wave) -> bool:

@@ -9,15 +9,15 @@ from functools import partial
 from typing import TypeVar
 
 from anabranch.kafka import admin as kafka_admin
+from anabranch.kafka import codes, data
+from anabranch.kafka.calls import FETCH, ConnectionBroken, MalformedAnswer
+from anabranch.kafka.cluster import Again, Cluster, raise_or_again
+from anabranch.kafka.codes import NONE, Act, error_for, meaning
+from anabranch.kafka.connection import Connection, readable
+from anabranch.kafka.health import SilentBrokers
 from anabranch.kafka.sender import Sender
 from anabranch.kafka.settings import Settings, parse_settings
 from anabranch.kafka.transactional_producer import KafkaProducer
-from anabranch.kafka.wire import codes, data
-from anabranch.kafka.wire.calls import FETCH
-from anabranch.kafka.wire.cluster import Again, Cluster, raise_or_again
-from anabranch.kafka.wire.codes import NONE, Act, error_for, meaning
-from anabranch.kafka.wire.connection import Connection, ConnectionBroken, readable
-from anabranch.kafka.wire.pool import SilentBrokers
 from anabranch.ports import (
     OFFSET_OUT_OF_RANGE,
     CorruptBatch,
@@ -229,7 +229,7 @@ class KafkaLog:
         body = asked.connection.receive(asked.correlation, deadline)
         try:
             error, answers = data.fetch_answer(asked.version, body, self._cluster.topic_names)
-        except data.MalformedAnswer as problem:
+        except MalformedAnswer as problem:
             raise Again(problem) from problem
         if error != NONE:
             self._cluster.forget({partition.topic for partition in asked.positions})

@@ -26,16 +26,14 @@ from anabranch.core.legal_names import ADMIN_LANE, STATE
 from anabranch.core.stream_settings import MAX_MESSAGE, MIN_ISR, REPLICATION, RETENTION_MS
 from anabranch.errors import AnabranchError, NotAuthorized, TopicMisconfigured
 from anabranch.kafka import admin, needs
+from anabranch.kafka.calls import Api, ConnectionBroken, MalformedAnswer
+from anabranch.kafka.cluster import Again, Cluster
+from anabranch.kafka.codes import NONE, UNSUPPORTED_VERSION
+from anabranch.kafka.coordinator import GROUP_KEY_TYPE, Coordinator, coordinator_of
 from anabranch.kafka.idempotent_producer import JournalProducer
 from anabranch.kafka.log import KafkaLog
-from anabranch.kafka.look import Broker, lacking_of, look_at
-from anabranch.kafka.needs import BROKERS_PAGE
+from anabranch.kafka.needs import BROKERS_PAGE, Broker, lacking_of, look_at
 from anabranch.kafka.settings import Settings
-from anabranch.kafka.wire.calls import Api
-from anabranch.kafka.wire.cluster import Again, Cluster
-from anabranch.kafka.wire.codes import NONE, UNSUPPORTED_VERSION
-from anabranch.kafka.wire.coordinator import GROUP_KEY_TYPE, Coordinator, coordinator_of
-from anabranch.kafka.wire.errors import ConnectionBroken, MalformedAnswer
 from anabranch.ports import (
     LogError,
     LogFenced,

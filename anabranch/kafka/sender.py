@@ -12,12 +12,12 @@ import logging
 import time
 from collections.abc import Iterable, Sequence
 
+from anabranch.kafka import codes
+from anabranch.kafka.calls import ConnectionBroken
+from anabranch.kafka.cluster import Cluster
+from anabranch.kafka.codes import NONE, UNKNOWN_TOPIC_ID, Act, error_for, meaning
+from anabranch.kafka.health import SilentBrokers
 from anabranch.kafka.link import Link, Piece, Wave
-from anabranch.kafka.wire import codes
-from anabranch.kafka.wire.cluster import Cluster
-from anabranch.kafka.wire.codes import NONE, UNKNOWN_TOPIC_ID, Act, error_for, meaning
-from anabranch.kafka.wire.connection import ConnectionBroken
-from anabranch.kafka.wire.pool import SilentBrokers
 from anabranch.ports import (
     UNKNOWN_TOPIC_OR_PARTITION,
     Failed,

@@ -12,13 +12,11 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from anabranch.batches.format import Buffer, next_sequence, patch_parts, read_header
-from anabranch.kafka.link import Answers, Link, Piece, Wave, failure_of
-from anabranch.kafka.wire import codes, data
-from anabranch.kafka.wire.calls import PRODUCE
-from anabranch.kafka.wire.cluster import Cluster
-from anabranch.kafka.wire.codes import NONE
-from anabranch.kafka.wire.connection import ConnectionBroken
-from anabranch.kafka.wire.coordinator import (
+from anabranch.kafka import codes
+from anabranch.kafka.calls import PRODUCE, ConnectionBroken
+from anabranch.kafka.cluster import Cluster
+from anabranch.kafka.codes import NONE
+from anabranch.kafka.coordinator import (
     ANSWER_S,
     BUSY_S,
     PRODUCE_ADDS_FROM,
@@ -26,7 +24,8 @@ from anabranch.kafka.wire.coordinator import (
     busy,
     new_pauses,
 )
-from anabranch.kafka.wire.lost_markers import Open, open_on
+from anabranch.kafka.link import Answers, Link, Piece, Wave, failure_of
+from anabranch.kafka.lost_markers import Open, open_on
 from anabranch.ports import (
     CORRUPT_MESSAGE,
     NOT_ENOUGH_REPLICAS,
@@ -193,7 +192,7 @@ class Waves:
         deadline = min(self._cluster.deadline(), self._cluster.deadline(ANSWER_S))
         try:
             return link.read(self._cluster, wave, deadline, self._coordinator.moved)
-        except (ConnectionBroken, data.MalformedAnswer) as error:
+        except ConnectionBroken as error:
             raise self._lost(link, wave, error) from error
 
     def finish_oldest(self, link: Link, offsets: list[int]) -> None:
@@ -477,7 +476,7 @@ class KafkaProducer:
         deadline = self._cluster.soon(self._cluster.deadline())
         try:
             found = open_on(link.open(), self.producer_id, partitions, deadline)
-        except (ConnectionBroken, data.MalformedAnswer) as error:
+        except ConnectionBroken as error:
             self._cluster.distrust(link.node)
             raise self._waves.unreachable(str(error), partitions[0].topic) from error
         for partition in partitions:

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from anabranch.batches.columns_write import ColumnEncoder, Counted, EventColumns, Placing, worth_it
 from anabranch.batches.records import codec_number
 from anabranch.errors import InvalidArgument, UnsupportedSetting
+from anabranch.kafka.cluster import Cluster
 from anabranch.kafka.idempotent_producer import JournalProducer
 from anabranch.kafka.settings import parse_settings
-from anabranch.kafka.wire.cluster import Cluster
 from anabranch.librdkafka.options import Options
 from anabranch.ports import Clock, LogUnavailable, TopicPartition
 

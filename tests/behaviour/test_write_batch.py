@@ -22,8 +22,8 @@ from anabranch.batches.format import read_header
 from anabranch.client.receipts import RECORD_OVERHEAD
 from anabranch.client.writer import Writer
 from anabranch.core.partitioner import position_of
+from anabranch.kafka import data
 from anabranch.kafka.log import KafkaLog
-from anabranch.kafka.wire import data
 from anabranch.ports import TopicPartition
 from anabranch.schemas.records import Extent
 from anabranch.topics.names import journal_topic

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 import anabranch
-from anabranch.kafka.wire import calls
+from anabranch.kafka import calls
 from anabranch.reading.reader_factory import Readers
 from anabranch.schemas import records as r
 from anabranch.schemas.codec import decode, encode

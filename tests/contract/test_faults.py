@@ -8,12 +8,9 @@ from typing import Any
 
 import pytest
 
-from anabranch.kafka import transactional_producer
-from anabranch.kafka.log import KafkaLog
-from anabranch.kafka.look import look_at
-from anabranch.kafka.wire import calls, data
-from anabranch.kafka.wire import connection as wire
-from anabranch.kafka.wire.calls import (
+from anabranch.kafka import calls, data, transactional_producer
+from anabranch.kafka import connection as wire
+from anabranch.kafka.calls import (
     ADD_PARTITIONS_TO_TXN,
     CREATE_PARTITIONS,
     END_TXN,
@@ -25,7 +22,9 @@ from anabranch.kafka.wire.calls import (
     PRODUCE,
     Api,
 )
-from anabranch.kafka.wire.lost_markers import Open
+from anabranch.kafka.log import KafkaLog
+from anabranch.kafka.lost_markers import Open
+from anabranch.kafka.needs import look_at
 from anabranch.ports import (
     LogBusy,
     LogError,

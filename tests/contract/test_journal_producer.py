@@ -12,13 +12,13 @@ from confluent_kafka.admin import AdminClient
 from anabranch.batches.builder import BatchBuilder
 from anabranch.batches.format import Packed, read_header
 from anabranch.infra.broker import EmbeddedBroker
+from anabranch.kafka import connection as wire
+from anabranch.kafka import data
+from anabranch.kafka.calls import INIT_PRODUCER_ID, PRODUCE, Api
+from anabranch.kafka.cluster import Cluster, Leader
 from anabranch.kafka.idempotent_producer import JournalProducer
 from anabranch.kafka.log import KafkaLog
 from anabranch.kafka.settings import parse_settings
-from anabranch.kafka.wire import connection as wire
-from anabranch.kafka.wire import data
-from anabranch.kafka.wire.calls import INIT_PRODUCER_ID, PRODUCE, Api
-from anabranch.kafka.wire.cluster import Cluster, Leader
 from anabranch.ports import (
     LogError,
     LogRefused,

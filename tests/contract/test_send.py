@@ -7,10 +7,9 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from anabranch.kafka import sender
+from anabranch.kafka import health, sender
+from anabranch.kafka.calls import API_VERSIONS, METADATA, PRODUCE
 from anabranch.kafka.log import KafkaLog
-from anabranch.kafka.wire import pool
-from anabranch.kafka.wire.calls import API_VERSIONS, METADATA, PRODUCE
 from anabranch.ports import Log, LogError, LogRefused, TopicPartition, TopicSpec
 from tests.conftest import Broker
 from tests.contract.conftest import Maker, deleter
@@ -159,8 +158,8 @@ def test_a_frozen_broker_costs_what_is_for_it(
     monkeypatch.setattr(sender, "ANSWER_S", 0.3)
     monkeypatch.setattr(sender, "KEPT_S", 1.0)
     monkeypatch.setattr(sender, "KEPT_BYTES", 50_000)
-    monkeypatch.setattr(pool, "_LEFT_ALONE_S", 0.5)
-    monkeypatch.setattr(pool, "_LONGEST_ALONE_S", 1.0)
+    monkeypatch.setattr(health, "_LEFT_ALONE_S", 0.5)
+    monkeypatch.setattr(health, "_LONGEST_ALONE_S", 1.0)
     maker, log = kafka
     (place,) = maker.topic()
     log.send([(place, batch("a"))], {})

@@ -21,8 +21,8 @@ from confluent_kafka.admin import (
 import anabranch
 from anabranch.errors import RetryError
 from anabranch.infra.cluster import EmbeddedCluster
+from anabranch.kafka.calls import Api
 from anabranch.kafka.log import KafkaLog
-from anabranch.kafka.wire.calls import Api
 from anabranch.ports import OffsetOutOfRange, TopicPartition
 from anabranch.reading import feed
 from tests.client.written import WrittenStream

@@ -18,14 +18,15 @@ from uuid import UUID
 import pytest
 
 from anabranch.kafka import admin as kafka_admin
+from anabranch.kafka import cluster as wire_cluster
+from anabranch.kafka import connection as wire
+from anabranch.kafka.calls import ConnectionBroken
+from anabranch.kafka.cluster import Cluster, Leader, Topic
+from anabranch.kafka.connection import Connection
 from anabranch.kafka.link import Link, Piece, Wave
 from anabranch.kafka.sender import Sender
 from anabranch.kafka.settings import parse_settings
 from anabranch.kafka.transactional_producer import KafkaProducer
-from anabranch.kafka.wire import cluster as wire_cluster
-from anabranch.kafka.wire import connection as wire
-from anabranch.kafka.wire.cluster import Cluster, Leader, Topic
-from anabranch.kafka.wire.connection import Connection, ConnectionBroken
 from anabranch.ports import LogUnavailable, TopicPartition
 
 BROKERS = {n: (f"broker-{n}", 9092) for n in (1, 2, 3)}

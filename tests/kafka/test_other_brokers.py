@@ -10,15 +10,14 @@ from typing import Any
 import pytest
 
 from anabranch.errors import NotAuthorized, NotReady, TopicMisconfigured
+from anabranch.kafka import calls
 from anabranch.kafka import probe as probes
+from anabranch.kafka.calls import Api, MalformedAnswer
+from anabranch.kafka.cluster import Cluster
+from anabranch.kafka.connection import Connection
 from anabranch.kafka.log import KafkaLog
 from anabranch.kafka.probe import Probe
 from anabranch.kafka.settings import parse_settings
-from anabranch.kafka.wire import calls
-from anabranch.kafka.wire.calls import Api
-from anabranch.kafka.wire.cluster import Cluster
-from anabranch.kafka.wire.connection import Connection
-from anabranch.kafka.wire.errors import MalformedAnswer
 from anabranch.ports import LogRefused, TopicSpec
 from anabranch.topics import creation
 from anabranch.topics import declarations as d

@@ -23,12 +23,10 @@ from typing import Any, NamedTuple, TypeVar
 
 from kio.schema.errors import ErrorCode
 
+from anabranch.kafka.calls import METADATA, AuthenticationFailed, ConnectionBroken
+from anabranch.kafka.codes import NONE, READ_CODES, Act, Meaning, error_for, meaning
+from anabranch.kafka.connection import Connection, Pool
 from anabranch.kafka.settings import Settings
-from anabranch.kafka.wire.calls import METADATA
-from anabranch.kafka.wire.codes import NONE, READ_CODES, Act, Meaning, error_for, meaning
-from anabranch.kafka.wire.connection import Connection, ConnectionBroken
-from anabranch.kafka.wire.errors import AuthenticationFailed
-from anabranch.kafka.wire.pool import Pool
 from anabranch.ports import (
     LogDenied,
     LogError,

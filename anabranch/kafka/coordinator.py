@@ -10,19 +10,21 @@ from kio.schema.errors import ErrorCode
 
 from anabranch.backoff import Backoff
 from anabranch.clock import SystemClock
-from anabranch.kafka.wire import calls, codes
-from anabranch.kafka.wire.calls import (
+from anabranch.kafka import calls, codes
+from anabranch.kafka.calls import (
     ADD_PARTITIONS_TO_TXN,
     END_TXN,
     FIND_COORDINATOR,
     INIT_PRODUCER_ID,
     PRODUCE,
+    ConnectionBroken,
+    MalformedAnswer,
 )
-from anabranch.kafka.wire.cluster import UNKNOWN_TOPIC_S, Again, Cluster, raise_or_again
-from anabranch.kafka.wire.codes import NONE, Act, meaning
-from anabranch.kafka.wire.connection import MOVED_S, Connection, ConnectionBroken
-from anabranch.kafka.wire.data import BUMPS_FROM, MalformedAnswer, end_answer, end_request
-from anabranch.kafka.wire.lost_markers import LastOutcome
+from anabranch.kafka.cluster import UNKNOWN_TOPIC_S, Again, Cluster, raise_or_again
+from anabranch.kafka.codes import NONE, Act, meaning
+from anabranch.kafka.connection import MOVED_S, Connection
+from anabranch.kafka.data import BUMPS_FROM, end_answer, end_request
+from anabranch.kafka.lost_markers import LastOutcome
 from anabranch.ports import (
     UNKNOWN_TOPIC_OR_PARTITION,
     LogBusy,
