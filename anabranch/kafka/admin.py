@@ -68,7 +68,7 @@ def list_offsets(
     found: dict[TopicPartition, int] = {}
     groups = cluster.groups(partitions, deadline, failed)
     if sure:
-        cluster.opinions.ask_replicas({place.topic for place in partitions}, deadline)
+        cluster.ask_replicas({place.topic for place in partitions}, deadline)
         led = [place for group in groups.values() for place in group]
         groups = cluster.groups(led, deadline, failed)
     for node, group in groups.items():

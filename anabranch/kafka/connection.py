@@ -11,7 +11,7 @@ import struct
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 from weakref import WeakSet
 
@@ -41,10 +41,6 @@ _MAX_STRANGER_BYTES = 1 << 20  # … before authentication, as another program m
 # Allocate this, or as much as arrived already: an announced size alone costs nothing.
 _PIECE_BYTES = 1 << 20
 _DRAIN_S = 5.0
-# Waits: before others are asked about a silent broker, between such questions, and for the answer.
-_SILENT_S = 2.0
-_LOOK_S = 0.5
-MOVED_S = 1.0
 _AUTHENTICATE_S = 10.0
 _SAID = 500  # characters of a broker's message
 # A session is renewed after this part of its life, so that requests under way arrive before its end; and not within
@@ -146,24 +142,6 @@ class Connection:
             (self._correlation, flexible if answer_flexible is None else answer_flexible)
         )
         return self._correlation
-
-    def wait(self, deadline: float, moved: Callable[[], bool]) -> None:
-        """Wait for an answer, but for a silent broker's only until another broker has replaced it.
-
-        ``moved``: asks the others whether it was replaced; then `ConnectionBroken`. A slow broker is waited for.
-        """
-        limit = time.monotonic() + _SILENT_S
-        while not self.buffered() and not readable(
-            [self], max(0.0, min(limit, deadline) - time.monotonic())
-        ):
-            if time.monotonic() >= deadline:
-                return
-            if moved():
-                self.close()
-                raise ConnectionBroken(
-                    f"{self.address} does not answer, and another broker has its place"
-                )
-            limit = time.monotonic() + _LOOK_S
 
     def receive(self, correlation: int, deadline: float) -> memoryview:
         """The answer's body. Earlier answers that are read meanwhile are kept for their callers."""

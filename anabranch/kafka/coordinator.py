@@ -10,7 +10,7 @@ from kio.schema.errors import ErrorCode
 
 from anabranch.backoff import Backoff
 from anabranch.clock import SystemClock
-from anabranch.kafka import calls, codes
+from anabranch.kafka import calls, codes, health
 from anabranch.kafka.calls import (
     ADD_PARTITIONS_TO_TXN,
     END_TXN,
@@ -22,7 +22,7 @@ from anabranch.kafka.calls import (
 )
 from anabranch.kafka.cluster import UNKNOWN_TOPIC_S, Again, Cluster, raise_or_again
 from anabranch.kafka.codes import NONE, Act, meaning
-from anabranch.kafka.connection import MOVED_S, Connection
+from anabranch.kafka.connection import Connection
 from anabranch.kafka.data import BUMPS_FROM, end_answer, end_request
 from anabranch.kafka.lost_markers import LastOutcome
 from anabranch.ports import (
@@ -156,18 +156,18 @@ class Coordinator:
         connection = self._connection
         if connection is None or not connection.usable():
             if self._address is not None:
-                self._cluster.doubt(self._address)
+                self._cluster.health.failed(self._address)
             self._address = coordinator_of(self._cluster, self._id, deadline)
             soon = self._cluster.soon(deadline)
             connection = self._connection = self._cluster.pool.open(self._address, soon)
         return connection
 
-    def moved(self) -> bool:
+    def is_replaced(self) -> bool:
         """Whether another broker is the coordinator by now: leaders ask the coordinator before they append."""
         try:
             if self._address is not None:
-                self._cluster.doubt(self._address)
-            deadline = self._cluster.deadline(MOVED_S)
+                self._cluster.health.failed(self._address)
+            deadline = self._cluster.deadline(health.REPLACED_S)
             return self._address != coordinator_of(self._cluster, self._id, deadline)
         except LogError:
             return False
@@ -261,7 +261,7 @@ class Coordinator:
         limit = min(deadline, time.monotonic() + ANSWER_S)
         flexible = version >= END_TXN.flexible_from
         sent = connection.send(END_TXN.key, version, (body,), flexible=flexible, deadline=limit)
-        connection.wait(limit, self.moved)
+        self._cluster.wait(connection, limit, self.is_replaced)
         ended = end_answer(version, connection.receive(sent, limit))
         if ended.error != NONE:
             self._fail(codes.END_TXN_CODES, ended.error, what)

@@ -167,7 +167,7 @@ def test_an_abort_says_nothing_of_a_transaction_before(
     producer.append([(one, batch("a")), (two, batch("b"))])
     before = Open(producer.producer_epoch, 0)
     producer.commit()
-    for link in producer._waves.links.values():
+    for link in producer._pipeline.links.values():
         link.checked.clear()
     found = {two: before}
     monkeypatch.setattr(

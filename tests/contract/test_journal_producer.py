@@ -135,9 +135,9 @@ def test_one_request_is_under_way_and_the_next_gathers(bench: Bench, proxy: Prox
     proxy.faults.lose_request.add(PRODUCE.key)  # the first
     for partition in partitions:
         bench.append(partition, "a")
-    (link,) = bench.producer._links.values()
+    (link,) = bench.producer._pipeline.links.values()
     (under_way,) = link.in_flight
-    assert (list(under_way.pieces), list(link.gathering.pieces)) == (partitions[:1], partitions[1:])
+    assert (list(under_way.batches), list(link.next.batches)) == (partitions[:1], partitions[1:])
     bench.flush()
     assert [bench.stored(partition) for partition in partitions] == [["a"]] * 4
     assert (
