@@ -130,7 +130,6 @@ SMALL_FILES = {
     "anabranch/core/decisions/grants.py": "",
     "anabranch/infra/__main__.py": "an entry point: `python -m anabranch.infra`",
     "anabranch/ledger/watch.py": "",
-    "anabranch/librdkafka/groups.py": "the one implementation of a port",
     "anabranch/spark/datasource.py": "Spark's entry point",
     "anabranch/topics/altering.py": "",
 }

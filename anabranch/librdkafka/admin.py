@@ -32,7 +32,7 @@ from anabranch.errors import (
     NotReady,
 )
 from anabranch.kafka.settings import addresses
-from anabranch.librdkafka.broker_contact import made, with_error_callback
+from anabranch.librdkafka.handles import made, with_error_callback
 from anabranch.librdkafka.options import Options
 from anabranch.ports import Clock
 from anabranch.topics.rights import CLUSTER, GROUP, THE_CLUSTER, TOPIC, TRANSACTIONAL_ID, Acl, Right
