@@ -54,9 +54,9 @@ def list_offsets(
     cluster: Cluster,
     partitions: Sequence[TopicPartition],
     timestamp: int,
+    deadline: float,
     *,
     committed: bool,
-    deadline: float,
     failed: MutableMapping[TopicPartition, LogError] | None = None,
     sure: bool = False,
 ) -> dict[TopicPartition, int]:
@@ -159,13 +159,15 @@ def delete_records(cluster: Cluster, before: Mapping[TopicPartition, int], deadl
                     )
 
 
-def default_replication_factor(cluster: Cluster, topic: str, deadline: float) -> int | None:
-    """`anabranch.ports.Log.default_replication_factor`."""
-    if cluster.heeds_dry_runs is False:
+def replicas_of_new(cluster: Cluster, topic: str, factor: int, deadline: float) -> int | None:
+    """`anabranch.ports.Log.replicas_of_new`."""
+    if factor < 0 and cluster.heeds_dry_runs is False:
         return cluster.replicas_of_new
-    answer, made = _dry_create(cluster, TopicSpec(topic, 1), deadline)
-    if made:
-        return cluster.replicas_of_new
+    if factor >= 0:
+        topic = _own_name(topic)  # there may be a topic of that name
+    answer, made = _dry_create(cluster, TopicSpec(topic, 1, {}, factor), deadline)
+    if made is not None:
+        return made
     if int(answer.error_code) == codes.TOPIC_ALREADY_EXISTS:
         return 1  # the topic was created meanwhile: this creation was refused
     # Answers have it from version 5 on, if this client may see the configuration.
@@ -190,23 +192,27 @@ def create_topics(
     _check_created(cluster, answers, deadline)
 
 
-def _dry_create(cluster: Cluster, spec: TopicSpec, deadline: float) -> tuple[Any, bool]:
-    """The answer to a dry run of a creation, and whether the broker created the topic all the same; then it is
-    deleted.
+def _own_name(topic: str) -> str:
+    """A name that no other client uses."""
+    return f"{topic[:200]}.{uuid.uuid4().hex}"
+
+
+def _dry_create(cluster: Cluster, spec: TopicSpec, deadline: float) -> tuple[Any, int | None]:
+    """The answer to a dry run of a creation. If the broker created the topic all the same, it is deleted; the
+    second value is then the number of its replicas.
     """
     if cluster.heeds_dry_runs:
-        return _create(cluster, [spec], deadline, dry=True)[0], False
+        return _create(cluster, [spec], deadline, dry=True)[0], None
     answer, again = (_create(cluster, [spec], deadline, dry=True)[0] for _ in range(2))
     if not _made_by_first(answer, again) or heeds_dry_runs(cluster, spec.name, deadline):
-        return answer, False  # another client may have created it in between
-    _delete_made(cluster, spec.name, deadline)
-    return answer, True
+        return answer, None  # another client may have created it in between
+    return answer, _delete_made(cluster, spec.name, deadline)
 
 
 def heeds_dry_runs(cluster: Cluster, topic: str, deadline: float) -> bool:
     """Whether brokers create nothing in a dry run. One is made with a name that no other client uses."""
     if cluster.heeds_dry_runs is None:
-        spec = TopicSpec(f"{topic[:200]}.{uuid.uuid4().hex}", 1)
+        spec = TopicSpec(_own_name(topic), 1)
         try:
             answers = [_create(cluster, [spec], deadline, dry=True)[0] for _ in range(2)]
         except LogRefused:  # brokers that check rights support dry runs

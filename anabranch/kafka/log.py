@@ -82,25 +82,14 @@ class KafkaLog:
         failed: Failed | None = None,
         sure: bool = False,
     ) -> dict[TopicPartition, int]:
-        wanted = list(partitions)
-        return self._repeat(
-            "list offsets",
-            lambda deadline: kafka_admin.list_offsets(
-                self._cluster,
-                wanted,
-                timestamp,
-                committed=committed,
-                deadline=deadline,
-                failed=failed,
-                sure=sure,
-            ),
-        )
+        ask = partial(kafka_admin.list_offsets, committed=committed, failed=failed, sure=sure)
+        return self._repeat("list offsets", ask, list(partitions), timestamp)
 
-    def _repeat(self, what: str, attempt: Callable[[float], T], *, soon: bool = False) -> T:
-        """`Cluster.repeat` for a call of `kafka.admin`, with its deadline."""
-        deadline = self._cluster.deadline()
-        deadline = self._cluster.soon(deadline) if soon else deadline
-        return self._cluster.repeat(what, deadline, lambda: attempt(deadline))
+    def _repeat(self, what: str, call: Callable[..., T], *given: object, soon: bool = False) -> T:
+        """`Cluster.repeat` for a call of `kafka.admin`, which gets the cluster, ``given`` and a deadline."""
+        cluster = self._cluster
+        deadline = cluster.soon(cluster.deadline()) if soon else cluster.deadline()
+        return cluster.repeat(what, deadline, lambda: call(cluster, *given, deadline))
 
     # -- writing --------------------------------------------------------------------------------------
 
@@ -112,10 +101,7 @@ class KafkaLog:
 
     def delete_records(self, before: Mapping[TopicPartition, int]) -> None:
         """Delete all records below the given offsets; reading then starts there."""
-        self._repeat(
-            "delete records",
-            lambda deadline: kafka_admin.delete_records(self._cluster, before, deadline),
-        )
+        self._repeat("delete records", kafka_admin.delete_records, before)
 
     # -- topics ---------------------------------------------------------------------------------------
 
@@ -138,10 +124,7 @@ class KafkaLog:
         return made
 
     def delete_topics(self, topics: Sequence[TopicInfo]) -> None:
-        self._repeat(
-            "delete topics",
-            lambda deadline: kafka_admin.delete_topics(self._cluster, topics, deadline),
-        )
+        self._repeat("delete topics", kafka_admin.delete_topics, topics)
 
     def add_partitions(self, topic: str, partitions: int) -> None:
         deadline = self._cluster.deadline()
@@ -155,20 +138,14 @@ class KafkaLog:
 
     def alter_topics(self, changes: Mapping[str, Mapping[str, str | None]]) -> None:
         for alter in (partial(kafka_admin.alter_topics, dry=dry) for dry in (True, False)):
-            self._repeat("alter topics", partial(alter, self._cluster, changes))
+            self._repeat("alter topics", alter, changes)
 
-    def default_replication_factor(self, topic: str) -> int | None:
-        """`anabranch.ports.Log.default_replication_factor`, by a dry run."""
-        return self._repeat(
-            "default replication factor",
-            lambda deadline: kafka_admin.default_replication_factor(self._cluster, topic, deadline),
-        )
+    def replicas_of_new(self, topic: str, factor: int = -1) -> int | None:
+        """`anabranch.ports.Log.replicas_of_new`, by a dry run."""
+        return self._repeat("replicas of a new topic", kafka_admin.replicas_of_new, topic, factor)
 
     def describe_topics(self, names: Sequence[str]) -> dict[str, TopicInfo]:
-        return self._repeat(
-            "describe topics",
-            lambda deadline: kafka_admin.describe_topics(self._cluster, names, deadline),
-        )
+        return self._repeat("describe topics", kafka_admin.describe_topics, names)
 
     def partition_counts(self, names: Sequence[str]) -> dict[str, int]:
         found = self._cluster.refresh(names, self._cluster.deadline())
@@ -179,19 +156,18 @@ class KafkaLog:
         return {name: _id_text(topic.topic_id) for name, topic in found.items()}
 
     def is_known(self, topic: str) -> bool:
-        ask = partial(kafka_admin.is_known, self._cluster, topic)
-        return self._repeat("ask who knows a topic", ask, soon=True)
+        return self._repeat("ask who knows a topic", kafka_admin.is_known, topic, soon=True)
 
     def is_agreed(self, topic: str, topic_id: str) -> bool:
-        ask = partial(kafka_admin.is_agreed, self._cluster, topic, topic_id)
-        return self._repeat("ask whether brokers agree about a topic", ask, soon=True)
+        what = "ask whether brokers agree about a topic"
+        return self._repeat(what, kafka_admin.is_agreed, topic, topic_id, soon=True)
 
     def id_read(self, topic: str) -> str:
         return _id_text(self._cluster.topic_ids.get(topic, b""))
 
     def is_gone(self, topic: str, partitions: int, topic_id: str) -> bool:
-        ask = partial(kafka_admin.is_gone, self._cluster, topic, partitions, topic_id)
-        return self._repeat("ask whether a topic is gone", ask, soon=True)
+        what = "ask whether a topic is gone"
+        return self._repeat(what, kafka_admin.is_gone, topic, partitions, topic_id, soon=True)
 
     def close(self) -> None:
         """`anabranch.ports.Log.close`; producers have connections of their own."""

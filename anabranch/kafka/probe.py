@@ -49,6 +49,7 @@ from anabranch.topics.creation import (
     POLICY_VIOLATION,
     SMALLER_RECORDS,
     check_control_topics,
+    control_topics,
     create_control_topics,
     create_lane_topics,
     create_stream_topics,
@@ -173,8 +174,9 @@ def way_out(error: LogRefused, control_partitions: int, brokers: int) -> str:
         return f"start more brokers, or give --replication-factor {min(brokers, _REPLICAS)}"
     policy = error.error == POLICY_VIOLATION and "partition" in words_of(error).lower()
     if policy or error.error == _INVALID_PARTITIONS:
+        wanted = control_topics("", control_partitions)
         return (
-            f"let the cluster have 6 topics and {4 * control_partitions + 9} partitions for controllers, and "
+            f"let the cluster have {len(wanted)} topics and {sum(wanted.values())} partitions for controllers, and "
             f"3 topics and 3 partitions or more for each stream: {BROKERS_PAGE}"
         )
     return f"all that a cluster must give: {BROKERS_PAGE}"
@@ -357,10 +359,12 @@ class Probe:
             raise _Failed(str(error), "set them as it says") from error
         if self._cluster.heeds_dry_runs:
             for name in missing:
-                self._log.default_replication_factor(name)
+                self._log.replicas_of_new(name)
         if taken < self._asked_bytes:
             raise self._smaller(taken)
-        return f"{6 - len(missing)} of 6 are there; they, and rights to them, are as needed"
+        every = len(control_topics(self._prefix, self._control_partitions))
+        there = every - len(missing)
+        return f"{there} of {every} are there; they, and rights to them, are as needed"
 
     def _smaller(self, taken: int) -> _Lost:
         do = f"raise {MAX_MESSAGE}, or give controllers --max-message-bytes {taken}"
@@ -375,8 +379,8 @@ class Probe:
             max_message_bytes=self._asked_bytes,
         )
         self._record_bytes = made.record_bytes
-        partitions = 4 * made.control_partitions + made.reply_partitions + 1
-        return f"6 topics, {partitions} partitions: their settings are kept"
+        counts = control_topics(self.mark, made.control_partitions, made.reply_partitions)
+        return f"{len(counts)} topics, {sum(counts.values())} partitions: their settings are kept"
 
     def _stream_topics(self, stream: str) -> str:
         settings = {} if self._factor < 0 else {REPLICATION: str(self._factor)}

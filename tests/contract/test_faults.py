@@ -447,7 +447,7 @@ def test_older_brokers_are_spoken_to_in_their_versions(
     assert log.offsets_for_time([one], 1) == {one: 0}
     log.delete_records({one: 1})
     assert log.start_offsets([one]) == {one: 1}
-    assert log.default_replication_factor("new") == 0, "answers have it from version 5 on"
+    assert log.replicas_of_new("new") == 0, "answers have it from version 5 on"
     log.add_partitions(one.topic, 3)
     assert log.describe_topics([one.topic])[one.topic].partitions == 3
     log.alter_topics({one.topic: {"retention.ms": "7"}})
