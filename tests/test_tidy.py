@@ -89,7 +89,7 @@ DROPPED = {
     "tests/client/memory.py: MemoryJournal.write_columns(columns)",  # nor does this one
     "tests/client/memory.py: MemoryJournal.write_columns(placing)",
     "tests/client/memory.py: MemoryJournal.write_columns(topic)",
-    "tests/memory/log.py: MemoryLog.default_replication_factor(topic)",
+    "tests/memory/log.py: MemoryLog.replicas_of_new(topic)",
     "tests/reading/test_ordered_reader.py: Member.commit(wait)",
     "tests/reading/test_ordered_reader.py: Member.join(topics)",
     "tests/reading/test_ordered_reader.py: Member.serve(wait)",
@@ -120,7 +120,6 @@ MANY_ARGUMENTS = {
     "anabranch/audit/run.py: _journals",
     "anabranch/core/memory.py: follow",
     "anabranch/faust/handing.py: __init__",
-    "anabranch/kafka/log.py: _ask",
     "anabranch/presentation/draw.py: _text",
     "anabranch/tables/joined.py: join",
 }
@@ -155,7 +154,6 @@ SPLATS = {
     "anabranch/core/journal/index.py: plain_from",
     "anabranch/faust/agents.py: _loader",
     "anabranch/faust/agents.py: load",
-    "anabranch/kafka/oauth_tokens.py: __call__",
     "anabranch/ledger/book.py: _row_of",
     "anabranch/ledger/book.py: rows",
     "anabranch/reading/tasks/reader.py: cut",
