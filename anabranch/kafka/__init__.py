@@ -25,8 +25,8 @@ Files, from the wire up. Each may import the files above it:
 
 **Rules.** Deadlines are monotonic times, made once for each call of a port and passed down. A call that changes
 something is never repeated by `Cluster.repeat` unless it is safe to repeat. Errors that leave this folder are those
-of `anabranch.ports`; `repeat` turns a last `ConnectionBroken` into one of them. Allowed imports of anabranch: `ports`,
-`errors`, `backoff`, `clock`, `core`, `batches` and `topics`.
+of `anabranch.ports`; `repeat` turns a last `ConnectionBroken` into one of them. These parts of anabranch may be
+imported here: `ports`, `errors`, `backoff`, `clock`, `core`, `batches` and `topics`.
 """
 
 import sys

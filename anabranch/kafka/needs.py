@@ -1,4 +1,4 @@
-"""The calls that anabranch needs of a cluster: what each is for, and what is lost without it.
+"""The calls that anabranch needs of a cluster: what each is for, what is lost without it, and which brokers lack it.
 
 This table is the only list of needed calls. docs/inside/decisions/0039-what-a-broker-must-give.md explains it.
 """
@@ -19,6 +19,8 @@ from anabranch.kafka.connection import Connection
 from anabranch.ports import LogError, LogRefused
 
 _ANY_VERSION = (1 << 15) - 1
+_SIZES_OF = ({"topic": "", "partitions": ()},)  # no partition: only the folders are asked for
+_AT_ONCE = 16  # brokers that are asked concurrently
 
 
 def _by_librdkafka(key: int, name: str) -> Api:
@@ -158,11 +160,6 @@ def losses(lacks: Collection[str]) -> list[str]:
 def lost_calls(lacks: Collection[str]) -> tuple[str, ...]:
     """Those of these calls that are optional, each with a loss."""
     return tuple(name for need in CALLS if need.lost for name in _met_by(need, lacks))
-
-
-_SIZES_OF = ({"topic": "", "partitions": ()},)  # no partition: only the folders are asked for
-
-_AT_ONCE = 16
 
 
 @dataclass(slots=True)

@@ -22,7 +22,7 @@ from kio.schema.errors import ErrorCode
 from anabranch.batches.builder import BatchBuilder
 from anabranch.batches.compression import CODECS, Codec
 from anabranch.batches.format import HEADER_SIZE, Packed
-from anabranch.core.legal_names import ADMIN_LANE, STATE
+from anabranch.core.legal_names import STATE
 from anabranch.core.stream_settings import MAX_MESSAGE, MIN_ISR, REPLICATION, RETENTION_MS
 from anabranch.errors import AnabranchError, NotAuthorized, TopicMisconfigured
 from anabranch.kafka import admin, needs
@@ -58,11 +58,9 @@ from anabranch.topics.creation import (
 )
 from anabranch.topics.names import (
     commands_topic,
-    control_topic,
     journal_topic,
     of_transactions,
     replies_topic,
-    status_topic,
     stream_topic,
     topics_of,
 )
@@ -103,6 +101,7 @@ _LASTING = RETENTION_MS, "retention.bytes"  # without a limit, journals last
 _CONTROL = "control topics"
 _OF_STREAM = "a stream's topics"
 _OF_TABLE = "a table's topics"
+_LANE = "probe"
 
 WORKS = "works"
 LOSS = "works with a loss"
@@ -207,20 +206,20 @@ class _Step(NamedTuple):
     calls: tuple[str, ...] = ()
 
 
-class _Lost(Exception):
-    """An optional need that is not met, with what is lost."""
+class _Unmet(Exception):
+    """A need that is not met: its text says what was found, ``to_do`` what helps."""
 
-    def __init__(self, told: str, to_do: str = "") -> None:
-        super().__init__(told)
+    def __init__(self, found: str, to_do: str = "") -> None:
+        super().__init__(found)
         self.to_do = to_do
 
 
-class _Failed(Exception):
-    """A required need that is not met."""
+class _Lost(_Unmet):
+    """The need is optional; the text says what is lost."""
 
-    def __init__(self, told: str, to_do: str = "") -> None:
-        super().__init__(told)
-        self.to_do = to_do
+
+class _Failed(_Unmet):
+    """The need is required."""
 
 
 class Probe:
@@ -398,7 +397,7 @@ class Probe:
         return "3 topics: their settings are kept"
 
     def _lane_topics(self) -> str:
-        create_lane_topics(self._log, self.mark, "probe", like="open")
+        create_lane_topics(self._log, self.mark, _LANE, like="open")
         return "2 topics"
 
     def _replicas(self) -> str:
@@ -443,12 +442,9 @@ class Probe:
 
     def _names(self) -> list[str]:
         """The topics that it creates, without those of dry runs that brokers carry out."""
-        lanes = ("open", ADMIN_LANE, "probe")
-        names = [control_topic(self.mark), status_topic(self.mark)]
-        names += [
-            topic(self.mark, lane) for topic in (commands_topic, replies_topic) for lane in lanes
-        ]
-        return [*names, *topics_of(self._stream), *topics_of(self._table)]
+        of_lane = commands_topic(self.mark, _LANE), replies_topic(self.mark, _LANE)
+        of_controllers = control_topics(self.mark, self._control_partitions)
+        return [*of_controllers, *of_lane, *topics_of(self._stream), *topics_of(self._table)]
 
     def _left(self) -> set[str]:
         """Topics of this probe, and of probes an hour ago or earlier, that any broker shows."""
