@@ -1,7 +1,7 @@
 """The calls of the protocol: requests through kio's generated messages, and the errors of a call without an answer.
 
-Calls whose cost matters are in `anabranch.kafka.data`. A request is given as plain mappings and lists, and built for
-any version: fields that a version doesn't have are omitted. So older brokers' versions need no code of their own.
+Calls whose cost matters are in `anabranch.kafka.data`. A request is given as mappings and lists, and built for any
+version: fields that a version doesn't have are omitted. So older brokers' versions need no code of their own.
 """
 
 from __future__ import annotations

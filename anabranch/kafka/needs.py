@@ -1,4 +1,4 @@
-"""The calls that anabranch needs of a cluster: what each is for, what is lost without it, and which brokers lack it.
+"""The calls that anabranch needs of a cluster: what each is for, what is lost without it, which brokers lack it.
 
 This table is the only list of needed calls. docs/inside/decisions/0039-what-a-broker-must-give.md explains it.
 """
