@@ -341,11 +341,7 @@ def delete_topics(cluster: Cluster, topics: Sequence[TopicInfo], deadline: float
 
 
 def alter_topics(
-    cluster: Cluster,
-    changes: Mapping[str, Mapping[str, str | None]],
-    deadline: float,
-    *,
-    dry: bool,
+    cluster: Cluster, changes: Mapping[str, Mapping[str, str | None]], deadline: float, *, dry: bool
 ) -> None:
     """Set settings of topics, or reset them to the brokers' defaults (None).
 

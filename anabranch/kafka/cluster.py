@@ -429,10 +429,7 @@ class Cluster:
                 time.sleep(self.settings.retry_backoff)
 
     def groups(
-        self,
-        partitions: Iterable[TopicPartition],
-        deadline: float,
-        failed: _Failed | None = None,
+        self, partitions: Iterable[TopicPartition], deadline: float, failed: _Failed | None = None
     ) -> dict[int, list[TopicPartition]]:
         """The partitions grouped by the broker that leads them.
 

@@ -205,11 +205,7 @@ class Coordinator:
             raise LogUncertain(f"{self._id}: add partitions: {error}") from error
 
     def _add_once(
-        self,
-        partitions: Sequence[TopicPartition],
-        deadline: float,
-        known_by: float,
-        busy_by: float,
+        self, partitions: Sequence[TopicPartition], deadline: float, known_by: float, busy_by: float
     ) -> None:
         connection = self._connect(deadline)
         found = connection.ask(

@@ -12,14 +12,7 @@ from anabranch.kafka.fetch import Fetcher
 from anabranch.kafka.sender import Sender
 from anabranch.kafka.settings import Settings, parse_settings
 from anabranch.kafka.transactional_producer import KafkaProducer
-from anabranch.ports import (
-    Failed,
-    Fetched,
-    LogError,
-    TopicInfo,
-    TopicPartition,
-    TopicSpec,
-)
+from anabranch.ports import Failed, Fetched, LogError, TopicInfo, TopicPartition, TopicSpec
 
 _LATEST = -1
 T = TypeVar("T")

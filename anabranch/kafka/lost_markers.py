@@ -37,10 +37,7 @@ class Open(NamedTuple):
 
 
 def open_on(
-    connection: Connection,
-    producer_id: int,
-    partitions: Iterable[TopicPartition],
-    deadline: float,
+    connection: Connection, producer_id: int, partitions: Iterable[TopicPartition], deadline: float
 ) -> dict[TopicPartition, Open]:
     """A producer's open native transactions on partitions of this leader; old brokers report none."""
     if DESCRIBE_PRODUCERS.key not in connection.versions:

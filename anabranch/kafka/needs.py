@@ -40,11 +40,7 @@ class Need(NamedTuple):
     lost: str = ""
 
 
-SASL = Need(
-    "sign in",
-    (calls.SASL_HANDSHAKE, calls.SASL_AUTHENTICATE),
-    "signing in by SASL",
-)
+SASL = Need("sign in", (calls.SASL_HANDSHAKE, calls.SASL_AUTHENTICATE), "signing in by SASL")
 CUT = Need(
     "cut journals",
     (calls.DELETE_RECORDS,),

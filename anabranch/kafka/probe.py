@@ -334,9 +334,7 @@ class Probe:
     def _dry_runs(self) -> str:
         deadline = self._cluster.deadline()
         heeds = self._cluster.repeat(
-            "a dry run",
-            deadline,
-            lambda: admin.heeds_dry_runs(self._cluster, self.mark, deadline),
+            "a dry run", deadline, lambda: admin.heeds_dry_runs(self._cluster, self.mark, deadline)
         )
         if not heeds:
             raise _Lost(
@@ -625,8 +623,7 @@ class Probe:
                 "ask whoever runs it whether altered settings hold",
             )
         _until(
-            lambda: shown() == value,
-            f"{needs.ALTER.lost}: a setting that was altered is not kept",
+            lambda: shown() == value, f"{needs.ALTER.lost}: a setting that was altered is not kept"
         )
         return "settings of topics are altered"
 

@@ -251,10 +251,7 @@ class KafkaProducer:
     # -- links ------------------------------------------------------------------------------------------
 
     def _link(
-        self,
-        partition: TopicPartition,
-        reached: bool = False,
-        tries: _Tries | None = None,
+        self, partition: TopicPartition, reached: bool = False, tries: _Tries | None = None
     ) -> BrokerLink:
         """The link to the leader. ``reached``: it was found to be open just now."""
         tries = tries or _Tries(self._cluster.deadline(LEADER_S), {})

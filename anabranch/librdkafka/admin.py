@@ -25,12 +25,7 @@ from confluent_kafka.admin._config import ConfigResource
 from confluent_kafka.admin._listoffsets import OffsetSpec
 
 from anabranch.backoff import Backoff
-from anabranch.errors import (
-    DeadlineExceeded,
-    IllegalState,
-    NotAuthorized,
-    NotReady,
-)
+from anabranch.errors import DeadlineExceeded, IllegalState, NotAuthorized, NotReady
 from anabranch.kafka.settings import addresses
 from anabranch.librdkafka.handles import made, with_error_callback
 from anabranch.librdkafka.options import Options
@@ -44,10 +39,7 @@ DEFAULT_MAX_MESSAGE_BYTES = 1_048_588
 _LIMIT = "max.message.bytes"
 _LIMIT_S = 2.0  # how long a limit is cached: it may be raised, or the topic replaced
 _MISSING = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC)  # noqa: SLF001
-_FORBIDDEN = (
-    KafkaError.TOPIC_AUTHORIZATION_FAILED,
-    KafkaError.CLUSTER_AUTHORIZATION_FAILED,
-)
+_FORBIDDEN = (KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED)
 _TRY_S = 5.0
 # Errors of authentication. librdkafka retries after them, but the caller should know.
 _FIRST_TRY_S = 1.0

@@ -123,12 +123,7 @@ class ColumnJournal:
         return worth_it(rows) and self._pool.available()
 
     def write(
-        self,
-        topic: str,
-        max_bytes: int,
-        placing: Placing,
-        columns: EventColumns,
-        deadline: float,
+        self, topic: str, max_bytes: int, placing: Placing, columns: EventColumns, deadline: float
     ) -> Sequence[Counted]:
         """Encode the rows, and send the batches that are full. ``max_bytes``: the topic's limit."""
         if self._producer is None:

@@ -62,11 +62,7 @@ class Membership:
         self._aside_until: float | None = None  # monotonic
         self.error: KafkaException | None = None
         self.trouble = ""  # why this member gets no partition
-        common = {
-            "logger": logger,
-            **for_librdkafka(options),
-            "bootstrap.servers": bootstrap,
-        }
+        common = {"logger": logger, **for_librdkafka(options), "bootstrap.servers": bootstrap}
         self._consumer = LastingConsumer(
             {
                 **common,
