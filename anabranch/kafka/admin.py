@@ -295,8 +295,8 @@ def topics_shown(cluster: Cluster, deadline: float) -> set[str]:
     found, away = set[str](), []
     for node in cluster.nodes:
         try:
-            told = cluster.metadata(None, node, cluster.soon(deadline)).topics
-            found |= {str(topic.name) for topic in told if int(topic.error_code) == NONE}
+            shown = cluster.metadata(None, node, cluster.soon(deadline)).topics
+            found |= {str(topic.name) for topic in shown if int(topic.error_code) == NONE}
         except ConnectionBroken as error:
             away.append(error)
     if len(away) == len(cluster.nodes):
@@ -418,11 +418,11 @@ def is_gone(cluster: Cluster, topic: str, partitions: int, topic_id: str, deadli
 
 def _count(cluster: Cluster, topic: str, node: int, deadline: float) -> int:
     """The number of the topic's partitions at one broker; 0 without the topic."""
-    told = cluster.metadata([topic], node, deadline).topics[0]
-    code = int(told.error_code)
+    shown = cluster.metadata([topic], node, deadline).topics[0]
+    code = int(shown.error_code)
     if code not in (NONE, UNKNOWN_TOPIC_OR_PARTITION):
         raise_or_again(codes.READ_CODES, code, f"partitions of {topic}", topics=(topic,))
-    return len(told.partitions)
+    return len(shown.partitions)
 
 
 def is_known(cluster: Cluster, topic: str, deadline: float) -> bool:
@@ -459,10 +459,10 @@ def _id(cluster: Cluster, topic: str, node: int, deadline: float) -> str | None:
 
     `ConnectionBroken` if the broker can't be asked, or has not read the cluster's metadata since it started.
     """
-    told = cluster.metadata([topic], node, deadline).topics[0]
-    if int(told.error_code) == UNKNOWN_TOPIC_OR_PARTITION:
+    shown = cluster.metadata([topic], node, deadline).topics[0]
+    if int(shown.error_code) == UNKNOWN_TOPIC_OR_PARTITION:
         return None
-    topic_id = getattr(told, "topic_id", None) if int(told.error_code) == NONE else None
+    topic_id = getattr(shown, "topic_id", None) if int(shown.error_code) == NONE else None
     return str(topic_id.hex) if topic_id is not None else ""
 
 

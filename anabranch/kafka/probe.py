@@ -296,14 +296,14 @@ class Probe:
         except _Failed as error:
             return Tried(need, state, str(error), error.to_do or to_do)
         except (LogError, AnabranchError, MalformedAnswer, ConnectionBroken) as error:
-            told = f"{lost}: {error}" if lost else str(error)
+            text = f"{lost}: {error}" if lost else str(error)
             if isinstance(error, NotAuthorized) or getattr(error, "forbidden", False):
                 to_do = "grant it on topics and ids that begin so, or let an administrator run this"
             elif isinstance(error, LogRefused):
                 to_do = way_out(error, self._control_partitions, len(self._cluster.nodes))
             elif isinstance(error, TopicMisconfigured):
                 to_do = OF_NEW_TOPICS
-            return Tried(need, state, told, to_do)
+            return Tried(need, state, text, to_do)
 
     def _steps(self) -> Iterator[_Step]:
         yield _Step("dry runs", self._dry_runs)
@@ -430,8 +430,8 @@ class Probe:
         except (LogError, AnabranchError, MalformedAnswer, ConnectionBroken) as error:
             with suppress(LogError, AnabranchError, MalformedAnswer, ConnectionBroken):
                 left = self._left()
-            told = f"{needs.DELETE.lost}: {error}. The probe's are left: {', '.join(sorted(left))}"
-            return Tried(needs.DELETE.name, LOSS, told, "delete them by hand")
+            text = f"{needs.DELETE.lost}: {error}. The probe's are left: {', '.join(sorted(left))}"
+            return Tried(needs.DELETE.name, LOSS, text, "delete them by hand")
         earlier = len({name for name in deleted if not name.startswith(self.mark)})
         found = "all topics of this probe are deleted again"
         if earlier:
@@ -486,9 +486,9 @@ class Probe:
         if not refused:
             return "all codecs are taken"
         taken = ", ".join(codec for codec in CODECS if codec not in refused)
-        told = f"not taken: {', '.join(refused)}; taken: {taken}"
+        text = f"not taken: {', '.join(refused)}; taken: {taken}"
         first = next((codec for codec in CODECS if codec not in ("none", *refused)), "none")
-        raise _Lost(told, f"let writers have compression_type={first}")
+        raise _Lost(text, f"let writers have compression_type={first}")
 
     def _ends(self) -> str:
         place = TopicPartition(journal_topic(self._table), 0)  # only this check writes to it
@@ -581,11 +581,11 @@ class Probe:
 
         code = self._cluster.repeat("join a group", deadline, join)
         if code == _INVALID_SESSION_TIMEOUT:
-            told = (
+            text = (
                 f"--session-timeout {self._session_timeout:g} s is not within the broker's limits"
             )
             raise _Failed(
-                told, "give another --session-timeout, or change group.min.session.timeout.ms"
+                text, "give another --session-timeout, or change group.min.session.timeout.ms"
             )
         if code not in (NONE, _MEMBER_ID_REQUIRED):
             raise _Failed(f"no member is let in: {ErrorCode(code).name.upper()} ({code})")
@@ -635,8 +635,8 @@ def _calls(brokers: list[Broker], lacks: set[str]) -> Iterator[Tried]:
         yield Tried("brokers", FAILS, "; ".join(silent), "start them, or look at their logs")
         return
     do = f"start it, or look at its log: {'; '.join(silent)}" if silent else ""
-    told = f"{len(brokers) - len(silent)} of {len(brokers)} answer"
-    yield Tried("brokers", LOSS if silent else WORKS, told, do)
+    text = f"{len(brokers) - len(silent)} of {len(brokers)} answer"
+    yield Tried("brokers", LOSS if silent else WORKS, text, do)
     for text in needs.obstacles(lacks):
         yield Tried("calls", FAILS, text, f"use another broker: {BROKERS_PAGE}")
     for text in needs.losses(lacks):

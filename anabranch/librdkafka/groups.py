@@ -300,7 +300,7 @@ class KafkaGroups:
 
     def state(self, group: str, deadline: float) -> tuple[str, tuple[str, ...]]:
         def ask(client: AdminClient, seconds: float) -> tuple[str, tuple[str, ...]]:
-            with _told(group, "Describe"):
+            with _explained(group, "Describe"):
                 futures = client.describe_consumer_groups([group], request_timeout=seconds)
                 found = futures[group].result(seconds + GRACE_S)
             members = tuple(f"{one.client_id} ({one.host.lstrip('/')})" for one in found.members)
@@ -311,7 +311,7 @@ class KafkaGroups:
     def offsets(self, group: str, deadline: float) -> dict[TopicPartition, int]:
         def ask(client: AdminClient, seconds: float) -> dict[TopicPartition, int]:
             wanted = [ConsumerGroupTopicPartitions(group)]
-            with _told(group, "Describe"):
+            with _explained(group, "Describe"):
                 futures = client.list_consumer_group_offsets(wanted, request_timeout=seconds)
                 found = futures[group].result(seconds + GRACE_S).topic_partitions
             return {TopicPartition(p.topic, p.partition): p.offset for p in found if p.offset >= 0}
@@ -324,7 +324,7 @@ class KafkaGroups:
         wanted = [Place(*place, offset) for place, offset in offsets.items()]
 
         def ask(client: AdminClient, seconds: float) -> None:
-            with _told(group, "Read"):
+            with _explained(group, "Read"):
                 futures = client.alter_consumer_group_offsets(
                     [ConsumerGroupTopicPartitions(group, wanted)], request_timeout=seconds
                 )
@@ -336,7 +336,7 @@ class KafkaGroups:
 
 
 @contextmanager
-def _told(group: str, right: str) -> Iterator[None]:
+def _explained(group: str, right: str) -> Iterator[None]:
     """Convert errors about a group into errors that say what to do."""
     try:
         yield

@@ -230,14 +230,14 @@ class LastingConsumer:
             except BaseException as error:  # noqa: BLE001 - raised below
                 failed.append(error)
 
-        aside = threading.Thread(target=end, name="anabranch-closing", daemon=True)
+        closing = threading.Thread(target=end, name="anabranch-closing", daemon=True)
         try:
-            aside.start()
+            closing.start()
         except RuntimeError:  # the interpreter ends, so no thread can start
             end()
         else:
-            aside.join(_CLOSE_S)
-            if aside.is_alive():
+            closing.join(_CLOSE_S)
+            if closing.is_alive():
                 log.warning("a consumer of librdkafka did not end in %g s: it is left", _CLOSE_S)
         for error in failed:
             raise error
