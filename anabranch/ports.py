@@ -219,10 +219,11 @@ class Log(Protocol):
     def alter_topics(self, changes: Mapping[str, Mapping[str, str | None]]) -> None:
         """Change settings of topics. None: to the brokers' default. `LogRefused`: usually nothing was changed."""
 
-    def default_replication_factor(self, topic: str) -> int | None:
-        """The number of replicas that this topic gets if it is created with a factor of -1.
+    def replicas_of_new(self, topic: str, factor: int = -1) -> int | None:
+        """The number of replicas of a new topic that is created with this replication factor (-1: the default).
 
-        None: a right to ask is missing. 0: the brokers don't report it.
+        ``topic``: its name, or that of a topic like it. None: a right to ask is missing. 0: it is not reported.
+        `LogRefused`: the brokers don't create topics with this factor.
         """
 
     def describe_topics(self, names: Sequence[str]) -> dict[str, TopicInfo]:

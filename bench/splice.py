@@ -31,12 +31,12 @@ from anabranch.batches.journal_refetch import JournalReaders
 from anabranch.batches.splice import Piece, Splice
 from anabranch.core.ids import TXN_HEADER, pack_txn_header
 from anabranch.core.journal_runs import StoredRun
+from anabranch.kafka import data
+from anabranch.kafka.calls import PRODUCE
+from anabranch.kafka.cluster import Cluster
+from anabranch.kafka.connection import Connection
 from anabranch.kafka.log import KafkaLog
 from anabranch.kafka.settings import parse_settings
-from anabranch.kafka.wire import data
-from anabranch.kafka.wire.calls import PRODUCE
-from anabranch.kafka.wire.cluster import Cluster
-from anabranch.kafka.wire.connection import Connection
 from anabranch.ports import Log, RawBatch, TopicPartition, TopicSpec
 
 TXN_RECORDS = 100_000

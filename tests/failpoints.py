@@ -189,11 +189,11 @@ class FailingLog:
     def alter_topics(self, changes: Mapping[str, Mapping[str, str | None]]) -> None:
         _around(self._hook, "alter_topics", lambda: self._log.alter_topics(changes))
 
-    def default_replication_factor(self, topic: str) -> int | None:
+    def replicas_of_new(self, topic: str, factor: int = -1) -> int | None:
         return _around(
             self._hook,
-            "default_replication_factor",
-            lambda: self._log.default_replication_factor(topic),
+            "replicas_of_new",
+            lambda: self._log.replicas_of_new(topic, factor),
         )
 
     def describe_topics(self, names: Sequence[str]) -> dict[str, TopicInfo]:

@@ -88,7 +88,7 @@ DROPPED = {
     "tests/client/memory.py: MemoryJournal.write_columns(columns)",  # nor does this one
     "tests/client/memory.py: MemoryJournal.write_columns(placing)",
     "tests/client/memory.py: MemoryJournal.write_columns(topic)",
-    "tests/memory/log.py: MemoryLog.default_replication_factor(topic)",
+    "tests/memory/log.py: MemoryLog.replicas_of_new(topic)",
     "tests/reading/test_ordered_reader.py: Member.commit(wait)",
     "tests/reading/test_ordered_reader.py: Member.join(topics)",
     "tests/reading/test_ordered_reader.py: Member.serve(wait)",
@@ -115,14 +115,12 @@ MANY_ARGUMENTS = {
     "anabranch/audit/journal.py: check_writers",
     "anabranch/audit/run.py: _journals",
     "anabranch/faust/handing.py: __init__",
-    "anabranch/kafka/log.py: _ask",
     "anabranch/presentation/draw.py: _text",
 }
 # Files that nobody has merged into their importer yet have no reason here.
 SMALL_FILES = {
     "anabranch/infra/__main__.py": "an entry point: `python -m anabranch.infra`",
     "anabranch/ledger/watch.py": "",
-    "anabranch/librdkafka/groups.py": "the one implementation of a port",
     "anabranch/spark/datasource.py": "Spark's entry point",
     "anabranch/topics/altering.py": "",
 }
@@ -135,7 +133,6 @@ SPLIT_CLASSES = {
 SPLATS = {
     "anabranch/faust/agents.py: _loader",
     "anabranch/faust/agents.py: load",
-    "anabranch/kafka/oauth_tokens.py: __call__",
     "anabranch/ledger/book.py: _row_of",
     "anabranch/ledger/book.py: rows",
     "anabranch/reading/tasks/reader.py: cut",

@@ -22,8 +22,8 @@ from anabranch.presentation.words import count_of
 if TYPE_CHECKING:
     from anabranch import Client
     from anabranch.cli.session import Target
+    from anabranch.kafka.cluster import Cluster
     from anabranch.kafka.settings import Settings
-    from anabranch.kafka.wire.cluster import Cluster
     from anabranch.types import OpenTransaction, StreamDescription
 
 _ANSWER_S = 2.0  # each question
@@ -60,7 +60,7 @@ def command(
     code is 1. Give the options that controllers will have, too: the answer is for these.
     """
     from anabranch.cli.session import connected, raw_settings
-    from anabranch.kafka.wire.cluster import Cluster
+    from anabranch.kafka.cluster import Cluster
 
     target = replace(options.target(), timeout=_ANSWER_S)
     rows: list[Row] = []
@@ -112,8 +112,7 @@ def _probe(settings: Settings, options: ClusterOptions, asked: AskedOfBrokers) -
 def _brokers(cluster: Cluster, target: Target) -> Iterator[Row]:
     """Reachability, versions and disks of all brokers."""
     from anabranch.kafka import needs
-    from anabranch.kafka.look import look_at
-    from anabranch.kafka.needs import BROKERS_PAGE
+    from anabranch.kafka.needs import BROKERS_PAGE, look_at
     from anabranch.librdkafka.admin import no_broker
 
     if found := no_broker(target.bootstrap):
@@ -269,7 +268,7 @@ def _settings(cluster: Cluster, streams: list[StreamDescription]) -> Iterator[Ro
     """Streams whose topics have other settings than the stream: brokers apply the topics' settings."""
     from anabranch.core.stream_settings import REPLICATION, RETENTION_MS, TOPIC
     from anabranch.kafka.admin import describe_topics
-    from anabranch.kafka.wire.cluster import Again
+    from anabranch.kafka.cluster import Again
     from anabranch.topics.declarations import of_stream
     from anabranch.topics.names import stream_topic
 

@@ -96,9 +96,8 @@ def _is_secret(line: str) -> bool:
 
 def losses_of(target: Target) -> list[str]:
     """The losses where brokers do not offer a call, as text; nothing if they don't say."""
-    from anabranch.kafka.look import lacking_of, look_at
-    from anabranch.kafka.needs import losses
-    from anabranch.kafka.wire.cluster import Cluster
+    from anabranch.kafka.cluster import Cluster
+    from anabranch.kafka.needs import lacking_of, look_at, losses
     from anabranch.ports import LogError
 
     with closing(Cluster(raw_settings(target))) as cluster, suppress(LogError):

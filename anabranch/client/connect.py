@@ -20,8 +20,7 @@ from anabranch.kafka.log import KafkaLog
 from anabranch.kafka.settings import addresses, parse_settings
 from anabranch.librdkafka.admin import KafkaAdmin
 from anabranch.librdkafka.command_bus import KafkaBus
-from anabranch.librdkafka.group_member import KafkaGroupMember
-from anabranch.librdkafka.groups import KafkaGroups
+from anabranch.librdkafka.groups import KafkaGroupMember, KafkaGroups
 from anabranch.librdkafka.journal_writer import KafkaJournals
 from anabranch.librdkafka.options import Options, named_options
 from anabranch.reading.committed_log import ReaderPorts

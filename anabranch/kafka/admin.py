@@ -9,8 +9,8 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from typing import Any
 
-from anabranch.kafka.wire import calls, codes, data
-from anabranch.kafka.wire.calls import (
+from anabranch.kafka import calls, codes, data
+from anabranch.kafka.calls import (
     CREATE_PARTITIONS,
     CREATE_TOPICS,
     DELETE_RECORDS,
@@ -18,10 +18,10 @@ from anabranch.kafka.wire.calls import (
     DESCRIBE_CONFIGS,
     INCREMENTAL_ALTER_CONFIGS,
     LIST_OFFSETS,
+    ConnectionBroken,
 )
-from anabranch.kafka.wire.cluster import Again, Cluster, raise_or_again
-from anabranch.kafka.wire.codes import NONE
-from anabranch.kafka.wire.connection import ConnectionBroken
+from anabranch.kafka.cluster import Again, Cluster, raise_or_again
+from anabranch.kafka.codes import NONE
 from anabranch.ports import (
     NOT_AUTHORIZED,
     OFFSET_OUT_OF_RANGE,
@@ -54,9 +54,9 @@ def list_offsets(
     cluster: Cluster,
     partitions: Sequence[TopicPartition],
     timestamp: int,
+    deadline: float,
     *,
     committed: bool,
-    deadline: float,
     failed: MutableMapping[TopicPartition, LogError] | None = None,
     sure: bool = False,
 ) -> dict[TopicPartition, int]:
@@ -68,7 +68,7 @@ def list_offsets(
     found: dict[TopicPartition, int] = {}
     groups = cluster.groups(partitions, deadline, failed)
     if sure:
-        cluster.opinions.ask_replicas({place.topic for place in partitions}, deadline)
+        cluster.ask_replicas({place.topic for place in partitions}, deadline)
         led = [place for group in groups.values() for place in group]
         groups = cluster.groups(led, deadline, failed)
     for node, group in groups.items():
@@ -159,13 +159,15 @@ def delete_records(cluster: Cluster, before: Mapping[TopicPartition, int], deadl
                     )
 
 
-def default_replication_factor(cluster: Cluster, topic: str, deadline: float) -> int | None:
-    """`anabranch.ports.Log.default_replication_factor`."""
-    if cluster.heeds_dry_runs is False:
+def replicas_of_new(cluster: Cluster, topic: str, factor: int, deadline: float) -> int | None:
+    """`anabranch.ports.Log.replicas_of_new`."""
+    if factor < 0 and cluster.heeds_dry_runs is False:
         return cluster.replicas_of_new
-    answer, made = _dry_create(cluster, TopicSpec(topic, 1), deadline)
-    if made:
-        return cluster.replicas_of_new
+    if factor >= 0:
+        topic = _own_name(topic)  # there may be a topic of that name
+    answer, made = _dry_create(cluster, TopicSpec(topic, 1, {}, factor), deadline)
+    if made is not None:
+        return made
     if int(answer.error_code) == codes.TOPIC_ALREADY_EXISTS:
         return 1  # the topic was created meanwhile: this creation was refused
     # Answers have it from version 5 on, if this client may see the configuration.
@@ -190,23 +192,27 @@ def create_topics(
     _check_created(cluster, answers, deadline)
 
 
-def _dry_create(cluster: Cluster, spec: TopicSpec, deadline: float) -> tuple[Any, bool]:
-    """The answer to a dry run of a creation, and whether the broker created the topic all the same; then it is
-    deleted.
+def _own_name(topic: str) -> str:
+    """A name that no other client uses."""
+    return f"{topic[:200]}.{uuid.uuid4().hex}"
+
+
+def _dry_create(cluster: Cluster, spec: TopicSpec, deadline: float) -> tuple[Any, int | None]:
+    """The answer to a dry run of a creation. If the broker created the topic all the same, it is deleted; the
+    second value is then the number of its replicas.
     """
     if cluster.heeds_dry_runs:
-        return _create(cluster, [spec], deadline, dry=True)[0], False
+        return _create(cluster, [spec], deadline, dry=True)[0], None
     answer, again = (_create(cluster, [spec], deadline, dry=True)[0] for _ in range(2))
     if not _made_by_first(answer, again) or heeds_dry_runs(cluster, spec.name, deadline):
-        return answer, False  # another client may have created it in between
-    _delete_made(cluster, spec.name, deadline)
-    return answer, True
+        return answer, None  # another client may have created it in between
+    return answer, _delete_made(cluster, spec.name, deadline)
 
 
 def heeds_dry_runs(cluster: Cluster, topic: str, deadline: float) -> bool:
     """Whether brokers create nothing in a dry run. One is made with a name that no other client uses."""
     if cluster.heeds_dry_runs is None:
-        spec = TopicSpec(f"{topic[:200]}.{uuid.uuid4().hex}", 1)
+        spec = TopicSpec(_own_name(topic), 1)
         try:
             answers = [_create(cluster, [spec], deadline, dry=True)[0] for _ in range(2)]
         except LogRefused:  # brokers that check rights support dry runs
@@ -289,8 +295,8 @@ def topics_shown(cluster: Cluster, deadline: float) -> set[str]:
     found, away = set[str](), []
     for node in cluster.nodes:
         try:
-            told = cluster.metadata(None, node, cluster.soon(deadline)).topics
-            found |= {str(topic.name) for topic in told if int(topic.error_code) == NONE}
+            shown = cluster.metadata(None, node, cluster.soon(deadline)).topics
+            found |= {str(topic.name) for topic in shown if int(topic.error_code) == NONE}
         except ConnectionBroken as error:
             away.append(error)
     if len(away) == len(cluster.nodes):
@@ -335,11 +341,7 @@ def delete_topics(cluster: Cluster, topics: Sequence[TopicInfo], deadline: float
 
 
 def alter_topics(
-    cluster: Cluster,
-    changes: Mapping[str, Mapping[str, str | None]],
-    deadline: float,
-    *,
-    dry: bool,
+    cluster: Cluster, changes: Mapping[str, Mapping[str, str | None]], deadline: float, *, dry: bool
 ) -> None:
     """Set settings of topics, or reset them to the brokers' defaults (None).
 
@@ -416,11 +418,11 @@ def is_gone(cluster: Cluster, topic: str, partitions: int, topic_id: str, deadli
 
 def _count(cluster: Cluster, topic: str, node: int, deadline: float) -> int:
     """The number of the topic's partitions at one broker; 0 without the topic."""
-    told = cluster.metadata([topic], node, deadline).topics[0]
-    code = int(told.error_code)
+    shown = cluster.metadata([topic], node, deadline).topics[0]
+    code = int(shown.error_code)
     if code not in (NONE, UNKNOWN_TOPIC_OR_PARTITION):
         raise_or_again(codes.READ_CODES, code, f"partitions of {topic}", topics=(topic,))
-    return len(told.partitions)
+    return len(shown.partitions)
 
 
 def is_known(cluster: Cluster, topic: str, deadline: float) -> bool:
@@ -457,10 +459,10 @@ def _id(cluster: Cluster, topic: str, node: int, deadline: float) -> str | None:
 
     `ConnectionBroken` if the broker can't be asked, or has not read the cluster's metadata since it started.
     """
-    told = cluster.metadata([topic], node, deadline).topics[0]
-    if int(told.error_code) == UNKNOWN_TOPIC_OR_PARTITION:
+    shown = cluster.metadata([topic], node, deadline).topics[0]
+    if int(shown.error_code) == UNKNOWN_TOPIC_OR_PARTITION:
         return None
-    topic_id = getattr(told, "topic_id", None) if int(told.error_code) == NONE else None
+    topic_id = getattr(shown, "topic_id", None) if int(shown.error_code) == NONE else None
     return str(topic_id.hex) if topic_id is not None else ""
 
 

@@ -14,12 +14,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from anabranch.batches.format import Packed, next_sequence
-from anabranch.kafka.link import Link, Piece, Wave
-from anabranch.kafka.wire import codes, data
-from anabranch.kafka.wire.calls import INIT_PRODUCER_ID
-from anabranch.kafka.wire.cluster import Cluster, raise_or_again
-from anabranch.kafka.wire.codes import DUPLICATE_SEQUENCE, NONE, Act, error_for, meaning
-from anabranch.kafka.wire.connection import ConnectionBroken
+from anabranch.kafka import codes
+from anabranch.kafka.calls import INIT_PRODUCER_ID, ConnectionBroken
+from anabranch.kafka.cluster import Cluster, raise_or_again
+from anabranch.kafka.codes import DUPLICATE_SEQUENCE, NONE, Act, error_for, meaning
+from anabranch.kafka.produce import BrokerLink, PendingBatch, ProducePipeline, ProduceRequest
 from anabranch.ports import LogError, LogUnavailable, LogUncertain, TopicPartition
 
 _NO_TRANSACTION = dt.timedelta(minutes=1)  # the broker needs a timeout even without transactions
@@ -36,14 +35,13 @@ class JournalProducer:
             LogRefused: the broker does not allow it.
         """
         self._cluster = cluster
-        self._links: dict[int, Link] = {}
+        self._pipeline = ProducePipeline(cluster)
         # Partition -> the broker that gets its batches, until all are known to be stored.
         self._homes: dict[TopicPartition, int] = {}
         self._sequences: dict[TopicPartition, int] = {}
         self._topic_ids: dict[str, bytes] = {}
-        self._highest: dict[
-            TopicPartition, int
-        ] = {}  # partition -> highest offset that a batch got
+        # Partition -> highest offset that a batch got.
+        self._highest: dict[TopicPartition, int] = {}
         self._failure: LogError | None = None
         self._trouble = ""
         self._busy = threading.Lock()
@@ -69,8 +67,7 @@ class JournalProducer:
     @property
     def waiting(self) -> int:
         """The number of batches that are not known to be stored."""
-        waves = [wave for one in self._links.values() for wave in (*one.in_flight, one.gathering)]
-        return sum(len(wave.pieces) for wave in waves)
+        return self._pipeline.waiting
 
     @property
     def failure(self) -> LogError | None:
@@ -87,14 +84,13 @@ class JournalProducer:
             sequence = self._sequences.get(partition, 0)
             following = self._sequences[partition] = next_sequence(sequence, batch.rows)
             framed = batch.frame(self.producer_id, self.producer_epoch, sequence)
-            piece = Piece(partition, (framed,), following)
             most = self._cluster.settings.max_request_bytes
             link = self._link(partition, deadline)
-            while not link.gathering.has_room(partition, len(framed), most):
+            while not link.next.has_room(partition, len(framed), most):
                 self._next_request(link, deadline)
                 link = self._link(partition, deadline)  # the leader may have moved
-            link.gathering.add(piece)
-            if link.may_send():
+            link.next.add(PendingBatch(partition, (framed,), following))
+            if link.has_answer():
                 self._next_request(link, deadline)
 
     def flush(self, deadline: float) -> None:
@@ -105,22 +101,19 @@ class JournalProducer:
         """
         with self._working():
             while self.waiting:
-                for link in list(self._links.values()):
+                for link in list(self._pipeline.links.values()):
                     self._next_request(link, deadline)
 
     def interrupt(self, reason: str) -> None:
         """End the producer, from any thread: a thread that waits in it stops waiting."""
         self._failure = self._failure or LogUncertain(reason)
-        for link in list(self._links.values()):
-            if link.connection is not None:
-                link.connection.interrupt()
+        self._pipeline.interrupt()
 
     def close(self) -> None:
         """Close the connections. Unflushed batches may be stored or not."""
         self._failure = self._failure or LogUncertain("the producer is closed")
         with self._busy:
-            for link in self._links.values():
-                link.close()
+            self._pipeline.close()
 
     def after_fork(self) -> None:
         """In a forked child: close its copies of the connections; the parent's stay open."""
@@ -147,35 +140,36 @@ class JournalProducer:
 
     # -- requests -------------------------------------------------------------------------------------
 
-    def _link(self, partition: TopicPartition, deadline: float) -> Link:
+    def _link(self, partition: TopicPartition, deadline: float) -> BrokerLink:
         node = self._homes.get(partition)
         if node is None:
             node = self._cluster.leaders((partition,), deadline)[partition].node
             self._homes[partition] = node
-        return self._links.setdefault(node, Link(node))
+        return self._pipeline.link(node)
 
-    def _next_request(self, link: Link, deadline: float) -> None:
+    def _next_request(self, link: BrokerLink, deadline: float) -> None:
         """Read the answer under way, and send the batches collected meanwhile."""
         if again := self._read(link, deadline):
             self._recover(again, deadline)
-        if link.gathering.pieces:
-            wave = link.take()
-            if again := self._send(link, wave, deadline):
+        if link.next.batches:
+            request = link.take()
+            if again := self._send(link, request, deadline):
                 self._recover(again, deadline)
 
-    def _send(self, link: Link, wave: Wave, deadline: float) -> list[Piece]:
+    def _send(
+        self, link: BrokerLink, request: ProduceRequest, deadline: float
+    ) -> list[PendingBatch]:
         """Send one request. Returns the batches to send again at once if the connection broke."""
-        self._check_topics(wave)
+        self._check_topics(request)
         try:
-            link.connect(self._cluster, deadline)
-            link.send(self._cluster, wave, None, deadline)
+            self._pipeline.connect(link, deadline)
+            self._pipeline.send(link, request, deadline)
         except ConnectionBroken as error:
             self._trouble = str(error)
-            return list(wave.pieces.values())
-        link.in_flight.append(wave)
+            return list(request.batches.values())
         return []
 
-    def _read(self, link: Link, deadline: float) -> list[Piece]:
+    def _read(self, link: BrokerLink, deadline: float) -> list[PendingBatch]:
         """The batches to send again, because of the answer under way or because it did not come.
 
         Raises:
@@ -183,15 +177,15 @@ class JournalProducer:
         """
         if not link.in_flight:
             return []
-        wave = link.in_flight.popleft()
+        request = link.take_oldest()
         try:
-            answers = link.read(self._cluster, wave, min(deadline, self._cluster.deadline()))
-        except (ConnectionBroken, data.MalformedAnswer) as error:
+            answers = self._pipeline.read(link, request, min(deadline, self._cluster.deadline()))
+        except ConnectionBroken as error:
             self._trouble = str(error)
             link.close()
-            return list(wave.pieces.values())
+            return list(request.batches.values())
         again = []
-        for partition, piece in wave.pieces.items():
+        for partition, batch in request.batches.items():
             code, offset, message = answers[partition]
             if code == NONE:
                 self._check_offset(partition, offset)
@@ -205,7 +199,7 @@ class JournalProducer:
             if meant.act not in (Act.RETRY, Act.REFRESH):
                 raise problem
             self._trouble = str(problem)
-            again.append(piece)
+            again.append(batch)
         return again
 
     def forget(self) -> None:
@@ -224,50 +218,54 @@ class JournalProducer:
             )
         self._highest[partition] = offset
 
-    def _check_topics(self, wave: Wave) -> None:
+    def _check_topics(self, request: ProduceRequest) -> None:
         """`LogUncertain` for a replaced topic: the stored batches are gone."""
-        for topic in {partition.topic for partition in wave.pieces}:
+        for topic in {partition.topic for partition in request.batches}:
             now = self._cluster.topic_ids[topic]
             if self._topic_ids.get(topic, now) != now:
                 raise LogUncertain(f"topic {topic} was deleted and created again")
 
     # -- after a failure ------------------------------------------------------------------------------
 
-    def _recover(self, failed: list[Piece], deadline: float) -> None:
+    def _recover(self, failed: list[PendingBatch], deadline: float) -> None:
         """Send again until all is stored, and only then continue: leaders may have moved.
 
         Raises:
             LogError: the broker's reason, or batches are not stored at the deadline.
         """
-        for link in self._links.values():
+        for link in self._pipeline.links.values():
             failed += self._read(link, deadline)
-        later = [piece for link in self._links.values() for piece in link.take().pieces.values()]
+        later = [
+            batch
+            for link in self._pipeline.links.values()
+            for batch in link.take().batches.values()
+        ]
         self._homes.clear()
         while failed:
             failed = self._repeat(failed, deadline)
-        for piece in later:
-            self._link(piece.partition, deadline).gathering.add(piece)
+        for batch in later:
+            self._link(batch.partition, deadline).next.add(batch)
 
-    def _repeat(self, pieces: list[Piece], deadline: float) -> list[Piece]:
+    def _repeat(self, batches: list[PendingBatch], deadline: float) -> list[PendingBatch]:
         """Try once more; returns the batches that still have to be sent."""
         self._check()
         pause = self._cluster.settings.retry_backoff
         if time.monotonic() + pause >= deadline:
             raise LogUncertain(f"not acknowledged before the deadline: {self._trouble}")
         time.sleep(pause)
-        self._cluster.forget({piece.partition.topic for piece in pieces})
+        self._cluster.forget({batch.partition.topic for batch in batches})
         try:
-            leaders = self._cluster.leaders([piece.partition for piece in pieces], deadline)
+            leaders = self._cluster.leaders([batch.partition for batch in batches], deadline)
         except LogUnavailable as error:
             raise LogUncertain(
                 f"not acknowledged before the deadline: {self._trouble}; {error}"
             ) from error
-        waves: dict[int, Wave] = {}
-        for piece in pieces:
-            waves.setdefault(leaders[piece.partition].node, Wave()).add(piece)
+        requests: dict[int, ProduceRequest] = {}
+        for batch in batches:
+            requests.setdefault(leaders[batch.partition].node, ProduceRequest()).add(batch)
         again = []
-        for node, wave in waves.items():
-            again += self._send(self._links.setdefault(node, Link(node)), wave, deadline)
-        for node in waves:
-            again += self._read(self._links[node], deadline)
+        for node, request in requests.items():
+            again += self._send(self._pipeline.link(node), request, deadline)
+        for node in requests:
+            again += self._read(self._pipeline.link(node), deadline)
         return again

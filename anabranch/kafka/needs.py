@@ -1,19 +1,26 @@
-"""The calls that anabranch needs of a cluster: what each is for, and what is lost without it.
+"""The calls that anabranch needs of a cluster: what each is for, what is lost without it, which brokers lack it.
 
 This table is the only list of needed calls. docs/inside/decisions/0039-what-a-broker-must-give.md explains it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import time
+from collections.abc import Collection, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import NamedTuple
 
-from anabranch.kafka.wire import calls
-from anabranch.kafka.wire.calls import Api
-from anabranch.kafka.wire.connection import Connection
-from anabranch.ports import LogRefused
+from anabranch.kafka import calls
+from anabranch.kafka.calls import DESCRIBE_LOG_DIRS, Api, ConnectionBroken
+from anabranch.kafka.cluster import Cluster
+from anabranch.kafka.codes import NONE, READ_CODES, error_for, meaning
+from anabranch.kafka.connection import Connection
+from anabranch.ports import LogError, LogRefused
 
 _ANY_VERSION = (1 << 15) - 1
+_SIZES_OF = ({"topic": "", "partitions": ()},)  # no partition: only the folders are asked for
+_AT_ONCE = 16  # brokers that are asked concurrently
 
 
 def _by_librdkafka(key: int, name: str) -> Api:
@@ -33,11 +40,7 @@ class Need(NamedTuple):
     lost: str = ""
 
 
-SASL = Need(
-    "sign in",
-    (calls.SASL_HANDSHAKE, calls.SASL_AUTHENTICATE),
-    "signing in by SASL",
-)
+SASL = Need("sign in", (calls.SASL_HANDSHAKE, calls.SASL_AUTHENTICATE), "signing in by SASL")
 CUT = Need(
     "cut journals",
     (calls.DELETE_RECORDS,),
@@ -153,3 +156,76 @@ def losses(lacks: Collection[str]) -> list[str]:
 def lost_calls(lacks: Collection[str]) -> tuple[str, ...]:
     """Those of these calls that are optional, each with a loss."""
     return tuple(name for need in CALLS if need.lost for name in _met_by(need, lacks))
+
+
+@dataclass(slots=True)
+class Broker:
+    """A broker's answers. ``trouble``: why it did not answer. ``too_old``: needed calls without a common version.
+    ``features``: the version of native transactions, if it reports one.
+
+    ``disks``: (path, usable bytes, all bytes, trouble) of each log folder; -1 bytes if not reported.
+    ``disk_trouble``: why its disks are not known.
+    """
+
+    address: str
+    seconds: float = 0.0
+    trouble: str = ""
+    too_old: tuple[str, ...] = ()
+    features: str = ""
+    disks: tuple[tuple[str, int, int, str], ...] = ()
+    disk_trouble: str = ""
+
+
+def lacking_of(brokers: Iterable[Broker]) -> set[str]:
+    """The needed calls that one of these brokers, at least, does not offer."""
+    return {name for broker in brokers for name in broker.too_old}
+
+
+def look_at(cluster: Cluster, seconds: float, *, disks: bool = True) -> list[Broker]:
+    """All brokers of the cluster, asked concurrently, so that a broker that is away does not delay others.
+
+    ``seconds``: for each question. Raises `LogError` if no broker names any.
+    """
+    cluster.refresh((), cluster.deadline(seconds))
+    nodes = cluster.nodes
+    with ThreadPoolExecutor(min(len(nodes), _AT_ONCE)) as threads:
+        return list(threads.map(lambda node: _look(cluster, node, seconds, disks), nodes))
+
+
+def _code_text(code: int) -> str:
+    code = int(code)
+    return "" if code == NONE else str(error_for(meaning(READ_CODES, code), code, "its disks"))
+
+
+def _look(cluster: Cluster, node: int, seconds: float, disks: bool) -> Broker:
+    found = Broker(":".join(map(str, cluster.address(node))))
+    begun = time.monotonic()
+    try:
+        with cluster.connection(node, cluster.deadline(seconds)) as connection:
+            connection.greet(cluster.deadline(seconds))
+            found.seconds = time.monotonic() - begun
+            level = connection.features.get("transaction.version")
+            found.features = "" if level is None else f"transaction.version {level}"
+            found.too_old = lacking(connection, sasl=cluster.settings.sasl is not None)
+            if not disks or DESCRIBE_LOG_DIRS.name in found.too_old:
+                return found
+            try:
+                answer = connection.ask(
+                    DESCRIBE_LOG_DIRS, cluster.deadline(seconds), topics=_SIZES_OF
+                )
+            except LogRefused as error:
+                found.disk_trouble = str(error)
+                return found
+            found.disk_trouble = _code_text(getattr(answer, "error_code", NONE))
+            found.disks = tuple(
+                (
+                    str(one.log_dir),
+                    int(getattr(one, "usable_bytes", -1)),
+                    int(getattr(one, "total_bytes", -1)),
+                    _code_text(one.error_code),
+                )
+                for one in answer.results
+            )
+    except (LogError, ConnectionBroken) as error:
+        found.trouble = str(error)
+    return found

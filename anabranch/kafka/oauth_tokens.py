@@ -132,10 +132,10 @@ class ClientCredentials:
         asked = time.monotonic()
         form = urllib.parse.urlencode(self._form).encode()
         headers = {"Authorization": f"Basic {self._basic}", "Accept": "application/json"}
-        handlers = (urllib.request.HTTPSHandler(context=self._tls), _NoRedirect())
+        https = urllib.request.HTTPSHandler(context=self._tls)
         try:
             request = urllib.request.Request(self._url, form, headers)
-            with urllib.request.build_opener(*handlers).open(
+            with urllib.request.build_opener(https, _NoRedirect()).open(
                 request, timeout=max(0.01, seconds)
             ) as answer:
                 found = json.loads(answer.read(_MOST_BYTES))

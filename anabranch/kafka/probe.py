@@ -22,20 +22,18 @@ from kio.schema.errors import ErrorCode
 from anabranch.batches.builder import BatchBuilder
 from anabranch.batches.compression import CODECS, Codec
 from anabranch.batches.format import HEADER_SIZE, Packed
-from anabranch.core.legal_names import ADMIN_LANE, STATE
+from anabranch.core.legal_names import STATE
 from anabranch.core.stream_settings import MAX_MESSAGE, MIN_ISR, REPLICATION, RETENTION_MS
 from anabranch.errors import AnabranchError, NotAuthorized, TopicMisconfigured
 from anabranch.kafka import admin, needs
+from anabranch.kafka.calls import Api, ConnectionBroken, MalformedAnswer
+from anabranch.kafka.cluster import Again, Cluster
+from anabranch.kafka.codes import NONE, UNSUPPORTED_VERSION
+from anabranch.kafka.coordinator import GROUP_KEY_TYPE, Coordinator, coordinator_of
 from anabranch.kafka.idempotent_producer import JournalProducer
 from anabranch.kafka.log import KafkaLog
-from anabranch.kafka.look import Broker, lacking_of, look_at
-from anabranch.kafka.needs import BROKERS_PAGE
+from anabranch.kafka.needs import BROKERS_PAGE, Broker, lacking_of, look_at
 from anabranch.kafka.settings import Settings
-from anabranch.kafka.wire.calls import Api
-from anabranch.kafka.wire.cluster import Again, Cluster
-from anabranch.kafka.wire.codes import NONE, UNSUPPORTED_VERSION
-from anabranch.kafka.wire.coordinator import GROUP_KEY_TYPE, Coordinator, coordinator_of
-from anabranch.kafka.wire.errors import ConnectionBroken, MalformedAnswer
 from anabranch.ports import (
     LogError,
     LogFenced,
@@ -51,6 +49,7 @@ from anabranch.topics.creation import (
     POLICY_VIOLATION,
     SMALLER_RECORDS,
     check_control_topics,
+    control_topics,
     create_control_topics,
     create_lane_topics,
     create_stream_topics,
@@ -59,11 +58,9 @@ from anabranch.topics.creation import (
 )
 from anabranch.topics.names import (
     commands_topic,
-    control_topic,
     journal_topic,
     of_transactions,
     replies_topic,
-    status_topic,
     stream_topic,
     topics_of,
 )
@@ -104,6 +101,7 @@ _LASTING = RETENTION_MS, "retention.bytes"  # without a limit, journals last
 _CONTROL = "control topics"
 _OF_STREAM = "a stream's topics"
 _OF_TABLE = "a table's topics"
+_LANE = "probe"
 
 WORKS = "works"
 LOSS = "works with a loss"
@@ -175,8 +173,9 @@ def way_out(error: LogRefused, control_partitions: int, brokers: int) -> str:
         return f"start more brokers, or give --replication-factor {min(brokers, _REPLICAS)}"
     policy = error.error == POLICY_VIOLATION and "partition" in words_of(error).lower()
     if policy or error.error == _INVALID_PARTITIONS:
+        wanted = control_topics("", control_partitions)
         return (
-            f"let the cluster have 6 topics and {4 * control_partitions + 9} partitions for controllers, and "
+            f"let the cluster have {len(wanted)} topics and {sum(wanted.values())} partitions for controllers, and "
             f"3 topics and 3 partitions or more for each stream: {BROKERS_PAGE}"
         )
     return f"all that a cluster must give: {BROKERS_PAGE}"
@@ -207,20 +206,20 @@ class _Step(NamedTuple):
     calls: tuple[str, ...] = ()
 
 
-class _Lost(Exception):
-    """An optional need that is not met, with what is lost."""
+class _Unmet(Exception):
+    """A need that is not met: its text says what was found, ``to_do`` what helps."""
 
-    def __init__(self, told: str, to_do: str = "") -> None:
-        super().__init__(told)
+    def __init__(self, found: str, to_do: str = "") -> None:
+        super().__init__(found)
         self.to_do = to_do
 
 
-class _Failed(Exception):
-    """A required need that is not met."""
+class _Lost(_Unmet):
+    """The need is optional; the text says what is lost."""
 
-    def __init__(self, told: str, to_do: str = "") -> None:
-        super().__init__(told)
-        self.to_do = to_do
+
+class _Failed(_Unmet):
+    """The need is required."""
 
 
 class Probe:
@@ -297,14 +296,14 @@ class Probe:
         except _Failed as error:
             return Tried(need, state, str(error), error.to_do or to_do)
         except (LogError, AnabranchError, MalformedAnswer, ConnectionBroken) as error:
-            told = f"{lost}: {error}" if lost else str(error)
+            text = f"{lost}: {error}" if lost else str(error)
             if isinstance(error, NotAuthorized) or getattr(error, "forbidden", False):
                 to_do = "grant it on topics and ids that begin so, or let an administrator run this"
             elif isinstance(error, LogRefused):
                 to_do = way_out(error, self._control_partitions, len(self._cluster.nodes))
             elif isinstance(error, TopicMisconfigured):
                 to_do = OF_NEW_TOPICS
-            return Tried(need, state, told, to_do)
+            return Tried(need, state, text, to_do)
 
     def _steps(self) -> Iterator[_Step]:
         yield _Step("dry runs", self._dry_runs)
@@ -335,9 +334,7 @@ class Probe:
     def _dry_runs(self) -> str:
         deadline = self._cluster.deadline()
         heeds = self._cluster.repeat(
-            "a dry run",
-            deadline,
-            lambda: admin.heeds_dry_runs(self._cluster, self.mark, deadline),
+            "a dry run", deadline, lambda: admin.heeds_dry_runs(self._cluster, self.mark, deadline)
         )
         if not heeds:
             raise _Lost(
@@ -359,10 +356,12 @@ class Probe:
             raise _Failed(str(error), "set them as it says") from error
         if self._cluster.heeds_dry_runs:
             for name in missing:
-                self._log.default_replication_factor(name)
+                self._log.replicas_of_new(name)
         if taken < self._asked_bytes:
             raise self._smaller(taken)
-        return f"{6 - len(missing)} of 6 are there; they, and rights to them, are as needed"
+        every = len(control_topics(self._prefix, self._control_partitions))
+        there = every - len(missing)
+        return f"{there} of {every} are there; they, and rights to them, are as needed"
 
     def _smaller(self, taken: int) -> _Lost:
         do = f"raise {MAX_MESSAGE}, or give controllers --max-message-bytes {taken}"
@@ -377,8 +376,8 @@ class Probe:
             max_message_bytes=self._asked_bytes,
         )
         self._record_bytes = made.record_bytes
-        partitions = 4 * made.control_partitions + made.reply_partitions + 1
-        return f"6 topics, {partitions} partitions: their settings are kept"
+        counts = control_topics(self.mark, made.control_partitions, made.reply_partitions)
+        return f"{len(counts)} topics, {sum(counts.values())} partitions: their settings are kept"
 
     def _stream_topics(self, stream: str) -> str:
         settings = {} if self._factor < 0 else {REPLICATION: str(self._factor)}
@@ -396,7 +395,7 @@ class Probe:
         return "3 topics: their settings are kept"
 
     def _lane_topics(self) -> str:
-        create_lane_topics(self._log, self.mark, "probe", like="open")
+        create_lane_topics(self._log, self.mark, _LANE, like="open")
         return "2 topics"
 
     def _replicas(self) -> str:
@@ -431,8 +430,8 @@ class Probe:
         except (LogError, AnabranchError, MalformedAnswer, ConnectionBroken) as error:
             with suppress(LogError, AnabranchError, MalformedAnswer, ConnectionBroken):
                 left = self._left()
-            told = f"{needs.DELETE.lost}: {error}. The probe's are left: {', '.join(sorted(left))}"
-            return Tried(needs.DELETE.name, LOSS, told, "delete them by hand")
+            text = f"{needs.DELETE.lost}: {error}. The probe's are left: {', '.join(sorted(left))}"
+            return Tried(needs.DELETE.name, LOSS, text, "delete them by hand")
         earlier = len({name for name in deleted if not name.startswith(self.mark)})
         found = "all topics of this probe are deleted again"
         if earlier:
@@ -441,12 +440,9 @@ class Probe:
 
     def _names(self) -> list[str]:
         """The topics that it creates, without those of dry runs that brokers carry out."""
-        lanes = ("open", ADMIN_LANE, "probe")
-        names = [control_topic(self.mark), status_topic(self.mark)]
-        names += [
-            topic(self.mark, lane) for topic in (commands_topic, replies_topic) for lane in lanes
-        ]
-        return [*names, *topics_of(self._stream), *topics_of(self._table)]
+        of_lane = commands_topic(self.mark, _LANE), replies_topic(self.mark, _LANE)
+        of_controllers = control_topics(self.mark, self._control_partitions)
+        return [*of_controllers, *of_lane, *topics_of(self._stream), *topics_of(self._table)]
 
     def _left(self) -> set[str]:
         """Topics of this probe, and of probes an hour ago or earlier, that any broker shows."""
@@ -490,9 +486,9 @@ class Probe:
         if not refused:
             return "all codecs are taken"
         taken = ", ".join(codec for codec in CODECS if codec not in refused)
-        told = f"not taken: {', '.join(refused)}; taken: {taken}"
+        text = f"not taken: {', '.join(refused)}; taken: {taken}"
         first = next((codec for codec in CODECS if codec not in ("none", *refused)), "none")
-        raise _Lost(told, f"let writers have compression_type={first}")
+        raise _Lost(text, f"let writers have compression_type={first}")
 
     def _ends(self) -> str:
         place = TopicPartition(journal_topic(self._table), 0)  # only this check writes to it
@@ -585,11 +581,11 @@ class Probe:
 
         code = self._cluster.repeat("join a group", deadline, join)
         if code == _INVALID_SESSION_TIMEOUT:
-            told = (
+            text = (
                 f"--session-timeout {self._session_timeout:g} s is not within the broker's limits"
             )
             raise _Failed(
-                told, "give another --session-timeout, or change group.min.session.timeout.ms"
+                text, "give another --session-timeout, or change group.min.session.timeout.ms"
             )
         if code not in (NONE, _MEMBER_ID_REQUIRED):
             raise _Failed(f"no member is let in: {ErrorCode(code).name.upper()} ({code})")
@@ -627,8 +623,7 @@ class Probe:
                 "ask whoever runs it whether altered settings hold",
             )
         _until(
-            lambda: shown() == value,
-            f"{needs.ALTER.lost}: a setting that was altered is not kept",
+            lambda: shown() == value, f"{needs.ALTER.lost}: a setting that was altered is not kept"
         )
         return "settings of topics are altered"
 
@@ -640,8 +635,8 @@ def _calls(brokers: list[Broker], lacks: set[str]) -> Iterator[Tried]:
         yield Tried("brokers", FAILS, "; ".join(silent), "start them, or look at their logs")
         return
     do = f"start it, or look at its log: {'; '.join(silent)}" if silent else ""
-    told = f"{len(brokers) - len(silent)} of {len(brokers)} answer"
-    yield Tried("brokers", LOSS if silent else WORKS, told, do)
+    text = f"{len(brokers) - len(silent)} of {len(brokers)} answer"
+    yield Tried("brokers", LOSS if silent else WORKS, text, do)
     for text in needs.obstacles(lacks):
         yield Tried("calls", FAILS, text, f"use another broker: {BROKERS_PAGE}")
     for text in needs.losses(lacks):

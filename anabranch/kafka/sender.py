@@ -12,12 +12,12 @@ import logging
 import time
 from collections.abc import Iterable, Sequence
 
-from anabranch.kafka.link import Link, Piece, Wave
-from anabranch.kafka.wire import codes
-from anabranch.kafka.wire.cluster import Cluster
-from anabranch.kafka.wire.codes import NONE, UNKNOWN_TOPIC_ID, Act, error_for, meaning
-from anabranch.kafka.wire.connection import ConnectionBroken
-from anabranch.kafka.wire.pool import SilentBrokers
+from anabranch.kafka import codes
+from anabranch.kafka.calls import ConnectionBroken
+from anabranch.kafka.cluster import Cluster
+from anabranch.kafka.codes import NONE, UNKNOWN_TOPIC_ID, Act, error_for, meaning
+from anabranch.kafka.health import Use
+from anabranch.kafka.produce import BrokerLink, PendingBatch, ProducePipeline, ProduceRequest
 from anabranch.ports import (
     UNKNOWN_TOPIC_OR_PARTITION,
     Failed,
@@ -48,37 +48,37 @@ class Sender:
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        self._links: dict[int, Link] = {}
-        self._kept: list[Piece] = []  # batches that are not under way
+        self._pipeline = ProducePipeline(cluster, acks=ACKS_LEADER)
+        self._kept: list[PendingBatch] = []  # batches that are not under way
         # Partition without a leader that answers -> when to ask again, and the reason.
         self._asked: dict[TopicPartition, tuple[float, LogError | None]] = {}
-        self._away = SilentBrokers()
         self._topic_ids: dict[str, bytes] = {}
 
     def send(self, batches: Sequence[tuple[TopicPartition, bytes]], failed: Failed) -> bool:
-        if not (batches or self._kept or any(link.in_flight for link in self._links.values())):
+        if not (
+            batches or self._kept or any(link.in_flight for link in self._pipeline.links.values())
+        ):
             return False
         now = time.monotonic()
-        for link in self._links.values():
+        for link in self._pipeline.links.values():
             self._read_answers(link, now, failed)
         waiting = [
             *self._kept,
-            *(Piece(place, (batch,), since=now) for place, batch in batches),
+            *(PendingBatch(place, (batch,), since=now) for place, batch in batches),
         ]
         self._kept = []
-        self._cluster.opinions.look({piece.partition.topic for piece in waiting})
-        self._find_leaders({piece.partition for piece in waiting}, now)
-        for piece in waiting:
-            self._place(piece, now, failed)
-        for link in list(self._links.values()):
-            if link.gathering.pieces:
-                self._write(link, now)
+        self._cluster.confirm_leaders({batch.partition.topic for batch in waiting})
+        self._find_leaders({batch.partition for batch in waiting}, now)
+        for batch in waiting:
+            self._place(batch, now, failed)
+        for link in list(self._pipeline.links.values()):
+            if link.next.batches:
+                self._write(link)
         self._drop_most()
         return bool(self._kept)
 
     def close(self) -> None:
-        for link in self._links.values():
-            link.close()
+        self._pipeline.close()
 
     # -- out --------------------------------------------------------------------------------------------
 
@@ -87,52 +87,58 @@ class Sender:
         lost = [
             place
             for place in places
-            if self._leader(place, now) is None and now >= self._asked.get(place, _NEVER)[0]
+            if self._leader(place) is None and now >= self._asked.get(place, _NEVER)[0]
         ]
-        if not lost or self._away.has(_ANY, now):
+        if not lost or self._cluster.health.is_skipped(Use.FIND_LEADERS, _ANY):
             return
         self._cluster.forget({place.topic for place in lost})
         failed: dict[TopicPartition, LogError] = {}
         try:
             self._cluster.groups(lost, self._cluster.deadline(CALL_S), failed)
-            self._away.answered(_ANY)
+            self._cluster.health.serves(Use.FIND_LEADERS, _ANY)
         except LogError as error:
             log.warning("leaders can't be asked for: %s", error)
-            self._away.failed(_ANY)
+            self._cluster.health.skip(Use.FIND_LEADERS, _ANY)
         again = time.monotonic() + ASK_AGAIN_S
         self._asked.update({place: (again, failed.get(place)) for place in lost})
 
-    def _leader(self, place: TopicPartition, now: float) -> int | None:
+    def _leader(self, place: TopicPartition) -> int | None:
         """The broker to send to, if it is known and not silent."""
         leader = self._cluster.leader(place)
-        return None if leader is None or self._away.has(leader.node, now) else leader.node
+        return (
+            None
+            if leader is None or self._cluster.health.is_skipped(Use.SEND, leader.node)
+            else leader.node
+        )
 
-    def _place(self, piece: Piece, now: float, failed: Failed) -> None:
+    def _place(self, batch: PendingBatch, now: float, failed: Failed) -> None:
         """Put a batch into the next request to its leader, or keep it, or drop it."""
-        place = piece.partition
-        node = self._leader(place, now)
+        place = batch.partition
+        node = self._leader(place)
         why = self._asked.get(place, _NEVER)[1] if node is None else None
         if isinstance(why, LogRefused):
             failed[place] = why
-        elif now - piece.since > KEPT_S:
+        elif now - batch.since > KEPT_S:
             if why is not None:
                 failed[place] = why
         elif node is None:
-            self._kept.append(piece)
+            self._kept.append(batch)
         elif self._is_replaced(place.topic):
             what = f"topic {place.topic} was deleted and created again"
             failed[place] = TopicGone(what, place.topic)
         else:
-            link = self._links.setdefault(node, Link(node))
-            under_way = sum(wave.size for wave in link.in_flight) + link.gathering.size + piece.size
+            link = self._pipeline.link(node)
+            under_way = (
+                sum(request.size for request in link.in_flight) + link.next.size + batch.size
+            )
             full = link.in_flight and (
                 len(link.in_flight) >= MAX_IN_FLIGHT or under_way > IN_FLIGHT_BYTES
             )
             most = self._cluster.settings.max_request_bytes
-            if full or not link.gathering.has_room(place, piece.size, most):
-                self._kept.append(piece)
+            if full or not link.next.has_room(place, batch.size, most):
+                self._kept.append(batch)
             else:
-                link.gathering.add(piece)
+                link.next.add(batch)
 
     def _is_replaced(self, topic: str) -> bool:
         """Whether the topic was replaced. This is reported to the caller once, which decides."""
@@ -142,41 +148,39 @@ class Sender:
         del self._topic_ids[topic]
         return True
 
-    def _write(self, link: Link, now: float) -> None:
-        wave = link.take()
+    def _write(self, link: BrokerLink) -> None:
+        request = link.take()
         deadline = self._cluster.deadline(CALL_S)
         try:
             if not link.in_flight:
-                link.connect(self._cluster, deadline)
-            link.send(self._cluster, wave, None, deadline, ACKS_LEADER)
+                self._pipeline.connect(link, deadline)
+            self._pipeline.send(link, request, deadline)
         except (ConnectionBroken, LogRefused) as error:
-            self._lose(link, error, wave)
-        else:
-            link.in_flight.append(wave)
+            self._lose(link, error, request)
 
     def _drop_most(self) -> None:
         """Drop the oldest kept batches above the limit."""
-        size = sum(piece.size for piece in self._kept)
+        size = sum(batch.size for batch in self._kept)
         while size > KEPT_BYTES:
             size -= self._kept.pop(0).size
 
     # -- in ---------------------------------------------------------------------------------------------
 
-    def _read_answers(self, link: Link, now: float, failed: Failed) -> None:
+    def _read_answers(self, link: BrokerLink, now: float, failed: Failed) -> None:
         """Read the answers that have arrived."""
         while link.in_flight:
-            if not link.may_send():
+            if not link.has_answer():
                 if now - link.in_flight[0].sent > ANSWER_S:
                     self._lose(link, f"broker {link.node} does not answer")
                 return
-            wave = link.in_flight.popleft()
+            request = link.take_oldest()
             try:
-                answers = link.read(self._cluster, wave, self._cluster.deadline(CALL_S))
+                answers = self._pipeline.read(link, request, self._cluster.deadline(CALL_S))
             except ConnectionBroken as error:
-                self._lose(link, error, wave)
+                self._lose(link, error, request)
                 return
-            self._away.answered(link.node)
-            for place, piece in wave.pieces.items():
+            self._cluster.health.serves(Use.SEND, link.node)
+            for place, batch in request.batches.items():
                 code, _, message = answers[place]
                 if code == NONE:
                     continue
@@ -184,17 +188,17 @@ class Sender:
                 meant = meaning(codes.IDEMPOTENT_CODES, code)
                 passes = meant.act in (Act.RETRY, Act.REFRESH)
                 if passes and code not in (UNKNOWN_TOPIC_OR_PARTITION, UNKNOWN_TOPIC_ID):
-                    self._kept.append(piece)
+                    self._kept.append(batch)
                 else:
                     what = f"append to {place.topic}[{place.partition}]"
                     failed[place] = error_for(meant, code, what, message, (place.topic,))
 
-    def _lose(self, link: Link, why: object, *lost: Wave) -> None:
+    def _lose(self, link: BrokerLink, why: object, *lost: ProduceRequest) -> None:
         """Handle a broker's failure: keep the batches that it may not have, and ask for their leaders."""
         log.warning("what was sent without waiting is in doubt: %s", why)
         link.close()
-        for wave in (*link.in_flight, *lost):
-            self._kept += wave.pieces.values()
+        for request in (*link.in_flight, *lost):
+            self._kept += request.batches.values()
         link.in_flight.clear()
         self._cluster.distrust(link.node)
-        self._away.failed(link.node)
+        self._cluster.health.skip(Use.SEND, link.node)

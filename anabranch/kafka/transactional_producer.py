@@ -9,16 +9,15 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from anabranch.batches.format import Buffer, next_sequence, patch_parts, read_header
-from anabranch.kafka.link import Answers, Link, Piece, Wave, failure_of
-from anabranch.kafka.wire import codes, data
-from anabranch.kafka.wire.calls import PRODUCE
-from anabranch.kafka.wire.cluster import Cluster
-from anabranch.kafka.wire.codes import NONE
-from anabranch.kafka.wire.connection import ConnectionBroken
-from anabranch.kafka.wire.coordinator import (
+from anabranch.kafka import codes
+from anabranch.kafka.calls import PRODUCE, ConnectionBroken
+from anabranch.kafka.cluster import Cluster
+from anabranch.kafka.codes import NONE, Act, error_for, meaning
+from anabranch.kafka.coordinator import (
     ANSWER_S,
     BUSY_S,
     PRODUCE_ADDS_FROM,
@@ -26,7 +25,14 @@ from anabranch.kafka.wire.coordinator import (
     busy,
     new_pauses,
 )
-from anabranch.kafka.wire.lost_markers import Open, open_on
+from anabranch.kafka.lost_markers import Open, open_on
+from anabranch.kafka.produce import (
+    Answers,
+    BrokerLink,
+    PendingBatch,
+    ProducePipeline,
+    ProduceRequest,
+)
 from anabranch.ports import (
     CORRUPT_MESSAGE,
     NOT_ENOUGH_REPLICAS,
@@ -59,179 +65,21 @@ class _Tries(NamedTuple):
     down: dict[int, ConnectionBroken]
 
 
-class Waves:
-    """The batches of one transactional id that are under way: links to brokers by node, and sequences.
+@dataclass(slots=True)
+class _Sequences:
+    """Sequences by partition: of the next batch, and of the one after the last stored batch."""
 
-    ``begun``: whether the native transaction has begun, at the coordinator or by a batch that may be stored.
-    """
-
-    def __init__(self, cluster: Cluster, transactional_id: str, coordinator: Coordinator) -> None:
-        self._cluster = cluster
-        self._id = transactional_id
-        self._coordinator = coordinator
-        self.begun = False
-        self.links: dict[int, Link] = {}
-        self._sequences: dict[TopicPartition, int] = {}
-        self._acked: dict[TopicPartition, int] = {}
-
-    @property
-    def topics(self) -> set[str]:
-        """The topics of this epoch's batches."""
-        return {partition.topic for partition in self._sequences}
+    next: dict[TopicPartition, int] = field(default_factory=dict)
+    stored: dict[TopicPartition, int] = field(default_factory=dict)
 
     def rewind(self) -> None:
-        """Set the sequences to those after the last stored batches."""
-        self._sequences = dict(self._acked)
+        """Continue after the last stored batches."""
+        self.next = dict(self.stored)
 
     def restart(self) -> None:
-        """Restart sequences at 0 on each partition, for a new epoch."""
-        self._sequences.clear()
-        self._acked.clear()
-
-    def close(self) -> None:
-        """Close the connections."""
-        for link in self.links.values():
-            link.close()
-        self.links.clear()
-
-    def piece(self, index: int, partition: TopicPartition, batch: Buffer) -> Piece:
-        """Put the producer's id and the partition's next sequence into a batch. `LogRefused`: it is malformed."""
-        sequence = self._sequences.get(partition, 0)
-        try:
-            parts = patch_parts(
-                batch, self._coordinator.producer_id, self._coordinator.producer_epoch, sequence
-            )
-        except CorruptBatch as error:
-            raise LogRefused(f"{self._id}: append: {error}", CORRUPT_MESSAGE) from error
-        following = next_sequence(sequence, read_header(parts[0], whole=False).record_count)
-        self._sequences[partition] = following
-        return Piece(partition, parts, following, index)
-
-    def reach(self, partitions: Iterable[TopicPartition]) -> dict[int, list[TopicPartition]]:
-        """Connect to the leaders of all these before anything is sent, so that an unreachable one loses nothing.
-
-        Each broker is tried once. Returns node -> partitions that were not checked since it became their leader.
-        """
-        failed: dict[str, LogError] = {}
-        tries = _Tries(self._cluster.deadline(LEADER_S), {})
-        unseen: dict[int, list[TopicPartition]] = {}
-        links: dict[int, Link] = {}  # links that are known to be open
-        for partition in partitions:
-            if partition.topic not in failed:
-                leader = self._cluster.leader(partition)
-                link = links.get(leader.node) if leader is not None else None
-                if link is None or leader is None:
-                    try:
-                        link = self.link(partition, tries=tries)
-                    except LogError as error:
-                        failed[partition.topic] = error
-                        continue
-                    links[link.node] = link
-                    leader = self._cluster.leader(partition)
-                if leader is None or link.checked.get(partition) != leader.epoch:
-                    unseen.setdefault(link.node, []).append(partition)
-        for problem in failed.values():
-            problem.topics |= failed.keys()
-            raise problem
-        return unseen
-
-    def link(
-        self,
-        partition: TopicPartition,
-        reached: bool = False,
-        tries: _Tries | None = None,
-    ) -> Link:
-        """The link to the leader. ``reached``: it was found to be open just now."""
-        tries = tries or _Tries(self._cluster.deadline(LEADER_S), {})
-        leader = self._cluster.leader(partition)
-        if leader is None and time.monotonic() >= tries.leaders_by:
-            failed: dict[TopicPartition, LogError] = {}
-            self._cluster.groups((partition,), self._cluster.deadline(LEADER_S), failed)
-            if failed:
-                raise failed[partition]
-            leader = self._cluster.leader(partition)
-        if leader is None:
-            leader = self._cluster.leaders((partition,), tries.leaders_by)[partition]
-        link = self.links.get(leader.node) or self.links.setdefault(leader.node, Link(leader.node))
-        if not (link.in_flight or link.gathering.pieces or (reached and link.connection)):
-            highest = PRODUCE.highest if self._coordinator.is_v2 else PRODUCE_ADDS_FROM - 1
-            soon = self._cluster.soon(self._cluster.deadline())
-            try:
-                if leader.node in tries.down:
-                    raise tries.down[leader.node]
-                link.connect(self._cluster, soon, highest)
-            except ConnectionBroken as error:
-                self._cluster.distrust(leader.node)
-                tries.down[leader.node] = error
-                raise self.unreachable(str(error), partition.topic) from error
-        return link
-
-    def unreachable(self, message: str, topic: str) -> LogError:
-        """The error for an append that sent nothing there.
-
-        The error is uncertain if the transaction has earlier appends.
-        """
-        if self.begun:
-            return LogUncertain(f"{self._id}: {message}", (topic,))
-        return LogUnavailable(f"{self._id}: {message}", (topic,))
-
-    def write(self, link: Link, wave: Wave) -> None:
-        """Send a wave. `LogUncertain` if a part of it may have arrived."""
-        try:
-            link.send(self._cluster, wave, self._id, self._cluster.deadline())
-        except ConnectionBroken as error:
-            raise self._lost(link, wave, error) from error
-
-    def _lost(self, link: Link, wave: Wave, error: Exception) -> LogUncertain:
-        """The error for a wave whose fate is unknown."""
-        self._cluster.distrust(link.node)
-        topics = {partition.topic for partition in wave.pieces}
-        return LogUncertain(f"{self._id}: append: {error}", topics)
-
-    def read(self, link: Link, wave: Wave) -> Answers:
-        """The answer to a sent wave. `LogUncertain` if it does not come."""
-        deadline = min(self._cluster.deadline(), self._cluster.deadline(ANSWER_S))
-        try:
-            return link.read(self._cluster, wave, deadline, self._coordinator.moved)
-        except (ConnectionBroken, data.MalformedAnswer) as error:
-            raise self._lost(link, wave, error) from error
-
-    def finish_oldest(self, link: Link, offsets: list[int]) -> None:
-        """Read the oldest answer under way. Any error in it ends the append."""
-        wave = link.in_flight.popleft()
-        answers = self.read(link, wave)
-        if failed := self.take_answers(wave, answers, offsets):
-            error = failure_of(self._id, failed, answers, last=True)
-            raise error or LogUncertain(f"{self._id}: append failed")
-
-    def take_answers(self, wave: Wave, answers: Answers, offsets: list[int] | None) -> list[Piece]:
-        """The batches that were not stored."""
-        failed = []
-        for partition, piece in wave.pieces.items():
-            produced = answers[partition]
-            if produced.error == NONE:
-                if offsets is not None:
-                    offsets[piece.place] = produced.base_offset
-                self._acked[partition] = piece.next_sequence
-            else:
-                failed.append(piece)
-        return failed
-
-    def drain(self) -> bool:
-        """Read the answers still under way, to learn the stored batches; False if some can't be read."""
-        whole = True
-        for link in self.links.values():
-            link.take()
-            while link.in_flight:
-                wave = link.in_flight.popleft()
-                try:
-                    answers = self.read(link, wave)
-                except LogUncertain:
-                    whole = False
-                    link.in_flight.clear()
-                else:
-                    self.take_answers(wave, answers, None)
-        return whole
+        """Restart at 0 on each partition, for a new epoch."""
+        self.next.clear()
+        self.stored.clear()
 
 
 class KafkaProducer:
@@ -251,13 +99,15 @@ class KafkaProducer:
         self._added: set[TopicPartition] = set()
         self._appended: set[TopicPartition] = set()
         self._used = False
-        self._unmarked: dict[
-            TopicPartition, Open
-        ] = {}  # open ones without a marker, to be ended when no transaction is open
+        # Open native transactions without a marker, to be ended when no other one is open.
+        self._unmarked: dict[TopicPartition, Open] = {}
         self._ended: LogError | None = None
         self._refusal: LogRefused | None = None
+        # Whether the native transaction has begun, at the coordinator or by a batch that may be stored.
+        self._begun = False
         self._coordinator = Coordinator(cluster, transactional_id, timeout)
-        self._waves = Waves(cluster, transactional_id, self._coordinator)
+        self._pipeline = ProducePipeline(cluster, transactional_id)
+        self._sequences = _Sequences()
 
     @property
     def producer_id(self) -> int:
@@ -314,15 +164,15 @@ class KafkaProducer:
         try:
             for index, (partition, batch) in enumerate(batches):
                 offsets.append(-1)
-                link = self._waves.link(partition, reached)
-                if not link.gathering.has_room(partition, len(batch), most):
+                link = self._link(partition, reached)
+                if not link.next.has_room(partition, len(batch), most):
                     self._send(link, offsets)
-                link.gathering.add(self._waves.piece(index, partition, batch))
-            for link in self._waves.links.values():
+                link.next.add(self._pending(index, partition, batch))
+            for link in self._pipeline.links.values():
                 self._send(link, offsets)
-            for link in self._waves.links.values():
+            for link in self._pipeline.links.values():
                 while link.in_flight:
-                    self._waves.finish_oldest(link, offsets)
+                    self._finish_oldest(link, offsets)
         except BaseException as error:
             self._after_failure(error)
             raise
@@ -330,14 +180,14 @@ class KafkaProducer:
 
     def commit(self) -> None:
         self._check_usable()
-        if self._waves.begun:
+        if self._begun:
             self._end(commit=True)
 
     def abort(self) -> None:
         if self._ended is not None:
             raise self._ended
         self._refusal = None
-        if self._waves.begun:
+        if self._begun:
             self._end(commit=False)
         self._end_lost()
 
@@ -347,13 +197,13 @@ class KafkaProducer:
             self._look(partitions)
 
     def _look(self, partitions: Iterable[TopicPartition]) -> None:
-        for node, unseen in self._waves.reach(partitions).items():
-            self._find_lost(self._waves.links[node], unseen)
+        for node, unseen in self._reach(partitions).items():
+            self._find_lost(self._pipeline.links[node], unseen)
         self._end_lost()
 
     def close(self) -> None:
         self._ended = self._ended or LogFenced(f"{self._id}: the producer is closed")
-        self._waves.close()
+        self._pipeline.close()
         self._coordinator.close()
 
     # -- state ----------------------------------------------------------------------------------------
@@ -373,20 +223,20 @@ class KafkaProducer:
 
         Raises: LogUnavailable, for a `LogUncertain` that an abort makes harmless.
         """
-        self._cluster.forget(self._waves.topics)
-        if isinstance(error, LogUnavailable) and not self._waves.begun:
-            for link in self._waves.links.values():
+        self._cluster.forget({partition.topic for partition in self._sequences.next})
+        if isinstance(error, LogUnavailable) and not self._begun:
+            for link in self._pipeline.links.values():
                 link.take()  # none of these were sent
         elif isinstance(error, LogUncertain) and self.is_v2:
             # The abort begins a new epoch: what is still under way can't be stored after it (KIP-890).
-            self._waves.drain()
+            self._drain()
             self._refusal = LogRefused(str(error), 0, error.topics)
         elif isinstance(error, LogFenced | LogUncertain):
             self._ended = error
         elif not isinstance(error, Exception):
             # Interrupted, perhaps in the middle of a request.
             self._ended = LogUncertain(f"{self._id}: an append was interrupted: {error!r}")
-        elif not self._waves.drain() and not self.is_v2:
+        elif not self._drain() and not self.is_v2:
             # Without a new epoch an unknown sequence could make new data look like old.
             self._ended = LogUncertain(f"{self._id}: the appended batches are unknown: {error}")
         elif isinstance(error, LogRefused):
@@ -394,46 +244,114 @@ class KafkaProducer:
         else:
             # A leader is away, or the caller's generator failed: the transaction is incomplete.
             self._refusal = LogRefused(f"an append was cut short: {error!r}", 0)
-        self._waves.rewind()
+        self._sequences.rewind()
         if isinstance(error, LogUncertain) and self._ended is None:
             raise LogUnavailable(str(error), error.topics) from error
 
+    # -- links ------------------------------------------------------------------------------------------
+
+    def _link(
+        self, partition: TopicPartition, reached: bool = False, tries: _Tries | None = None
+    ) -> BrokerLink:
+        """The link to the leader. ``reached``: it was found to be open just now."""
+        tries = tries or _Tries(self._cluster.deadline(LEADER_S), {})
+        leader = self._cluster.leader(partition)
+        if leader is None and time.monotonic() >= tries.leaders_by:
+            failed: dict[TopicPartition, LogError] = {}
+            self._cluster.groups((partition,), self._cluster.deadline(LEADER_S), failed)
+            if failed:
+                raise failed[partition]
+            leader = self._cluster.leader(partition)
+        if leader is None:
+            leader = self._cluster.leaders((partition,), tries.leaders_by)[partition]
+        link = self._pipeline.link(leader.node)
+        if not (link.in_flight or link.next.batches or (reached and link.connection)):
+            highest = PRODUCE.highest if self._coordinator.is_v2 else PRODUCE_ADDS_FROM - 1
+            soon = self._cluster.soon(self._cluster.deadline())
+            try:
+                if leader.node in tries.down:
+                    raise tries.down[leader.node]
+                self._pipeline.connect(link, soon, highest)
+            except ConnectionBroken as error:
+                self._cluster.distrust(leader.node)
+                tries.down[leader.node] = error
+                raise self._unreachable(str(error), partition.topic) from error
+        return link
+
+    def _reach(self, partitions: Iterable[TopicPartition]) -> dict[int, list[TopicPartition]]:
+        """Connect to the leaders of all these before anything is sent, so that an unreachable one loses nothing.
+
+        Each broker is tried once. Returns node -> partitions that were not checked since it became their leader.
+        """
+        failed: dict[str, LogError] = {}
+        tries = _Tries(self._cluster.deadline(LEADER_S), {})
+        unseen: dict[int, list[TopicPartition]] = {}
+        links: dict[int, BrokerLink] = {}  # links that are known to be open
+        for partition in partitions:
+            if partition.topic not in failed:
+                leader = self._cluster.leader(partition)
+                link = links.get(leader.node) if leader is not None else None
+                if link is None or leader is None:
+                    try:
+                        link = self._link(partition, tries=tries)
+                    except LogError as error:
+                        failed[partition.topic] = error
+                        continue
+                    links[link.node] = link
+                    leader = self._cluster.leader(partition)
+                if leader is None or link.checked.get(partition) != leader.epoch:
+                    unseen.setdefault(link.node, []).append(partition)
+        for problem in failed.values():
+            problem.topics |= failed.keys()
+            raise problem
+        return unseen
+
+    def _unreachable(self, message: str, topic: str) -> LogError:
+        """The error for an append that sent nothing there.
+
+        The error is uncertain if the transaction has earlier appends.
+        """
+        if self._begun:
+            return LogUncertain(f"{self._id}: {message}", (topic,))
+        return LogUnavailable(f"{self._id}: {message}", (topic,))
+
     # -- append ---------------------------------------------------------------------------------------
 
-    def _send(self, link: Link, offsets: list[int]) -> None:
-        wave = link.take()
-        if not wave.pieces:
+    def _send(self, link: BrokerLink, offsets: list[int]) -> None:
+        request = link.take()
+        if not request.batches:
             return
-        new = [partition for partition in wave.pieces if partition not in self._appended]
+        new = [partition for partition in request.batches if partition not in self._appended]
         if new:
             # The leader may have to learn first that the partitions are in the transaction, and be asked
             # again; so nothing else may be under way.
             while link.in_flight:
-                self._waves.finish_oldest(link, offsets)
+                self._finish_oldest(link, offsets)
             epoch = self._cluster.epoch
             if unseen := [place for place in new if link.checked.get(place) != epoch(place)]:
                 self._find_lost(link, unseen)
-                if self._unmarked:  # ending one changes the epoch, and this wave has the old one
+                if self._unmarked:  # ending one changes the epoch, and this request has the old one
                     raise self._lacking()
             for partition in new:
                 self._cluster.ended.pop((self.producer_id, partition), None)
             if not self.is_v2:
                 self._add_partitions(new)
-            first, self._waves.begun, self._used = not self._waves.begun, True, True
+            first, self._begun, self._used = not self._begun, True, True
             self._appended.update(new)  # from here on an abort has to end what may have arrived
             try:
-                self._send_first(link, wave, offsets, first)
+                self._send_first(link, request, offsets, first)
             except LogBusy:
                 self._appended.difference_update(new)
                 raise
             return
         while len(link.in_flight) >= MAX_IN_FLIGHT:
-            self._waves.finish_oldest(link, offsets)
-        self._waves.write(link, wave)
-        link.in_flight.append(wave)
+            self._finish_oldest(link, offsets)
+        self._write(link, request)
 
-    def _send_first(self, link: Link, wave: Wave, offsets: list[int], first: bool) -> None:
-        """Send a wave with new partitions, and send partitions again that can't be added yet.
+    def _send_first(
+        self, link: BrokerLink, request: ProduceRequest, offsets: list[int], first: bool
+    ) -> None:
+        """Send a request with new partitions, and send partitions again that can't be added yet.
 
         ``first``: nothing else was sent in this native transaction.
         """
@@ -441,45 +359,118 @@ class KafkaProducer:
         began = time.monotonic()
         pauses = new_pauses()
         while True:
-            self._waves.write(link, wave)
-            answers = self._waves.read(link, wave)
-            failed = self._waves.take_answers(wave, answers, offsets)
+            self._write(link, request)
+            request, answers = self._read_oldest(link)
+            failed = self._take_answers(request, answers, offsets)
             if not failed:
                 return
             waited = time.monotonic() - began
-            said = {answers[piece.partition].error for piece in failed}
-            first &= len(failed) == len(wave.pieces)
+            said = {answers[batch.partition].error for batch in failed}
+            first &= len(failed) == len(request.batches)
             last = not pauses.ends_by(deadline)
             if first and (last or waited > BUSY_S) and said == {codes.CONCURRENT_TRANSACTIONS}:
-                self._waves.begun = False
+                self._begun = False
                 raise busy(self._id)
             last |= waited > NOT_YET_S and NOT_ENOUGH_REPLICAS in said
-            if error := failure_of(self._id, failed, answers, last=last):
+            if error := _failure_of(self._id, failed, answers, last=last):
                 raise error
             pauses.sleep()
-            wave = Wave({piece.partition: piece for piece in failed})
+            request = ProduceRequest({batch.partition: batch for batch in failed})
+
+    def _pending(self, index: int, partition: TopicPartition, batch: Buffer) -> PendingBatch:
+        """Put the producer's id and the partition's next sequence into a batch. `LogRefused`: it is malformed."""
+        sequence = self._sequences.next.get(partition, 0)
+        try:
+            parts = patch_parts(
+                batch, self._coordinator.producer_id, self._coordinator.producer_epoch, sequence
+            )
+        except CorruptBatch as error:
+            raise LogRefused(f"{self._id}: append: {error}", CORRUPT_MESSAGE) from error
+        following = next_sequence(sequence, read_header(parts[0], whole=False).record_count)
+        self._sequences.next[partition] = following
+        return PendingBatch(partition, parts, following, index)
+
+    def _write(self, link: BrokerLink, request: ProduceRequest) -> None:
+        """Send a request. `LogUncertain` if a part of it may have arrived."""
+        try:
+            self._pipeline.send(link, request, self._cluster.deadline())
+        except ConnectionBroken as error:
+            raise self._lost(link, request, error) from error
+
+    def _lost(self, link: BrokerLink, request: ProduceRequest, error: Exception) -> LogUncertain:
+        """The error for a request whose fate is unknown."""
+        self._cluster.distrust(link.node)
+        topics = {partition.topic for partition in request.batches}
+        return LogUncertain(f"{self._id}: append: {error}", topics)
+
+    def _read_oldest(self, link: BrokerLink) -> tuple[ProduceRequest, Answers]:
+        """The oldest request under way, with its answer. `LogUncertain` if it does not come."""
+        request = link.take_oldest()
+        deadline = min(self._cluster.deadline(), self._cluster.deadline(ANSWER_S))
+        try:
+            answers = self._pipeline.read(link, request, deadline, self._coordinator.is_replaced)
+        except ConnectionBroken as error:
+            raise self._lost(link, request, error) from error
+        return request, answers
+
+    def _finish_oldest(self, link: BrokerLink, offsets: list[int]) -> None:
+        """Read the oldest answer under way. Any error in it ends the append."""
+        request, answers = self._read_oldest(link)
+        if failed := self._take_answers(request, answers, offsets):
+            error = _failure_of(self._id, failed, answers, last=True)
+            raise error or LogUncertain(f"{self._id}: append failed")
+
+    def _take_answers(
+        self, request: ProduceRequest, answers: Answers, offsets: list[int] | None
+    ) -> list[PendingBatch]:
+        """The batches that were not stored."""
+        failed = []
+        for partition, batch in request.batches.items():
+            produced = answers[partition]
+            if produced.error == NONE:
+                if offsets is not None:
+                    offsets[batch.place] = produced.base_offset
+                self._sequences.stored[partition] = batch.next_sequence
+            else:
+                failed.append(batch)
+        return failed
+
+    def _drain(self) -> bool:
+        """Read the answers still under way, to learn the stored batches; False if some can't be read."""
+        whole = True
+        for link in self._pipeline.links.values():
+            link.take()
+            while link.in_flight:
+                try:
+                    request, answers = self._read_oldest(link)
+                except LogUncertain:
+                    whole = False
+                    link.in_flight.clear()
+                else:
+                    self._take_answers(request, answers, None)
+        return whole
 
     # -- the coordinator ------------------------------------------------------------------------------
 
     def _add_partitions(self, partitions: Iterable[TopicPartition]) -> None:
         new = [partition for partition in partitions if partition not in self._added]
         if new:
-            first, self._waves.begun = not self._waves.begun, True
+            first, self._begun = not self._begun, True
             try:
                 self._coordinator.add_partitions(new)
             except LogBusy:
-                self._waves.begun = not first
+                self._begun = not first
                 raise
             self._added.update(new)
 
-    def _find_lost(self, link: Link, partitions: Sequence[TopicPartition]) -> None:
+    def _find_lost(self, link: BrokerLink, partitions: Sequence[TopicPartition]) -> None:
         """Find this producer's open native transactions there, except the present one."""
         deadline = self._cluster.soon(self._cluster.deadline())
         try:
             found = open_on(link.open(), self.producer_id, partitions, deadline)
-        except (ConnectionBroken, data.MalformedAnswer) as error:
+        except ConnectionBroken as error:
             self._cluster.distrust(link.node)
-            raise self._waves.unreachable(str(error), partitions[0].topic) from error
+            raise self._unreachable(str(error), partitions[0].topic) from error
         for partition in partitions:
             link.checked[partition] = self._cluster.epoch(partition)
             if partition in found and partition not in self._appended:
@@ -495,7 +486,7 @@ class KafkaProducer:
         """End open transactions without markers, as they were decided, by a native transaction without events."""
         while self._unmarked:
             partition, lost = next(iter(self._unmarked.items()))
-            if self._waves.begun:
+            if self._begun:
                 raise self._lacking()
             del self._unmarked[partition]
             what = f"{self._id}: {partition.topic}[{partition.partition}] lacks a marker from {lost.first} on"
@@ -503,16 +494,15 @@ class KafkaProducer:
             if commit is None and self.is_v2:
                 commit = self._coordinator.last.of(lost.epoch)
             if commit is None:
-                self._waves.link(partition).checked.pop(partition, None)  # check again
+                self._link(partition).checked.pop(partition, None)  # check again
                 why = f"{what}, and how that ended is not known any more: see docs/runbook.md"
                 raise LogUnavailable(why, (partition.topic,))
             try:
                 self._add_partitions([partition])
             except LogBusy:
                 continue  # its markers are being written
-            except (
-                LogUncertain
-            ) as error:  # the commit may have been accepted, and an abort would undo the decision
+            except LogUncertain as error:
+                # The commit may have been accepted, and an abort would undo the decision.
                 self._ended = error
                 self._end(commit=commit)
                 raise
@@ -529,13 +519,40 @@ class KafkaProducer:
             raise
         ended = self._cluster.ended
         ended.update(dict.fromkeys(places, commit))
-        if (
-            self.producer_id != producer_id
-        ):  # the former id's epochs are used up: it is never used again
+        if self.producer_id != producer_id:  # the former id's epochs are used up
             for place in [place for place in list(ended) if place[0] == producer_id]:
                 ended.pop(place, None)
         if self.is_v2:
-            self._waves.restart()
-        self._waves.begun = False
+            self._sequences.restart()
+        self._begun = False
         self._added.clear()
         self._appended.clear()
+
+
+def _failure_of(
+    who: str, failed: Iterable[PendingBatch], answers: Answers, *, last: bool
+) -> LogError | None:
+    """The worst error of the failed batches in the answers to a transactional append.
+
+    None if all of them may be sent again, which they may not if ``last``.
+    """
+    errors: list[LogError] = []
+    for batch in failed:
+        produced = answers[batch.partition]
+        meant = meaning(codes.PRODUCE_CODES, produced.error)
+        if meant.act in (Act.RETRY, Act.REFRESH):
+            if not last:
+                continue
+            # This error precedes the append; others may follow it.
+            refused = produced.error == NOT_ENOUGH_REPLICAS
+            meant = meant._replace(act=Act.REFUSED if refused else Act.UNCERTAIN)
+        topic = batch.partition.topic
+        what = f"{who}: append to {topic}[{batch.partition.partition}]"
+        errors.append(error_for(meant, produced.error, what, produced.message, (topic,)))
+    worst = next(
+        (e for kind in (LogFenced, LogUncertain) for e in errors if isinstance(e, kind)),
+        errors[0] if errors else None,
+    )
+    if worst is not None:
+        worst.topics = frozenset().union(*(e.topics for e in errors if isinstance(e, type(worst))))
+    return worst

@@ -25,14 +25,9 @@ from confluent_kafka.admin._config import ConfigResource
 from confluent_kafka.admin._listoffsets import OffsetSpec
 
 from anabranch.backoff import Backoff
-from anabranch.errors import (
-    DeadlineExceeded,
-    IllegalState,
-    NotAuthorized,
-    NotReady,
-)
+from anabranch.errors import DeadlineExceeded, IllegalState, NotAuthorized, NotReady
 from anabranch.kafka.settings import addresses
-from anabranch.librdkafka.broker_contact import made, with_error_callback
+from anabranch.librdkafka.handles import made, with_error_callback
 from anabranch.librdkafka.options import Options
 from anabranch.ports import Clock
 from anabranch.topics.rights import CLUSTER, GROUP, THE_CLUSTER, TOPIC, TRANSACTIONAL_ID, Acl, Right
@@ -44,10 +39,7 @@ DEFAULT_MAX_MESSAGE_BYTES = 1_048_588
 _LIMIT = "max.message.bytes"
 _LIMIT_S = 2.0  # how long a limit is cached: it may be raised, or the topic replaced
 _MISSING = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC)  # noqa: SLF001
-_FORBIDDEN = (
-    KafkaError.TOPIC_AUTHORIZATION_FAILED,
-    KafkaError.CLUSTER_AUTHORIZATION_FAILED,
-)
+_FORBIDDEN = (KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED)
 _TRY_S = 5.0
 # Errors of authentication. librdkafka retries after them, but the caller should know.
 _FIRST_TRY_S = 1.0
@@ -86,7 +78,7 @@ class KafkaAdmin:
         # By topic: when the limit expires, and the limit.
         self._limits: dict[str, tuple[float, int]] = {}
         self._closed = False
-        self._heard = False  # whether the last request was answered
+        self._answered = False  # whether the last request was answered
         self._denied = ""  # why the brokers refused this client
         self._untrusted = ""  # … and why this client refused the brokers' certificate
 
@@ -246,7 +238,7 @@ class KafkaAdmin:
                 self._clock.sleep(_TOKEN_PAUSE_S)
                 continue
             # An error from before the last answer is over, though its callback may come now.
-            if self._heard:
+            if self._answered:
                 client.poll(0)
                 self._denied = ""
             left = deadline - self._clock.monotonic()
@@ -255,9 +247,9 @@ class KafkaAdmin:
             if left <= 0:
                 raise DeadlineExceeded("no time was left to ask the brokers; call again with more")
             try:
-                patience = _TRY_S if self._heard else _FIRST_TRY_S
+                patience = _TRY_S if self._answered else _FIRST_TRY_S
                 found = ask(client, max(min(left, patience), _LEAST_S))
-                self._heard = True
+                self._answered = True
                 return found
             except TimeoutError:
                 trouble = "no answer"
@@ -266,7 +258,7 @@ class KafkaAdmin:
                     raise NotAuthorized(f"the brokers refuse: {error.args[0].str()}") from error
                 trouble = error.args[0].str()
             client.poll(0)  # for `_on_error`
-            if self._denied and not self._heard:
+            if self._denied and not self._answered:
                 denied, self._denied = self._denied, ""
                 raise NotAuthorized(f"the brokers don't let this client in: {denied}")
             if not pauses.sleep(deadline):
@@ -274,7 +266,7 @@ class KafkaAdmin:
             self._refresh(client, deadline)
 
     def _not_ready(self, trouble: str) -> NotReady:
-        why = trouble if self._heard else no_broker(self._options.bootstrap)
+        why = trouble if self._answered else no_broker(self._options.bootstrap)
         where = self._options.bootstrap
         if not why and self._untrusted:
             why = (
@@ -293,10 +285,10 @@ class KafkaAdmin:
         try:
             left = deadline - self._clock.monotonic()
             client.list_topics(timeout=max(min(left, _TRY_S), _LEAST_S))
-            self._heard = True
+            self._answered = True
         except KafkaException as error:
             log.debug("metadata: %s", error)
-            self._heard = False
+            self._answered = False
             with self._lock:
                 if self._client is client:
                     self._client = None
@@ -305,9 +297,9 @@ class KafkaAdmin:
         with self._lock:
             if self._client is None:
                 # A reference cycle would keep the threads alive.
-                heard = weakref.WeakMethod(self._on_error)
+                on_error = weakref.WeakMethod(self._on_error)
                 config = with_error_callback(
-                    self._options.admin(), lambda error: (heard() or _unheard)(error)
+                    self._options.admin(), lambda error: (on_error() or _ignore)(error)
                 )
                 self._client = made(AdminClient, config)
             return self._client
@@ -346,7 +338,7 @@ def _needs(right: str) -> Iterator[None]:
         raise
 
 
-def _unheard(_: KafkaError) -> None:
+def _ignore(_: KafkaError) -> None:
     """The error callback once this object is gone."""
 
 

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from anabranch.batches.columns_write import ColumnEncoder, Counted, EventColumns, Placing, worth_it
 from anabranch.batches.records import codec_number
 from anabranch.errors import InvalidArgument, UnsupportedSetting
+from anabranch.kafka.cluster import Cluster
 from anabranch.kafka.idempotent_producer import JournalProducer
 from anabranch.kafka.settings import parse_settings
-from anabranch.kafka.wire.cluster import Cluster
 from anabranch.librdkafka.options import Options
 from anabranch.ports import Clock, LogUnavailable, TopicPartition
 
@@ -123,12 +123,7 @@ class ColumnJournal:
         return worth_it(rows) and self._pool.available()
 
     def write(
-        self,
-        topic: str,
-        max_bytes: int,
-        placing: Placing,
-        columns: EventColumns,
-        deadline: float,
+        self, topic: str, max_bytes: int, placing: Placing, columns: EventColumns, deadline: float
     ) -> Sequence[Counted]:
         """Encode the rows, and send the batches that are full. ``max_bytes``: the topic's limit."""
         if self._producer is None:

@@ -26,10 +26,9 @@ from anabranch.errors import (
     UnknownLane,
 )
 from anabranch.librdkafka.admin import KafkaAdmin
-from anabranch.librdkafka.broker_contact import Contact
-from anabranch.librdkafka.native import LAST_WORDS_S, drop, leak, make, make_consumer
+from anabranch.librdkafka.handles import LAST_WORDS_S, HandleHealth, drop, leak, make
 from anabranch.librdkafka.options import Options
-from anabranch.librdkafka.reconnecting_consumer import LastingConsumer
+from anabranch.librdkafka.reconnecting_consumer import LastingConsumer, make_consumer
 from anabranch.ports import Clock, Entropy, RecordHeaders
 from anabranch.topics.names import commands_topic, prefixes_of, replies_topic
 
@@ -93,7 +92,7 @@ class KafkaBus:
         self._trouble = ""
         self._deaf: NotAuthorized | None = None  # why replies can't be read
         self._producer: Producer | None = None
-        self._contact: Contact | None = None  # the producer's
+        self._health: HandleHealth | None = None  # the producer's
         self._consumer: LastingConsumer | None = None
         self._thread: threading.Thread | None = None
 
@@ -125,12 +124,12 @@ class KafkaBus:
         self._max_bytes = min(limits[self._commands], self._options.message_max_bytes)
         partition = int.from_bytes(self._entropy(4), "big") % counts[self._replies]
         consumer = make_consumer(self._options, self._options.replies(), self._on_error)
-        producer, contact = self._new_producer()
+        producer, health = self._new_producer()
         end = self._admin.end_offsets({(self._replies, partition): 0}, deadline)
         consumer.assign([TopicPartition(self._replies, partition, end[self._replies, partition])])
         _meet(producer, self._commands)
         self._reply_header = (REPLY_HEADER, partition.to_bytes(4, "big"))
-        self._consumer, self._producer, self._contact = consumer, producer, contact
+        self._consumer, self._producer, self._health = consumer, producer, health
         self._thread = threading.Thread(target=self._receive, name="anabranch-replies", daemon=True)
         self._thread.start()
 
@@ -161,10 +160,10 @@ class KafkaBus:
         except AnabranchError:
             return []
 
-    def _new_producer(self) -> tuple[Producer, Contact]:
+    def _new_producer(self) -> tuple[Producer, HandleHealth]:
         config = self._options.commands(self._max_bytes)
         producer: Producer = make(Producer, config, self._producer_error)
-        return producer, Contact(producer, self._options.admin(), self._commands)
+        return producer, HandleHealth(producer, self._options.admin(), self._commands)
 
     def _renew_producer(self, producer: Producer) -> bool:
         """Replace the producer. Nothing is lost, as commands have their own ids and are sent again.
@@ -175,7 +174,7 @@ class KafkaBus:
             if self._producer is not producer or self._closed:
                 return False
             try:
-                self._producer, self._contact = self._new_producer()
+                self._producer, self._health = self._new_producer()
             except NotReady as error:  # no token at present: the old producer stays
                 self._trouble = str(error)
                 return False
@@ -317,13 +316,13 @@ class KafkaBus:
 
     def _serve_producer(self) -> None:
         """Serve delivery reports; replace the producer if it has lost the brokers."""
-        producer, contact = self._producer, self._contact
-        if producer is None or contact is None:
+        producer, health = self._producer, self._health
+        if producer is None or health is None:
             return
         producer.poll(0)
         if not len(producer):
-            contact.heard()
-        elif contact.lost() and self._renew_producer(producer):
+            health.answered()
+        elif health.lost() and self._renew_producer(producer):
             drop(producer)
 
     def _take_reply(self, message: Message) -> None:
@@ -357,8 +356,8 @@ class KafkaBus:
             self._answer(correlation_id, self._may_not_send())
 
     def _producer_error(self, error: KafkaError) -> None:
-        if self._contact is not None:
-            self._contact.complaint(error)
+        if self._health is not None:
+            self._health.complaint(error)
         self._on_error(error)
 
     def _on_error(self, error: KafkaError) -> None:

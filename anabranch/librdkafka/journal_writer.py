@@ -20,8 +20,7 @@ from anabranch.errors import (
     WriteFailed,
 )
 from anabranch.librdkafka.admin import DEFAULT_MAX_MESSAGE_BYTES, KafkaAdmin
-from anabranch.librdkafka.broker_contact import Contact
-from anabranch.librdkafka.native import drop, leak, make
+from anabranch.librdkafka.handles import HandleHealth, drop, leak, make
 from anabranch.librdkafka.options import Options
 from anabranch.ports import (
     TOPIC_AUTHORIZATION_FAILED,
@@ -109,7 +108,7 @@ class KafkaJournals:
             for channel in [spare for spare in self._spare if spare.kind == kind]:
                 self._spare.remove(channel)
                 channel.poll(0)
-                if channel.failure is None and not channel.contact.complained:
+                if channel.failure is None and not channel.health.complained:
                     self._used.add(channel)
                     return channel
                 channel.close()
@@ -388,8 +387,8 @@ class Channel:
         self.forbidden: str | None = None  # a topic that refuses writes
         config = options.journal(max_bytes) | {"on_delivery": self._undelivered}
         self.producer: Producer = make(Producer, config, self._on_error)
-        self.contact = Contact(self.producer, options.admin())
-        self._unsent = 0  # when the producer's contact was last checked
+        self.health = HandleHealth(self.producer, options.admin())
+        self._unsent = 0  # when the producer's handle was last checked
         self._known: dict[str, int] = {}  # topic -> partitions that the producer knows, at least
         self._closing = threading.Lock()
         self._closed = False
@@ -404,7 +403,7 @@ class Channel:
             self.fail(f"a write to {message.topic()}[{message.partition()}] failed: {why}")
 
     def _on_error(self, error: KafkaError) -> None:
-        self.contact.complaint(error)
+        self.health.complaint(error)
         if error.fatal():
             self.fail(f"the producer failed: {error.str()}")
         else:
@@ -421,7 +420,7 @@ class Channel:
         librdkafka refreshes its metadata only every few minutes, and refuses records for newer partitions. Brokers
         may learn of new partitions a little late, too.
         """
-        self.contact.topic = topic
+        self.health.topic = topic
         trouble = "they know fewer"
         while self._known.get(topic, 0) < partitions:
             left = deadline - clock.monotonic()
@@ -455,8 +454,8 @@ class Channel:
         """Fail the writer early if only this producer finds no brokers. Call it while records wait."""
         unsent = len(self.producer)
         if unsent < self._unsent:
-            self.contact.heard()
-        elif self.contact.lost():
+            self.health.answered()
+        elif self.health.lost():
             self.fail("the producer has lost the brokers")
         self._unsent = unsent
 

@@ -34,7 +34,7 @@ _FIXED: dict[str, tuple[frozenset[str], str]] = {
         (_READ, (), "auto.commit.enable"),
         ("readers are written for it", ("classic",), "group.protocol"),
         (
-            "readers take all partitions anew",
+            "readers take all partitions again",
             ("range", "roundrobin", "range,roundrobin"),
             "partition.assignment.strategy",
         ),
@@ -316,7 +316,7 @@ class Seldom(logging.Filter):
         super().__init__()
         self._monotonic = monotonic
         self._lock = threading.Lock()
-        self._told: dict[tuple[str, str, str], tuple[float, int]] = {}
+        self._logged: dict[tuple[str, str, str], tuple[float, int]] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Whether to log the record. Its format is ``"%s [%s] %s" % (facility, client, text)``."""
@@ -331,13 +331,13 @@ class Seldom(logging.Filter):
         kind = facility, client, text.partition("]")[0]
         now = self._monotonic()
         with self._lock:
-            if len(self._told) >= _MOST_KINDS:
-                self._told.clear()
-            since, left_out = self._told.get(kind, (now - EVERY_S, 0))
+            if len(self._logged) >= _MOST_KINDS:
+                self._logged.clear()
+            since, left_out = self._logged.get(kind, (now - EVERY_S, 0))
             if now - since < EVERY_S:
-                self._told[kind] = since, left_out + 1
+                self._logged[kind] = since, left_out + 1
                 return False
-            self._told[kind] = now, 0
+            self._logged[kind] = now, 0
         if left_out:
             record.msg = f"{record.msg} (and %d more)"
             record.args = (*args, left_out)

@@ -1,4 +1,4 @@
-"""A confluent-kafka consumer that replaces its handle if that has lost all brokers (`broker_contact`)."""
+"""A confluent-kafka consumer that replaces its handle if that has lost all brokers (`handles`)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 from confluent_kafka.admin import ClusterMetadata
 
 from anabranch.errors import AnabranchError
-from anabranch.librdkafka.broker_contact import Contact, made, with_error_callback
+from anabranch.librdkafka.handles import HandleHealth, create, made, with_error_callback
+from anabranch.librdkafka.options import Options
 
 log = logging.getLogger("anabranch.client")
 
@@ -48,15 +49,15 @@ class LastingConsumer:
         self._offsets: dict[tuple[str, int], int] = {}  # assigned manually
         self._subscription: tuple[list[str], Rebalanced, Rebalanced, Rebalanced] | None = None
         self._held: set[tuple[str, int]] = set()  # assigned by the group
-        self.native, self._contact = self._made("")
+        self.native, self._health = self._made("")
 
-    def _made(self, topic: str) -> tuple[Consumer, Contact]:
-        """A new handle, with its `Contact`."""
+    def _made(self, topic: str) -> tuple[Consumer, HandleHealth]:
+        """A new handle, with its `HandleHealth`."""
         native = made(self._make_consumer, with_error_callback(self._config, self._complaint))
-        return native, Contact(native, self._common, topic)
+        return native, HandleHealth(native, self._common, topic)
 
     def _complaint(self, error: KafkaError) -> None:
-        self._contact.complaint(error)
+        self._health.complaint(error)
         if self._on_error is not None:
             self._on_error(error)
 
@@ -66,10 +67,10 @@ class LastingConsumer:
         """The next message, or None after the timeout in seconds (a little longer if no broker answers)."""
         message = self.native.poll(timeout)
         if message is None:
-            if self._contact.lost():
+            if self._health.lost():
                 self._renew()
         elif message.error() is None:
-            self._contact.heard()
+            self._health.answered()
         return message
 
     def consume(self, number: int, timeout: float) -> list[Message]:
@@ -103,7 +104,7 @@ class LastingConsumer:
 
     def _learn(self, partitions: Sequence[TopicPartition]) -> None:
         for place in partitions[:1]:
-            self._contact.topic = place.topic
+            self._health.topic = place.topic
 
     def pause(self, partitions: Sequence[TopicPartition]) -> None:
         """Return no messages of these partitions."""
@@ -117,7 +118,7 @@ class LastingConsumer:
         """Join the group. The callbacks get this consumer."""
         self._subscription = topics, on_assign, on_revoke, on_lost
         for topic in topics[:1]:
-            self._contact.topic = topic
+            self._health.topic = topic
         self._subscribe()
 
     def _subscribe(self) -> None:
@@ -176,10 +177,10 @@ class LastingConsumer:
         try:
             answer = question(self.native)
         except KafkaException:
-            if self._contact.lost():
+            if self._health.lost():
                 self._renew()
             raise
-        self._contact.heard()
+        self._health.answered()
         return answer
 
     # -- the handle -----------------------------------------------------------------------------------
@@ -188,7 +189,7 @@ class LastingConsumer:
         """Switch to a new handle. The old one closes in another thread, as it may wait for brokers."""
         old, places = self.native, self._where_it_stands()
         try:
-            self.native, self._contact = self._made(self._contact.topic)
+            self.native, self._health = self._made(self._health.topic)
         except AnabranchError as error:  # a token or a file is missing at present
             log.warning("a handle that has lost all brokers can't be replaced yet: %s", error)
             return
@@ -229,14 +230,14 @@ class LastingConsumer:
             except BaseException as error:  # noqa: BLE001 - raised below
                 failed.append(error)
 
-        aside = threading.Thread(target=end, name="anabranch-closing", daemon=True)
+        closing = threading.Thread(target=end, name="anabranch-closing", daemon=True)
         try:
-            aside.start()
+            closing.start()
         except RuntimeError:  # the interpreter ends, so no thread can start
             end()
         else:
-            aside.join(_CLOSE_S)
-            if aside.is_alive():
+            closing.join(_CLOSE_S)
+            if closing.is_alive():
                 log.warning("a consumer of librdkafka did not end in %g s: it is left", _CLOSE_S)
         for error in failed:
             raise error
@@ -262,3 +263,12 @@ def _end(native: Consumer, member: bool, holds: Callable[[], bool]) -> None:
 
 def _places(partitions: Sequence[TopicPartition]) -> set[tuple[str, int]]:
     return {(p.topic, p.partition) for p in partitions}
+
+
+def make_consumer(
+    options: Options, config: dict[str, Any], on_error: Callable[[Any], None]
+) -> LastingConsumer:
+    """A consumer that replaces its handle if that loses all brokers. Raises: as `made`."""
+    return LastingConsumer(
+        config, options.admin(), make=partial(create, Consumer), on_error=on_error
+    )

@@ -37,13 +37,12 @@ from anabranch.errors import (
     UnsupportedSetting,
 )
 from anabranch.infra.storage import hold
+from anabranch.kafka.cluster import Cluster
 from anabranch.kafka.log import KafkaLog
-from anabranch.kafka.look import lacking_of, look_at
-from anabranch.kafka.needs import BROKERS_PAGE, losses, lost_calls
+from anabranch.kafka.needs import BROKERS_PAGE, lacking_of, look_at, losses, lost_calls
 from anabranch.kafka.probe import LOOK_S, NEVER_PASSES, before_leading, way_out
 from anabranch.kafka.settings import parse_settings
-from anabranch.kafka.wire.cluster import Cluster
-from anabranch.librdkafka.membership import Membership
+from anabranch.librdkafka.groups import Membership
 from anabranch.ports import (
     Log,
     LogDenied,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import NamedTuple
@@ -134,6 +134,14 @@ def create_control_topics(
     return ControlTopics(commands, replies, int(size), taken)
 
 
+def control_topics(
+    prefix: str, control_partitions: int, reply_partitions: int = DEFAULT_REPLY_PARTITIONS
+) -> dict[str, int]:
+    """The numbers of partitions of the control topics that `create_control_topics` creates, by name."""
+    topics = _control_topics(prefix, control_partitions, reply_partitions, limits.RECORD.value)
+    return {topic.name: topic.partitions for topic in topics}
+
+
 def check_control_topics(
     log: Log, prefix: str, *, control_partitions: int, max_message_bytes: int
 ) -> tuple[list[str], int]:
@@ -251,7 +259,7 @@ def _create_stream(
         if t.name in there
         for w in problems(there[t.name], t.settings, at_least=t.partitions)
     ]
-    new.refuse(wrong + [w for info in there.values() for w in _other_factor(info, factor)])
+    new.refuse(wrong + _other_factors(log, there.values(), factor, new))
     if changes := {name: more for name, more in asked.items() if more}:
         log.alter_topics(changes)
     _create(log, topics, factor, new)
@@ -411,12 +419,29 @@ def _with_settings(
     }
 
 
-def _other_factor(info: TopicInfo, asked: int) -> list[str]:
-    if asked in (-1, info.replication_factor):
+def _other_factors(log: Log, infos: Iterable[TopicInfo], asked: int, new: NewTopics) -> list[str]:
+    """The problems of topics with other numbers of replicas than asked for.
+
+    Some brokers show the same number for each topic, whatever is asked for: there it is no problem. ``new``: topics
+    that were created with the number that is asked for.
+    """
+    other = [info for info in infos if asked not in (-1, info.replication_factor)]
+    if not other or any(info.name in new.ids for info in other) or not _heeds(log, other[0], asked):
         return []
     return [
         f"{info.name}: it has {info.replication_factor} replicas; give it {asked}, as {REPLICATION} asks for"
+        for info in other
     ]
+
+
+def _heeds(log: Log, info: TopicInfo, factor: int) -> bool:
+    """Whether brokers create topics with as many replicas as asked for, and not with as many as this one has."""
+    try:
+        return log.replicas_of_new(info.name, factor) != info.replication_factor
+    except LogRefused as error:
+        if error.forbidden:
+            raise
+        return True
 
 
 def _created(
@@ -634,7 +659,7 @@ def _spec(log: Log, topic: _Topic, factor: int) -> TopicSpec:
     """The spec for a topic. With two replicas or more, two have to be in sync; the brokers' default is one."""
     config = {setting.name: setting.value for setting in topic.settings} | dict(topic.chosen)
     if MIN_ISR not in config:
-        replicas = log.default_replication_factor(topic.name) if factor < 0 else factor
+        replicas = log.replicas_of_new(topic.name) if factor < 0 else factor
         if replicas is None:
             raise NotAuthorized(f"the right DescribeConfigs on the topic {topic.name} is missing")
         if replicas:

@@ -9,7 +9,7 @@ from confluent_kafka import Producer
 
 import anabranch
 from anabranch.librdkafka.command_bus import KafkaBus
-from anabranch.librdkafka.native import drop
+from anabranch.librdkafka.handles import drop
 from tests.cluster import Cluster
 
 pytestmark = pytest.mark.broker

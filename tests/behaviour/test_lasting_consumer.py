@@ -13,7 +13,7 @@ from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from anabranch.librdkafka import reconnecting_consumer
-from anabranch.librdkafka.broker_contact import Contact
+from anabranch.librdkafka.handles import HandleHealth
 from anabranch.librdkafka.reconnecting_consumer import LastingConsumer
 from tests.conftest import Broker
 
@@ -74,7 +74,7 @@ def lose(monkeypatch: pytest.MonkeyPatch) -> Callable[[LastingConsumer], None]:
     def once(consumer: LastingConsumer) -> None:
         before = consumer.native
         with monkeypatch.context() as patch:
-            patch.setattr(Contact, "lost", lambda _: True)
+            patch.setattr(HandleHealth, "lost", lambda _: True)
             until = time.monotonic() + DEADLINE_S
             while consumer.native is before:
                 assert time.monotonic() < until

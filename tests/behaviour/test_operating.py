@@ -34,9 +34,9 @@ from anabranch.clock import SystemClock
 from anabranch.errors import AnabranchError, NotAuthorized, NotReady, OutcomeUnknown
 from anabranch.infra.broker import EmbeddedBroker
 from anabranch.infra.free_ports import free_port
-from anabranch.librdkafka import group_member
+from anabranch.librdkafka import groups
 from anabranch.librdkafka.admin import KafkaAdmin
-from anabranch.librdkafka.group_member import KafkaGroupMember
+from anabranch.librdkafka.groups import KafkaGroupMember
 from anabranch.librdkafka.journal_writer import KafkaJournals
 from anabranch.librdkafka.options import Options
 from anabranch.ports import TopicPartition
@@ -375,7 +375,7 @@ def test_a_group_without_the_right_is_named_at_once(
             refused(read, said)
         # A member that knows its coordinator is refused the offsets, another one the search for it,
         # and librdkafka tells of that only where it is polled.
-        monkeypatch.setattr(group_member, "_ASK_S", 2.0)
+        monkeypatch.setattr(groups, "_ASK_S", 2.0)
         place = TopicPartition(stream_topic(stream), 0)
         options = Options(broker.bootstrap, {})
         with closing(KafkaGroupMember(options, group)) as known:

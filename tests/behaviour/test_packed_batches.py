@@ -18,9 +18,9 @@ from anabranch.batches.compression import ZSTD
 from anabranch.batches.format import HEADER_SIZE, Packed, read_header
 from anabranch.batches.records import Record, encode_batch
 from anabranch.errors import BatchTooLarge
+from anabranch.kafka.cluster import Cluster as Wire
 from anabranch.kafka.idempotent_producer import JournalProducer
 from anabranch.kafka.settings import parse_settings
-from anabranch.kafka.wire.cluster import Cluster as Wire
 from anabranch.ports import TopicPartition
 from anabranch.topics.names import stream_topic
 from tests.cluster import Cluster, start_cluster

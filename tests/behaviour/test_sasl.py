@@ -18,12 +18,11 @@ import anabranch
 from anabranch import errors
 from anabranch.infra.broker import EmbeddedBroker
 from anabranch.infra.secure import SecureListener
+from anabranch.kafka import calls
+from anabranch.kafka.calls import METADATA, ConnectionBroken
+from anabranch.kafka.cluster import Cluster
 from anabranch.kafka.log import KafkaLog
 from anabranch.kafka.settings import TOKEN_FILE, parse_settings
-from anabranch.kafka.wire import calls
-from anabranch.kafka.wire.calls import METADATA
-from anabranch.kafka.wire.cluster import Cluster
-from anabranch.kafka.wire.errors import ConnectionBroken
 from anabranch.ports import LogDenied, TopicSpec
 from tests.cluster import ControllerProcess, words
 from tests.secured import make_certificate

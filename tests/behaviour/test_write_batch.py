@@ -22,8 +22,8 @@ from anabranch.batches.format import read_header
 from anabranch.client.receipts import RECORD_OVERHEAD
 from anabranch.client.writer import Writer
 from anabranch.core.partitioner import position_of
+from anabranch.kafka import data
 from anabranch.kafka.log import KafkaLog
-from anabranch.kafka.wire import data
 from anabranch.ports import TopicPartition
 from anabranch.schemas.records import Extent
 from anabranch.topics.names import journal_topic
@@ -239,7 +239,7 @@ def test_the_client_closes_its_connections(
         dropped.discard()
         pool = used._account.journal._pool._columns  # type: ignore[attr-defined]
         producers = [*pool._used, *pool._spare]
-        links = [link for one in producers for link in one._links.values()]
+        links = [link for one in producers for link in one._pipeline.links.values()]
         assert links
         own.close()
         assert all(link.connection.broken for link in links)
@@ -265,7 +265,7 @@ def sockets():
     return sum("socket" in os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")
                if os.path.exists(f"/proc/self/fd/{fd}") or os.path.islink(f"/proc/self/fd/{fd}"))
 
-raw = [link for one in txn._writer._account.journal._pool._columns._used for link in one._links.values()]
+raw = [link for one in txn._writer._account.journal._pool._columns._used for link in one._pipeline.links.values()]
 assert raw
 open_before = sockets()
 pid = os.fork()

@@ -8,8 +8,8 @@ import pytest
 
 from anabranch.cli.doctor import BAD, OK, WARN, _topics
 from anabranch.cli.session import Target
+from anabranch.kafka.cluster import NO_TOPIC_ID, Cluster, Topic
 from anabranch.kafka.settings import parse_settings
-from anabranch.kafka.wire.cluster import NO_TOPIC_ID, Cluster, Topic
 from anabranch.ports import LogRefused
 from anabranch.topics.names import commands_topic, replies_topic
 

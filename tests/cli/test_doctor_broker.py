@@ -21,15 +21,14 @@ from anabranch.cli.session import Target
 from anabranch.core.legal_names import STATE
 from anabranch.errors import NotAuthorized
 from anabranch.infra.broker import EmbeddedBroker
-from anabranch.kafka import admin
+from anabranch.kafka import admin, calls
+from anabranch.kafka.calls import CREATE_TOPICS, Api
+from anabranch.kafka.cluster import Cluster
+from anabranch.kafka.connection import Connection
 from anabranch.kafka.idempotent_producer import JournalProducer
 from anabranch.kafka.log import KafkaLog
 from anabranch.kafka.probe import FAILS, LOSS, WORKS
 from anabranch.kafka.transactional_producer import KafkaProducer
-from anabranch.kafka.wire import calls
-from anabranch.kafka.wire.calls import CREATE_TOPICS, Api
-from anabranch.kafka.wire.cluster import Cluster
-from anabranch.kafka.wire.connection import Connection
 from anabranch.ports import LogRefused, TopicInfo
 from anabranch.processors import service
 from anabranch.processors.config import ControllerOptions

@@ -18,7 +18,7 @@ import pytest
 
 import anabranch
 from anabranch.client.replica import Replica
-from anabranch.kafka.wire import calls
+from anabranch.kafka import calls
 from anabranch.reading.reader_factory import Readers
 from anabranch.schemas import records as r
 from anabranch.schemas.codec import decode, encode

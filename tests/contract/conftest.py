@@ -151,7 +151,7 @@ def proxy(monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
     """All connections of the test go through it."""
     made = Proxy(socket.create_connection)
     monkeypatch.setattr(
-        "anabranch.kafka.wire.connection.socket.create_connection", made.create_connection
+        "anabranch.kafka.connection.socket.create_connection", made.create_connection
     )
     yield made
     made.close()

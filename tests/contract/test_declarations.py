@@ -434,7 +434,7 @@ def test_two_replicas_stay_in_sync_where_there_are_two(
 ) -> None:
     if not maker.name.startswith("memory"):
         for topic in (f"{prefix}.commands", f"{prefix}.commands"):
-            assert log.default_replication_factor(topic) == 1
+            assert log.replicas_of_new(topic) == 1
             assert log.describe_topics([topic]) == {}, "nothing is made"
         return
     made: list[TopicSpec] = []
@@ -443,7 +443,7 @@ def test_two_replicas_stay_in_sync_where_there_are_two(
         made.extend(specs)
         return {}
 
-    monkeypatch.setattr(type(log), "default_replication_factor", lambda *_: 3)
+    monkeypatch.setattr(type(log), "replicas_of_new", lambda *_: 3)
     monkeypatch.setattr(type(log), "create_topics", create_topics)
     with pytest.raises(NotReady, match="not found"):
         creation.create_control_topics(log, prefix, control_partitions=1)
@@ -452,6 +452,6 @@ def test_two_replicas_stay_in_sync_where_there_are_two(
     with pytest.raises(NotReady, match="not found"):
         creation.create_control_topics(log, prefix, control_partitions=1, replication_factor=1)
     assert [spec.config["min.insync.replicas"] for spec in made] == ["1"] * 6
-    monkeypatch.setattr(type(log), "default_replication_factor", lambda *_: None)
+    monkeypatch.setattr(type(log), "replicas_of_new", lambda *_: None)
     with pytest.raises(NotAuthorized, match=rf"right DescribeConfigs on .*{prefix}\.commands"):
         creation.create_control_topics(log, prefix, control_partitions=1)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from anabranch.kafka.wire import cluster, coordinator
+from anabranch.kafka import cluster, coordinator
 from anabranch.ports import (
     Log,
     LogRefused,

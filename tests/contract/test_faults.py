@@ -8,12 +8,9 @@ from typing import Any
 
 import pytest
 
-from anabranch.kafka import transactional_producer
-from anabranch.kafka.log import KafkaLog
-from anabranch.kafka.look import look_at
-from anabranch.kafka.wire import calls, data
-from anabranch.kafka.wire import connection as wire
-from anabranch.kafka.wire.calls import (
+from anabranch.kafka import calls, data, transactional_producer
+from anabranch.kafka import connection as wire
+from anabranch.kafka.calls import (
     ADD_PARTITIONS_TO_TXN,
     CREATE_PARTITIONS,
     END_TXN,
@@ -25,7 +22,9 @@ from anabranch.kafka.wire.calls import (
     PRODUCE,
     Api,
 )
-from anabranch.kafka.wire.lost_markers import Open
+from anabranch.kafka.log import KafkaLog
+from anabranch.kafka.lost_markers import Open
+from anabranch.kafka.needs import look_at
 from anabranch.ports import (
     LogBusy,
     LogError,
@@ -168,7 +167,7 @@ def test_an_abort_says_nothing_of_a_transaction_before(
     producer.append([(one, batch("a")), (two, batch("b"))])
     before = Open(producer.producer_epoch, 0)
     producer.commit()
-    for link in producer._waves.links.values():
+    for link in producer._pipeline.links.values():
         link.checked.clear()
     found = {two: before}
     monkeypatch.setattr(
@@ -448,7 +447,7 @@ def test_older_brokers_are_spoken_to_in_their_versions(
     assert log.offsets_for_time([one], 1) == {one: 0}
     log.delete_records({one: 1})
     assert log.start_offsets([one]) == {one: 1}
-    assert log.default_replication_factor("new") == 0, "answers have it from version 5 on"
+    assert log.replicas_of_new("new") == 0, "answers have it from version 5 on"
     log.add_partitions(one.topic, 3)
     assert log.describe_topics([one.topic])[one.topic].partitions == 3
     log.alter_topics({one.topic: {"retention.ms": "7"}})

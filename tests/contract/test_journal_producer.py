@@ -12,13 +12,13 @@ from confluent_kafka.admin import AdminClient
 from anabranch.batches.builder import BatchBuilder
 from anabranch.batches.format import Packed, read_header
 from anabranch.infra.broker import EmbeddedBroker
+from anabranch.kafka import connection as wire
+from anabranch.kafka import data
+from anabranch.kafka.calls import INIT_PRODUCER_ID, PRODUCE, Api
+from anabranch.kafka.cluster import Cluster, Leader
 from anabranch.kafka.idempotent_producer import JournalProducer
 from anabranch.kafka.log import KafkaLog
 from anabranch.kafka.settings import parse_settings
-from anabranch.kafka.wire import connection as wire
-from anabranch.kafka.wire import data
-from anabranch.kafka.wire.calls import INIT_PRODUCER_ID, PRODUCE, Api
-from anabranch.kafka.wire.cluster import Cluster, Leader
 from anabranch.ports import (
     LogError,
     LogRefused,
@@ -135,9 +135,9 @@ def test_one_request_is_under_way_and_the_next_gathers(bench: Bench, proxy: Prox
     proxy.faults.lose_request.add(PRODUCE.key)  # the first
     for partition in partitions:
         bench.append(partition, "a")
-    (link,) = bench.producer._links.values()
+    (link,) = bench.producer._pipeline.links.values()
     (under_way,) = link.in_flight
-    assert (list(under_way.pieces), list(link.gathering.pieces)) == (partitions[:1], partitions[1:])
+    assert (list(under_way.batches), list(link.next.batches)) == (partitions[:1], partitions[1:])
     bench.flush()
     assert [bench.stored(partition) for partition in partitions] == [["a"]] * 4
     assert (

@@ -7,10 +7,9 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from anabranch.kafka import sender
+from anabranch.kafka import health, sender
+from anabranch.kafka.calls import API_VERSIONS, METADATA, PRODUCE
 from anabranch.kafka.log import KafkaLog
-from anabranch.kafka.wire import pool
-from anabranch.kafka.wire.calls import API_VERSIONS, METADATA, PRODUCE
 from anabranch.ports import Log, LogError, LogRefused, TopicPartition, TopicSpec
 from tests.conftest import Broker
 from tests.contract.conftest import Maker, deleter
@@ -159,8 +158,8 @@ def test_a_frozen_broker_costs_what_is_for_it(
     monkeypatch.setattr(sender, "ANSWER_S", 0.3)
     monkeypatch.setattr(sender, "KEPT_S", 1.0)
     monkeypatch.setattr(sender, "KEPT_BYTES", 50_000)
-    monkeypatch.setattr(pool, "_LEFT_ALONE_S", 0.5)
-    monkeypatch.setattr(pool, "_LONGEST_ALONE_S", 1.0)
+    monkeypatch.setattr(health, "SKIPPED_S", 0.5)
+    monkeypatch.setattr(health, "LONGEST_SKIPPED_S", 1.0)
     maker, log = kafka
     (place,) = maker.topic()
     log.send([(place, batch("a"))], {})
@@ -173,10 +172,11 @@ def test_a_frozen_broker_costs_what_is_for_it(
         log.send([(place, batch("x" * 5_000))], {})
         waited.append(time.monotonic() - began)
         time.sleep(0.005)
-        kept = sum(piece.size for piece in log._sender._kept)
-        under_way = [wave for link in log._sender._links.values() for wave in link.in_flight]
+        kept = sum(one.size for one in log._sender._kept)
+        links = log._sender._pipeline.links.values()
+        under_way = [request for link in links for request in link.in_flight]
         assert kept <= 50_000
-        assert sum(wave.size for wave in under_way) <= sender.IN_FLIGHT_BYTES
+        assert sum(request.size for request in under_way) <= sender.IN_FLIGHT_BYTES
     slow = [seconds for seconds in waited if seconds > 0.2]
     assert 1 <= len(slow) <= 8, "connections and metadata are asked for now and then"
     assert max(slow) < 10 * sender.CALL_S

@@ -16,8 +16,8 @@ import pytest
 from confluent_kafka import Consumer, TopicPartition
 
 import anabranch
-from anabranch.librdkafka import broker_contact as contact
-from anabranch.librdkafka.membership import Membership
+from anabranch.librdkafka import handles
+from anabranch.librdkafka.groups import Membership
 from anabranch.librdkafka.reconnecting_consumer import LastingConsumer
 from anabranch.topics.names import stream_topic
 from tests.cluster import ControllerProcess
@@ -53,8 +53,8 @@ def blindness(network: Network) -> Blindness:
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(contact, "SILENCE_S", 3.0)
-    monkeypatch.setattr(contact, "SUSPECT_S", 1.0)
+    monkeypatch.setattr(handles, "SILENCE_S", 3.0)
+    monkeypatch.setattr(handles, "SUSPECT_S", 1.0)
 
 
 def _commit(client: anabranch.Client, stream: str, value: bytes) -> None:

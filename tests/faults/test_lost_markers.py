@@ -9,9 +9,9 @@ import pytest
 
 from anabranch.batches.records import Record, decode_records, encode_batch
 from anabranch.infra.cluster import EmbeddedCluster
+from anabranch.kafka.coordinator import coordinator_of
 from anabranch.kafka.log import KafkaLog
 from anabranch.kafka.transactional_producer import KafkaProducer
-from anabranch.kafka.wire.coordinator import coordinator_of
 from anabranch.ports import TopicPartition, TopicSpec
 
 pytestmark = [pytest.mark.broker, pytest.mark.soak, pytest.mark.timeout(240)]

@@ -21,8 +21,9 @@ from confluent_kafka.admin import (
 import anabranch
 from anabranch.errors import RetryError
 from anabranch.infra.cluster import EmbeddedCluster
+from anabranch.kafka.calls import Api
+from anabranch.kafka.fetch import Fetcher
 from anabranch.kafka.log import KafkaLog
-from anabranch.kafka.wire.calls import Api
 from anabranch.ports import OffsetOutOfRange, TopicPartition
 from anabranch.reading import feed
 from tests.client.written import WrittenStream
@@ -47,13 +48,13 @@ def brokers() -> Iterator[EmbeddedCluster]:
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The brokers that answered fetches, one after the other."""
     nodes: list[int] = []
-    real = KafkaLog._take
+    real = Fetcher._take
 
-    def spied(log: KafkaLog, one: Any, *more: Any) -> Any:
+    def spied(fetcher: Fetcher, one: Any, *more: Any) -> Any:
         nodes.append(one.node)
-        return real(log, one, *more)
+        return real(fetcher, one, *more)
 
-    monkeypatch.setattr(KafkaLog, "_take", spied)
+    monkeypatch.setattr(Fetcher, "_take", spied)
     return nodes
 
 
@@ -125,7 +126,7 @@ def test_a_follower_that_is_behind(brokers: EmbeddedCluster, asked: list[int]) -
             topics = [{"name": place.topic, "partitions": moved}]
             connection.ask(MOVE, cluster.deadline(), timeout=timedelta(seconds=30), topics=topics)
         for follower in (2, 3):
-            log._replicas.named(place, follower)
+            cluster.health.followers.named(place, follower)
             asked.clear()
             found = log.fetch({place: 39}, max_wait=5, max_bytes=1 << 20, committed=True)
             assert [batch.base_offset for batch in found[place].batches] == [39]

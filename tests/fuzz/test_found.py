@@ -28,10 +28,15 @@ from anabranch.errors import (
     UnsupportedSetting,
     UnsupportedVersion,
 )
+from anabranch.kafka import calls
+from anabranch.kafka.calls import (
+    ADD_PARTITIONS_TO_TXN,
+    CREATE_TOPICS,
+    METADATA,
+    ConnectionBroken,
+    MalformedAnswer,
+)
 from anabranch.kafka.settings import parse_settings
-from anabranch.kafka.wire import calls
-from anabranch.kafka.wire.calls import ADD_PARTITIONS_TO_TXN, CREATE_TOPICS, METADATA
-from anabranch.kafka.wire.errors import ConnectionBroken, MalformedAnswer
 from anabranch.ports import RawBatch, TopicPartition
 from anabranch.processors.history_tail import load_tail
 from anabranch.processors.leadership import fold_to_end

@@ -20,11 +20,10 @@ from typing import Any
 from kio.serial import entity_writer
 
 from anabranch.batches.format import read_header
+from anabranch.kafka import calls, data
+from anabranch.kafka.calls import END_TXN, FETCH, PRODUCE, Api, MalformedAnswer
+from anabranch.kafka.data import end_answer
 from anabranch.kafka.sasl import OAuthBearer, SaslError, Scram
-from anabranch.kafka.wire import calls, data
-from anabranch.kafka.wire.calls import END_TXN, FETCH, PRODUCE, Api
-from anabranch.kafka.wire.data import end_answer
-from anabranch.kafka.wire.errors import MalformedAnswer
 from anabranch.ports import CorruptBatch, TopicPartition
 from tests.fuzz.mutate import mutated
 from tests.fuzz.samples import batches

@@ -17,15 +17,18 @@ from uuid import UUID
 
 import pytest
 
+from anabranch.clock import SystemClock
 from anabranch.kafka import admin as kafka_admin
-from anabranch.kafka.link import Link, Piece, Wave
+from anabranch.kafka import cluster as wire_cluster
+from anabranch.kafka import health
+from anabranch.kafka.calls import ConnectionBroken
+from anabranch.kafka.cluster import Cluster, Leader, Topic
+from anabranch.kafka.connection import Connection
+from anabranch.kafka.health import BrokerHealth
+from anabranch.kafka.produce import BrokerLink, PendingBatch, ProducePipeline, ProduceRequest
 from anabranch.kafka.sender import Sender
 from anabranch.kafka.settings import parse_settings
 from anabranch.kafka.transactional_producer import KafkaProducer
-from anabranch.kafka.wire import cluster as wire_cluster
-from anabranch.kafka.wire import connection as wire
-from anabranch.kafka.wire.cluster import Cluster, Leader, Topic
-from anabranch.kafka.wire.connection import Connection, ConnectionBroken
 from anabranch.ports import LogUnavailable, TopicPartition
 
 BROKERS = {n: (f"broker-{n}", 9092) for n in (1, 2, 3)}
@@ -39,7 +42,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
     made = Cluster(parse_settings("broker-1:9092", {}))
     made._brokers = dict(BROKERS)
     monkeypatch.setattr(made.pool, "take", lambda address, _: address)
-    monkeypatch.setattr(wire_cluster, "_late", {})
+    monkeypatch.setattr(health, "_late", {})
     monkeypatch.setattr(made.pool, "give", lambda *_: None)
     yield made
     _join()
@@ -62,7 +65,7 @@ def test_brokers_that_were_away_once_are_asked_again(cluster: Cluster) -> None:
         with cluster.connection(node, 0.0):
             pass
     assert set(_asked(cluster, 99)) == {BROKERS[2], BROKERS[3]}
-    cluster.trust(BROKERS[1])
+    cluster.health.answered(BROKERS[1])
     assert set(_asked(cluster, 99)) == set(BROKERS.values())
 
 
@@ -190,15 +193,17 @@ def test_a_silent_broker_is_waited_for_until_another_one_has_its_place(
         cluster._topics["t"] = Topic("t", bytes(16), {0: Leader(node, asked)}, 1, 3, 3)
 
     monkeypatch.setattr(cluster, "refresh", refresh)
-    monkeypatch.setattr(wire, "_SILENT_S", 0.0)
-    monkeypatch.setattr(wire, "_LOOK_S", 0.1 if why == "timed out" else 0.0)
+    monkeypatch.setattr(health, "SILENT_S", 0.0)
+    monkeypatch.setattr(health, "ASK_AGAIN_S", 0.1 if why == "timed out" else 0.0)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         deadline = time.monotonic() + (1.0 if why == "timed out" else 60.0)
-        link = Link(1, Connection(*silent.getsockname(), client_id="c", deadline=deadline))
+        connection = Connection(*silent.getsockname(), client_id="c", deadline=deadline)
+        link = BrokerLink(1, connection)
         sent = link.open().send(0, 0, (b"",), flexible=False, deadline=deadline)
-        wave = Wave({place: Piece(place, ())}, correlation=sent)
+        request = ProduceRequest({place: PendingBatch(place, ())}, correlation=sent)
+        coordinator = iter(coordinates + [False] * 9).__next__
         with pytest.raises(ConnectionBroken, match=why):
-            link.read(cluster, wave, deadline, iter(coordinates + [False] * 9).__next__)
+            ProducePipeline(cluster).read(link, request, deadline, coordinator)
         link.close()
     assert asked == questions or (questions is None and asked > 1)
 
@@ -270,10 +275,10 @@ def _lead(
     """What each broker says of a leader, and after what; None: it does not answer. Returns who was asked."""
     asked = []
 
-    def metadata(names: list[str], node: int | None, _: float, *, beside: bool = False) -> Any:
+    def metadata(names: list[str], node: int | None, _: float, *, background: bool = False) -> Any:
         node = node or next(iter(told))
         asked.append(node)
-        with cluster.connection(node, 0.0, beside=beside):
+        with cluster.connection(node, 0.0, background=background):
             if node in late:
                 assert late[node].wait(60)
             said = told[node]
@@ -321,7 +326,7 @@ def test_a_leader_may_be_cut_off_so_another_broker_is_asked_now_and_then(
         assert leader.node == led
         assert len(asked) == questions
         assert 1 not in asked[1:]
-    assert not cluster._failed
+    assert not cluster.health._failed
 
 
 def test_a_leader_that_tells_of_itself_is_looked_at_all_the_same(
@@ -351,13 +356,13 @@ def test_a_leader_is_not_asked_whether_it_still_leads(
     monkeypatch.setattr(cluster, "metadata", ask)
     for n, name in enumerate(names, 1):
         cluster._topics[name] = Topic(name, OURS.bytes, {0: Leader(n, 1)}, 1, 3, 3)
-    cluster.opinions.told.update(dict.fromkeys(names, time.monotonic() - 11))
+    cluster.health.confirmed.update(dict.fromkeys(names, time.monotonic() - 11))
     with monkeypatch.context() as full:
         full.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError))
-        cluster.opinions.look(names)
+        cluster.confirm_leaders(names)
     for _ in range(5):
         _age(cluster, 11)
-        cluster.opinions.look(names)
+        cluster.confirm_leaders(names)
         _join()
     assert {name for name, _ in asked} == set(names)
     assert not asked & {("a", 1), ("b", 2), ("c", 3)}
@@ -368,7 +373,7 @@ def test_ages_of_topics_come_together(cluster: Cluster, monkeypatch: pytest.Monk
     places = [TopicPartition(f"t{n}", 0) for n in range(100)]
     cluster.groups(places, time.monotonic() + 5, {})
     for n, place in enumerate(places):
-        cluster.opinions.told[place.topic] -= n / 10
+        cluster.health.confirmed[place.topic] -= n / 10
     asked.clear()
     for _ in range(200):
         _age(cluster, 0.01)
@@ -378,7 +383,7 @@ def test_ages_of_topics_come_together(cluster: Cluster, monkeypatch: pytest.Monk
 
 
 def _age(cluster: Cluster, later: float) -> None:
-    told = cluster.opinions.told
+    told = cluster.health.confirmed
     told.update({topic: then - later for topic, then in told.items()})
 
 
@@ -444,13 +449,14 @@ def test_a_silent_replica_is_waited_for_once_and_a_slow_one_always(
     cluster.refresh(["t"], time.monotonic() + 5)
     asked.clear()
     late[3] = silent
-    monkeypatch.setattr(wire_cluster, "_WAIT_S", 0.2)
-    cluster.opinions.ask_replicas(["t"], time.monotonic() + 60)
-    assert wire_cluster.SecondOpinions(cluster)._owed(3), "a fresh log would wait again"
-    monkeypatch.setattr(wire_cluster, "_WAIT_S", 60.0)
-    monkeypatch.setattr(wire_cluster, "_OWES_S", 60.0)
+    monkeypatch.setattr(health, "WAIT_S", 0.2)
+    cluster.ask_replicas(["t"], time.monotonic() + 60)
+    fresh = BrokerHealth(SystemClock())
+    assert fresh.unanswered(BROKERS[3]), "a fresh log would wait again"
+    monkeypatch.setattr(health, "WAIT_S", 60.0)
+    monkeypatch.setattr(health, "LATE_S", 60.0)
     told[2] = Leader(2, 6)
-    cluster.opinions.ask_replicas(["t"], time.monotonic() + 500)  # not for 3
+    cluster.ask_replicas(["t"], time.monotonic() + 500)  # not for 3
     assert (cluster.leader(PLACE), asked.count(3)) == (Leader(2, 6), 1)
     told[3] = Leader(3, 8)
     silent.set()
@@ -458,9 +464,9 @@ def test_a_silent_replica_is_waited_for_once_and_a_slow_one_always(
     assert cluster.leader(PLACE) == Leader(3, 8)
     for node, newest in ((2, Leader(2, 9)), (3, Leader(3, 10))):
         told[node] = newest
-        cluster.opinions.ask_replicas(["t"], time.monotonic() + 500)
+        cluster.ask_replicas(["t"], time.monotonic() + 500)
         assert cluster.leader(PLACE) == newest
-    assert not cluster._failed
+    assert not cluster.health._failed
 
 
 def test_the_leader_is_asked_in_time_though_a_replica_is_silent(
@@ -471,7 +477,7 @@ def test_the_leader_is_asked_in_time_though_a_replica_is_silent(
     cluster.refresh(["t"], time.monotonic() + 5)
     with monkeypatch.context() as silent:
         silent.setattr(threading.Thread, "join", lambda _, timeout: waits.append(timeout))
-        cluster.opinions.ask_replicas(["t"], time.monotonic() + 1)
+        cluster.ask_replicas(["t"], time.monotonic() + 1)
     assert [wait <= 0.5 for wait in waits] == [True, True]
 
 
@@ -506,7 +512,7 @@ def test_topics_that_were_are_forgotten_an_hour_later(
     cluster.refresh(["again"], 1e9)
     assert cluster.topic_ids == {"again": there["again"].bytes}
     assert [*cluster.topic_names.values()] == ["again"]
-    assert (len(cluster._newest), [*cluster.opinions.told]) == (1, ["again"])
+    assert (len(cluster._newest), [*cluster.health.confirmed]) == (1, ["again"])
 
 
 def test_an_id_whose_epochs_are_used_up_leaves_nothing(cluster: Cluster) -> None:
@@ -514,7 +520,7 @@ def test_an_id_whose_epochs_are_used_up_leaves_nothing(cluster: Cluster) -> None
     producer: Any = KafkaProducer.__new__(KafkaProducer)
     coordinator = SimpleNamespace(producer_id=7, is_v2=True, end=lambda commit: None)
     producer._cluster, producer._coordinator = cluster, coordinator
-    producer._waves, producer._added, producer._appended = Mock(), set(), {PLACE}
+    producer._sequences, producer._added, producer._appended = Mock(), set(), {PLACE}
     producer._end(commit=True)
     assert cluster.ended == {(7, PLACE): True}
     producer._appended = {PLACE._replace(partition=1)}

@@ -10,15 +10,14 @@ from typing import Any
 import pytest
 
 from anabranch.errors import NotAuthorized, NotReady, TopicMisconfigured
+from anabranch.kafka import calls
 from anabranch.kafka import probe as probes
+from anabranch.kafka.calls import Api, MalformedAnswer
+from anabranch.kafka.cluster import Cluster
+from anabranch.kafka.connection import Connection
 from anabranch.kafka.log import KafkaLog
 from anabranch.kafka.probe import Probe
 from anabranch.kafka.settings import parse_settings
-from anabranch.kafka.wire import calls
-from anabranch.kafka.wire.calls import Api
-from anabranch.kafka.wire.cluster import Cluster
-from anabranch.kafka.wire.connection import Connection
-from anabranch.kafka.wire.errors import MalformedAnswer
 from anabranch.ports import LogRefused, TopicSpec
 from anabranch.topics import creation
 from anabranch.topics import declarations as d
@@ -42,6 +41,7 @@ class Broker:
     """A broker's answers to calls about topics; by its fields it differs from a new Apache Kafka."""
 
     replicas: int = 1  # of new topics
+    heeds_factors: bool = True
     defaults: dict[str, str] = field(default_factory=KAFKA.copy)  # settings that it reports
     unknown: tuple[str, ...] = ()  # settings that it refuses
     hidden: tuple[str, ...] = ()  # … that it takes, and does not keep
@@ -116,14 +116,13 @@ class Broker:
         name, config = topic["name"], {c["name"]: c["value"] for c in topic["configs"]}
         code, said = self._judge(name, config)
         factor = topic["replication_factor"]
-        spec = TopicSpec(
-            name, topic["num_partitions"], config, self.replicas if factor < 0 else factor
-        )
+        replicas = factor if self.heeds_factors and factor > 0 else self.replicas
+        spec = TopicSpec(name, topic["num_partitions"], config, replicas)
         if not dry:
             self.asked.append(spec)
         if code == 0 and (not dry or not self.heeds_dry_runs):
             self.topics[name] = spec
-        told = self.replicas if self.tells_replicas and self.allows else -1
+        told = replicas if self.tells_replicas and self.allows else -1
         return Answer(
             name=name,
             error_code=code,
@@ -428,7 +427,7 @@ def test_what_a_user_chose_is_never_left_out() -> None:
 def test_the_question_for_replicas_makes_no_topic(heeds: bool, replicas: int) -> None:
     broker = Broker(replicas=replicas, heeds_dry_runs=heeds)
     log = broker.log()
-    assert log.default_replication_factor("anabranch.replies") == replicas
+    assert log.replicas_of_new("anabranch.replies") == replicas
     assert broker.topics == {}
     assert controls(broker)[:2] == (1, 8)
     made(broker)
@@ -436,6 +435,46 @@ def test_the_question_for_replicas_makes_no_topic(heeds: bool, replicas: int) ->
     assert broker.topics["anabranch.replies"].partitions == 8
     in_sync = {spec.config["min.insync.replicas"] for spec in broker.topics.values()}
     assert in_sync == {"2" if replicas == 3 else "1"}
+
+
+@pytest.mark.parametrize("dry", [True, False], ids=["heeds dry runs", "makes topics in them"])
+def test_a_creation_may_be_repeated_where_each_topic_has_three_replicas(dry: bool) -> None:
+    """The process that made the topics is gone, so a dry run shows what the broker makes of the factor."""
+    hidden = ("min.insync.replicas",)  # majorities are the broker's own affair
+    broker = Broker(replicas=3, heeds_factors=False, heeds_dry_runs=dry, hidden=hidden)
+    for factor in ("1", "5"):
+        made(broker, replication_factor=factor)
+    assert len(broker.topics) == 3
+
+
+@pytest.mark.parametrize("dry", [True, False], ids=["heeds dry runs", "makes topics in them"])
+def test_another_number_of_replicas_is_refused_where_brokers_heed_it(dry: bool) -> None:
+    broker = Broker(replicas=3, heeds_dry_runs=dry)
+    made(broker)
+    with pytest.raises(TopicMisconfigured, match=r"it has 3 replicas; give it 1"):
+        made(broker, replication_factor="1")
+    assert len(broker.topics) == 3
+
+
+def test_a_repetition_by_the_same_process_needs_no_number_in_dry_runs() -> None:
+    hidden = ("min.insync.replicas",)
+    broker = Broker(replicas=3, heeds_factors=False, tells_replicas=False, hidden=hidden)
+    settings, new = {"replication.factor": "1"}, NewTopics()
+    for _ in range(2):
+        creation.create_stream_topics(broker.log(), STREAM, segments=2, settings=settings, new=new)
+    with pytest.raises(TopicMisconfigured, match=r"it has 3 replicas; give it 1"):
+        made(broker, replication_factor="1")
+
+
+@pytest.mark.parametrize("partitions", [1, 5])
+def test_what_controllers_need_is_counted_by_what_is_made(partitions: int) -> None:
+    broker = Broker()
+    creation.create_control_topics(broker.log(), "anabranch", control_partitions=partitions)
+    counts = {name: spec.partitions for name, spec in broker.topics.items()}
+    assert counts == creation.control_topics("anabranch", partitions)
+    refused = LogRefused("create topic: too many partitions", creation.POLICY_VIOLATION)
+    way = probes.way_out(refused, partitions, brokers=1)
+    assert f" {len(counts)} topics and {sum(counts.values())} partitions for controllers" in way
 
 
 def test_a_topic_that_another_client_makes_meanwhile_stays() -> None:
@@ -451,7 +490,7 @@ def test_a_topic_that_another_client_makes_meanwhile_stays() -> None:
         return answer
 
     broker._create = beside  # type: ignore[method-assign]
-    assert broker.log().default_replication_factor("anabranch.commands") == 1
+    assert broker.log().replicas_of_new("anabranch.commands") == 1
     assert list(broker.topics) == ["anabranch.commands"]
     assert broker.deleted == []
 

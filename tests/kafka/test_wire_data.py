@@ -16,10 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kio.serial import entity_reader, entity_writer
 
-from anabranch.kafka.wire import calls, data
-from anabranch.kafka.wire.calls import FETCH, PRODUCE
-from anabranch.kafka.wire.connection import readable
-from anabranch.kafka.wire.data import FetchPosition, MalformedAnswer, uvarint
+from anabranch.kafka import calls, data
+from anabranch.kafka.calls import FETCH, PRODUCE, MalformedAnswer
+from anabranch.kafka.connection import readable
+from anabranch.kafka.data import FetchPosition, uvarint
 from anabranch.ports import TopicPartition
 
 IDS = {"a": uuid.UUID(int=7).bytes, "b": uuid.UUID(int=8).bytes}

@@ -12,9 +12,9 @@ from kio.schema.types import ProducerId
 from kio.serial import entity_writer
 from kio.static.primitive import i16
 
-from anabranch.kafka.wire import calls
-from anabranch.kafka.wire.calls import END_TXN
-from anabranch.kafka.wire.data import BUMPS_FROM, Ended, MalformedAnswer, end_answer, end_request
+from anabranch.kafka import calls
+from anabranch.kafka.calls import END_TXN, MalformedAnswer
+from anabranch.kafka.data import BUMPS_FROM, Ended, end_answer, end_request
 
 VERSIONS = range(END_TXN.lowest, END_TXN.highest + 1)
 

@@ -18,8 +18,8 @@ from confluent_kafka.admin import AdminClient
 
 import anabranch
 from anabranch.errors import AnabranchError, DeadlineExceeded, TransactionAborted, WriteFailed
+from anabranch.kafka.cluster import Cluster
 from anabranch.kafka.log import KafkaLog
-from anabranch.kafka.wire.cluster import Cluster
 from anabranch.ports import TopicPartition, TopicSpec
 from anabranch.topics.names import journal_topic
 from tests.cluster import ControllerProcess, start_cluster, words

@@ -270,8 +270,8 @@ class MemoryLog:
             self.cluster.alter(changes)
         self.called("alter_topics.after")
 
-    def default_replication_factor(self, topic: str) -> int | None:
-        return 1
+    def replicas_of_new(self, topic: str, factor: int = -1) -> int | None:
+        return max(1, factor)
 
     def describe_topics(self, names: Sequence[str]) -> dict[str, TopicInfo]:
         self.called("describe_topics")

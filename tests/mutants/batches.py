@@ -10,7 +10,7 @@ from anabranch.batches import columns_read, framing
 from anabranch.batches import format as batch
 from anabranch.batches.columns_read import ColumnsBuilder, Longs
 from anabranch.batches.kernels.scan import FIRST
-from anabranch.kafka.wire import data as wire_data
+from anabranch.kafka import data as wire_data
 
 Planted = AbstractContextManager[object]
 _CRC_AT = 17

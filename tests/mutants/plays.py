@@ -18,7 +18,7 @@ from anabranch.core.ids import make_txn_id
 from anabranch.core.legal_names import ADMIN_LANE
 from anabranch.core.tokens import Rights, narrow
 from anabranch.errors import AlreadyCommitted, NotLeader
-from anabranch.kafka.wire.data import PartitionFetch, fetched
+from anabranch.kafka.data import PartitionFetch, fetched
 from anabranch.ports import LogFenced, TopicPartition
 from anabranch.processors import suspects
 from anabranch.processors.controller import Controller

@@ -17,7 +17,7 @@ from anabranch.core.hybrid_time import from_us
 from anabranch.core.rows import stream_key
 from anabranch.core.state import State
 from anabranch.errors import InvalidArgument, NotReady, TopicMisconfigured
-from anabranch.kafka.wire.codes import CREATE_CODES, GROW_CODES, Act, meaning
+from anabranch.kafka.codes import CREATE_CODES, GROW_CODES, Act, meaning
 from anabranch.ports import LogRefused, LogUnavailable, TopicPartition, TopicSpec
 from anabranch.processors.cleanup import Truncator
 from anabranch.processors.controller import Controller

@@ -13,8 +13,8 @@ import pytest
 from anabranch.batches.records import Record, encode_batch
 from anabranch.core.decisions.turn import Settings
 from anabranch.core.rows import ROUND_KEY, STATUS, scope_key
-from anabranch.librdkafka import membership
-from anabranch.librdkafka.membership import Membership
+from anabranch.librdkafka import groups
+from anabranch.librdkafka.groups import Membership
 from anabranch.ports import LogFenced, LogRefused, LogUnavailable, TopicInfo, TopicPartition
 from anabranch.processors.controller import Controller
 from anabranch.processors.leader import ASIDE_S, PATIENCE_S, Leader
@@ -207,7 +207,7 @@ def test_who_stands_aside_leaves_the_group_for_so_long(monkeypatch: pytest.Monke
 
         def close(self) -> None: ...
 
-    monkeypatch.setattr(membership, "LastingConsumer", Consumer)
+    monkeypatch.setattr(groups, "LastingConsumer", Consumer)
     member = Membership(
         "", group="g", topic="t", session_timeout_s=6, options={},
         on_gained=lambda _: None, on_lost=lambda _: None,

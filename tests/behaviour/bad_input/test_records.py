@@ -16,9 +16,9 @@ from anabranch.batches.compression import NONE, ZSTD, compress
 from anabranch.batches.format import Packed
 from anabranch.batches.records import put_varint
 from anabranch.core import limits
+from anabranch.kafka.cluster import Cluster as Brokers
 from anabranch.kafka.idempotent_producer import JournalProducer
 from anabranch.kafka.settings import parse_settings
-from anabranch.kafka.wire.cluster import Cluster as Brokers
 from anabranch.ports import TopicPartition
 from anabranch.schemas import records as r
 from tests.behaviour.bad_input.place import SEGMENTS, SOON_S, WAIT_MS, Place

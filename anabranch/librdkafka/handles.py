@@ -1,18 +1,22 @@
-"""Finds out whether a handle of librdkafka still knows any brokers.
+"""Native handles of librdkafka: how they are made, watched, and freed at once, or, after a fork, never freed.
 
 librdkafka forgets all brokers when one that has just started names none, and may then never connect again (decision
-0010). No callback reports that. So after a long silence the owner makes a
-request, and makes a new handle if only another handle is answered.
+0010). No callback reports that. So after a long silence a handle's owner makes a request, and a new handle if only
+another handle is answered. This is the state of a handle, not of a broker: librdkafka chooses brokers by itself and
+does not say which one is silent. So it is kept here, and not in `anabranch.kafka.health`.
 """
 
 from __future__ import annotations
 
+import ctypes
 import logging
+import os
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient, ClusterMetadata
 
 from anabranch.errors import AnabranchError, NotReady, UnsupportedSetting
@@ -35,8 +39,8 @@ class Handle(Protocol):
         """Metadata of a topic and of the brokers."""
 
 
-class Contact:
-    """Watches one handle, on the thread that uses it."""
+class HandleHealth:
+    """Whether one handle still knows brokers, as seen on the thread that uses it."""
 
     def __init__(self, handle: Handle, common: Mapping[str, Any], topic: str = "") -> None:
         """``common``: options for any handle on these brokers. ``topic``: one to ask for, or empty."""
@@ -53,7 +57,7 @@ class Contact:
         if error.code() == _ALL_DOWN:
             self.complained = True
 
-    def heard(self) -> None:
+    def answered(self) -> None:
         """Call it when something came from a broker."""
         self._since = time.monotonic()
         self._unanswered = 0
@@ -69,7 +73,7 @@ class Contact:
         if time.monotonic() - self._since < patience or not self.topic:
             return False
         if _is_answered(self._handle, self.topic):
-            self.heard()
+            self.answered()
             return False
         lost = self._unanswered > 0 and self._others_are()
         self._unanswered += 1
@@ -85,7 +89,7 @@ class Contact:
             return False
         if found:
             log.warning(
-                "a handle has lost all brokers, and another one finds them: it is made anew"
+                "a handle has lost all brokers, and another one finds them: a new one takes its place"
             )
         return found
 
@@ -137,3 +141,48 @@ def with_error_callback(config: dict[str, Any], ours: Callable[[Any], None]) -> 
             theirs(error)
 
     return config | {"error_cb": both}
+
+
+LAST_WORDS_S = 1.0  # how long a close waits for requests under way
+_YOUNG_S = 1.0
+_last_made = [-_YOUNG_S]  # when a handle of librdkafka was made last, monotonic seconds
+
+
+def make(
+    kind: Callable[[dict[str, Any]], Any], config: dict[str, Any], on_error: Callable[[Any], None]
+) -> Any:
+    """A producer or consumer. Raises: as `made`."""
+    return made(partial(create, kind), with_error_callback(config, on_error))
+
+
+def create(kind: Callable[[dict[str, Any]], Any], config: dict[str, Any]) -> Any:
+    """A new handle, before which no process may fork for a while."""
+    _last_made[0] = time.monotonic()
+    return kind(config)
+
+
+def _rest_before_fork() -> None:
+    """Wait until the threads of a new handle are idle.
+
+    At first they look up names and open connections, under locks of the C library. A child forked at that moment
+    inherits locks that no thread releases, and its own client would hang (measured: 1 fork in 5).
+    """
+    time.sleep(max(0.0, _last_made[0] + _YOUNG_S - time.monotonic()))
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_rest_before_fork)
+
+
+def drop(producer: Producer) -> None:
+    """Free a producer at once; undelivered records are lost."""
+    producer.purge(in_queue=True, in_flight=True, blocking=False)
+    producer.flush(LAST_WORDS_S)
+    if not len(producer):
+        producer.close()
+
+
+def leak(thing: object) -> None:
+    """Never free this object. In a forked child, freeing would wait for threads that it lacks."""
+    if thing is not None:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))

@@ -13,11 +13,10 @@ from collections.abc import Iterable
 from functools import cache
 from typing import NamedTuple
 
-from anabranch.kafka.wire import calls
-from anabranch.kafka.wire.calls import DESCRIBE_PRODUCERS, DESCRIBE_TRANSACTIONS
-from anabranch.kafka.wire.codes import NONE
-from anabranch.kafka.wire.connection import Connection
-from anabranch.kafka.wire.errors import MalformedAnswer
+from anabranch.kafka import calls
+from anabranch.kafka.calls import DESCRIBE_PRODUCERS, DESCRIBE_TRANSACTIONS, MalformedAnswer
+from anabranch.kafka.codes import NONE
+from anabranch.kafka.connection import Connection
 from anabranch.ports import TOPIC_AUTHORIZATION_FAILED, TopicPartition
 
 log = logging.getLogger("anabranch.kafka")
@@ -38,10 +37,7 @@ class Open(NamedTuple):
 
 
 def open_on(
-    connection: Connection,
-    producer_id: int,
-    partitions: Iterable[TopicPartition],
-    deadline: float,
+    connection: Connection, producer_id: int, partitions: Iterable[TopicPartition], deadline: float
 ) -> dict[TopicPartition, Open]:
     """A producer's open native transactions on partitions of this leader; old brokers report none."""
     if DESCRIBE_PRODUCERS.key not in connection.versions:

@@ -11,14 +11,13 @@ from typing import Any
 import pytest
 
 from anabranch.core.limits import LEAST_RECORD
+from anabranch.kafka import calls
 from anabranch.kafka import probe as probes
-from anabranch.kafka.look import look_at
+from anabranch.kafka.calls import Api, ConnectionBroken
+from anabranch.kafka.cluster import Cluster
+from anabranch.kafka.needs import look_at
 from anabranch.kafka.probe import FAILS, WORKS, Probe
 from anabranch.kafka.settings import parse_settings
-from anabranch.kafka.wire import calls
-from anabranch.kafka.wire.calls import Api
-from anabranch.kafka.wire.cluster import Cluster
-from anabranch.kafka.wire.errors import ConnectionBroken
 
 AWAY_S = 0.3
 

@@ -1,7 +1,7 @@
-"""Requests through kio's generated messages, for calls whose cost doesn't matter.
+"""The calls of the protocol: requests through kio's generated messages, and the errors of a call without an answer.
 
-A request is given as plain mappings and lists, and built for any version: fields that a version doesn't have are
-omitted. So older brokers' versions need no code of their own.
+Calls whose cost matters are in `anabranch.kafka.data`. A request is given as mappings and lists, and built for any
+version: fields that a version doesn't have are omitted. So older brokers' versions need no code of their own.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import io
+import struct
 import typing
 from collections.abc import Iterable, Mapping
 from functools import cache
@@ -18,9 +19,101 @@ from kio.serial import entity_reader, entity_writer
 from kio.serial.errors import SerialError
 
 from anabranch.batches.format import Buffer
-from anabranch.kafka.wire.errors import MalformedAnswer
-from anabranch.kafka.wire.reader import Reader
 from anabranch.ports import TopicPartition
+
+
+class ConnectionBroken(Exception):
+    """The connection failed, or its deadline passed: requests in flight may have been carried out or not.
+
+    ``sent`` is False if no byte of the request can have reached the broker.
+    """
+
+    def __init__(self, message: str, *, sent: bool = True) -> None:
+        super().__init__(message)
+        self.sent = sent
+
+
+class MalformedAnswer(ConnectionBroken):
+    """An answer that breaks the protocol, treated like a missing one."""
+
+
+class AuthenticationFailed(ConnectionBroken):
+    """The broker refuses the client's identity, or the client the broker's: trying again is useless."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, sent=False)
+
+
+class Reader:
+    """Reads an answer's fields; `MalformedAnswer` for one that does not fit."""
+
+    def __init__(self, body: Buffer, flexible: bool) -> None:
+        self.body = memoryview(body)
+        self.at = 0
+        self.flexible = flexible
+
+    def take(self, form: struct.Struct) -> tuple[int, ...]:
+        try:
+            values = form.unpack_from(self.body, self.at)
+        except struct.error:
+            raise MalformedAnswer("an answer ends in the middle of a field") from None
+        self.at += form.size
+        return values
+
+    def i16(self) -> int:
+        return int.from_bytes(self.view(2), "big", signed=True)
+
+    def i32(self) -> int:
+        return int.from_bytes(self.view(4), "big", signed=True)
+
+    def skip(self, count: int) -> None:
+        if self.at + count > len(self.body):
+            raise MalformedAnswer("an answer ends in the middle of a field")
+        self.at += count
+
+    def raw(self, count: int) -> bytes:
+        return bytes(self.view(count))
+
+    def view(self, count: int) -> memoryview:
+        start = self.at
+        self.skip(count)
+        return self.body[start : self.at]
+
+    def uvarint(self) -> int:
+        value = shift = 0
+        while shift < 35:
+            try:  # the check of `skip`, without the cost of a call
+                byte = self.body[self.at]
+            except IndexError:
+                raise MalformedAnswer("an answer ends in the middle of a field") from None
+            self.at += 1
+            value |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                return value
+            shift += 7
+        raise MalformedAnswer("a number of too many bytes")
+
+    def array(self) -> int:
+        """An array's size; null counts as empty."""
+        size = self.uvarint() - 1 if self.flexible else self.i32()
+        if size > len(self.body):
+            raise MalformedAnswer(f"an array of {size}")
+        return max(size, 0)
+
+    def string(self) -> str | None:
+        size = self.uvarint() - 1 if self.flexible else self.i16()
+        return None if size < 0 else self.raw(size).decode("utf-8", "replace")
+
+    def nullable_bytes(self) -> memoryview:
+        size = self.uvarint() - 1 if self.flexible else self.i32()
+        return self.view(max(size, 0))
+
+    def tags(self) -> None:
+        if self.flexible:
+            for _ in range(self.uvarint()):
+                self.uvarint()
+                self.skip(self.uvarint())
+
 
 # Errors of kio for malformed messages. Other errors may come from a signal handler, and are not caught.
 _NO_MESSAGE = (

@@ -10,19 +10,21 @@ from kio.schema.errors import ErrorCode
 
 from anabranch.backoff import Backoff
 from anabranch.clock import SystemClock
-from anabranch.kafka.wire import calls, codes
-from anabranch.kafka.wire.calls import (
+from anabranch.kafka import calls, codes, health
+from anabranch.kafka.calls import (
     ADD_PARTITIONS_TO_TXN,
     END_TXN,
     FIND_COORDINATOR,
     INIT_PRODUCER_ID,
     PRODUCE,
+    ConnectionBroken,
+    MalformedAnswer,
 )
-from anabranch.kafka.wire.cluster import UNKNOWN_TOPIC_S, Again, Cluster, raise_or_again
-from anabranch.kafka.wire.codes import NONE, Act, meaning
-from anabranch.kafka.wire.connection import MOVED_S, Connection, ConnectionBroken
-from anabranch.kafka.wire.data import BUMPS_FROM, MalformedAnswer, end_answer, end_request
-from anabranch.kafka.wire.lost_markers import LastOutcome
+from anabranch.kafka.cluster import UNKNOWN_TOPIC_S, Again, Cluster, raise_or_again
+from anabranch.kafka.codes import NONE, Act, meaning
+from anabranch.kafka.connection import Connection
+from anabranch.kafka.data import BUMPS_FROM, end_answer, end_request
+from anabranch.kafka.lost_markers import LastOutcome
 from anabranch.ports import (
     UNKNOWN_TOPIC_OR_PARTITION,
     LogBusy,
@@ -154,18 +156,18 @@ class Coordinator:
         connection = self._connection
         if connection is None or not connection.usable():
             if self._address is not None:
-                self._cluster.doubt(self._address)
+                self._cluster.health.failed(self._address)
             self._address = coordinator_of(self._cluster, self._id, deadline)
             soon = self._cluster.soon(deadline)
             connection = self._connection = self._cluster.pool.open(self._address, soon)
         return connection
 
-    def moved(self) -> bool:
+    def is_replaced(self) -> bool:
         """Whether another broker is the coordinator by now: leaders ask the coordinator before they append."""
         try:
             if self._address is not None:
-                self._cluster.doubt(self._address)
-            deadline = self._cluster.deadline(MOVED_S)
+                self._cluster.health.failed(self._address)
+            deadline = self._cluster.deadline(health.REPLACED_S)
             return self._address != coordinator_of(self._cluster, self._id, deadline)
         except LogError:
             return False
@@ -203,11 +205,7 @@ class Coordinator:
             raise LogUncertain(f"{self._id}: add partitions: {error}") from error
 
     def _add_once(
-        self,
-        partitions: Sequence[TopicPartition],
-        deadline: float,
-        known_by: float,
-        busy_by: float,
+        self, partitions: Sequence[TopicPartition], deadline: float, known_by: float, busy_by: float
     ) -> None:
         connection = self._connect(deadline)
         found = connection.ask(
@@ -259,7 +257,7 @@ class Coordinator:
         limit = min(deadline, time.monotonic() + ANSWER_S)
         flexible = version >= END_TXN.flexible_from
         sent = connection.send(END_TXN.key, version, (body,), flexible=flexible, deadline=limit)
-        connection.wait(limit, self.moved)
+        self._cluster.wait(connection, limit, self.is_replaced)
         ended = end_answer(version, connection.receive(sent, limit))
         if ended.error != NONE:
             self._fail(codes.END_TXN_CODES, ended.error, what)

@@ -39,7 +39,7 @@ class Act(Enum):
     REFRESH = "nothing happened: find the leader or coordinator again, then repeat"
     REFUSED = "the broker refused the content: LogRefused"
     FENCED = "another producer has the transactional id: LogFenced"
-    UNCERTAIN = "it can't be told: LogUncertain"
+    UNCERTAIN = "it can't be known: LogUncertain"
 
 
 class Meaning(NamedTuple):

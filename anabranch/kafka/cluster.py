@@ -1,4 +1,7 @@
-"""A cluster's metadata: brokers, leaders, topic ids; and the choice of brokers to ask."""
+"""A cluster's metadata: brokers, leaders, topic ids; and the connections to its brokers.
+
+Questions that any broker can answer go to a broker in good health (`Cluster.health`), and are repeated.
+"""
 
 from __future__ import annotations
 
@@ -17,18 +20,18 @@ from collections.abc import (
 )
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from operator import attrgetter
 from typing import Any, NamedTuple, TypeVar
 
 from kio.schema.errors import ErrorCode
 
+from anabranch.clock import SystemClock
+from anabranch.kafka import health
+from anabranch.kafka.calls import METADATA, AuthenticationFailed, ConnectionBroken
+from anabranch.kafka.codes import NONE, READ_CODES, Act, Meaning, error_for, meaning
+from anabranch.kafka.connection import Connection, Pool, readable
+from anabranch.kafka.health import Address, BrokerHealth, Question
 from anabranch.kafka.settings import Settings
-from anabranch.kafka.wire.calls import METADATA
-from anabranch.kafka.wire.codes import NONE, READ_CODES, Act, Meaning, error_for, meaning
-from anabranch.kafka.wire.connection import Connection, ConnectionBroken
-from anabranch.kafka.wire.errors import AuthenticationFailed
-from anabranch.kafka.wire.pool import Pool
 from anabranch.ports import (
     LogDenied,
     LogError,
@@ -43,12 +46,7 @@ T = TypeVar("T")
 _Failed = MutableMapping[TopicPartition, LogError]
 # How long an unknown topic is asked for, as a new one may not be known to every broker at once.
 UNKNOWN_TOPIC_S = 2.0
-# How long a repeatable question waits for one broker, which may be frozen: others can answer it.
-_PATIENCE_S = 5.0
 _GONE_S = 3600.0  # how long data about a topic that is gone are kept
-_AGE_S = 10.0  # age at which other brokers are asked again about topics in use
-_WAIT_S = 2.0  # how long the caller waits for all of them
-_OWES_S = 15.0  # how long a broker that did not answer is not waited for
 NO_TOPIC_ID = bytes(16)
 
 
@@ -112,7 +110,7 @@ def topic_of(found: Any) -> Topic:
     )
 
 
-def _addresses(found: Any) -> dict[int, tuple[str, int]]:
+def _addresses(found: Any) -> dict[int, Address]:
     """The brokers of a Metadata answer."""
     return {int(one.node_id): (str(one.host), int(one.port)) for one in found.brokers}
 
@@ -124,7 +122,7 @@ class Cluster:
         self.settings = settings
         self.pool = Pool(settings)
         self._lock = threading.Lock()
-        self._brokers: dict[int, tuple[str, int]] = {}
+        self._brokers: dict[int, Address] = {}
         self._topics: dict[str, Topic] = {}
         # Topic id -> newest known leaders, also of forgotten topics.
         self._newest: dict[bytes, dict[int, Leader]] = {}
@@ -133,26 +131,26 @@ class Cluster:
         self.topic_names: dict[bytes, str] = {}
         # Topic id -> (since when its name has no id or another id, the name).
         self._gone: dict[bytes, tuple[float, str]] = {}
-        # When a broker last failed to answer a question that any of them can answer.
-        self._failed: dict[tuple[str, int], float] = {}
-        self.opinions = SecondOpinions(self)
+        self.health = BrokerHealth(SystemClock(), settings.rack)
+        self._confirming: threading.Thread | None = None
         self.chance = random.Random()  # independent of the program's own seed
         # (producer id, partition) -> whether its last native transaction there was committed.
         self.ended: dict[tuple[int, TopicPartition], bool] = {}
         # Whether brokers create nothing in a dry run, and the replicas of what they created. None, 0: not known.
         self.heeds_dry_runs: bool | None = None
         self.replicas_of_new = 0
-        # the broker that the others leave changes of topics to; -1: they don't
+        # The broker that the others leave changes of topics to; -1: they don't.
         self._controller = -1
 
     # -- connections ----------------------------------------------------------------------------
 
     @contextmanager
     def connection(
-        self, node: int | None, deadline: float, *, beside: bool = False
+        self, node: int | None, deadline: float, *, background: bool = False
     ) -> Iterator[Connection]:
-        """A connection to a broker (None: any) for a ``with``. ``beside``: a failure does not mark the broker as
-        silent.
+        """A connection to a broker (None: any) for a ``with``.
+
+        ``background``: no caller waits for it, so a failure does not count against the broker.
         """
         if node is None:
             connection, address = self._any(deadline)
@@ -161,10 +159,10 @@ class Cluster:
             connection = self.pool.take(address, deadline)
         try:
             yield connection
-            self.trust(address)
+            self.health.answered(address)
         except ConnectionBroken:
-            if not beside:
-                self.doubt(address)
+            if not background:
+                self.health.failed(address)
             raise
         finally:
             self.pool.give(connection, address)
@@ -187,24 +185,23 @@ class Cluster:
             self._brokers = _addresses(found)
         self._controller = int(found.controller_id)
 
-    def address(self, node: int) -> tuple[str, int]:
+    def address(self, node: int) -> Address:
         """A broker's address. `ConnectionBroken` (nothing sent) if it is not known."""
         try:
             return self._brokers[node]
         except KeyError:
             raise ConnectionBroken(f"broker {node} is not known", sent=False) from None
 
-    def _any(self, deadline: float) -> tuple[Connection, tuple[str, int]]:
+    def _any(self, deadline: float) -> tuple[Connection, Address]:
         problems = []
         known = list(dict.fromkeys((*self._brokers.values(), *self.settings.bootstrap)))
         # In random order: a broker may be isolated, with old metadata; some questions take two requests.
         self.chance.shuffle(known)
-        # Brokers that never failed first, then those whose failure is the longest ago.
-        for address in sorted(known, key=lambda one: self._failed.get(one, 0.0)):
+        for address in self.health.in_order(known):
             try:
                 return self.pool.take(address, self.soon(deadline)), address
             except ConnectionBroken as error:
-                self.doubt(address)
+                self.health.failed(address)
                 if isinstance(error, AuthenticationFailed):
                     raise  # the other brokers would refuse, too
                 problems.append(str(error))
@@ -228,7 +225,7 @@ class Cluster:
 
     def soon(self, deadline: float = math.inf) -> float:
         """The deadline for one broker's answer to a question that may be repeated to another broker."""
-        return min(deadline, time.monotonic() + _PATIENCE_S)
+        return min(deadline, time.monotonic() + health.PATIENCE_S)
 
     def repeat(self, what: str, deadline: float, attempt: Callable[[], T]) -> T:
         """Repeat ``attempt`` until it returns, as long as it raises `Again` or the connection breaks.
@@ -270,13 +267,18 @@ class Cluster:
         return list(self._brokers)
 
     def metadata(
-        self, names: list[str] | None, node: int | None, deadline: float, *, beside: bool = False
+        self,
+        names: list[str] | None,
+        node: int | None,
+        deadline: float,
+        *,
+        background: bool = False,
     ) -> Any:
-        """The answer of a broker, or of any, about these topics (None: all). ``beside``: as in `connection`.
+        """The answer of a broker, or of any, about these topics (None: all). ``background``: as in `connection`.
 
         `ConnectionBroken` also if the broker has just started, and not read the cluster's metadata.
         """
-        with self.connection(node, deadline, beside=beside) as connection:
+        with self.connection(node, deadline, background=background) as connection:
             found = connection.ask(
                 METADATA,
                 self.soon(deadline),
@@ -303,10 +305,7 @@ class Cluster:
                 refused[str(topic.name)] = code
         with self._lock:
             topics_found = {name: self._newer(topic) for name, topic in topics_found.items()}
-            for (
-                name
-            ) in topics_found:  # metadata from the leader about itself do not refresh the entry
-                self.opinions.told.setdefault(name, time.monotonic())
+            self.health.noted(topics_found)
             self._brokers = _addresses(found)
             for name in names:
                 self._topics.pop(name, None)
@@ -336,7 +335,7 @@ class Cluster:
             known.pop(topic_id, None)
             if ids.get(name) == topic_id:
                 del ids[name]
-                self.opinions.told.pop(name, None)
+                self.health.confirmed.pop(name, None)
         self.topic_ids, self.topic_names = ids, known
 
     def _newer(self, found: Topic) -> Topic:
@@ -352,10 +351,10 @@ class Cluster:
         """Note only newer leaders of known topics from a broker's answer."""
         topics = [topic_of(one) for one in found.topics if int(one.error_code) == NONE]
         with self._lock:
-            for told in topics:
-                known = self._topics.get(told.name)
-                if known is not None and known.topic_id == told.topic_id:
-                    self._topics[told.name] = newer(known, self._newer(told).leaders)
+            for topic in topics:
+                known = self._topics.get(topic.name)
+                if known is not None and known.topic_id == topic.topic_id:
+                    self._topics[topic.name] = newer(known, self._newer(topic).leaders)
 
     def forget(self, names: Iterable[str]) -> None:
         """Forget these topics, so that they are asked for at the next use."""
@@ -367,18 +366,10 @@ class Cluster:
         """Note that a broker does not answer: ask others first, and ask for the leaders of its partitions."""
         with self._lock:
             if node in self._brokers:
-                self.doubt(self._brokers[node])
+                self.health.failed(self._brokers[node])
             for name, topic in list(self._topics.items()):
-                if any(leader.node == node for leader in topic.leaders.values()):
+                if node in topic.leading:
                     del self._topics[name]
-
-    def doubt(self, address: tuple[str, int]) -> None:
-        """Note that a broker does not answer: ask others first."""
-        self._failed[address] = time.monotonic()
-
-    def trust(self, address: tuple[str, int]) -> None:
-        """Note that a broker answered: ask it in turn again."""
-        self._failed.pop(address, None)
 
     def forget_all(self) -> None:
         """Forget all topics, so that each is asked for at its next use."""
@@ -438,17 +429,14 @@ class Cluster:
                 time.sleep(self.settings.retry_backoff)
 
     def groups(
-        self,
-        partitions: Iterable[TopicPartition],
-        deadline: float,
-        failed: _Failed | None = None,
+        self, partitions: Iterable[TopicPartition], deadline: float, failed: _Failed | None = None
     ) -> dict[int, list[TopicPartition]]:
         """The partitions grouped by the broker that leads them.
 
         ``failed`` receives the errors of some, and no leader is waited for; without it, `leaders` waits for all.
         """
         partitions = list(partitions)
-        self.opinions.look({p.topic for p in partitions})
+        self.confirm_leaders({p.topic for p in partitions})
         if failed is None:
             known = self.leaders(partitions, deadline)
         else:
@@ -475,6 +463,121 @@ class Cluster:
                 failed[p] = LogUnavailable(f"{p.topic}[{p.partition}] {why}", (p.topic,))
         return known
 
+    # -- brokers that may have been replaced -----------------------------------------------------
+
+    def wait(self, connection: Connection, deadline: float, replaced: Callable[[], bool]) -> None:
+        """Wait for an answer to begin, but for a silent broker's only until another broker has replaced it.
+
+        ``replaced``: asks the others whether it was; then `ConnectionBroken`. A slow broker is waited for.
+        """
+        limit = time.monotonic() + health.SILENT_S
+        while not connection.buffered() and not readable(
+            [connection], max(0.0, min(limit, deadline) - time.monotonic())
+        ):
+            if time.monotonic() >= deadline:
+                return
+            if replaced():
+                connection.close()
+                what = f"{connection.address} does not answer, and another broker has its place"
+                raise ConnectionBroken(what)
+            limit = time.monotonic() + health.ASK_AGAIN_S
+
+    def is_replaced(self, node: int, partitions: Collection[TopicPartition]) -> bool:
+        """Whether one of the partitions has another leader than this broker, by answers of other brokers."""
+        self.distrust(node)
+        try:
+            self.refresh({p.topic for p in partitions}, self.deadline(health.REPLACED_S))
+        except LogError:
+            return False
+        leaders = map(self.leader, partitions)
+        return any(leader is not None and leader.node != node for leader in leaders)
+
+    def confirm_leaders(self, topics: Collection[str]) -> None:
+        """Now and then ask brokers other than the leaders for newer leaders of topics in use, in the background.
+
+        An isolated former leader still answers, and fetches from it bring nothing, without an error.
+        """
+        old = self.health.to_confirm(topics)
+        busy = self._confirming is not None and self._confirming.is_alive()
+        if not old or busy or len(self._brokers) < 2:
+            return
+        self.health.confirming(old)
+        self._confirming = threading.Thread(
+            target=self._confirm, args=(old,), name="leaders", daemon=True
+        )
+        with suppress(RuntimeError):  # there are too many threads: the next call may get one
+            self._confirming.start()
+
+    def _confirm(self, names: list[str]) -> None:
+        """Ask until another broker has answered for each topic's leaders."""
+        left = {topic.name: topic.leading for topic in filter(None, map(self.topic, names))}
+        nodes = self.nodes
+        self.chance.shuffle(nodes)
+        for node in sorted(nodes, key=lambda node: self._unanswered(node) is not None):
+            here = [name for name, leading in left.items() if leading - {node}]
+            if here and self._ask_newer(node, here):
+                for name in here:
+                    left[name] &= {node}
+
+    def ask_replicas(self, topics: Collection[str], deadline: float) -> None:
+        """Ask all replicas whether known leaders are still the newest: a new leader knows it before it accepts
+        records.
+
+        Wait for them, except for brokers that have not answered the question before; these get one question at a
+        time. Half of the remaining time is reserved for the question to the leaders.
+        """
+        asked: dict[int, list[str]] = {}
+        for topic in filter(None, map(self.topic, topics)):
+            for node in topic.replicas:
+                if topic.leading - {node}:
+                    asked.setdefault(node, []).append(topic.name)
+        waited: list[tuple[Address, Question, threading.Thread]] = []
+        for node in asked.keys() & set(self._brokers):
+            before = self._unanswered(node)
+            if before is not None and before.under_way:
+                continue
+            question = self.health.ask()
+            thread = threading.Thread(
+                target=self._ask_replica,
+                args=(question, node, asked[node]),
+                name="leaders",
+                daemon=True,
+            )
+            try:
+                thread.start()
+            except RuntimeError as error:  # there are too many threads
+                raise LogUnavailable(f"replicas can't be asked: {error}", asked[node]) from error
+            if before is None:
+                waited.append((self.address(node), question, thread))
+            else:
+                self.health.give_up(self.address(node), question)
+        now = time.monotonic()
+        until = now + min(health.WAIT_S, max(0.0, deadline - now) / 2)
+        for address, question, thread in waited:
+            thread.join(max(0.0, until - time.monotonic()))
+            self.health.give_up(address, question)
+
+    def _ask_replica(self, question: Question, node: int, names: list[str]) -> None:
+        answered = False
+        try:
+            answered = self._ask_newer(node, names)
+        finally:
+            self.health.ended(question, answered=answered)
+
+    def _unanswered(self, node: int) -> Question | None:
+        with suppress(ConnectionBroken):  # the broker may not be known any more
+            return self.health.unanswered(self.address(node))
+        return None
+
+    def _ask_newer(self, node: int, names: list[str]) -> bool:
+        """Note newer leaders from a broker. Returns whether there was an answer."""
+        try:
+            found = self.metadata(names, node, self.soon(), background=True)
+        except (ConnectionBroken, LogError):
+            return False
+        self.take_newer(found)
+        return True
+
 
 class Again(Exception):
     """Nothing was done: repeat the call after ``pause`` seconds (None: the usual back-off)."""
@@ -496,121 +599,3 @@ def raise_or_again(
     meant = meaning(table, code)
     error = error_for(meant, code, what, detail, topics)
     raise Again(error) if meant.act in (Act.RETRY, Act.REFRESH) else error
-
-
-class _Question:
-    """A question to one broker, in a thread of its own."""
-
-    def __init__(self, ask: Callable[[], bool]) -> None:
-        self.began = time.monotonic()
-        self._over = False
-        self.thread = threading.Thread(target=self._run, args=(ask,), name="leaders", daemon=True)
-
-    def _run(self, ask: Callable[[], bool]) -> None:
-        # An immediate failure costs no time, so the broker is also waited for next time.
-        self._over = ask() or time.monotonic() - self.began < _WAIT_S
-
-    @property
-    def owed(self) -> bool:
-        """Whether the answer is late."""
-        recent = time.monotonic() - self.began < _OWES_S
-        return not self._over and (recent or self.thread.is_alive())
-
-    @property
-    def under_way(self) -> bool:
-        """Whether it may still be answered."""
-        return self.thread.ident is None or self.thread.is_alive()
-
-
-# Address -> last question not answered in time; shared by all `Cluster`s, since a snapshot has one of its own.
-_late: dict[tuple[str, int], _Question] = {}
-
-
-class SecondOpinions:
-    """Asks brokers other than the leader, in the background, because an isolated former leader still answers.
-
-    A slow answer here does not mark the broker as silent.
-    """
-
-    def __init__(self, cluster: Cluster) -> None:
-        self._cluster = cluster
-        self.told: dict[
-            str, float
-        ] = {}  # topic -> when brokers other than its leaders last answered
-        self._looking: threading.Thread | None = None
-
-    def look(self, topics: Collection[str]) -> None:
-        """Now and then ask in the background for newer leaders of topics in use."""
-        now = time.monotonic()
-        # Include topics that are due soon: otherwise each would cost a question of its own.
-        old = [topic for topic in topics if now - self.told.get(topic, now) > _AGE_S / 2]
-        due = any(now - self.told[topic] > _AGE_S for topic in old)
-        looks = self._looking is not None and self._looking.is_alive()
-        if not due or looks or len(self._cluster.nodes) < 2:
-            return
-        self.told.update(dict.fromkeys(old, now))
-        self._looking = threading.Thread(
-            target=self._look, args=(old,), name="leaders", daemon=True
-        )
-        with suppress(RuntimeError):  # there are too many threads: the next call may get one
-            self._looking.start()
-
-    def _look(self, names: list[str]) -> None:
-        """Ask until another broker has answered for each topic's leaders."""
-        known = filter(None, map(self._cluster.topic, names))
-        left = {topic.name: topic.leading for topic in known}
-        for node in self._by_chance():
-            here = [name for name, nodes in left.items() if nodes - {node}]
-            if here and self._ask(node, here):
-                for name in here:
-                    left[name] &= {node}
-
-    def _by_chance(self) -> list[int]:
-        nodes = self._cluster.nodes
-        self._cluster.chance.shuffle(nodes)
-        return sorted(nodes, key=lambda node: self._owed(node) is not None)
-
-    def ask_replicas(self, topics: Collection[str], deadline: float) -> None:
-        """Ask all replicas whether known leaders are still the newest: a new leader knows it before it accepts
-        records.
-
-        Wait for them, except for brokers that have not answered the question before; these get one question at a
-        time. Half of the remaining time is reserved for the question to the leaders.
-        """
-        asked: dict[int, list[str]] = {}
-        for topic in filter(None, map(self._cluster.topic, topics)):
-            for node in topic.replicas:
-                if topic.leading - {node}:
-                    asked.setdefault(node, []).append(topic.name)
-        waited: dict[tuple[str, int], _Question] = {}
-        for node in asked.keys() & set(self._cluster.nodes):
-            owed = self._owed(node)
-            if owed is not None and owed.under_way:
-                continue
-            question = _Question(partial(self._ask, node, asked[node]))
-            try:
-                question.thread.start()
-            except RuntimeError as error:  # there are too many threads
-                raise LogUnavailable(f"replicas can't be asked: {error}", asked[node]) from error
-            (waited if owed is None else _late)[self._cluster.address(node)] = question
-        now = time.monotonic()
-        until = now + min(_WAIT_S, max(0.0, deadline - now) / 2)
-        for address, question in waited.items():
-            question.thread.join(max(0.0, until - time.monotonic()))
-            if question.owed:
-                _late[address] = question
-
-    def _owed(self, node: int) -> _Question | None:
-        with suppress(ConnectionBroken):  # the broker may not be known any more
-            question = _late.get(self._cluster.address(node))
-            return question if question is not None and question.owed else None
-        return None
-
-    def _ask(self, node: int, names: list[str]) -> bool:
-        """Note newer leaders from a broker. Returns whether there was an answer."""
-        try:
-            found = self._cluster.metadata(names, node, self._cluster.soon(), beside=True)
-        except (ConnectionBroken, LogError):
-            return False
-        self._cluster.take_newer(found)
-        return True

@@ -15,12 +15,11 @@ from anabranch.clock import SystemClock
 from anabranch.errors import NotReady, WriteFailed
 from anabranch.kafka.oauth_tokens import token_and_end
 from anabranch.kafka.settings import TOKEN_FILE
-from anabranch.librdkafka import admin
-from anabranch.librdkafka import broker_contact as contact
+from anabranch.librdkafka import admin, handles
 from anabranch.librdkafka.admin import KafkaAdmin
-from anabranch.librdkafka.broker_contact import Contact, made
 from anabranch.librdkafka.command_bus import KafkaBus
 from anabranch.librdkafka.groups import KafkaGroups
+from anabranch.librdkafka.handles import HandleHealth, made
 from anabranch.librdkafka.journal_writer import Channel, KafkaJournals
 from anabranch.librdkafka.options import Options
 from anabranch.librdkafka.reconnecting_consumer import LastingConsumer
@@ -48,19 +47,19 @@ class Brokers:
 
 
 class World:
-    """A contact, its handle, what others are told, and the time."""
+    """A handle and its health, what others are told, and the time."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1000.0
         self.handle, self.other = Brokers(), Brokers()
-        monkeypatch.setattr(contact, "time", SimpleNamespace(monotonic=lambda: self.now))
-        monkeypatch.setattr(contact, "AdminClient", lambda config: self.other)
-        self.contact = Contact(self.handle, {}, "t")
+        monkeypatch.setattr(handles, "time", SimpleNamespace(monotonic=lambda: self.now))
+        monkeypatch.setattr(handles, "AdminClient", lambda config: self.other)
+        self.health = HandleHealth(self.handle, {}, "t")
 
     def after(self, seconds: float) -> tuple[bool, int, int]:
         """(lost, how often the handle was asked so far, and another one) when so much time has passed."""
         self.now += seconds
-        return self.contact.lost(), self.handle.asked, self.other.asked
+        return self.health.lost(), self.handle.asked, self.other.asked
 
 
 @pytest.fixture
@@ -72,7 +71,7 @@ def test_silence_alone_is_no_loss(world: World) -> None:
     assert world.after(29) == (False, 0, 0)
     assert world.after(2) == (False, 1, 0)
     assert world.after(29) == (False, 1, 0)
-    world.contact.heard()
+    world.health.answered()
     assert world.after(29) == (False, 1, 0)
     assert world.after(2) == (False, 2, 0)
 
@@ -107,23 +106,23 @@ def test_brokers_that_are_away_for_all(world: World, answer: str) -> None:
 
 def test_a_complaint_is_looked_into_soon(world: World) -> None:
     world.handle.answer = "nothing"
-    world.contact.complaint(OTHER)
+    world.health.complaint(OTHER)
     assert world.after(6) == (False, 0, 0)
-    world.contact.complaint(ALL_DOWN)
-    assert world.contact.complained
+    world.health.complaint(ALL_DOWN)
+    assert world.health.complained
     assert world.after(0) == (False, 1, 0)
     assert world.after(6) == (True, 2, 1)
 
 
 def test_a_complaint_that_is_over(world: World) -> None:
-    world.contact.complaint(ALL_DOWN)
+    world.health.complaint(ALL_DOWN)
     assert world.after(6) == (False, 1, 0)
-    assert not world.contact.complained
+    assert not world.health.complained
     assert world.after(6) == (False, 1, 0)
 
 
 def test_without_a_topic_nothing_is_asked(world: World) -> None:
-    world.contact.topic = ""
+    world.health.topic = ""
     assert world.after(100) == (False, 0, 0)
 
 
@@ -207,12 +206,12 @@ def test_without_a_token_a_lost_handle_is_kept(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world.handle.answer = "nothing"
-    monkeypatch.setattr(contact, "AdminClient", Mock(side_effect=NO_TOKEN))
+    monkeypatch.setattr(handles, "AdminClient", Mock(side_effect=NO_TOKEN))
     assert [world.after(31)[0], world.after(6)[0]] == [False, False]
     old, new = Mock(), Mock()
     old.poll.return_value, old.position.return_value = None, []
     consumer = LastingConsumer({}, {}, make=Mock(side_effect=[old, NO_TOKEN, new]))
-    monkeypatch.setattr(Contact, "lost", lambda _: True)
+    monkeypatch.setattr(HandleHealth, "lost", lambda _: True)
     for handle in (old, new):
         assert consumer.poll(0) is None
         assert consumer.native is handle

@@ -8,20 +8,27 @@ import select
 import socket
 import ssl
 import struct
+import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
+from weakref import WeakSet
 
 from anabranch.batches.format import Buffer
+from anabranch.kafka import calls
+from anabranch.kafka.calls import (
+    API_VERSIONS,
+    SASL_AUTHENTICATE,
+    SASL_HANDSHAKE,
+    Api,
+    AuthenticationFailed,
+)
+from anabranch.kafka.calls import ConnectionBroken as ConnectionBroken
+from anabranch.kafka.codes import NONE, UNSUPPORTED_VERSION
 from anabranch.kafka.sasl import Mechanism, SaslError
 from anabranch.kafka.settings import Settings
-from anabranch.kafka.wire import calls
-from anabranch.kafka.wire.calls import API_VERSIONS, SASL_AUTHENTICATE, SASL_HANDSHAKE, Api
-from anabranch.kafka.wire.codes import NONE, UNSUPPORTED_VERSION
-from anabranch.kafka.wire.errors import AuthenticationFailed
-from anabranch.kafka.wire.errors import ConnectionBroken as ConnectionBroken
-from anabranch.ports import LogRefused
+from anabranch.ports import LogRefused, LogUnavailable
 
 _SIZE = struct.Struct(">i")
 _REQUEST_HEADER = struct.Struct(">ihhih")
@@ -34,10 +41,6 @@ _MAX_STRANGER_BYTES = 1 << 20  # … before authentication, as another program m
 # Allocate this, or as much as arrived already: an announced size alone costs nothing.
 _PIECE_BYTES = 1 << 20
 _DRAIN_S = 5.0
-# Waits: before others are asked about a silent broker, between such questions, and for the answer.
-_SILENT_S = 2.0
-_LOOK_S = 0.5
-MOVED_S = 1.0
 _AUTHENTICATE_S = 10.0
 _SAID = 500  # characters of a broker's message
 # A session is renewed after this part of its life, so that requests under way arrive before its end; and not within
@@ -139,24 +142,6 @@ class Connection:
             (self._correlation, flexible if answer_flexible is None else answer_flexible)
         )
         return self._correlation
-
-    def wait(self, deadline: float, moved: Callable[[], bool]) -> None:
-        """Wait for an answer, but for a silent broker's only until another broker has replaced it.
-
-        ``moved``: asks the others whether it was replaced; then `ConnectionBroken`. A slow broker is waited for.
-        """
-        limit = time.monotonic() + _SILENT_S
-        while not self.buffered() and not readable(
-            [self], max(0.0, min(limit, deadline) - time.monotonic())
-        ):
-            if time.monotonic() >= deadline:
-                return
-            if moved():
-                self.close()
-                raise ConnectionBroken(
-                    f"{self.address} does not answer, and another broker has its place"
-                )
-            limit = time.monotonic() + _LOOK_S
 
     def receive(self, correlation: int, deadline: float) -> memoryview:
         """The answer's body. Earlier answers that are read meanwhile are kept for their callers."""
@@ -392,6 +377,91 @@ def open_connection(address: tuple[str, int], settings: Settings, deadline: floa
         connection.close()
         raise ConnectionBroken(str(error), sent=False) from error
     return connection
+
+
+class Pool:
+    """Idle connections by address. Thread-safe."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._lock = threading.Lock()
+        self._idle: dict[tuple[str, int], list[Connection]] = {}
+        self._parked: dict[
+            tuple[str, int], list[Connection]
+        ] = {}  # connections with answers under way
+        # Connections that wait for an answer that may never come.
+        self._waiting: WeakSet[Connection] = WeakSet()
+        self._closed = False
+
+    def open(self, address: tuple[str, int], deadline: float) -> Connection:
+        """A new connection that knows the broker's versions and has authenticated."""
+        return open_connection(address, self._settings, deadline)
+
+    def wait_on(self, address: tuple[str, int], deadline: float) -> Connection:
+        """As `take`, for a question without effect, which `close` interrupts."""
+        connection = self.take(address, deadline)
+        with self._lock:
+            self._waiting.add(connection)
+            if self._closed:
+                connection.interrupt()
+        return connection
+
+    def take(self, address: tuple[str, int], deadline: float) -> Connection:
+        """An idle connection, or a new one. Give it back with `give`."""
+        with self._lock:
+            if self._closed:
+                raise LogUnavailable("the log is closed")
+            idle = self._idle.setdefault(address, [])
+            waiting = self._parked.pop(address, [])
+        parked = []
+        for connection in waiting:
+            if connection.drain():
+                idle.append(connection)
+            elif not connection.broken:
+                parked.append(connection)
+        if parked:
+            with self._lock:
+                self._parked.setdefault(address, []).extend(parked)
+        while True:
+            try:
+                connection = idle.pop()
+            except IndexError:
+                return self.open(address, deadline)
+            if connection.usable():
+                return connection
+
+    def give(self, connection: Connection, address: tuple[str, int]) -> None:
+        """Give a connection back. With answers under way it is not reused until they have arrived."""
+        with self._lock:
+            self._waiting.discard(connection)
+            if connection.broken:
+                return
+            if self._closed:
+                connection.close()
+            elif connection.idle:
+                self._idle.setdefault(address, []).append(connection)
+            else:
+                self._parked.setdefault(address, []).append(connection)
+
+    def close(self) -> None:
+        """Close all idle connections; connections in use are closed when they come back, those of `wait_on` at
+        once.
+        """
+        with self._lock:
+            self._closed = True
+            for connection in self._waiting:
+                connection.interrupt()
+            for pool in (self._idle, self._parked):
+                for connections in pool.values():
+                    for connection in connections:
+                        connection.close()
+                pool.clear()
+
+    def after_fork(self) -> None:
+        """In a forked child: close its copies; the parent's stay open."""
+        self._lock = threading.Lock()
+        self._waiting.clear()
+        self.close()
 
 
 def _remaining(deadline: float) -> float:
