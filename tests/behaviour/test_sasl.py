@@ -17,7 +17,7 @@ import pytest
 import anabranch
 from anabranch import errors
 from anabranch.infra.broker import EmbeddedBroker
-from anabranch.infra.secure import SecureListener
+from anabranch.infra.settings import SecureListener
 from anabranch.kafka.log import KafkaLog
 from anabranch.kafka.settings import TOKEN_FILE, parse_settings
 from anabranch.kafka.wire import calls
