@@ -15,7 +15,7 @@ from pyspark.sql import functions as F
 
 from anabranch.errors import InvalidArgument, UnsupportedSetting
 from anabranch.spark.failures import named_failures
-from anabranch.spark.pipelines.place import OWNER, another_export, options_of
+from anabranch.spark.jobs import OWNER, another_export, options_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -181,7 +181,7 @@ def _writer(frame: DataFrame, to: str, place: str, shape: Shape, pace: Pace) -> 
     else:
         writer = writer.trigger(processingTime=f"{round(pace.interval * 1000)} milliseconds")
     if shape.form == "delta":
-        from anabranch.spark.pipelines.delta import DeltaFolder
+        from anabranch.spark.delta import DeltaFolder
 
         return writer.foreachBatch(DeltaFolder(to, tuple(shape.partition_by)).add)
     return writer.format("parquet").option("path", to).partitionBy(*shape.partition_by)

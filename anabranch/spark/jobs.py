@@ -1,4 +1,4 @@
-"""Options, names and errors that all pipelines share."""
+"""What load, export and compact share: options, names, and whether a failed job committed its rows."""
 
 from __future__ import annotations
 
