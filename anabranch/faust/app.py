@@ -16,8 +16,7 @@ from anabranch.client.client import Client
 from anabranch.client.connect import connect
 from anabranch.core.legal_names import split_stream
 from anabranch.errors import IllegalState, InvalidArgument
-from anabranch.faust.agents import Agent, Stream
-from anabranch.faust.handing import AgentHandlers
+from anabranch.faust.agents import Agent, AgentHandlers, Stream
 from anabranch.faust.refusals import APP, TABLE, refuse, refusing
 from anabranch.faust.topics import Topic
 from anabranch.processing.app import Processor
@@ -162,7 +161,9 @@ class Engine(mode.Service):
             program: Any, stores: Sequence[str], metrics: Numbers, stop: threading.Event
         ) -> AgentHandlers:
             agents = list(app.agents.values())
-            self._handlers = AgentHandlers(program, stores, metrics, stop, loop, agents, app.strays)
+            self._handlers = AgentHandlers(
+                program, stores, metrics, stop, loop=loop, agents=agents, strays=app.strays
+            )
             return self._handlers
 
         try:
