@@ -55,8 +55,8 @@ from anabranch.processors.streams.cleanup import Truncator
 from anabranch.processors.streams.helper_thread import helper
 from anabranch.processors.topic_trouble import new_pauses
 from anabranch.schemas.records import BaseRow, StreamRow
-from anabranch.topics.altering import alter_stream_topics
 from anabranch.topics.creation import (
+    alter_stream_topics,
     create_stream_topics,
     grow_stream_topics,
     refusal_of,
