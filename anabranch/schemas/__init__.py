@@ -5,6 +5,6 @@
 - ``codec``: `encode` and `decode`, start here. Each record begins with its format version and its type.
 - ``fast``: the same for the most frequent records, without fastavro.
 
-Docs have the meaning of each record, in `protocol.md`. Everything may import this folder, which imports of anabranch
-``errors`` only.
+The page docs/protocol.md has the meaning of each record. Everything may import this folder; it imports only
+``errors`` of the rest of anabranch.
 """

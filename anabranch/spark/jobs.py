@@ -1,4 +1,4 @@
-"""What load, export and compact share: options, names, and whether a failed job committed its rows."""
+"""The shared part of load, export and compact: options, names, and whether a failed job committed its rows."""
 
 from __future__ import annotations
 
