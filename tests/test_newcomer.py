@@ -26,7 +26,7 @@ PLACES = (
     ("how long a receipt is waited for", "core/limits.py", "MAX_WAIT_MS"),
     ("the header ab.txn", "core/ids.py", "TXN_HEADER"),
     ("the SQL of the ledger's table", "ledger/dialects.py", "CREATE"),
-    ("when a worker ends the batch of a commit", "processing/worker.py", "Gathered.is_full"),
+    ("when a worker ends the batch of a commit", "processing/batch.py", "WorkBatch.is_full"),
     ("when a worker ends the batch of a commit", "core/defaults.py", "COMMIT_INTERVAL_S"),
     ("range locks against a commit", "core/read_locks.py", "Windows"),
     ("range locks against a commit", "core/read_locks.py", "Registered"),

@@ -134,7 +134,7 @@ SMALL_FILES = {
 SPLIT_CLASSES = {
     "anabranch/core/memory.py: LaneSeen": "what decisions know of a lane; the intake adds its queue",
     "anabranch/processing/handlers.py: Handlers": "`handlers` makes the one or the other",
-    "anabranch/processing/program.py: Program": "",
+    "anabranch/processing/program.py: Program": "what a worker knows; `Processor.run` starts a worker",
     "anabranch/spark/api.py: DataSourceStreamArrowWriter": "Spark's class",
     "anabranch/spark/api.py: SupportsTriggerAvailableNow": "Spark's class",
 }

@@ -21,7 +21,7 @@ from faust.types.tuples import Message
 
 from anabranch.errors import IllegalState
 from anabranch.faust.refusals import AGENT, STREAM, refuse, refusing
-from anabranch.processing.cut import Cut, Doing, Undo, begin_doing
+from anabranch.processing.batch import HandlerContext, Undo, WorkBatch, begin_context
 from anabranch.processing.failures import PATIENCE_S, Case, HandlerFailed, is_from_outside
 from anabranch.processing.handlers import Handlers, closed_by_failure
 from anabranch.processors.monitor import Numbers
@@ -38,8 +38,8 @@ class Hand:
     ``left``: how many are not done yet. ``undo``: how to undo the changes of all agents.
     """
 
-    def __init__(self, cut: Cut, undo: list[Undo]) -> None:
-        self.cut, self.undo = cut, undo
+    def __init__(self, batch: WorkBatch, undo: list[Undo]) -> None:
+        self.batch, self.undo = batch, undo
         self.left = 0
         self.failed = False
         self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -72,7 +72,7 @@ class Inbox:
         self.items: deque[Given] = deque()
         self.own_key, self.strays = own_key, strays
         self.at_work: Event | None = None
-        self.at: Doing | None = None  # the call for the event at work
+        self.at: HandlerContext | None = None  # the call for the event at work
         self.hand: Hand | None = None
         self.ended: BaseException | None = None  # why its actor ended
         self._wake: asyncio.Future[None] | None = None
@@ -137,7 +137,7 @@ class Stream(faust.Stream[Any]):
             if hand.failed:
                 continue
             inbox.at_work = given
-            inbox.at = at = begin_doing(hand.cut)
+            inbox.at = at = begin_context(hand.batch)
             at.undo = hand.undo
             at.task, at.key, at.timestamp = task, given.key, given.timestamp
             at.own_key, at.strays = inbox.own_key, inbox.strays
@@ -294,14 +294,14 @@ class AgentHandlers(Handlers):
         self._hand: Hand | None = None
         self._ended = False
 
-    def handle(self, cut: Cut, pieces: Sequence[Piece]) -> list[Piece]:
+    def handle(self, batch: WorkBatch, pieces: Sequence[Piece]) -> list[Piece]:
         """Hand events to agents, and wait until all are done. After a failure, hand them over one by one.
 
         Raises: HandlerFailed, IllegalState (an asyncio task wrote after its event).
         """
         given = [pair for piece in pieces for pair in zip(piece.events, piece.tasks, strict=True)]
         self._failures.patience = PATIENCE_S
-        with closed_by_failure(cut) as at:
+        with closed_by_failure(batch) as at:
             failed = self._failed(at, given) if given else None
             if failed is not None:
                 at.take_back()  # agents share rows, so the changes of one event can't be undone alone
@@ -313,13 +313,15 @@ class AgentHandlers(Handlers):
             raise self._strays[0]
         return []
 
-    def _failure(self, at: Doing, event: Event, task: int) -> BaseException | None:
+    def _failure(self, at: HandlerContext, event: Event, task: int) -> BaseException | None:
         failed = self._failed(at, [(event, task)])
         if failed is not None and failed.event is None:
             raise failed  # the agent ended without an event at work
         return None if failed is None else failed.error
 
-    def _failed(self, at: Doing, given: Sequence[tuple[Event, int]]) -> HandlerFailed | None:
+    def _failed(
+        self, at: HandlerContext, given: Sequence[tuple[Event, int]]
+    ) -> HandlerFailed | None:
         try:
             asyncio.run_coroutine_threadsafe(self._give(at, given), self._on).result()
         except HandlerFailed as failed:
@@ -333,8 +335,8 @@ class AgentHandlers(Handlers):
         if self._hand is not None:
             self._hand.fail(IllegalState("the worker ends, and an agent is not done"))
 
-    async def _give(self, at: Doing, given: Sequence[tuple[Event, int]]) -> None:
-        hand = self._hand = Hand(at.cut, at.undo)
+    async def _give(self, at: HandlerContext, given: Sequence[tuple[Event, int]]) -> None:
+        hand = self._hand = Hand(at.batch, at.undo)
         try:
             self._deal(hand, given)
             while hand.left:

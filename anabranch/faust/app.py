@@ -20,8 +20,8 @@ from anabranch.faust.agents import Agent, AgentHandlers, Stream
 from anabranch.faust.refusals import APP, TABLE, refuse, refusing
 from anabranch.faust.topics import Topic
 from anabranch.processing.app import Processor
+from anabranch.processing.batch import HandlerContext, Written
 from anabranch.processing.codecs import Codec
-from anabranch.processing.cut import Doing, Written
 from anabranch.processing.stores import Store
 from anabranch.processing.worker import Worker
 from anabranch.processors.monitor import Numbers
@@ -64,7 +64,7 @@ class Table(Store):
         self._app = app
         self._key = key_type, key_serializer
 
-    def _place(self, at: Doing, key: Any) -> tuple[int, bytes]:
+    def _place(self, at: HandlerContext, key: Any) -> tuple[int, bytes]:
         if type(key) is type(at.name) and key == at.name and at.key is not None:
             key = at.key  # the event's own bytes; a serializer might encode the key differently
         elif not isinstance(key, bytes | str):

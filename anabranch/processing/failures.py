@@ -23,7 +23,7 @@ from anabranch.errors import (
     read_back,
 )
 from anabranch.ports import TableError
-from anabranch.processing.cut import Doing
+from anabranch.processing.batch import HandlerContext
 from anabranch.processing.program import NotAHandler, Program
 from anabranch.processors.monitor import Numbers
 from anabranch.types import Event
@@ -85,7 +85,7 @@ class Failures:
         self.patience = PATIENCE_S
 
     def settle(
-        self, at: Doing, case: Callable[[], Case], attempt: Callable[[], BaseException | None],
+        self, at: HandlerContext, case: Callable[[], Case], attempt: Callable[[], BaseException | None],
         error: BaseException | None = None,
     ) -> bool:  # fmt: skip
         """Try until ``attempt`` returns no failure. Returns False if a dead letter was written instead.
@@ -98,7 +98,7 @@ class Failures:
         return lasting is None
 
     def tries(
-        self, at: Doing, case: Callable[[], Case], attempt: Callable[[], BaseException | None],
+        self, at: HandlerContext, case: Callable[[], Case], attempt: Callable[[], BaseException | None],
         error: BaseException | None = None, *, retries: int | None = None,
     ) -> BaseException | None:  # fmt: skip
         """As `settle`, but returns the error of the last try. ``retries``: the processor's by default.
@@ -116,7 +116,7 @@ class Failures:
         return None
 
     def judge(
-        self, at: Doing, case: Callable[[], Case], error: BaseException, pauses: Backoff,
+        self, at: HandlerContext, case: Callable[[], Case], error: BaseException, pauses: Backoff,
         retries: int | None = None,
     ) -> float | None:  # fmt: skip
         """Undo a failed try. Returns the seconds to wait before the next try, or None to try no more.
@@ -143,7 +143,7 @@ class Failures:
         if self._stop.is_set():
             raise NotReady("the worker ends; what failed is tried in its next life")
 
-    def bury(self, at: Doing, case: Case, error: BaseException) -> None:
+    def bury(self, at: HandlerContext, case: Case, error: BaseException) -> None:
         """Write a dead letter. Raises: HandlerFailed (the processor has no stream for it), EventTooLarge,
         InvalidArgument.
         """

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from anabranch.errors import EventTooLarge, InvalidArgument
+from anabranch.processing.batch import HandlerContext, current_context
 from anabranch.processing.codecs import Codec
-from anabranch.processing.cut import Doing, doing
 
 TIME = 1  # the hidden store of timers and of event time
 
@@ -41,15 +41,15 @@ class Keyed:
         """Set the store's number, which never changes."""
         self.prefix = prefix_of(number)
 
-    def _set(self, at: Doing, task: int, row: bytes, value: bytes) -> None:
-        """Set a row. Raises: as `Doing.put`; the message has the key."""
+    def _set(self, at: HandlerContext, task: int, row: bytes, value: bytes) -> None:
+        """Set a row. Raises: as `HandlerContext.put`; the message has the key."""
         try:
             at.put(task, row, value)
         except EventTooLarge as error:
             key = row[len(self.prefix) :]
             raise EventTooLarge(f"key {key!r:.100} of {self.name}: {error}") from error
 
-    def _place(self, at: Doing, key: bytes | str) -> tuple[int, bytes]:
+    def _place(self, at: HandlerContext, key: bytes | str) -> tuple[int, bytes]:
         raw = key if key.__class__ is bytes else _bytes(key)
         self._check_task(at)
         if at.own_key and raw != at.key:
@@ -58,7 +58,7 @@ class Keyed:
                 "use concurrency=1, or write to a stream with that key and read it"
             )
         if not self.local:
-            task = at.cut.task_of(raw)
+            task = at.batch.task_of(raw)
             if task != at.task:
                 raise InvalidArgument(
                     f"key {raw!r:.100} of store {self.name} belongs to task {task}, this event to task {at.task}: "
@@ -66,7 +66,7 @@ class Keyed:
                 )
         return at.task, self.prefix + raw
 
-    def _check_task(self, at: Doing) -> None:
+    def _check_task(self, at: HandlerContext) -> None:
         if at.task < 0:
             raise InvalidArgument(
                 f"store {self.name}: a batch of a stream has events of several tasks, whose rows are separate: "
@@ -84,36 +84,36 @@ class Store(Keyed):
 
     def get(self, key: bytes | str, default: Any = None) -> Any:
         """The value of a key, or ``default``. Raises: InvalidArgument (another task's key), IllegalState."""
-        at = doing()
-        data = at.cut.get(*self._place(at, key))
+        at = current_context()
+        data = at.batch.get(*self._place(at, key))
         return default if data is None else self._codec.decode(data)
 
     def __getitem__(self, key: bytes | str) -> Any:
-        at = doing()
-        data = at.cut.get(*self._place(at, key))
+        at = current_context()
+        data = at.batch.get(*self._place(at, key))
         if data is None:
             raise KeyError(key)
         return self._codec.decode(data)
 
     def __contains__(self, key: bytes | str) -> bool:
-        at = doing()
-        return at.cut.get(*self._place(at, key)) is not None
+        at = current_context()
+        return at.batch.get(*self._place(at, key)) is not None
 
     def __setitem__(self, key: bytes | str, value: Any) -> None:
         """Set a key's value. A value that is changed in place is not stored: set it again."""
-        at = doing()
+        at = current_context()
         self._set(at, *self._place(at, key), self._codec.encode(value))
 
     def __delitem__(self, key: bytes | str) -> None:
         """Delete a key, if it is there."""
-        at = doing()
+        at = current_context()
         at.put(*self._place(at, key), None)
 
     def items(
         self, low: bytes | str = b"", high: bytes | str | None = None, *, prefix: bytes | str = b""
     ) -> Iterator[tuple[bytes, Any]]:
         """Rows of this handler's task from ``low`` up to ``high`` (not included), in the order of keys."""
-        at = doing()
+        at = current_context()
         self._check_task(at)
         if at.own_key:
             raise InvalidArgument(
@@ -125,7 +125,7 @@ class Store(Keyed):
         if high is not None:
             end = min(end, self.prefix + _bytes(high))
         size = len(self.prefix)
-        for row, data in at.cut.scan(at.task, first, end):
+        for row, data in at.batch.scan(at.task, first, end):
             yield row[size:], self._codec.decode(data)
 
 
