@@ -308,7 +308,9 @@ class AgentHandlers(Handlers):
                 for event, task in given:
                     case = partial(Case.of, event)
                     first = failed.error if event is failed.event else None
-                    self._failures.settle(at, case, partial(self._failure, at, event, task), first)
+                    self._failures.try_or_bury(
+                        at, case, partial(self._failure, at, event, task), first
+                    )
         if self._strays:
             raise self._strays[0]
         return []

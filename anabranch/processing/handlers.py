@@ -164,7 +164,7 @@ class Handlers:
                 return first
             return Case(f"a batch of {len(events)} from {first.place} on", None, None, (), None)
 
-        error = self._failures.tries(at, case, partial(failure_of, handle, rows), retries=retries)
+        error = self._failures.retry(at, case, partial(failure_of, handle, rows), retries=retries)
         if error is not None and (len(events) == 1 or self._app.dead_letter is None):
             self._failures.bury(at, case(), error)
         elif error is not None:
@@ -216,7 +216,7 @@ class Handlers:
             failed, event = event, None
             case, attempt = partial(Case.of, failed), partial(failure_of, handle, failed)
             try:
-                self._failures.settle(at, case, attempt, error)
+                self._failures.try_or_bury(at, case, attempt, error)
             except Awaited:  # only the result shows that it is a decorated async function
                 at.take_back()
                 for one in registered:
@@ -248,7 +248,7 @@ class Handlers:
                 else:
                     check_result(one.call, found)
 
-        async def settle(event: Event, task: int) -> None:
+        async def handle_with_retries(event: Event, task: int) -> None:
             pauses, case = new_pauses(), partial(Case.of, event)
             pause: float | None = 0.0
             while pause is not None:
@@ -268,12 +268,12 @@ class Handlers:
                 at.over = True
                 if pause is not None:
                     await asyncio.sleep(pause)
-                    self._failures.go_on()
+                    self._failures.check_not_stopping()
 
         async def in_order(some: list[Given], slots: asyncio.Semaphore) -> None:
             async with slots:
                 for event, task in some:
-                    await settle(event, task)
+                    await handle_with_retries(event, task)
 
         async def all_chains() -> None:
             nonlocal ending

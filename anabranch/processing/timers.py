@@ -347,6 +347,6 @@ class TimeOfTasks:
             data = at.batch.get(at.task, place)
             return timer.case(f"{timer.name}@{due}", place[_NUMBER:], due, data)
 
-        if not self._failures.settle(at, case, partial(failure_of, fire)):
+        if not self._failures.try_or_bury(at, case, partial(failure_of, fire)):
             for gone in (row, place):
                 at.put(at.task, gone, None)

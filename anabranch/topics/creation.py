@@ -120,9 +120,7 @@ def create_control_topics(
     with new.undone(log, again=(TopicMisconfigured, NotReady, LogUnavailable)):
         _create(log, topics, replication_factor, new)
         infos = describe(log, [topic.name for topic in topics])
-        new.refuse(
-            [w for t in topics for w in problems(infos[t.name], t.settings, at_least=t.partitions)]
-        )
+        new.refuse(_problems(topics, infos))
     refuse(_unequal(topics, infos))
     if any(i.replication_factor >= 2 and MIN_ISR not in i.config for i in infos.values()):
         _logger.info(
@@ -151,8 +149,7 @@ def check_control_topics(
     )
     found = log.describe_topics([topic.name for topic in topics])
     infos = {t.name: TopicInfo(t.name, t.partitions, 1, {}) for t in topics} | dict(found)
-    wrong = [w for t in topics for w in problems(infos[t.name], t.settings, at_least=t.partitions)]
-    refuse(wrong or _unequal(topics, infos))
+    refuse(_problems(topics, infos) or _unequal(topics, infos))
     missing = [topic.name for topic in topics if topic.name not in found]
     return missing, _record_bytes(topics, infos, max_message_bytes)
 
@@ -248,13 +245,8 @@ def _create_stream(
         if t.name in there
     }
     there = _with_settings(there, asked)
-    wrong = [
-        w
-        for t in topics
-        if t.name in there
-        for w in problems(there[t.name], t.settings, at_least=t.partitions)
-    ]
-    new.refuse(wrong + [w for info in there.values() for w in _other_factor(info, factor)])
+    other = [w for info in there.values() for w in _other_factor(info, factor)]
+    new.refuse(_problems(topics, there) + other)
     if changes := {name: more for name, more in asked.items() if more}:
         log.alter_topics(changes)
     _create(log, topics, factor, new)
@@ -267,7 +259,7 @@ def _create_stream(
     places = [TopicPartition(stream_topic(stream), p) for p in range(count)]
     ends = _ends(log, places)
     of_three = tuple(ids.get(name, "") for name in topics_of(stream))
-    known = of_three if all(map(_is_told, of_three)) else ()
+    known = of_three if all(map(_is_id, of_three)) else ()
     return {place.partition: end for place, end in ends.items()}, known
 
 
@@ -309,14 +301,7 @@ def create_lane_topics(log: Log, prefix: str, lane: str, *, like: str, adopt: bo
     with new.undone(log):
         _create(log, missing, model.replication_factor, new)
         infos = describe(log, [topic.name for topic in missing]) if new.without else {}
-        new.refuse(
-            [
-                w
-                for t in missing
-                if t.name in infos
-                for w in problems(infos[t.name], t.settings, at_least=t.partitions)
-            ]
-        )
+        new.refuse(_problems(missing, infos))
 
 
 def grow_lane_topic(log: Log, prefix: str, lane: str, *, like: str) -> None:
@@ -430,7 +415,7 @@ def _created(
     ``altered``: settings that brokers accepted just now; a broker may still report the former ones.
     """
     infos = _with_settings(describe(log, topics_of(stream)), altered)
-    other = [n for n, i in infos.items() if _is_told(i.topic_id) and i.topic_id != ids.get(n)]
+    other = [n for n, i in infos.items() if _is_id(i.topic_id) and i.topic_id != ids.get(n)]
     if other:
         raise NotReady(f"a broker does not show the new {' and '.join(other)} yet; ask again")
     return infos
@@ -480,6 +465,12 @@ def problems(info: TopicInfo, settings: Sequence[Setting], *, at_least: int) -> 
     return [f"{info.name}: {problem}" for problem in wrong]
 
 
+def _problems(topics: Sequence[_Topic], infos: Mapping[str, TopicInfo]) -> list[str]:
+    """The problems of those topics that are in ``infos``."""
+    there = [topic for topic in topics if topic.name in infos]
+    return [w for t in there for w in problems(infos[t.name], t.settings, at_least=t.partitions)]
+
+
 def stream_problems(stream: str, infos: Mapping[str, TopicInfo], partitions: int) -> list[str]:
     """Problems of a stream's three topics, each in the words of `problems`."""
     target, journal, history = (infos[name] for name in topics_of(stream))
@@ -503,7 +494,8 @@ def refuse(wrong: Sequence[str]) -> None:
         raise TopicMisconfigured("; ".join(wrong))
 
 
-def _is_told(topic_id: str) -> bool:
+def _is_id(topic_id: str) -> bool:
+    """Whether the broker knows the topic's id: older brokers give zeros, or nothing."""
     return bool(topic_id.strip("0-"))
 
 
