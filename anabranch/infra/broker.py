@@ -86,7 +86,7 @@ class EmbeddedBroker:
             log: where the broker's output is appended; ``broker.log`` in the folder by default.
             proxy: ``host:port`` of a proxy for the broker, which gets a listener at `proxied_port`, where it
                     advertises the address of the proxy.
-                start_timeout_s: seconds after which a start is given up.
+            start_timeout_s: seconds after which a start is given up.
             membership: its place in an `EmbeddedCluster`, where it serves once most nodes run; None: it is alone.
             secure: a second listener, at `secure_bootstrap`, with authentication.
 
@@ -206,10 +206,10 @@ class EmbeddedBroker:
         Raises:
             NoJava, DownloadFailed, HashMismatch: raised by `find_java` and `ensure_broker`.
             PortTaken: the given port is in use.
-                BrokerDied: it (or formatting) ended by itself; with the last lines of its log.
-                StartDeadlinePassed: it did not serve in time, and was stopped.
-                FolderInUse, FolderUnusable: raised by `hold`.
-                FolderMismatch: the folder was formatted with another ``transaction_version``.
+            BrokerDied: it (or formatting) ended by itself; with the last lines of its log.
+            StartDeadlinePassed: it did not serve in time, and was stopped.
+            FolderInUse, FolderUnusable: raised by `hold`.
+            FolderMismatch: the folder was formatted with another ``transaction_version``.
         """
         if self.running:
             return

@@ -47,10 +47,10 @@ class EmbeddedCluster:
 
         Args:
             brokers: how many, 1 to 9.
-                folder: kept, and used again by as many brokers; None: a temporary one, removed at `stop`.
-                ports: where they listen; none: any free ones.
-                racks: theirs, in turn; then followers serve readers of their rack.
-                properties, heap_mb, quick_start, start_timeout_s: of each `EmbeddedBroker`.
+            folder: kept, and used again by as many brokers; None: a temporary one, removed at `stop`.
+            ports: where they listen; none: any free ones.
+            racks: theirs, in turn; then followers serve readers of their rack.
+            properties, heap_mb, quick_start, start_timeout_s: of each `EmbeddedBroker`.
 
         Raises:
             ValueError: an argument out of its range, or ports for another number of brokers.

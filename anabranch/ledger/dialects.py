@@ -109,8 +109,8 @@ class SQLite(Dialect):
                 f"commits are not durable with journal_mode={mode}: set it to wal, and synchronous to full"
             )
         path = os.path.realpath(files["main"])
-        told = os.stat(path)
-        return f"sqlite:{told.st_dev}:{told.st_ino}:{path}"
+        file = os.stat(path)
+        return f"sqlite:{file.st_dev}:{file.st_ino}:{path}"
 
     def hurry(self, cursor: Any, seconds: float) -> None:
         """As `Dialect.hurry`."""

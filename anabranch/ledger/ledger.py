@@ -138,9 +138,9 @@ class Ledger:
 
         Raises:
             InvalidArgument, UnsupportedSetting: the connection, or its database, can't be used; nothing was begun.
-            NoLedger, LedgerMoved: the database is not that of the ledger. IllegalState: the transaction is in a
-            ledger already; the connection has begun a transaction; or the block
-                has committed inside: then those rows stay, but the events are aborted.
+            NoLedger, LedgerMoved: the database is not that of the ledger.
+            IllegalState: the transaction is in a ledger already; the connection has begun a transaction; or the
+                block has committed inside: then those rows stay, but the events are aborted.
             OutcomeUnknown: the database did not answer the commit, and it, or the controllers, can't be asked:
                 `recover` ends the transaction.
             LedgerDiffers: the database has committed, but an operator has aborted the transaction.
@@ -271,9 +271,8 @@ class Ledger:
         """Move the ledger to its present server; returns the prepared transactions, which a person has to end.
 
         The ledger gets another secret, so it can't end transactions that processes of the other server prepared:
-        read the rows there,
-        then force each of these transactions. ``keep``: the server moved with all its
-        rows, and the former one never returns: the secret stays, and `recover` ends all transactions as before.
+        read the rows there, then force each of these transactions. ``keep``: the server moved with all its rows,
+        and the former one never returns: the secret stays, and `recover` ends all transactions as before.
 
         Raises: NoLedger, InvalidArgument (a standby, another cluster), NotReady, DeadlineExceeded.
         """

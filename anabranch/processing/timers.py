@@ -228,7 +228,7 @@ class TimeOfTasks:
         self._most = most
         self._idle_ms = None if idle is None else idle * 1000
         self._wall_ms = self._latest = 0
-        self._heard: dict[int, int] = {}  # when a task's last event came, by the wall clock
+        self._last_event_ms: dict[int, int] = {}  # when a task's last event came, by the wall clock
         self._timers = {one.prefix: one for one in timers}
         self._failures = failures
         # Tasks and scopes that may have a row of `_PART`; the batch has the row or not.
@@ -238,7 +238,7 @@ class TimeOfTasks:
         """Take over these tasks, and find those that are in the middle of an input transaction."""
         end = after(_PART)
         table.due.clear()
-        self._heard = {}
+        self._last_event_ms = {}
         times = (table.get(task, _NOW) or b"" for task in tasks)
         self._latest = max((int.from_bytes(time, "big") for time in times), default=0)
         self._parted = {
@@ -259,7 +259,7 @@ class TimeOfTasks:
     ) -> None:
         """Advance to the latest event times of tasks, and fire timers due by then, if the commit is ``whole``."""
         part = scope.encode()
-        self._heard |= dict.fromkeys(latest, self._wall_ms)
+        self._last_event_ms |= dict.fromkeys(latest, self._wall_ms)
         if whole:
             for task in sorted(latest.keys() | self._in_parts(at.batch, part, commit)):
                 self._end(at, task, part, latest.get(task, 0))
@@ -307,7 +307,7 @@ class TimeOfTasks:
         self._fire(at, task, _DUE, event_time(at.batch, task))
         if (
             self._idle_ms is not None
-            and now_ms - self._heard.setdefault(task, now_ms) >= self._idle_ms
+            and now_ms - self._last_event_ms.setdefault(task, now_ms) >= self._idle_ms
             and all(at.batch.get(*place) is None for place in self._parts(task))
         ):
             self._advance(at, task, self._latest)

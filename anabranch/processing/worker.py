@@ -207,7 +207,7 @@ class Worker:
         """Why the worker is not ready, that is, not at work on all assigned tasks; else None. For any thread."""
         silent_s = self._clock.monotonic() - self._seen_at
         if not self._member.generation:
-            return "its group has not told its tasks yet"
+            return "its group has not assigned its tasks yet"
         if self._member.wanted - self._lost.tasks and self._reader is None:
             return "its tasks are being taken, and their state read"
         if lost := self._member.wanted & self._lost.tasks:

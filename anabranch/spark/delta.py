@@ -34,7 +34,7 @@ class DeltaFolder:
 
     Raises:
         NotInstalled: the package ``deltalake`` is missing.
-            UnsupportedSetting: the folder is not in this machine's file system.
+        UnsupportedSetting: the folder is not in this machine's file system.
     """
 
     to: str

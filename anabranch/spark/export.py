@@ -31,7 +31,7 @@ DATE = "date"
 _CHECKPOINT = "_checkpoint"
 _TABLE = "_spark_metadata"
 _TABLES = {_TABLE, "_delta_log"}
-_LOOK_S = 1
+_POLL_S = 1
 _DAY_S = 86_400
 # INT96, Spark's default, is long deprecated, and Delta lacks it.
 _FILE_SETTINGS = {"spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS"}
@@ -113,7 +113,7 @@ def export(
     Raises:
         InvalidArgument: a wrong argument or value; ``to`` holds other files, or another checkpoint's output.
             UnknownStream. SnapshotExpired (`Pace`). NotInstalled: the package for Delta is missing.
-            JobFailed: repeating is safe.
+        JobFailed: repeating is safe.
     """
     shape, pace = shape or Shape(), pace or Pace()
     if shape.form not in FORMATS:
@@ -201,7 +201,7 @@ def _follow(
     done: dict[int, int] = {}
     ended = False
     while not ended:
-        ended = bool(query.awaitTermination(_LOOK_S))
+        ended = bool(query.awaitTermination(_POLL_S))
         for batch in _finished(query.recentProgress):
             if batch.number not in done and progress is not None and batch.rows:
                 progress(batch)

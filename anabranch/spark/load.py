@@ -96,8 +96,8 @@ def load(
 
     Raises:
         InvalidArgument: wrong files, data or columns; nothing is written.
-            UnknownStream, UnknownScope: create it first, or give ``segments``.
-            JobFailed: nothing is committed. OutcomeUnknown: repeat it with the name that it says.
+        UnknownStream, UnknownScope: create it first, or give ``segments``.
+        JobFailed: nothing is committed. OutcomeUnknown: repeat it with the name that it says.
     """
     reading, events = reading or Reading(), events or Events()
     scope, _ = split_stream(stream)

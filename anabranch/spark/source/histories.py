@@ -20,7 +20,7 @@ from anabranch.spark.source.admission import NotYet
 from anabranch.spark.source.positions import BEGIN, Position, raised
 from anabranch.topics.names import history_topic, stream_topic
 
-_LOOK_S = 2.0  # how often brokers are asked whether these are still the same streams
+_CHECK_S = 2.0  # how often brokers are asked whether these are still the same streams
 # How long to wait for committed records, since a leader may be moving. The next trigger asks again.
 _PATIENCE_S = 2.0
 
@@ -57,7 +57,7 @@ class Histories:
     def are_current(self) -> bool:
         """Whether these are still the same streams as at the start. Brokers are asked every two seconds."""
         now = self._source.clock.monotonic()
-        if now < self._asked_at + _LOOK_S:
+        if now < self._asked_at + _CHECK_S:
             return True
         self._asked_at = now
         return ids_of(self._source, self.streams, self._deadline()) == self.ids

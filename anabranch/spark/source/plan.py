@@ -125,10 +125,10 @@ def _check_commits(found: EventRange, batch: pa.RecordBatch) -> None:
     known = batch.column("commit_timestamp")
     if known.null_count:
         offset = batch.column("offset").filter(known.is_null())[0].as_py()
-        raise untold(found.stream, found.partition, offset)
+        raise unknown_commit(found.stream, found.partition, offset)
 
 
-def untold(stream: str, partition: int, offset: int) -> SnapshotExpired:
+def unknown_commit(stream: str, partition: int, offset: int) -> SnapshotExpired:
     """The error for an event whose commit is not in the history."""
     return SnapshotExpired(
         f"{stream}, partition {partition}: the history does not tell segment and commit timestamp of offset "
