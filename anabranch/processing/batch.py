@@ -101,7 +101,7 @@ class WorkBatch:
         of_row = self.limits.known.get(self.limits.state, Room()).most
         self.most_of_row = inf if of_row is None else of_row - _INCARNATION
         self.open = True
-        self.late = False  # whether it became full before all due timers fired
+        self.timers_left = False  # whether it became full before all due timers fired
         self.size = 0  # bytes of outputs and changes, about
         self.outputs: dict[str, list[Written | pa.RecordBatch]] = {}  # events and batches in order
         self.batched = set[str]()  # streams that may have batches among them
@@ -123,7 +123,7 @@ class WorkBatch:
 
     def is_full(self, most: int) -> bool:
         """Whether it has to be committed now. ``most``: bytes that a commit should have."""
-        if self.left or self.late:
+        if self.left or self.timers_left:
             return True
         return self.size >= most or self._slices * SLICE_BYTES >= _READ_AHEAD * most
 

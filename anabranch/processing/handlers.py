@@ -55,7 +55,7 @@ class Handlers:
     ) -> None:  # fmt: skip
         """``stores``: names of the processor's stores, in the order of their numbers. ``stop``: see `Failures`."""
         self._app = app
-        self.most = min(app.cut_bytes, FULL_BYTES)
+        self.batch_bytes = min(app.cut_bytes, FULL_BYTES)
         self._failures = Failures(app, metrics or Numbers(TABLE), stop or threading.Event())
         for number, name in enumerate(stores, FIRST_STORE):
             if name in app.stores:
@@ -63,7 +63,7 @@ class Handlers:
         self._time: TimeOfTasks | None = None
         if app.timers:
             timers = [one for one in app.stores.values() if isinstance(one, Timer | Windows)]
-            self._time = TimeOfTasks(timers, self._failures, app.idle, self.most)
+            self._time = TimeOfTasks(timers, self._failures, app.idle, self.batch_bytes)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._strays: list[IllegalState] = []  # errors of asyncio tasks that outlived their event
         self._exits: list[
@@ -86,7 +86,7 @@ class Handlers:
                 commit = list(some)
                 if not left and self._time is not None:
                     self._time.before(at, scope, number)
-                full = batch.late or batch.size >= self.most
+                full = batch.timers_left or batch.size >= self.batch_bytes
                 if left or (full and (commit[0] is pieces[0] or not commit[0].is_inside)):
                     left += commit
                     continue

@@ -222,10 +222,14 @@ class TimeOfTasks:
     """Advances the tasks' event time, and fires the timers that are due."""
 
     def __init__(
-        self, timers: Iterable[Timer | Windows], failures: Failures, idle: float | None, most: int
+        self,
+        timers: Iterable[Timer | Windows],
+        failures: Failures,
+        idle: float | None,
+        batch_bytes: int,
     ) -> None:
-        """``idle``: seconds, as in `Processor`. ``most``: bytes of a batch from which on no more timers fire."""
-        self._most = most
+        """``idle``: seconds, as in `Processor`. ``batch_bytes``: size of a batch from which on no more timers fire."""
+        self._batch_bytes = batch_bytes
         self._idle_ms = None if idle is None else idle * 1000
         self._wall_ms = self._latest = 0
         self._last_event_ms: dict[int, int] = {}  # when a task's last event came, by the wall clock
@@ -326,8 +330,8 @@ class TimeOfTasks:
                 timer = self._timers.get(place[:_NUMBER])
                 if timer is None or batch.get(task, row) in (None, now):
                     continue  # another program's, cancelled by an earlier timer, or set when it was due already
-                if batch.size >= self._most:
-                    batch.late |= kind == _DUE
+                if batch.size >= self._batch_bytes:
+                    batch.timers_left |= kind == _DUE
                     return
                 at.task = task
                 self._call(at, timer, row, size)

@@ -163,7 +163,7 @@ class Worker:
         self._tenure: Tenure | None = None
         self._reader: TaskReader | PlainReader | None = None
         self._left: list[Piece] = []  # of the batch before, which was full
-        self._behind = False  # timers of that one, or of a former life, may be due
+        self._timers_left = False  # timers of that one, or of a former life, may be due
         self._generation = -1
         self._lost = Lost()
         self._check_at = self._follow_at = 0.0
@@ -280,7 +280,7 @@ class Worker:
         if self._reader is not None:
             self._reader.close()
         self._reader = self._tenure = None
-        self._left, self._behind = [], True
+        self._left, self._timers_left = [], True
         self.metrics.set("processor_tasks", 0)
 
     def _take(self, wanted: frozenset[int]) -> None:
@@ -373,15 +373,15 @@ class Worker:
         while True:
             self._seen_at = now = clock.monotonic()
             until = min(due, now + IDLE_S)
-            if self._behind:
+            if self._timers_left:
                 self._fire(batch, tenure)  # due timers fire before any event is handled
-                self._behind = batch.late
+                self._timers_left = batch.timers_left
             some, self._left = self._left, []
-            if not some and not self._behind:
+            if not some and not self._timers_left:
                 some = reader.cut(until, min(SLICE_BYTES, app.cut_bytes), app.cut_bytes)
             self._fire(batch, tenure)
             batch.note_input(some, self._handlers.handle(batch, some))
-            if not batch.pieces or batch.is_full(self._handlers.most) or self.stop.is_set():
+            if not batch.pieces or batch.is_full(self._handlers.batch_bytes) or self.stop.is_set():
                 break
             self._member.serve(0.0)
             due = self._sent_at + app.commit_interval
@@ -396,7 +396,7 @@ class Worker:
         if not (batch.pieces or batch.rows or batch.outputs or reader.has_moved):
             self._commits.wait()
             return False
-        self._left, self._behind = batch.left, batch.late
+        self._left, self._timers_left = batch.left, batch.timers_left
         self._sent_at = clock.monotonic()
         self._commits.send(tenure, batch, reader.consumed(batch.rows.keys(), batch.left))
         return True

@@ -104,7 +104,7 @@ class Program:
         self.table.write(((task, rows.items()) for task, rows in batch.rows.items()), {})
         for stream, events in batch.outputs.items():
             self.written += [(stream, one[0]) for one in events if isinstance(one, tuple)]
-        if left or batch.late:
+        if left or batch.timers_left:
             self.run(left)
 
 
@@ -336,7 +336,7 @@ def test_what_is_due_is_looked_at_once_beside_timers_of_another_program(tmp_path
         table.looked = 0
         batch = WorkBatch(table, 1)
         time.move(begin_context(batch), "t", now, {0: now}, whole=True)
-        while batch.late:
+        while batch.timers_left:
             table.write([(0, batch.rows[0].items())], {})
             batch = WorkBatch(table, 1)
             time.fire_wall(begin_context(batch), 0, 0)
