@@ -228,7 +228,7 @@ class TimeOfTasks:
         idle: float | None,
         batch_bytes: int,
     ) -> None:
-        """``idle``: seconds, as in `Processor`. ``batch_bytes``: size of a batch from which on no more timers fire."""
+        """``idle``: seconds, as in `Processor`. ``batch_bytes``: a batch of this size fires no more timers."""
         self._batch_bytes = batch_bytes
         self._idle_ms = None if idle is None else idle * 1000
         self._wall_ms = self._latest = 0
