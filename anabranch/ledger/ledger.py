@@ -46,7 +46,6 @@ T = TypeVar("T")
 TABLE = "anabranch_ledger"
 SECRET_SIZE = 32
 ATTEMPT_SIZE = 16
-MOST_ROWS = 1000  # in one recovery
 MOST_WAITING = 20  # a recovery ends when this many wait, as the controllers may be away
 _PAUSE_S = 0.2
 _QUICK_S = 0.5  # timeout of further transactions once one waits
@@ -223,7 +222,7 @@ class Ledger:
         scope: str | None = None,
         older_than: float = defaults.LEDGER_AGE_S,
         *,
-        limit: int = MOST_ROWS,
+        limit: int = defaults.LEDGER_ROWS,
     ) -> Recovered:
         """End the transactions that dead processes left, as the database says; delete unneeded rows.
 
@@ -282,7 +281,7 @@ class Ledger:
             book.adopt(meta.secret if keep else token_bytes(SECRET_SIZE))
         return [] if keep else left
 
-    def rows(self, limit: int = MOST_ROWS) -> list[Row]:
+    def rows(self, limit: int = defaults.LEDGER_ROWS) -> list[Row]:
         """The table's rows, the oldest first, on any server."""
         with self._open() as book:
             book.open(moved=True)

@@ -26,8 +26,6 @@ from anabranch.processing.timers import Timer, Windows
 from anabranch.reading.history_search import Start
 
 F = TypeVar("F", bound=Callable[..., Any])
-RETRIES = 2  # of a handler that fails, before the worker stops or writes a dead letter
-CONCURRENCY = 64
 _MOST = 1 << 30
 
 
@@ -55,8 +53,8 @@ class Processor(Program):
         cut_bytes: int = defaults.CUT_BYTES,
         whole: bool = False,
         dead_letter: str | None = None,
-        retries: int = RETRIES,
-        concurrency: int = CONCURRENCY,
+        retries: int = defaults.HANDLER_RETRIES,
+        concurrency: int = defaults.HANDLER_CONCURRENCY,
         start: Start = "begin",
         on_lost: Literal["stop", "skip"] = "stop",
         idle: float | None = None,
