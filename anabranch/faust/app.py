@@ -21,8 +21,7 @@ from anabranch.faust.refusals import APP, TABLE, refuse, refusing
 from anabranch.faust.topics import Topic
 from anabranch.processing.app import Processor
 from anabranch.processing.batch import HandlerContext, Written
-from anabranch.processing.codecs import Codec
-from anabranch.processing.stores import Store
+from anabranch.processing.stores import Codec, Store
 from anabranch.processing.worker import Worker
 from anabranch.processors.monitor import Numbers
 

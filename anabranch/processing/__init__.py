@@ -12,8 +12,8 @@ each in one commit. The life of a batch:
 3. ``commits`` sends the batch in one transaction, and then writes its rows to the table. The docstring there
    says why the steps have this order.
 
-A user declares a program by ``app`` (`anabranch.Processor`); ``program`` has what workers see of it. ``codecs``
-encodes values. A worker's copy of its state is in ``table`` (RocksDB), read from the log by ``state``.
+A user declares a program by ``app`` (`anabranch.Processor`); ``program`` has what workers see of it.
+A worker's copy of its state is in ``table`` (RocksDB), read from the log by ``state``.
 ``plain`` reads plain Kafka topics in place of streams. ``run`` is a whole process with signals, HTTP and the
 mirror of positions, whose numbers are in ``metrics``.
 

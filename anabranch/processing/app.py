@@ -9,7 +9,6 @@ from typing import Any, Literal, TypeVar
 from anabranch.core import defaults
 from anabranch.core.legal_names import PLAIN, check_input, check_type, split_stream
 from anabranch.errors import InvalidArgument
-from anabranch.processing.codecs import codec_of
 from anabranch.processing.plain import Cluster
 from anabranch.processing.program import (
     Input,
@@ -21,7 +20,7 @@ from anabranch.processing.program import (
     check_plain,
     is_async,
 )
-from anabranch.processing.stores import Store
+from anabranch.processing.stores import Store, codec_of
 from anabranch.processing.timers import Timer, Windows
 from anabranch.reading.history_search import Start
 

@@ -11,9 +11,8 @@ from anabranch.core.legal_names import is_plain, split_stream
 from anabranch.core.limits import copied_time
 from anabranch.errors import InvalidArgument
 from anabranch.processing.batch import current_context
-from anabranch.processing.codecs import Codec
 from anabranch.processing.plain import Cluster
-from anabranch.processing.stores import Keyed
+from anabranch.processing.stores import Codec, Keyed
 from anabranch.reading.history_search import Start
 from anabranch.types import Headers
 

@@ -15,10 +15,9 @@ from anabranch.core.legal_names import check_type
 from anabranch.core.limits import copied_name, copied_time
 from anabranch.errors import IllegalState, InvalidArgument
 from anabranch.processing.batch import HandlerContext, WorkBatch, current_context
-from anabranch.processing.codecs import RAW, Codec
 from anabranch.processing.failures import Case, Failures, failure_of
 from anabranch.processing.program import Output, TimerHandler, check_plain, check_result
-from anabranch.processing.stores import TIME, Keyed, after, prefix_of
+from anabranch.processing.stores import RAW, TIME, Codec, Keyed, after, prefix_of
 
 if TYPE_CHECKING:
     from anabranch.processing.table import Table

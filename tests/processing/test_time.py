@@ -23,11 +23,10 @@ from anabranch.processing import handlers as handlers_module
 from anabranch.processing import timers
 from anabranch.processing.app import Processor
 from anabranch.processing.batch import WorkBatch, begin_context
-from anabranch.processing.codecs import RAW
 from anabranch.processing.failures import Failures, HandlerFailed
 from anabranch.processing.handlers import Handlers
 from anabranch.processing.metrics import TABLE
-from anabranch.processing.stores import prefix_of
+from anabranch.processing.stores import RAW, prefix_of
 from anabranch.processing.table import Table
 from anabranch.processing.timers import Windows
 from anabranch.processors.monitor import Numbers
