@@ -127,11 +127,14 @@ class WorkBatch:
             return True
         return self.size >= most or self._slices * SLICE_BYTES >= _READ_AHEAD * most
 
-    def close(self) -> None:
-        """Take no more changes, because all events are handled, and count the input."""
+    def close(self) -> bool:
+        """Take no more changes, because all events are handled. Returns whether the batch has input or effects."""
         self.open = False
+        has_any = bool(self.pieces or self.rows or self.outputs)
         for piece in self.pieces:
             self.counts["processor_events_in", piece.stream] += len(piece.events)
+        self.pieces.clear()  # else the events would stay in memory until the commit has ended
+        return has_any
 
     def set_below(self, table: Table) -> None:
         """Note that the batch below is stored, so that rows are read from the table."""

@@ -392,8 +392,7 @@ class Worker:
         for stream, count in reader.misplaced.items():
             self.metrics.add("processor_misplaced", stream, by=count)
         reader.misplaced.clear()
-        batch.close()
-        if not (batch.pieces or batch.rows or batch.outputs or reader.has_moved):
+        if not (batch.close() or reader.has_moved):
             self._commits.wait()
             return False
         self._left, self._timers_left = batch.left, batch.timers_left
