@@ -60,8 +60,8 @@ from pyspark.sql import functions as F
 
 import anabranch
 from anabranch.spark import spark_session
+from anabranch.spark.export import Exported, Pace, Shape, export
 from anabranch.spark.options import Connection
-from anabranch.spark.pipelines.export import Exported, Pace, Shape, export
 
 FIRST_DAY = datetime(2013, 1, 1, tzinfo=UTC)
 SEGMENTS = {"flights": 2, "weather": 1, "carrier_hours": 2}

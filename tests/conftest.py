@@ -32,7 +32,7 @@ import hypothesis
 import pytest
 
 import anabranch
-from anabranch.infra import free_ports
+from anabranch.infra import sockets
 from anabranch.infra.broker import EmbeddedBroker
 from tests import secured
 from tests.cluster import Cluster, start_cluster
@@ -63,8 +63,8 @@ TEST, SOAK = TIERS = ("test", "soak")
 # Each worker draws from its own ports: one that a killed broker is to have again is no other's meanwhile.
 _WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
 _PORTS = 12_000 // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-free_ports._LOWEST += _WORKER * _PORTS
-free_ports._HIGHEST = free_ports._LOWEST + _PORTS - 1
+sockets._LOWEST += _WORKER * _PORTS
+sockets._HIGHEST = sockets._LOWEST + _PORTS - 1
 # By tier: seconds that each file took, with what it had to start.
 DURATIONS = Path(__file__).with_name("durations.json")
 # Of a broker that is never killed: each of the workers has one all the time.

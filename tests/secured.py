@@ -16,7 +16,7 @@ from anabranch.client.client import Client
 from anabranch.core.legal_names import split_stream
 from anabranch.errors import InvalidArgument
 from anabranch.infra.broker import EmbeddedBroker
-from anabranch.infra.secure import SecureListener
+from anabranch.infra.settings import SecureListener
 from anabranch.librdkafka.admin import binding_of
 from anabranch.librdkafka.options import Options
 from anabranch.topics import rights

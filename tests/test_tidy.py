@@ -65,7 +65,7 @@ WIDE = {
         1,
         "a thread of its own: reading goes on without compiled code",
     ),
-    "anabranch/spark/pipelines/place.py": (1, "the rows may be committed whatever the job says"),
+    "anabranch/spark/jobs.py": (1, "the rows may be committed whatever the job says"),
     "anabranch/web/hub.py": (1, "a page of the web process shows it"),
 }
 # Ports, each with several implementations: none of them may ignore what a caller asks for.
@@ -122,11 +122,10 @@ SMALL_FILES = {
     "anabranch/infra/__main__.py": "an entry point: `python -m anabranch.infra`",
     "anabranch/ledger/watch.py": "",
     "anabranch/spark/datasource.py": "Spark's entry point",
-    "anabranch/topics/altering.py": "",
 }
 SPLIT_CLASSES = {
     "anabranch/processing/handlers.py: Handlers": "`handlers` makes the one or the other",
-    "anabranch/processing/program.py: Program": "",
+    "anabranch/processing/program.py: Program": "what a worker knows; `Processor.run` starts a worker",
     "anabranch/spark/api.py: DataSourceStreamArrowWriter": "Spark's class",
     "anabranch/spark/api.py: SupportsTriggerAvailableNow": "Spark's class",
 }

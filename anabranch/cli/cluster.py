@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 import anabranch
 from anabranch.cli.controller import arguments_of
 from anabranch.cli.errors import ChildFailed, ExitCode
-from anabranch.infra import logs
-from anabranch.infra.process import SupervisedProcess
+from anabranch.infra.process import SupervisedProcess, log_tail
 
 if TYPE_CHECKING:
     from anabranch.processors.config import ControllerOptions
@@ -135,7 +134,7 @@ class ControllerProcess:
 
     def failure(self, what: str) -> str:
         """``what``, and the log's last lines."""
-        tail = "\n".join(f"  {line}" for line in logs.tail(self.log, _TAIL_LINES))
+        tail = "\n".join(f"  {line}" for line in log_tail(self.log, _TAIL_LINES))
         return f"{what}\nlast lines of {self.log}:\n{tail}"
 
 

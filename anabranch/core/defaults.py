@@ -50,6 +50,10 @@ TASKS = 16
 # How long a worker gathers events for one commit, and how much of them. A longer interval makes fewer commits.
 COMMIT_INTERVAL_S = 0.1
 CUT_BYTES = 8 << 20
+# A handler that fails is called again this many times, before a dead letter is written or the worker stops.
+HANDLER_RETRIES = 2
+# This many `async` handlers of a worker run concurrently.
+HANDLER_CONCURRENCY = 64
 # A worker that is silent for this long loses its tasks to others of its group.
 SESSION_S = 6.0
 
@@ -58,8 +62,12 @@ SESSION_S = 6.0
 SPARK_TIMEOUT_S = 60.0
 # A job's transaction: longer than a client's, as a driver that is busy may send heartbeats late.
 SPARK_KEEPALIVE_S = 300.0
+# A task reads this many offsets in 1 to 2 s, ten times as long as it takes to start.
+SPARK_TASK_ROWS = 1_000_000
 # `Ledger.recover` ends transactions older than this: younger ones may still be under way.
 LEDGER_AGE_S = 60.0
+# One recovery checks at most this many rows.
+LEDGER_ROWS = 1000
 
 # -- the command line -------------------------------------------------------------------------------------
 

@@ -1,10 +1,15 @@
-"""Faust's agents and their streams: each actor takes events from an inbox of its own, one by one."""
+"""Faust's agents and their streams: each actor takes events from an inbox of its own, one by one.
+
+`AgentHandlers` hands events from the worker's thread to the agents on Faust's loop, and waits until they are done.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import faust
@@ -16,8 +21,11 @@ from faust.types.tuples import Message
 
 from anabranch.errors import IllegalState
 from anabranch.faust.refusals import AGENT, STREAM, refuse, refusing
-from anabranch.processing.cut import Cut, Doing, Undo, begin_doing
-from anabranch.processing.failures import HandlerFailed, is_from_outside
+from anabranch.processing.batch import HandlerContext, Undo, WorkBatch, begin_context
+from anabranch.processing.failures import PATIENCE_S, Case, HandlerFailed, is_from_outside
+from anabranch.processing.handlers import Handlers, closed_by_failure
+from anabranch.processors.monitor import Numbers
+from anabranch.reading.tasks.shares import Piece
 from anabranch.types import Event
 
 _TURN = 64  # events that an actor handles before other actors run
@@ -30,8 +38,8 @@ class Hand:
     ``left``: how many are not done yet. ``undo``: how to undo the changes of all agents.
     """
 
-    def __init__(self, cut: Cut, undo: list[Undo]) -> None:
-        self.cut, self.undo = cut, undo
+    def __init__(self, batch: WorkBatch, undo: list[Undo]) -> None:
+        self.batch, self.undo = batch, undo
         self.left = 0
         self.failed = False
         self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -64,7 +72,7 @@ class Inbox:
         self.items: deque[Given] = deque()
         self.own_key, self.strays = own_key, strays
         self.at_work: Event | None = None
-        self.at: Doing | None = None  # the call for the event at work
+        self.at: HandlerContext | None = None  # the call for the event at work
         self.hand: Hand | None = None
         self.ended: BaseException | None = None  # why its actor ended
         self._wake: asyncio.Future[None] | None = None
@@ -129,7 +137,7 @@ class Stream(faust.Stream[Any]):
             if hand.failed:
                 continue
             inbox.at_work = given
-            inbox.at = at = begin_doing(hand.cut)
+            inbox.at = at = begin_context(hand.batch)
             at.undo = hand.undo
             at.task, at.key, at.timestamp = task, given.key, given.timestamp
             at.own_key, at.strays = inbox.own_key, inbox.strays
@@ -172,9 +180,19 @@ def _loader(app: Any, topic: Any) -> Callable[[Event], Any]:
         place = places.get((stream, partition))
         if place is None:
             place = places[stream, partition] = TP(stream, partition)
-        size = len(key or b""), len(value or b"")
         message = Message(
-            stream, partition, offset, ms / 1000, 0, headers, key, value, None, *size, place
+            stream,
+            partition,
+            offset,
+            timestamp=ms / 1000,
+            timestamp_type=0,
+            headers=headers,
+            key=key,
+            value=value,
+            checksum=None,
+            serialized_key_size=len(key or b""),
+            serialized_value_size=len(value or b""),
+            tp=place,
         )
         name = schema.loads_key(app, message, loads=loads_key)
         found = None
@@ -255,3 +273,108 @@ class Agent(faust.Agent):
                 raise
         finally:
             aref.stream.inbox.end(error)
+
+
+_SAY_S = 30.0
+
+
+class AgentHandlers(Handlers):
+    """Agents as the handlers of a worker. All methods but `end` are called on the worker's thread."""
+
+    def __init__(
+        self, app: Any, stores: Sequence[str], metrics: Numbers, stop: threading.Event,
+        *, loop: asyncio.AbstractEventLoop, agents: Sequence[Agent], strays: list[IllegalState],
+    ) -> None:  # fmt: skip
+        super().__init__(app, stores, metrics, stop)
+        self._on, self._agents, self._strays = loop, agents, strays
+        self._readers: dict[str, list[Agent]] = {}
+        for agent in agents:
+            for stream in agent.get_topic_names():
+                self._readers.setdefault(stream, []).append(agent)
+        self._hand: Hand | None = None
+        self._ended = False
+
+    def handle(self, batch: WorkBatch, pieces: Sequence[Piece]) -> list[Piece]:
+        """Hand events to agents, and wait until all are done. After a failure, hand them over one by one.
+
+        Raises: HandlerFailed, IllegalState (an asyncio task wrote after its event).
+        """
+        given = [pair for piece in pieces for pair in zip(piece.events, piece.tasks, strict=True)]
+        self._failures.patience = PATIENCE_S
+        with closed_by_failure(batch) as at:
+            failed = self._failed(at, given) if given else None
+            if failed is not None:
+                at.take_back()  # agents share rows, so the changes of one event can't be undone alone
+                for event, task in given:
+                    case = partial(Case.of, event)
+                    first = failed.error if event is failed.event else None
+                    self._failures.try_or_bury(
+                        at, case, partial(self._failure, at, event, task), first
+                    )
+        if self._strays:
+            raise self._strays[0]
+        return []
+
+    def _failure(self, at: HandlerContext, event: Event, task: int) -> BaseException | None:
+        failed = self._failed(at, [(event, task)])
+        if failed is not None and failed.event is None:
+            raise failed  # the agent ended without an event at work
+        return None if failed is None else failed.error
+
+    def _failed(
+        self, at: HandlerContext, given: Sequence[tuple[Event, int]]
+    ) -> HandlerFailed | None:
+        try:
+            asyncio.run_coroutine_threadsafe(self._give(at, given), self._on).result()
+        except HandlerFailed as failed:
+            return failed
+        at.undo.clear()
+        return None
+
+    def end(self) -> None:
+        """Stop waiting for agents that don't end. Called on Faust's loop."""
+        self._ended = True
+        if self._hand is not None:
+            self._hand.fail(IllegalState("the worker ends, and an agent is not done"))
+
+    async def _give(self, at: HandlerContext, given: Sequence[tuple[Event, int]]) -> None:
+        hand = self._hand = Hand(at.batch, at.undo)
+        try:
+            self._deal(hand, given)
+            while hand.left:
+                done, _ = await asyncio.wait([hand.over], timeout=_SAY_S)
+                if done:
+                    hand.over.result()
+                else:
+                    busy = [one.name for one in self._agents if any(b.at_work for b in one.inboxes)]
+                    self._agents[0].log.warning("not done yet: %s", ", ".join(busy))
+        except BaseException as error:
+            hand.fail(error)
+            if not self._ended:
+                for agent in self._agents:
+                    await agent.on_stop()
+                    await agent.on_start()
+            raise
+        finally:
+            self._hand = None
+
+    def _deal(self, hand: Hand, given: Sequence[tuple[Event, int]]) -> None:
+        """Put each event into an inbox of each agent of its stream: that of the actor for the event's key."""
+        if self._ended:
+            raise IllegalState("the worker ends")
+        woken: dict[Inbox, None] = {}
+        for agent in self._agents:
+            for inbox in agent.inboxes:
+                if inbox.ended is not None:
+                    raise HandlerFailed(None, inbox.ended)
+        for event, task in given:
+            readers = self._readers[event.stream]
+            hand.left += len(readers)
+            for agent in readers:
+                boxes = agent.inboxes
+                which = event.offset if event.key is None else hash(event.key)
+                box = boxes[which % len(boxes)]
+                box.items.append(Given(hand, task, event))
+                woken[box] = None
+        for box in woken:
+            box.wake(hand)

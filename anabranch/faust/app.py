@@ -16,14 +16,12 @@ from anabranch.client.client import Client
 from anabranch.client.connect import connect
 from anabranch.core.legal_names import split_stream
 from anabranch.errors import IllegalState, InvalidArgument
-from anabranch.faust.agents import Agent, Stream
-from anabranch.faust.handing import AgentHandlers
+from anabranch.faust.agents import Agent, AgentHandlers, Stream
 from anabranch.faust.refusals import APP, TABLE, refuse, refusing
 from anabranch.faust.topics import Topic
 from anabranch.processing.app import Processor
-from anabranch.processing.codecs import Codec
-from anabranch.processing.cut import Doing, Written
-from anabranch.processing.stores import Store
+from anabranch.processing.batch import HandlerContext, Written
+from anabranch.processing.stores import Codec, Store
 from anabranch.processing.worker import Worker
 from anabranch.processors.monitor import Numbers
 
@@ -65,7 +63,7 @@ class Table(Store):
         self._app = app
         self._key = key_type, key_serializer
 
-    def _place(self, at: Doing, key: Any) -> tuple[int, bytes]:
+    def _place(self, at: HandlerContext, key: Any) -> tuple[int, bytes]:
         if type(key) is type(at.name) and key == at.name and at.key is not None:
             key = at.key  # the event's own bytes; a serializer might encode the key differently
         elif not isinstance(key, bytes | str):
@@ -162,7 +160,9 @@ class Engine(mode.Service):
             program: Any, stores: Sequence[str], metrics: Numbers, stop: threading.Event
         ) -> AgentHandlers:
             agents = list(app.agents.values())
-            self._handlers = AgentHandlers(program, stores, metrics, stop, loop, agents, app.strays)
+            self._handlers = AgentHandlers(
+                program, stores, metrics, stop, loop=loop, agents=agents, strays=app.strays
+            )
             return self._handlers
 
         try:

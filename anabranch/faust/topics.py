@@ -15,7 +15,7 @@ from anabranch.core.legal_names import split_stream
 from anabranch.core.limits import copied_time
 from anabranch.errors import InvalidArgument
 from anabranch.faust.refusals import refuse
-from anabranch.processing.cut import doing, outside
+from anabranch.processing.batch import current_context, outside
 
 
 class Sent:
@@ -68,7 +68,7 @@ class Topic(faust.Topic):
                 "send(partition=) or send(callback=)", "a stream places events by key, in a commit"
             )
         is_alone = outside() and current_agent() is None
-        at = None if is_alone else doing()
+        at = None if is_alone else current_context()
         raw, made = self.prepare_key(key, key_serializer, schema, self.prepare_headers(headers))
         data, made = self.prepare_value(value, value_serializer, schema, made)
         if not (data is None or isinstance(data, bytes)):
@@ -83,7 +83,7 @@ class Topic(faust.Topic):
         else:
             if stream not in self.app.program.outputs:
                 await asyncio.get_running_loop().run_in_executor(None, self.app.add_output, stream)
-                at = doing()  # the event may have ended meanwhile
+                at = current_context()  # the event may have ended meanwhile
             time_ms = copied_time(at.timestamp) if ms is None else ms
             at.write(stream, (data, raw, pairs or None, time_ms))
         return Sent(stream, timestamp or time.time())

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import sys
 
-from anabranch.infra.archive import archive_path, ensure_archive
 from anabranch.infra.broker import EmbeddedBroker
 from anabranch.infra.errors import InfraError
 from anabranch.infra.fetch import ensure_broker, report
-from anabranch.infra.java import find_java
+from anabranch.infra.java import archive_path, ensure_archive, find_java
 
 
 def prepare() -> bool:

@@ -10,8 +10,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
-from anabranch.infra import logs
-from anabranch.infra.archive import find_archive
 from anabranch.infra.errors import (
     BrokerDied,
     BrokerNotRunning,
@@ -19,19 +17,24 @@ from anabranch.infra.errors import (
     PortTaken,
     StartDeadlinePassed,
 )
-from anabranch.infra.fetch import ensure_broker
-from anabranch.infra.free_ports import HOST, free_port, is_free
-from anabranch.infra.java import JavaRuntime, find_java
-from anabranch.infra.lock import broker_lock
-from anabranch.infra.process import SupervisedProcess
-from anabranch.infra.ready import is_ready, make_coordinators
-from anabranch.infra.secure import SecureListener
+from anabranch.infra.fetch import broker_lock, ensure_broker
+from anabranch.infra.java import JavaRuntime, find_archive, find_java
+from anabranch.infra.process import SupervisedProcess, log_since, log_tail, mark_log
 from anabranch.infra.settings import (
     Membership,
+    SecureListener,
     check_extra,
     jvm_options,
     properties_text,
     server_properties,
+)
+from anabranch.infra.sockets import (
+    HOST,
+    free_port,
+    free_ports,
+    is_free,
+    is_ready,
+    make_coordinators,
 )
 from anabranch.infra.storage import DATA, ensure_formatted, hold
 
@@ -83,8 +86,8 @@ class EmbeddedBroker:
             log: where the broker's output is appended; ``broker.log`` in the folder by default.
             proxy: ``host:port`` of a proxy for the broker, which gets a listener at `proxied_port`, where it
                     advertises the address of the proxy.
-                start_timeout_s: seconds after which a start is given up.
-            membership: its place in an `EmbeddedCluster`; it serves once most nodes run.
+            start_timeout_s: seconds after which a start is given up.
+            membership: its place in an `EmbeddedCluster`, where it serves once most nodes run; None: it is alone.
             secure: a second listener, at `secure_bootstrap`, with authentication.
 
         Raises:
@@ -191,7 +194,7 @@ class EmbeddedBroker:
 
     def log_tail(self) -> list[str]:
         """The last lines of the log."""
-        return logs.tail(self.log)
+        return log_tail(self.log)
 
     # -- calls -----------------------------------------------------------------------------------
 
@@ -203,10 +206,10 @@ class EmbeddedBroker:
         Raises:
             NoJava, DownloadFailed, HashMismatch: raised by `find_java` and `ensure_broker`.
             PortTaken: the given port is in use.
-                BrokerDied: it (or formatting) ended by itself; with the last lines of its log.
-                StartDeadlinePassed: it did not serve in time, and was stopped.
-                FolderInUse, FolderUnusable: raised by `hold`.
-                FolderMismatch: the folder was formatted with another ``transaction_version``.
+            BrokerDied: it (or formatting) ended by itself; with the last lines of its log.
+            StartDeadlinePassed: it did not serve in time, and was stopped.
+            FolderInUse, FolderUnusable: raised by `hold`.
+            FolderMismatch: the folder was formatted with another ``transaction_version``.
         """
         if self.running:
             return
@@ -285,32 +288,17 @@ class EmbeddedBroker:
         may_lose_race: bool,
     ) -> bool:
         """Try to start once; False if another process took our port in the meantime."""
-        folder = self.folder
         port = self._port or free_port()
-        membership = self._membership
-        controller_port = (
-            membership.controller_port if membership else free_port(avoid=frozenset({port}))
-        )
-        proxied = None
-        if self._proxy is not None:
-            proxied = (free_port(avoid=frozenset({port, controller_port})), self._proxy)
-        secure = None
-        if self._secure is not None:
-            taken = frozenset({port, controller_port, *(proxied[:1] if proxied else ())})
-            secure = (self._secure_port or free_port(avoid=taken), self._secure)
+        membership, proxied, secure = self._place(port)
         properties = server_properties(
-            data=folder / DATA,
+            data=self.folder / DATA,
             port=port,
-            controller_port=controller_port,
-            extra=self._extra,
             membership=membership,
+            extra=self._extra,
             proxied=proxied,
             secure=secure,
         )
-        config = folder / "server.properties"
-        config.touch(mode=0o600)  # it may hold passwords
-        config.chmod(0o600)
-        config.write_text(properties_text(properties), encoding="utf-8")
+        config = self._write_config(properties)
         environment = dict(os.environ) | {"CLASSPATH": os.pathsep.join(map(str, class_path))}
         options = jvm_options(
             heap_mb=self._heap_mb,
@@ -320,7 +308,7 @@ class EmbeddedBroker:
         )
         command = [str(java.path), *options]
         cluster_id = ensure_formatted(
-            folder,
+            self.folder,
             java=command,
             environment=environment,
             config=config,
@@ -328,11 +316,11 @@ class EmbeddedBroker:
             transaction_version=self._transaction_version,
             deadline=deadline,
             kept_in=class_path[0].parent,
-            node_id=int(properties["node.id"]),
-            cluster_id=membership.cluster_id if membership else None,
+            node_id=membership.node_id,
+            cluster_id=membership.cluster_id,
             more=self._secure.format_arguments() if self._secure else (),
         )
-        started_at = logs.mark(
+        started_at = mark_log(
             self.log,
             f"starting Kafka {broker_lock().kafka_version} on Java {java.major}, port {port}",
         )
@@ -341,9 +329,7 @@ class EmbeddedBroker:
             log=self.log,
             environment=environment,
             held=held,
-            remove_when_orphaned=membership.temporary
-            if membership
-            else (folder if self._given_folder is None else None),
+            remove_when_orphaned=membership.temporary,
         )
         if not self._await_ready(self._process, port, cluster_id, deadline, started_at):
             if may_lose_race and (self._port == 0 or is_free(self._port)):
@@ -353,6 +339,26 @@ class EmbeddedBroker:
         self._proxied_port = proxied[0] if proxied is not None else 0
         self._secure_port = secure[0] if secure is not None else 0
         return True
+
+    def _place(
+        self, port: int
+    ) -> tuple[Membership, tuple[int, str] | None, tuple[int, SecureListener] | None]:
+        """The membership, and the listeners for a proxy and with authentication, with their ports."""
+        voters = self._membership.voters if self._membership else {}
+        own, proxied, secure = free_ports(3, avoid=frozenset({port, *voters.values()}))
+        temporary = self.folder if self._given_folder is None else None
+        return (
+            self._membership or Membership(1, {1: own}, temporary),
+            None if self._proxy is None else (proxied, self._proxy),
+            None if self._secure is None else (self._secure_port or secure, self._secure),
+        )
+
+    def _write_config(self, properties: Mapping[str, str]) -> Path:
+        config = self.folder / "server.properties"
+        config.touch(mode=0o600)  # it may hold passwords
+        config.chmod(0o600)
+        config.write_text(properties_text(properties), encoding="utf-8")
+        return config
 
     def _await_ready(
         self,
@@ -365,7 +371,7 @@ class EmbeddedBroker:
         """Wait until the broker serves; False if it ended because a port is taken."""
         while not is_ready(HOST, port, cluster_id):
             if (code := process.poll()) is not None:
-                if _ADDRESS_IN_USE in logs.since(self.log, started_at):
+                if _ADDRESS_IN_USE in log_since(self.log, started_at):
                     return False
                 raise BrokerDied(
                     f"the broker ended while starting, with exit code {code}",

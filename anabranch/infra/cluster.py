@@ -13,9 +13,8 @@ from typing import Self
 
 from anabranch.infra.broker import POLL_S, START_TIMEOUT_S, EmbeddedBroker
 from anabranch.infra.errors import BrokerNotRunning, FolderMismatch, StartDeadlinePassed
-from anabranch.infra.free_ports import HOST, free_port
-from anabranch.infra.ready import is_ready
 from anabranch.infra.settings import Membership
+from anabranch.infra.sockets import HOST, free_ports, is_ready
 from anabranch.infra.storage import new_cluster_id
 
 _FACTS = "cluster.json"
@@ -48,10 +47,10 @@ class EmbeddedCluster:
 
         Args:
             brokers: how many, 1 to 9.
-                folder: kept, and used again by as many brokers; None: a temporary one, removed at `stop`.
-                ports: where they listen; none: any free ones.
-                racks: theirs, in turn; then followers serve readers of their rack.
-                properties, heap_mb, quick_start, start_timeout_s: of each `EmbeddedBroker`.
+            folder: kept, and used again by as many brokers; None: a temporary one, removed at `stop`.
+            ports: where they listen; none: any free ones.
+            racks: theirs, in turn; then followers serve readers of their rack.
+            properties, heap_mb, quick_start, start_timeout_s: of each `EmbeddedBroker`.
 
         Raises:
             ValueError: an argument out of its range, or ports for another number of brokers.
@@ -65,7 +64,7 @@ class EmbeddedCluster:
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._id = self._cluster_id(brokers)
         self._start_timeout_s = start_timeout_s
-        chosen = _free_ports(2 * brokers)
+        chosen = free_ports(2 * brokers)
         voters = {n: chosen.pop() for n in range(1, brokers + 1)}
         self.nodes: dict[int, EmbeddedBroker] = {
             n: EmbeddedBroker(
@@ -76,7 +75,7 @@ class EmbeddedCluster:
                 quick_start=quick_start,
                 start_timeout_s=start_timeout_s,
                 membership=Membership(
-                    n, self._id, voters, self._folder if self._given_folder is None else None
+                    n, voters, self._folder if self._given_folder is None else None, self._id
                 ),
             )
             for n in voters
@@ -189,10 +188,3 @@ def _in_rack(racks: Sequence[str], number: int) -> dict[str, str]:
 
 def _stop_soon(node: EmbeddedBroker) -> None:
     node.stop(timeout_s=5.0)
-
-
-def _free_ports(count: int) -> list[int]:
-    found: list[int] = []
-    while len(found) < count:
-        found.append(free_port(avoid=frozenset(found)))
-    return found

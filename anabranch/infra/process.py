@@ -1,4 +1,4 @@
-"""A child process that never outlives the one that started it: the owner's side of `supervisor`."""
+"""A child process that never outlives the one that started it, and its log: the owner's side of `supervisor`."""
 
 from __future__ import annotations
 
@@ -187,3 +187,33 @@ def _readable(fd: int, timeout_s: float) -> bool:
     poll = select.poll()
     poll.register(fd, select.POLLIN)
     return bool(poll.poll(max(timeout_s, 0.0) * 1000))
+
+
+TAIL_LINES = 25
+_TAIL_BYTES = 64 * 1024
+
+
+def mark_log(log: Path, text: str) -> int:
+    """Append a line of ours; returns the log's size in bytes after it."""
+    with log.open("ab") as file:
+        file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} anabranch: {text}\n".encode())
+        return file.tell()
+
+
+def log_tail(log: Path, lines: int = TAIL_LINES) -> list[str]:
+    """The last lines (of the last 64 KiB); none if there is no file."""
+    try:
+        with log.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - _TAIL_BYTES))
+            text = file.read().decode(errors="replace")
+    except OSError:
+        return []
+    return text.splitlines()[-lines:]
+
+
+def log_since(log: Path, position: int) -> str:
+    """The text that was appended from byte ``position`` on."""
+    with log.open("rb") as file:
+        file.seek(position)
+        return file.read().decode(errors="replace")

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from anabranch.infra.free_ports import HOST
-from anabranch.infra.secure import SecureListener
+from anabranch.infra.sockets import HOST
 
-NODE_ID = 1
 _PLAIN = "-._/,;@$()[]{}*+"
 _COLLECTOR = re.compile(r"-XX:\+Use\w+GC")
 
@@ -32,13 +30,6 @@ _OWN = frozenset(
 )
 
 _DEFAULTS = {
-    # One broker can't keep more than one replica.
-    "default.replication.factor": "1",
-    "offsets.topic.replication.factor": "1",
-    "transaction.state.log.replication.factor": "1",
-    "transaction.state.log.min.isr": "1",
-    "share.coordinator.state.topic.replication.factor": "1",
-    "share.coordinator.state.topic.min.isr": "1",
     # Kafka's default is 50 partitions: seconds at the first use, and as many open files.
     "offsets.topic.num.partitions": "4",
     "transaction.state.log.num.partitions": "4",
@@ -56,10 +47,10 @@ _DEFAULTS = {
     "metadata.max.idle.interval.ms": "5000",
     # Topics are declared, so that a mistyped name creates none.
     "auto.create.topics.enable": "false",
-    # Kafka's default is 128 MB, much of a small heap.
     # Brokers make a partition's two index files as big as this, and the system may fill them with zeros at the
     # first append (10 MB by Kafka's default; measured: 64 new partitions took 3 s). Enough for 700 MB a segment.
     "log.index.size.max.bytes": "2097152",
+    # Kafka's default is 128 MB, much of a small heap.
     "log.cleaner.dedupe.buffer.size": "16777216",
     # Kafka's default is a minute: test suites make and delete many topics.
     "log.segment.delete.delay.ms": "1000",
@@ -68,15 +59,16 @@ _DEFAULTS = {
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """A node's place in a cluster.
+    """A node's place in its cluster, which may have only this node.
 
     ``voters``: node id -> port of its controller. ``temporary``: a folder to remove if the owner dies.
+    ``cluster_id``: None: a new one when the folder is formatted.
     """
 
     node_id: int
-    cluster_id: str
     voters: Mapping[int, int]
     temporary: Path | None = None
+    cluster_id: str | None = None
 
     @property
     def controller_port(self) -> int:
@@ -84,7 +76,7 @@ class Membership:
         return self.voters[self.node_id]
 
     def properties(self) -> dict[str, str]:
-        """Properties that replace the defaults above: replicas, and leaders that soon return to their brokers."""
+        """Up to three replicas, two of them in sync; and leaders that soon return to their brokers."""
         replicas = str(min(3, len(self.voters)))
         in_sync = str(min(2, len(self.voters)))
         return {
@@ -106,9 +98,8 @@ def server_properties(
     *,
     data: Path,
     port: int,
-    controller_port: int,
+    membership: Membership,
     extra: Mapping[str, str],
-    membership: Membership | None = None,
     proxied: tuple[int, str] | None = None,
     secure: tuple[int, SecureListener] | None = None,
 ) -> dict[str, str]:
@@ -120,15 +111,17 @@ def server_properties(
     Raises:
         ValueError: ``extra`` holds a property that the broker object sets itself.
     """
-    node_id = membership.node_id if membership else NODE_ID
-    voters = membership.voters if membership else {NODE_ID: controller_port}
     own = {
         "process.roles": "broker,controller",
-        "node.id": str(node_id),
+        "node.id": str(membership.node_id),
         # A static quorum: a dynamic one would keep the controller's port in its log, and the next start may use
         # another port.
-        "controller.quorum.voters": ",".join(f"{n}@{HOST}:{p}" for n, p in voters.items()),
-        "listeners": f"PLAINTEXT://{HOST}:{port},CONTROLLER://{HOST}:{controller_port}",
+        "controller.quorum.voters": ",".join(
+            f"{n}@{HOST}:{p}" for n, p in membership.voters.items()
+        ),
+        "listeners": (
+            f"PLAINTEXT://{HOST}:{port},CONTROLLER://{HOST}:{membership.controller_port}"
+        ),
         "advertised.listeners": f"PLAINTEXT://{HOST}:{port}",
         "controller.listener.names": "CONTROLLER",
         "inter.broker.listener.name": "PLAINTEXT",
@@ -144,7 +137,7 @@ def server_properties(
         for name, value in secure[1].properties(f"{HOST}:{secure[0]}").items():
             own[name] = f"{own[name]},{value}" if name in own else value
     check_extra(extra)
-    return own | _DEFAULTS | (membership.properties() if membership else {}) | dict(extra)
+    return own | _DEFAULTS | membership.properties() | dict(extra)
 
 
 def check_extra(extra: Mapping[str, str]) -> None:
@@ -179,7 +172,7 @@ def jvm_options(
 ) -> list[str]:
     """Options of the broker's JVM; ``extra`` comes last, and may choose another garbage collector.
 
-    ``archive``: a class-data archive (`anabranch.infra.archive`); the JVM ignores one that does not fit.
+    ``archive``: a class-data archive (`find_archive`); the JVM ignores one that does not fit.
     ``quick_start`` compiles with the first tier only: a quicker start for less throughput.
     """
     options = [
@@ -198,3 +191,59 @@ def jvm_options(
     if archive is not None:
         options += [f"-XX:SharedArchiveFile={archive}", "-Xlog:cds=off", "-Xlog:cds+dynamic=off"]
     return [*options, *extra]
+
+
+_LOGIN = "org.apache.kafka.common.security"
+_PREFIX = "listener.name.secure."
+
+
+@dataclass(frozen=True, slots=True)
+class SecureListener:
+    """SASL, over TLS if there is a key; loopback clients may still use the plain listener.
+
+    ``users``: name -> password, for PLAIN and SCRAM (which is written when the folder is formatted; no commas).
+    OAUTHBEARER takes any token without a signature: for tests only. ``key``: PEM file of the private key (PKCS #8)
+    and its certificates. ``client_ca``: PEM file of the authority for clients' certificates, then required.
+    """
+
+    users: Mapping[str, str] = field(repr=False)
+    key: Path | None = None
+    client_ca: Path | None = None
+
+    def properties(self, address: str) -> dict[str, str]:
+        """Server properties. The caller appends the first three to the broker's own of those names."""
+        plain = "".join(f' user_{user}="{password}"' for user, password in self.users.items())
+        scram = f"{_LOGIN}.scram.ScramLoginModule required;"
+        found = {
+            "listeners": f"SECURE://{address}",
+            "advertised.listeners": f"SECURE://{address}",
+            "listener.security.protocol.map": (
+                f"SECURE:{'SASL_SSL' if self.key else 'SASL_PLAINTEXT'}"
+            ),
+            f"{_PREFIX}sasl.enabled.mechanisms": "PLAIN,SCRAM-SHA-256,SCRAM-SHA-512,OAUTHBEARER",
+            f"{_PREFIX}plain.sasl.jaas.config": (
+                f"{_LOGIN}.plain.PlainLoginModule required{plain};"
+            ),
+            f"{_PREFIX}scram-sha-256.sasl.jaas.config": scram,
+            f"{_PREFIX}scram-sha-512.sasl.jaas.config": scram,
+            f"{_PREFIX}oauthbearer.sasl.jaas.config": (
+                f"{_LOGIN}.oauthbearer.OAuthBearerLoginModule required"
+                ' unsecuredLoginStringClaim_sub="broker";'
+            ),
+        }
+        for name, file in (("keystore", self.key), ("truststore", self.client_ca)):
+            if file is not None:
+                found[f"{_PREFIX}ssl.{name}.type"] = "PEM"
+                found[f"{_PREFIX}ssl.{name}.location"] = str(file)
+        if self.client_ca is not None:
+            found[f"{_PREFIX}ssl.client.auth"] = "required"
+        return found
+
+    def format_arguments(self) -> list[str]:
+        """Arguments for formatting the broker's folder."""
+        return [
+            word
+            for user, password in self.users.items()
+            for kind in ("SCRAM-SHA-256", "SCRAM-SHA-512")
+            for word in ("--add-scram", f"{kind}=[name={user},password={password}]")
+        ]

@@ -19,7 +19,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from anabranch.infra import logs
 from anabranch.infra.errors import (
     BrokerDied,
     FolderInUse,
@@ -27,7 +26,8 @@ from anabranch.infra.errors import (
     FolderUnusable,
     StartDeadlinePassed,
 )
-from anabranch.infra.lock import broker_lock
+from anabranch.infra.fetch import broker_lock
+from anabranch.infra.process import log_tail, mark_log
 
 DATA = "data"
 _LOCK = "in-use"
@@ -176,7 +176,7 @@ def _keep(features: Path, kept: Path) -> None:
 def _format(
     command: Sequence[str], environment: Mapping[str, str], log: Path, deadline: float
 ) -> None:
-    logs.mark(log, f"formatting for Kafka {broker_lock().kafka_version}")
+    mark_log(log, f"formatting for Kafka {broker_lock().kafka_version}")
     try:
         with log.open("ab") as output:
             done = subprocess.run(
@@ -191,13 +191,13 @@ def _format(
             )
     except subprocess.TimeoutExpired:
         raise StartDeadlinePassed(
-            "the formatting did not end in time", log=log, log_tail=logs.tail(log)
+            "the formatting did not end in time", log=log, log_tail=log_tail(log)
         ) from None
     if done.returncode != 0:
         raise BrokerDied(
             f"the formatting failed with exit code {done.returncode}",
             log=log,
-            log_tail=logs.tail(log),
+            log_tail=log_tail(log),
         )
 
 

@@ -22,16 +22,16 @@ from anabranch.errors import (
     NoLedger,
     TransactionAborted,
 )
+from anabranch.ledger import dialects as sql
 from anabranch.ledger.dialects import Dialect, dialect_of, driver_of, marked
 
 BEGUN = "begun"
 COMMIT = "commit"
 ABORT = "abort"
-# states of rows
+# notes of rows
 _FORMER = "former"
 _EARLY = "early"
 _SAVEPOINT = "anabranch_ledger"  # the end of the database transaction removes it
-_SELF = "ledger"  # the key of the ledger's own row
 _VERSION = 1
 LOCK_S = 1.0  # the longest wait of recovery for a locked row
 
@@ -74,8 +74,8 @@ class Book:
         self._dialect.check(connection)
         self._cursor = self._dialect.cursor(connection)
 
-    def _run(self, sql: str, *values: Any) -> Any:
-        text = marked(sql.replace("TABLE", self._table), self.driver)
+    def _run(self, statement: str, *values: Any) -> Any:
+        text = marked(statement.replace("TABLE", self._table), self.driver)
         self._cursor.execute(text, values) if values else self._cursor.execute(text)
         return self._cursor
 
@@ -103,9 +103,8 @@ class Book:
         return meta._replace(server=server)
 
     def _read(self) -> tuple[Meta, str]:
-        sql = f"select attempt, note, {self._dialect.facts}, outcome, made from TABLE where txn_id = '{_SELF}'"
         with self._missing():
-            found = self._run(sql).fetchone()
+            found = self._run(sql.READ_OWN.format(facts=self._dialect.facts)).fetchone()
         try:
             secret, note = bytes.fromhex(found[0]), json.loads(found[1])
             meta = Meta(secret, note["server"], note["cluster"])
@@ -131,31 +130,23 @@ class Book:
         with self._missing():
             facts = self._run(f"select {self._dialect.facts}").fetchone()[0]
             server = self._dialect.server(self._cursor, facts)
-            self._run(
-                "create table if not exists TABLE (txn_id varchar(32) primary key, outcome varchar(8) not null, "
-                "attempt varchar(64) not null, made bigint not null, note text)"
-            )
-            self._insert(_SELF, _SELF, secret, _note(server, cluster))
+            self._run(sql.CREATE)
+            self._insert(sql.OWN_KEY, sql.OWN_KEY, secret, _note(server, cluster))
         self.connection.commit()
 
     def adopt(self, secret: bytes) -> None:
         """Move the ledger to this server. With another secret all present rows become former ones."""
         meta, server = self._read()
         if secret != meta.secret:
-            self._run("update TABLE set note = ? where txn_id <> ?", _FORMER, _SELF)
-        sql = "update TABLE set attempt = ?, note = ? where txn_id = ?"
-        self._run(sql, secret.hex(), _note(server, meta.cluster), _SELF)
+            self._run(sql.MARK_FORMER, _FORMER)
+        self._run(sql.ADOPT, secret.hex(), _note(server, meta.cluster))
         self.connection.commit()
 
     # -- transactions ---------------------------------------------------------------------------------
 
     def _insert(self, key: str, outcome: str, attempt: bytes, note: str | None = None) -> bool:
         made = int(time.time() * 1000)
-        sql = (
-            "insert into TABLE (txn_id, outcome, attempt, made, note) values (?, ?, ?, ?, ?) "
-            "on conflict do nothing"
-        )
-        return bool(self._run(sql, key, outcome, attempt.hex(), made, note).rowcount == 1)
+        return bool(self._run(sql.INSERT, key, outcome, attempt.hex(), made, note).rowcount == 1)
 
     def begin(self, txn_id: bytes, attempt: bytes) -> None:
         """Insert ``begun`` in the user's database transaction. If there is a row, raise its outcome.
@@ -183,8 +174,7 @@ class Book:
 
     def end(self, txn_id: bytes, attempt: bytes) -> None:
         """Change ``begun`` to ``commit``, and commit. Raises as `begin` if the row has changed."""
-        sql = "update TABLE set outcome = ? where txn_id = ? and attempt = ? and outcome = ?"
-        if self._run(sql, COMMIT, txn_id.hex(), attempt.hex(), BEGUN).rowcount != 1:
+        if self._run(sql.COMMIT, COMMIT, txn_id.hex(), attempt.hex(), BEGUN).rowcount != 1:
             raise self._refusal(txn_id)
 
     def _refusal(self, txn_id: bytes) -> AlreadyCommitted | TransactionAborted:
@@ -194,8 +184,7 @@ class Book:
         return TransactionAborted("the ledger has ended this transaction: begin a new one")
 
     def _row(self, txn_id: bytes) -> Row | None:
-        sql = "select txn_id, outcome, attempt, made, note from TABLE where txn_id = ?"
-        found = self._run(sql, txn_id.hex()).fetchone()
+        found = self._run(sql.READ, txn_id.hex()).fetchone()
         return None if found is None else _row_of(found)
 
     def is_early(self, txn_id: bytes) -> bool:
@@ -213,8 +202,7 @@ class Book:
             self.open()
             self._dialect.hurry(self._cursor, LOCK_S)
             if not self._insert(txn_id.hex(), ABORT, b""):
-                sql = "update TABLE set outcome = ?, note = coalesce(note, ?) where txn_id = ? and outcome = ?"
-                self._run(sql, ABORT, _EARLY, txn_id.hex(), BEGUN)
+                self._run(sql.ABORT, ABORT, _EARLY, txn_id.hex(), BEGUN)
             row = self._row(txn_id)
             self.connection.commit()
         except self.driver.Error as error:
@@ -231,25 +219,23 @@ class Book:
         self, before_ms: int, limit: int, after: Row = FIRST, *, former: bool = True
     ) -> list[Row]:
         """Rows made before a time, the oldest first, that sort after a row. ``former``: include former rows."""
-        ours = "" if former else f"and (note is null or note <> '{_FORMER}') "
-        sql = (
-            "select txn_id, outcome, attempt, made, note from TABLE where txn_id <> ? and made < ? "
-            f"and (made > ? or made = ? and txn_id > ?) {ours}order by made, txn_id limit ?"
-        )
-        at = after.made, after.made, after.txn_id.hex()
-        found = [_row_of(row) for row in self._run(sql, _SELF, before_ms, *at, limit).fetchall()]
+        values: list[object] = [before_ms, after.made, after.made, after.txn_id.hex()]
+        values += [limit] if former else [_FORMER, limit]
+        text = sql.LIST.format(which="" if former else sql.NOT_MARKED)
+        found = [_row_of(row) for row in self._run(text, *values).fetchall()]
         self.connection.rollback()
         return found
 
     def forget(self, rows: Iterable[Row]) -> int:
         """Delete rows, and return how many. Rows that have changed since they were read, or are locked, stay."""
-        sql = "delete from TABLE where txn_id = ? and outcome = ? and attempt = ?"
         gone = 0
         try:
             self.open()
             self._dialect.hurry(self._cursor, LOCK_S)
             for row in rows:
-                gone += self._run(sql, row.txn_id.hex(), row.outcome, row.attempt.hex()).rowcount
+                gone += self._run(
+                    sql.DELETE, row.txn_id.hex(), row.outcome, row.attempt.hex()
+                ).rowcount
             self.connection.commit()
         except self.driver.Error as error:
             self._check_held(error)
@@ -259,8 +245,14 @@ class Book:
 
 def _row_of(found: Any) -> Row:
     txn_id, outcome, attempt, made, note = found
-    notes = note == _FORMER, note == _EARLY
-    return Row(bytes.fromhex(txn_id), outcome, bytes.fromhex(attempt), made, *notes)
+    return Row(
+        bytes.fromhex(txn_id),
+        outcome,
+        bytes.fromhex(attempt),
+        made,
+        former=note == _FORMER,
+        early=note == _EARLY,
+    )
 
 
 def _note(server: str, cluster: str) -> str:

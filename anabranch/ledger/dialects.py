@@ -1,4 +1,7 @@
-"""The databases that a ledger can be in: how to make a commit durable, and how to identify the server."""
+"""The SQL of a ledger, and the databases that it can be in.
+
+A dialect says how a database makes a commit durable, and how its server is identified.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,26 @@ from types import ModuleType
 from typing import Any
 
 from anabranch.errors import IllegalState, InvalidArgument, UnsupportedSetting
+
+# The statements that `Book` runs: it puts the table's name for TABLE, and parameters in the driver's style for ?.
+OWN_KEY = "ledger"  # the key of the ledger's own row
+CREATE = (
+    "create table if not exists TABLE (txn_id varchar(32) primary key, outcome varchar(8) not null, "
+    "attempt varchar(64) not null, made bigint not null, note text)"
+)
+READ_OWN = f"select attempt, note, {{facts}}, outcome, made from TABLE where txn_id = '{OWN_KEY}'"
+ADOPT = f"update TABLE set attempt = ?, note = ? where txn_id = '{OWN_KEY}'"
+MARK_FORMER = f"update TABLE set note = ? where txn_id <> '{OWN_KEY}'"
+INSERT = "insert into TABLE (txn_id, outcome, attempt, made, note) values (?, ?, ?, ?, ?) on conflict do nothing"
+READ = "select txn_id, outcome, attempt, made, note from TABLE where txn_id = ?"
+COMMIT = "update TABLE set outcome = ? where txn_id = ? and attempt = ? and outcome = ?"
+ABORT = "update TABLE set outcome = ?, note = coalesce(note, ?) where txn_id = ? and outcome = ?"
+DELETE = "delete from TABLE where txn_id = ? and outcome = ? and attempt = ?"
+LIST = (
+    f"select txn_id, outcome, attempt, made, note from TABLE where txn_id <> '{OWN_KEY}' and made < ? "
+    "and (made > ? or made = ? and txn_id > ?) {which}order by made, txn_id limit ?"
+)
+NOT_MARKED = "and (note is null or note <> ?) "
 
 
 class Dialect:
@@ -86,8 +109,8 @@ class SQLite(Dialect):
                 f"commits are not durable with journal_mode={mode}: set it to wal, and synchronous to full"
             )
         path = os.path.realpath(files["main"])
-        told = os.stat(path)
-        return f"sqlite:{told.st_dev}:{told.st_ino}:{path}"
+        file = os.stat(path)
+        return f"sqlite:{file.st_dev}:{file.st_ino}:{path}"
 
     def hurry(self, cursor: Any, seconds: float) -> None:
         """As `Dialect.hurry`."""
@@ -150,11 +173,8 @@ class PostgreSQL(Dialect):
 
     def is_held(self, error: Exception) -> bool:
         """As `Dialect.is_held`."""
-        return _code(error) in (
-            "55P03",
-            "40P01",
-            "40001",
-        )  # lock timeout, deadlock, serialization failure
+        # lock timeout, deadlock, serialization failure
+        return _code(error) in ("55P03", "40P01", "40001")
 
 
 def _code(error: Exception) -> str | None:

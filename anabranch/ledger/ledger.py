@@ -46,7 +46,6 @@ T = TypeVar("T")
 TABLE = "anabranch_ledger"
 SECRET_SIZE = 32
 ATTEMPT_SIZE = 16
-MOST_ROWS = 1000  # in one recovery
 MOST_WAITING = 20  # a recovery ends when this many wait, as the controllers may be away
 _PAUSE_S = 0.2
 _QUICK_S = 0.5  # timeout of further transactions once one waits
@@ -138,9 +137,9 @@ class Ledger:
 
         Raises:
             InvalidArgument, UnsupportedSetting: the connection, or its database, can't be used; nothing was begun.
-            NoLedger, LedgerMoved: the database is not that of the ledger. IllegalState: the transaction is in a
-            ledger already; the connection has begun a transaction; or the block
-                has committed inside: then those rows stay, but the events are aborted.
+            NoLedger, LedgerMoved: the database is not that of the ledger.
+            IllegalState: the transaction is in a ledger already; the connection has begun a transaction; or the
+                block has committed inside: then those rows stay, but the events are aborted.
             OutcomeUnknown: the database did not answer the commit, and it, or the controllers, can't be asked:
                 `recover` ends the transaction.
             LedgerDiffers: the database has committed, but an operator has aborted the transaction.
@@ -223,7 +222,7 @@ class Ledger:
         scope: str | None = None,
         older_than: float = defaults.LEDGER_AGE_S,
         *,
-        limit: int = MOST_ROWS,
+        limit: int = defaults.LEDGER_ROWS,
     ) -> Recovered:
         """End the transactions that dead processes left, as the database says; delete unneeded rows.
 
@@ -271,9 +270,8 @@ class Ledger:
         """Move the ledger to its present server; returns the prepared transactions, which a person has to end.
 
         The ledger gets another secret, so it can't end transactions that processes of the other server prepared:
-        read the rows there,
-        then force each of these transactions. ``keep``: the server moved with all its
-        rows, and the former one never returns: the secret stays, and `recover` ends all transactions as before.
+        read the rows there, then force each of these transactions. ``keep``: the server moved with all its rows,
+        and the former one never returns: the secret stays, and `recover` ends all transactions as before.
 
         Raises: NoLedger, InvalidArgument (a standby, another cluster), NotReady, DeadlineExceeded.
         """
@@ -283,7 +281,7 @@ class Ledger:
             book.adopt(meta.secret if keep else token_bytes(SECRET_SIZE))
         return [] if keep else left
 
-    def rows(self, limit: int = MOST_ROWS) -> list[Row]:
+    def rows(self, limit: int = defaults.LEDGER_ROWS) -> list[Row]:
         """The table's rows, the oldest first, on any server."""
         with self._open() as book:
             book.open(moved=True)

@@ -9,7 +9,6 @@ from typing import Any, Literal, TypeVar
 from anabranch.core import defaults
 from anabranch.core.legal_names import PLAIN, check_input, check_type, split_stream
 from anabranch.errors import InvalidArgument
-from anabranch.processing.codecs import codec_of
 from anabranch.processing.plain import Cluster
 from anabranch.processing.program import (
     Input,
@@ -21,13 +20,11 @@ from anabranch.processing.program import (
     check_plain,
     is_async,
 )
-from anabranch.processing.stores import Store
+from anabranch.processing.stores import Store, codec_of
 from anabranch.processing.timers import Timer, Windows
 from anabranch.reading.history_search import Start
 
 F = TypeVar("F", bound=Callable[..., Any])
-RETRIES = 2  # of a handler that fails, before the worker stops or writes a dead letter
-CONCURRENCY = 64
 _MOST = 1 << 30
 
 
@@ -55,8 +52,8 @@ class Processor(Program):
         cut_bytes: int = defaults.CUT_BYTES,
         whole: bool = False,
         dead_letter: str | None = None,
-        retries: int = RETRIES,
-        concurrency: int = CONCURRENCY,
+        retries: int = defaults.HANDLER_RETRIES,
+        concurrency: int = defaults.HANDLER_CONCURRENCY,
         start: Start = "begin",
         on_lost: Literal["stop", "skip"] = "stop",
         idle: float | None = None,
@@ -204,7 +201,7 @@ class Processor(Program):
         `/live` and `/ready`.
         """
         from anabranch.client.connect import connect
-        from anabranch.processing.worker import run_worker
+        from anabranch.processing.run import run_worker
 
         with connect(bootstrap, **options) as client:
             run_worker(self, client, folder=folder, standby=standby, http=http)

@@ -1,4 +1,4 @@
-"""Committing a worker's batch (`Cut`): the order of its steps, and the reasons for it.
+"""Committing a worker's batch (`WorkBatch`): the order of its steps, and the reasons for it.
 
 1. Handlers have changed only the batch, in memory. If one fails, the batch is dropped and nothing has happened.
 2. One transaction takes outputs, state and positions.
@@ -33,7 +33,7 @@ from anabranch.errors import (
     WriteFailed,
 )
 from anabranch.ports import TopicPartition
-from anabranch.processing.cut import Cut, Limits, Written
+from anabranch.processing.batch import Limits, WorkBatch, Written
 from anabranch.processing.state import StateReader
 from anabranch.processing.table import Table
 from anabranch.processors.monitor import Numbers
@@ -70,24 +70,26 @@ class Commits:
         self._log = ports.committed_log(_ASK_S)
         self._pool = ThreadPoolExecutor(1, "commit") if threads else None
         self._future: Future[None] | None = None
-        self._sent: Cut | None = None
+        self._sent: WorkBatch | None = None
         self._ends_due = 0.0
         self._limits = limits
         self.ending = threading.Event()  # once set, unknown outcomes are not asked for
 
-    def new_cut(self, task_count: int) -> Cut:
+    def new_batch(self, task_count: int) -> WorkBatch:
         """A new batch, on top of the one that is being committed."""
-        return Cut(self._table if self._sent is None else self._sent, task_count, self._limits)
+        return WorkBatch(
+            self._table if self._sent is None else self._sent, task_count, self._limits
+        )
 
-    def send(self, ownership: TaskOwnership, cut: Cut, consumed: Consumed) -> None:
+    def send(self, ownership: TaskOwnership, batch: WorkBatch, consumed: Consumed) -> None:
         """Commit a batch, once the previous one is committed. Raises the previous one's error, as `wait`."""
         self.wait()
-        cut.lie_on(self._table)
+        batch.set_below(self._table)
         if self._pool is None:
-            self._commit(ownership, cut, consumed)
+            self._commit(ownership, batch, consumed)
             return
-        self._sent = cut
-        self._future = self._pool.submit(self._commit, ownership, cut, consumed)
+        self._sent = batch
+        self._future = self._pool.submit(self._commit, ownership, batch, consumed)
 
     def wait(self, seconds: float | None = None) -> bool:
         """Wait for the commit under way; by default without a limit. Returns whether it has ended.
@@ -109,11 +111,12 @@ class Commits:
             self._pool.shutdown()
         self._log.close()
 
-    def _commit(self, ownership: TaskOwnership, cut: Cut, consumed: Consumed) -> None:
+    def _commit(self, ownership: TaskOwnership, batch: WorkBatch, consumed: Consumed) -> None:
         begun = self._clock.monotonic()
         sequences = {task: step.sequence for step in consumed.steps for task in step.tasks}
         state = {
-            task: self.state.records(task, rows, sequences[task]) for task, rows in cut.rows.items()
+            task: self.state.records(task, rows, sequences[task])
+            for task, rows in batch.rows.items()
         }
         ends = self._ends(ownership)
         for redone in range(_REDONE + 1):
@@ -122,8 +125,8 @@ class Commits:
                     # State goes first: if it opens the transaction, outputs can be sent as columns at once.
                     for task, rows in state.items():
                         txn.write_state(task, rows)
-                    for stream, written in cut.outputs.items():
-                        for run in runs_of(cut, stream, written):
+                    for stream, written in batch.outputs.items():
+                        for run in runs_of(batch, stream, written):
                             if not isinstance(run, list):
                                 txn.write_batch(stream, run)
                             elif len(run) < _MANY:
@@ -137,7 +140,7 @@ class Commits:
                     raise
                 log.warning("%s: the commit is made again: %s", ownership.processor, error)
             except (EventTooLarge, InvalidArgument) as error:
-                if self._limits.have_changed(cut.outputs):
+                if self._limits.have_changed(batch.outputs):
                     # When the batch is handled again, the limit is known, and the event that exceeds it.
                     raise BeginAgainError(str(error)) from error
                 found = self._client.processor(ownership.processor).tasks
@@ -151,17 +154,17 @@ class Commits:
             task: self.state.mark_after(task, sequence if task in state else None, ends.get(task))
             for task, sequence in sequences.items()
         }
-        self._table.write(((task, rows.items()) for task, rows in cut.rows.items()), marks)
-        self._count(cut, self._clock.monotonic() - begun)
+        self._table.write(((task, rows.items()) for task, rows in batch.rows.items()), marks)
+        self._count(batch, self._clock.monotonic() - begun)
 
-    def _count(self, cut: Cut, seconds: float) -> None:
+    def _count(self, batch: WorkBatch, seconds: float) -> None:
         add = self._metrics.add
         add("processor_commits")
         self._metrics.took(seconds)
-        for key, count in cut.counts.items():
+        for key, count in batch.counts.items():
             add(*key, by=count)
-        for stream, written in cut.outputs.items():
-            runs = runs_of(cut, stream, written)
+        for stream, written in batch.outputs.items():
+            runs = runs_of(batch, stream, written)
             count = sum(len(run) if isinstance(run, list) else run.num_rows for run in runs)
             add("processor_events_out", stream, by=count)
 
@@ -195,9 +198,11 @@ class Commits:
         return {place.partition: end for place, end in found.items()}
 
 
-def runs_of(cut: Cut, stream: str, written: list[Any]) -> Iterator[list[Written] | pa.RecordBatch]:
+def runs_of(
+    batch: WorkBatch, stream: str, written: list[Any]
+) -> Iterator[list[Written] | pa.RecordBatch]:
     """The outputs of a stream in order: lists of events, and Arrow batches."""
-    if stream not in cut.batched:
+    if stream not in batch.batched:
         yield written
         return
     for is_event, run in groupby(written, lambda one: isinstance(one, tuple)):

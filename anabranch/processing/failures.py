@@ -23,7 +23,7 @@ from anabranch.errors import (
     read_back,
 )
 from anabranch.ports import TableError
-from anabranch.processing.cut import Doing
+from anabranch.processing.batch import HandlerContext
 from anabranch.processing.program import NotAHandler, Program
 from anabranch.processors.monitor import Numbers
 from anabranch.types import Event
@@ -84,26 +84,26 @@ class Failures:
         self._app, self._metrics, self._stop = app, metrics, stop
         self.patience = PATIENCE_S
 
-    def settle(
-        self, at: Doing, case: Callable[[], Case], attempt: Callable[[], BaseException | None],
+    def try_or_bury(
+        self, at: HandlerContext, case: Callable[[], Case], attempt: Callable[[], BaseException | None],
         error: BaseException | None = None,
     ) -> bool:  # fmt: skip
         """Try until ``attempt`` returns no failure. Returns False if a dead letter was written instead.
 
-        ``error``: the error of a first try, if there was one. Raises: HandlerFailed, and as `tries`.
+        ``error``: the error of a first try, if there was one. Raises: HandlerFailed, and as `retry`.
         """
-        lasting = self.tries(at, case, attempt, error)
+        lasting = self.retry(at, case, attempt, error)
         if lasting is not None:
             self.bury(at, case(), lasting)
         return lasting is None
 
-    def tries(
-        self, at: Doing, case: Callable[[], Case], attempt: Callable[[], BaseException | None],
+    def retry(
+        self, at: HandlerContext, case: Callable[[], Case], attempt: Callable[[], BaseException | None],
         error: BaseException | None = None, *, retries: int | None = None,
     ) -> BaseException | None:  # fmt: skip
-        """As `settle`, but returns the error of the last try. ``retries``: the processor's by default.
+        """As `try_or_bury`, but returns the error of the last try. ``retries``: the processor's by default.
 
-        Raises: as `judge` and `go_on`.
+        Raises: as `judge` and `check_not_stopping`.
         """
         pauses, error = new_pauses(), attempt() if error is None else error
         while error is not None:
@@ -111,12 +111,12 @@ class Failures:
             if pause is None:
                 return error
             self._stop.wait(pause)
-            self.go_on()
+            self.check_not_stopping()
             error = attempt()
         return None
 
     def judge(
-        self, at: Doing, case: Callable[[], Case], error: BaseException, pauses: Backoff,
+        self, at: HandlerContext, case: Callable[[], Case], error: BaseException, pauses: Backoff,
         retries: int | None = None,
     ) -> float | None:  # fmt: skip
         """Undo a failed try. Returns the seconds to wait before the next try, or None to try no more.
@@ -138,12 +138,12 @@ class Failures:
         pause = pauses.begin()
         return pause if self.patience > 0 else 0.0
 
-    def go_on(self) -> None:
+    def check_not_stopping(self) -> None:
         """Raise `NotReady` if the worker stops: retries without pauses would make good events dead letters."""
         if self._stop.is_set():
             raise NotReady("the worker ends; what failed is tried in its next life")
 
-    def bury(self, at: Doing, case: Case, error: BaseException) -> None:
+    def bury(self, at: HandlerContext, case: Case, error: BaseException) -> None:
         """Write a dead letter. Raises: HandlerFailed (the processor has no stream for it), EventTooLarge,
         InvalidArgument.
         """

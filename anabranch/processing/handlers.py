@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from anabranch.core.legal_names import is_plain
 from anabranch.errors import IllegalState
-from anabranch.processing.cut import Cut, Doing, begin_doing
+from anabranch.processing.batch import HandlerContext, WorkBatch, begin_context
 from anabranch.processing.failures import (
     FAILURES,
     PATIENCE_S,
@@ -55,7 +55,7 @@ class Handlers:
     ) -> None:  # fmt: skip
         """``stores``: names of the processor's stores, in the order of their numbers. ``stop``: see `Failures`."""
         self._app = app
-        self.most = min(app.cut_bytes, FULL_BYTES)
+        self.batch_bytes = min(app.cut_bytes, FULL_BYTES)
         self._failures = Failures(app, metrics or Numbers(TABLE), stop or threading.Event())
         for number, name in enumerate(stores, FIRST_STORE):
             if name in app.stores:
@@ -63,14 +63,14 @@ class Handlers:
         self._time: TimeOfTasks | None = None
         if app.timers:
             timers = [one for one in app.stores.values() if isinstance(one, Timer | Windows)]
-            self._time = TimeOfTasks(timers, self._failures, app.idle, self.most)
+            self._time = TimeOfTasks(timers, self._failures, app.idle, self.batch_bytes)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._strays: list[IllegalState] = []  # errors of asyncio tasks that outlived their event
         self._exits: list[
             BaseException
         ] = []  # exits of asyncio tasks: they end the process unless a handler awaits the task
 
-    def handle(self, cut: Cut, pieces: Sequence[Piece]) -> list[Piece]:
+    def handle(self, batch: WorkBatch, pieces: Sequence[Piece]) -> list[Piece]:
         """Call the handlers with these events. Returns input commits for which the batch has no room.
 
         Raises: HandlerFailed, NotAHandler, TableError, IllegalState (an asyncio task that is not awaited
@@ -78,7 +78,7 @@ class Handlers:
         """
         left = list[Piece]()
         self._failures.patience = PATIENCE_S
-        with closed_by_failure(cut) as at:
+        with closed_by_failure(batch) as at:
             if self._loop is not None and asyncio.all_tasks(self._loop):
                 # Let asyncio tasks that handlers left run; their writes are caught.
                 self._run(asyncio.sleep(0))
@@ -86,7 +86,7 @@ class Handlers:
                 commit = list(some)
                 if not left and self._time is not None:
                     self._time.before(at, scope, number)
-                full = cut.late or cut.size >= self.most
+                full = batch.timers_left or batch.size >= self.batch_bytes
                 if left or (full and (commit[0] is pieces[0] or not commit[0].is_inside)):
                     left += commit
                     continue
@@ -96,14 +96,14 @@ class Handlers:
                     _move_time(at, self._time, commit)
         return left
 
-    def fire_wall(self, cut: Cut, tasks: Iterable[int], now_ms: int) -> None:
+    def fire_wall(self, batch: WorkBatch, tasks: Iterable[int], now_ms: int) -> None:
         """Fire timers that the previous batch had no room for, and those of the wall clock.
 
         Raises: as `handle`.
         """
         self._failures.patience = PATIENCE_S
         if self._time is not None:
-            with closed_by_failure(cut) as at:
+            with closed_by_failure(batch) as at:
                 for task in tasks:
                     self._time.fire_wall(at, task, now_ms)
 
@@ -126,7 +126,7 @@ class Handlers:
             self._loop.run_until_complete(asyncio.wait(left, timeout=_END_S))
         self._loop.close()
 
-    def _piece(self, at: Doing, piece: Piece) -> None:
+    def _piece(self, at: HandlerContext, piece: Piece) -> None:
         registered = self._app.handlers[piece.stream]
         if registered[0].batch:
             self._batch(at, piece, registered)
@@ -134,13 +134,13 @@ class Handlers:
         decode = self._app.inputs[piece.stream].codec.decode
         given = zip(piece.events, piece.tasks, strict=True)
         if any(one.is_async for one in registered):
-            self._side_by_side(at.cut, given, registered, decode)
+            self._side_by_side(at.batch, given, registered, decode)
         else:
             self._in_turn(at, given, registered, decode)
 
     # -- batches --------------------------------------------------------------------------------------
 
-    def _batch(self, at: Doing, piece: Piece, registered: Sequence[Registered]) -> None:
+    def _batch(self, at: HandlerContext, piece: Piece, registered: Sequence[Registered]) -> None:
         # A partition of a plain topic belongs to one task; an Arrow batch of a stream has events of several.
         at.task = piece.tasks[0] if is_plain(piece.stream) and piece.tasks else -1
         at.key = at.timestamp = None
@@ -153,7 +153,7 @@ class Handlers:
         self._rows(at, list(piece.events), piece.batch(), handle, None)
 
     def _rows(
-        self, at: Doing, events: Sequence[Event], rows: pa.RecordBatch,
+        self, at: HandlerContext, events: Sequence[Event], rows: pa.RecordBatch,
         handle: Callable[[pa.RecordBatch], None], retries: int | None,
     ) -> None:  # fmt: skip
         """Handle an Arrow batch. If that fails, handle its halves, so that only bad events become dead letters."""
@@ -164,7 +164,7 @@ class Handlers:
                 return first
             return Case(f"a batch of {len(events)} from {first.place} on", None, None, (), None)
 
-        error = self._failures.tries(at, case, partial(failure_of, handle, rows), retries=retries)
+        error = self._failures.retry(at, case, partial(failure_of, handle, rows), retries=retries)
         if error is not None and (len(events) == 1 or self._app.dead_letter is None):
             self._failures.bury(at, case(), error)
         elif error is not None:
@@ -177,7 +177,7 @@ class Handlers:
     # -- single events --------------------------------------------------------------------------------
 
     def _in_turn(
-        self, at: Doing, given: Iterator[Given], registered: Sequence[Registered],
+        self, at: HandlerContext, given: Iterator[Given], registered: Sequence[Registered],
         decode: Callable[[bytes], Any],
     ) -> None:  # fmt: skip
         """Call the handlers with one event after another."""
@@ -216,16 +216,16 @@ class Handlers:
             failed, event = event, None
             case, attempt = partial(Case.of, failed), partial(failure_of, handle, failed)
             try:
-                self._failures.settle(at, case, attempt, error)
+                self._failures.try_or_bury(at, case, attempt, error)
             except Awaited:  # only the result shows that it is a decorated async function
                 at.take_back()
                 for one in registered:
                     one.is_async = True
-                self._side_by_side(at.cut, chain([(failed, at.task)], given), registered, decode)
+                self._side_by_side(at.batch, chain([(failed, at.task)], given), registered, decode)
                 return
 
     def _side_by_side(
-        self, cut: Cut, given: Iterable[Given], registered: Sequence[Registered],
+        self, batch: WorkBatch, given: Iterable[Given], registered: Sequence[Registered],
         decode: Callable[[bytes], Any],
     ) -> None:  # fmt: skip
         """Handle events of different keys concurrently, and events of one key in order."""
@@ -236,7 +236,7 @@ class Handlers:
         ending = False
         self._failures.patience = PATIENCE_S * self._app.concurrency  # their pauses overlap
 
-        async def handle(at: Doing, event: Event, task: int) -> None:
+        async def handle(at: HandlerContext, event: Event, task: int) -> None:
             at.task, at.key, at.value, at.timestamp = task, event.key, event.value, event.timestamp
             decoded = event
             if event.value is not None:
@@ -248,11 +248,11 @@ class Handlers:
                 else:
                     check_result(one.call, found)
 
-        async def settle(event: Event, task: int) -> None:
+        async def handle_with_retries(event: Event, task: int) -> None:
             pauses, case = new_pauses(), partial(Case.of, event)
             pause: float | None = 0.0
             while pause is not None:
-                at = begin_doing(cut)  # for this asyncio task and this try only
+                at = begin_context(batch)  # for this asyncio task and this try only
                 at.own_key, at.strays = self._app.concurrency > 1, self._strays
                 error = await failure_in(handle(at, event, task))
                 if ending:
@@ -268,12 +268,12 @@ class Handlers:
                 at.over = True
                 if pause is not None:
                     await asyncio.sleep(pause)
-                    self._failures.go_on()
+                    self._failures.check_not_stopping()
 
         async def in_order(some: list[Given], slots: asyncio.Semaphore) -> None:
             async with slots:
                 for event, task in some:
-                    await settle(event, task)
+                    await handle_with_retries(event, task)
 
         async def all_chains() -> None:
             nonlocal ending
@@ -310,13 +310,13 @@ class Handlers:
 
 
 @contextmanager
-def closed_by_failure(cut: Cut) -> Iterator[Doing]:
+def closed_by_failure(batch: WorkBatch) -> Iterator[HandlerContext]:
     """Close the batch on an error, so that handlers that still run can't write to it."""
     try:
-        yield begin_doing(cut)
+        yield begin_context(batch)
     except BaseException:
-        cut.open = False
-        cut.due.clear()
+        batch.open = False
+        batch.due.clear()
         raise
 
 
@@ -327,7 +327,7 @@ def _forget_cancellation(error: BaseException | None) -> None:
         task.uncancel()
 
 
-def _move_time(at: Doing, time: TimeOfTasks, commit: Sequence[Piece]) -> None:
+def _move_time(at: HandlerContext, time: TimeOfTasks, commit: Sequence[Piece]) -> None:
     latest: dict[int, int] = {}
     for piece in commit:
         for task, event in zip(piece.tasks, piece.events, strict=True):

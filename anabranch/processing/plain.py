@@ -31,7 +31,7 @@ from anabranch.types import TaskOwnership
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_LOOK_S = 10.0  # between checks for new partitions
+_FIND_S = 10.0  # between checks for new partitions
 _BEHIND_S = 5.0  # how long an end offset below the position may come from a leader that lags
 
 
@@ -95,15 +95,15 @@ class PlainReader:
         self._touched: dict[TopicPartition, int] = {}  # as `_at`, if moved since `consumed`
         self._portions: list[Portion] = []
         self.misplaced = Counter[str]()
-        self._look_at = -math.inf
-        self._look()
+        self._find_at = -math.inf
+        self._find_partitions()
 
-    def _look(self) -> None:
+    def _find_partitions(self) -> None:
         """Start to read new partitions."""
         now = self._clock.monotonic()
-        if now < self._look_at:
+        if now < self._find_at:
             return
-        self._look_at = now + _LOOK_S
+        self._find_at = now + _FIND_S
         deadline, topics = now + self._timeout, list(self._numbers)
         # A topic is gone only if every broker says so.
         counts = self._source.partition_counts(topics, deadline, math.inf)
@@ -156,7 +156,7 @@ class PlainReader:
 
     def cut(self, until: float, most_bytes: int, _: int | None = None) -> list[Piece]:
         """Records of about this many bytes; empty if there were none until the monotonic second ``until``."""
-        self._look()
+        self._find_partitions()
         if not self._portions:
             self._portions = self._feed.next(until, ())
         taken: list[Piece] = []

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 from anabranch.core.legal_names import is_plain, split_stream
 from anabranch.core.limits import copied_time
 from anabranch.errors import InvalidArgument
-from anabranch.processing.codecs import Codec
-from anabranch.processing.cut import doing
+from anabranch.processing.batch import current_context
 from anabranch.processing.plain import Cluster
-from anabranch.processing.stores import Keyed
+from anabranch.processing.stores import Codec, Keyed
 from anabranch.reading.history_search import Start
 from anabranch.types import Headers
 
@@ -50,7 +49,7 @@ class Output:
 
         Raises: IllegalState (not called by a handler), InvalidArgument.
         """
-        at = doing()
+        at = current_context()
         if value is not None:
             value = self._encode(value)
         raw = key.encode() if isinstance(key, str) else key
@@ -59,7 +58,7 @@ class Output:
 
     def write_batch(self, batch: pa.RecordBatch) -> None:
         """Write the rows of an Arrow batch, as `Transaction.write_batch`; values are bytes or strings."""
-        doing().write_batch(self.stream, batch)
+        current_context().write_batch(self.stream, batch)
 
 
 @dataclass(slots=True)

@@ -56,13 +56,13 @@ class StateReader:
         self._stale: dict[int, dict[bytes, None]] = {}
 
     def restore(
-        self, tasks: Mapping[int, TaskInfo], silence_s: float, heard: Callable[[], None]
+        self, tasks: Mapping[int, TaskInfo], silence_s: float, still_wanted: Callable[[], None]
     ) -> int:
         """Read these tasks' rows up to their last commit. Call it after the reply to `TakeTasks`. Returns rows
         read.
 
-        ``silence_s``: seconds without records after which it fails. ``heard``: is called at least twice a second,
-        and may raise.
+        ``silence_s``: seconds without records until it fails. ``still_wanted``: called at least twice a second; may
+        raise.
 
         Raises: IllegalState (the topic lacks what the rows name, or others wrote to it), NotReady.
         """
@@ -81,7 +81,7 @@ class StateReader:
         self._feed.assign({TopicPartition(self.topic, task): at for task, at in begun.items()})
         read, say = 0, clock.monotonic() + _SAY_S
         while missing:
-            heard()
+            still_wanted()
             for portion in self._feed.next(min(deadline, clock.monotonic() + _SLICE_S), ()):
                 task = portion.place.partition
                 read += self._apply(task, portion, logged=False)

@@ -1,15 +1,81 @@
-"""A processor's state by key, as handlers use it."""
+"""A processor's state by key, as handlers use it, and the codecs of values, which inputs and outputs have, too."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+import json
+from collections.abc import Callable, Iterator
+from json.encoder import c_make_encoder, encode_basestring  # type: ignore[attr-defined]
+from typing import Any, NamedTuple
 
 from anabranch.errors import EventTooLarge, InvalidArgument
-from anabranch.processing.codecs import Codec
-from anabranch.processing.cut import Doing, doing
+from anabranch.processing.batch import HandlerContext, current_context
 
 TIME = 1  # the hidden store of timers and of event time
+
+
+class Codec(NamedTuple):
+    """Two functions, which encode an object and decode it, and their name."""
+
+    encode: Callable[[Any], bytes]
+    decode: Callable[[bytes], Any]
+    name: str = ""
+
+
+def _same(value: Any) -> bytes:
+    if not isinstance(value, bytes):
+        raise InvalidArgument(
+            f"a value is bytes, not {type(value).__name__}: name a codec, as in value=json"
+        )
+    return value
+
+
+_compact = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False)
+_read = json.JSONDecoder().scan_once  # type: ignore[attr-defined]
+# `JSONEncoder.encode` makes this C encoder for each call, which costs as much as the encoding itself.
+_encoder = c_make_encoder and c_make_encoder(
+    None, _compact.default, encode_basestring, None, ":", ",", False, False, True
+)
+
+
+def _to_json(value: Any) -> bytes:
+    text = _compact.encode(value) if _encoder is None else "".join(_encoder(value, 0))
+    return text.encode()
+
+
+def _of_json(data: bytes) -> Any:
+    text = data.decode()
+    try:
+        value, end = _read(text, 0)
+        if end == len(text):
+            return value
+    except StopIteration:
+        pass
+    return json.loads(text)  # white space around it, or not JSON
+
+
+RAW = Codec(_same, bytes, "bytes")
+_KNOWN: dict[Any, Codec] = {
+    None: RAW,
+    bytes: RAW,
+    str: Codec(str.encode, lambda data: data.decode(), "str"),
+    json: Codec(_to_json, _of_json, "json"),
+}
+
+
+def codec_of(value: Any) -> Codec:
+    """The codec for None or bytes (unchanged), str, json, or an object with ``dumps`` and ``loads``."""
+    if value is None or value in (bytes, str, json):
+        return _KNOWN[value]
+    if not callable(getattr(value, "dumps", None)) or not callable(getattr(value, "loads", None)):
+        raise InvalidArgument(
+            f"{value!r:.100} is no codec: None, bytes, str, json, or an object with dumps and loads"
+        )
+
+    def encode(given: Any) -> bytes:
+        found = value.dumps(given)
+        return found.encode() if isinstance(found, str) else _same(found)
+
+    return Codec(encode, value.loads, getattr(value, "__name__", type(value).__qualname__))
 
 
 def prefix_of(number: int) -> bytes:
@@ -41,15 +107,15 @@ class Keyed:
         """Set the store's number, which never changes."""
         self.prefix = prefix_of(number)
 
-    def _set(self, at: Doing, task: int, row: bytes, value: bytes) -> None:
-        """Set a row. Raises: as `Doing.put`; the message has the key."""
+    def _set(self, at: HandlerContext, task: int, row: bytes, value: bytes) -> None:
+        """Set a row. Raises: as `HandlerContext.put`; the message has the key."""
         try:
             at.put(task, row, value)
         except EventTooLarge as error:
             key = row[len(self.prefix) :]
             raise EventTooLarge(f"key {key!r:.100} of {self.name}: {error}") from error
 
-    def _place(self, at: Doing, key: bytes | str) -> tuple[int, bytes]:
+    def _place(self, at: HandlerContext, key: bytes | str) -> tuple[int, bytes]:
         raw = key if key.__class__ is bytes else _bytes(key)
         self._check_task(at)
         if at.own_key and raw != at.key:
@@ -58,7 +124,7 @@ class Keyed:
                 "use concurrency=1, or write to a stream with that key and read it"
             )
         if not self.local:
-            task = at.cut.task_of(raw)
+            task = at.batch.task_of(raw)
             if task != at.task:
                 raise InvalidArgument(
                     f"key {raw!r:.100} of store {self.name} belongs to task {task}, this event to task {at.task}: "
@@ -66,7 +132,7 @@ class Keyed:
                 )
         return at.task, self.prefix + raw
 
-    def _check_task(self, at: Doing) -> None:
+    def _check_task(self, at: HandlerContext) -> None:
         if at.task < 0:
             raise InvalidArgument(
                 f"store {self.name}: a batch of a stream has events of several tasks, whose rows are separate: "
@@ -84,36 +150,36 @@ class Store(Keyed):
 
     def get(self, key: bytes | str, default: Any = None) -> Any:
         """The value of a key, or ``default``. Raises: InvalidArgument (another task's key), IllegalState."""
-        at = doing()
-        data = at.cut.get(*self._place(at, key))
+        at = current_context()
+        data = at.batch.get(*self._place(at, key))
         return default if data is None else self._codec.decode(data)
 
     def __getitem__(self, key: bytes | str) -> Any:
-        at = doing()
-        data = at.cut.get(*self._place(at, key))
+        at = current_context()
+        data = at.batch.get(*self._place(at, key))
         if data is None:
             raise KeyError(key)
         return self._codec.decode(data)
 
     def __contains__(self, key: bytes | str) -> bool:
-        at = doing()
-        return at.cut.get(*self._place(at, key)) is not None
+        at = current_context()
+        return at.batch.get(*self._place(at, key)) is not None
 
     def __setitem__(self, key: bytes | str, value: Any) -> None:
         """Set a key's value. A value that is changed in place is not stored: set it again."""
-        at = doing()
+        at = current_context()
         self._set(at, *self._place(at, key), self._codec.encode(value))
 
     def __delitem__(self, key: bytes | str) -> None:
         """Delete a key, if it is there."""
-        at = doing()
+        at = current_context()
         at.put(*self._place(at, key), None)
 
     def items(
         self, low: bytes | str = b"", high: bytes | str | None = None, *, prefix: bytes | str = b""
     ) -> Iterator[tuple[bytes, Any]]:
         """Rows of this handler's task from ``low`` up to ``high`` (not included), in the order of keys."""
-        at = doing()
+        at = current_context()
         self._check_task(at)
         if at.own_key:
             raise InvalidArgument(
@@ -125,7 +191,7 @@ class Store(Keyed):
         if high is not None:
             end = min(end, self.prefix + _bytes(high))
         size = len(self.prefix)
-        for row, data in at.cut.scan(at.task, first, end):
+        for row, data in at.batch.scan(at.task, first, end):
             yield row[size:], self._codec.decode(data)
 
 

@@ -57,7 +57,9 @@ class Table:
         self._to_flush = False
         self._logged, self._unlogged = WriteOptions(), WriteOptions()
         self._unlogged.disable_wal = True  # type: ignore[assignment, method-assign]
-        self.due: dict[tuple[int, bytes], int] = {}  # see `Cut.soonest`; shared with all batches
+        self.due: dict[
+            tuple[int, bytes], int
+        ] = {}  # see `WorkBatch.soonest`; shared with all batches
         self.known: dict[bytes, int] = {}  # the tasks of some keys, shared with all batches
 
     def get(self, task: int, row: bytes) -> bytes | None:

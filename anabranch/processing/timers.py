@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from anabranch.core.legal_names import check_type
 from anabranch.core.limits import copied_name, copied_time
 from anabranch.errors import IllegalState, InvalidArgument
-from anabranch.processing.codecs import RAW, Codec
-from anabranch.processing.cut import Cut, Doing, doing
+from anabranch.processing.batch import HandlerContext, WorkBatch, current_context
 from anabranch.processing.failures import Case, Failures, failure_of
 from anabranch.processing.program import Output, TimerHandler, check_plain, check_result
-from anabranch.processing.stores import TIME, Keyed, after, prefix_of
+from anabranch.processing.stores import RAW, TIME, Codec, Keyed, after, prefix_of
 
 if TYPE_CHECKING:
     from anabranch.processing.table import Table
@@ -36,17 +35,17 @@ def _time(ms: int) -> bytes:
     return ms.to_bytes(_SIZE, "big")
 
 
-def event_time(cut: Cut, task: int) -> int:
+def event_time(batch: WorkBatch, task: int) -> int:
     """The event time of a task, in Unix milliseconds; 0 before the first event."""
-    return int.from_bytes(cut.get(task, _NOW) or b"", "big")
+    return int.from_bytes(batch.get(task, _NOW) or b"", "big")
 
 
-def _put_due(at: Doing, task: int, kind: bytes, due: int, row: bytes) -> None:
+def _put_due(at: HandlerContext, task: int, kind: bytes, due: int, row: bytes) -> None:
     """Set a timer's row. If it is due already, its value is the event time, and only a later event time fires it.
 
     So it fires at the same event time wherever batches end.
     """
-    now = event_time(at.cut, task) if kind == _DUE else -1
+    now = event_time(at.batch, task) if kind == _DUE else -1
     at.put_due(task, kind, due, row, _time(now) if due <= now else b"")
 
 
@@ -69,24 +68,24 @@ class Timer(Keyed):
         if not 0 <= at < 1 << 63:
             raise InvalidArgument(f"a timer at {at!r}: Unix milliseconds from 0")
         due = _time(int(at))
-        doing_now = doing()
+        context = current_context()
         self.cancel(key)
-        task, row = self._place(doing_now, key)
-        self._set(doing_now, task, row, due)
-        _put_due(doing_now, task, self._kind, int(at), row)
+        task, row = self._place(context, key)
+        self._set(context, task, row, due)
+        _put_due(context, task, self._kind, int(at), row)
 
     def cancel(self, key: bytes | str) -> None:
         """Forget the time of this key, if one is set."""
-        at = doing()
+        at = current_context()
         task, row = self._place(at, key)
-        due = at.cut.get(task, row)
+        due = at.batch.get(task, row)
         if due is not None:
             at.put(task, row, None)
             at.put(task, self._kind + due + row, None)
 
     def fire(self, key: bytes, due: int) -> None:
         """Call the function, because the key's time has come."""
-        at = doing()
+        at = current_context()
         at.put(at.task, self.prefix + key, None)
         check_result(self._call, self._call(key, due))
 
@@ -152,10 +151,10 @@ class Windows(Keyed):
 
     def of(self, event: Event) -> Iterator[Window]:
         """The open windows of an event's time, the earliest first. Raises: InvalidArgument (it has no key)."""
-        at = doing()
+        at = current_context()
         if event.key is None:
             raise InvalidArgument(f"windows {self.name} are by key, and the event has none")
-        now = event_time(at.cut, at.task)
+        now = event_time(at.batch, at.task)
         time = max(event.timestamp, 0)
         last = time - time % self._every
         first = max(0, last - (self.size - 1) // self._every * self._every)
@@ -176,8 +175,8 @@ class Windows(Keyed):
 
     def value(self, key: bytes, start: int) -> Any:
         """The value of a key in a window that begins at ``start``."""
-        at = doing()
-        data = at.cut.get(*self._row(at, key, start))
+        at = current_context()
+        data = at.batch.get(*self._row(at, key, start))
         return None if data is None else self._codec.decode(data)
 
     def put(self, key: bytes, start: int, value: Any) -> None:
@@ -185,11 +184,11 @@ class Windows(Keyed):
 
         Raises: IllegalState (the window is closed).
         """
-        at = doing()
+        at = current_context()
         task, row = self._row(at, key, start)
-        if at.cut.get(task, row) is None:
+        if at.batch.get(task, row) is None:
             closes = start + self.size + self._grace
-            if closes <= event_time(at.cut, task):
+            if closes <= event_time(at.batch, task):
                 self.refuse(start)
             _put_due(at, task, _DUE, closes, row)
         self._set(at, task, row, self._codec.encode(value))
@@ -203,7 +202,7 @@ class Windows(Keyed):
     def fire(self, key: bytes, _: int) -> None:
         """Close the window of a row's key: call the function, and delete the value."""
         start, of = int.from_bytes(key[:_SIZE], "big"), key[_SIZE:]
-        at = doing()
+        at = current_context()
         if self._closed is not None:
             at.key = of
             check_result(self._closed, self._closed(Window(self, of, start, closed=True)))
@@ -213,7 +212,7 @@ class Windows(Keyed):
         """The arguments of `on_close`, for a dead letter. ``data``: the value as stored."""
         return Case(place, data, row[_SIZE:], (), due)
 
-    def _row(self, at: Doing, key: bytes, start: int) -> tuple[int, bytes]:
+    def _row(self, at: HandlerContext, key: bytes, start: int) -> tuple[int, bytes]:
         task, _ = self._place(at, key)
         return task, self.prefix + _time(start) + key
 
@@ -222,13 +221,17 @@ class TimeOfTasks:
     """Advances the tasks' event time, and fires the timers that are due."""
 
     def __init__(
-        self, timers: Iterable[Timer | Windows], failures: Failures, idle: float | None, most: int
+        self,
+        timers: Iterable[Timer | Windows],
+        failures: Failures,
+        idle: float | None,
+        batch_bytes: int,
     ) -> None:
-        """``idle``: seconds, as in `Processor`. ``most``: bytes of a batch from which on no more timers fire."""
-        self._most = most
+        """``idle``: seconds, as in `Processor`. ``batch_bytes``: a batch of this size fires no more timers."""
+        self._batch_bytes = batch_bytes
         self._idle_ms = None if idle is None else idle * 1000
         self._wall_ms = self._latest = 0
-        self._heard: dict[int, int] = {}  # when a task's last event came, by the wall clock
+        self._last_event_ms: dict[int, int] = {}  # when a task's last event came, by the wall clock
         self._timers = {one.prefix: one for one in timers}
         self._failures = failures
         # Tasks and scopes that may have a row of `_PART`; the batch has the row or not.
@@ -238,52 +241,52 @@ class TimeOfTasks:
         """Take over these tasks, and find those that are in the middle of an input transaction."""
         end = after(_PART)
         table.due.clear()
-        self._heard = {}
+        self._last_event_ms = {}
         times = (table.get(task, _NOW) or b"" for task in tasks)
         self._latest = max((int.from_bytes(time, "big") for time in times), default=0)
         self._parted = {
             (task, row[len(_PART) :]) for task in tasks for row, _ in table.scan(task, _PART, end)
         }
 
-    def before(self, at: Doing, scope: str, commit: int) -> None:
+    def before(self, at: HandlerContext, scope: str, commit: int) -> None:
         """End earlier input commits of the scope before this one begins. ``commit``: its commit timestamp.
 
         A task whose share of an input commit ended without events learns of the end only here.
         """
         part = scope.encode()
-        for task in sorted(self._in_parts(at.cut, part, commit - 1)):
+        for task in sorted(self._in_parts(at.batch, part, commit - 1)):
             self._end(at, task, part, 0)
 
     def move(
-        self, at: Doing, scope: str, commit: int, latest: dict[int, int], *, whole: bool
+        self, at: HandlerContext, scope: str, commit: int, latest: dict[int, int], *, whole: bool
     ) -> None:
         """Advance to the latest event times of tasks, and fire timers due by then, if the commit is ``whole``."""
         part = scope.encode()
-        self._heard |= dict.fromkeys(latest, self._wall_ms)
+        self._last_event_ms |= dict.fromkeys(latest, self._wall_ms)
         if whole:
-            for task in sorted(latest.keys() | self._in_parts(at.cut, part, commit)):
+            for task in sorted(latest.keys() | self._in_parts(at.batch, part, commit)):
                 self._end(at, task, part, latest.get(task, 0))
             return
         for task, timestamp in latest.items():
-            seen = at.cut.get(task, _PART + part) or b""
+            seen = at.batch.get(task, _PART + part) or b""
             timestamp = max(timestamp, int.from_bytes(seen[:_SIZE], "big"))
             at.put(task, _PART + part, _time(timestamp) + _time(commit))
             self._parted.add((task, part))
 
-    def _in_parts(self, cut: Cut, part: bytes, commit: int) -> set[int]:
+    def _in_parts(self, batch: WorkBatch, part: bytes, commit: int) -> set[int]:
         """Tasks that have had a part, but not the end, of an input commit of the scope up to this one."""
         return {
             task
             for task, of in self._parted
             if of == part
-            and (row := cut.get(task, _PART + part)) is not None
+            and (row := batch.get(task, _PART + part)) is not None
             and int.from_bytes(row[_SIZE:], "big") <= commit
         }
 
-    def _end(self, at: Doing, task: int, part: bytes, timestamp: int) -> None:
+    def _end(self, at: HandlerContext, task: int, part: bytes, timestamp: int) -> None:
         """End an input commit for a task. ``timestamp``: the latest of the events in its last part."""
-        cut, row = at.cut, _PART + part
-        if (task, part) in self._parted and (seen := cut.get(task, row)) is not None:
+        batch, row = at.batch, _PART + part
+        if (task, part) in self._parted and (seen := batch.get(task, row)) is not None:
             timestamp = max(timestamp, int.from_bytes(seen[:_SIZE], "big"))
             at.put(task, row, None)
         self._latest = max(self._latest, timestamp)
@@ -292,48 +295,48 @@ class TimeOfTasks:
     def _parts(self, task: int) -> Iterator[tuple[int, bytes]]:
         return ((of, _PART + part) for of, part in self._parted if of == task)
 
-    def _advance(self, at: Doing, task: int, timestamp: int) -> None:
-        if timestamp > event_time(at.cut, task):
+    def _advance(self, at: HandlerContext, task: int, timestamp: int) -> None:
+        if timestamp > event_time(at.batch, task):
             at.task = task
             at.put(task, _NOW, _time(timestamp))
             self._fire(at, task, _DUE, timestamp)
 
-    def fire_wall(self, at: Doing, task: int, now_ms: int) -> None:
+    def fire_wall(self, at: HandlerContext, task: int, now_ms: int) -> None:
         """Fire timers that the previous batch had no room for, then those that are due by the wall clock.
 
         In between, an idle task advances to the worker's latest event time.
         """
         self._wall_ms = now_ms
-        self._fire(at, task, _DUE, event_time(at.cut, task))
+        self._fire(at, task, _DUE, event_time(at.batch, task))
         if (
             self._idle_ms is not None
-            and now_ms - self._heard.setdefault(task, now_ms) >= self._idle_ms
-            and all(at.cut.get(*place) is None for place in self._parts(task))
+            and now_ms - self._last_event_ms.setdefault(task, now_ms) >= self._idle_ms
+            and all(at.batch.get(*place) is None for place in self._parts(task))
         ):
             self._advance(at, task, self._latest)
         self._fire(at, task, _WALL, now_ms)
 
-    def _fire(self, at: Doing, task: int, kind: bytes, until: int) -> None:
-        cut = at.cut
-        if (soonest := cut.soonest(task, kind, self._timers)) > until:
+    def _fire(self, at: HandlerContext, task: int, kind: bytes, until: int) -> None:
+        batch = at.batch
+        if (soonest := batch.soonest(task, kind, self._timers)) > until:
             return
         # Timers that a handler sets meanwhile wait for the next call, so that this one ends.
         size, now = len(kind), _time(until)
         # An iterator left open by a handler's error would keep the folder from being opened again.
-        with closing(cut.scan(task, kind + _time(soonest), kind + _time(until + 1))) as rows:
+        with closing(batch.scan(task, kind + _time(soonest), kind + _time(until + 1))) as rows:
             for row, _ in rows:
                 place = row[size + _SIZE :]
                 timer = self._timers.get(place[:_NUMBER])
-                if timer is None or cut.get(task, row) in (None, now):
+                if timer is None or batch.get(task, row) in (None, now):
                     continue  # another program's, cancelled by an earlier timer, or set when it was due already
-                if cut.size >= self._most:
-                    cut.late |= kind == _DUE
+                if batch.size >= self._batch_bytes:
+                    batch.timers_left |= kind == _DUE
                     return
                 at.task = task
                 self._call(at, timer, row, size)
-        cut.look_soonest(task, kind, self._timers)
+        batch.look_soonest(task, kind, self._timers)
 
-    def _call(self, at: Doing, timer: Timer | Windows, row: bytes, size: int) -> None:
+    def _call(self, at: HandlerContext, timer: Timer | Windows, row: bytes, size: int) -> None:
         """Fire one timer, or write a dead letter instead. ``size``: bytes before the time in a row."""
         due, place = int.from_bytes(row[size : size + _SIZE], "big"), row[size + _SIZE :]
 
@@ -344,9 +347,9 @@ class TimeOfTasks:
             timer.fire(place[_NUMBER:], due)
 
         def case() -> Case:
-            data = at.cut.get(at.task, place)
+            data = at.batch.get(at.task, place)
             return timer.case(f"{timer.name}@{due}", place[_NUMBER:], due, data)
 
-        if not self._failures.settle(at, case, partial(failure_of, fire)):
+        if not self._failures.try_or_bury(at, case, partial(failure_of, fire)):
             for gone in (row, place):
                 at.put(at.task, gone, None)

@@ -1,4 +1,4 @@
-"""A worker: takes tasks, reads their state, and handles one batch (`Cut`) after another, each in one commit.
+"""A worker: takes tasks, reads their state, and handles one batch after another, each in one commit.
 
 After any error of unknown effect it drops what it has computed, takes its tasks again, and continues from the
 positions and state sequences in their rows.
@@ -8,11 +8,8 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
 import socket
-import tempfile
 import threading
-import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
@@ -36,17 +33,16 @@ from anabranch.errors import (
     SnapshotExpired,
 )
 from anabranch.ports import GroupMember, TopicPartition
+from anabranch.processing.batch import SLICE_BYTES, Limits, WorkBatch
 from anabranch.processing.commits import FIRST_PAUSE_S, LONGEST_PAUSE_S, Commits
-from anabranch.processing.cut import Cut, Limits
 from anabranch.processing.handlers import Handlers
 from anabranch.processing.metrics import TABLE
 from anabranch.processing.plain import PlainReader, plain_inputs, plain_ports
 from anabranch.processing.program import Program
 from anabranch.processing.state import StateReader
 from anabranch.processing.table import Table
-from anabranch.processors.monitor import Monitor, Numbers
+from anabranch.processors.monitor import Numbers
 from anabranch.reading.history_search import check_start
-from anabranch.reading.tasks.groups import Mirror
 from anabranch.reading.tasks.reader import TaskReader
 from anabranch.reading.tasks.shares import Piece
 from anabranch.schemas.records import ProcessorInfo, ProcessorInput, TaskInfo
@@ -57,19 +53,17 @@ log = logging.getLogger("anabranch.processor")
 
 # For a processor without stores, because the group assigns the partitions of the state stream.
 NO_STORE = "-"
-_IDLE_S = 0.25
+IDLE_S = 0.25
 # How often, and for how long, a busy worker reads the state of other workers' tasks.
 _FOLLOW_S = 1.0
 _SLICE_S = 0.05
 _ASK_S = 30.0
 _RESTORE_S = 600.0  # without a record of state, until a restore fails
 _HANDOVER_S = 3.0
-_LOOK_S = 0.002
-_MIRROR_S = 5.0
+_COMMIT_SLICE_S = 0.002
+MIRROR_S = 5.0
 _SILENT_S = 60.0
-SLICE_BYTES = 256 << 10  # how much is read before it is handled
-_READ_AHEAD = 4  # bytes read for a commit: at most this multiple of what it may write
-_LOOKS = 5  # checks of a lost task, a session apart, before its holder counts as gone
+_CHECKS = 5  # checks of a lost task, a session apart, before its holder counts as gone
 
 
 class Membership:
@@ -111,18 +105,18 @@ class Lost:
 
     def __init__(self) -> None:
         self.tasks: frozenset[int] = frozenset()
-        self._stands: dict[int, tuple[tuple[int, int], int]] = {}
+        self._holders: dict[int, tuple[tuple[int, int], int]] = {}
 
-    def look(self, rows: Iterable[TaskInfo], holder: str) -> None:
+    def update(self, rows: Iterable[TaskInfo], holder: str) -> None:
         """Update the lost tasks from the current rows of all tasks. ``holder``: this worker's name."""
-        before, self._stands = self._stands, {}
+        before, self._holders = self._holders, {}
         for row in rows:
             if row.holder not in ("", holder):
-                stand, looks = (row.term, row.sequence), 0
-                if row.task in before and before[row.task][0] == stand:
-                    looks = before[row.task][1] + 1
-                self._stands[row.task] = stand, looks
-        self.tasks = frozenset(t for t, (_, looks) in self._stands.items() if looks < _LOOKS)
+                state, checks = (row.term, row.sequence), 0
+                if row.task in before and before[row.task][0] == state:
+                    checks = before[row.task][1] + 1
+                self._holders[row.task] = state, checks
+        self.tasks = frozenset(t for t, (_, checks) in self._holders.items() if checks < _CHECKS)
 
 
 class AllTasks:
@@ -139,37 +133,6 @@ class AllTasks:
 
     def close(self) -> None:
         """Do nothing: there is no group to leave."""
-
-
-class Gathered:
-    """A batch and the pieces of input in it. ``left``: pieces that had no room, for the next batch."""
-
-    def __init__(self, handlers: Handlers, cut: Cut) -> None:
-        self._handlers, self.cut = handlers, cut
-        self.pieces: list[Piece] = []
-        self.left: list[Piece] = []
-        self._slices = 0
-
-    def add(self, some: Sequence[Piece]) -> None:
-        """Handle more events. Raises: as `Handlers.handle`."""
-        self._slices += bool(some)
-        self.left = self._handlers.handle(self.cut, some)
-        self.pieces += some[: len(some) - len(self.left)]
-
-    @property
-    def is_full(self) -> bool:
-        """Whether the batch has to be committed now."""
-        most = self._handlers.most
-        if self.left or self.cut.late:
-            return True
-        return self.cut.size >= most or self._slices * SLICE_BYTES >= _READ_AHEAD * most
-
-    def closed(self) -> Cut:
-        """Close the batch after all events are handled, and return it with its counts."""
-        self.cut.open = False
-        for piece in self.pieces:
-            self.cut.counts["processor_events_in", piece.stream] += len(piece.events)
-        return self.cut
 
 
 class Worker:
@@ -199,11 +162,11 @@ class Worker:
         self.metrics = Numbers(TABLE)
         self._ownership: TaskOwnership | None = None
         self._reader: TaskReader | PlainReader | None = None
-        self._left: list[Piece] = []  # of the cut before, which was full
-        self._behind = False  # timers of that one, or of a former life, may be due
+        self._left: list[Piece] = []  # of the batch before, which was full
+        self._timers_left = False  # timers of that one, or of a former life, may be due
         self._generation = -1
         self._lost = Lost()
-        self._recheck_at = self._follow_at = 0.0
+        self._check_at = self._follow_at = 0.0
         self._sent_at = self._seen_at = self._taken_at = 0.0
         self._described: tuple[float, ProcessorInfo] | None = None
         try:
@@ -269,7 +232,7 @@ class Worker:
                 self.metrics.add("processor_taken_again", type(error).__name__)
                 self._drop()
                 if isinstance(error, OwnershipLost):
-                    self._lost.tasks, self._recheck_at = frozenset(range(self._app.tasks)), 0.0
+                    self._lost.tasks, self._check_at = frozenset(range(self._app.tasks)), 0.0
                 self.stop.wait(pauses.begin())
 
     def close(self) -> None:
@@ -291,18 +254,18 @@ class Worker:
         if self._ownership is None or wanted != self._ownership.tasks.keys():
             self._take(wanted)
         if self._ownership is None or self._reader is None:
-            self._member.serve(0.0 if self._standby else _IDLE_S)
+            self._member.serve(0.0 if self._standby else IDLE_S)
             self._follow(set())
-        elif not self._handle_cut(self._ownership, self._reader):
+        elif not self._process_batch(self._ownership, self._reader):
             self._follow(self._ownership.tasks)
             # Without commits, no reply says that the tasks were taken.
-            if (now := self._clock.monotonic()) >= self._recheck_at:
-                self._recheck_at = now + SESSION_S
-                self._check_holder(self._ownership.tasks, min(_MIRROR_S, now - self._taken_at))
+            if (now := self._clock.monotonic()) >= self._check_at:
+                self._check_at = now + SESSION_S
+                self._check_holder(self._ownership.tasks, min(MIRROR_S, now - self._taken_at))
         elif self._clock.monotonic() >= self._follow_at:
             self._follow(self._ownership.tasks, _SLICE_S)
 
-    def _follow(self, own: Collection[int], seconds: float = _IDLE_S) -> None:
+    def _follow(self, own: Collection[int], seconds: float = IDLE_S) -> None:
         """Update the copies of other workers' tasks."""
         if self._standby:
             others = set(range(self._app.tasks)) - set(own)
@@ -317,7 +280,7 @@ class Worker:
         if self._reader is not None:
             self._reader.close()
         self._reader = self._ownership = None
-        self._left, self._behind = [], True
+        self._left, self._timers_left = [], True
         self.metrics.set("processor_tasks", 0)
 
     def _take(self, wanted: frozenset[int]) -> None:
@@ -339,7 +302,7 @@ class Worker:
         begun = self._taken_at = self._clock.monotonic()
         generation = self._member.generation
 
-        def heard() -> None:
+        def still_wanted() -> None:
             self._member.serve(0.0)
             if self.stop.is_set() or self._member.generation != generation:
                 raise NotReady("the worker ends, or its group assigns again")
@@ -348,7 +311,7 @@ class Worker:
         state.forget(wanted)
         self._limits.learn({*self._app.outputs, self._limits.state})
         try:
-            rows = state.restore(ownership.tasks, _RESTORE_S, heard)
+            rows = state.restore(ownership.tasks, _RESTORE_S, still_wanted)
         except IllegalState:
             self._check_holder(wanted)  # commits of another owner explain the error, too
             raise
@@ -395,52 +358,51 @@ class Worker:
         if self._generation != self._member.generation:
             self._generation, self._lost = self._member.generation, Lost()
         now = self._clock.monotonic()
-        if self._lost.tasks and now >= self._recheck_at:
-            self._recheck_at = now + SESSION_S
-            self._lost.look(self._client.processor(self._app.name).tasks, self._holder)
+        if self._lost.tasks and now >= self._check_at:
+            self._check_at = now + SESSION_S
+            self._lost.update(self._client.processor(self._app.name).tasks, self._holder)
         return wanted - self._lost.tasks
 
     # -- a commit -------------------------------------------------------------------------------------
 
-    def _handle_cut(self, ownership: TaskOwnership, reader: TaskReader | PlainReader) -> bool:
+    def _process_batch(self, ownership: TaskOwnership, reader: TaskReader | PlainReader) -> bool:
         """Handle events until the commit is due, and send it. Returns False if there was nothing to commit."""
         app, clock = self._app, self._clock
-        gathered = Gathered(self._handlers, self._commits.new_cut(app.tasks))
-        due, generation = clock.monotonic() + _IDLE_S, self._member.generation
+        batch = self._commits.new_batch(app.tasks)
+        due, generation = clock.monotonic() + IDLE_S, self._member.generation
         while True:
             self._seen_at = now = clock.monotonic()
-            until = min(due, now + _IDLE_S)
-            if self._behind:
-                self._fire(gathered, ownership)  # due timers fire before any event is handled
-                self._behind = gathered.cut.late
+            until = min(due, now + IDLE_S)
+            if self._timers_left:
+                self._fire(batch, ownership)  # due timers fire before any event is handled
+                self._timers_left = batch.timers_left
             some, self._left = self._left, []
-            if not some and not self._behind:
+            if not some and not self._timers_left:
                 some = reader.cut(until, min(SLICE_BYTES, app.cut_bytes), app.cut_bytes)
-            self._fire(gathered, ownership)
-            gathered.add(some)
-            if not gathered.pieces or gathered.is_full or self.stop.is_set():
+            self._fire(batch, ownership)
+            batch.note_input(some, self._handlers.handle(batch, some))
+            if not batch.pieces or batch.is_full(self._handlers.batch_bytes) or self.stop.is_set():
                 break
             self._member.serve(0.0)
             due = self._sent_at + app.commit_interval
             late = clock.monotonic() >= due or self._member.generation != generation
             # While the previous commit is under way, this one can't be sent, so more events are handled.
-            if late and self._commits.wait(0.0 if some else _LOOK_S):
+            if late and self._commits.wait(0.0 if some else _COMMIT_SLICE_S):
                 break
         for stream, count in reader.misplaced.items():
             self.metrics.add("processor_misplaced", stream, by=count)
         reader.misplaced.clear()
-        cut = gathered.closed()
-        if not (gathered.pieces or cut.rows or cut.outputs or reader.has_moved):
+        if not (batch.close() or reader.has_moved):
             self._commits.wait()
             return False
-        self._left, self._behind = gathered.left, cut.late
+        self._left, self._timers_left = batch.left, batch.timers_left
         self._sent_at = clock.monotonic()
-        self._commits.send(ownership, cut, reader.consumed(cut.rows.keys(), gathered.left))
+        self._commits.send(ownership, batch, reader.consumed(batch.rows.keys(), batch.left))
         return True
 
-    def _fire(self, gathered: Gathered, ownership: TaskOwnership) -> None:
-        if not gathered.pieces:
-            self._handlers.fire_wall(gathered.cut, ownership.tasks, int(self._clock.wall() * 1000))
+    def _fire(self, batch: WorkBatch, ownership: TaskOwnership) -> None:
+        if not batch.pieces:
+            self._handlers.fire_wall(batch, ownership.tasks, int(self._clock.wall() * 1000))
 
 
 def make_processor(client: Client, app: Program) -> ProcessorInfo:
@@ -459,70 +421,3 @@ def make_processor(client: Client, app: Program) -> ProcessorInfo:
             inputs = plain_inputs(source, topics, app.tasks, start_ms, deadline)
     stores = {name: store.kind for name, store in app.stores.items()} or (NO_STORE,)
     return client.create_processor(app.name, inputs, app.tasks, app.start, stores=stores)
-
-
-def run_worker(
-    app: Program, client: Client, *, folder: str | Path | None = None, standby: bool = False,
-    http: str | None = None, until: Callable[[ProcessorInfo], bool] | None = None,
-) -> None:  # fmt: skip
-    """Run a worker in this process until SIGTERM, SIGINT, or ``until`` returns true; see `Processor.run`."""
-    with ExitStack() as stack:
-        if folder is None:
-            made = tempfile.TemporaryDirectory(prefix="anabranch-processor-")
-            folder = stack.enter_context(made)
-        worker = Worker(app, client, Path(folder), standby=standby)
-        with ExitStack() as until_closed:
-            until_closed.callback(worker.close)
-            if http is not None:
-                measured = {app.name: worker.metrics}
-                monitor = Monitor(http, TABLE, lambda: measured, lambda: worker.trouble)
-                stack.enter_context(closing(monitor))
-                log.info("%s: /metrics, /live and /ready at port %d", app.name, monitor.port)
-            if app.cluster is None:
-                # At the end the worker releases its tasks first, even if the mirror has to wait.
-                mirror = stack.enter_context(
-                    closing(client.mirror(app.name, partial(worker.described, _MIRROR_S)))
-                )
-                lags = None if http is None else partial(_show_lags, worker, client)
-                showing = threading.Thread(target=_show, args=(worker, mirror, lags), name="mirror")
-                stack.callback(showing.join)
-                stack.callback(worker.stop.set)
-                showing.start()
-            if until is not None:
-                looking = threading.Thread(target=_end, args=(worker, until), name="until")
-                stack.callback(looking.join)
-                stack.callback(worker.stop.set)
-                looking.start()
-            if threading.current_thread() is threading.main_thread():
-                for number in (signal.SIGTERM, signal.SIGINT):
-                    before = signal.signal(number, lambda *_: worker.stop.set())
-                    stack.callback(signal.signal, number, before)
-            worker.run()
-
-
-def _end(worker: Worker, until: Callable[[ProcessorInfo], bool]) -> None:
-    while not worker.stop.wait(_IDLE_S):
-        with suppress(AnabranchError):
-            if until(worker.described(_IDLE_S)):
-                worker.stop.set()
-
-
-def _show(worker: Worker, mirror: Mirror, lags: Callable[[], None] | None) -> None:
-    """Copy the positions to the mirror while this worker has task 0, and update the lag in `/metrics`."""
-    while not worker.stop.wait(_MIRROR_S):
-        if 0 in worker.tasks:
-            mirror.step()
-        if lags is not None:
-            lags()
-
-
-def _show_lags(worker: Worker, client: Client) -> None:
-    values = worker.metrics.values
-    events, seconds = dict[tuple[str, ...], float](), dict[tuple[str, ...], float]()
-    with suppress(AnabranchError):
-        if 0 in worker.tasks:
-            for lag in client.lag(worker.described(_MIRROR_S)):
-                if not lag.trouble:
-                    events[lag.stream,] = lag.most.events
-                    seconds[lag.stream,] = lag.most.age_s(time.time())
-    values["processor_lag_events"], values["processor_lag_seconds"] = events, seconds

@@ -54,8 +54,8 @@ from anabranch.processors.history_tail import base_place, events_until, load_tai
 from anabranch.processors.jobs import Jobs
 from anabranch.processors.topic_trouble import TopicTrouble
 from anabranch.schemas.records import BaseRow, StreamRow
-from anabranch.topics.altering import alter_stream_topics
 from anabranch.topics.creation import (
+    alter_stream_topics,
     create_stream_topics,
     grow_stream_topics,
     refusal_of,

@@ -1,7 +1,19 @@
-"""Spark sources and sinks for streams, and pipelines made of them (`docs/spark.md`).
+"""Spark sources and sinks for streams, and jobs made of them (`docs/spark.md`).
 
-``register(spark)`` adds the format "anabranch" to a session. Importing this needs PySpark:
-``pip install 'anabranch[spark]'``.
+``register(spark)`` adds the format "anabranch" to a session. Importing this needs PySpark: ``pip install
+'anabranch[spark]'``.
+
+- ``datasource``: Spark begins here: it asks for a source or a sink, and passes the options, which ``options``
+  checks.
+- ``source``: a snapshot of streams for one job (``plan``, ``reader``), or commits, micro-batch by micro-batch
+  (``stream_reader``, which uses ``admission``, ``histories`` and ``positions``).
+- ``sink``: ``writer`` writes a job or a micro-batch in one transaction; ``encoding`` makes rows into events.
+- ``load``, ``export`` (to Delta by ``delta``) and ``compact`` are whole jobs; ``jobs`` is what they share.
+- ``api``: what older versions of Spark lack. ``clients``: one client for each Python worker. ``columns``: the
+  columns of events. ``failures``: our errors out of Spark's texts. ``progress``: a listener. ``session``: a
+  local session.
+
+This folder may import the client and what is below it; from ``infra`` it uses the search for a Java.
 """
 
 from __future__ import annotations

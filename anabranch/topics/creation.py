@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import NamedTuple
@@ -17,10 +17,12 @@ from anabranch.core import limits
 from anabranch.core.legal_names import ADMIN_LANE
 from anabranch.core.partitioner import even_ranges
 from anabranch.core.stream_settings import (
+    FIXED,
     MAX_MESSAGE,
     MIN_ISR,
     REPLICATION,
     RETENTION_MS,
+    TOPIC,
     check_settings,
 )
 from anabranch.errors import (
@@ -43,6 +45,7 @@ from anabranch.ports import (
     TopicSpec,
     answered,
 )
+from anabranch.schemas.records import StreamRow
 from anabranch.topics import declarations as declared
 from anabranch.topics.declarations import MAX_LONG, STREAM_SETTINGS, Setting
 from anabranch.topics.names import (
@@ -117,9 +120,7 @@ def create_control_topics(
     with new.undone(log, again=(TopicMisconfigured, NotReady, LogUnavailable)):
         _create(log, topics, replication_factor, new)
         infos = describe(log, [topic.name for topic in topics])
-        new.refuse(
-            [w for t in topics for w in problems(infos[t.name], t.settings, at_least=t.partitions)]
-        )
+        new.refuse(_problems(topics, infos))
     refuse(_unequal(topics, infos))
     if any(i.replication_factor >= 2 and MIN_ISR not in i.config for i in infos.values()):
         _logger.info(
@@ -156,8 +157,7 @@ def check_control_topics(
     )
     found = log.describe_topics([topic.name for topic in topics])
     infos = {t.name: TopicInfo(t.name, t.partitions, 1, {}) for t in topics} | dict(found)
-    wrong = [w for t in topics for w in problems(infos[t.name], t.settings, at_least=t.partitions)]
-    refuse(wrong or _unequal(topics, infos))
+    refuse(_problems(topics, infos) or _unequal(topics, infos))
     missing = [topic.name for topic in topics if topic.name not in found]
     return missing, _record_bytes(topics, infos, max_message_bytes)
 
@@ -253,13 +253,7 @@ def _create_stream(
         if t.name in there
     }
     there = _with_settings(there, asked)
-    wrong = [
-        w
-        for t in topics
-        if t.name in there
-        for w in problems(there[t.name], t.settings, at_least=t.partitions)
-    ]
-    new.refuse(wrong + _other_factors(log, there.values(), factor, new))
+    new.refuse(_problems(topics, there) + _other_factors(log, there.values(), factor, new))
     if changes := {name: more for name, more in asked.items() if more}:
         log.alter_topics(changes)
     _create(log, topics, factor, new)
@@ -272,7 +266,7 @@ def _create_stream(
     places = [TopicPartition(stream_topic(stream), p) for p in range(count)]
     ends = _ends(log, places)
     of_three = tuple(ids.get(name, "") for name in topics_of(stream))
-    known = of_three if all(map(_is_told, of_three)) else ()
+    known = of_three if all(map(_is_id, of_three)) else ()
     return {place.partition: end for place, end in ends.items()}, known
 
 
@@ -314,14 +308,7 @@ def create_lane_topics(log: Log, prefix: str, lane: str, *, like: str, adopt: bo
     with new.undone(log):
         _create(log, missing, model.replication_factor, new)
         infos = describe(log, [topic.name for topic in missing]) if new.without else {}
-        new.refuse(
-            [
-                w
-                for t in missing
-                if t.name in infos
-                for w in problems(infos[t.name], t.settings, at_least=t.partitions)
-            ]
-        )
+        new.refuse(_problems(missing, infos))
 
 
 def grow_lane_topic(log: Log, prefix: str, lane: str, *, like: str) -> None:
@@ -452,7 +439,7 @@ def _created(
     ``altered``: settings that brokers accepted just now; a broker may still report the former ones.
     """
     infos = _with_settings(describe(log, topics_of(stream)), altered)
-    other = [n for n, i in infos.items() if _is_told(i.topic_id) and i.topic_id != ids.get(n)]
+    other = [n for n, i in infos.items() if _is_id(i.topic_id) and i.topic_id != ids.get(n)]
     if other:
         raise NotReady(f"a broker does not show the new {' and '.join(other)} yet; ask again")
     return infos
@@ -502,6 +489,12 @@ def problems(info: TopicInfo, settings: Sequence[Setting], *, at_least: int) -> 
     return [f"{info.name}: {problem}" for problem in wrong]
 
 
+def _problems(topics: Sequence[_Topic], infos: Mapping[str, TopicInfo]) -> list[str]:
+    """The problems of those topics that are in ``infos``."""
+    there = [topic for topic in topics if topic.name in infos]
+    return [w for t in there for w in problems(infos[t.name], t.settings, at_least=t.partitions)]
+
+
 def stream_problems(stream: str, infos: Mapping[str, TopicInfo], partitions: int) -> list[str]:
     """Problems of a stream's three topics, each in the words of `problems`."""
     target, journal, history = (infos[name] for name in topics_of(stream))
@@ -525,7 +518,8 @@ def refuse(wrong: Sequence[str]) -> None:
         raise TopicMisconfigured("; ".join(wrong))
 
 
-def _is_told(topic_id: str) -> bool:
+def _is_id(topic_id: str) -> bool:
+    """Whether the broker knows the topic's id: older brokers give zeros, or nothing."""
     return bool(topic_id.strip("0-"))
 
 
@@ -674,3 +668,48 @@ def describe(log: Log, names: Sequence[str]) -> dict[str, TopicInfo]:
     if missing:
         raise NotReady(f"{', '.join(missing)}: not found (yet, or any more); ask again")
     return infos
+
+
+def alter_stream_topics(
+    log: Log, row: StreamRow, *, former: Mapping[str, str], check: Callable[[], None]
+) -> None:
+    """Give a stream's topics the settings in its row. Safe to repeat. ``former``: the settings before this change.
+
+    Nothing is altered unless brokers accept all of it. ``check``: called just before; may raise.
+
+    Raises:
+        InvalidArgument: ``max.message.bytes`` would be lowered: the stream must take what its journal took.
+        TopicMisconfigured, NotReady, LogRefused: as `create_stream_topics`.
+    """
+    infos = describe_grown(log, row.stream, row.partitions)
+    altered = (TOPIC.keys() - FIXED) & (row.settings.keys() | former.keys())
+    if row.settings.get(MAX_MESSAGE) == former.get(MAX_MESSAGE):
+        altered -= {MAX_MESSAGE}  # an operator may have raised it, which stays
+    wanted = {name: _wanted(row, name, infos) for name in altered}
+    kinds = altered, altered & SHARED_WITH_JOURNAL, altered & {MIN_ISR}
+    changes, after = {}, {}
+    # A broker may still report settings from before the last alteration, so all are sent, and both sizes count.
+    least = int(former.get(MAX_MESSAGE) or 0)
+    for (topic, info), names in zip(infos.items(), kinds, strict=True):
+        to_be = {name: wanted[name] for name in names}
+        config = {n: v for n, v in {**info.config, **to_be}.items() if v is not None}
+        after[topic] = replace(info, config=config)
+        changes[topic] = to_be
+        size, now = (int(c.get(MAX_MESSAGE, 0)) for c in (config, info.config))
+        now = max(now, least) if MAX_MESSAGE in names else now
+        if size < now:
+            raise InvalidArgument(
+                f"{MAX_MESSAGE} of {topic} is {now} and can only be raised: what its journal has taken must fit"
+            )
+    refuse(stream_problems(row.stream, after, row.partitions))
+    check()
+    log.alter_topics({topic: change for topic, change in changes.items() if change})
+
+
+def _wanted(row: StreamRow, name: str, infos: Mapping[str, TopicInfo]) -> str | None:
+    """The value that a setting should have; None: the brokers' default."""
+    if name in row.settings:
+        return row.settings[name]
+    if name == MIN_ISR:
+        return "2" if min(info.replication_factor for info in infos.values()) >= 2 else "1"
+    return next((s.value for s in declared.of_stream(row.stream) if s.name == name), None)

@@ -14,7 +14,7 @@ from typing import Any
 
 from anabranch.cli.cluster import child_environment
 from anabranch.cli.errors import ChildFailed
-from anabranch.infra import logs
+from anabranch.infra.process import log_tail
 
 Message = dict[str, Any]
 _POLL_S = 0.05
@@ -120,7 +120,7 @@ class Child:
         failed = self.last("failed")
         if failed is not None:
             raise ChildFailed(f"{self.name}: {failed['name']}: {failed['message']}")
-        tail = "\n".join(f"  {line}" for line in logs.tail(self.log, _TAIL_LINES))
+        tail = "\n".join(f"  {line}" for line in log_tail(self.log, _TAIL_LINES))
         raise ChildFailed(f"{self.name} ended with exit code {code}\nits last lines:\n{tail}")
 
     def end(self) -> None:

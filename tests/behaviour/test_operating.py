@@ -33,7 +33,7 @@ from anabranch.client.client import Client
 from anabranch.clock import SystemClock
 from anabranch.errors import AnabranchError, NotAuthorized, NotReady, OutcomeUnknown
 from anabranch.infra.broker import EmbeddedBroker
-from anabranch.infra.free_ports import free_port
+from anabranch.infra.sockets import free_port
 from anabranch.librdkafka import groups
 from anabranch.librdkafka.admin import KafkaAdmin
 from anabranch.librdkafka.groups import KafkaGroupMember

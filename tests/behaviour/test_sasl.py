@@ -17,7 +17,7 @@ import pytest
 import anabranch
 from anabranch import errors
 from anabranch.infra.broker import EmbeddedBroker
-from anabranch.infra.secure import SecureListener
+from anabranch.infra.settings import SecureListener
 from anabranch.kafka import calls
 from anabranch.kafka.calls import METADATA, ConnectionBroken
 from anabranch.kafka.cluster import Cluster

@@ -15,7 +15,7 @@ import pytest
 from anabranch import errors
 from anabranch.core.limits import AHEAD_MS, LATEST, ROW_KEY
 from anabranch.core.stream_settings import TABLE
-from anabranch.processing.cut import Cut, Limits, begin_doing
+from anabranch.processing.batch import Limits, WorkBatch, begin_context
 from anabranch.processing.table import Table
 from anabranch.schemas import records as r
 from tests.client.answers import STREAM, segments, stream_info, token_of
@@ -111,7 +111,7 @@ def by_processor(bench: Bench, event: Event) -> None:
     limits = Limits(ask=lambda streams: bench.client.check_outputs("nyc/p", streams))
     limits.learn((STREAM,))
     with TemporaryDirectory() as folder, closing(Table(Path(folder))) as table:
-        begin_doing(Cut(table, 1, limits)).write(STREAM, fields(event))
+        begin_context(WorkBatch(table, 1, limits)).write(STREAM, fields(event))
 
 
 WAYS: dict[str, Callable[[Bench, Event], None]] = {

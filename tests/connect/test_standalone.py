@@ -15,11 +15,10 @@ import psycopg
 import pytest
 
 import anabranch
-from anabranch.infra.fetch import cache_root, ensure_broker
-from anabranch.infra.free_ports import free_port
+from anabranch.infra.fetch import BrokerLock, cache_root, ensure_broker
 from anabranch.infra.java import find_java
-from anabranch.infra.lock import BrokerLock
 from anabranch.infra.process import SupervisedProcess
+from anabranch.infra.sockets import free_port
 from tests.cluster import Cluster
 from tests.pages import DOCS, blocks
 from tests.postgres import Postgres

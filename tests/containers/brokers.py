@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from anabranch.infra.lock import KAFKA_VERSION
-from anabranch.infra.ready import is_ready
-from anabranch.infra.settings import server_properties
+from anabranch.infra.fetch import KAFKA_VERSION
+from anabranch.infra.settings import Membership, server_properties
+from anabranch.infra.sockets import is_ready
 
 if TYPE_CHECKING:
     from testcontainers.core.container import DockerContainer
@@ -166,7 +166,10 @@ def kafka_variables() -> dict[str, str]:
     ``a.b_c-d`` is ``KAFKA_A_B__C___D``.
     """
     properties = server_properties(
-        data=Path("/var/lib/kafka/data"), port=_PORT, controller_port=_CONTROLLER_PORT, extra={}
+        data=Path("/var/lib/kafka/data"),
+        port=_PORT,
+        membership=Membership(1, {1: _CONTROLLER_PORT}),
+        extra={},
     )
     del properties["advertised.listeners"]
     # The broker's connections to itself bypass the port that only clients outside can reach.

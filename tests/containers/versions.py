@@ -15,15 +15,16 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from anabranch.infra import lock as own
-from anabranch.infra.fetch import cache_root, ensure_broker
-from anabranch.infra.lock import (
+from anabranch.infra import fetch as own
+from anabranch.infra.fetch import (
     DOWNLOADS_AT_ONCE,
     KAFKA_VERSION,
     LOCK_NAME,
     LOCK_VARIABLE,
     BrokerLock,
     LockedJar,
+    cache_root,
+    ensure_broker,
     sha256_of,
 )
 

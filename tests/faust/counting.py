@@ -66,13 +66,13 @@ async def only_even(stream: Any) -> AsyncIterator[Flight]:
 
 @app.timer(0.2)  # type: ignore[untyped-decorator]
 async def tick() -> None:
-    """Write outside of a cut."""
+    """Write outside of a batch."""
     await ticks.send(value=1)
 
 
 @app.crontab("* * * * *")
 async def each_minute() -> None:
-    """Write outside of a cut."""
+    """Write outside of a batch."""
     await ticks.send(value="minute")
 
 

@@ -17,7 +17,7 @@ import pytest
 import anabranch.faust
 from anabranch.errors import IllegalState, InvalidArgument, UnknownScope
 from anabranch.faust.agents import Stream, _loader
-from anabranch.processing.cut import Doing
+from anabranch.processing.batch import HandlerContext
 from anabranch.processing.failures import HandlerFailed
 from tests.cluster import Cluster
 from tests.faust.conftest import Place
@@ -140,7 +140,7 @@ async def _after(topic: Any) -> None:
 
 
 async def _beside(app: Any, topic: Any) -> None:
-    """The first event's task sends while the second one is handled, in the same cut."""
+    """The first event's task sends while the second one is handled, in the same batch."""
     if vars(app).setdefault("seen", False):
         await asyncio.sleep(1.0)
     else:
@@ -221,7 +221,7 @@ def test_outside_of_a_cut(place: Place, make: Callable[..., anabranch.faust.App]
 
 @pytest.mark.soak
 def test_actors_that_ended_are_held_by_nothing() -> None:
-    """Each failed cut begins all of them again."""
+    """Each failed batch begins all of them again."""
     app = anabranch.faust.App("s/x", bootstrap="none:1")
 
     async def read(stream: Any) -> None:
@@ -268,7 +268,7 @@ def test_an_event_s_own_key_is_the_key_of_its_row_as_it_came(what: str) -> None:
     load: Any = _loader(app, app.topic("s/a", **of_topic))
     for number in range(20):
         given = anabranch.Event("s/a", raw(number), b"1", [], 1000, None, 1, 0, 0, number)
-        at = Doing(None)  # type: ignore[arg-type]
+        at = HandlerContext(None)  # type: ignore[arg-type]
         at.task, at.key, at.name = 0, given.key, load(given).key
         table.local = True
         assert table._place(at, at.name) == (0, raw(number))

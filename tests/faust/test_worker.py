@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import anabranch
-from anabranch.infra.free_ports import free_port
+from anabranch.infra.sockets import free_port
 from tests.cluster import Cluster
 from tests.faust.conftest import KEYS, WAIT_S, Place
 from tests.owned import start_module

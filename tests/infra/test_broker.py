@@ -31,8 +31,7 @@ from anabranch.infra.errors import (
     PortTaken,
     StartDeadlinePassed,
 )
-from anabranch.infra.free_ports import HOST, free_port, is_free
-from anabranch.infra.ready import is_ready
+from anabranch.infra.sockets import HOST, free_port, is_free, is_ready
 from anabranch.infra.storage import ensure_formatted
 from tests.infra.kafka import finalized_features
 from tests.infra.test_process import ROOT, eventually, state

@@ -15,10 +15,8 @@ from anabranch.infra.settings import Membership, server_properties
 
 def properties(node: int, nodes: int) -> dict[str, str]:
     voters = {n: 20_000 + n for n in range(1, nodes + 1)}
-    membership = Membership(node, "id", voters)
-    return server_properties(
-        data=Path("/data"), port=9092, controller_port=1, extra={}, membership=membership
-    )
+    membership = Membership(node, voters, cluster_id="id")
+    return server_properties(data=Path("/data"), port=9092, extra={}, membership=membership)
 
 
 def test_a_node_of_three_replicates() -> None:

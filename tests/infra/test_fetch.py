@@ -18,13 +18,14 @@ import pytest
 from anabranch.infra import fetch
 from anabranch.infra.broker import EmbeddedBroker
 from anabranch.infra.errors import CacheBusy, DownloadFailed, HashMismatch
-from anabranch.infra.fetch import Progress, ensure_broker
-from anabranch.infra.lock import (
+from anabranch.infra.fetch import (
     KAFKA_VERSION,
     LOCK_VARIABLE,
     BrokerLock,
     LockedJar,
+    Progress,
     broker_lock,
+    ensure_broker,
 )
 from tests.containers import versions
 

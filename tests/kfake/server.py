@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 
 from anabranch.infra.fetch import cache_root
-from anabranch.infra.free_ports import HOST, free_port
+from anabranch.infra.sockets import HOST, free_port
 from tests.kfake.kinds import Kind
 
 SOURCE = Path(__file__).with_name("broker")

@@ -27,7 +27,7 @@ LIFE = {
     "follow",
     "wait",
 }  # no steps of these
-FEW_BYTES = 2_000  # of a cut
+FEW_BYTES = 2_000  # of a batch
 
 
 @dataclass(frozen=True)

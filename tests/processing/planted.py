@@ -13,8 +13,8 @@ from typing import Any
 from unittest.mock import patch
 
 from anabranch.processing import timers
+from anabranch.processing.batch import HandlerContext, WorkBatch
 from anabranch.processing.commits import Commits
-from anabranch.processing.cut import Cut, Doing
 from anabranch.processing.handlers import Handlers
 from anabranch.processing.worker import Worker
 from anabranch.reading.tasks.reader import TaskReader
@@ -27,9 +27,9 @@ def table_early() -> Any:
     """Rows are in RocksDB before the answer."""
     commit = Commits._commit
 
-    def early(self: Commits, ownership: Any, cut: Cut, consumed: Any) -> None:
-        self._table.write(((task, rows.items()) for task, rows in cut.rows.items()), {})
-        commit(self, ownership, cut, consumed)
+    def early(self: Commits, ownership: Any, batch: WorkBatch, consumed: Any) -> None:
+        self._table.write(((task, rows.items()) for task, rows in batch.rows.items()), {})
+        commit(self, ownership, batch, consumed)
 
     return patch.object(Commits, "_commit", early)
 
@@ -56,13 +56,13 @@ def state_early() -> Any:
 def two_in_flight() -> Any:
     """A commit is sent while the one before is under way."""
 
-    def send(self: Commits, ownership: Any, cut: Cut, consumed: Any) -> None:
-        cut.lie_on(self._table)
+    def send(self: Commits, ownership: Any, batch: WorkBatch, consumed: Any) -> None:
+        batch.set_below(self._table)
         if self._pool is not None and self._pool._max_workers == 1:
             self._pool = ThreadPoolExecutor(2)
         assert self._pool is not None
-        self._sent = cut
-        self._future = self._pool.submit(self._commit, ownership, cut, consumed)
+        self._sent = batch
+        self._future = self._pool.submit(self._commit, ownership, batch, consumed)
 
     wait = Commits.wait
 
@@ -74,13 +74,13 @@ def two_in_flight() -> Any:
 
 def fired_twice() -> Any:
     """A timer's due row is not deleted as it fires."""
-    put = Doing.put
+    put = HandlerContext.put
 
-    def kept(self: Doing, task: int, row: bytes, value: bytes | None) -> None:
+    def kept(self: HandlerContext, task: int, row: bytes, value: bytes | None) -> None:
         if value is not None or not row.startswith(timers._DUE):
             put(self, task, row, value)
 
-    return patch.object(Doing, "put", kept)
+    return patch.object(HandlerContext, "put", kept)
 
 
 def positions_ahead() -> Any:
@@ -88,10 +88,10 @@ def positions_ahead() -> Any:
     handle = Handlers.handle
     held: list[Any] = []
 
-    def late(self: Handlers, cut: Cut, pieces: Iterable[Any]) -> Any:
+    def late(self: Handlers, batch: WorkBatch, pieces: Iterable[Any]) -> Any:
         some = [*held, *pieces]
         held[:] = some[-1:] if len(some) > len(held) else []
-        return handle(self, cut, some[:-1] if held else some)
+        return handle(self, batch, some[:-1] if held else some)
 
     return patch.object(Handlers, "handle", late)
 

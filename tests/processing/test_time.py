@@ -1,4 +1,4 @@
-"""Timers and windows in a real table: the same whatever the cuts, and as a plain fold of the input says."""
+"""Timers and windows in a real table: the same whatever the batches, and as a plain fold of the input says."""
 
 from __future__ import annotations
 
@@ -22,12 +22,11 @@ from anabranch.processing import failures as failures_module
 from anabranch.processing import handlers as handlers_module
 from anabranch.processing import timers
 from anabranch.processing.app import Processor
-from anabranch.processing.codecs import RAW
-from anabranch.processing.cut import Cut, begin_doing
+from anabranch.processing.batch import WorkBatch, begin_context
 from anabranch.processing.failures import Failures, HandlerFailed
 from anabranch.processing.handlers import Handlers
 from anabranch.processing.metrics import TABLE
-from anabranch.processing.stores import prefix_of
+from anabranch.processing.stores import RAW, prefix_of
 from anabranch.processing.table import Table
 from anabranch.processing.timers import Windows
 from anabranch.processors.monitor import Numbers
@@ -96,15 +95,15 @@ class Program:
         self.handlers.resume(self.table, range(TASKS))
 
     def run(self, pieces: list[Piece]) -> None:
-        """One cut, and its commit; more of them if not all has room."""
-        cut = Cut(self.table, TASKS)
-        self.handlers.fire_wall(cut, range(TASKS), 0)
-        left = self.handlers.handle(cut, pieces)
-        cut.open = False
-        self.table.write(((task, rows.items()) for task, rows in cut.rows.items()), {})
-        for stream, events in cut.outputs.items():
+        """One batch, and its commit; more of them if not all has room."""
+        batch = WorkBatch(self.table, TASKS)
+        self.handlers.fire_wall(batch, range(TASKS), 0)
+        left = self.handlers.handle(batch, pieces)
+        batch.open = False
+        self.table.write(((task, rows.items()) for task, rows in batch.rows.items()), {})
+        for stream, events in batch.outputs.items():
             self.written += [(stream, one[0]) for one in events if isinstance(one, tuple)]
-        if left or cut.late:
+        if left or batch.timers_left:
             self.run(left)
 
 
@@ -205,11 +204,11 @@ def test_the_wall_clock_s_timers_fire_once_and_are_cancelled(tmp_path: Path) -> 
     handlers = Handlers(app, tuple(app.stores))
 
     def step(now: int, *events: anabranch.Event) -> None:
-        cut = Cut(table, TASKS)
-        handlers.fire_wall(cut, tasks, now)
+        batch = WorkBatch(table, TASKS)
+        handlers.fire_wall(batch, tasks, now)
         places = [task_of(each.key or b"") for each in events]
-        handlers.handle(cut, [Piece("t/in", now, list(events), places)])
-        table.write(((task, rows.items()) for task, rows in cut.rows.items()), {})
+        handlers.handle(batch, [Piece("t/in", now, list(events), places)])
+        table.write(((task, rows.items()) for task, rows in batch.rows.items()), {})
 
     step(0, event(b"a", 0, b"1000"), event(b"b", 0, b"1000"), event(b"c", 0, b"2000"))
     step(999, event(b"b", 0, b"cancel"))
@@ -241,12 +240,12 @@ def test_an_idle_task_follows_the_others(tmp_path: Path) -> None:
     handlers = Handlers(app, tuple(app.stores))
 
     def step(now: int, *events: anabranch.Event, whole: bool = True) -> int:
-        cut = Cut(table, TASKS)
-        handlers.fire_wall(cut, tasks, now)
+        batch = WorkBatch(table, TASKS)
+        handlers.fire_wall(batch, tasks, now)
         places = [task_of(each.key or b"") for each in events]
-        handlers.handle(cut, [Piece("t/in", now, list(events), places, whole)] if events else [])
-        table.write(((task, rows.items()) for task, rows in cut.rows.items()), {})
-        return len(cut.rows)
+        handlers.handle(batch, [Piece("t/in", now, list(events), places, whole)] if events else [])
+        table.write(((task, rows.items()) for task, rows in batch.rows.items()), {})
+        return len(batch.rows)
 
     step(0, event(silent, 1000))
     step(1000, event(busy, 5000))
@@ -292,14 +291,14 @@ def test_stores_are_for_keys_of_their_task_and_for_handlers_at_work(tmp_path: Pa
 
     handlers, table = Handlers(app, tuple(app.stores)), Table(tmp_path)
     for number in (1, 2):
-        cut = Cut(table, TASKS)
-        handlers.handle(cut, [Piece("t/in", 1, [event(b"k0", 1)], [task_of(b"k0")])])
-        table.write(((task, rows.items()) for task, rows in cut.rows.items()), {})
+        batch = WorkBatch(table, TASKS)
+        handlers.handle(batch, [Piece("t/in", 1, [event(b"k0", 1)], [task_of(b"k0")])])
+        table.write(((task, rows.items()) for task, rows in batch.rows.items()), {})
         rows = [(b"k0", 0), (b"k0-a", 2), (b"k0-b", 1)]
         assert asked[-2:] == [[number, rows, rows[1:], False], rows[1:2]]
-    cut = Cut(table, TASKS)
+    batch = WorkBatch(table, TASKS)
     with pytest.raises(HandlerFailed, match=r"belongs to task \d.*local=True"):
-        handlers.handle(cut, [Piece("t/in", 1, [event(b"k0", 1, b"bad")], [task_of(b"k0")])])
+        handlers.handle(batch, [Piece("t/in", 1, [event(b"k0", 1, b"bad")], [task_of(b"k0")])])
     with pytest.raises(IllegalState, match="for handlers"):
         out.write(b"x")
     with pytest.raises(InvalidArgument, match="a name of its own"):
@@ -334,13 +333,13 @@ def test_what_is_due_is_looked_at_once_beside_timers_of_another_program(tmp_path
     looked = list[int]()
     for now in (1000, 2000, 4000):
         table.looked = 0
-        cut = Cut(table, 1)
-        time.move(begin_doing(cut), "t", now, {0: now}, whole=True)
-        while cut.late:
-            table.write([(0, cut.rows[0].items())], {})
-            cut = Cut(table, 1)
-            time.fire_wall(begin_doing(cut), 0, 0)
-        table.write([(0, cut.rows[0].items())], {})
+        batch = WorkBatch(table, 1)
+        time.move(begin_context(batch), "t", now, {0: now}, whole=True)
+        while batch.timers_left:
+            table.write([(0, batch.rows[0].items())], {})
+            batch = WorkBatch(table, 1)
+            time.fire_wall(begin_context(batch), 0, 0)
+        table.write([(0, batch.rows[0].items())], {})
         looked.append(table.looked)
     assert fired == [*range(500, 800), 2000, 4000]
     assert looked[0] < 700
@@ -356,17 +355,17 @@ def test_a_folder_can_be_opened_again_after_a_timer_s_handler_raised(tmp_path: P
     timer = timers.Timer("t", fail, wall=False)
     timer.number(10)
     time = timers.TimeOfTasks([timer], failures(), None, 2000)
-    at = begin_doing(Cut(table, 1))
+    at = begin_context(WorkBatch(table, 1))
     with pytest.raises(HandlerFailed, match="ValueError: 1") as kept:
         time.move(at, "t", 2, {0: 2}, whole=True)
     table.close()
     del table, at
-    begin_doing(Cut(Table(tmp_path), 1))
+    begin_context(WorkBatch(Table(tmp_path), 1))
     assert kept.tb is not None
 
 
 def test_a_window_that_is_kept_is_of_the_event_at_work(tmp_path: Path) -> None:
-    """Setting it between events, or once closed, is refused; in a later event it changes that event's cut."""
+    """Setting it between events, or once closed, is refused; in a later event it changes that event's batch."""
     app = Processor("t/p", tasks=TASKS)
     source, kept, seen = app.input("t/in"), list[timers.Window](), list[object]()
     hours = app.windows("hours", 1, value=json)
@@ -388,8 +387,8 @@ def test_a_window_that_is_kept_is_of_the_event_at_work(tmp_path: Path) -> None:
     table = Table(tmp_path)
     handlers = Handlers(app, tuple(app.stores))
 
-    def cut(timestamp: int) -> Cut:
-        found = Cut(table, TASKS)
+    def batch(timestamp: int) -> WorkBatch:
+        found = WorkBatch(table, TASKS)
         handlers.handle(
             found, [Piece("t/in", timestamp, [event(b"k0", timestamp)], [task_of(b"k0")])]
         )
@@ -397,23 +396,23 @@ def test_a_window_that_is_kept_is_of_the_event_at_work(tmp_path: Path) -> None:
         table.write(((task, rows.items()) for task, rows in found.rows.items()), {})
         return found
 
-    first = cut(10)
+    first = batch(10)
     before = str(first.rows)
     for access in (lambda: kept[0].value, lambda: setattr(kept[0], "value", 9)):
         with pytest.raises(IllegalState, match="for handlers"):
             access()
-    cut(20)
+    batch(20)
     assert str(first.rows) == before, "what is being committed"
-    cut(5000)
+    batch(5000)
     assert seen == [3], "the event that closes it is handled before"
-    cut(6000)
+    batch(6000)
     assert seen[1:] == ["window 0 of hours is closed: a value that is set now would be lost"]
 
 
 def test_a_cut_that_is_not_open_takes_nothing(tmp_path: Path) -> None:
     """A caller may have kept it, but the commit may be iterating over it."""
-    cut = Cut(Table(tmp_path), TASKS)
-    at, cut.open = begin_doing(cut), False
+    batch = WorkBatch(Table(tmp_path), TASKS)
+    at, batch.open = begin_context(batch), False
     writes: list[Callable[[], object]] = [
         lambda: at.put(0, b"row", b""),
         lambda: at.put_due(0, b"kind", 1, b"place", b""),
@@ -423,7 +422,7 @@ def test_a_cut_that_is_not_open_takes_nothing(tmp_path: Path) -> None:
     for write in writes:
         with pytest.raises(IllegalState, match="open"):
             write()
-    assert [*cut.rows, *cut.outputs] == []
+    assert [*batch.rows, *batch.outputs] == []
 
 
 def changing(app: Processor, rng: random.Random, *, side_by_side: bool) -> Callable[[Any], Any]:
@@ -496,20 +495,20 @@ def test_what_fails_leaves_no_trace_in_a_cut(
         app = Processor("t/p", tasks=TASKS, retries=1, dead_letter="t/dead")
         app.on(app.input("t/in"))(changing(app, rng, side_by_side=side_by_side))
         handlers = Handlers(app, tuple(app.stores))
-        cut = Cut(Table(tmp_path / str(number)), TASKS)
+        batch = WorkBatch(Table(tmp_path / str(number)), TASKS)
         for piece in with_bad:
             pairs = zip(piece.events, piece.tasks, strict=True)
             kept = [(each, task) for each, task in pairs if keep or each.value == b"good"]
             events, tasks = [each for each, _ in kept], [task for _, task in kept]
             with handled(piece):
-                handlers.handle(cut, [piece._replace(events=events, tasks=tasks)])
+                handlers.handle(batch, [piece._replace(events=events, tasks=tasks)])
         handlers.close()
-        dead = cut.outputs.pop("t/dead", [])
+        dead = batch.outputs.pop("t/dead", [])
         letters.append(len(dead))
-        assert cut.counts.pop(("processor_dead_letters",), 0) == len(dead)
-        size = cut.size - sum(len(v or b"") + len(k or b"") + 48 for v, k, *_ in dead)
-        outputs = {stream: sorted(map(str, some)) for stream, some in cut.outputs.items()}
-        found.append([cut.rows, outputs, size, +cut.counts])
+        assert batch.counts.pop(("processor_dead_letters",), 0) == len(dead)
+        size = batch.size - sum(len(v or b"") + len(k or b"") + 48 for v, k, *_ in dead)
+        outputs = {stream: sorted(map(str, some)) for stream, some in batch.outputs.items()}
+        found.append([batch.rows, outputs, size, +batch.counts])
     assert letters == [sum(e.value == b"bad" for piece in with_bad for e in piece.events), 0]
     assert found[0] == found[1]
 
@@ -536,9 +535,9 @@ def test_a_time_of_0_is_refused_as_in_a_transaction(tmp_path: Path) -> None:
     app = Processor("t/p", tasks=TASKS)
     out = app.output("t/out")
     app.on(app.input("t/in"))(lambda each: out.write(b"", timestamp=int(each.value)))
-    handlers, cut = Handlers(app, ()), Cut(Table(tmp_path), TASKS)
-    handlers.handle(cut, [Piece("t/in", 1, [event(b"k0", 5, b"7")], [task_of(b"k0")])])
-    assert cut.outputs == {"t/out": [(b"", None, None, 7)]}
+    handlers, batch = Handlers(app, ()), WorkBatch(Table(tmp_path), TASKS)
+    handlers.handle(batch, [Piece("t/in", 1, [event(b"k0", 5, b"7")], [task_of(b"k0")])])
+    assert batch.outputs == {"t/out": [(b"", None, None, 7)]}
     app.retries = 0
     with pytest.raises(HandlerFailed, match="InvalidArgument: timestamp 0"):
-        handlers.handle(cut, [Piece("t/in", 2, [event(b"k0", 5, b"0")], [task_of(b"k0")])])
+        handlers.handle(batch, [Piece("t/in", 2, [event(b"k0", 5, b"0")], [task_of(b"k0")])])

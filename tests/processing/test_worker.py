@@ -99,7 +99,7 @@ def counting(tasks: int = 1) -> Processor:
 
 
 def windows(*more: str) -> Processor:
-    """Writes the keys of windows of a second as they close, in small cuts."""
+    """Writes the keys of windows of a second as they close, in small batches."""
     app = Processor("nyc/p", tasks=1, commit_interval=0, cut_bytes=2000)
     out = app.output("nyc/out", value=json)
     stores = [app.windows(name, 1, value=json) for name in ("hours", *more)]
@@ -221,7 +221,7 @@ def test_a_task_whose_taker_is_gone_is_taken_back(place: Place) -> None:
             for _ in range(9):
                 worker.step()
         worker._drop()  # as `run`
-        worker._lost.tasks, worker._recheck_at = frozenset({0}), 0.0
+        worker._lost.tasks, worker._check_at = frozenset({0}), 0.0
         worker.step()
         assert "others hold tasks that its group gives it: 0" in (worker.trouble or "")
         before = place.clock.monotonic()

@@ -21,7 +21,7 @@ import anabranch
 from anabranch import Client, errors
 from anabranch.cli.main import app
 from anabranch.core.legal_names import ADMIN_LANE, OPEN_LANE
-from anabranch.infra.free_ports import free_port
+from anabranch.infra.sockets import free_port
 from anabranch.kafka.log import KafkaLog
 from anabranch.ports import LogError
 from anabranch.topics import rights

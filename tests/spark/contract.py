@@ -21,8 +21,8 @@ from pyspark.sql import functions as F
 import anabranch.spark
 from anabranch.errors import UnsupportedSetting
 from anabranch.spark import api
+from anabranch.spark.export import export
 from anabranch.spark.options import Connection
-from anabranch.spark.pipelines.export import export
 from tests.spark import small_jvm
 
 ROWS = 500

@@ -12,8 +12,8 @@ from pyspark.sql import SparkSession
 
 import anabranch
 from anabranch.errors import AnabranchError, InvalidArgument, UnknownStream
+from anabranch.spark.compact import compact
 from anabranch.spark.options import Connection
-from anabranch.spark.pipelines.compact import compact
 from tests.spark.pipeline_input import NOON_MS, commit
 from tests.spark.plain_reader import read_all
 

@@ -16,9 +16,8 @@ from pyspark.sql import SparkSession
 
 import anabranch
 from anabranch.errors import InvalidArgument
-from anabranch.spark.options import Connection
-from anabranch.spark.pipelines import export as module
-from anabranch.spark.pipelines.export import (
+from anabranch.spark import export as module
+from anabranch.spark.export import (
     Batch,
     Exported,
     Pace,
@@ -28,6 +27,7 @@ from anabranch.spark.pipelines.export import (
     _shaped,
     export,
 )
+from anabranch.spark.options import Connection
 from tests.spark.pipeline_input import commit
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow(60)]

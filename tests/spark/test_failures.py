@@ -19,8 +19,8 @@ from anabranch.errors import (
     UnknownStream,
 )
 from anabranch.spark.failures import JobFailed, failure_of, named_failures
+from anabranch.spark.jobs import saved
 from anabranch.spark.options import Options
-from anabranch.spark.pipelines.place import saved
 from anabranch.spark.sink.writer import BatchSink, Target
 from tests.client.world import World
 

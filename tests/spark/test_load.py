@@ -13,8 +13,8 @@ from pyspark.sql import SparkSession
 
 from anabranch.errors import AnabranchError, InvalidArgument, UnknownStream
 from anabranch.spark.failures import JobFailed
+from anabranch.spark.load import Events, Reading, load
 from anabranch.spark.options import Connection
-from anabranch.spark.pipelines.load import Events, Reading, load
 from anabranch.spark.sink.avro_rows import avro_schema
 from tests.spark.pipeline_input import NOON_MS, files
 from tests.spark.plain_reader import read_all, values

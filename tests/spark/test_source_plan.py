@@ -31,8 +31,8 @@ from anabranch.reading.committed_log import ReaderPorts
 from anabranch.reading.event_columns import SCHEMA
 from anabranch.spark.clients import connect
 from anabranch.spark.columns import EVENT_SCHEMA, check_schema, chosen
+from anabranch.spark.jobs import options_of
 from anabranch.spark.options import Options, moment
-from anabranch.spark.pipelines.place import options_of
 from anabranch.spark.source.filters import Interval, Selection
 from anabranch.spark.source.histories import Histories
 from anabranch.spark.source.plan import Cutting, EventRange, streams_of

@@ -138,7 +138,7 @@ def _work(
 ) -> None:
     from anabranch.cli.errors import failure_of
     from anabranch.cli.session import connected
-    from anabranch.processing.worker import run_worker
+    from anabranch.processing.run import run_worker
 
     try:
         with connected(cluster) as client:
@@ -237,7 +237,8 @@ def bridge(
 
     from anabranch.processing.app import Processor
     from anabranch.processing.plain import Cluster, import_group, outputs_of, plain_ports
-    from anabranch.processing.worker import make_processor, run_worker
+    from anabranch.processing.run import run_worker
+    from anabranch.processing.worker import make_processor
     from anabranch.reading.tasks.lag import input_lags
     from anabranch.schemas.records import ProcessorInfo
 

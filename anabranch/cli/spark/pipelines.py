@@ -14,9 +14,9 @@ from anabranch.cli.spark.commands import JobOptions, app
 from anabranch.presentation.words import count_of
 
 if TYPE_CHECKING:
-    from anabranch.spark.pipelines.compact import Compacted
-    from anabranch.spark.pipelines.export import Batch, Exported
-    from anabranch.spark.pipelines.load import Loaded
+    from anabranch.spark.compact import Compacted
+    from anabranch.spark.export import Batch, Exported
+    from anabranch.spark.load import Loaded
 
 __all__ = ["app"]
 
@@ -108,8 +108,8 @@ def load(
     place = options.connection()
     reader = parse_kafka(read_option, "--read-option")
     spark = options.session("anabranch load")
-    from anabranch.spark.pipelines.load import Events, Reading
-    from anabranch.spark.pipelines.load import load as run
+    from anabranch.spark.load import Events, Reading
+    from anabranch.spark.load import load as run
 
     loaded = run(
         spark,
@@ -181,8 +181,8 @@ def export(
     """Export committed transactions to files, each once and whole; the next call goes on."""
     place = options.connection()
     spark = options.session("anabranch export")
-    from anabranch.spark.pipelines.export import Pace, Shape
-    from anabranch.spark.pipelines.export import export as run
+    from anabranch.spark.export import Pace, Shape
+    from anabranch.spark.export import export as run
 
     exported = run(
         spark,
@@ -220,7 +220,7 @@ def compact(
     place = options.connection()
     spark = options.session("anabranch compact")
     from anabranch.audit.report import moment_of
-    from anabranch.spark.pipelines.compact import compact as run
+    from anabranch.spark.compact import compact as run
 
     compacted = run(
         spark,

@@ -338,9 +338,9 @@ class StreamSink(DataSourceStreamArrowWriter):
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
         """Abort, even if no task named the transaction. Best effort, as `BatchSink.abort`."""
-        told = {message.reservation for message in _written(messages)}
+        named = {message.reservation for message in _written(messages)}
         left = self._handover.find()
-        for reservation in told if left is None else told | {left}:
+        for reservation in named if left is None else named | {left}:
             try:
                 self._target.client.abort(reservation, f"Spark aborted batch {batchId}")
             except RetryError as error:

@@ -20,7 +20,7 @@ from anabranch.spark.source.admission import NotYet
 from anabranch.spark.source.positions import BEGIN, Position, raised
 from anabranch.topics.names import history_topic, stream_topic
 
-_LOOK_S = 2.0  # how often brokers are asked whether these are still the same streams
+_CHECK_S = 2.0  # how often brokers are asked whether these are still the same streams
 # How long to wait for committed records, since a leader may be moving. The next trigger asks again.
 _PATIENCE_S = 2.0
 
@@ -57,7 +57,7 @@ class Histories:
     def are_current(self) -> bool:
         """Whether these are still the same streams as at the start. Brokers are asked every two seconds."""
         now = self._source.clock.monotonic()
-        if now < self._asked_at + _LOOK_S:
+        if now < self._asked_at + _CHECK_S:
             return True
         self._asked_at = now
         return ids_of(self._source, self.streams, self._deadline()) == self.ids
@@ -114,17 +114,13 @@ class Histories:
         """Partition -> first offset that is still there, for partitions from which retention removed events."""
         topic = stream_topic(stream)
         count = partitions_of(self._source, [stream], self._deadline())[topic]
-        firsts = self.first_offsets((stream, partition) for partition in range(count))
+        firsts, _ = self.starts((stream, partition) for partition in range(count))
         return {partition: first for (_, partition), first in firsts.items() if first}
-
-    def first_offsets(self, places: Iterable[tuple[str, int]]) -> dict[tuple[str, int], int]:
-        """(stream, partition) -> the first offset that is still there."""
-        return self.starts(places)[0]
 
     def starts(
         self, places: Iterable[tuple[str, int]]
     ) -> tuple[dict[tuple[str, int], int], dict[str, int]]:
-        """As `starts`, and for histories: stream -> the first offset that is still there."""
+        """First offsets that are still there: by (stream, partition), and of the histories, by stream."""
         topics = {TopicPartition(stream_topic(stream), p): (stream, p) for stream, p in places}
         histories = {
             TopicPartition(history_topic(stream), 0): stream for stream, _ in topics.values()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
 
+from anabranch.core import defaults
 from anabranch.core.legal_names import split_stream
 from anabranch.errors import InvalidArgument, SnapshotExpired
 from anabranch.reading.committed_log import UNKNOWN_IDS, StreamIds
@@ -17,8 +18,6 @@ from anabranch.spark.options import Connection, Options
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-DEFAULT_ROWS = 1_000_000  # a task reads them in 1 to 2 s, ten times as long as it takes to start
 
 
 @dataclass(frozen=True)
@@ -68,9 +67,9 @@ class Cutting:
     @staticmethod
     def of(options: Options) -> Cutting:
         """Options ``rowsPerPartition`` and ``minPartitions``."""
-        rows = options.number("rowsperpartition", DEFAULT_ROWS)
+        rows = options.number("rowsperpartition", defaults.SPARK_TASK_ROWS)
         least = options.number("minpartitions", 1)
-        return Cutting(rows or DEFAULT_ROWS, least or 1)
+        return Cutting(rows or defaults.SPARK_TASK_ROWS, least or 1)
 
     def cut(self, ranges: Sequence[EventRange]) -> list[InputPartition]:
         """The pieces, in order."""
@@ -125,10 +124,10 @@ def _check_commits(found: EventRange, batch: pa.RecordBatch) -> None:
     known = batch.column("commit_timestamp")
     if known.null_count:
         offset = batch.column("offset").filter(known.is_null())[0].as_py()
-        raise untold(found.stream, found.partition, offset)
+        raise unknown_commit(found.stream, found.partition, offset)
 
 
-def untold(stream: str, partition: int, offset: int) -> SnapshotExpired:
+def unknown_commit(stream: str, partition: int, offset: int) -> SnapshotExpired:
     """The error for an event whose commit is not in the history."""
     return SnapshotExpired(
         f"{stream}, partition {partition}: the history does not tell segment and commit timestamp of offset "

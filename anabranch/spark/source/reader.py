@@ -29,7 +29,7 @@ from anabranch.spark.source.plan import (
     read_range,
     streams_of,
     strict_of,
-    untold,
+    unknown_commit,
 )
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ class _Places:
         """``timestamp``: the snapshot's; later records are not read."""
         low, high = selection.commits.low, selection.commits.high
         # Partition -> offset below which the history has no commits; the filters may select events there.
-        self._untold = untold_of(search.oldest_whole(), low) if strict else {}
+        self._unknown_below = unknown_below(search.oldest_whole(), low) if strict else {}
         before = search.as_of(min(low - 1, timestamp)) if low is not None and low > 0 else None
         self._lows = before.vector() if before is not None else {}
         self._highs: Mapping[int, int] | None = None
@@ -144,8 +144,8 @@ class _Places:
 
     def narrow(self, found: EventRange) -> EventRange:
         """The selected part of a range, perhaps empty. Raises: SnapshotExpired (the history is truncated in it)."""
-        if found.first < min(found.end, self._untold.get(found.partition, 0)):
-            raise untold(found.stream, found.partition, found.first)
+        if found.first < min(found.end, self._unknown_below.get(found.partition, 0)):
+            raise unknown_commit(found.stream, found.partition, found.first)
         first = max(found.first, self._lows.get(found.partition, 0))
         end = found.end
         if self._highs is not None:
@@ -156,7 +156,7 @@ class _Places:
         return replace(found, first=first, end=end)
 
 
-def untold_of(oldest: Found | None, low: int | None) -> dict[int, int]:
+def unknown_below(oldest: Found | None, low: int | None) -> dict[int, int]:
     """Partition -> the first offset whose commit is in a history that begins with this record.
 
     Empty if the history has all commits from timestamp ``low`` on.

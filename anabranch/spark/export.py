@@ -15,7 +15,7 @@ from pyspark.sql import functions as F
 
 from anabranch.errors import InvalidArgument, UnsupportedSetting
 from anabranch.spark.failures import named_failures
-from anabranch.spark.pipelines.place import OWNER, another_export, options_of
+from anabranch.spark.jobs import OWNER, another_export, options_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -31,7 +31,7 @@ DATE = "date"
 _CHECKPOINT = "_checkpoint"
 _TABLE = "_spark_metadata"
 _TABLES = {_TABLE, "_delta_log"}
-_LOOK_S = 1
+_POLL_S = 1
 _DAY_S = 86_400
 # INT96, Spark's default, is long deprecated, and Delta lacks it.
 _FILE_SETTINGS = {"spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS"}
@@ -113,7 +113,7 @@ def export(
     Raises:
         InvalidArgument: a wrong argument or value; ``to`` holds other files, or another checkpoint's output.
             UnknownStream. SnapshotExpired (`Pace`). NotInstalled: the package for Delta is missing.
-            JobFailed: repeating is safe.
+        JobFailed: repeating is safe.
     """
     shape, pace = shape or Shape(), pace or Pace()
     if shape.form not in FORMATS:
@@ -181,7 +181,7 @@ def _writer(frame: DataFrame, to: str, place: str, shape: Shape, pace: Pace) -> 
     else:
         writer = writer.trigger(processingTime=f"{round(pace.interval * 1000)} milliseconds")
     if shape.form == "delta":
-        from anabranch.spark.pipelines.delta import DeltaFolder
+        from anabranch.spark.delta import DeltaFolder
 
         return writer.foreachBatch(DeltaFolder(to, tuple(shape.partition_by)).add)
     return writer.format("parquet").option("path", to).partitionBy(*shape.partition_by)
@@ -201,7 +201,7 @@ def _follow(
     done: dict[int, int] = {}
     ended = False
     while not ended:
-        ended = bool(query.awaitTermination(_LOOK_S))
+        ended = bool(query.awaitTermination(_POLL_S))
         for batch in _finished(query.recentProgress):
             if batch.number not in done and progress is not None and batch.rows:
                 progress(batch)

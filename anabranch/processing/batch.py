@@ -1,10 +1,14 @@
-"""A worker's open batch (`Cut`): what handlers wrote and changed, in memory until it is committed."""
+"""The batch of a worker: what handlers wrote and changed, in memory until one commit takes it.
+
+Handlers change a batch by way of a `HandlerContext`, one for each call, which can undo what the call did. The batch
+is an overlay: it hides stored rows, or those of the batch that is being committed, by its own.
+"""
 
 from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Collection, Generator, Iterable, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
 from heapq import merge
@@ -24,6 +28,7 @@ from anabranch.core.limits import (
 from anabranch.core.partitioner import task_of
 from anabranch.errors import AnabranchError, EventTooLarge, IllegalState, InvalidArgument
 from anabranch.processing.table import Table
+from anabranch.reading.tasks.shares import Piece
 from anabranch.types import Headers
 
 if TYPE_CHECKING:
@@ -34,6 +39,8 @@ if TYPE_CHECKING:
 Written: TypeAlias = "tuple[bytes | None, bytes | None, Headers | None, int | None]"
 # A dict of rows, a list of outputs or the counts; the entry that was changed; and its former value.
 Undo: TypeAlias = "tuple[Any, Any, Any]"
+SLICE_BYTES = 256 << 10  # how much input is read before it is handled
+_READ_AHEAD = 4  # bytes read for a commit: at most this multiple of what it may write
 _ROW_BYTES = 48  # overhead of an event or a row
 _INCARNATION = 2  # bytes before a row in the state stream
 _KNOWN_KEYS = 20_000
@@ -83,27 +90,53 @@ class Limits:
             self.known.get(stream, Room()).check(key, size, timestamp)
 
 
-class Cut:
+class WorkBatch:
     """A batch: outputs and changed rows of the next commit. For one thread."""
 
-    def __init__(self, below: Table | Cut, task_count: int, limits: Limits | None = None) -> None:
+    def __init__(
+        self, below: Table | WorkBatch, task_count: int, limits: Limits | None = None
+    ) -> None:
         """``below``: what this batch is computed on: the stored rows, or the batch that is being committed."""
         self.limits = limits or Limits()
         of_row = self.limits.known.get(self.limits.state, Room()).most
         self.most_of_row = inf if of_row is None else of_row - _INCARNATION
         self.open = True
-        self.late = False  # whether it became full before all due timers fired
+        self.timers_left = False  # whether it became full before all due timers fired
         self.size = 0  # bytes of outputs and changes, about
         self.outputs: dict[str, list[Written | pa.RecordBatch]] = {}  # events and batches in order
         self.batched = set[str]()  # streams that may have batches among them
         self.rows: dict[int, dict[bytes, bytes | None]] = {}
         self.counts = Counter[tuple[str, ...]]()  # metrics to add when it is committed
+        self.pieces: list[Piece] = []  # the input that was handled
+        self.left: list[Piece] = []  # input that had no room, for the next batch
+        self._slices = 0
         self._below = below
         self._task_count = task_count
         self.known: dict[bytes, int] = below.known
         self.due: dict[tuple[int, bytes], int] = below.due
 
-    def lie_on(self, table: Table) -> None:
+    def note_input(self, pieces: Sequence[Piece], left: list[Piece]) -> None:
+        """Note a slice of input that was handled. ``left``: the last of these pieces, which had no room."""
+        self._slices += bool(pieces)
+        self.left = left
+        self.pieces += pieces[: len(pieces) - len(left)]
+
+    def is_full(self, most: int) -> bool:
+        """Whether it has to be committed now. ``most``: bytes that a commit should have."""
+        if self.left or self.timers_left:
+            return True
+        return self.size >= most or self._slices * SLICE_BYTES >= _READ_AHEAD * most
+
+    def close(self) -> bool:
+        """Take no more changes, because all events are handled. Returns whether the batch has input or effects."""
+        self.open = False
+        has_any = bool(self.pieces or self.rows or self.outputs)
+        for piece in self.pieces:
+            self.counts["processor_events_in", piece.stream] += len(piece.events)
+        self.pieces.clear()  # else the events would stay in memory until the commit has ended
+        return has_any
+
+    def set_below(self, table: Table) -> None:
         """Note that the batch below is stored, so that rows are read from the table."""
         self._below = table
 
@@ -155,7 +188,7 @@ class Cut:
                 yield row, value
 
 
-class Doing:
+class HandlerContext:
     """A call of a handler: its batch, and the task, key, time and value (undecoded) of its event.
 
     ``undo``: how to undo its changes. ``name``: the decoded key, if the program decodes keys. ``over``: whether
@@ -164,11 +197,11 @@ class Doing:
     """
 
     __slots__ = (
-        "cut", "key", "name", "over", "own_key", "strays", "task", "timestamp", "undo", "value",
+        "batch", "key", "name", "over", "own_key", "strays", "task", "timestamp", "undo", "value",
     )  # fmt: skip
 
-    def __init__(self, cut: Cut) -> None:
-        self.cut = cut
+    def __init__(self, batch: WorkBatch) -> None:
+        self.batch = batch
         self.task = -1
         self.key: bytes | None = None
         self.name: Any = None
@@ -183,8 +216,8 @@ class Doing:
 
         Raises: IllegalState (the batch is not open), InvalidArgument, EventTooLarge (no commit can take it).
         """
-        cut = self.cut
-        if not cut.open:
+        batch = self.batch
+        if not batch.open:
             _refuse()
         value, key, headers, timestamp = event
         if (
@@ -202,91 +235,91 @@ class Doing:
             pairs = check_headers(headers)
             event = value, key, pairs, timestamp
             whole += headers_size(pairs)
-        room = cut.limits.known.get(stream)
+        room = batch.limits.known.get(stream)
         if room is not None:
             _, most, is_table, latest = room
             late = timestamp is not None and timestamp > latest
             if late or is_table or (most is not None and whole > most):
-                cut.limits.check(stream, key, whole, timestamp)
-        found = cut.outputs.get(stream)
+                batch.limits.check(stream, key, whole, timestamp)
+        found = batch.outputs.get(stream)
         if found is None:
-            found = cut.outputs[stream] = []
+            found = batch.outputs[stream] = []
         found.append(event)
         self.undo.append((found, event, size + _ROW_BYTES))
-        cut.size += size + _ROW_BYTES
+        batch.size += size + _ROW_BYTES
 
-    def write_batch(self, stream: str, batch: pa.RecordBatch) -> None:
-        """Add the rows of a batch to the outputs. Raises: as `write`."""
-        cut = self.cut
-        if not cut.open:
+    def write_batch(self, stream: str, rows: pa.RecordBatch) -> None:
+        """Add the rows of an Arrow batch to the outputs. Raises: as `write`."""
+        batch = self.batch
+        if not batch.open:
             _refuse()
-        size, room = batch.nbytes, cut.limits.known.get(stream)
-        for columns in columns_of(batch):
+        size, room = rows.nbytes, batch.limits.known.get(stream)
+        for columns in columns_of(rows):
             if room is not None and not _has_room(columns, size, room):
                 for (_, key, _, timestamp), whole in zip(
                     columns.events(), columns.sizes().tolist(), strict=True
                 ):
-                    cut.limits.check(stream, key, whole, timestamp)
-        found = cut.outputs.setdefault(stream, [])
-        found.append(batch)
-        cut.batched.add(stream)
-        self.undo.append((found, batch, size))
-        cut.size += size
+                    batch.limits.check(stream, key, whole, timestamp)
+        found = batch.outputs.setdefault(stream, [])
+        found.append(rows)
+        batch.batched.add(stream)
+        self.undo.append((found, rows, size))
+        batch.size += size
 
     def put(self, task: int, row: bytes, value: bytes | None) -> None:
         """Set a row's value, or delete the row if the value is None.
 
         Raises: IllegalState (the batch is not open), EventTooLarge (no commit can take it).
         """
-        cut = self.cut
-        if not cut.open:
+        batch = self.batch
+        if not batch.open:
             _refuse()
         size, here = len(value or b""), len(row)
-        if here + size > cut.most_of_row:
-            cut.limits.check(cut.limits.state, row, _INCARNATION + here + size, None)
-        changed = cut.rows.get(task)
+        if here + size > batch.most_of_row:
+            batch.limits.check(batch.limits.state, row, _INCARNATION + here + size, None)
+        changed = batch.rows.get(task)
         if changed is None:
-            changed = cut.rows[task] = {}
+            changed = batch.rows[task] = {}
         before = changed.get(row, _MISSING)
         if before is _MISSING:
-            cut.size += here + _ROW_BYTES
+            batch.size += here + _ROW_BYTES
         self.undo.append((changed, row, before))
         changed[row] = value
-        cut.size += size
+        batch.size += size
 
     def put_due(self, task: int, kind: bytes, due: int, place: bytes, value: bytes) -> None:
         """Set a row of timers of this kind that is due at a time."""
-        cut = self.cut
+        batch = self.batch
         self.put(task, kind + due.to_bytes(_TIME, "big") + place, value)
-        if (task, kind) in cut.due:
-            cut.due[task, kind] = min(cut.due[task, kind], due)
+        if (task, kind) in batch.due:
+            batch.due[task, kind] = min(batch.due[task, kind], due)
 
     def count(self, *what: str) -> None:
         """Add 1 to a metric once the batch is committed."""
-        self.cut.counts[what] += 1
-        self.undo.append((self.cut.counts, what, 1))
+        self.batch.counts[what] += 1
+        self.undo.append((self.batch.counts, what, 1))
 
     def take_back(self) -> None:
         """Undo all changes of a handler that failed."""
-        cut = self.cut
+        batch = self.batch
         for where, what, before in reversed(self.undo):
-            if where is cut.counts:
+            if where is batch.counts:
                 where[what] -= before
             elif isinstance(where, list):
                 # Other handlers may have appended to it meanwhile.
                 at = next(n for n in reversed(range(len(where))) if where[n] is what)
                 del where[at]
-                cut.size -= before
+                batch.size -= before
             else:
-                cut.size -= len(where[what] or b"")
+                batch.size -= len(where[what] or b"")
                 if before is _MISSING:
-                    cut.size -= len(what) + _ROW_BYTES
+                    batch.size -= len(what) + _ROW_BYTES
                     del where[what]
                 else:
                     where[what] = before
         self.undo.clear()
-        cut.rows = {task: rows for task, rows in cut.rows.items() if rows}
-        cut.outputs = {stream: some for stream, some in cut.outputs.items() if some}
+        batch.rows = {task: rows for task, rows in batch.rows.items() if rows}
+        batch.outputs = {stream: some for stream, some in batch.outputs.items() if some}
 
 
 def _has_room(columns: EventColumns, size: int, room: Room) -> bool:
@@ -299,33 +332,33 @@ def _has_room(columns: EventColumns, size: int, room: Room) -> bool:
 
 
 def _refuse() -> NoReturn:
-    raise IllegalState("this cut is no longer open: it is being committed, or was dropped")
+    raise IllegalState("this batch is no longer open: it is being committed, or was dropped")
 
 
-_DOING: ContextVar[Doing | None] = ContextVar("doing", default=None)
+_CONTEXT: ContextVar[HandlerContext | None] = ContextVar("context", default=None)
 
 
 def _forget() -> None:
     """Refuse writes in a forked child: it has a copy of the batch, which is never committed."""
-    at = _DOING.get()
+    at = _CONTEXT.get()
     if at is not None:
-        at.over, at.strays, at.cut.open = True, None, False
+        at.over, at.strays, at.batch.open = True, None, False
 
 
 os.register_at_fork(after_in_child=_forget)
 
 
-def begin_doing(cut: Cut) -> Doing:
+def begin_context(batch: WorkBatch) -> HandlerContext:
     """Let handlers that are called from now on write to this batch."""
-    at = Doing(cut)
-    _DOING.set(at)
+    at = HandlerContext(batch)
+    _CONTEXT.set(at)
     return at
 
 
-def doing() -> Doing:
+def current_context() -> HandlerContext:
     """The current call of a handler. Raises `IllegalState` if there is no such call, or its batch has ended."""
-    at = _DOING.get()
-    if at is None or at.over or not at.cut.open:
+    at = _CONTEXT.get()
+    if at is None or at.over or not at.batch.open:
         what = "" if at is None else "this task went on after its event was handled; "
         error = IllegalState(
             f"{what}stores and outputs are for handlers, while their event is handled: elsewhere write in a "
@@ -339,4 +372,4 @@ def doing() -> Doing:
 
 def outside() -> bool:
     """Whether the caller was not called by a handler."""
-    return _DOING.get() is None
+    return _CONTEXT.get() is None

@@ -17,7 +17,7 @@ from urllib.parse import unquote, urlsplit
 
 from anabranch.errors import InvariantViolation, UnsupportedSetting
 from anabranch.extras import need
-from anabranch.spark.pipelines.place import OWNER, another_export
+from anabranch.spark.jobs import OWNER, another_export
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -34,7 +34,7 @@ class DeltaFolder:
 
     Raises:
         NotInstalled: the package ``deltalake`` is missing.
-            UnsupportedSetting: the folder is not in this machine's file system.
+        UnsupportedSetting: the folder is not in this machine's file system.
     """
 
     to: str

@@ -14,7 +14,7 @@ from anabranch.core.legal_names import split_stream
 from anabranch.errors import InvalidArgument
 from anabranch.spark.clients import connect
 from anabranch.spark.failures import named_failures
-from anabranch.spark.pipelines.place import committed_under, options_of, saved
+from anabranch.spark.jobs import committed_under, options_of, saved
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -96,8 +96,8 @@ def load(
 
     Raises:
         InvalidArgument: wrong files, data or columns; nothing is written.
-            UnknownStream, UnknownScope: create it first, or give ``segments``.
-            JobFailed: nothing is committed. OutcomeUnknown: repeat it with the name that it says.
+        UnknownStream, UnknownScope: create it first, or give ``segments``.
+        JobFailed: nothing is committed. OutcomeUnknown: repeat it with the name that it says.
     """
     reading, events = reading or Reading(), events or Events()
     scope, _ = split_stream(stream)

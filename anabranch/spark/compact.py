@@ -15,7 +15,7 @@ from anabranch.core.legal_names import split_stream
 from anabranch.errors import InvalidArgument
 from anabranch.spark.clients import connect
 from anabranch.spark.failures import named_failures
-from anabranch.spark.pipelines.place import committed_under, options_of, saved
+from anabranch.spark.jobs import committed_under, options_of, saved
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

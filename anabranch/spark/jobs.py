@@ -1,4 +1,4 @@
-"""Options, names and errors that all pipelines share."""
+"""The shared part of load, export and compact: options, names, and whether a failed job committed its rows."""
 
 from __future__ import annotations
 

@@ -1,1 +1,0 @@
-"""Pipelines between Spark and streams: bulk load, export, compaction (`docs/spark.md`)."""
