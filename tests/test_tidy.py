@@ -43,7 +43,7 @@ IMPORTERS = {
 WIDE = {
     "anabranch/cli/main.py": (1, "the end of the process: each error has its exit code"),
     "anabranch/cli/options.py": (1, "a shell's completion shows no errors"),
-    "anabranch/cli/processor/run.py": (1, "the import of the user's module, named by the command"),
+    "anabranch/cli/processor.py": (1, "the import of the user's module, named by the command"),
     "anabranch/faust/agents.py": (1, "the agent's error goes to the inbox that waits for it"),
     "anabranch/faust/app.py": (1, "a thread of its own: the app crashes with the error"),
     "anabranch/kafka/oauth_tokens.py": (1, "the user's callback: no token is no connection"),
@@ -121,7 +121,7 @@ MANY_ARGUMENTS = {
     "anabranch/core/memory.py: follow",
     "anabranch/faust/handing.py: __init__",
     "anabranch/kafka/log.py: _ask",
-    "anabranch/presentation/draw.py: _text",
+    "anabranch/presentation/history.py: _text",
     "anabranch/tables/joined.py: join",
 }
 # Files that nobody has merged into their importer yet have no reason here.

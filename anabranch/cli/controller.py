@@ -9,9 +9,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from anabranch.cli.options import Bootstrap, Json, Kafka, KafkaFile, Prefix, Verbose, option
+from anabranch.cli.options import (
+    Bootstrap,
+    Json,
+    Kafka,
+    KafkaFile,
+    Prefix,
+    Verbose,
+    need_bootstrap,
+    option,
+    parse_kafka,
+)
 from anabranch.cli.output import print_result
-from anabranch.cli.session import need_bootstrap, parse_kafka
 from anabranch.core import defaults
 from anabranch.topics.names import DEFAULT_PREFIX
 

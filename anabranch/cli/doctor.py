@@ -17,11 +17,11 @@ from anabranch.cli.output import Column, print_json, print_table
 from anabranch.core import defaults
 from anabranch.errors import AnabranchError, FixCallError, NotAuthorized
 from anabranch.ports import LogError
-from anabranch.presentation.words import count_of
+from anabranch.presentation.rows import count_of
 
 if TYPE_CHECKING:
     from anabranch import Client
-    from anabranch.cli.session import Target
+    from anabranch.cli.options import Target
     from anabranch.kafka.settings import Settings
     from anabranch.kafka.wire.cluster import Cluster
     from anabranch.types import OpenTransaction, StreamDescription
@@ -59,7 +59,7 @@ def command(
     With --broker, no controller need run. Each need works, works with a loss, or does not work: then the exit
     code is 1. Give the options that controllers will have, too: the answer is for these.
     """
-    from anabranch.cli.session import connected, raw_settings
+    from anabranch.cli.options import connected, raw_settings
     from anabranch.kafka.wire.cluster import Cluster
 
     target = replace(options.target(), timeout=_ANSWER_S)

@@ -12,8 +12,7 @@ from anabranch.cli.errors import DRIVERS, CheckFailed, failure_of
 from anabranch.cli.options import App, ClusterOptions, Yes, argument, confirm, option, seconds_of
 from anabranch.cli.output import print_result, show, show_failure
 from anabranch.errors import AskOutcomeError, InvalidArgument, RetryError
-from anabranch.presentation.rows import transaction_row
-from anabranch.presentation.words import count_of, time_text
+from anabranch.presentation.rows import count_of, time_text, transaction_row
 
 if TYPE_CHECKING:
     from anabranch.ledger import Ledger, Recovered

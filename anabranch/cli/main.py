@@ -21,18 +21,18 @@ from typer.core import TyperGroup
 from anabranch.cli import (
     apply,
     controller,
+    data,
     doctor,
-    grants,
     group,
     lane,
     ledger,
     local,
+    processor,
+    spark,
     stream,
-    system,
     table,
     txn,
 )
-from anabranch.cli.data import events, load
 from anabranch.cli.errors import (
     EXIT_CODES,
     ExitCode,
@@ -50,9 +50,6 @@ from anabranch.cli.output import (
     show_traceback,
     take_any_text,
 )
-from anabranch.cli.processor import commands as processor
-from anabranch.cli.processor import run
-from anabranch.cli.spark import pipelines
 
 
 class Commands(TyperGroup):
@@ -183,20 +180,19 @@ app.command("warm")(controller.warm)
 app.add_typer(stream.app, name="stream")
 app.add_typer(table.app, name="table")
 app.add_typer(txn.app, name="txn")
-app.add_typer(system.app, name="system")
 app.add_typer(ledger.app, name="ledger")
 app.add_typer(lane.commands_app, name="command")
 app.add_typer(txn.series_app, name="series")
 app.add_typer(processor.app, name="processor")
 app.add_typer(lane.app, name="lane")
-app.add_typer(grants.app, name="grants")
+app.add_typer(lane.grants_app, name="grants")
 app.command("audit-log")(lane.audit_log)
 app.command("apply")(apply.command)
-app.command("read")(events.read)
-app.command("write")(events.write)
-app.command("load")(load.command)
+app.command("read")(data.read)
+app.command("write")(data.write)
+app.command("load")(data.load)
 app.command("web")(local.web)
 app.add_typer(group.app, name="group")
 app.command("doctor")(doctor.command)
-app.command("bridge")(run.bridge)
-app.add_typer(pipelines.app, name="spark")
+app.command("bridge")(processor.bridge)
+app.add_typer(spark.app, name="spark")

@@ -6,30 +6,32 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import dataclass, field, fields, is_dataclass
 from datetime import datetime
 from functools import wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
+from stat import S_IROTH
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 from typer.models import CommandFunctionType
 
-from anabranch.cli.output import is_agreed
+from anabranch.cli.output import is_agreed, print_note
 from anabranch.core import defaults
 from anabranch.core.hybrid_time import read_moment
 from anabranch.core.ids import segment_id
 from anabranch.core.legal_names import ADMIN_LANE, OPEN_LANE
 from anabranch.core.partitioner import SPACE
-from anabranch.errors import InvalidArgument
+from anabranch.errors import InvalidArgument, NotReady
 from anabranch.topics.names import DEFAULT_PREFIX
 
 if TYPE_CHECKING:
     from anabranch import Client
-    from anabranch.cli.session import Target
+    from anabranch.kafka.settings import Settings
+
 
 BOOTSTRAP_VARIABLE = "ANABRANCH_BOOTSTRAP"
 PREFIX_VARIABLE = "ANABRANCH_PREFIX"
@@ -114,7 +116,7 @@ Into = Annotated[
     option("--stream -s SCOPE/STREAM", "The stream to write to.", autocompletion=_streams),
 ]
 Segments = Annotated[int, option("--segments -s", "How many segments.", min=1, max=10_000)]
-Settings = Annotated[
+StreamSettings = Annotated[
     list[str] | None,
     option(
         "--setting NAME=VALUE", "A setting of the stream, such as retention.ms=-1. May be repeated."
@@ -152,17 +154,19 @@ class ClusterOptions:
 
     def target(self) -> Target:
         """The cluster of these options. `InvalidArgument` if they name none."""
-        from anabranch.cli import session
 
-        return session.target_of(
+        return target_of(
             self.bootstrap, self.prefix, self.timeout, self.kafka, self.kafka_file, self.lane
         )
 
     def client(self) -> AbstractContextManager[Client]:
         """A client of that cluster, for one command."""
-        from anabranch.cli import session
 
-        return session.connected(self.target())
+        return connected(self.target())
+
+    def losses(self) -> list[str]:
+        """What is lost where brokers don't offer a call, in sentences."""
+        return losses_of(self.target())
 
 
 @dataclass(frozen=True)
@@ -292,3 +296,121 @@ def parse_range(text: str) -> tuple[int, int]:
     raise InvalidArgument(
         f"--range {text!r} is no range of keys: write LOW:HIGH with 0 <= LOW < HIGH <= {SPACE:#x}"
     )
+
+
+_LOOK_S = 2.0  # each broker
+NO_BOOTSTRAP = (
+    "no broker given: use --bootstrap HOST:PORT or set ANABRANCH_BOOTSTRAP "
+    "(`anabranch dev` starts one and prints its address)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The cluster to talk to, and the connection's options."""
+
+    bootstrap: str
+    prefix: str
+    timeout: float
+    kafka: Mapping[str, str] = field(default_factory=dict, repr=False)  # may hold secrets
+    lane: str = OPEN_LANE
+
+
+def target_of(
+    bootstrap: str | None,
+    prefix: str,
+    timeout: float,
+    kafka: Sequence[str] | None,
+    kafka_file: Path | None,
+    lane: str,
+) -> Target:
+    """The target of the shared options. `InvalidArgument` if they name none."""
+    settings = parse_kafka(kafka, file=kafka_file)
+    return Target(need_bootstrap(bootstrap), prefix, timeout, settings, lane)
+
+
+def need_bootstrap(bootstrap: str | None) -> str:
+    """The broker's address. `InvalidArgument` says how to give one."""
+    if not bootstrap:
+        raise InvalidArgument(NO_BOOTSTRAP)
+    return bootstrap
+
+
+def parse_kafka(
+    settings: Sequence[str] | None, option: str = "--kafka", file: Path | None = None
+) -> dict[str, str]:
+    """``["a.b=c", "@settings.properties"]`` as a mapping, over those in ``file``. Else `InvalidArgument`."""
+    found: dict[str, str] = {}
+    for setting in (*([f"@{file}"] if file else ()), *(settings or ())):
+        path = setting[1:] if setting.startswith("@") else None
+        lines = [setting] if path is None else _lines_of(path)
+        if path is not None and any(map(_is_secret, lines)) and Path(path).stat().st_mode & S_IROTH:
+            print_note(
+                f"warning: all users of this machine may read the secrets in {path}: chmod 600 {path}"
+            )
+        for line in lines:
+            name, equals, value = line.partition("=")
+            if not equals or not name.strip():
+                # The message shows a part only: the rest may hold a secret.
+                begin = name.split()[0] if name.split() else ""
+                raise InvalidArgument(
+                    f"{option} {begin!r} is not of the form NAME=VALUE, nor @FILE"
+                )
+            found[name.strip()] = value
+    return found
+
+
+def _lines_of(path: str) -> list[str]:
+    """The settings in a file, one a line; ``#`` begins a comment."""
+    try:
+        lines = [line.strip() for line in Path(path).read_text().splitlines()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidArgument(f"the settings in {path} can't be read: {error}") from error
+    return [line for line in lines if line and not line.startswith("#")]
+
+
+def _is_secret(line: str) -> bool:
+    name = line.partition("=")[0].strip()
+    return name.endswith((".password", ".secret"))
+
+
+def losses_of(target: Target) -> list[str]:
+    """The losses where brokers do not offer a call, as text; nothing if they don't say."""
+    from anabranch.kafka.look import lacking_of, look_at
+    from anabranch.kafka.needs import losses
+    from anabranch.kafka.wire.cluster import Cluster
+    from anabranch.ports import LogError
+
+    with closing(Cluster(raw_settings(target))) as cluster, suppress(LogError):
+        return losses(lacking_of(look_at(cluster, _LOOK_S, disks=False)))
+    return []
+
+
+def raw_settings(target: Target) -> Settings:
+    """The settings of a connection to these brokers without librdkafka."""
+    from anabranch.kafka.settings import parse_settings
+    from anabranch.librdkafka.options import Options
+
+    given = Options(target.bootstrap, target.kafka)
+    return parse_settings(given.bootstrap, given.raw_reader())
+
+
+@contextmanager
+def connected(target: Target) -> Iterator[Client]:
+    """A client for one command."""
+    import anabranch
+    from anabranch.librdkafka.admin import no_broker
+
+    if trouble := no_broker(target.bootstrap):  # at once: a wrong address stays wrong
+        raise NotReady(f"{trouble}; start a broker there, or mend --bootstrap")
+    if not logging.getLogger().handlers:
+        # Logs are for -v: an error is one line, without librdkafka's messages.
+        logging.getLogger("anabranch").setLevel(logging.CRITICAL)
+    with anabranch.connect(
+        target.bootstrap,
+        prefix=target.prefix,
+        lane=target.lane,
+        timeout=target.timeout,
+        config=target.kafka,
+    ) as client:
+        yield client

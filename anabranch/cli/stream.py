@@ -8,7 +8,6 @@ from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from anabranch.cli import session
 from anabranch.cli.options import (
     App,
     ClusterOptions,
@@ -16,13 +15,14 @@ from anabranch.cli.options import (
     OnlyScope,
     OperatorOptions,
     Segments,
-    Settings,
     StreamName,
+    StreamSettings,
     Yes,
     argument,
     confirm,
     moment_of,
     option,
+    parse_kafka,
     parse_range,
     parse_segment,
 )
@@ -35,7 +35,6 @@ from anabranch.cli.output import (
     print_table,
     show,
 )
-from anabranch.cli.session import parse_kafka
 from anabranch.core.hybrid_time import to_text
 from anabranch.core.stream_states import FORGOTTEN
 from anabranch.errors import (
@@ -45,8 +44,7 @@ from anabranch.errors import (
     NotReady,
     UnknownStream,
 )
-from anabranch.presentation.rows import stream_row
-from anabranch.presentation.words import count_of, events_of, segment_name, topic_id_of
+from anabranch.presentation.rows import count_of, events_of, segment_name, stream_row, topic_id_of
 from anabranch.topics.names import topics_of
 
 if TYPE_CHECKING:
@@ -72,7 +70,7 @@ def create(
     options: ClusterOptions,
     stream: StreamName,
     segments: Segments = 1,
-    setting: Settings = None,
+    setting: StreamSettings = None,
     adopt: Annotated[
         bool,
         option(
@@ -104,7 +102,7 @@ def list_streams(
     """List streams."""
     with options.client() as client:
         found = client.streams(scope)
-    losses = session.losses_of(options.target())
+    losses = options.losses()
     rows = sorted(map(stream_row, found), key=itemgetter("stream"))
     show("streams", rows, _COLUMNS, as_json=options.json, losses=losses)
     found.check()
@@ -125,7 +123,7 @@ def describe(
         found = client.describe(stream)
         ports = client.reader_ports()
         effective = effective_of(client, stream)
-    losses = session.losses_of(options.target())
+    losses = options.losses()
     past = (
         history.read_history(ports, stream, last=last, timeout=options.timeout) if epochs else None
     )
@@ -222,13 +220,12 @@ def draw_stream(
 ) -> None:
     """Draw a stream's history as SVG: how its segments split and join, and what was committed in them."""
     from anabranch.presentation import history
-    from anabranch.presentation.draw import draw
 
     with options.client() as client:
         client.describe(stream)  # raises if the stream does not exist
         ports = client.reader_ports()
     past = history.read_history(ports, stream, last=last, timeout=options.timeout)
-    picture = draw(past.epochs, past.commits, f"Stream {stream}")
+    picture = history.draw(past.epochs, past.commits, f"Stream {stream}")
     if output is not None:
         output.write_text(picture, encoding="utf-8")
     if options.json:
@@ -314,7 +311,7 @@ def delete(
 def alter(
     options: OperatorOptions,
     stream: StreamName,
-    setting: Settings = None,
+    setting: StreamSettings = None,
     unset: Annotated[
         list[str] | None,
         option(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import sys
 import threading
@@ -13,37 +14,40 @@ from operator import methodcaller
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from anabranch.cli import system
 from anabranch.cli.errors import failure_of
 from anabranch.cli.options import (
     App,
     At,
     ClusterOptions,
+    Limit,
     Near,
+    OnlyScope,
     OperatorOptions,
     Segments,
-    Settings,
+    StreamSettings,
     argument,
     moment_of,
     option,
+    parse_kafka,
     start_of,
 )
 from anabranch.cli.output import (
+    Column,
+    Row,
     begin_task,
     print_json,
     print_line,
     print_result,
     progress_bar,
+    show,
     show_failure,
 )
-from anabranch.cli.session import parse_kafka
 from anabranch.core.hybrid_time import to_text
 from anabranch.core.ids import NO_TXN
 from anabranch.core.legal_names import split_stream
 from anabranch.core.stream_settings import RATIO, is_table
 from anabranch.errors import AnabranchError, InvalidArgument, NotReady, UnknownStream
-from anabranch.presentation.rows import bytes_fields
-from anabranch.presentation.words import bytes_text, count_of
+from anabranch.presentation.rows import bytes_fields, bytes_text, count_of, system_row
 
 if TYPE_CHECKING:
     from anabranch import Client
@@ -69,7 +73,7 @@ def create(
     options: ClusterOptions,
     table: Table,
     segments: Segments = 1,
-    setting: Settings = None,
+    setting: StreamSettings = None,
     near: Near = None,
 ) -> None:
     """Create a table, and its scope if that is new. One that exists with the same settings stays."""
@@ -85,7 +89,31 @@ def create(
     )
 
 
-app.command("list")(system.tables)
+def _digits(column: str) -> Column:
+    """A column of hybrid times, which are no amounts: without commas."""
+    return Column(column, lambda row: None if row[column] is None else str(row[column]))
+
+
+def _value_text(row: Row) -> str:
+    encoded = row.get("value_base64")
+    return bytes_text(row["value"].encode() if encoded is None else base64.b64decode(encoded))
+
+
+_TABLE_COLUMNS = (
+    "table", "state", "segments", "newest_at", "history_ms", _digits("base"), "settings"
+)  # fmt: skip
+_VERSION_COLUMNS = (
+    "since", "until", _digits("mincsn"), "mintid", "maxtid", Column("value", _value_text)
+)  # fmt: skip
+
+
+@app.command("list")
+def list_tables(options: ClusterOptions, scope: OnlyScope = None, limit: Limit = 1000) -> None:
+    """List tables: their segments, newest commits, and how long versions are kept."""
+    with options.client() as client:
+        found = client.system("tables", scope, limit=limit)
+    show("tables", map(system_row, found), _TABLE_COLUMNS, as_json=options.json)
+    found.check()
 
 
 @app.command("describe")
@@ -100,7 +128,8 @@ def describe(options: ClusterOptions, table: Table) -> None:
         raise UnknownStream(
             f"{table} is deleted, or not among the first 10,000 tables of its scope"
         )
-    system.show("tables", [row], options, events=events.events, exact=events.exact)
+    document = system_row(row) | {"events": events.events, "exact": events.exact}
+    show("tables", [document], (*_TABLE_COLUMNS, "events", "exact"), as_json=options.json)
 
 
 @app.command("get")
@@ -148,7 +177,6 @@ def scan(
                 print_line(bytes_text(key), bytes_text(value))
 
 
-@system.app.command("versions")
 @app.command("versions")
 def versions(
     options: ClusterOptions, table: Table, key: Key, at: At = None, folder: Folder = None
@@ -161,7 +189,7 @@ def versions(
 
     with _view(options, table, at, folder) as view:
         found = list(version_rows(table, view.versions(table, os.fsencode(key))))
-    system.show("versions", found, options)
+    show("versions", map(system_row, found), _VERSION_COLUMNS, as_json=options.json)
 
 
 @app.command("put")

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
-from anabranch.cli import system
 from anabranch.cli.options import (
     App,
     ClusterOptions,
@@ -19,6 +18,7 @@ from anabranch.cli.options import (
     Yes,
     argument,
     confirm,
+    moment_of,
     option,
     seconds_of,
 )
@@ -32,7 +32,7 @@ from anabranch.cli.output import (
     print_table,
     show,
 )
-from anabranch.core.ids import TXN_ID_SIZE, parse_txn_text
+from anabranch.core.ids import NO_TXN, TXN_ID_SIZE, parse_txn_text
 from anabranch.errors import (
     AlreadyCommitted,
     AnabranchError,
@@ -41,8 +41,14 @@ from anabranch.errors import (
     NotAuthorized,
     OutcomeUnknown,
 )
-from anabranch.presentation.rows import open_transaction_row, transaction_row
-from anabranch.presentation.words import count_of, span_text, time_text
+from anabranch.presentation.rows import (
+    count_of,
+    open_transaction_row,
+    span_text,
+    system_row,
+    time_text,
+    transaction_row,
+)
 
 if TYPE_CHECKING:
     from anabranch import Client, TransactionInfo
@@ -154,7 +160,47 @@ def list_transactions(
     answered.check()
 
 
-app.command("locks")(system.locks)
+def _ids(column: str) -> Column:
+    """A column of transactions; one that this lane may not see is `another`."""
+    hidden = NO_TXN.hex()
+    return Column(
+        column.replace("_", " "),
+        lambda row: ["another" if one == hidden else one for one in row[column]],
+    )
+
+
+_LOCK_COLUMNS = (
+    "txn_id", "table", "points", "ranges", "frozen", "broken", _ids("waiting"), _ids("waits_for")
+)  # fmt: skip
+
+
+@app.command("locks")
+def locks(options: ClusterOptions, scope: OnlyScope = None, limit: Limit = 100) -> None:
+    """List the locks of open transactions on tables, those of the oldest one first, and who waits for whom."""
+    with options.client() as client:
+        found = client.system("locks", scope, limit=limit)
+    show("locks", map(system_row, found), _LOCK_COLUMNS, as_json=options.json)
+    found.check()
+
+
+@app.command("commits")
+def commits(
+    options: ClusterOptions,
+    of: Annotated[str, argument("SCOPE[/STREAM]", "The scope, or the stream.")],
+    start: Annotated[
+        str | None,
+        option("--from TIME", "After a commit timestamp, or an ISO 8601 time with its zone."),
+    ] = None,
+    until: Annotated[str | None, option("--to TIME", "Up to such a time (default: now).")] = None,
+    limit: Limit = 100,
+) -> None:
+    """List the commits of a scope or a stream, the newest first: transaction, streams, number of events."""
+    begin = None if start is None else moment_of(start, "--from")
+    end = None if until is None else moment_of(until, "--to")
+    with options.client() as client:
+        found = client.system("commits", of, start=begin, until=end, limit=limit)
+    columns = ("committed_at", "txn_id", "rows", "streams")
+    show("commits", map(system_row, found), columns, as_json=options.json)
 
 
 @app.command("describe")

@@ -10,7 +10,7 @@ from anabranch.core.ids import parse_txn_text, segment_number
 from anabranch.core.limits import SEGMENTS
 from anabranch.core.segments import even_plan
 from anabranch.errors import IllegalState, InvalidArgument
-from anabranch.presentation.words import count_of, events_of, segment_name, topic_id_of
+from anabranch.presentation.rows import count_of, events_of, segment_name, topic_id_of
 from anabranch.types import TransactionInfo
 
 _REASON = "by an operator, in the browser"

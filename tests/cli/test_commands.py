@@ -134,7 +134,7 @@ def test_what_brokers_lack_is_shown_with_the_streams(run: Run, fake: FakeClient)
 
 @pytest.mark.parametrize(
     "words",
-    ["stream list", "txn list", "txn list --finished", "txn locks", "system locks", "txn abort abcd",
+    ["stream list", "txn list", "txn list --finished", "txn locks", "txn abort abcd",
      "grants check", "txn abort --owner open", "command list"],
 )  # fmt: skip
 def test_a_list_without_a_control_partition_is_shown_and_no_success(
@@ -251,15 +251,14 @@ def test_txn_list(run: Run, fake: FakeClient) -> None:
     assert [each["txn_id"] for each in shown] == [ID]
 
 
-@pytest.mark.parametrize("group", ["system", "txn"])
-def test_locks(group: str, run: Run, fake: FakeClient) -> None:
-    (row,) = json.loads(run(group, "locks", "nyc", "--limit", "5", "--json").stdout)["locks"]
+def test_locks(run: Run, fake: FakeClient) -> None:
+    (row,) = json.loads(run("txn", "locks", "nyc", "--limit", "5", "--json").stdout)["locks"]
     assert fake.calls == [("system", {"asked": ("locks", "nyc"), "limit": 5})]
     assert row == {
         "txn_id": ID, "table": "nyc/a", "points": 2, "ranges": 1, "frozen": True, "broken": False,
         "waiting": ["00" * 16, (b"w" * 16).hex()], "waits_for": [],
     }  # fmt: skip
-    shown = run(group, "locks").stdout
+    shown = run("txn", "locks").stdout
     assert ID in shown
     assert "another" in shown
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import pytest
 
 from anabranch.cli.doctor import BAD, OK, WARN, _topics
-from anabranch.cli.session import Target
+from anabranch.cli.options import Target
 from anabranch.kafka.settings import parse_settings
 from anabranch.kafka.wire.cluster import NO_TOPIC_ID, Cluster, Topic
 from anabranch.ports import LogRefused

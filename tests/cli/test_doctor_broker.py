@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 from confluent_kafka.admin import AdminClient
 
-from anabranch.cli import doctor, session
+from anabranch.cli import doctor, options
 from anabranch.cli.doctor import BAD, OK, WARN
-from anabranch.cli.session import Target
+from anabranch.cli.options import Target
 from anabranch.core.legal_names import STATE
 from anabranch.errors import NotAuthorized
 from anabranch.infra.broker import EmbeddedBroker
@@ -323,11 +323,11 @@ def test_the_short_look_goes_by_the_same_table(
 ) -> None:
     patch(monkeypatch)
     target = Target(broker.bootstrap, "p", 5.0)
-    with closing(Cluster(session.raw_settings(target))) as cluster:
+    with closing(Cluster(options.raw_settings(target))) as cluster:
         _, row, *_ = doctor._brokers(cluster, target)
     assert row.state == state
     assert row.told.startswith(told)
-    shown = session.losses_of(target)
+    shown = options.losses_of(target)
     assert shown == [row.told] * (state == WARN), "as `stream list` shows it"
 
 

@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anabranch.cli.data import load_csv
-from anabranch.cli.data.load_csv import BLOCK_BYTES, Events, opened, parse_time
+from anabranch.cli import load_csv
+from anabranch.cli.load_csv import BLOCK_BYTES, Events, opened, parse_time
 from anabranch.errors import InvalidArgument
 
 BIG = b"2" * 200_000  # Python's csv module takes 131,072 characters by default

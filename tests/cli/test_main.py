@@ -236,8 +236,8 @@ WAITING = (
     "        while True: time.sleep(0.05)\n"
     "    finally:\n"
     "        print('cleaned', flush=True)\n"
-    "from anabranch.cli import session\n"
-    "session.target_of = wait\n"
+    "from anabranch.cli import options\n"
+    "options.target_of = wait\n"
     "main.app(['stream', 'list'])\n"
 )
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from anabranch.cli.errors import ExitCode
-from anabranch.cli.processor.commands import ranges
+from anabranch.cli.processor import ranges
 from anabranch.errors import UnknownProcessor
 from tests.cli.conftest import Run
 from tests.cli.fakes import TXN_ID, FakeClient
