@@ -363,11 +363,12 @@ def _load_files(
     with progress_bar(quiet=quiet) as bar:
         for path in files:
             with opened(path, events) as file:
-                task = begin_task(bar, path.name, file.size)
+                size = None if str(path) == "-" else path.stat().st_size
+                task = begin_task(bar, path.name, size)
                 for batch in file.batches():
                     txn.write_batch(stream, batch)
                     bar.update(task, completed=file.done)
-                bar.update(task, completed=file.size)
+                bar.update(task, completed=size)
 
 
 def _load_document(stream: str, result: Result, files: int) -> dict[str, Any]:

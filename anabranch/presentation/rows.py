@@ -1,6 +1,6 @@
 """Rows of lists, for `--json`, tables and pages; and numbers, times and names as people read them.
 
-A row is a dictionary of JSON values, the fields of a stream, transaction, group or processor. `--json` prints all
+A row is a dictionary of JSON values: the fields of a stream, transaction, group or processor. `--json` prints all
 of it; a table or a page shows a part.
 """
 
