@@ -1,4 +1,4 @@
-"""`anabranch read` and `write`: committed events as lines, and lines as events of one transaction."""
+"""`anabranch read`, `write` and `load`: committed events as lines, and lines and CSV files as events."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from anabranch.presentation.rows import bytes_fields, count_of
 from anabranch.topics.names import DEFAULT_PREFIX
 
 if TYPE_CHECKING:
-    from anabranch import Committed, Event, Result, Transaction
+    from anabranch import Committed, Event, Transaction
     from anabranch.cli.load_csv import Events
     from anabranch.reading.snapshot import Mode
 
@@ -52,23 +52,22 @@ def read(
     group: Annotated[
         str | None,
         option(
-            "--group -g", "Consumer group, which goes on where it stopped (default: a new one)."
+            "--group -g", "A consumer group, which continues at its position (default: a new one)."
         ),
     ] = None,
     transactions: Annotated[
-        bool, option("--transactions -t", "Whole transactions, one line each.")
+        bool, option("--transactions -t", "Print transactions, one line each.")
     ] = False,
     start: Annotated[
         str,
         option(
             "--from TIME",
-            "Where to begin: begin, end, or what was committed after such a time, as of --at; a group goes on "
-            "where it stopped.",
+            "The start: begin, end, or after a time, as of --at. A group continues at its position.",
         ),
     ] = "begin",
     to: Annotated[
         str | None,
-        option("--to TIME", "Up to a time, as of --at, or end: what is committed now; then end."),
+        option("--to TIME", "Stop at a time, as of --at, or at the present end."),
     ] = None,
     segment: Annotated[
         str | None, option("--segment NUMBER@EPOCH", "Only events of this segment.")
@@ -77,12 +76,12 @@ def read(
         str | None,
         option(
             "--at TIME",
-            "The stream as of a commit timestamp, an ISO 8601 time with its zone, or `now`; then end.",
+            "The stream as of a commit timestamp, an ISO 8601 time with its zone, or `now`.",
         ),
     ] = None,
     since: Annotated[
         str | None,
-        option("--since TIME", "Only what was committed after such a time, as of --at (or now)."),
+        option("--since TIME", "Only events of later commits than this time, as of --at (or now)."),
     ] = None,
     latest: Annotated[
         bool, option("--latest", "As of the newest commit, or --at, without asking a controller.")
@@ -94,14 +93,14 @@ def read(
         int | None,
         option(
             "--limit -n",
-            "End after so many events (or transactions). A group gets the last again.",
+            "Stop after this many events or transactions. A group gets the last again.",
             min=1,
         ),
     ] = None,
     timeout: Annotated[
         float | None,
         option(
-            "--timeout SECONDS", "End after so long without an event (default: never).", min=0.1
+            "--timeout SECONDS", "Stop after this time without an event (default: never).", min=0.1
         ),
     ] = None,
     bootstrap: Bootstrap = None,
@@ -118,16 +117,18 @@ def read(
     as_of = at is not None or since is not None or latest or changes or to is not None
     if as_of and (group is not None or transactions):
         raise InvalidArgument(
-            "--at, --to, --since, --latest and --changes read a snapshot: without --group or --transactions"
+            "--at, --to, --since, --latest and --changes read a snapshot: leave out --group and --transactions"
         )
     if (to is not None and at is not None) or (as_of and since is not None and start != "begin"):
-        raise InvalidArgument("--to says the same as --at, and --from as --since: give one of them")
+        raise InvalidArgument(
+            "--to means the same as --at, and --from the same as --since: give only one of each"
+        )
     if segment is not None and transactions:
-        raise InvalidArgument("--segment is of events: without --transactions")
+        raise InvalidArgument("--segment chooses events: leave out --transactions")
     first = start_of(start, "--from")
     if as_of and first == "end":
         raise InvalidArgument(
-            "--at, --to, --since, --latest and --changes read a snapshot: without --from end"
+            "--at, --to, --since, --latest and --changes read a snapshot: leave out --from end"
         )
     moment = None if at is None else moment_of(at)
     if to not in (None, "end"):
@@ -154,14 +155,14 @@ def read(
         if wanted is not None:
             found = (each for each in events if each.segment_id == wanted)
         for each in islice(found, limit):
-            if json:
+            if json:  # either of them takes its time
                 print_json(document(each))
             else:
                 print_line(*line(each))
 
 
 def event_document(event: Event) -> dict[str, Any]:
-    """An event as JSON; bytes that are no UTF-8 go into fields with the suffix _base64."""
+    """An event as JSON. Bytes that are not UTF-8 go into fields with the suffix _base64."""
     return {
         "stream": event.stream,
         **bytes_fields(key=event.key, value=event.value),
@@ -212,19 +213,19 @@ def write(
         str | None,
         option(
             "--key-separator TEXT",
-            "Each line is a key, this, and a value; a line without it is refused.",
+            "The text between key and value of each line.",
         ),
     ] = None,
     name: LoadedAs = None,
 ) -> None:
-    """Write lines of standard input to a stream, each an event: all at once, or none.
+    """Write the lines of standard input to a stream as events, in one transaction.
 
-    Events have the line's bytes without its end; an empty line is an event, too.
+    An event has the bytes of its line without the line end. An empty line is an event, too.
     """
     if key is not None and separator is not None:
-        raise InvalidArgument("--key is of all lines, --key-separator of each: give one of them")
+        raise InvalidArgument("--key and --key-separator exclude each other: give only one")
     if separator == "":
-        raise InvalidArgument("--key-separator is empty")
+        raise InvalidArgument("--key-separator must not be empty")
     fixed = None if key is None else key.encode()
     scope, _ = split_stream(stream)
     with options.client() as client:
@@ -232,7 +233,7 @@ def write(
         with client.begin(scope, name=name, keepalive=defaults.TOOL_KEEPALIVE_S) as txn:
             result = txn.result
             if (written := result is None) or result is None:
-                txn.token()  # its heartbeats go on, however slowly lines come
+                txn.token()  # opens it, so it has heartbeats however slowly lines come
                 for found, value in _events(sys.stdin.buffer, fixed, separator):
                     txn.write(stream, value, found)
                 result = txn.commit()
@@ -247,14 +248,14 @@ def write(
     }
     line = f"{count_of(result.counts.committed, 'event')} in {stream}: transaction {document['txn_id']}"
     if not written:
-        line = f"{result.name} was written before: {line}; nothing was written now"
+        line = f"{result.name} was written earlier: {line}; nothing was written now"
     print_result(document, line, as_json=options.json)
 
 
 def _events(
     lines: BinaryIO, key: bytes | None, separator: str | None
 ) -> Iterator[tuple[bytes | None, bytes]]:
-    """(key, value) of each line. `InvalidArgument` names a line that has another form."""
+    """(key, value) of each line. Raises: InvalidArgument, with the number of the line."""
     between = None if separator is None else separator.encode()
     number = 0
     while line := lines.readline(_LONGEST + 1):
@@ -282,7 +283,7 @@ class Form(StrEnum):
 
 @dataclass(frozen=True)
 class LoadOptions(ClusterOptions):
-    """The shared options, with the timeout of a load."""
+    """The common options, with the timeout of a load."""
 
     timeout: Annotated[
         float, option("--timeout SECONDS", "Time limit of the commit and of each request.", min=1.0)
@@ -295,7 +296,7 @@ def load(
         list[Path],
         argument(
             "FILE...",
-            "CSV files with a header row; also .gz, or .zip with one CSV file in it; - is standard input.",
+            "CSV files with a header row, also .gz or .zip with one CSV file; - is standard input.",
             exists=True,
             dir_okay=False,
             readable=True,
@@ -307,7 +308,7 @@ def load(
         str | None,
         option(
             "--key COLUMN",
-            "The events' key; rows of a key keep their order. An empty field is no key.",
+            "The column of the events' keys; an empty field means no key.",
         ),
     ] = None,
     timestamp: Annotated[
@@ -327,14 +328,14 @@ def load(
     segments: NewSegments = None,
     name: LoadedAs = None,
 ) -> None:
-    """Load CSV files into a stream: all rows at once, or none."""
+    """Load CSV files into a stream, in one transaction."""
     from anabranch.cli.load_csv import Events
 
     started = time.monotonic()
     delimiter = "\t" if delimiter == "\\t" else delimiter
     if len(delimiter) != 1 or not delimiter.isascii() or delimiter in '"\r\n':
         raise InvalidArgument(
-            f"--delimiter {delimiter!r}: one ASCII character, no quote, no line's end"
+            f"--delimiter {delimiter!r} must be one ASCII character, but no quote or line end"
         )
     events = Events(form is Form.JSON, key, timestamp, delimiter, encoding.lower())
     with options.client() as client:
@@ -347,12 +348,28 @@ def load(
             result = txn.result
             loaded = result is None
             if result is None:
-                txn.token()  # opened: `txn list` shows it, and an operator can abort it
+                txn.token()  # opens it, so `txn list` shows it, and an operator can abort it
                 _load_files(txn, stream, files, events, quiet=options.json)
                 result = txn.commit()
-    document = _load_document(stream, result, len(files) if loaded else 0)
-    document["seconds"] = round(time.monotonic() - started, 3)
-    _show_load(document, as_json=options.json)
+    seconds = round(time.monotonic() - started, 3)
+    count, rows, txn_id = len(files) if loaded else 0, result.counts.committed, result.txn_id.hex()
+    document = {
+        "stream": stream,
+        "txn_id": txn_id,
+        "name": result.name,
+        "already_committed": not loaded,
+        "commit_timestamp": result.commit_timestamp,
+        "rows": rows,
+        "files": count,
+        "seconds": seconds,
+    }
+    line = (
+        f"{count_of(rows, 'row')} of {count_of(count, 'file')} in {stream}, all at once, in {seconds:.1f} s "
+        f"({rows / max(seconds, 0.001):,.0f}/s): transaction {txn_id}"
+    )
+    if not loaded:
+        line = f"{result.name} was loaded earlier: transaction {txn_id}, {rows:,} events; nothing was written now"
+    print_result(document, line, as_json=options.json)
 
 
 def _load_files(
@@ -369,35 +386,3 @@ def _load_files(
                     txn.write_batch(stream, batch)
                     bar.update(task, completed=file.done)
                 bar.update(task, completed=size)
-
-
-def _load_document(stream: str, result: Result, files: int) -> dict[str, Any]:
-    """``files``: how many were loaded now; 0: they were committed before."""
-    return {
-        "stream": stream,
-        "txn_id": result.txn_id.hex(),
-        "name": result.name,
-        "already_committed": not files,
-        "commit_timestamp": result.commit_timestamp,
-        "rows": result.counts.committed,
-        "files": files,
-    }
-
-
-def _show_load(document: dict[str, Any], *, as_json: bool) -> None:
-    if as_json:
-        print_json(document)
-        return
-    if document["already_committed"]:
-        print_line(
-            f"{document['name']} was loaded before: transaction {document['txn_id']}, "
-            f"{document['rows']:,} events; nothing was written now"
-        )
-        return
-    rate = document["rows"] / max(document["seconds"], 0.001)
-    print_line(
-        f"{count_of(document['rows'], 'row')} of {count_of(document['files'], 'file')} "
-        f"in {document['stream']}, "
-        f"all at once, in {document['seconds']:.1f} s "
-        f"({rate:,.0f}/s): transaction {document['txn_id']}"
-    )

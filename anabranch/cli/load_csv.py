@@ -218,7 +218,7 @@ def _batch(values: list[str], keys: list[str | None], stamps: list[int]) -> pa.R
 
 
 def _json_of(columns: Sequence[str]) -> Callable[[Sequence[str]], str]:
-    """What makes a JSON object of a row."""
+    """A function that makes a JSON object of a row."""
     names = (encode_basestring(name).replace("%", "%%") for name in columns)
     form = "{" + ",".join(f"{name}:%s" for name in names) + "}"
     return lambda row: form % tuple(map(encode_basestring, row))

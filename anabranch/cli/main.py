@@ -1,7 +1,4 @@
-"""The tree of commands, and the one place where their errors end.
-
-Each command imports its heavy modules itself: `anabranch --help` must be quick.
-"""
+"""The tree of commands, and how their errors become exit codes."""
 
 from __future__ import annotations
 
@@ -53,7 +50,7 @@ from anabranch.cli.output import (
 
 
 class Commands(TyperGroup):
-    """The root group: errors become one line and an exit code, and a traceback only with -v."""
+    """The root group. Errors become one line and an exit code, with a traceback only for -v."""
 
     def main(
         self,
@@ -66,7 +63,7 @@ class Commands(TyperGroup):
     ) -> Any:
         """Run a command and exit."""
         given = list(sys.argv[1:] if args is None else args)
-        if sys.stdout is None:  # closed by the shell: there is no reader
+        if sys.stdout is None:  # closed by the shell
             sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - the process's own
         take_any_text()
         if {"-v", "--verbose"} & set(given):
@@ -82,7 +79,7 @@ class Commands(TyperGroup):
 
 
 def _end(error: BaseException, given: Sequence[str]) -> int:
-    """Show an error; returns the exit code."""
+    """Show an error. Returns the exit code."""
     as_json = "--json" in given
     if isinstance(error, SystemExit):
         return error.code if isinstance(error.code, int) else ExitCode.DIFFERENCE
@@ -106,9 +103,9 @@ def _end(error: BaseException, given: Sequence[str]) -> int:
 
 
 def _end_usage(error: typer.TyperException, *, as_json: bool) -> int:
-    """Show why the parser refuses a call, and where the help is; returns the exit code."""
+    """Show why the parser refuses a call. Returns the exit code."""
     if type(error).__name__ == "NoArgsIsHelpError":
-        # The help is on the screen already; this is the rest of it.
+        # The first part of the help is shown already.
         for line in error.format_message().strip().splitlines():
             print_note(line)
         return ExitCode.USAGE
@@ -122,7 +119,7 @@ def _end_usage(error: typer.TyperException, *, as_json: bool) -> int:
 
 @contextmanager
 def _sigterm_raises() -> Iterator[None]:
-    """Raise `Terminated` at SIGTERM, so that everything started is stopped, as by Ctrl-C."""
+    """Raise `Terminated` at SIGTERM, so that all that was started is stopped, as with Ctrl-C."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,4 +1,4 @@
-"""`anabranch processor`: list, describe, release, reset and delete processors, and look into their stores."""
+"""`anabranch processor` and `bridge`: run processors, and list, describe, release, reset and delete them."""
 
 from __future__ import annotations
 
@@ -30,12 +30,11 @@ from anabranch.cli.options import (
 )
 from anabranch.cli.output import (
     Column,
+    Grid,
     Row,
     log_to_stderr,
-    print_json,
     print_line,
     print_result,
-    print_table,
     show,
     show_failure,
 )
@@ -72,10 +71,10 @@ def list_processors(
     options: ClusterOptions,
     scope: Scope,
 ) -> None:
-    """List the processors of a scope: tasks, inputs, who has them, their last commits, and how far they are behind.
+    """List the processors of a scope: tasks, inputs, workers, last commits, and lags.
 
-    The lag of an input is that of the task that stands lowest, as `describe` counts it. The last commit is the
-    oldest one of all tasks' last ones, of those that ever committed.
+    The lag of an input is that of its task with the lowest position, as `describe` counts it. The last commit is
+    that of the task that has not committed for the longest time; tasks without a commit do not count.
     """
     with options.client() as client:
         infos = [client.processor(one.processor) for one in client.processors(scope)]
@@ -85,31 +84,34 @@ def list_processors(
 
 @app.command("describe")
 def describe(options: ClusterOptions, processor: Name) -> None:
-    """Show a processor's tasks: who has each, since when, its last commit, its positions, and how far it is behind.
+    """Show a processor's tasks: the worker of each, its last commit, its positions, and its lag.
 
-    Events behind: the committed events of the whole input, of all tasks' keys, in the commits from the position on;
-    a commit that is consumed in part counts whole. Behind more than 10,000 records of the input's history, and in
-    a plain topic, offsets are counted instead, so the markers between events, too: `~`. Seconds behind: the age of
-    the oldest of these commits, or of the first record. A task without events of its own moves with its worker's
-    commits, once in 10 s.
+    Lag in events: all committed events of the input from the position on, whatever their keys; a commit that is
+    consumed in part counts whole. `~` marks an estimate by offsets, which include markers: for a lag of more than
+    10,000 history records, and for plain topics. Lag in seconds: the age of the oldest of these commits, or of the
+    first record. A task without events moves with its worker's commits, every 10 s.
     """
     with options.client() as client:
         info = client.processor(processor)
         lags = client.lag(info)
     tasks = [_task(task) for task in info.tasks]
-    positions = [_position(*each) for each in _stands(lags)]
-    if options.json:
-        more = {"stores": info.stores, "incarnation": info.incarnation, "resets": info.resets}
-        more |= {"held_by": tasks, "positions": positions}
-        print_json(processor_row(info, lags) | more)
-        return
+    positions = [_position(*each) for each in _places(lags)]
+    document = processor_row(info, lags) | {
+        "stores": info.stores,
+        "incarnation": info.incarnation,
+        "resets": info.resets,
+        "held_by": tasks,
+        "positions": positions,
+    }
     columns = ("task", "holder", "since", "sequence", "last_commit", "in_progress")
-    print_table(f"{processor}: {count_of(info.task_count, 'task')}", tasks, columns)
-    print_table("Positions", positions, _POSITION_COLUMNS)
-    print_line(f"stores: {', '.join(info.stores) or 'none'}; resets: {info.resets:,}")
-    for lag in lags:
-        if lag.trouble:
-            print_line(f"{lag.stream}: {lag.trouble}")
+    print_result(
+        document,
+        Grid(f"{processor}: {count_of(info.task_count, 'task')}", tasks, columns),
+        Grid("Positions", positions, _POSITION_COLUMNS),
+        f"stores: {', '.join(info.stores) or 'none'}; resets: {info.resets:,}",
+        *(f"{lag.stream}: {lag.trouble}" for lag in lags if lag.trouble),
+        as_json=options.json,
+    )
 
 
 @app.command("release")
@@ -121,13 +123,13 @@ def release(
     ] = None,
     yes: Yes = False,
 ) -> None:
-    """Take tasks from those who have them, and give them up: another worker may take them.
+    """End the ownership of tasks, so that another worker can take them.
 
-    For a worker that hangs and can't be reached. Nothing that it sends commits any more; what was decided before is
-    merged.
+    For a worker that hangs and can't be reached. This worker can't commit any more; commits that are already
+    decided are merged.
     """
     connecting = options.client()
-    confirm(f"Those who have these tasks of {processor} lose them.", yes=yes)
+    confirm(f"The workers of these tasks of {processor} lose them.", yes=yes)
     with connecting as client:
         tenure = client.take(processor, task or None)
         client.release(tenure)
@@ -144,22 +146,22 @@ def reset(
         str | None,
         option(
             "--to begin|end|TIME",
-            "Where it begins again; TIME, ISO 8601 or a commit timestamp: behind what was committed by then.",
+            "The new start; TIME: after a commit timestamp or an ISO 8601 time with its zone.",
         ),
     ] = None,
-    keep_state: Annotated[bool, option("--keep-state", "Keep what its stores have.")] = False,
+    keep_state: Annotated[bool, option("--keep-state", "Keep the contents of its stores.")] = False,
     yes: Yes = False,
 ) -> None:
-    """Let a processor begin again: all who have its tasks lose them, and its stores are empty.
+    """Restart a processor from another position, with empty stores. Its workers lose their tasks.
 
-    Streams keep what it has written. With --keep-state its stores stay, too: what is read again is counted
-    again. Then without --to its positions stay, and only its workers lose their tasks.
+    Events that it has written stay. With --keep-state its stores stay too, so events that are read again count
+    twice; without --to its positions also stay, and only its workers lose their tasks.
     """
     start = None if to is None else start_of(to, "--to")
     connecting = options.client()
     if to is None and not keep_state:
-        raise InvalidArgument("say where it begins: --to begin, --to end or --to TIME")
-    stores = "keeps its stores" if keep_state else "loses all that its stores have"
+        raise InvalidArgument("give its start: --to begin, --to end or --to TIME")
+    stores = "keeps its stores" if keep_state else "loses the contents of its stores"
     begins = f", and reads its inputs again from {to} on" if to else ""
     confirm(f"{processor} {stores}{begins}.", yes=yes)
     with connecting as client:
@@ -169,9 +171,9 @@ def reset(
 
 @app.command("delete")
 def delete(options: ClusterOptions, processor: Name, yes: Yes = False) -> None:
-    """Take a processor away, with all that its stores have. Streams keep what it has written."""
+    """Delete a processor and its stores. Events that it has written stay."""
     connecting = options.client()
-    confirm(f"{processor} will be deleted, and all that its stores have.", yes=yes)
+    confirm(f"{processor} and its stores will be deleted.", yes=yes)
     with connecting as client:
         client.delete_processor(processor)
     print_result({"processor": processor}, f"{processor} is deleted", as_json=options.json)
@@ -183,22 +185,18 @@ def get(
     processor: Name,
     store: Annotated[str, argument("STORE", "The store's name.")],
     key: Annotated[str, argument("KEY", "The key, as text.")],
-    task: Annotated[int | None, option("--task", "Of a local store: which task's.", min=0)] = None,
+    task: Annotated[int | None, option("--task", "The task of a local store.", min=0)] = None,
 ) -> None:
-    """Show the committed value of a key in a processor's store. An absent key is exit code 2.
+    """Show the committed value of a key in a processor's store. The exit code is 2 if the key has no value.
 
-    The whole partition of the key's task in the state topic is read, once: fine for a look, too slow to serve
-    requests.
+    This reads the whole partition of the key's task in the state topic, so it is too slow to serve requests.
     """
     with options.client() as client:
         value = client.stored(processor, store, key.encode(), task)
     if value is None:
-        raise NotFound(f"{key!r} is not in the store {store} of {processor}")
-    if options.json:
-        asked = {"processor": processor, "store": store, "key": key}
-        print_json(asked | bytes_fields(value=value))
-    else:
-        print_line(value.decode("utf-8", "backslashreplace"))
+        raise NotFound(f"the store {store} of {processor} has no {key!r}")
+    document = {"processor": processor, "store": store, "key": key} | bytes_fields(value=value)
+    print_result(document, value.decode("utf-8", "backslashreplace"), as_json=options.json)
 
 
 @app.command("import-group")
@@ -208,20 +206,25 @@ def import_group(
     group: Annotated[str, option("--group -g", "The consumer group.")],
     stream: Annotated[
         list[str] | None,
-        option("--input SCOPE/STREAM", "Make the processor, with this input. May be repeated."),
+        option("--input SCOPE/STREAM", "Create the processor with this input. May be repeated."),
     ] = None,
-    tasks: Annotated[int, option("--tasks", "With --input: how many tasks; a power of two.")] = 16,
+    tasks: Annotated[
+        int, option("--tasks", "With --input: the number of tasks, a power of two.")
+    ] = 16,
     yes: Yes = False,
 ) -> None:
-    """Let a processor begin where a consumer group of Kafka's stands in its inputs' own topics.
+    """Start a processor at the offsets of a Kafka consumer group in the topics of its inputs.
 
-    With --input it is made; else it is reset, and its stores are empty. The processor begins with the first commit
-    of each input that the group has not read whole: nothing is left out, some events may come again. Stop the
-    group's members first.
+    With --input the processor is created; else it is reset, and its stores are emptied. The processor starts with
+    the first commit of each input that the group has not read completely, so no event is missed, but some may come
+    again. Stop the group's members first.
     """
     connecting = options.client()
     if not stream:
-        confirm(f"{processor} loses all that its stores have, and begins elsewhere.", yes=yes)
+        confirm(
+            f"{processor} loses the contents of its stores, and starts at another position.",
+            yes=yes,
+        )
     with connecting as client:
         info = client.import_group(processor, group, stream or (), tasks)
     _show_starts(info, as_json=options.json)
@@ -232,15 +235,9 @@ def _show_starts(info: ProcessorInfo, *, as_json: bool) -> None:
         {"input": one.stream, "record": one.record, "behind": time_text(to_ms(one.timestamp))}
         for one in info.inputs
     ]
-    if as_json:
-        print_json({"processor": info.processor, "tasks": info.task_count, "starts": rows})
-        return
-    columns = (
-        "input",
-        Column("history offset", "record"),
-        Column("after what was committed at", "behind"),
-    )
-    print_table(info.processor, rows, columns)
+    columns = ("input", Column("history offset", "record"), Column("after the commit at", "behind"))
+    document = {"processor": info.processor, "tasks": info.task_count, "starts": rows}
+    print_result(document, Grid(info.processor, rows, columns), as_json=as_json)
 
 
 _COLUMNS = (
@@ -269,12 +266,12 @@ def _task(task: TaskInfo) -> dict[str, Any]:
     }
 
 
-def _stands(lags: Iterable[InputLag]) -> Iterator[tuple[str, list[int], TaskPosition, Lag]]:
-    """Each place where tasks stand, with these tasks."""
+def _places(lags: Iterable[InputLag]) -> Iterator[tuple[str, list[int], TaskPosition, Lag]]:
+    """Each position and lag of an input, with the tasks that have them."""
     for one in lags:
         alike: dict[tuple[TaskPosition, Lag], list[int]] = {}
-        for task, stands in one.tasks.items():
-            alike.setdefault(stands, []).append(task)
+        for task, place in one.tasks.items():
+            alike.setdefault(place, []).append(task)
         for (position, lag), tasks in sorted(alike.items()):
             yield one.stream, tasks, position, lag
 
@@ -288,7 +285,7 @@ def _committed_at(row: Row) -> str | None:
 
 
 def _inside(row: Row) -> str | None:
-    """The place inside of a commit that is consumed in part."""
+    """The position inside a commit that is consumed in part."""
     if row["segment"] < 0:
         return None
     return f"segment {segment_name(row['segment'])} to {row['offset']:,}"
@@ -326,31 +323,31 @@ _LONGEST_PAUSE_S = 30.0
 @app.command("run")
 def run(
     options: ClusterOptions,
-    target: Annotated[str, argument("MODULE:APP", "The module, and the processor in it.")],
-    workers: Annotated[int, option("", "How many processes.", min=1, max=256)] = 1,
+    target: Annotated[str, argument("MODULE:APP", "A module, and a processor in it.")],
+    workers: Annotated[int, option("", "The number of processes.", min=1, max=256)] = 1,
     folder: Annotated[
         Path | None,
         option(
             "DIR",
-            "Keep stores here, so that a restart reads only what it missed (default: a temporary one).",
+            "Keep stores here for the next run (default: a temporary one).",
         ),
     ] = None,
     standby: Annotated[
-        bool, option("--standby", "Keep warm copies of other workers' tasks.")
+        bool, option("--standby", "Keep copies of the stores of other workers' tasks.")
     ] = False,
     http: Annotated[
         str | None,
         option(
             "--http HOST:PORT",
-            "Serve /metrics (Prometheus), /live and /ready here; each further worker at the next port (:0: any).",
+            "Serve /metrics (Prometheus), /live and /ready here; other workers at the next ports (:0: any port).",
             show_default=False,
         ),
     ] = None,
 ) -> None:
     """Run workers of a processor, until Ctrl-C or SIGTERM.
 
-    Run more of them on other machines: they share the tasks, and take over from each other. A worker that is killed
-    is started again; one that ends with an error, as of a handler, ends all of this command.
+    Workers on several machines share the tasks, and take over from each other. A worker that is killed is started
+    again. If a worker fails, for example in a handler, the command ends.
     """
     cluster = options.target()
     _load(target)  # its errors before anything is started
@@ -379,12 +376,12 @@ def run(
             print_line(f"{workers} workers of {target}; Ctrl-C ends them")
         while True:
             for one in running:
-                one.look()
+                one.check()
             time.sleep(_POLL_S)
 
 
 class _Worker:
-    """A worker's process, started again when it is killed."""
+    """A process of a worker, which is started again when it is killed."""
 
     def __init__(self, *arguments: Any) -> None:
         """``arguments``: of `_work`."""
@@ -397,8 +394,8 @@ class _Worker:
         self._process = spawn.Process(target=_work, args=self._arguments)
         self._process.start()
 
-    def look(self) -> None:
-        """Start it again if it was killed. `ChildFailed`: it ended with an error."""
+    def check(self) -> None:
+        """Start the process again if it was killed. Raises: ChildFailed if it ended with an error."""
         process = self._process
         if process is None:
             if self._pauses.is_over:
@@ -407,9 +404,13 @@ class _Worker:
         if process.exitcode is None:
             return
         if process.exitcode >= 0:
-            raise ChildFailed(f"a worker ended with exit code {process.exitcode}: see above why")
+            raise ChildFailed(
+                f"a worker ended with exit code {process.exitcode}; its error is shown above"
+            )
         pause = self._pauses.begin()
-        print_line(f"a worker ended by signal {-process.exitcode}; again in {pause:g} s")
+        print_line(
+            f"a worker ended by signal {-process.exitcode}; it is started again in {pause:g} s"
+        )
         self._process = None
 
     def terminate(self) -> None:
@@ -433,7 +434,7 @@ def _work(
 
     try:
         with connected(cluster) as client:
-            # A service tells what happens to it; `connected` keeps commands silent.
+            # A service has a log; `connected` silences it for other commands.
             log_to_stderr(form="%(asctime)s %(levelname)s %(message)s")
             logging.getLogger("anabranch").setLevel(logging.WARNING)
             logging.getLogger("anabranch.processor").setLevel(logging.INFO)
@@ -447,12 +448,14 @@ def _work(
 
 
 def _load(target: str) -> Processor:
-    """The processor of ``module:name``; modules of this folder are found. `InvalidArgument`."""
+    """The processor of ``module:name``, also in the current folder. Raises: InvalidArgument."""
     from anabranch.processing.app import Processor
 
     module, _, name = target.partition(":")
     if not module or not name:
-        raise InvalidArgument(f"{target!r}: name a module and the processor in it, as delays:app")
+        raise InvalidArgument(
+            f"{target!r} must name a module and a processor in it, such as delays:app"
+        )
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
@@ -464,20 +467,22 @@ def _load(target: str) -> Processor:
             module,
             module.partition(".")[0],
         ):
-            raise InvalidArgument(f"there is no module {module} here, nor installed") from error
+            raise InvalidArgument(
+                f"there is no module {module}, neither installed nor in this folder"
+            ) from error
         trace = traceback.extract_tb(error.__traceback__)
         *_, last = (frame for frame in trace if not frame.filename.startswith("<frozen"))
         at = "" if isinstance(error, SyntaxError) else f" ({last.filename}, line {last.lineno})"
         raise InvalidArgument(
-            f"the module {module} itself fails: {type(error).__name__}: {error}{at}"
+            f"the import of {module} failed: {type(error).__name__}: {error}{at}"
         ) from error
     if isinstance(getattr(found, "program", None), Processor):
         raise InvalidArgument(
-            f"{target} is a Faust app: `faust -A {target} worker` runs it; start one for each worker, with a "
-            "--datadir and a --web-port of its own"
+            f"{target} is a Faust app: run it with `faust -A {target} worker`, and give each worker its own "
+            "--datadir and --web-port"
         )
     if not isinstance(found, Processor):
-        raise InvalidArgument(f"{target} is no anabranch.Processor, but {found!r:.100}")
+        raise InvalidArgument(f"{target} is not an anabranch.Processor: {found!r:.100}")
     found.check()
     return found
 
@@ -485,44 +490,45 @@ def _load(target: str) -> Processor:
 def bridge(
     options: ClusterOptions,
     topic: Annotated[str, argument("TOPIC", "The topic to read.")],
-    stream: Annotated[str, option("SCOPE/STREAM", "The stream to write; create it before.")],
+    stream: Annotated[str, option("SCOPE/STREAM", "The stream to write to, which must exist.")],
     source: Annotated[
         str | None, option("--from HOST:PORT", "The topic's cluster (default: the stream's).")
     ] = None,
     from_file: Annotated[
-        Path | None, option("FILE", "librdkafka options of that cluster, as of --kafka-file.")
+        Path | None, option("FILE", "The librdkafka settings of that cluster, as --kafka-file.")
     ] = None,
     group: Annotated[
         str | None,
-        option("GROUP", "Begin where this consumer group of Kafka's stands (once, at first)."),
+        option("GROUP", "Start at the offsets of this Kafka consumer group (only the first time)."),
     ] = None,
     tasks: Annotated[
-        int, option("", "Most partitions of the topic, ever: a power of two.", min=1, max=1024)
+        int,
+        option(
+            "", "The most partitions that the topic will have, a power of two.", min=1, max=1024
+        ),
     ] = 64,
     dead_letter: Annotated[
         str | None,
         option(
             "--dead-letter SCOPE/STREAM",
-            "Where to copy records that the stream does not accept, such as too large ones; else it ends at one.",
+            "A stream for records that the stream does not accept, such as too large ones (default: stop).",
         ),
     ] = None,
-    once: Annotated[
-        bool, option("--once", "End when all is copied that the topic has, by then.")
-    ] = False,
+    once: Annotated[bool, option("--once", "Stop at the end of the topic.")] = False,
     strict: Annotated[
         bool,
         option(
             "--strict/--lossy",
-            "If retention removed records before they were copied: end, or go on without them.",
+            "Stop, or continue, if retention deleted records before they were copied.",
         ),
     ] = True,
 ) -> None:
-    """Copy a plain topic into a stream, each record once, until Ctrl-C or SIGTERM.
+    """Copy a plain topic into a stream, each record exactly once, until Ctrl-C or SIGTERM.
 
-    A processor named STREAM-bridge keeps the positions, in the commits of what it copies. Run it on several
-    machines: they share the partitions. Keys, values, headers and timestamps stay; records of Kafka's own
-    transactions come once they are committed. A header name that begins with "ab." gets a "_" before it, and bytes
-    of a name that are not UTF-8 become U+FFFD; a timestamp before 1970 or after 9999 becomes the time of the copy.
+    A processor named STREAM-bridge commits the positions with the copies. Bridges on several machines share the
+    partitions. Keys, values, headers and timestamps are kept, and records of native transactions are copied once
+    these commit. Exceptions: header names that begin with "ab." get a "_" before them, bytes of names that are not
+    UTF-8 become U+FFFD, and timestamps before 1970 or after 9999 become the time of the copy.
     """
     import pyarrow as pa
 
@@ -557,7 +563,7 @@ def bridge(
             task.sequence for task in client.processor(app.name).tasks
         ):
             count = import_group(client, ports, app.name, group, options.timeout)
-            print_line(f"{count} partitions go on where group {group} stands")
+            print_line(f"{count} partitions start at the offsets of group {group}")
         if not options.json:
             print_line(f"{topic} to {stream}, by processor {made.processor}; Ctrl-C ends it")
         run_worker(app, client, until=copied if once else None)

@@ -1,4 +1,4 @@
-"""`anabranch spark`: pipelines on Spark. Only the commands import PySpark."""
+"""`anabranch spark`: audit, load, export and compact on Spark. Only the commands import PySpark."""
 
 from __future__ import annotations
 
@@ -25,12 +25,10 @@ from anabranch.cli.options import (
 )
 from anabranch.cli.output import (
     Column,
+    Grid,
     Row,
-    print_json,
-    print_line,
     print_note,
     print_result,
-    print_table,
 )
 from anabranch.core import hybrid_time
 from anabranch.errors import NotReady
@@ -47,26 +45,24 @@ if TYPE_CHECKING:
     from anabranch.spark.pipelines.load import Loaded
 
 
-app = App(no_args_is_help=True, help="Pipelines on Spark.")
+app = App(no_args_is_help=True, help="Audit, load, export and compact on Spark.")
 Master = Annotated[
     str | None,
     option(
         "--master URL",
-        "Spark's master URL (default: the one that Spark is configured for, else local[*]).",
+        "Spark's master URL (default: as Spark is configured, else local[*]).",
     ),
 ]
 Conf = Annotated[
     list[str] | None,
     option(
         "--conf NAME=VALUE",
-        "A setting of Spark's, such as spark.driver.memory=4g. May be repeated.",
+        "A setting of Spark, such as spark.driver.memory=4g. May be repeated.",
     ),
 ]
 JobTimeout = Annotated[
     float,
-    option(
-        "--timeout SECONDS", "Time limit of each request to the cluster, not of the job.", min=0.1
-    ),
+    option("--timeout SECONDS", "Time limit of each request to the cluster.", min=0.1),
 ]
 JOB_TIMEOUT_S = 60.0
 MOST_LEDGER_ROWS = 1_000_000  # that an audit compares, the oldest
@@ -74,7 +70,7 @@ MOST_LEDGER_ROWS = 1_000_000  # that an audit compares, the oldest
 
 @dataclass(frozen=True)
 class _SparkOptions:
-    """The Spark to run on, and its settings."""
+    """Options of the Spark session."""
 
     master: Master = None
     conf: Conf = None
@@ -88,7 +84,7 @@ class JobOptions(ClusterOptions, _SparkOptions):
     timeout: JobTimeout = JOB_TIMEOUT_S
 
     def session(self, app_name: str) -> SparkSession:
-        """A session of Spark, quiet unless ``verbose``.
+        """A Spark session, quiet unless ``verbose``.
 
         Raises:
             NotInstalled: PySpark is missing.
@@ -137,25 +133,25 @@ def audit(
         list[str],
         option(
             "--stream -s SCOPE/STREAM",
-            "A stream to audit, or a scope for all its streams; of one control partition. May be repeated.",
+            "A stream, or a scope for all its streams, of one control partition. May be repeated.",
         ),
     ],
     at: At = None,
     report: Annotated[
-        Path | None, option("--report FILE", "Write the report there too, as JSON.")
+        Path | None, option("--report FILE", "Also write the report to a file, as JSON.")
     ] = None,
     complete: Annotated[
-        bool, option("--complete", "Exit with 1 also if something is not checkable.")
+        bool, option("--complete", "Also exit with 1 if something is not checkable.")
     ] = False,
     database: Annotated[
         str | None,
         option(
-            "--database URL", "Compare a ledger's rows, too: of postgresql://…, or an SQLite file."
+            "--database URL", "Also compare a ledger's rows: postgresql://…, or an SQLite file."
         ),
     ] = None,
     table: Table = TABLE,
 ) -> None:
-    """Prove from the log that streams hold what was committed, once, in order, and nothing else."""
+    """Check from the log that streams have exactly the committed events, each once and in order."""
     place = options.connection()
     spark = options.session("anabranch audit")
     from anabranch.audit.report import moment_of
@@ -177,9 +173,6 @@ def _show(report: AuditReport, *, as_json: bool) -> None:
     """Print a table of the checks and one of the breaches; or JSON."""
     from anabranch.audit.report import CHECKS, MOST_EXAMPLES
 
-    if as_json:
-        print_json(report.document())
-        return
     title = (
         f"{', '.join(report.streams)} as of {hybrid_time.to_text(report.at)}: "
         f"{report.transactions:,} commits, {report.events:,} events"
@@ -187,36 +180,33 @@ def _show(report: AuditReport, *, as_json: bool) -> None:
     document = report.document()
     columns = (
         Column("check", "name"),
-        Column("what holds", lambda row: CHECKS[row["name"]][1]),
+        Column("what holds", lambda row: f"each {CHECKS[row['name']].holds}"),
         "examined",
         Column("", "what"),
         Column("not checkable", "unchecked"),
         "breaches",
     )
-    print_table(title, document["checks"], columns)
-    for note in report.notes:
-        print_line(note)
-    for g in report.gone:
-        print_line(
-            f"{g.stream}, partition {g.partition}: nothing is left below offset {g.low:,}: some or all of "
-            f"{g.events:,} events are gone"
-        )
-    for waiting in report.prepared:
-        print_line(
-            f"{count_of(waiting.count, 'transaction')} PREPARED, the oldest since {time_text(waiting.since_ms)}, "
-            f"to be ended by {f'the secret of SHA-256 {waiting.by}' if waiting.by else 'their tokens'}"
-        )
-    examples = [
-        example | {"check": check["name"]}
-        for check in document["checks"]
-        for example in check["examples"]
+    parts: list[str | Grid] = [Grid(title, document["checks"], columns), *report.notes]
+    parts += [
+        f"{g.stream}, partition {g.partition}: no event is left below offset {g.low:,}; some or all of "
+        f"{g.events:,} events are gone"
+        for g in report.gone
     ]
-    if examples:
-        print_table(
-            f"Breaches, at most {MOST_EXAMPLES} of each kind and stream",
-            examples,
-            ("check", "stream", "transaction", Column("where", _where), "expected", "found"),
+    parts += [
+        f"{count_of(waiting.count, 'transaction')} PREPARED, the oldest since {time_text(waiting.since_ms)}, "
+        f"to be ended by {f'the secret of SHA-256 {waiting.by}' if waiting.by else 'their tokens'}"
+        for waiting in report.prepared
+    ]
+    broken = [check for check in report.checks if check.breaches]
+    if broken:
+        examples = [asdict(one) | {"check": each.name} for each in broken for one in each.examples]
+        title = f"Breaches, at most {MOST_EXAMPLES} of each check and stream"
+        where = Column("where", _where)
+        parts.append(
+            Grid(title, examples, ("check", "stream", "transaction", where, "expected", "found"))
         )
+    parts += [f"{each.name} concerns {each.severity}: {each.to_do}" for each in broken]
+    print_result(document, *parts, as_json=as_json)
 
 
 def _where(example: Row) -> str | None:
@@ -265,7 +255,7 @@ class Whole(StrEnum):
 def load(
     options: JobOptions,
     files: Annotated[
-        list[str], argument("FILE...", "Files, folders or patterns that Spark reads.")
+        list[str], argument("FILE...", "Files, folders or patterns for Spark to read.")
     ],
     stream: Into,
     form: Annotated[
@@ -275,7 +265,7 @@ def load(
         str | None,
         option(
             "--schema DDL",
-            "The files' columns, such as 'id BIGINT, name STRING' (default: from the files; CSV: texts).",
+            "The columns, such as 'id BIGINT, name STRING' (default: from the files; CSV: texts).",
         ),
     ] = None,
     read_option: Annotated[
@@ -305,7 +295,7 @@ def load(
     ] = None,
     encoding: Annotated[
         ValueForm,
-        option("--encoding", "The value: the row as JSON or Avro; raw: columns key and value."),
+        option("--encoding", "The value: the row as JSON or Avro; raw: the columns key and value."),
     ] = ValueForm.JSON,
     segments: NewSegments = None,
     name: LoadedAs = None,
@@ -342,15 +332,15 @@ def export(
         str | None,
         option(
             "--partition-by COLUMNS",
-            "A folder for each value: segment, stream, … or date, the day of the event's time.",
+            "Columns whose values become folders: segment, stream, … or date, the day of the event's time.",
         ),
     ] = None,
     schema: Annotated[
-        str | None, option("--schema DDL", "Values are JSON objects: write these fields of them.")
+        str | None, option("--schema DDL", "Values are JSON objects: write these fields.")
     ] = None,
     once: Annotated[
         bool,
-        option("--once/--continuous", "Export what is there now, then end; or go on until Ctrl-C."),
+        option("--once/--continuous", "Export the present events, or keep exporting until Ctrl-C."),
     ] = True,
     interval: Annotated[
         float,
@@ -360,13 +350,13 @@ def export(
         Whole, option("--transactions", "Whether a big transaction may be split.")
     ] = Whole.WHOLE,
     most_events: Annotated[
-        int | None, option("--max-events", "At most so many in a micro-batch.", min=1)
+        int | None, option("--max-events", "At most this many in a micro-batch.", min=1)
     ] = None,
     start: Annotated[
         str,
         option(
             "--start WHERE",
-            "The first time: begin, end, a commit timestamp, or a time with its zone.",
+            "The start of the first call: begin, end, a commit timestamp, or a time with its zone.",
         ),
     ] = "begin",
     checkpoint: Annotated[
@@ -379,12 +369,11 @@ def export(
         bool,
         option(
             "--strict/--lossy",
-            "If events are gone that were not exported (by retention, or with a stream that was deleted and made "
-            "again): end, or go on without them.",
+            "Stop, or continue, if events were deleted before their export, by retention or with their stream.",
         ),
     ] = True,
 ) -> None:
-    """Export committed transactions to files, each once and whole; the next call goes on."""
+    """Export committed transactions to files, each once and whole. The next call continues."""
     place = options.connection()
     spark = options.session("anabranch export")
     from anabranch.spark.pipelines.export import Pace, Shape
@@ -413,7 +402,7 @@ def compact(
     ] = None,
     at: At = None,
     overwrite: Annotated[
-        bool, option("--overwrite", "With --to: replace a folder that is there.")
+        bool, option("--overwrite", "With --to: replace an existing folder.")
     ] = False,
     segments: Annotated[
         int | None, option("--segments", "With --into: create that stream first.", min=1)
@@ -476,7 +465,7 @@ def _hex(txn_id: bytes | None) -> str | None:
 def _load_line(loaded: Loaded) -> str:
     if loaded.already_committed:
         return (
-            f"{loaded.name} was loaded before: transaction {_hex(loaded.txn_id)}, "
+            f"{loaded.name} was loaded earlier: transaction {_hex(loaded.txn_id)}, "
             f"{loaded.rows:,} events; nothing was written now"
         )
     if loaded.txn_id is None:
@@ -501,7 +490,7 @@ def _compact_line(compacted: Compacted) -> str:
 
     if compacted.already_committed:
         return (
-            f"committed before: transaction {_hex(compacted.txn_id)}, "
+            f"committed earlier: transaction {_hex(compacted.txn_id)}, "
             f"{compacted.keys:,} events; nothing was written now"
         )
     keyless = f", {compacted.keyless:,} without a key left out" if compacted.keyless else ""

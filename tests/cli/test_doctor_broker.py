@@ -16,7 +16,7 @@ import pytest
 from confluent_kafka.admin import AdminClient
 
 from anabranch.cli import doctor, options
-from anabranch.cli.doctor import BAD, OK, WARN
+from anabranch.cli.doctor import State
 from anabranch.cli.options import Target
 from anabranch.core.legal_names import STATE
 from anabranch.errors import NotAuthorized
@@ -311,11 +311,15 @@ def test_the_process_ends_with_an_exit_code(
 @pytest.mark.parametrize(
     ("patch", "state", "told"),
     [
-        (nothing, OK, "speaks all that is needed"),
-        (without("SASL_AUTHENTICATE"), OK, "speaks all that is needed"),
-        (without("DELETE_RECORDS"), WARN, "no DeleteRecords: journals are never cut"),
-        (without("DESCRIBE_LOG_DIRS"), WARN, "no DescribeLogDirs: `doctor` does not see"),
-        (without("DESCRIBE_CONFIGS"), BAD, "no DescribeConfigs: needed for making the topics"),
+        (nothing, State.OK, "offers all that is needed"),
+        (without("SASL_AUTHENTICATE"), State.OK, "offers all that is needed"),
+        (without("DELETE_RECORDS"), State.WARN, "no DeleteRecords: journals are never cut"),
+        (without("DESCRIBE_LOG_DIRS"), State.WARN, "no DescribeLogDirs: `doctor` does not see"),
+        (
+            without("DESCRIBE_CONFIGS"),
+            State.BAD,
+            "no DescribeConfigs: needed for making the topics",
+        ),
     ],
 )
 def test_the_short_look_goes_by_the_same_table(
@@ -326,9 +330,9 @@ def test_the_short_look_goes_by_the_same_table(
     with closing(Cluster(options.raw_settings(target))) as cluster:
         _, row, *_ = doctor._brokers(cluster, target)
     assert row.state == state
-    assert row.told.startswith(told)
+    assert row.found.startswith(told)
     shown = options.losses_of(target)
-    assert shown == [row.told] * (state == WARN), "as `stream list` shows it"
+    assert shown == [row.found] * (state == State.WARN), "as `stream list` shows it"
 
 
 @pytest.mark.slow(8)

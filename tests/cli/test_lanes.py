@@ -58,7 +58,7 @@ def test_lane_add_shows_the_rules_and_asks(run: Run, fake: FakeClient) -> None:
         "kafka-acls.sh $ADMIN --add --allow-principal User:etl --operation Write --topic anabranch.commands.etl\n"
         "kafka-acls.sh $ADMIN --add --allow-principal User:etl --operation Read --topic anabranch.replies.etl\n"
     )
-    assert "safe only once the brokers know these rules" in asked.stderr
+    assert "safe only once the brokers have these ACLs" in asked.stderr
     assert fake.calls == []
     quotas = {"open": 1000, "streams": 10}
     call = {"name": "etl", "principals": [ETL], "quotas": quotas}
@@ -117,9 +117,9 @@ def test_lane_add_says_what_it_changed(
     [
         (("ETL",), "'ETL' is not a lane: small letters"),
         (("etl", "--principal", "etl"), "'etl' is not one principal"),
-        (("etl", "--quota", "open"), "--quota 'open' is not of the form NAME=NUMBER"),
-        (("etl", "--quota", "open=-1"), "--quota 'open=-1' is not of the form"),
-        (("etl", "--quota", "open=" + "9" * 5000), "is not of the form"),
+        (("etl", "--quota", "open"), "--quota 'open' must have the form NAME=NUMBER"),
+        (("etl", "--quota", "open=-1"), "--quota 'open=-1' must have the form"),
+        (("etl", "--quota", "open=" + "9" * 5000), "must have the form"),
     ],
 )
 def test_lane_add_refuses(

@@ -74,9 +74,9 @@ def test_errors_as_json(run: Run, fake: FakeClient, error: BaseException, code: 
 
 
 def test_a_check_that_names_the_next_step(run: Run, fake: FakeClient) -> None:
-    fake.error = CheckFailed("1 need not met", "see what to do in the rows above")
+    fake.error = CheckFailed("1 need not met", "follow the advice in the rows above")
     shown = run("stream", "list").stderr
-    assert shown == "CheckFailed: 1 need not met -> see what to do in the rows above\n"
+    assert shown == "CheckFailed: 1 need not met -> follow the advice in the rows above\n"
 
 
 def test_every_error_of_the_library_has_a_code_of_its_kind() -> None:

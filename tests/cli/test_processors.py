@@ -126,7 +126,7 @@ def test_a_group_makes_a_processor(run: Run, fake: FakeClient) -> None:
     ("target", "text"),
     [
         ("tests.faust.counting:app", "`faust -A tests.faust.counting:app worker` runs it"),
-        ("tests.faust.counting:count", "is no anabranch.Processor"),
+        ("tests.faust.counting:count", "is not an anabranch.Processor"),
         ("tests.faust.nothing:app", "there is no module"),
     ],
 )
