@@ -116,7 +116,6 @@ MANY_ARGUMENTS = {
     "anabranch/core/memory.py: follow",
     "anabranch/faust/handing.py: __init__",
     "anabranch/kafka/log.py: _ask",
-    "anabranch/presentation/history.py: _text",
     "anabranch/tables/joined.py: join",
 }
 # Files that nobody has merged into their importer yet have no reason here.

@@ -1,4 +1,4 @@
-"""Reading a stream's history for people: its newest epochs and their commits."""
+"""A stream's history for people: its newest epochs and their commits, and a picture of them (SVG)."""
 
 from __future__ import annotations
 
@@ -222,7 +222,7 @@ class _Picture:
             for words in (f"{arm.name}  p{s.partition}", arm.name, str(arm.number)):
                 if bottom - top >= 12 and (len(words) + 2) * _TEXT <= end - start:
                     y = min(top + 16, (top + bottom) / 2 + 4)
-                    yield _text(start + 6, y, words, 12, "#fff", weight="bold")
+                    yield _text(start + 6, y, words, "#fff", weight="bold")
                     break
 
     def _flows(self) -> Iterable[str]:
@@ -295,8 +295,8 @@ class _Picture:
             x = (self._bounds[at] + self._bounds[at + 1]) / 2
             half = max(len(words), len(name)) * _TEXT / 2
             if x - half >= free:
-                yield _text(x, base + 26, name, 12, ROLLED_DARK, "middle", "bold")
-                yield _text(x, base + 41, words, 12, ROLLED_DARK, "middle")
+                yield _text(x, base + 26, name, ROLLED_DARK, "middle", weight="bold")
+                yield _text(x, base + 41, words, ROLLED_DARK, "middle")
                 free = x + half + 8
 
     def _drop(self, at: int, x: float, commit: CommitRecord) -> str:
@@ -353,7 +353,7 @@ class _Picture:
             free = x + half + 6
             for i, line in enumerate(reversed(lines)):
                 weight = "bold" if i == len(lines) - 1 else "normal"
-                yield _text(x, _TOP - 27 - 14 * i, line, 12, color, "middle", weight)
+                yield _text(x, _TOP - 27 - 14 * i, line, color, "middle", weight=weight)
 
     def _said_of(self, at: int) -> tuple[str, ...]:
         epoch = self._epochs[at]
@@ -374,7 +374,7 @@ class _Picture:
         for share, words in ((0, "0"), (0.5, "2³¹"), (1, "2³²")):
             y = _TOP + share * self._depth
             yield f"<path d='M{x - 4},{y} H{x}' stroke='{LINE}'/>"
-            yield _text(x - 8, y + 4, words, 12, SOFT, "end")
+            yield _text(x - 8, y + 4, words, SOFT, "end")
         middle = _TOP + self._depth / 4
         yield (
             f"<text transform='translate({x - 12:.1f},{middle:.1f}) rotate(-90)' font-size='12' "
@@ -391,20 +391,20 @@ class _Picture:
             half = len(words) * _TEXT / 2
             if tick - half >= free:
                 yield f"<path d='M{tick:.1f},{line} v5' stroke='{SOFT}'/>"
-                yield _text(tick, line + 18, words, 12, SOFT, "middle")
+                yield _text(tick, line + 18, words, SOFT, "middle")
                 free = tick + half + 12
 
     def _words(self) -> Iterable[str]:
         count = sum(map(len, self._commits))
-        yield _text(24, 32, self._title, 19, INK, weight="bold")
+        yield _text(24, 32, self._title, INK, size=19, weight="bold")
         yield _text(
             24,
             54,
             f"{count_of(len(self._epochs), 'epoch')}, {count_of(count, 'commit')}, from "
             f"{to_text(self._epochs[0].timestamp)}. Every key is in one segment at a time; read from left "
             "to right, each key's events are in order.",
-            13,
             SOFT,
+            size=13,
         )
         base = _TOP + self._depth + 104
         entries = [
@@ -427,7 +427,7 @@ class _Picture:
                 yield f"<circle cx='32' cy='{y - 4}' r='5' fill='{color}'/>"
             else:
                 yield f"<rect x='24' y='{y - 10}' width='17' height='11' fill='{color}'/>"
-            yield _text(50, y, words, 12, SOFT)
+            yield _text(50, y, words, SOFT)
 
 
 def _color(arm: Arm) -> str:
@@ -435,7 +435,14 @@ def _color(arm: Arm) -> str:
 
 
 def _text(
-    x: float, y: float, words: str, size: int, fill: str, at: str = "start", weight: str = "normal"
+    x: float,
+    y: float,
+    words: str,
+    fill: str,
+    at: str = "start",
+    *,
+    size: int = 12,
+    weight: str = "normal",
 ) -> str:
     return (
         f"<text x='{x:.1f}' y='{y:.1f}' font-size='{size}' fill='{fill}' text-anchor='{at}' "
