@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from enum import StrEnum
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 from anabranch.cli.options import (
-    Bootstrap,
     ClusterOptions,
+    ConnectionOptions,
     Into,
-    Kafka,
-    KafkaFile,
-    Lane,
     LoadedAs,
     NewSegments,
-    Prefix,
     StreamName,
     Verbose,
     argument,
@@ -32,10 +29,9 @@ from anabranch.cli.options import (
 from anabranch.cli.output import begin_task, print_json, print_line, print_result, progress_bar
 from anabranch.core import defaults
 from anabranch.core.hybrid_time import to_text
-from anabranch.core.legal_names import OPEN_LANE, split_stream
+from anabranch.core.legal_names import split_stream
 from anabranch.errors import InvalidArgument
 from anabranch.presentation.rows import bytes_fields, count_of
-from anabranch.topics.names import DEFAULT_PREFIX
 
 if TYPE_CHECKING:
     from anabranch import Committed, Event, Transaction
@@ -47,7 +43,90 @@ _CONNECT_TIMEOUT_S = 30.0
 _LONGEST = 64 << 20  # bytes of a line, the most that any stream takes
 
 
+@dataclass(frozen=True)
+class ReadOptions(ConnectionOptions):
+    """The common options, with the timeout of a reader."""
+
+    timeout: Annotated[
+        float | None,
+        option(
+            "--timeout SECONDS", "Stop after this time without an event (default: never).", min=0.1
+        ),
+    ] = None
+    json: Annotated[bool, option("--json", "One JSON document a line.")] = False
+    verbose: Verbose = False
+
+
+@dataclass(frozen=True)
+class Part:
+    """Which part of a stream is read. Most of its options read a snapshot."""
+
+    start: Annotated[
+        str,
+        option(
+            "--from TIME",
+            "The start: begin, end, or after a time, as of --at. A group continues at its position.",
+        ),
+    ] = "begin"
+    to: Annotated[
+        str | None, option("--to TIME", "Stop at a time, as of --at, or at the present end.")
+    ] = None
+    segment: Annotated[
+        str | None, option("--segment NUMBER@EPOCH", "Only events of this segment.")
+    ] = None
+    at: Annotated[
+        str | None,
+        option(
+            "--at TIME",
+            "The stream as of a commit timestamp, an ISO 8601 time with its zone, or `now`.",
+        ),
+    ] = None
+    since: Annotated[
+        str | None,
+        option("--since TIME", "Only events of later commits than this time, as of --at (or now)."),
+    ] = None
+    latest: Annotated[
+        bool, option("--latest", "As of the newest commit, or --at, without asking a controller.")
+    ] = False
+    changes: Annotated[
+        bool, option("--changes", "Only the last event of each key, as of --at (or now).")
+    ] = False
+
+    @property
+    def is_snapshot(self) -> bool:
+        """Whether events are read as of a time."""
+        times = (self.at, self.since, self.to)
+        return self.latest or self.changes or any(time is not None for time in times)
+
+    def check(self, group: str | None, *, transactions: bool) -> None:
+        """Raise `InvalidArgument` if options exclude each other."""
+        if self.is_snapshot and (group is not None or transactions or self.start == "end"):
+            raise InvalidArgument(
+                "--at, --to, --since, --latest and --changes read a snapshot: leave out --group, --transactions "
+                "and --from end"
+            )
+        if (self.to is not None and self.at is not None) or (
+            self.since is not None and self.start != "begin"
+        ):
+            raise InvalidArgument(
+                "--to means the same as --at, and --from the same as --since: give only one of each"
+            )
+        if self.segment is not None and transactions:
+            raise InvalidArgument("--segment chooses events: leave out --transactions")
+
+    def bounds(self) -> tuple[int | datetime | None, int | datetime | None]:
+        """(the time of the snapshot, the time after which its events begin); None: now, and the beginning."""
+        until = None if self.at is None else moment_of(self.at)
+        if self.to is not None and self.to != "end":
+            until = moment_of(self.to, "--to")
+        since = None if self.since is None else moment_of(self.since, "--since")
+        first = start_of(self.start, "--from")
+        return until, since if isinstance(first, str) else first
+
+
 def read(
+    part: Part,
+    options: ReadOptions,
     stream: StreamName,
     group: Annotated[
         str | None,
@@ -58,37 +137,6 @@ def read(
     transactions: Annotated[
         bool, option("--transactions -t", "Print transactions, one line each.")
     ] = False,
-    start: Annotated[
-        str,
-        option(
-            "--from TIME",
-            "The start: begin, end, or after a time, as of --at. A group continues at its position.",
-        ),
-    ] = "begin",
-    to: Annotated[
-        str | None,
-        option("--to TIME", "Stop at a time, as of --at, or at the present end."),
-    ] = None,
-    segment: Annotated[
-        str | None, option("--segment NUMBER@EPOCH", "Only events of this segment.")
-    ] = None,
-    at: Annotated[
-        str | None,
-        option(
-            "--at TIME",
-            "The stream as of a commit timestamp, an ISO 8601 time with its zone, or `now`.",
-        ),
-    ] = None,
-    since: Annotated[
-        str | None,
-        option("--since TIME", "Only events of later commits than this time, as of --at (or now)."),
-    ] = None,
-    latest: Annotated[
-        bool, option("--latest", "As of the newest commit, or --at, without asking a controller.")
-    ] = False,
-    changes: Annotated[
-        bool, option("--changes", "Only the last event of each key, as of --at (or now).")
-    ] = False,
     limit: Annotated[
         int | None,
         option(
@@ -97,65 +145,33 @@ def read(
             min=1,
         ),
     ] = None,
-    timeout: Annotated[
-        float | None,
-        option(
-            "--timeout SECONDS", "Stop after this time without an event (default: never).", min=0.1
-        ),
-    ] = None,
-    bootstrap: Bootstrap = None,
-    lane: Lane = OPEN_LANE,
-    prefix: Prefix = DEFAULT_PREFIX,
-    kafka: Kafka = None,
-    kafka_file: KafkaFile = None,
-    json: Annotated[bool, option("--json", "One JSON document a line.")] = False,
-    verbose: Verbose = False,
 ) -> None:
     """Read committed events of a stream, in stream order."""
-    from anabranch.cli.options import connected, target_of
+    from anabranch.cli import options as connecting
 
-    as_of = at is not None or since is not None or latest or changes or to is not None
-    if as_of and (group is not None or transactions):
-        raise InvalidArgument(
-            "--at, --to, --since, --latest and --changes read a snapshot: leave out --group and --transactions"
-        )
-    if (to is not None and at is not None) or (as_of and since is not None and start != "begin"):
-        raise InvalidArgument(
-            "--to means the same as --at, and --from the same as --since: give only one of each"
-        )
-    if segment is not None and transactions:
-        raise InvalidArgument("--segment chooses events: leave out --transactions")
-    first = start_of(start, "--from")
-    if as_of and first == "end":
-        raise InvalidArgument(
-            "--at, --to, --since, --latest and --changes read a snapshot: leave out --from end"
-        )
-    moment = None if at is None else moment_of(at)
-    if to not in (None, "end"):
-        moment = moment_of(to, "--to")
-    begin = None if since is None else moment_of(since, "--since")
-    if as_of and not isinstance(first, str):
-        begin = first
-    wanted = None if segment is None else parse_segment(segment, "--segment")
-    target = target_of(bootstrap, prefix, _CONNECT_TIMEOUT_S, kafka, kafka_file, lane)
-    with connected(target) as client:
-        found: Iterable[Any]
-        events: Iterable[Event] = ()
+    part.check(group, transactions=transactions)
+    first = start_of(part.start, "--from")
+    wanted = None if part.segment is None else parse_segment(part.segment, "--segment")
+    until, since = part.bounds() if part.is_snapshot else (None, None)
+    with connecting.connected(options.target_within(_CONNECT_TIMEOUT_S)) as client:
+        found: Any
         document: Callable[[Any], dict[str, Any]] = event_document
         line: Callable[[Any], tuple[str, ...]] = event_line
         if transactions:
-            found = client.read_transactions(stream, group=group, timeout=timeout, start=first)
+            found = client.read_transactions(
+                stream, group=group, timeout=options.timeout, start=first
+            )
             document, line = transaction_document, transaction_line
-        elif as_of:
-            mode: Mode = "latest" if latest else "snapshot"
-            snapshot = client.snapshot(stream, moment, begin, mode, timeout=timeout)
-            found = events = snapshot.changes(stream) if changes else snapshot.read(stream)
+        elif part.is_snapshot:
+            mode: Mode = "latest" if part.latest else "snapshot"
+            snapshot = client.snapshot(stream, until, since, mode, timeout=options.timeout)
+            found = snapshot.changes(stream) if part.changes else snapshot.read(stream)
         else:
-            found = events = client.read(stream, group=group, timeout=timeout, start=first)
+            found = client.read(stream, group=group, timeout=options.timeout, start=first)
         if wanted is not None:
-            found = (each for each in events if each.segment_id == wanted)
+            found = (each for each in found if each.segment_id == wanted)
         for each in islice(found, limit):
-            if json:  # either of them takes its time
+            if options.json:  # either of them takes its time
                 print_json(document(each))
             else:
                 print_line(*line(each))

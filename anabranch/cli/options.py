@@ -147,24 +147,32 @@ LoadedAs = Annotated[
 
 
 @dataclass(frozen=True)
-class ClusterOptions:
-    """The options of all commands that connect to a cluster."""
+class ConnectionOptions:
+    """The options of a connection to a cluster."""
 
     bootstrap: Bootstrap = None
     lane: Lane = OPEN_LANE
     prefix: Prefix = DEFAULT_PREFIX
     kafka: Kafka = field(default=None, repr=False)  # may hold secrets
     kafka_file: KafkaFile = None
+
+    def target_within(self, timeout: float) -> Target:
+        """The cluster of these options. ``timeout``: seconds of each call. Raises: InvalidArgument."""
+        settings = parse_kafka(self.kafka, file=self.kafka_file)
+        return Target(need_bootstrap(self.bootstrap), self.prefix, timeout, settings, self.lane)
+
+
+@dataclass(frozen=True)
+class ClusterOptions(ConnectionOptions):
+    """The options of most commands that connect to a cluster."""
+
     timeout: Timeout = defaults.TIMEOUT_S
     json: Json = False
     verbose: Verbose = False
 
     def target(self) -> Target:
         """The cluster of these options. Raises: InvalidArgument if they name none."""
-
-        return target_of(
-            self.bootstrap, self.prefix, self.timeout, self.kafka, self.kafka_file, self.lane
-        )
+        return self.target_within(self.timeout)
 
     def client(self) -> AbstractContextManager[Client]:
         """A client of that cluster."""
@@ -316,19 +324,6 @@ class Target:
     timeout: float
     kafka: Mapping[str, str] = field(default_factory=dict, repr=False)  # may hold secrets
     lane: str = OPEN_LANE
-
-
-def target_of(
-    bootstrap: str | None,
-    prefix: str,
-    timeout: float,
-    kafka: Sequence[str] | None,
-    kafka_file: Path | None,
-    lane: str,
-) -> Target:
-    """The cluster of the common options. Raises: InvalidArgument if they name none."""
-    settings = parse_kafka(kafka, file=kafka_file)
-    return Target(need_bootstrap(bootstrap), prefix, timeout, settings, lane)
 
 
 def need_bootstrap(bootstrap: str | None) -> str:

@@ -237,7 +237,7 @@ WAITING = (
     "    finally:\n"
     "        print('cleaned', flush=True)\n"
     "from anabranch.cli import options\n"
-    "options.target_of = wait\n"
+    "options.need_bootstrap = wait\n"
     "main.app(['stream', 'list'])\n"
 )
 
