@@ -49,7 +49,6 @@ from anabranch.presentation.rows import (
     time_text,
     transaction_row,
 )
-from anabranch.types import Listed
 
 if TYPE_CHECKING:
     from anabranch import Client, TransactionInfo
@@ -140,6 +139,8 @@ def list_transactions(
     limit: Limit = 100,
 ) -> None:
     """List open transactions, the oldest first; or all known ones, the newest first."""
+    from anabranch.types import Listed
+
     found: Listed[Any]
     row_of: Callable[[Any], Row]
     with options.client() as client:

@@ -54,7 +54,7 @@ def test_stream_create_with_settings(run: Run, fake: FakeClient) -> None:
     assert fake.calls[-2][1]["adopt"] is True
     wrong = run("stream", "create", "nyc/flights", "--setting", "retention.ms")
     assert wrong.exit_code == ExitCode.USAGE
-    assert "--setting 'retention.ms' is not of the form NAME=VALUE" in wrong.stderr
+    assert "--setting 'retention.ms' must have the form NAME=VALUE" in wrong.stderr
 
 
 def test_settings_from_a_file(run: Run, tmp_path: Path, fake: FakeClient) -> None:
@@ -98,8 +98,8 @@ def test_stream_scale(run: Run, fake: FakeClient) -> None:
     [
         ((), "give --segments N, or --seal and --range"),
         (("--segments", "2", "--seal", "0@0"), "give --segments N, or --seal and --range"),
-        (("--seal", "a@0"), "'a@0' is no segment"),
-        (("--seal", "-1"), "'-1' is no segment"),
+        (("--seal", "a@0"), "'a@0' must be NUMBER@EPOCH"),
+        (("--seal", "-1"), "'-1' must be NUMBER@EPOCH"),
         (("--seal", "0@0", "--range", "5:5"), "'5:5' must be LOW:HIGH"),
         (("--seal", "0@0", "--range", "0:0x100000001"), "must be LOW:HIGH"),
         (("--seal", "0@0", "--range", "7"), "'7' must be LOW:HIGH"),
@@ -409,7 +409,7 @@ def test_txn_settle_asks(run: Run, fake: FakeClient) -> None:
     asked = run(*settle)
     assert asked.exit_code == ExitCode.USAGE
     assert "--yes" in asked.stderr
-    assert "read them plainly" in asked.stderr
+    assert "Plain consumers keep seeing" in asked.stderr
     assert fake.calls == []
     result = run(*settle, "--yes")
     assert result.exit_code == 0
@@ -601,7 +601,7 @@ def test_at_a_terminal_it_is_asked(answer: bool, monkeypatch: pytest.MonkeyPatch
         pytest.raises(InvalidArgument, match="nothing was changed") if not answer else nullcontext()
     ):
         options.confirm("It goes.", yes=False)
-    assert said == ["It goes. Do it?"]
+    assert said == ["It goes. Continue?"]
 
 
 class Terminal:

@@ -76,14 +76,14 @@ def test_lane_add_shows_the_rules_and_asks(run: Run, fake: FakeClient) -> None:
 
 
 GRANT = "grant it something: anabranch grants add {} 'SCOPE/*' write"
-BACK = "back to the default: anabranch lane add {} --quota {}=default"
+BACK = "to restore the default: anabranch lane add {} --quota {}=default"
 
 
 @pytest.mark.parametrize(
     ("arguments", "asked", "shown"),
     [
-        (("bi",), None, ["lane bi is there", GRANT.format("bi")]),
-        (("etl",), None, ["lane etl is there"]),
+        (("bi",), None, ["lane bi exists", GRANT.format("bi")]),
+        (("etl",), None, ["lane etl exists"]),
         (
             ("etl", "--quota", "work=2500,open=30"),
             {"work": 2500, "open": 30},
@@ -96,7 +96,7 @@ BACK = "back to the default: anabranch lane add {} --quota {}=default"
         (
             ("etl", "--quota", "open=default"),
             {"open": None},
-            ["etl: its quotas are as they were"],
+            ["etl: its quotas did not change"],
         ),
     ],
 )
@@ -170,7 +170,7 @@ def rule(operation: str, topic: str, principal: str = ETL, allowed: bool = True)
 LANE = [Acl(ETL, right) for right in client_rights(lane="etl")]
 JOURNAL = [Acl(ETL, right) for right in writer_rights("shop/a")]
 WRITE = Grant("etl", "shop/a", ("write",))
-MAY, MAY_NOT = "may write to shop.a.journal, without", "may not write to shop.a.journal"
+MAY, MAY_NOT = "may write to shop.a.journal, but lacks", "may not write to shop.a.journal"
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ MAY, MAY_NOT = "may write to shop.a.journal, without", "may not write to shop.a.
         (
             [rule("Write", "anabranch.commands.etl", "User:*")],
             [],
-            ["everybody may write to anabranch.commands.etl"],
+            ["every principal may write to anabranch.commands.etl"],
         ),
         ([rule("Write", "anabranch.commands", "User:*")], [], []),
     ],

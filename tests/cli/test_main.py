@@ -108,7 +108,7 @@ def test_a_long_message_is_cut_to_its_first_line_and_whole_in_json(
 ) -> None:
     fake.error = ChildFailed("it ended:\n  line 1\n  line 2")
     assert run("stream", "list").stderr == (
-        "ChildFailed: it ended (-v shows more) -> mend that, then run it again\n"
+        "ChildFailed: it ended (-v shows more) -> provide it, then repeat the command\n"
     )
     document = json.loads(run("stream", "list", "--json").stderr)
     assert document["error"]["message"].endswith("line 2")
