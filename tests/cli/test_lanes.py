@@ -75,7 +75,7 @@ def test_lane_add_shows_the_rules_and_asks(run: Run, fake: FakeClient) -> None:
     assert [each["quotas"] for name, each in fake.calls if name == "add_lane"] == [None]
 
 
-GRANT = "grant it something: anabranch grants add {} 'SCOPE/*' write"
+GRANT = "grant it rights: anabranch grants add {} 'SCOPE/*' write"
 BACK = "to restore the default: anabranch lane add {} --quota {}=default"
 
 
