@@ -217,7 +217,7 @@ def test_tables(shell: Shell, scope: str, tmp_path: Path) -> None:
         "7",
     )
     other = shell.run("table", "put", f"{scope}/plain", "k", "v", code=2)
-    assert "is a stream, and no table" in other.stderr
+    assert "is a stream, not a table" in other.stderr
 
 
 def test_nobody_answers(scope: str) -> None:
