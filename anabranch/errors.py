@@ -84,7 +84,7 @@ class TooManyTransactions(RetryError):
     """The limit of open transactions is reached: wait until some have ended."""
 
 
-class TooMuchStaged(RetryError):
+class TooManyUncommittedBytes(RetryError):
     """The limit of uncommitted bytes is reached: end some transactions, or wait until some have ended."""
 
 
@@ -96,7 +96,7 @@ class WriteFailed(RetryError):
     """A write was not acknowledged, so this writer can give no receipt: join again and rewrite its events."""
 
 
-class NotLeading(RetryError):
+class NotLeader(RetryError):
     """This process has lost its leadership; its successor finishes the work. Internal to controllers."""
 
 
@@ -107,7 +107,7 @@ class TransactionAborted(BeginAgainError):
     """A client, an operator, missing heartbeats, or a newer transaction of its name aborted the transaction."""
 
 
-class TenureLost(BeginAgainError):
+class OwnershipLost(BeginAgainError):
     """Another worker owns these tasks now: take them again. Their positions show what was committed."""
 
 
@@ -226,7 +226,7 @@ class LedgerDiffers(FixCallError):
     """The database has committed a transaction that was aborted by force: correct the data by hand."""
 
 
-class HeldByPrepared(FixCallError):
+class ReservedByPrepared(FixCallError):
     """A prepared transaction of this name or series has to be ended first (`Client.prepared`)."""
 
 
@@ -275,7 +275,7 @@ class TooManyStreams(FixCallError):
     """The control partition, or the lane, has reached its limit of streams, of their partitions, or of scopes."""
 
 
-class SetAside(FixCallError):
+class Quarantined(FixCallError):
     """The command failed three times and is quarantined, without any effect."""
 
 

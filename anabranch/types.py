@@ -17,14 +17,14 @@ from anabranch.core.transaction_states import locks_broken
 from anabranch.errors import (
     AnabranchError,
     FixCallError,
-    HeldByPrepared,
     InvalidArgument,
     NotReady,
+    ReservedByPrepared,
     TransactionAborted,
 )
 from anabranch.schemas import records as r
 from anabranch.schemas.codec import decode_as, encode
-from anabranch.schemas.records import SegmentRange, SetAsideRow, TxnState
+from anabranch.schemas.records import QuarantineRow, SegmentRange, TxnState
 
 log = logging.getLogger("anabranch.client")
 
@@ -213,21 +213,22 @@ class OpenTransaction:
     """A transaction that is not over, as its controller knows it: its resources, and why it waits.
 
     Times are seconds: ``age``; ``silent``, since its last request or heartbeat; ``left``, of its keepalive (None
-    while the keepalive is suspended). Empty in lists: ``writers``; ``carries``, the segments of its staged merge;
-    and ``journals``, the bytes of each stream's journal that are kept for it. ``locks``: their number, on tables;
-    while they are ``frozen``, commits that would break one wait. ``waits``: why its decided commit waits, with
+    while the keepalive is suspended). Empty in lists: ``writers``; ``staged_merges``, the segments of its staged
+    merge; and ``journals``, the bytes of each stream's journal that are kept for it. ``locks``: their number, on
+    tables; while they are ``frozen``, commits that would break one wait. ``waits``: why its decided commit waits,
+    with
     ``why``, ``stream``, ``text`` and ``age_ms`` (-1: not known). ``ends``: the command by which an operator ends
     it.
     """
 
     info: TransactionInfo
-    staged_bytes: int
+    uncommitted_bytes: int
     age: float
     silent: float
     left: float | None
     writer_count: int
     writers: tuple[r.WriterInfo, ...]
-    carries: tuple[r.CarryInfo, ...]
+    staged_merges: tuple[r.StagedMergeInfo, ...]
     locks: int = 0
     frozen: bool = False
     journals: Mapping[str, int] = field(default_factory=dict)
@@ -241,14 +242,14 @@ class StreamDescription:
 
     - ``segments``: the active ones, by key range. ``partitions``: as many in the stream as in its journal.
     - ``journal``: the end of each journal partition's index. ``low_water``: offsets below which journal partitions
-      may be truncated. ``staged_bytes``: uncommitted bytes in the journal, approximately.
+      may be truncated. ``uncommitted_bytes``: uncommitted bytes in the journal, approximately.
     - ``rejected``: rejected journal records by reason; ``foreign``: the least number of foreign records in the
       topic; both since the present leader's term began.
     - ``state``: ACTIVE; CREATING; WAITING while it can't be read or written (``trouble`` says why); LOST once a
       topic of it is gone.
     - ``base``: a table's base, with ``timestamp``, ``rows`` and ``txn_id``. ``oldest_snapshot``: the hybrid time
       from which a table is sure to be readable; 0 for other streams.
-    - ``holders``: what prevents its deletion or compaction, each with ``what``, ``name``, ``lane``, ``age_ms`` and
+    - ``blockers``: what prevents its deletion or compaction, each with ``what``, ``name``, ``lane``, ``age_ms`` and
       the command that ``ends`` it. Only `Client.describe` has them, for a lane with the right `operate`.
     """
 
@@ -261,27 +262,27 @@ class StreamDescription:
     journal: Mapping[int, int]
     partitions: int
     low_water: Mapping[int, int]
-    staged_bytes: int
+    uncommitted_bytes: int
     state: r.ShownStreamState = ACTIVE
     trouble: str = ""
     foreign: int = 0
     base: r.BaseRow | None = None
     oldest_snapshot: int = 0
-    holders: tuple[r.Holder, ...] = ()
+    blockers: tuple[r.Blocker, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class CommandsInfo:
     """A control partition's commands: those before ``position`` are processed, ``end`` is the end of the topic.
 
-    ``set_aside``: quarantined commands, the oldest first, with ``offset``, ``at_ms`` (Unix milliseconds), ``what``
-    and ``reason``. ``open_transactions``, ``outcomes``: how many it keeps.
+    ``quarantined``: quarantined commands, the oldest first, with ``offset``, ``at_ms`` (Unix milliseconds),
+    ``what`` and ``reason``. ``open_transactions``, ``outcomes``: how many it keeps.
     """
 
     control_partition: int
     position: int
     end: int
-    set_aside: tuple[SetAsideRow, ...]
+    quarantined: tuple[QuarantineRow, ...]
     open_transactions: int
     outcomes: int
 
@@ -324,7 +325,7 @@ class AuditEntry:
 
 
 @dataclass(frozen=True)
-class Tenure:
+class TaskOwnership:
     """Task ownership: the right to commit for tasks of a processor, until another worker takes them.
 
     ``tasks``: by number, with their positions when they were taken. ``secret``: the fencing token, 16 bytes.
@@ -335,7 +336,7 @@ class Tenure:
     task_count: int
     inputs: tuple[r.ProcessorInput, ...]
     tasks: Mapping[int, r.TaskInfo]
-    secret: bytes = field(repr=False)
+    fencing_token: bytes = field(repr=False)
     stores: tuple[str, ...] = ()
     incarnation: int = 0
 
@@ -352,7 +353,7 @@ class Tenure:
     @property
     def hash(self) -> bytes:
         """The hash that a `Begin` record contains."""
-        return hash_of(self.processor, self.secret)
+        return hash_of(self.processor, self.fencing_token)
 
 
 _RIGHTS = {(right.name or "").lower().replace("_", "-"): right for right in Right}
@@ -400,13 +401,13 @@ def open_of(info: r.OpenInfo) -> OpenTransaction:
     """The result for callers of an `OpenInfo` record."""
     return OpenTransaction(
         info_of(info.outcome),
-        info.staged_bytes,
+        info.uncommitted_bytes,
         info.age_ms / 1000,
         info.silent_ms / 1000,
         None if info.left_ms < 0 else info.left_ms / 1000,
         info.writer_count,
         info.writers,
-        info.carries,
+        info.staged_merges,
         info.locks,
         info.frozen,
         info.journals,
@@ -435,9 +436,9 @@ def result_of(outcome: r.Outcome) -> Result:
 
 
 def committed(outcome: r.Outcome) -> r.Outcome:
-    """The outcome, if it is COMMITTED. Raises: HeldByPrepared if it is PREPARED, else TransactionAborted."""
+    """The outcome, if it is COMMITTED. Raises: ReservedByPrepared if it is PREPARED, else TransactionAborted."""
     if outcome.state == "PREPARED":
-        raise HeldByPrepared(
+        raise ReservedByPrepared(
             f"transaction {txn_text(outcome.txn_id)} of this name is prepared: end it first"
         )
     if outcome.state != "COMMITTED":

@@ -98,7 +98,7 @@ class Given(AskedOfBrokers):
     max_partitions: Annotated[
         int, option("", "The most partitions of streams and journals together.", min=2)
     ] = 5_000
-    max_staged_bytes: Annotated[
+    max_uncommitted_bytes: Annotated[
         int,
         option(
             "",

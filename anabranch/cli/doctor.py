@@ -212,7 +212,7 @@ def _controllers(client: Client, cluster: Cluster, bootstrap: str) -> Iterator[R
         return
     rows = []
     with _asked(rows, "quarantined commands", ""):
-        aside = sum(len(one.set_aside) for one in client.commands())
+        aside = sum(len(one.quarantined) for one in client.commands())
         do = "see `anabranch command list --lane admin`" if aside else ""
         rows.append(
             Row("quarantined commands", State.WARN if aside else State.OK, f"{aside:,}", do)

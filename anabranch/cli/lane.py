@@ -145,7 +145,7 @@ def list_commands(options: OperatorOptions) -> None:
     aside = [
         {**one, "control_partition": row["control_partition"]}
         for row in rows
-        for one in row["set_aside"]
+        for one in row["quarantined"]
     ]
     print_result(
         {"control_partitions": rows},
@@ -223,7 +223,7 @@ _COMMAND_COLUMNS = (
     "control_partition",
     "position",
     Column("waiting", lambda row: row["end"] - row["position"]),
-    Column("quarantined", lambda row: len(row["set_aside"])),
+    Column("quarantined", lambda row: len(row["quarantined"])),
     "open_transactions",
     "outcomes",
 )

@@ -155,7 +155,7 @@ def web(
         bool,
         option(
             "--allow-actions",
-            "Allow to abort, settle, scale and delete, each after a confirmation.",
+            "Allow to abort, force, scale and delete, each after a confirmation.",
         ),
     ] = False,
 ) -> None:

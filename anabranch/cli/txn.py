@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 _MOST = 10_000  # that a list may have
 _WATCH_S = 1.0
 _LATE = (AlreadyCommitted, OutcomeUnknown)
-app = App(no_args_is_help=True, help="List, describe, abort and settle transactions.")
+app = App(no_args_is_help=True, help="List, describe, abort and force transactions.")
 _FINISHED = ("COMMITTED", "ABORTED")
 TxnIdText = Annotated[
     str,
@@ -109,7 +109,7 @@ _OPEN_COLUMNS: Columns = (
     Column("age", _span_of("age_s")),
     Column("silent for", _span_of("silent_s")),
     Column("keepalive left", _span_of("keepalive_left_s")),
-    Column("bytes", "staged_bytes"),
+    Column("bytes", "uncommitted_bytes"),
     Column("writers", "writer_count"),
     "streams",
 )
@@ -300,7 +300,7 @@ def _abort(client: Client, txn_id: bytes) -> None:
     if client.state(txn_id).state == "PREPARED":
         raise IllegalState(
             f"transaction {txn_id.hex()} is PREPARED, so only its coordinator may end it; if that is gone for "
-            "good, use `anabranch txn settle --presume`"
+            "good, use `anabranch txn force --outcome`"
         )
     client.abort(txn_id, reason="aborted by an operator")
 
@@ -323,14 +323,14 @@ def _choose(
     return [t.info.txn_id for t in found]
 
 
-@app.command("settle")
-def settle(
+@app.command("force")
+def force(
     options: OperatorOptions,
     txn: TxnIdText,
-    presume: Annotated[
+    outcome: Annotated[
         str | None,
         option(
-            "--presume commit|abort",
+            "--outcome commit|abort",
             "For a PREPARED transaction whose coordinator is gone for good.",
         ),
     ] = None,
@@ -343,8 +343,8 @@ def settle(
     events, which stay; snapshots, ordered readers and Spark never show them. The coordinator of a PREPARED
     transaction may have decided otherwise. Needs a lane with the right `operate` on the scope.
     """
-    if presume not in (None, "commit", "abort"):
-        raise InvalidArgument(f"--presume {presume!r} must be commit or abort")
+    if outcome not in (None, "commit", "abort"):
+        raise InvalidArgument(f"--outcome {outcome!r} must be commit or abort")
     connecting = options.client()  # wrong options are refused before the question
     if len(txn) != 2 * TXN_ID_SIZE:
         raise InvalidArgument("give all 32 digits of the id")
@@ -353,17 +353,17 @@ def settle(
         f"Transaction {txn_id.hex()} will be aborted in all its streams for good, though it would finish by itself "
         "once its streams are repaired. Plain consumers keep seeing those of its events that are in the topics."
     )
-    if presume is not None:
+    if outcome is not None:
         what = (
-            f"Prepared transaction {txn_id.hex()} will end by {presume}, whatever its coordinator decided. If a "
+            f"Prepared transaction {txn_id.hex()} will end by {outcome}, whatever its coordinator decided. If a "
             "database decided otherwise, its rows and the events will differ."
         )
     confirm(what, yes=yes)
     with connecting as client:
-        client.settle(
+        client.force(
             txn_id,
-            reason="settled by an operator",
-            presume=None if presume is None else presume == "commit",
+            reason="forced by an operator",
+            outcome=None if outcome is None else outcome == "commit",
         )
         _show(client.state(txn_id), as_json=options.json)
 

@@ -33,7 +33,7 @@ from anabranch.reading.snapshot import (
 )
 from anabranch.reading.tasks.groups import group_progress
 from anabranch.schemas.records import BaseRow
-from anabranch.types import Tenure
+from anabranch.types import TaskOwnership
 
 if TYPE_CHECKING:
     from anabranch.reading.tasks.reader import TaskReader
@@ -63,14 +63,16 @@ class Reading:
         group: str | None,
         timeout: float | None,
         start: Start,
-        tenure: Tenure | None,
+        ownership: TaskOwnership | None,
     ) -> Reader | TaskReader:
         """As `Client.read`."""
-        if tenure is None:
+        if ownership is None:
             return self.readers().read(streams, group, timeout, start)
         if group is not None or start != "begin":
-            raise InvalidArgument("a tenure says where to read on: give no group and no start")
-        return self.readers().read_tasks(streams, tenure, timeout, self._session.together)
+            raise InvalidArgument(
+                "the task ownership says where to read on: give no group and no start"
+            )
+        return self.readers().read_tasks(streams, ownership, timeout, self._session.together)
 
     def plan(
         self,

@@ -143,7 +143,7 @@ class Feed:
         if self._gone is not None:
             self._gone(place, error.position)
         self._positions[place] = start
-        log.warning("%s: reading goes on at offset %d", error, start)
+        log.warning("%s: reading continues at offset %d", error, start)
         return True
 
     def _rest(self, seconds: float) -> None:

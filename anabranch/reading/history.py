@@ -124,7 +124,7 @@ class HistoryCursor:
                     self._gap, self._high = self._gap or (self._position, error), None
                 self._position = self._source.start_offsets([self.place], deadline)[self.place]
                 if not self._whole:
-                    log.warning("%s; reading goes on at offset %d", error, self._position)
+                    log.warning("%s; reading continues at offset %d", error, self._position)
                 continue
             if found is not None:
                 self._first = self._position

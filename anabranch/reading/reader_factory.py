@@ -17,7 +17,7 @@ from anabranch.reading.snapshot_reader import SnapshotReader, StreamCut
 from anabranch.reading.tasks.groups import first_inputs
 from anabranch.reading.transaction_reader import TransactionReader
 from anabranch.schemas.records import ProcessorInput
-from anabranch.types import Tenure
+from anabranch.types import TaskOwnership
 
 if TYPE_CHECKING:
     from anabranch.reading.tasks.reader import TaskReader
@@ -60,17 +60,17 @@ class Readers:
     def read_tasks(
         self,
         streams: str | Sequence[str],
-        tenure: Tenure,
+        ownership: TaskOwnership,
         timeout: float | None,
         together: Callable[[Sequence[str], float], Mapping[str, int]],
     ) -> TaskReader:
-        """A reader of the events of a tenure's tasks. ``together``: `Client.together` with a deadline."""
+        """A reader of the events of an ownership's tasks. ``together``: `Client.together` with a deadline."""
         need("numpy")
         from anabranch.reading.tasks.reader import TaskReader
 
         names = streams_of(streams)
         groups = together(names, self.ports.clock.monotonic() + self.timeout)
-        reader = TaskReader(self.ports, names, tenure, timeout, self.timeout, groups)
+        reader = TaskReader(self.ports, names, ownership, timeout, self.timeout, groups)
         self._made.add(reader)
         return reader
 

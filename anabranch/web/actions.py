@@ -56,19 +56,19 @@ def _abort(client: Client, about: str, _given: Mapping[str, str]) -> Plan:
     return Plan(f"Abort transaction {about}?", _state_text(info), told, "Abort it", act)
 
 
-def _settle(client: Client, about: str, given: Mapping[str, str]) -> Plan:
+def _force(client: Client, about: str, given: Mapping[str, str]) -> Plan:
     info = client.state(txn_id := parse_txn_text(about))
-    how = given.get("presume", "")
+    how = given.get("outcome", "")
     prepared = info.state == "PREPARED"
     if prepared and how not in ("commit", "abort"):
-        raise InvalidArgument(f"presume {how!r} must be commit or abort for a PREPARED transaction")
+        raise InvalidArgument(f"outcome {how!r} must be commit or abort for a PREPARED transaction")
     if not prepared and info.state != "FINALIZE_IN_PROGRESS":
         raise IllegalState(f"transaction {about} is {info.state}: abort it, or let it finish")
 
     def act() -> str:
-        presume = how == "commit" if prepared else None
-        client.settle(txn_id, reason=f"settled {_REASON}", presume=presume)
-        return f"transaction {about} is settled"
+        outcome = how == "commit" if prepared else None
+        client.force(txn_id, reason=f"forced {_REASON}", outcome=outcome)
+        return f"transaction {about} is forced"
 
     told = (
         "It will be aborted in all its streams. This is allowed only while its merge can't continue.",
@@ -79,8 +79,8 @@ def _settle(client: Client, about: str, given: Mapping[str, str]) -> Plan:
             f"It will end by {how}, whatever its coordinator decided.",
             "If a database decided otherwise, its rows and the events will differ.",
         )
-    title = f"Settle transaction {about}?"
-    return Plan(title, _state_text(info), (*told, _FINAL), "Settle it", act)
+    title = f"Force transaction {about}?"
+    return Plan(title, _state_text(info), (*told, _FINAL), "Force it", act)
 
 
 def _state_text(info: TransactionInfo) -> str:
@@ -140,7 +140,7 @@ def _delete(client: Client, about: str, _given: Mapping[str, str]) -> Plan:
 
 PLANS: dict[str, Callable[[Client, str, Mapping[str, str]], Plan]] = {
     "abort": _abort,
-    "settle": _settle,
+    "force": _force,
     "scale": _scale,
     "delete": _delete,
 }

@@ -61,7 +61,7 @@ def started(world: World, streams: list[str], start: str) -> TaskReader:
     inputs = readers.first_inputs(streams, start, world.clock.monotonic() + 10, together)
     make = CreateProcessor("nyc/p", 1, inputs)
     client._processors.ask("nyc/p", make, world.clock.monotonic() + 10)
-    return readers.read_tasks(streams, client.take("nyc/p"), None, together)
+    return readers.read_tasks(streams, client.take_tasks("nyc/p"), None, together)
 
 
 def write(world: World, number: int, *streams: str, key: bytes = b"key") -> int:
