@@ -1,10 +1,10 @@
-"""Every error a caller can see, sorted by what the caller does next.
+"""All errors that a caller can see, grouped by what the caller does next.
 
-Four kinds, as in SlateDB's error model: *retry* the same call, *begin again*, *ask for the outcome*,
-*fix the call*. `InvariantViolation` is none of them: it reports a defect in anabranch itself.
+The groups are those of SlateDB's error model: *retry* the call, *begin again*, *ask for the outcome*, and
+*fix the call*. `InvariantViolation` is outside of them: it reports a defect in anabranch.
 
-The class names double as the error codes of the wire protocol (``Refusal.code``), so that a client in
-any language sorts them the same way: see ``docs/protocol.md``.
+The class names are also the error codes of the wire protocol (``Refusal.code``), so that a client in any language
+can group them in the same way (``docs/protocol.md``).
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from typing import Any
 def read_back(
     kind: type[BaseException], args: tuple[Any, ...], state: dict[str, Any]
 ) -> BaseException:
-    """Rebuild an error from another process, whose constructor may take other arguments than ``args``."""
+    """Rebuild a pickled error. Its constructor is not called, as it may take other arguments than ``args``."""
     error = kind.__new__(kind, *args)
     error.__dict__.update(state)
     return error
 
 
 class AnabranchError(Exception):
-    """Base of all errors raised on purpose. The message says what to do."""
+    """Base of all errors that are raised on purpose. The message says what is wrong and what to do."""
 
     def __reduce__(self) -> str | tuple[Any, ...]:
         return read_back, (type(self), self.args, self.__dict__)
 
 
 class RetryError(AnabranchError):
-    """Nothing happened, or it is safe to repeat: call again, later."""
+    """The call changed nothing, or is safe to repeat: call again later."""
 
 
 class BeginAgainError(AnabranchError):
-    """The transaction is over without effect: begin a new one."""
+    """The transaction has ended without effect: begin a new one."""
 
 
 class AskOutcomeError(AnabranchError):
@@ -42,25 +42,25 @@ class AskOutcomeError(AnabranchError):
 
 
 class FixCallError(AnabranchError):
-    """The call can never succeed as it is: change it. Nothing was changed by it."""
+    """The call can't succeed as it is, and changed nothing: change the call."""
 
 
 class InvariantViolation(AnabranchError):
-    """A rule that the code relies on does not hold: a defect in anabranch, please report it."""
+    """A rule that the code relies on does not hold. This is a defect in anabranch: please report it."""
 
 
 class NotInstalled(AnabranchError, ModuleNotFoundError):
-    """A package is missing that only an extra brings: the message has the command that gets it."""
+    """A package is missing that an extra installs. The message has the command to install it."""
 
     __reduce__ = ModuleNotFoundError.__reduce__
 
 
 class NotSupported(AnabranchError):
-    """This operating system, or this kind of threads, does not support it; the message says which one does."""
+    """This operating system, or this kind of threads, can't do this. The message names one that can."""
 
 
 def check(condition: bool, message: str) -> None:
-    """Raise `InvariantViolation` unless ``condition`` holds (never compiled away, unlike assert)."""
+    """Raise `InvariantViolation` unless ``condition`` holds. Unlike an assert, this is never compiled away."""
     if not condition:
         raise InvariantViolation(message)
 
@@ -69,7 +69,7 @@ def check(condition: bool, message: str) -> None:
 
 
 class NotReady(RetryError):
-    """No controller answers yet, or the cluster's topics do not exist: start `anabranch controller`."""
+    """No controller answers, or the cluster's topics do not exist: start `anabranch controller`."""
 
 
 class DeadlineExceeded(RetryError):
@@ -77,45 +77,45 @@ class DeadlineExceeded(RetryError):
 
 
 class ReceiptsNotCovered(RetryError):
-    """The journal did not show all that the receipts claim in time. The transaction is still open: commit again."""
+    """The journal did not show all records of the receipts in time. The transaction is open: commit again."""
 
 
 class TooManyTransactions(RetryError):
-    """The limit of open transactions is reached: wait for some to end."""
+    """The limit of open transactions is reached: wait until some have ended."""
 
 
 class TooManyUncommittedBytes(RetryError):
-    """Open transactions have all the bytes in journals that they may: end some, or wait for some to end."""
+    """The limit of uncommitted bytes is reached: end some transactions, or wait until some have ended."""
 
 
 class TooMuchLocked(RetryError):
-    """Open transactions have all the registered locks that they may: end some, or wait for some to end."""
+    """The limit of registered locks is reached: end some transactions, or wait until some have ended."""
 
 
 class WriteFailed(RetryError):
-    """A write was not acknowledged; this writer gives no receipt any more: join again and rewrite."""
+    """A write was not acknowledged, so this writer can give no receipt: join again and rewrite its events."""
 
 
 class NotLeader(RetryError):
-    """This process lost its leadership in mid-work; a successor finishes. Internal to controllers."""
+    """This process has lost its leadership; its successor finishes the work. Internal to controllers."""
 
 
 # -- begin again ------------------------------------------------------------------------------------
 
 
 class TransactionAborted(BeginAgainError):
-    """The transaction is aborted (by a client, an operator, staleness or a newer one of its name)."""
+    """A client, an operator, missing heartbeats, or a newer transaction of its name aborted the transaction."""
 
 
 class OwnershipLost(BeginAgainError):
-    """Another process took these tasks: take them again. Their positions say what is committed, this too."""
+    """Another worker owns these tasks now: take them again. Their positions show what was committed."""
 
 
 class LocksBroken(BeginAgainError):
-    """Somebody else changed what the transaction read: begin it again, with what is there now.
+    """Another commit changed rows that the transaction has read: begin it again, on the present rows.
 
-    ``table``; ``key``: the row that was written (bytes); ``by``: the transaction that wrote it (16 bytes), and
-    ``commit_timestamp``: when (hybrid time).
+    ``table`` and ``key`` (bytes) name the row. ``by`` is the transaction that wrote it (16 bytes), and
+    ``commit_timestamp`` the hybrid time of that commit.
     """
 
     def __init__(
@@ -132,14 +132,14 @@ class LocksBroken(BeginAgainError):
 
 
 class Expired(BeginAgainError):
-    """The outcome is older than the stated retention, or the id older than what is still known."""
+    """The outcome is older than the retention of outcomes, or the id older than anything the controller knows."""
 
 
 # -- ask for the outcome ----------------------------------------------------------------------------
 
 
 class OutcomeUnknown(AskOutcomeError):
-    """The outcome is not known yet, after a deadline or during a commit: ``client.state`` tells it later.
+    """The outcome is not known yet, because a reply to the commit is missing: ask ``client.state`` later.
 
     ``token`` (bytes, or None for a one-shot) and ``txn_id`` (16 bytes) name the transaction.
     """
@@ -156,19 +156,19 @@ class OutcomeUnknown(AskOutcomeError):
 
 
 class NotAuthorized(FixCallError):
-    """A right is missing; the message names it, and the topic, group or other thing that it is for."""
+    """A right is missing. The message names the right, and the topic, group or other resource that needs it."""
 
 
 class NameTaken(NotAuthorized):
-    """Another lane has the name, or the series: choose another one, or let an operator end or move it."""
+    """Another lane owns the name or the series: choose another one, or ask an operator to end or move it."""
 
 
 class InvalidToken(FixCallError):
-    """The token is malformed, cut, or of a version that this side does not know."""
+    """The token is malformed, truncated, or of an unknown version: pass it unchanged."""
 
 
 class UnknownTransaction(NotAuthorized):
-    """No such transaction is known so far, or the sender may not do this with it: both read the same."""
+    """The transaction is not known, or the lane may not do this with it; the reply is the same for both."""
 
 
 class UnknownStream(FixCallError):
@@ -176,7 +176,7 @@ class UnknownStream(FixCallError):
 
 
 class StreamLost(FixCallError):
-    """A topic of the stream was deleted or replaced: nothing can be committed there any more."""
+    """A topic of the stream was deleted or replaced, so it takes no commits: recover or forget the stream."""
 
 
 class UnknownScope(FixCallError):
@@ -188,52 +188,52 @@ class UnknownProcessor(FixCallError):
 
 
 class UnknownLane(FixCallError):
-    """The lane does not exist: an operator makes it, with ``anabranch lane add``."""
+    """The lane does not exist: ask an operator to run ``anabranch lane add``."""
 
 
 class StreamExists(FixCallError):
-    """The stream exists with other settings."""
+    """The stream exists with other settings: use them, or alter the stream."""
 
 
 class CrossScope(FixCallError):
-    """The scopes are on different control partitions: one transaction writes to scopes of one, for now.
+    """The scopes are on different control partitions, and a transaction can only write to scopes of one.
 
-    A scope's place is chosen when it is made: ``create_stream(…, near=…)``.
+    A scope gets its control partition when it is made: ``create_stream(…, near=…)``.
     """
 
 
 class WritersUnfinished(FixCallError):
-    """A registered writer did not finish: give the receipts to take, or let it finish."""
+    """A registered writer has not finished: pass the receipts to commit, or finish that writer."""
 
 
 class ReceiptMismatch(FixCallError):
-    """A receipt and the journal disagree in count or checksum: that writer's data is not whole."""
+    """A receipt and the journal differ in count or checksum: events of that writer are missing or damaged."""
 
 
 class IllegalState(FixCallError):
-    """The operation is impossible in the transaction's state; nothing changed."""
+    """The transaction's state does not allow the call. Nothing was changed."""
 
 
 class NoLedger(FixCallError):
-    """The database has no ledger, or another table of its name: `anabranch ledger create` makes it."""
+    """The database has no ledger table of this name: make it with `anabranch ledger create`."""
 
 
 class LedgerMoved(FixCallError):
-    """The database is not the one that the ledger was made in: copied, restored or promoted."""
+    """The ledger was made in another database, of which this is a copy or replica: adopt the ledger."""
 
 
 class LedgerDiffers(FixCallError):
-    """The database has committed what was aborted by hand: the row stays, and a person mends it."""
+    """The database has committed a transaction that was aborted by force: correct the data by hand."""
 
 
 class ReservedByPrepared(FixCallError):
-    """A prepared transaction has the name, or the series: its coordinator has to end it (`Client.prepared`)."""
+    """A prepared transaction of this name or series has to be ended first (`Client.prepared`)."""
 
 
 class AlreadyCommitted(FixCallError):
-    """The transaction (or its name, or its number) is committed: nothing can be added to its result.
+    """The transaction, or another one of its name or number, is committed: nothing can be added to it.
 
-    ``result``: that `anabranch.Result`, where it is known here, else None.
+    ``result``: the `anabranch.Result` of that commit, or None if it is not known here.
     """
 
     def __init__(self, message: str, *, result: Any = None) -> None:
@@ -242,78 +242,81 @@ class AlreadyCommitted(FixCallError):
 
 
 class UnsupportedVersion(FixCallError):
-    """A record of a version or type that this side does not know: upgrade it."""
+    """A record has a version or type that this release does not know: upgrade anabranch."""
 
 
 class UnsupportedSetting(FixCallError):
-    """A setting that this path does not support (yet), refused by name."""
+    """The setting is not supported here: remove it, or use a supported value."""
 
 
 class MalformedRecord(FixCallError):
-    """Bytes that break the protocol."""
+    """Bytes do not follow the protocol."""
 
 
 class InvalidArgument(FixCallError):
-    """An argument is out of its range."""
+    """An argument has a value that is not allowed."""
 
 
 class EventTooLarge(FixCallError):
-    """An event, or a one-shot, is bigger than the broker takes."""
+    """An event, or a one-shot, is larger than the broker's limit: split it, or raise the limit.
 
-    stream = ""  # the stream of the event
-    limit = 0  # the most bytes of key, value and headers; 0: not known
+    ``stream``: the stream of the event. ``limit``: the limit of key, value and headers in bytes; 0: not known.
+    """
+
+    stream = ""
+    limit = 0
 
 
 class BatchTooLarge(FixCallError):
-    """Events that lie packed together unpack to more bytes than the reader's option max.event.bytes allows."""
+    """A batch unpacks to more bytes than the reader's option max.event.bytes allows: raise that option."""
 
 
 class TooManyStreams(FixCallError):
-    """A control partition, or a lane, has all the streams, partitions of streams or scopes that it may."""
+    """The control partition, or the lane, has reached its limit of streams, of their partitions, or of scopes."""
 
 
 class Quarantined(FixCallError):
-    """The command failed three times and was passed over: it had no effect."""
+    """The command failed three times and is quarantined, without any effect."""
 
 
 class ClockSkew(FixCallError):
-    """A clock is too far from another one: set it. The message says which, and by how much."""
+    """A clock is too far from another one: set it. The message says which clock, and by how much."""
 
 
 class TopicMisconfigured(FixCallError):
-    """A topic's settings are too weak or wrong; the message names each and what to set."""
+    """Settings of a topic are wrong or too weak. The message names each, and the value to set."""
 
 
 class TopicNotEmpty(FixCallError):
-    """A topic of that name has, or had, records that anabranch did not write: choose another name, or adopt it."""
+    """A topic of that name has, or had, records of other programs: choose another name, or adopt the topic."""
 
 
 class WouldDelete(FixCallError):
-    """A file of streams would delete events; nothing was changed: allow it, or change the file."""
+    """Applying the file would delete events, so nothing was changed: allow it, or change the file."""
 
 
 class RowExists(FixCallError):
-    """`insert` found a row of this key; nothing was written: `put` or `replace` it."""
+    """`insert` found a row of this key, so nothing was written: use `put` or `replace`."""
 
 
 class RowMissing(FixCallError):
-    """`replace` found no row of this key; nothing was written: `put` or `insert` it."""
+    """`replace` found no row of this key, so nothing was written: use `put` or `insert`."""
 
 
 class TooManyLocks(FixCallError):
-    """A transaction on tables has all the locks that it may: scan a range instead, or read with ``lock=False``."""
+    """The transaction has reached its limit of locks: scan a range, or read with ``lock=False``."""
 
 
 class NonTransactional(FixCallError):
-    """A call takes effect at once, and came inside an open transaction on tables: make it before, or after."""
+    """The call takes effect at once, so it can't be part of the open transaction: make it before or after."""
 
 
 class SnapshotExpired(FixCallError):
-    """Retention has deleted what the snapshot needs: take a later one, or keep the stream for longer."""
+    """Retention has deleted events of the snapshot: take a later one, or keep the stream's events for longer."""
 
 
 class NotForkSafe(FixCallError):
-    """A client was used in a forked child: connect again there."""
+    """A client was used in a forked child process: connect again in the child."""
 
 
 _CODES: dict[str, type[AnabranchError]] = {}
@@ -329,13 +332,13 @@ _collect(AnabranchError)
 
 
 def error_of(code: str, message: str) -> AnabranchError:
-    """The error for a wire code; an unknown code (a newer controller) becomes `FixCallError`."""
+    """The error of a wire code. An unknown code, as of a newer controller, becomes `FixCallError`."""
     kind = _CODES.get(code, FixCallError)
     return kind(message) if kind is not FixCallError else FixCallError(f"{code}: {message}")
 
 
 def chain_of(error: BaseException | None) -> Iterator[BaseException]:
-    """An error, and those that it was raised from, each once: such a chain may be a circle."""
+    """An error and its causes, each once: the chain of causes may be a circle."""
     seen = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))

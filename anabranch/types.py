@@ -35,7 +35,7 @@ U = TypeVar("U")
 
 
 class Listed(list[T]):
-    """A list of what control partitions have. ``missing``: the partitions that did not answer, and why."""
+    """A list from all control partitions. ``missing``: the control partitions that did not answer, and why."""
 
     def __init__(
         self, found: Iterable[T] = (), missing: Mapping[int, AnabranchError] | None = None
@@ -44,15 +44,15 @@ class Listed(list[T]):
         self.missing = dict(missing or {})
 
     def each(self, made: Callable[[T], U]) -> Listed[U]:
-        """A list of what is made of each."""
+        """The list with ``made`` applied to each element."""
         return Listed(map(made, self), self.missing)
 
     def check(self) -> Self:
-        """The list, if no control partition is missing. Raises: NotReady."""
+        """The list, if it is complete. Raises: NotReady."""
         for error in self.missing.values():
             lacking = ", ".join(map(str, sorted(self.missing)))
             raise NotReady(
-                f"no answer of control partition {lacking}: the list lacks what it has ({error})"
+                f"no answer of control partition {lacking}, so the list is incomplete ({error})"
             )
         return self
 
@@ -77,7 +77,7 @@ class Event(NamedTuple):
 
 
 class Events(Protocol):
-    """The events of a transaction: iterate, as often as you like; ``len`` is their number."""
+    """The events of a transaction: iterate over them any number of times; ``len`` is their number."""
 
     def __len__(self) -> int: ...
 
@@ -88,7 +88,7 @@ class Events(Protocol):
 class Committed:
     """A whole transaction in one stream; ``txn_id`` is None for plain writes.
 
-    ``events``: up to 10,000 are in hand, more are read while you iterate. Events of one key are in order.
+    ``events``: the first 10,000 are in memory, more are read while you iterate. Events of one key are in order.
     """
 
     txn_id: bytes | None
@@ -99,8 +99,10 @@ class Committed:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Events of a transaction: ``committed``; ``rejected`` (written too late or to the wrong place);
-    ``left_out`` (of writers that the commit did not take).
+    """Numbers of events of a transaction.
+
+    ``rejected``: those that were written too late or to the wrong place. ``left_out``: those of writers that the
+    commit did not take.
     """
 
     committed: int
@@ -110,10 +112,10 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The outcome of a commit; it never changes.
+    """The outcome of a commit, which never changes.
 
-    ``txn_id`` is not the handle's if the name was committed before. ``commit_timestamp``: hybrid time. ``reason``:
-    why it is not whole, if a stream of a prepared transaction was lost.
+    ``txn_id``: another one than the handle's if the name was committed before. ``commit_timestamp``: hybrid time.
+    ``reason``: the stream whose events are missing, if a prepared transaction was committed after its loss.
     """
 
     txn_id: bytes
@@ -130,7 +132,7 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """One writer's account of its events, to be given to the process that commits."""
+    """A summary of what one writer wrote. Pass it to the process that commits."""
 
     record: r.Receipt
 
@@ -146,7 +148,7 @@ class Receipt:
 
     @property
     def finished(self) -> bool:
-        """Whether the writer is complete."""
+        """Whether the writer has written all its events."""
         return self.record.finished
 
     @property
@@ -164,7 +166,9 @@ class Receipt:
         try:
             return cls(decode_as(r.Receipt, bytes(data)))
         except FixCallError as error:
-            raise InvalidArgument(f"{data!r:.60} is no receipt of this version: {error}") from error
+            raise InvalidArgument(
+                f"{data!r:.60} is not a receipt of this version: {error}"
+            ) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,8 +177,8 @@ class TransactionInfo:
 
     Times are Unix milliseconds (0: not yet), ``keepalive`` seconds, ``commit_timestamp`` hybrid time (0: not
     committed). ``streams`` and ``writers`` are empty in lists and for one-shots. ``owner``: the lane that began it.
-    ``prepared_by``: SHA-256 of the secret of who alone may end it, or empty. ``snapshot``: hybrid time of its reads
-    of tables; 0: it began without. ``broken``: the first registered lock of it that was broken.
+    ``prepared_by``: SHA-256 of the secret without which it can't be ended, or empty. ``snapshot``: hybrid time of
+    its reads of tables; 0: it does not read tables. ``broken``: its first registered lock that broke.
     """
 
     txn_id: bytes
@@ -197,7 +201,7 @@ class TransactionInfo:
 
     @property
     def prepared_at(self) -> datetime | None:
-        """When it was prepared, UTC; None: it was not."""
+        """When it was prepared, in UTC; None if it was not prepared."""
         return datetime.fromtimestamp(self.prepared_ms / 1000, UTC) if self.prepared_ms else None
 
     def __str__(self) -> str:
@@ -206,13 +210,15 @@ class TransactionInfo:
 
 @dataclass(frozen=True, slots=True)
 class OpenTransaction:
-    """A transaction with what it holds and waits for, as its controller knows it.
+    """A transaction that is not over, as its controller knows it: its resources, and why it waits.
 
-    ``age``, ``silent`` (since something was heard of it) and ``left`` (of its keepalive; None: it does not run) are
-    seconds. ``writers`` and ``staged_merges``, the segments of its staged merge, are empty in lists; so is
-    ``journals``: by stream, bytes of the journal that stay for it. ``locks``: on tables; while they are ``frozen``,
-    commits that would break one wait. ``waits``: for what its decided commit waits, with ``why``, ``stream``,
-    ``text`` and ``age_ms`` (-1: not known). ``ends``: the command by which an operator ends it.
+    Times are seconds: ``age``; ``silent``, since its last request or heartbeat; ``left``, of its keepalive (None
+    while the keepalive is suspended). Empty in lists: ``writers``; ``staged_merges``, the segments of its staged
+    merge; and ``journals``, the bytes of each stream's journal that are kept for it. ``locks``: their number, on
+    tables; while they are ``frozen``, commits that would break one wait. ``waits``: why its decided commit waits,
+    with
+    ``why``, ``stream``, ``text`` and ``age_ms`` (-1: not known). ``ends``: the command by which an operator ends
+    it.
     """
 
     info: TransactionInfo
@@ -234,16 +240,17 @@ class OpenTransaction:
 class StreamDescription:
     """A stream as it is now.
 
-    ``segments``: the active ones, by key range. ``rejected``: journal records rejected, by reason, since the
-    present controller began to lead. ``journal``: how far each journal partition is indexed. ``partitions``: their
-    number, of the stream and of its journal. ``low_water``: offsets below which journal partitions may be cut.
-    ``uncommitted_bytes``: of open transactions in the journal, about. ``state``: ACTIVE; CREATING; WAITING while it
-    can't be read or written, and ``trouble`` says why; LOST once it is given up, as a topic of it is gone.
-    ``foreign``: the least number of foreign records found in its topic since the present controller began to lead.
-    ``base``: which a table begins at; with ``timestamp``, ``rows`` and ``txn_id``. ``oldest_snapshot``: hybrid time
-    from which on a table is promised to be readable; 0: it is none. ``blockers``: what keeps it from being deleted
-    or compacted, each with ``what``, ``name``, ``lane``, ``age_ms`` and the command that ``ends`` it; told by
-    `Client.describe`, to a lane that may operate it.
+    - ``segments``: the active ones, by key range. ``partitions``: as many in the stream as in its journal.
+    - ``journal``: the end of each journal partition's index. ``low_water``: offsets below which journal partitions
+      may be truncated. ``uncommitted_bytes``: uncommitted bytes in the journal, approximately.
+    - ``rejected``: rejected journal records by reason; ``foreign``: the least number of foreign records in the
+      topic; both since the present leader's term began.
+    - ``state``: ACTIVE; CREATING; WAITING while it can't be read or written (``trouble`` says why); LOST once a
+      topic of it is gone.
+    - ``base``: a table's base, with ``timestamp``, ``rows`` and ``txn_id``. ``oldest_snapshot``: the hybrid time
+      from which a table is sure to be readable; 0 for other streams.
+    - ``blockers``: what prevents its deletion or compaction, each with ``what``, ``name``, ``lane``, ``age_ms`` and
+      the command that ``ends`` it. Only `Client.describe` has them, for a lane with the right `operate`.
     """
 
     stream: str
@@ -266,10 +273,10 @@ class StreamDescription:
 
 @dataclass(frozen=True, slots=True)
 class CommandsInfo:
-    """A control partition's commands: those before ``position`` are dealt with, ``end`` is their end.
+    """A control partition's commands: those before ``position`` are processed, ``end`` is the end of the topic.
 
-    ``quarantined``: those that could not be carried out, the oldest first, with ``offset``, ``at_ms`` (Unix
-    milliseconds), ``what`` it was and the ``reason``. ``open_transactions``, ``outcomes``: kept numbers.
+    ``quarantined``: quarantined commands, the oldest first, with ``offset``, ``at_ms`` (Unix milliseconds),
+    ``what`` and ``reason``. ``open_transactions``, ``outcomes``: how many it keeps.
     """
 
     control_partition: int
@@ -282,10 +289,11 @@ class CommandsInfo:
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """A lane, as all control partitions together see it.
+    """A lane, in all control partitions together.
 
-    ``trouble``: why its commands are not read everywhere, if they should be. ``waiting``: commands that are not
-    decided. ``topic_ids``: of its commands and its replies topic; empty: any.
+    ``trouble``: why some control partition does not read its commands, though it is not blocked. ``waiting``: its
+    commands that are not decided yet. ``topic_ids``: of its command and reply topics; empty: any topics of these
+    names.
     """
 
     name: str
@@ -307,7 +315,7 @@ class Grant(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class AuditEntry:
-    """A command of an operator: when (Unix milliseconds), by which lane, what, and where it was carried out."""
+    """A command of an operator: when (Unix milliseconds), from which lane, and what it did."""
 
     at_ms: int
     lane: str
@@ -318,11 +326,10 @@ class AuditEntry:
 
 @dataclass(frozen=True)
 class TaskOwnership:
-    """The right to commit for tasks of a processor, until another one takes them. Plain data: it may be pickled.
+    """Task ownership: the right to commit for tasks of a processor, until another worker takes them.
 
-    ``tasks``: by number, as they stood when they were taken. ``fencing_token``: 16 bytes that let their holder
-    commit.
-    ``stores``: the first one has number 2. ``incarnation``: stands in each key of its state.
+    ``tasks``: by number, with their positions when they were taken. ``secret``: the fencing token, 16 bytes.
+    ``stores``: the first one has number 2. ``incarnation``: is part of each key of the processor's state.
     """
 
     processor: str
@@ -335,17 +342,17 @@ class TaskOwnership:
 
     @property
     def state(self) -> str:
-        """The stream that is the processor's state."""
+        """The processor's state stream."""
         return state_stream(self.processor)
 
     @property
     def scope(self) -> str:
-        """The processor's scope, of which its transactions are."""
+        """The processor's scope, which is also that of its transactions."""
         return self.processor.partition("/")[0]
 
     @property
     def hash(self) -> bytes:
-        """The hash by which `Begin` names it."""
+        """The hash that a `Begin` record contains."""
         return hash_of(self.processor, self.fencing_token)
 
 
@@ -358,17 +365,17 @@ def right_words(bits: int) -> tuple[str, ...]:
 
 
 def right_bits(words: Iterable[str]) -> int:
-    """The bits of rights given as words. `InvalidArgument` for an unknown one."""
+    """The bits of rights. `InvalidArgument` if a word is not a right."""
     bits = 0
     for word in [words] if isinstance(words, str) else words:
         if word not in _RIGHTS:
-            raise InvalidArgument(f"{word!r} is no right: there are {', '.join(_RIGHTS)}")
+            raise InvalidArgument(f"{word!r} is not a right; use some of {', '.join(_RIGHTS)}")
         bits |= int(_RIGHTS[word])
     return bits
 
 
 def info_of(outcome: r.Outcome) -> TransactionInfo:
-    """An `Outcome` record for callers."""
+    """The result for callers of an `Outcome` record."""
     return TransactionInfo(
         txn_id=outcome.txn_id,
         state=outcome.state,
@@ -391,7 +398,7 @@ def info_of(outcome: r.Outcome) -> TransactionInfo:
 
 
 def open_of(info: r.OpenInfo) -> OpenTransaction:
-    """An `OpenInfo` record for callers."""
+    """The result for callers of an `OpenInfo` record."""
     return OpenTransaction(
         info_of(info.outcome),
         info.uncommitted_bytes,
@@ -415,11 +422,11 @@ def counts_of(outcome: r.Outcome) -> Counts:
 
 
 def description_of(info: r.StreamInfo) -> StreamDescription:
-    """A `StreamInfo` record for callers."""
-    told = {name: getattr(info, name) for name in StreamDescription.__slots__}
+    """The result for callers of a `StreamInfo` record."""
+    fields = {name: getattr(info, name) for name in StreamDescription.__slots__}
     for name in ("journal", "low_water"):
-        told[name] = {int(partition): offset for partition, offset in told[name].items()}
-    return StreamDescription(**told)
+        fields[name] = {int(partition): offset for partition, offset in fields[name].items()}
+    return StreamDescription(**fields)
 
 
 def result_of(outcome: r.Outcome) -> Result:
@@ -429,10 +436,10 @@ def result_of(outcome: r.Outcome) -> Result:
 
 
 def committed(outcome: r.Outcome) -> r.Outcome:
-    """The outcome if it is COMMITTED, else `TransactionAborted`; `ReservedByPrepared`: it is still to be ended."""
+    """The outcome, if it is COMMITTED. Raises: ReservedByPrepared if it is PREPARED, else TransactionAborted."""
     if outcome.state == "PREPARED":
         raise ReservedByPrepared(
-            f"transaction {txn_text(outcome.txn_id)}, which has the name, is prepared: it has to be ended first"
+            f"transaction {txn_text(outcome.txn_id)} of this name is prepared: end it first"
         )
     if outcome.state != "COMMITTED":
         why = f" ({outcome.reason})" if outcome.reason else ""
@@ -442,10 +449,10 @@ def committed(outcome: r.Outcome) -> r.Outcome:
 
 
 def warn_left_out(outcome: r.Outcome, receipts: object) -> None:
-    """Warn of left-out events, unless the caller named the receipts to take."""
+    """Log a warning if events were left out, unless the caller chose the receipts."""
     if receipts is None and outcome.left_out:
         log.warning(
-            "transaction %s is committed without %d events that were written: their writers were not taken",
+            "transaction %s was committed without %d events, because the commit did not take their writers",
             txn_text(outcome.txn_id),
             outcome.left_out,
         )
@@ -454,17 +461,17 @@ def warn_left_out(outcome: r.Outcome, receipts: object) -> None:
 def receipt_records(
     receipts: Sequence[Receipt | bytes] | None, txn_id: bytes | None
 ) -> tuple[r.Receipt, ...] | None:
-    """The records of receipts given as objects or bytes, all of one transaction."""
+    """The records of receipts, which are objects or bytes, all of one transaction. Raises: InvalidArgument."""
     if receipts is None:
         return None
     if isinstance(receipts, Receipt | bytes) or not isinstance(receipts, Iterable):
-        raise InvalidArgument("receipts is a list of receipts")
+        raise InvalidArgument("receipts must be a list of receipts")
     found = []
     for given in receipts:
         check_type("a receipt", given, Receipt, bytes)
         receipt = given if isinstance(given, Receipt) else Receipt.from_bytes(given)
         if receipt.txn_id != txn_id:
             other = txn_text(receipt.txn_id)
-            raise InvalidArgument(f"a receipt is of transaction {other}, not of this one")
+            raise InvalidArgument(f"a receipt belongs to another transaction, {other}")
         found.append(receipt.record)
     return tuple(found)

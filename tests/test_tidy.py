@@ -42,7 +42,7 @@ IMPORTERS = {
 WIDE = {
     "anabranch/cli/main.py": (1, "the end of the process: each error has its exit code"),
     "anabranch/cli/options.py": (1, "a shell's completion shows no errors"),
-    "anabranch/cli/processor/run.py": (1, "the import of the user's module, named by the command"),
+    "anabranch/cli/processor.py": (1, "the import of the user's module, named by the command"),
     "anabranch/faust/agents.py": (1, "the agent's error goes to the inbox that waits for it"),
     "anabranch/faust/app.py": (1, "a thread of its own: the app crashes with the error"),
     "anabranch/kafka/oauth_tokens.py": (1, "the user's callback: no token is no connection"),
@@ -157,9 +157,6 @@ _BANNED = re.compile(
 UNEDITED = (
     "anabranch/batches/kernels/",
     "anabranch/batches/",
-    "anabranch/cli/",
-    "anabranch/errors.py",
-    "anabranch/types.py",
 )
 # The topics' names begin likewise.
 _DOTTED = re.compile(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
-from anabranch.audit.findings import Findings, shown, text
+from anabranch.audit.findings import ALL, Counts, Findings, Rule, hex_of
 from anabranch.audit.log import PLAIN, WRITE
 from anabranch.core.ids import NO_TXN
 
@@ -115,6 +115,61 @@ def place(events: DataFrame, ranges: DataFrame) -> DataFrame:
     )
 
 
+_MINE = f"(kind = {PLAIN} and r.txn_id = {hex_of(NO_TXN)} or kind = {WRITE} and txn_id = r.txn_id)"
+_COUNTS: Counts = {
+    "event-header": ALL,
+    "event-transaction": ("inside", "false"),
+    "event-key": ("keyed", "inside and position is not null and r.low is null"),
+    "event-epoch": ("written", "false"),
+    "event-plain": (f"kind = {PLAIN}", "false"),
+    "event-aborted": (f"kind = {WRITE}", "false"),
+    "event-unknown": (f"kind = {WRITE}", "false"),
+    "event-outside": (f"kind = {WRITE}", "false"),
+}
+_RULES = (
+    Rule(
+        "event-header",
+        f"kind not in ({WRITE}, {PLAIN})",
+        "one ab.txn header, or none of ab.",
+        "another one, or a batch that can't be read",
+    ),
+    Rule(
+        "event-transaction",
+        f"inside and kind in ({WRITE}, {PLAIN}) and not coalesce({_MINE}, false)",
+        "{coalesce(nullif(lower(hex(r.txn_id)), repeat('0', 32)), 'a plain write')}",
+        f"{{if(kind = {PLAIN}, 'a plain write', lower(hex(txn_id)))}}",
+    ),
+    Rule(
+        "event-key",
+        "keyed and (position < r.low or position >= r.high)",
+        "a position from {r.low} below {r.high}",
+        "{position}",
+    ),
+    Rule(
+        "event-epoch",
+        "written and placed_by != unhex(lpad(hex(r.reference), 8, '0'))",
+        "placed by epoch {r.reference}",
+        "placed by epoch {conv(hex(placed_by), 16, 10)}",
+    ),
+    Rule("event-plain", f"not inside and kind = {PLAIN}", "a plain commit that names it", "none"),
+)
+_UNNAMED_RULES = (
+    Rule("event-outside", "is_named", "inside a range of its COMMIT record", "outside of all"),
+    Rule(
+        "event-aborted",
+        "not is_named and is_aborted",
+        "nothing of it",
+        "its transaction is {state}",
+    ),
+    Rule(
+        "event-unknown",
+        "not is_named and not is_aborted and not under_way",
+        "a COMMIT record",
+        "its transaction is {state}",
+    ),
+)
+
+
 def check_events(
     placed: DataFrame, states: DataFrame, named: DataFrame, findings: Findings
 ) -> None:
@@ -123,63 +178,18 @@ def check_events(
     ``states``: transactions of the status log (txn_id, state, timestamp). ``named``: stream and txn_id of all
     COMMIT records, with the timestamp of the stream's last record as ``until``.
     """
-    kind, r = F.col("kind"), F.col("r")
-    inside = r.isNotNull()
-    mine = (kind == PLAIN) & (r["txn_id"] == F.lit(NO_TXN)) | (kind == WRITE) & (
-        F.col("txn_id") == r["txn_id"]
-    )
-    keyed = inside & F.col("position").isNotNull() & r["low"].isNotNull()
-    written = inside & mine & F.expr("writer != X'0000000000000000'") & r["reference"].isNotNull()
-    due = big_endian(r["reference"])
-    findings.count(
-        placed,
+    judged = placed.withColumns(
         {
-            "event-header": (F.lit(True), None),
-            "event-transaction": (inside, None),
-            "event-key": (keyed, inside & F.col("position").isNotNull() & r["low"].isNull()),
-            "event-epoch": (written, None),
-            "event-plain": (kind == PLAIN, None),
-            **{
-                f"event-{name}": (kind == WRITE, None) for name in ("aborted", "unknown", "outside")
-            },
-        },
+            "inside": F.expr("r is not null"),
+            "keyed": F.expr("r is not null and position is not null and r.low is not null"),
+            "written": F.expr(
+                f"r is not null and {_MINE} and writer != X'0000000000000000'"
+                " and r.reference is not null"
+            ),
+        }
     )
-    whose = shown(F.col("txn_id"))
-    findings.judge(
-        placed,
-        [
-            (
-                "event-header",
-                ~kind.isin(WRITE, PLAIN),
-                F.lit("one ab.txn header, or none of ab."),
-                F.lit("another one, or a batch that can't be read"),
-            ),
-            (
-                "event-transaction",
-                inside & kind.isin(WRITE, PLAIN) & ~F.coalesce(mine, F.lit(False)),
-                F.coalesce(F.nullif(shown(r["txn_id"]), F.lit("")), F.lit("a plain write")),
-                F.when(kind == PLAIN, "a plain write").otherwise(whose),
-            ),
-            (
-                "event-key",
-                keyed & ((F.col("position") < r["low"]) | (F.col("position") >= r["high"])),
-                text("a position from ", r["low"], " below ", r["high"]),
-                F.col("position"),
-            ),
-            (
-                "event-epoch",
-                written & (F.col("placed_by") != due),
-                text("placed by epoch ", r["reference"]),
-                text("placed by epoch ", F.conv(F.hex("placed_by"), 16, 10)),
-            ),
-            (
-                "event-plain",
-                ~inside & (kind == PLAIN),
-                F.lit("a plain commit that names it"),
-                F.lit("none"),
-            ),
-        ],
-    )
+    findings.count(judged, _COUNTS)
+    findings.judge(judged, _RULES)
     _check_unnamed(placed, states, named, findings)
 
 
@@ -187,51 +197,35 @@ def _check_unnamed(
     placed: DataFrame, states: DataFrame, named: DataFrame, findings: Findings
 ) -> None:
     """Check events outside of all ranges by the state of their transactions."""
+    last = F.broadcast(named.groupBy("stream").agg(F.max("until").alias("last")))
+    # Part of a recent staged merge, or committed after the history was read.
+    under_way = (
+        "not is_named and (state = 'FINALIZE_IN_PROGRESS'"
+        " or state = 'COMMITTED' and timestamp > coalesce(last, 0))"
+    )
     unnamed = (
         placed.where(F.col("r").isNull() & (F.col("kind") == WRITE))
         .join(named.withColumn("is_named", F.lit(True)), ["stream", "txn_id"], "left")
         .join(states.select("txn_id", "state", "timestamp"), "txn_id", "left")
-        .join(
-            F.broadcast(named.groupBy("stream").agg(F.max("until").alias("last"))), "stream", "left"
-        )
+        .join(last, "stream", "left")
         .withColumns(
             {
                 "is_named": F.coalesce("is_named", F.lit(False)),
                 "state": F.coalesce("state", F.lit("not known")),
             }
         )
-        # Part of a recent staged merge, or committed after the history was read.
-        .withColumn(
-            "under_way",
-            ~F.col("is_named")
-            & (
-                (F.col("state") == "FINALIZE_IN_PROGRESS")
-                | (F.col("state") == "COMMITTED")
-                & (F.col("timestamp") > F.coalesce("last", F.lit(0)))
-            ),
+        .withColumns(
+            {
+                "under_way": F.expr(under_way),
+                "is_aborted": F.col("state").isin("ABORTED", "ABORT_IN_PROGRESS"),
+            }
         )
     )
-    findings.count(unnamed, {"event-unknown": (F.lit(False), F.col("under_way"))})
-    aborted = F.col("state").isin("ABORTED", "ABORT_IN_PROGRESS")
-    state = text("its transaction is ", F.col("state"))
-    findings.judge(
-        unnamed,
-        [
-            (
-                "event-outside",
-                F.col("is_named"),
-                F.lit("inside a range of its COMMIT record"),
-                F.lit("outside of all"),
-            ),
-            ("event-aborted", ~F.col("is_named") & aborted, F.lit("nothing of it"), state),
-            (
-                "event-unknown",
-                ~F.col("is_named") & ~aborted & ~F.col("under_way"),
-                F.lit("a COMMIT record"),
-                state,
-            ),
-        ],
-    )
+    findings.count(unnamed, {"event-unknown": ("false", "under_way")})
+    findings.judge(unnamed, _UNNAMED_RULES)
+
+
+_COUNT_RULES = (Rule("event-count", "not gone and n != count", "{count} events", "{n}"),)
 
 
 def check_counts(placed: DataFrame, ranges: DataFrame, findings: Findings) -> None:
@@ -244,16 +238,5 @@ def check_counts(placed: DataFrame, ranges: DataFrame, findings: Findings) -> No
     both = ranges.join(inside, ["stream", "record", "id"], "left").withColumn(
         "n", F.coalesce("n", F.lit(0))
     )
-    findings.count(both, {"event-count": (~F.col("gone"), F.col("gone"))})
-    findings.judge(
-        both,
-        [
-            (
-                "event-count",
-                ~F.col("gone") & (F.col("n") != F.col("count")),
-                text(F.col("count"), " events"),
-                F.col("n"),
-            )
-        ],
-        offset="first",
-    )
+    findings.count(both, {"event-count": ("not gone", "gone")})
+    findings.judge(both, _COUNT_RULES, offset="first")

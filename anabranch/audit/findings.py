@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from functools import reduce
+from typing import NamedTuple
 
 from pyspark import StorageLevel
 from pyspark.sql import Column, DataFrame, Window
@@ -12,20 +14,33 @@ from pyspark.sql import functions as F
 
 from anabranch.audit.report import CHECKS, MOST_EXAMPLES, Check, Example
 
-# The name of a check, whether it failed, what was expected, what was found.
-Rule = tuple[str, Column, Column, Column]
-Place = Column | str | None
 _COLUMNS = ("check", "stream", "transaction", "partition", "offset", "expected", "found")
 
 
-def text(*parts: Column | str) -> Column:
-    """Values as one text; a null is shown as null."""
+class Rule(NamedTuple):
+    """A way to break a check of `CHECKS`. ``wrong``: SQL over a row; null means that it holds.
+
+    ``expected`` and ``found`` are texts, in which ``{SQL}`` is a value of the row.
+    """
+
+    check: str
+    wrong: str
+    expected: str
+    found: str
+
+
+# For each check: SQL that is true of rows that it examined, and of rows that it could not check.
+Counts = Mapping[str, tuple[str, str]]
+ALL = "true", "false"
+
+
+def text(template: str) -> Column:
+    """A template with the values of a row; a null is shown as `nothing`."""
+    parts = re.split(r"\{(.+?)\}", template)
     return F.concat(
         *(
-            F.lit(part)
-            if isinstance(part, str)
-            else F.coalesce(part.cast("string"), F.lit("nothing"))
-            for part in parts
+            F.coalesce(F.expr(part).cast("string"), F.lit("nothing")) if number % 2 else F.lit(part)
+            for number, part in enumerate(parts)
         )
     )
 
@@ -36,8 +51,9 @@ def shown(txn_id: Column) -> Column:
     return F.when(digits.isNull() | (digits == "0" * 32), "").otherwise(digits)
 
 
-def _column(place: Place) -> Column:
-    return F.col(place) if isinstance(place, str) else F.lit(place)
+def hex_of(data: bytes) -> str:
+    """Bytes as a literal in SQL."""
+    return f"X'{data.hex()}'"
 
 
 class Findings:
@@ -64,30 +80,30 @@ class Findings:
         rows: DataFrame,
         rules: Sequence[Rule],
         *,
-        stream: Place = "stream",
-        txn: Place = "txn_id",
-        partition: Place = "partition",
-        offset: Place = "offset",
+        stream: str = "stream",
+        txn: str = "txn_id",
+        partition: str = "partition",
+        offset: str = "offset",
     ) -> None:
-        """Check all rules against each row in one pass. The columns, or None, describe where a breach is."""
+        """Check all rules against each row in one pass. The SQL of the other arguments is where a breach is."""
         broken = [
             F.when(
-                wrong,
+                F.expr(rule.wrong),
                 F.struct(
-                    F.lit(name).alias("check"),
-                    expected.cast("string").alias("expected"),
-                    found.cast("string").alias("found"),
+                    F.lit(rule.check).alias("check"),
+                    text(rule.expected).alias("expected"),
+                    text(rule.found).alias("found"),
                 ),
             )
-            for name, wrong, expected, found in rules
+            for rule in rules
         ]
         each = F.explode(F.filter(F.array(*broken), lambda one: one.isNotNull()))
         self._breaches.append(
             rows.select(
-                _column(stream).alias("stream"),
-                shown(_column(txn).cast("binary")).alias("transaction"),
-                _column(partition).cast("int").alias("partition"),
-                _column(offset).cast("long").alias("offset"),
+                F.expr(stream).alias("stream"),
+                shown(F.expr(txn).cast("binary")).alias("transaction"),
+                F.expr(partition).cast("int").alias("partition"),
+                F.expr(offset).cast("long").alias("offset"),
                 each.alias("broken"),
             ).select(
                 "broken.check", "stream", "transaction", "partition", "offset",
@@ -99,16 +115,15 @@ class Findings:
         """Add a breach that the driver found."""
         self._more.append((name, example))
 
-    def count(self, rows: DataFrame, of: Mapping[str, tuple[Column, Column | None]]) -> None:
+    def count(self, rows: DataFrame, of: Counts) -> None:
         """Count in one pass the rows that each check examined, and the rows that it could not check."""
-        never = F.lit(False)
         counts = rows.agg(
             F.array(
                 *(
                     F.struct(
                         F.lit(name).alias("check"),
-                        F.count_if(examined).alias("examined"),
-                        F.count_if(never if unchecked is None else unchecked).alias("unchecked"),
+                        F.count_if(F.expr(examined)).alias("examined"),
+                        F.count_if(F.expr(unchecked)).alias("unchecked"),
                     )
                     for name, (examined, unchecked) in of.items()
                 )
@@ -149,10 +164,12 @@ class Findings:
         return tuple(
             Check(
                 name,
-                what,
+                kind.what,
+                kind.severity,
+                kind.to_do,
                 *self._examined[name],
                 counts.get(name, 0),
                 tuple(examples.get(name, ())),
             )
-            for name, (what, _) in CHECKS.items()
+            for name, kind in CHECKS.items()
         )

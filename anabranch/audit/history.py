@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 
-from anabranch.audit.findings import Findings, text
+from anabranch.audit.findings import ALL, Findings, Rule
 from anabranch.audit.report import Example
 from anabranch.audit.tables import COMMIT, EPOCH, FOREIGN
 from anabranch.core.history_records import DIRECTLY_BEFORE, NO_PREVIOUS, OWN
@@ -60,105 +60,88 @@ def extents(history: DataFrame) -> dict[str, Extent]:
     return found
 
 
+_RECORD_RULES = (
+    Rule(
+        "history-record",
+        "problem is not null",
+        "an EPOCH or COMMIT record under its key",
+        "{problem}",
+    ),
+)
+_CHAIN_RULES = (
+    Rule(
+        "history-chain",
+        f"not cut_before and says != coalesce(before, {NO_PREVIOUS})",
+        f"previous {{coalesce(before, {NO_PREVIOUS})}}",
+        "{says}",
+    ),
+    Rule("history-time", "timestamp <= time_before", "after {time_before}", "{timestamp}"),
+    Rule(
+        "vectors",
+        f"vector_at = {OWN} and size(vector) < size_before",
+        "at least {size_before} partitions",
+        "{size(vector)}",
+    ),
+    Rule(
+        "vectors",
+        "says_whole != whole_before",
+        "the last vector is at {whole_before}",
+        "at {says_whole}",
+    ),
+)
+_ONCE_RULES = (Rule("commit-once", "n > 1", "1 COMMIT record", "{n}"),)
+
+
 def check_records(history: DataFrame, starts: Mapping[str, int], findings: Findings) -> DataFrame:
     """Check each record against the one before. Returns the valid ones, each with its active epoch.
 
     ``starts``: where the history topics begin.
     """
-    findings.count(history, {"history-record": (F.lit(True), None)})
-    findings.judge(
-        history,
-        [
-            (
-                "history-record",
-                F.col("problem").isNotNull(),
-                F.lit("an EPOCH or COMMIT record under its key"),
-                F.col("problem"),
-            )
-        ],
-        partition=F.lit(0),
-    )
-    order = Window.partitionBy("stream").orderBy("offset")
-    is_epoch = F.col("kind") == EPOCH
-    is_whole = F.col("vector_at") == OWN
-    start = F.create_map(*(F.lit(cell) for pair in starts.items() for cell in pair))[
-        F.col("stream")
-    ]
-    sound = findings.keep(
-        history.where(F.col("kind") != FOREIGN)
-        .withColumns(
-            {
-                "before": F.lag("offset").over(order),
-                "time_before": F.lag("timestamp").over(order),
-                "size_before": F.last(F.when(is_whole, F.size("vector")), True).over(
-                    order.rowsBetween(Window.unboundedPreceding, -1)
-                ),
-                "whole_before": F.last(F.when(is_whole, F.col("offset")), True).over(order),
-                "says_whole": F.when(
-                    F.col("vector_at") < 0, F.col("offset") + F.col("vector_at") - OWN
-                ).otherwise(F.col("vector_at")),
-                "active": F.last(F.when(is_epoch, F.col("epoch")), True).over(order),
-                "says": F.when(F.col("previous") == DIRECTLY_BEFORE, F.col("offset") - 1).otherwise(
-                    F.col("previous")
-                ),
-            }
-        )
-        .withColumn(
-            "cut_before",
-            F.col("before").isNull() & (F.col("says") >= 0) & (F.col("says") < start),
-        )
-        .withColumn("cut", F.max("cut_before").over(Window.partitionBy("stream")))
-    )
+    findings.count(history, {"history-record": ALL})
+    findings.judge(history, _RECORD_RULES, partition="0")
+    sound = findings.keep(_chained(history, starts))
     findings.count(
         sound,
         {
-            "history-chain": (~F.col("cut_before"), F.col("cut_before")),
-            "history-time": (F.col("before").isNotNull(), F.col("cut_before")),
+            "history-chain": ("not cut_before", "cut_before"),
+            "history-time": ("before is not null", "cut_before"),
         },
     )
-    findings.judge(
-        sound,
-        [
-            (
-                "history-chain",
-                ~F.col("cut_before")
-                & (F.col("says") != F.coalesce(F.col("before"), F.lit(NO_PREVIOUS))),
-                text("previous ", F.coalesce(F.col("before"), F.lit(NO_PREVIOUS))),
-                F.col("says"),
-            ),
-            (
-                "history-time",
-                F.col("timestamp") <= F.col("time_before"),
-                text("after ", F.col("time_before")),
-                F.col("timestamp"),
-            ),
-            (
-                "vectors",
-                is_whole & (F.size("vector") < F.col("size_before")),
-                text("at least ", F.col("size_before"), " partitions"),
-                F.size("vector"),
-            ),
-            (
-                "vectors",
-                F.col("says_whole") != F.col("whole_before"),
-                text("the last vector is at ", F.col("whole_before")),
-                text("at ", F.col("says_whole")),
-            ),
-        ],
-        partition=F.lit(0),
-    )
+    findings.judge(sound, _CHAIN_RULES, partition="0")
     once = (
         sound.where((F.col("kind") == COMMIT) & (F.col("txn_id") != F.lit(NO_TXN)))
         .groupBy("stream", "txn_id")
         .agg(F.count("*").alias("n"), F.max("offset").alias("offset"))
     )
-    findings.count(once, {"commit-once": (F.lit(True), None)})
-    findings.judge(
-        once,
-        [("commit-once", F.col("n") > 1, F.lit("1 COMMIT record"), F.col("n"))],
-        partition=F.lit(0),
-    )
+    findings.count(once, {"commit-once": ALL})
+    findings.judge(once, _ONCE_RULES, partition="0")
     return sound
+
+
+def _chained(history: DataFrame, starts: Mapping[str, int]) -> DataFrame:
+    """The valid records, each with what it says and what is true of the records before it."""
+    order = Window.partitionBy("stream").orderBy("offset")
+    earlier = order.rowsBetween(Window.unboundedPreceding, -1)
+    is_whole = F.col("vector_at") == OWN
+    start = F.create_map(*(F.lit(cell) for pair in starts.items() for cell in pair))
+    return (
+        history.where(F.col("kind") != FOREIGN)
+        .withColumns(
+            {
+                "before": F.lag("offset").over(order),
+                "time_before": F.lag("timestamp").over(order),
+                "size_before": F.last(F.when(is_whole, F.size("vector")), True).over(earlier),
+                "whole_before": F.last(F.when(is_whole, F.col("offset")), True).over(order),
+                "says_whole": F.expr(f"if(vector_at < 0, offset + vector_at - {OWN}, vector_at)"),
+                "active": F.last(F.when(F.col("kind") == EPOCH, F.col("epoch")), True).over(order),
+                "says": F.expr(f"if(previous = {DIRECTLY_BEFORE}, offset - 1, previous)"),
+                "start": start[F.col("stream")],
+            }
+        )
+        .withColumn("cut_before", F.expr("before is null and says >= 0 and says < start"))
+        .withColumn("cut", F.max("cut_before").over(Window.partitionBy("stream")))
+        .drop("start")
+    )
 
 
 def layouts_of(sound: DataFrame) -> DataFrame:
@@ -188,53 +171,50 @@ def ranges_of(sound: DataFrame, layouts: DataFrame) -> DataFrame:
     return ranges.join(segments, ["stream", "epoch", "id"], "left")
 
 
+_PLACE = "{partition}@{first}..{end}"
+_RANGE_RULES = (
+    Rule(
+        "commit-place",
+        "not untold and epoch != coalesce(active, -1)",
+        "epoch {active}",
+        "epoch {epoch}",
+    ),
+    Rule(
+        "commit-place",
+        "not untold and (start is null or its_partition != partition or first < start)",
+        "segment {id} from {its_partition}@{start}",
+        _PLACE,
+    ),
+    Rule(
+        "commit-ranges",
+        "first < coalesce(before, 0) or count < 1 or end - first < count",
+        "{count} events from {coalesce(before, 0)} on",
+        _PLACE,
+    ),
+)
+_VECTOR_RULES = (
+    Rule(
+        "vectors",
+        "position is null or position != due",
+        "{due} in the record at {record}",
+        "{position}",
+    ),
+)
+
+
 def check_ranges(sound: DataFrame, ranges: DataFrame, findings: Findings) -> None:
     """Check the commits' ranges, and the vectors against them."""
     order = Window.partitionBy("stream", "partition").orderBy("record", "first")
-    following = ranges.withColumn("before", F.lag("end").over(order))
-    # Before the first EPOCH record of a truncated history.
-    untold = F.col("cut") & F.col("active").isNull()
-    findings.count(
-        following, {"commit-place": (~untold, untold), "commit-ranges": (F.lit(True), None)}
+    following = ranges.withColumns(
+        {
+            "before": F.lag("end").over(order),
+            # Before the first EPOCH record of a truncated history.
+            "untold": F.expr("cut and active is null"),
+        }
     )
-    place = text(F.col("partition"), "@", F.col("first"), "..", F.col("end"))
-    findings.judge(
-        following,
-        [
-            (
-                "commit-place",
-                ~untold & (F.col("epoch") != F.coalesce(F.col("active"), F.lit(-1))),
-                text("epoch ", F.col("active")),
-                text("epoch ", F.col("epoch")),
-            ),
-            (
-                "commit-place",
-                ~untold
-                & (
-                    F.col("start").isNull()
-                    | (F.col("its_partition") != F.col("partition"))
-                    | (F.col("first") < F.col("start"))
-                ),
-                text(
-                    "segment ", F.col("id"), " from ", F.col("its_partition"), "@", F.col("start")
-                ),
-                place,
-            ),
-            (
-                "commit-ranges",
-                (F.col("first") < F.coalesce(F.col("before"), F.lit(0)))
-                | (F.col("count") < 1)
-                | (F.col("end") - F.col("first") < F.col("count")),
-                text(F.col("count"), " events from ", F.coalesce(F.col("before"), F.lit(0)), " on"),
-                place,
-            ),
-        ],
-        offset="first",
-    )
-    _check_vectors(sound, ranges, findings)
-
-
-def _check_vectors(sound: DataFrame, ranges: DataFrame, findings: Findings) -> None:
+    counts = {"commit-place": ("not untold", "untold"), "commit-ranges": ALL}
+    findings.count(following, counts)
+    findings.judge(following, _RANGE_RULES, offset="first")
     entries = sound.select(
         "stream",
         F.col("offset").alias("record"),
@@ -245,24 +225,13 @@ def _check_vectors(sound: DataFrame, ranges: DataFrame, findings: Findings) -> N
         F.max("end").alias("end"), F.first("txn_id").alias("its")
     )
     order = Window.partitionBy("stream", "partition").orderBy("record")
-    both = entries.join(ends, ["stream", "record", "partition"], "full").withColumn(
-        "before", F.lag("position").over(order)
+    both = (
+        entries.join(ends, ["stream", "record", "partition"], "full")
+        .withColumn("before", F.lag("position").over(order))
+        .withColumn("due", F.coalesce("end", "before"))
     )
-    findings.count(both, {"vectors": (F.lit(True), None)})
-    due = F.coalesce(F.col("end"), F.col("before"))
-    findings.judge(
-        both,
-        [
-            (
-                "vectors",
-                F.col("position").isNull() | (F.col("position") != due),
-                text(due, " in the record at ", F.col("record")),
-                F.coalesce(F.col("position").cast("string"), F.lit("nothing")),
-            )
-        ],
-        txn=F.coalesce("txn_id", "its"),
-        offset="position",
-    )
+    findings.count(both, {"vectors": ALL})
+    findings.judge(both, _VECTOR_RULES, txn="coalesce(txn_id, its)", offset="position")
 
 
 # -- epochs ----------------------------------------------------------------------------------------------

@@ -6,11 +6,13 @@ older than the newest registered one; then the journal has to agree with both.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from anabranch.audit.events import big_endian
-from anabranch.audit.findings import Findings, text
+from anabranch.audit.findings import Counts, Findings, Rule
 from anabranch.audit.log import PLAIN, WRITE
 from anabranch.core.ids import NO_TXN
 from anabranch.core.rows import Entry
@@ -19,25 +21,29 @@ KEY = ["stream", "txn_id", "writer", "source"]  # source: a journal partition
 _NUMBER = (1 << 32) - 1
 
 
-def check_writers(
-    placed: DataFrame,
-    journal: DataFrame,
-    status: DataFrame,
-    matched: DataFrame,
-    layouts: DataFrame,
-    lows: DataFrame,
-    findings: Findings,
-) -> None:
-    """Check every writer of every transaction with enough evidence.
+class Evidence(NamedTuple):
+    """The tables to compare. ``matched``: the transactions (`status.match`). ``layouts``: as of
+    `history.layouts_of`.
 
-    ``matched``: the transactions (`status.match`). ``lows``: stream, source; low, the first remaining offset;
-    since, the time up to which receipts are of a deleted stream of the same name.
+    ``lows``: stream, source; low, the first remaining offset; since, the time up to which receipts are of a deleted
+    stream of the same name.
     """
-    whole = matched.where("has_commit and decided and not gone").select(
+
+    placed: DataFrame
+    journal: DataFrame
+    status: DataFrame
+    matched: DataFrame
+    layouts: DataFrame
+    lows: DataFrame
+
+
+def check_writers(evidence: Evidence, findings: Findings) -> None:
+    """Check every writer of every transaction with enough evidence."""
+    whole = evidence.matched.where("has_commit and decided and not gone").select(
         "txn_id", "fits", "committed_by"
     )
     # There are few reference epochs, as only scalings make them.
-    sources = layouts.where("epoch = reference").select(
+    sources = evidence.layouts.where("epoch = reference").select(
         "stream",
         big_endian(F.col("epoch")).alias("placed_by"),
         F.col("id").bitwiseAND(F.lit(_NUMBER)).alias("number"),
@@ -45,11 +51,13 @@ def check_writers(
         F.col("low").alias("from_position"),
         F.col("high").alias("to_position"),
     )
-    taken = findings.keep(_taken(placed, sources, whole))
-    groups = findings.keep(_groups(taken, status, whole, lows))
-    written = findings.keep(_written(journal, groups, sources, lows))
+    lows = evidence.lows
+    taken = findings.keep(_taken(evidence.placed, sources, whole))
+    groups = findings.keep(_groups(taken, evidence.status, whole, lows))
+    written = findings.keep(_written(evidence.journal, groups, sources, lows))
     judged = findings.keep(_compared(groups.join(_sums_of_journal(written), KEY, "left")))
-    _judge(judged, findings)
+    findings.count(judged, _WRITER_COUNTS)
+    findings.judge(judged, _RECEIPT_RULES, partition="source", offset="from_offset")
     broken = judged.where("not content_holds or not order_holds")
     if not broken.isEmpty():
         prefix = written.where("rank <= n")
@@ -185,51 +193,71 @@ def _sums_of_journal(written: DataFrame) -> DataFrame:
     )
 
 
-def _compared(judged: DataFrame) -> DataFrame:
-    """Whether the journal's sums equal the stream's; groups without evidence count as equal."""
-    told = (F.col("n") > 0) & F.col("covered")
-
-    def same(*names: str) -> Column:
-        equal = F.col("n") == F.coalesce("j_n", F.lit(0))
-        for name in names:
-            equal = equal & F.col(name).eqNullSafe(F.col(f"j_{name}"))
-        return ~told | equal
-
-    return judged.withColumn("content_holds", same("all_low", "all_high")).withColumn(
-        "order_holds", same("order_low", "order_high")
+def _compared(groups: DataFrame) -> DataFrame:
+    """The results for each group: for the journal's sums, which are equal without evidence, and of the receipt."""
+    same = "not (has_evidence and not (n = coalesce(j_n, 0) and {0}_low <=> j_{0}_low and {0}_high <=> j_{0}_high))"
+    return (
+        groups.withColumn("has_evidence", F.expr("n > 0 and covered"))
+        .withColumns(
+            {
+                "content_holds": F.expr(same.format("all")),
+                "order_holds": F.expr(same.format("order")),
+                "exact": F.expr("n = due and crc = due_crc"),
+                "less": F.expr("n < due and fits"),
+                # The journal has what the receipt says.
+                "borne_out": F.expr(
+                    "coalesce(j_due, 0) = due and coalesce(j_due_crc, 0) = due_crc"
+                ),
+            }
+        )
+        .withColumn("unjudged", F.expr("due is null or less and not covered"))
     )
 
 
-def _judge(judged: DataFrame, findings: Findings) -> None:
-    n, due = F.col("n"), F.col("due")
-    exact = (n == due) & (F.col("crc") == F.col("due_crc"))
-    less = (n < due) & F.col("fits")
-    borne_out = (F.coalesce("j_due", F.lit(0)) == due) & (
-        F.coalesce("j_due_crc", F.lit(0)) == F.col("due_crc")
-    )
-    has = due.isNotNull()
-    unchecked = ~has | (less & ~F.col("covered"))
-    findings.count(
-        judged,
-        {
-            "receipt": (~unchecked, unchecked),
-            "journal-content": ((n > 0) & F.col("covered"), (n > 0) & ~F.col("covered")),
-            "journal-order": ((n > 0) & F.col("covered"), (n > 0) & ~F.col("covered")),
-        },
-    )
-    findings.judge(
-        judged,
-        [
-            (
-                "receipt",
-                ~unchecked & ~exact & ~(less & borne_out),
-                text(due, " events, checksums ", F.col("due_crc")),
-                text(n, " events, checksums ", F.col("crc")),
-            )
-        ],
-        partition="source",
-        offset="from_offset",
-    )
+_WRITER_COUNTS: Counts = {
+    "receipt": ("not unjudged", "unjudged"),
+    "journal-content": ("n > 0 and covered", "n > 0 and not covered"),
+    "journal-order": ("n > 0 and covered", "n > 0 and not covered"),
+}
+_RECEIPT_RULES = (
+    Rule(
+        "receipt",
+        "not unjudged and not exact and not (less and borne_out)",
+        "{due} events, checksums {due_crc}",
+        "{n} events, checksums {crc}",
+    ),
+)
+_DIFFERENCE_RULES = (
+    Rule(
+        "journal-content",
+        "written_at is null",
+        "a record of writer {lower(hex(writer))} in journal partition {source}",
+        "an event that the journal lacks, or has fewer times",
+    ),
+    Rule(
+        "journal-content",
+        "offset is null",
+        "an event of writer {lower(hex(writer))}, journal {source}@{written_at}",
+        "none",
+    ),
+)
+_ORDER_RULES = (
+    Rule(
+        "journal-order",
+        "true",
+        "here the event of journal {source}@{at}",
+        "another event of the key",
+    ),
+)
+_PLAIN_RULES = (
+    Rule("plain-content", "n < due", "{due} like journal {at.source}@{at.offset}", "{n}"),
+    Rule(
+        "plain-content",
+        "all_here is not null and n > most",
+        "at most {most}, as in the journal",
+        "{n}",
+    ),
+)
 
 
 def _differences(
@@ -247,24 +275,7 @@ def _differences(
     both = events.join(records, [*KEY, "digest", "again"], "full").where(
         "offset is null or written_at is null"
     )
-    writer = text("of writer ", F.lower(F.hex("writer")))
-    findings.judge(
-        both,
-        [
-            (
-                "journal-content",
-                F.col("written_at").isNull(),
-                text("a record ", writer, " in journal partition ", F.col("source")),
-                F.lit("an event that is not there as it is here, or not so often"),
-            ),
-            (
-                "journal-content",
-                F.col("offset").isNull(),
-                text("an event ", writer, ", journal ", F.col("source"), "@", F.col("written_at")),
-                F.lit("none"),
-            ),
-        ],
-    )
+    findings.judge(both, _DIFFERENCE_RULES)
 
 
 def _order(taken: DataFrame, prefix: DataFrame, broken: DataFrame, findings: Findings) -> None:
@@ -284,60 +295,26 @@ def _order(taken: DataFrame, prefix: DataFrame, broken: DataFrame, findings: Fin
     records = ranked(prefix, "offset").select(
         *KEY, "key_hash", "of_key", F.col("digest").alias("due"), F.col("offset").alias("at")
     )
-    findings.judge(
-        events.join(records, [*KEY, "key_hash", "of_key"]).where("digest != due"),
-        [
-            (
-                "journal-order",
-                F.lit(True),
-                text("here the event of journal ", F.col("source"), "@", F.col("at")),
-                F.lit("another one of the key"),
-            )
-        ],
-    )
+    both = events.join(records, [*KEY, "key_hash", "of_key"])
+    findings.judge(both.where("digest != due"), _ORDER_RULES)
 
 
 # -- plain writes ----------------------------------------------------------------------------------------
 
 
 def check_plain(
-    placed: DataFrame,
-    journal: DataFrame,
-    done: DataFrame,
-    lows: DataFrame,
-    whole_streams: DataFrame,
-    findings: Findings,
+    evidence: Evidence, done: DataFrame, whole_streams: DataFrame, findings: Findings
 ) -> None:
     """Check that committed plain writes are in the stream as often as in the journal.
 
     ``done``: stream, source, and the offset up to which they are committed. ``whole_streams``: streams of
     which retention deleted nothing.
     """
-    records = (
-        journal.where((F.col("kind") == PLAIN) & ~F.col("native"))
-        .withColumnRenamed("partition", "source")
-        .join(F.broadcast(lows), ["stream", "source"])
-        .join(F.broadcast(done.withColumnRenamed("offset", "done")), ["stream", "source"], "left")
-        .withColumn(
-            "is_due",
-            (F.col("offset") >= F.col("low")) & (F.col("offset") < F.coalesce("done", F.lit(0))),
-        )
-        .join(F.broadcast(whole_streams.withColumn("is_whole", F.lit(True))), "stream", "left")
-        .withColumn("is_whole", F.coalesce("is_whole", F.lit(False)))
-        .where(F.col("offset") >= F.col("low"))
-    )
+    records = _plain_records(evidence, done, whole_streams)
     findings.count(
-        records,
-        {
-            "plain-content": (
-                F.col("is_due") & F.col("is_whole"),
-                ~F.col("is_due") | ~F.col("is_whole"),
-            )
-        },
+        records, {"plain-content": ("is_due and is_whole", "not is_due or not is_whole")}
     )
-    untouched = (
-        lows.groupBy("stream").agg(F.max("low").alias("low")).where("low = 0").select("stream")
-    )
+    untouched = evidence.lows.groupBy("stream").agg(F.max("low").alias("low")).where("low = 0")
     written = (
         records.where("is_whole")
         .groupBy("stream", "digest")
@@ -348,32 +325,34 @@ def check_plain(
         )
     )
     present = (
-        placed.where((F.col("kind") == PLAIN) & (F.col("r.txn_id") == F.lit(NO_TXN)))
+        evidence.placed.where((F.col("kind") == PLAIN) & (F.col("r.txn_id") == F.lit(NO_TXN)))
         .groupBy("stream", "digest")
-        .agg(F.count("*").alias("n"), F.max(F.struct("partition", "offset")).alias("stands"))
+        .agg(F.count("*").alias("n"), F.max(F.struct("partition", "offset")).alias("place"))
     )
+    all_here = untouched.select("stream").withColumn("all_here", F.lit(True))
     both = (
         written.join(present, ["stream", "digest"], "full")
-        .join(F.broadcast(untouched.withColumn("all_here", F.lit(True))), "stream", "left")
+        .join(F.broadcast(all_here), "stream", "left")
         .withColumns({name: F.coalesce(name, F.lit(0)) for name in ("n", "due", "most")})
     )
     findings.judge(
-        both,
-        [
-            (
-                "plain-content",
-                F.col("n") < F.col("due"),
-                text(F.col("due"), " like journal ", F.col("at.source"), "@", F.col("at.offset")),
-                F.col("n"),
-            ),
-            (
-                "plain-content",
-                F.col("all_here").isNotNull() & (F.col("n") > F.col("most")),
-                text("at most ", F.col("most"), ", as in the journal"),
-                F.col("n"),
-            ),
-        ],
-        txn=None,
-        partition="stands.partition",
-        offset="stands.offset",
+        both, _PLAIN_RULES, txn="null", partition="place.partition", offset="place.offset"
+    )
+
+
+def _plain_records(evidence: Evidence, done: DataFrame, whole_streams: DataFrame) -> DataFrame:
+    """The remaining plain writes of the journals, and whether each has to be in the stream."""
+    return (
+        evidence.journal.where((F.col("kind") == PLAIN) & ~F.col("native"))
+        .withColumnRenamed("partition", "source")
+        .join(F.broadcast(evidence.lows), ["stream", "source"])
+        .join(F.broadcast(done.withColumnRenamed("offset", "done")), ["stream", "source"], "left")
+        .join(F.broadcast(whole_streams.withColumn("is_whole", F.lit(True))), "stream", "left")
+        .where("offset >= low")
+        .withColumns(
+            {
+                "is_due": F.expr("offset < coalesce(done, 0)"),
+                "is_whole": F.coalesce("is_whole", F.lit(False)),
+            }
+        )
     )

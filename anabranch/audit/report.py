@@ -1,50 +1,81 @@
-"""An audit's report: its checks by name, how much each examined, and examples of breaches."""
+"""An audit's report: the table of all checks, how much each examined, and examples of breaches."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, field
 from datetime import UTC
-from typing import Any
+from typing import Any, NamedTuple
 
 from anabranch.core import hybrid_time
 from anabranch.errors import InvalidArgument
 
 MOST_EXAMPLES = 10  # of a check and a stream
 
-# Name: (what is counted, what has to hold), in the order of the report.
-CHECKS: dict[str, tuple[str, str]] = {
-    "history-record": ("records", "the history holds EPOCH and COMMIT records, under their keys"),
-    "history-chain": ("records", "`previous` names the record before"),
-    "history-time": ("records", "timestamps rise"),
-    "epochs": ("epochs", "each tiles all keys and continues the one before; a duplicate is one"),
-    "commit-once": ("commits", "a transaction has one COMMIT record in a stream"),
-    "commit-place": ("ranges", "they lie in open segments of the active epoch"),
-    "commit-ranges": ("ranges", "they follow each other on their partition"),
-    "vectors": ("entries", "they are the ends of the ranges so far"),
-    "event-header": ("events", "one ab.txn header of 28 bytes, or none that begins with ab."),
-    "event-aborted": ("events", "none is of an aborted transaction"),
-    "event-unknown": ("events", "none is of a transaction that no COMMIT record names"),
-    "event-outside": ("events", "none of a committed transaction lies outside its ranges"),
-    "event-plain": ("events", "no plain one lies outside the ranges of plain commits"),
-    "event-transaction": ("events", "each carries the id that the COMMIT record of its range says"),
-    "event-count": ("ranges", "they hold as many events as their COMMIT record says"),
-    "event-key": ("events", "the key lies in the segment's range"),
-    "event-epoch": ("events", "they were placed by the reference epoch that they were merged into"),
-    "status-history": ("transactions", "what is COMMITTED in the status log is in a history"),
-    "status-missing": ("transactions", "what is in a history is known to the status log"),
-    "status-state": ("transactions", "what is in a history is COMMITTED in the status log"),
-    "status-time": ("transactions", "both have the same commit timestamp"),
-    "status-seen": (
-        "transactions",
-        "the commit timestamp is above all that their writers had seen",
+EVENTS = "events"  # readers get events that are wrong, missing or additional
+RECORDS = "records"  # only records about the events disagree
+REPORT = "report it as a defect, and keep the topics until it is understood"
+STRANGER = "let only controllers write to the topic (docs/security.md); the record itself stays"
+COMPARE = "compare the row with `anabranch txn describe`; correct the data of the database by hand"
+
+
+class Kind(NamedTuple):
+    """A check: the unit that it counts, what has to hold, what a breach concerns, and what to do about it."""
+
+    what: str
+    holds: str
+    severity: str = EVENTS
+    to_do: str = REPORT
+
+
+# By name, in the order of the report.
+CHECKS: dict[str, Kind] = {
+    "history-record": Kind(
+        "records", "is an EPOCH or COMMIT record under its key", RECORDS, STRANGER
     ),
-    "status-count": ("transactions", "events of all streams together are as many as the row says"),
-    "receipt": ("receipts", "a taken writer's events have its receipt's count and checksums"),
-    "journal-content": ("writers", "the journal's records are the stream's events, each once"),
-    "journal-order": ("writers", "the events of a key are in the order of the journal"),
-    "plain-content": ("records", "plain writes that are committed are in the stream"),
-    "ledger": ("rows", "what a ledger's rows say is how their transactions ended"),
+    "history-chain": Kind("records", "`previous` is the offset of the record before", RECORDS),
+    "history-time": Kind("records", "has a later timestamp than the record before", RECORDS),
+    "epochs": Kind(
+        "epochs", "tiles all keys and continues the epoch before; a duplicate is equal", RECORDS
+    ),
+    "commit-once": Kind(
+        "commits", "is the only COMMIT record of its transaction in the stream", RECORDS
+    ),
+    "commit-place": Kind("ranges", "is in an open segment of the active epoch", RECORDS),
+    "commit-ranges": Kind("ranges", "follows the range before it on its partition", RECORDS),
+    "vectors": Kind("entries", "is the end of the ranges so far", RECORDS),
+    "event-header": Kind(
+        "events", "has one ab.txn header of 28 bytes, or none that begins with ab.", to_do=STRANGER
+    ),
+    "event-aborted": Kind("events", "does not belong to an aborted transaction"),
+    "event-unknown": Kind("events", "belongs to a transaction with a COMMIT record"),
+    "event-outside": Kind("events", "is in a range of its transaction, if that is committed"),
+    "event-plain": Kind(
+        "events", "is in a range of a plain commit, if it is a plain write", to_do=STRANGER
+    ),
+    "event-transaction": Kind("events", "has the id that the COMMIT record of its range has"),
+    "event-count": Kind("ranges", "has as many events as its COMMIT record says"),
+    "event-key": Kind("events", "has a key of its segment's range"),
+    "event-epoch": Kind("events", "was placed by the reference epoch that it was merged into"),
+    "status-history": Kind("transactions", "is in a history if it is COMMITTED in the status log"),
+    "status-missing": Kind("transactions", "is in the status log if it is in a history", RECORDS),
+    "status-state": Kind(
+        "transactions", "is COMMITTED in the status log if it is in a history", RECORDS
+    ),
+    "status-time": Kind("transactions", "has the same commit timestamp in both", RECORDS),
+    "status-seen": Kind(
+        "transactions", "has a later commit timestamp than all that its writers had seen"
+    ),
+    "status-count": Kind(
+        "transactions", "has as many events in all streams together as its row says"
+    ),
+    "receipt": Kind("receipts", "has the count and checksums of the writer's events in the stream"),
+    "journal-content": Kind("writers", "has each of its journal records once in the stream"),
+    "journal-order": Kind("writers", "has the events of each key in the journal's order"),
+    "plain-content": Kind(
+        "records", "is in the stream as often as in the journal, if it is committed"
+    ),
+    "ledger": Kind("rows", "says how its transaction ended", to_do=COMPARE),
 }
 
 
@@ -62,10 +93,12 @@ class Example:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One check. ``unchecked``: things whose evidence is missing; they do not count as passed."""
+    """One check (`Kind`). ``unchecked``: things whose evidence is missing; they do not count as passed."""
 
     name: str
     what: str
+    severity: str
+    to_do: str
     examined: int
     unchecked: int
     breaches: int

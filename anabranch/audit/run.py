@@ -21,7 +21,7 @@ from anabranch.audit import events as events_of
 from anabranch.audit import history as history_of
 from anabranch.audit import journal as journal_of
 from anabranch.audit import status as status_of
-from anabranch.audit.findings import Findings
+from anabranch.audit.findings import ALL, Findings
 from anabranch.audit.history import Extent
 from anabranch.audit.log import Span, open_log, read_records
 from anabranch.audit.report import AuditReport, Gone
@@ -67,10 +67,9 @@ def audit(
     """
     if not names:
         raise InvalidArgument("no stream to audit")
-    findings = Findings()
     log = open_log(connection)
     try:
-        return _Audit(spark, connection, log, findings).run(names, at, ledger)
+        return _Audit(spark, connection, log, at).run(names, ledger)
     finally:
         log.close()
 
@@ -94,17 +93,18 @@ class _Known(NamedTuple):
 
 
 class _Audit:
-    """One audit, step by step."""
+    """One audit."""
 
     def __init__(
-        self, spark: SparkSession, connection: Connection, log: KafkaLog, findings: Findings
+        self, spark: SparkSession, connection: Connection, log: KafkaLog, at: int | None
     ) -> None:
         self._spark = spark
         self._connection = connection
         self._log = log
-        self._findings = findings
+        self._at = at
+        self._findings = Findings()
 
-    def run(self, names: Sequence[str], at: int | None, ledger: Sequence[Row]) -> AuditReport:
+    def run(self, names: Sequence[str], ledger: Sequence[Row]) -> AuditReport:
         findings = self._findings
         scopes = sorted({name.partition("/")[0] for name in names})
         there = find_scopes(self._spark, self._connection, self._log, scopes)
@@ -113,94 +113,90 @@ class _Audit:
         ends = self._ends({s: there.partitions[s] for s in streams}, there.control_partition)
         histories = self._places(dict.fromkeys(others, 1), history_topic)
         ends_of_others = self._log.end_offsets(histories, committed=False)
-        moment = there.hybrid_time if at is None else min(at, there.hybrid_time)
+        at = there.hybrid_time if self._at is None else min(self._at, there.hybrid_time)
 
-        history = self._history(streams, ends.histories, at)
+        history = self._history(streams, ends.histories)
+        # A transaction may have written to them, too; only with them its count can be judged.
+        elsewhere = self._history(others, ends_of_others) if others else history.limit(0)
         extents = history_of.extents(history)
         begins = self._history_starts(streams)
-        # A transaction may have written to them, too; only with them its count can be judged.
-        elsewhere = self._history(others, ends_of_others, at) if others else history.limit(0)
         sound = history_of.check_records(history, begins, findings)
         layouts = history_of.layouts_of(sound)
         ranges = findings.keep(history_of.ranges_of(sound, layouts))
         history_of.check_ranges(sound, ranges, findings)
         history_of.check_epochs(sound, findings)
 
-        status = findings.keep(
-            read_status(
-                self._spark,
-                self._connection,
-                there.control_partition,
-                ends.status,
-                ends.status_before,
-            )
-        )
-        places, placed = self._events(streams, ends, extents, begins, ranges, at)
+        status = findings.keep(self._status(there.control_partition, ends))
+        places, placed = self._events(ends, extents, begins, ranges)
         ranges = _with_fate(ranges, places)
-        matched = findings.keep(
-            status_of.match(
-                status,
-                status_of.commits_of(ranges),
-                status_of.counts_of(elsewhere),
-                scopes,
-                streams,
-                moment,
-                cuts=_cuts(
-                    {**extents, **history_of.extents(elsewhere)},
-                    begins | self._history_starts(others),
-                    there,
-                ),
-            )
+        cuts = _cuts(
+            extents | history_of.extents(elsewhere), begins | self._history_starts(others), there
         )
-        known = self._known(status, streams)
-        lives = {s: extents[s].since if s in extents else MAX for s in there.again}
+        asked = status_of.Asked(scopes, streams, at, cuts)
+        commits, counts = status_of.commits_of(ranges), status_of.counts_of(elsewhere)
+        matched = findings.keep(status_of.match(status, commits, counts, asked))
+        known = _known(status, streams)
         status_of.check_status(matched, known.expired_ms, findings)
-        if rows := [
-            (row.txn_id, row.outcome)
-            for row in ledger
-            if control_partition_of(row.txn_id) == there.control_partition
-            and row.outcome != BEGUN
-            and not row.former
-        ]:
-            told = self._spark.createDataFrame(rows, "txn_id binary, outcome string")
-            status_of.check_ledger(status, told, known.expired_ms, findings)
-        named = sound.where("txn_id is not null").select(
-            "stream", "txn_id", F.max("timestamp").over(Window.partitionBy("stream")).alias("until")
-        )
-        events_of.check_events(placed, matched, named.distinct(), findings)
+        self._ledger(ledger, there.control_partition, status, known.expired_ms)
+        events_of.check_events(placed, matched, _named(sound), findings)
         events_of.check_counts(placed, ranges, findings)
-        self._journals(placed, streams, ends, status, known, matched, layouts, places, at, lives)
-        findings.count(placed, {EVENTS: (F.lit(True), None)})
-        findings.count(sound, {COMMITS: (F.col("kind") == COMMIT, None)})
+        lives = {s: extents[s].since if s in extents else MAX for s in there.again}
+        journal = self._journals(streams, ends)
+        lows = self._lows(streams, ends, known, lives)
+        evidence = journal_of.Evidence(placed, journal, status, matched, layouts, lows)
+        journal_of.check_writers(evidence, findings)
+        if self._at is None:
+            self._plain(evidence, known, places)
+        findings.count(placed, {EVENTS: ALL})
+        findings.count(sound, {COMMITS: (f"kind = {COMMIT}", "false")})
         checks = findings.checks()
         return AuditReport(
             streams,
-            moment,
+            at,
             findings.examined(COMMITS),
             findings.examined(EVENTS),
             checks,
-            () if at is None else (PLAIN_NOTE,),
+            () if self._at is None else (PLAIN_NOTE,),
             _gone(ranges),
             status_of.prepared_of(status),
         )
+
+    def _ledger(
+        self, ledger: Sequence[Row], control_partition: int, status: DataFrame, expired_ms: int
+    ) -> None:
+        rows = [
+            (row.txn_id, row.outcome)
+            for row in ledger
+            if control_partition_of(row.txn_id) == control_partition
+            and row.outcome != BEGUN
+            and not row.former
+        ]
+        if rows:
+            decided = self._spark.createDataFrame(rows, "txn_id binary, outcome string")
+            status_of.check_ledger(status, decided, expired_ms, self._findings)
 
     # -- reading --------------------------------------------------------------------------------------
 
     def _ends(self, streams: Mapping[str, int], control_partition: int) -> _Ends:
         status = TopicPartition(status_topic(self._connection.prefix), control_partition)
 
-        def ends(topic: Callable[[str], str], *, committed: bool) -> Mapping[TopicPartition, int]:
+        def ends(topic: Callable[[str], str]) -> Mapping[TopicPartition, int]:
+            # Decided events may not be visible yet, so the tasks wait for them.
             least = dict.fromkeys(streams, 1) if topic is history_topic else streams
-            return self._log.end_offsets(self._places(least, topic), committed=committed)
+            return self._log.end_offsets(self._places(least, topic), committed=False)
 
         before = self._log.end_offsets([status], committed=True)[status]
         return _Ends(
             self._visible(self._places(streams, stream_topic)),
-            # Decided events may not be visible yet, so the tasks wait for them.
-            ends(history_topic, committed=False),
-            ends(journal_topic, committed=False),
+            ends(history_topic),
+            ends(journal_topic),
             before,
             self._log.end_offsets([status], committed=False)[status],
+        )
+
+    def _status(self, control_partition: int, ends: _Ends) -> DataFrame:
+        return read_status(
+            self._spark, self._connection, control_partition, ends.status, ends.status_before
         )
 
     def _visible(self, places: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
@@ -237,13 +233,11 @@ class _Audit:
                 )
         return [TopicPartition(name, p) for name, i in found.items() for p in range(i.partitions)]
 
-    def _history(
-        self, streams: Sequence[str], ends: Mapping[TopicPartition, int], at: int | None
-    ) -> DataFrame:
+    def _history(self, streams: Sequence[str], ends: Mapping[TopicPartition, int]) -> DataFrame:
         spans = self._spans(streams, history_topic, ends, committed=True)
         history = self._findings.keep(read_history(self._spark, self._connection, spans))
-        if at is not None:
-            history = history.where((F.col("timestamp") <= at) | (F.col("kind") == FOREIGN))
+        if self._at is not None:
+            history = history.where((F.col("timestamp") <= self._at) | (F.col("kind") == FOREIGN))
         return history
 
     def _history_starts(self, streams: Sequence[str]) -> dict[str, int]:
@@ -269,24 +263,19 @@ class _Audit:
 
     def _events(
         self,
-        streams: Sequence[str],
         ends: _Ends,
         extents: Mapping[str, Extent],
         begins: Mapping[str, int],
         ranges: DataFrame,
-        at: int | None,
     ) -> tuple[DataFrame, DataFrame]:
         """(where each partition's events begin and end, the events with their ranges)."""
         until = dict(ends.streams)
-        of = {stream_topic(stream): stream for stream in streams}
-        if at is not None:
+        of = {stream_topic(stream): stream for stream in begins}
+        if self._at is not None:
             for tp in until:
                 vector = extents[of[tp.topic]].vector if of[tp.topic] in extents else {}
                 until[tp] = min(until[tp], vector.get(tp.partition, 0))
-        spans = self._spans(streams, stream_topic, until, committed=True)
-        events = self._findings.keep(
-            events_of.slim(read_records(self._spark, self._connection, spans))
-        )
+        events = self._records(list(begins), stream_topic, until, committed=True)
         # After the reading: retention may have taken unread events meanwhile.
         starts = self._log.start_offsets(until)
         rows = []
@@ -305,64 +294,62 @@ class _Audit:
         placed = events_of.place(left.drop("floor", "until"), ranges)
         return places, self._findings.keep(placed)
 
-    # -- journals -------------------------------------------------------------------------------------
-
-    def _known(self, status: DataFrame, streams: Sequence[str]) -> _Known:
-        """The few status rows that are not about a transaction."""
-        rows = status.where(
-            (F.col("entry") == Entry.ROUND)
-            | F.col("entry").isin(Entry.LOW_WATER, Entry.PLAIN) & F.col("stream").isin(*streams)
-        ).collect()
-
-        def offsets(entry: Entry) -> dict[tuple[str, int], int]:
-            of = [row for row in rows if row["entry"] == entry]
-            return {(row["stream"], row["partition"]): row["offset"] for row in of}
-
-        expired = [row["expired_ms"] for row in rows if row["entry"] == Entry.ROUND]
-        return _Known(max(expired, default=0), offsets(Entry.LOW_WATER), offsets(Entry.PLAIN))
-
-    def _journals(
+    def _records(
         self,
-        placed: DataFrame,
         streams: Sequence[str],
-        ends: _Ends,
-        status: DataFrame,
-        known: _Known,
-        matched: DataFrame,
-        layouts: DataFrame,
-        places: DataFrame,
-        at: int | None,
-        lives: Mapping[str, int],
-    ) -> None:
-        spans = self._spans(streams, journal_topic, ends.journals, committed=False)
-        journal = self._findings.keep(
+        topic: Callable[[str], str],
+        ends: Mapping[TopicPartition, int],
+        *,
+        committed: bool,
+    ) -> DataFrame:
+        spans = self._spans(streams, topic, ends, committed=committed)
+        return self._findings.keep(
             events_of.slim(read_records(self._spark, self._connection, spans))
         )
-        # After the reading, too: controllers may have cut journals meanwhile.
+
+    def _journals(self, streams: Sequence[str], ends: _Ends) -> DataFrame:
+        return self._records(streams, journal_topic, ends.journals, committed=False)
+
+    def _lows(
+        self, streams: Sequence[str], ends: _Ends, known: _Known, lives: Mapping[str, int]
+    ) -> DataFrame:
+        """`Evidence.lows`. Call it after the reading: controllers may have truncated journals meanwhile."""
         of = {journal_topic(stream): stream for stream in streams}
-        starts = self._log.start_offsets(ends.journals)
-        lows = self._spark.createDataFrame(
-            [
-                (
-                    of[tp.topic],
-                    tp.partition,
-                    max(start, known.low.get((of[tp.topic], tp.partition), 0)),
-                    lives.get(of[tp.topic], -1),
-                )
-                for tp, start in starts.items()
-            ],
-            "stream string, source int, low long, since long",
+        rows = []
+        for tp, start in self._log.start_offsets(ends.journals).items():
+            stream = of[tp.topic]
+            low = max(start, known.low.get((stream, tp.partition), 0))
+            rows.append((stream, tp.partition, low, lives.get(stream, -1)))
+        return self._spark.createDataFrame(rows, "stream string, source int, low long, since long")
+
+    def _plain(self, evidence: journal_of.Evidence, known: _Known, places: DataFrame) -> None:
+        done = self._spark.createDataFrame(
+            [(*place, offset) for place, offset in known.plain.items()],
+            "stream string, source int, done long",
         )
-        journal_of.check_writers(placed, journal, status, matched, layouts, lows, self._findings)
-        if at is None:
-            done = self._spark.createDataFrame(
-                [(*place, offset) for place, offset in known.plain.items()],
-                "stream string, source int, done long",
-            )
-            whole = places.groupBy("stream").agg(F.max("floor").alias("floor")).where("floor = 0")
-            journal_of.check_plain(
-                placed, journal, done, lows, whole.select("stream"), self._findings
-            )
+        whole = places.groupBy("stream").agg(F.max("floor").alias("floor")).where("floor = 0")
+        journal_of.check_plain(evidence, done, whole.select("stream"), self._findings)
+
+
+def _named(sound: DataFrame) -> DataFrame:
+    """Stream and txn_id of all COMMIT records, with the timestamp of the stream's last record as ``until``."""
+    until = F.max("timestamp").over(Window.partitionBy("stream")).alias("until")
+    return sound.where("txn_id is not null").select("stream", "txn_id", until).distinct()
+
+
+def _known(status: DataFrame, streams: Sequence[str]) -> _Known:
+    """The few status rows that are not about a transaction."""
+    rows = status.where(
+        (F.col("entry") == Entry.ROUND)
+        | F.col("entry").isin(Entry.LOW_WATER, Entry.PLAIN) & F.col("stream").isin(*streams)
+    ).collect()
+
+    def offsets(entry: Entry) -> dict[tuple[str, int], int]:
+        of = [row for row in rows if row["entry"] == entry]
+        return {(row["stream"], row["partition"]): row["offset"] for row in of}
+
+    expired = [row["expired_ms"] for row in rows if row["entry"] == Entry.ROUND]
+    return _Known(max(expired, default=0), offsets(Entry.LOW_WATER), offsets(Entry.PLAIN))
 
 
 def _cuts(

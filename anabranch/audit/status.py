@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from anabranch.audit.findings import Findings, text
+from anabranch.audit.findings import Counts, Findings, Rule
 from anabranch.audit.report import Prepared
 from anabranch.audit.tables import COMMIT
 from anabranch.core.ids import MARK_MS, NO_TXN
@@ -37,21 +38,24 @@ def counts_of(history: DataFrame) -> DataFrame:
     return parts.groupBy("txn_id").agg(F.sum("count").alias("there"))
 
 
-def match(
-    status: DataFrame,
-    commits: DataFrame,
-    elsewhere: DataFrame,
-    scopes: Sequence[str],
-    streams: Sequence[str],
-    moment: int,
-    *,
-    cuts: Mapping[str, int],
-) -> DataFrame:
+class Asked(NamedTuple):
+    """The subject of an audit: scopes, and their streams. ``moment``: all commits up to it are in both logs.
+
+    ``cuts``: streams whose histories may lack COMMIT records up to these timestamps.
+    """
+
+    scopes: Sequence[str]
+    streams: Sequence[str]
+    moment: int
+    cuts: Mapping[str, int]
+
+
+def match(status: DataFrame, commits: DataFrame, elsewhere: DataFrame, asked: Asked) -> DataFrame:
     """Transactions as both logs know them, one row each: those of the scopes, and those in the streams.
 
-    ``elsewhere``: as of `counts_of`, for all other streams of the control partition. ``moment``: all commits up to
-    it are in both. ``cuts``: streams whose histories may lack COMMIT records up to these timestamps.
+    ``elsewhere``: as of `counts_of`, for all other streams of the control partition.
     """
+    scopes, streams, moment, cuts = asked
     cut = status.sparkSession.createDataFrame(list(cuts.items()), "stream string, cut long")
     rows = status.where(F.col("entry") == Entry.TXN).select(
         "txn_id", "scope", "state", "timestamp", "committed"
@@ -89,73 +93,59 @@ def match(
     )
 
 
+_RULES = (
+    Rule("status-history", "lacks and not cut", "COMMIT records of {committed} events", "none"),
+    Rule(
+        "status-missing",
+        "has_commit and not has_row and not old",
+        "a row in the status log",
+        "none, and it is not old enough to be forgotten",
+    ),
+    Rule("status-state", "in_both and state != 'COMMITTED'", "COMMITTED", "{state}"),
+    Rule(
+        "status-time",
+        "is_committed and (committed_at != timestamp or committed_by != timestamp)",
+        "{timestamp}",
+        "{committed_at} in the history",
+    ),
+    Rule(
+        "status-seen",
+        "is_committed and timestamp <= seen",
+        "above {seen}, which a writer had seen",
+        "{timestamp}",
+    ),
+    Rule(
+        "status-count", "counted and told != committed and not cut", "{committed} events", "{told}"
+    ),
+)
+_COUNTS: Counts = {
+    "status-history": ("due and not (lacks and cut)", "lacks and cut"),
+    "status-missing": ("has_commit and not old", "old"),
+    "status-state": ("in_both", "old"),
+    "status-time": ("is_committed", "old"),
+    "status-seen": ("is_committed and seen is not null", "false"),
+    "status-count": ("counted and not cut", "old or counted and cut"),
+}
+# Unix milliseconds of a transaction's begin, which are in its id.
+_MADE_MS = "cast(conv(hex(substring(txn_id, 3, 6)), 16, 10) as long)"
+
+
 def check_status(matched: DataFrame, expired_ms: int, findings: Findings) -> None:
     """Check states, times and counts. ``expired_ms``: older transactions (by id) may be forgotten."""
-    made_ms = F.conv(F.hex(F.substring("txn_id", 3, 6)), 16, 10).cast("long")
-    in_both = F.col("has_row") & F.col("has_commit")
-    committed = F.col("state") == "COMMITTED"
-    # One-shots that move positions leave no row: those of their tasks are their outcome.
-    marked = made_ms >= F.lit(MARK_MS)
-    old = F.col("has_commit") & ~F.col("has_row") & (marked | (made_ms <= expired_ms))
-    due = F.col("has_row") & committed & F.col("decided") & (F.col("committed") > 0)
-    lacks = due & (F.col("told") == 0)
-    counted = due & (F.col("told") > 0)
-    cut = F.col("may_be_cut") & (F.col("told") < F.col("committed"))
-    findings.count(
-        matched,
+    # A one-shot that moves positions leaves no row: the rows of its tasks are its outcome.
+    forgotten = f"({_MADE_MS} >= {MARK_MS} or {_MADE_MS} <= {expired_ms})"
+    judged = matched.withColumns(
         {
-            "status-history": (due & ~(lacks & cut), lacks & cut),
-            "status-missing": (F.col("has_commit") & ~old, old),
-            "status-state": (in_both, old),
-            "status-time": (in_both & committed, old),
-            "status-seen": (in_both & committed & F.col("seen").isNotNull(), F.lit(False)),
-            "status-count": (counted & ~cut, old | counted & cut),
-        },
-    )
-    findings.judge(
-        matched,
-        [
-            (
-                "status-history",
-                lacks & ~cut,
-                text("COMMIT records of ", F.col("committed"), " events"),
-                F.lit("none"),
-            ),
-            (
-                "status-missing",
-                F.col("has_commit") & ~F.col("has_row") & ~old,
-                F.lit("a row in the status log"),
-                F.lit("none, and it is not old enough to be forgotten"),
-            ),
-            ("status-state", in_both & ~committed, F.lit("COMMITTED"), F.col("state")),
-            (
-                "status-time",
-                in_both
-                & committed
-                & (
-                    (F.col("committed_at") != F.col("timestamp"))
-                    | (F.col("committed_by") != F.col("timestamp"))
-                ),
-                F.col("timestamp"),
-                text(F.col("committed_at"), " in the history"),
-            ),
-            (
-                "status-seen",
-                in_both & committed & (F.col("timestamp") <= F.col("seen")),
-                text("above ", F.col("seen"), ", which a writer had seen"),
-                F.col("timestamp"),
-            ),
-            (
-                "status-count",
-                counted & (F.col("told") != F.col("committed")) & ~cut,
-                text(F.col("committed"), " events"),
-                F.col("told"),
-            ),
-        ],
-        stream=F.coalesce("in_stream", "touches", F.lit("")),
-        partition=None,
-        offset=None,
-    )
+            "in_both": F.expr("has_row and has_commit"),
+            "is_committed": F.expr("has_row and has_commit and state = 'COMMITTED'"),
+            "old": F.expr(f"has_commit and not has_row and {forgotten}"),
+            "due": F.expr("has_row and state = 'COMMITTED' and decided and committed > 0"),
+            "cut": F.expr("may_be_cut and told < committed"),
+        }
+    ).withColumns({"lacks": F.expr("due and told = 0"), "counted": F.expr("due and told > 0")})
+    findings.count(judged, _COUNTS)
+    stream = "coalesce(in_stream, touches, '')"
+    findings.judge(judged, _RULES, stream=stream, partition="null", offset="null")
 
 
 def prepared_of(status: DataFrame) -> tuple[Prepared, ...]:
@@ -168,20 +158,27 @@ def prepared_of(status: DataFrame) -> tuple[Prepared, ...]:
     return tuple(Prepared(*row) for row in counted.orderBy("by").collect())
 
 
+_LEDGER_RULES = (
+    Rule(
+        "ledger",
+        "not waits and (outcome = 'commit') != (state = 'COMMITTED')",
+        "{outcome}",
+        "{state}",
+    ),
+)
+
+
 def check_ledger(status: DataFrame, rows: DataFrame, expired_ms: int, findings: Findings) -> None:
     """Compare a ledger's rows, read before the status log: txn_id, outcome. Older ones may be forgotten."""
-    made_ms = F.conv(F.hex(F.substring("txn_id", 3, 6)), 16, 10).cast("long")
     states = status.where(F.col("entry") == Entry.TXN).select("txn_id", "state")
-    both = rows.join(states, "txn_id", "left").withColumn(
-        "state", F.coalesce("state", F.lit("unknown"))
+    waits = (
+        f"state = 'unknown' and {_MADE_MS} <= {expired_ms}"
+        " or state in ('PREPARED', 'FINALIZE_IN_PROGRESS')"
     )
-    commit = F.col("outcome") == "commit"
-    unknown = (F.col("state") == "unknown") & (made_ms <= expired_ms)
-    waits = unknown | F.col("state").isin("PREPARED", "FINALIZE_IN_PROGRESS")
-    findings.count(both, {"ledger": (~waits, waits)})
-    wrong = F.when(commit, F.col("state") != "COMMITTED").otherwise(F.col("state") == "COMMITTED")
-    findings.judge(
-        both,
-        [("ledger", wrong & ~waits, F.col("outcome"), F.col("state"))],
-        stream=F.lit(""), partition=None, offset=None,
-    )  # fmt: skip
+    both = (
+        rows.join(states, "txn_id", "left")
+        .withColumn("state", F.coalesce("state", F.lit("unknown")))
+        .withColumn("waits", F.expr(waits))
+    )
+    findings.count(both, {"ledger": ("not waits", "waits")})
+    findings.judge(both, _LEDGER_RULES, stream="''", partition="null", offset="null")

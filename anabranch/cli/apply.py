@@ -1,4 +1,4 @@
-"""`anabranch apply`: streams as a TOML file says."""
+"""`anabranch apply`: create and change streams to match a TOML file."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from anabranch.cli.options import OperatorOptions, argument, option
-from anabranch.cli.output import print_json, print_line, print_table
+from anabranch.cli.output import Grid, print_result
 from anabranch.core.legal_names import split_stream
 from anabranch.core.stream_settings import BYTES, EVENTS, FIXED, SEGMENT_BYTES, check_settings
 from anabranch.errors import InvalidArgument, UnknownScope, UnknownStream, WouldDelete
@@ -25,7 +25,7 @@ _RETENTION = ("retention.ms", "retention.bytes")
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A stream as the file has it. ``absent``: there shall be none."""
+    """A stream as the file describes it. ``absent``: the stream must not exist."""
 
     segments: int = 1
     settings: Mapping[str, str] = field(default_factory=dict)
@@ -35,7 +35,7 @@ class Wanted:
 
 
 class Change(NamedTuple):
-    """A difference between the file and the cluster. ``deletes``: events go with it."""
+    """A difference between the file and the cluster. ``deletes``: whether removing it deletes events."""
 
     stream: str
     change: str  # create, delete, segments, or a setting
@@ -47,17 +47,21 @@ class Change(NamedTuple):
 def command(
     options: OperatorOptions,
     file: Annotated[
-        Path, argument("FILE", 'A TOML file, with a table [streams."SCOPE/STREAM"] each.')
+        Path, argument("FILE", 'A TOML file with a table [streams."SCOPE/STREAM"] for each stream.')
     ],
-    dry_run: Annotated[bool, option("--dry-run", "Only show the difference.")] = False,
+    dry_run: Annotated[bool, option("--dry-run", "Only show the differences.")] = False,
     allow_delete: Annotated[
-        bool, option("--allow-delete", "Do what deletes events: delete streams, shorten retention.")
+        bool,
+        option(
+            "--allow-delete",
+            "Allow changes that delete events: deleted streams, shorter retention.",
+        ),
     ] = False,
 ) -> None:
-    """Make streams as a file says: create them, alter their settings, scale them.
+    """Make streams match a file: create, alter, scale and delete them.
 
-    Streams that the file does not name stay as they are. Deletions of events are refused without --allow-delete,
-    and then nothing is changed.
+    Streams that the file does not name stay as they are. If events would be deleted, nothing is changed without
+    --allow-delete.
     """
     wanted = parse(file)
     with options.client() as client:
@@ -65,24 +69,21 @@ def command(
         deleting = [f"{c.stream}: {c.change} {c.now} -> {c.wanted}" for c in changes if c.deletes]
         if deleting and not (allow_delete or dry_run):
             raise WouldDelete(
-                f"{file} would delete events ({'; '.join(deleting)}): give --allow-delete if that is meant"
+                f"{file} would delete events ({'; '.join(deleting)}): add --allow-delete to do so"
             )
         if not dry_run:
             for stream in dict.fromkeys(change.stream for change in changes):
                 _carry_out(
                     client, stream, wanted[stream], [c for c in changes if c.stream == stream]
                 )
-    if options.json:
-        print_json({"applied": not dry_run, "changes": [c._asdict() for c in changes]})
-    elif changes:
-        rows = (change._asdict() for change in changes)
-        print_table("To do" if dry_run else "Done", rows, Change._fields)
-    else:
-        print_line("nothing to do")
+    rows = [change._asdict() for change in changes]
+    table = Grid("To do" if dry_run else "Done", rows, Change._fields)
+    document = {"applied": not dry_run, "changes": rows}
+    print_result(document, table if rows else "nothing to do", as_json=options.json)
 
 
 def parse(file: Path) -> dict[str, Wanted]:
-    """The streams in a file. `InvalidArgument`, `UnsupportedSetting`: with the file, and the place in it."""
+    """The streams of a file. Raises: InvalidArgument, UnsupportedSetting, with the place in the file."""
     try:
         document = tomllib.loads(file.read_text("utf-8"))
     except (OSError, ValueError) as error:
@@ -90,7 +91,7 @@ def parse(file: Path) -> dict[str, Wanted]:
     streams = document.get("streams")
     if not isinstance(streams, dict) or document.keys() != {"streams"}:
         raise InvalidArgument(
-            f'{file}: a table [streams."SCOPE/STREAM"] for each stream, and no other'
+            f'{file} needs a table [streams."SCOPE/STREAM"] for each stream, and no other tables'
         )
     return {name: _parsed(f"{file}: streams.{name!r}", name, one) for name, one in streams.items()}
 
@@ -98,18 +99,20 @@ def parse(file: Path) -> dict[str, Wanted]:
 def _parsed(where: str, name: str, given: object) -> Wanted:
     split_stream(name)
     if not isinstance(given, dict):
-        raise InvalidArgument(f"{where}: a table")
+        raise InvalidArgument(f"{where} must be a table")
     for key, value in given.items():
         if type(value) is not _KINDS.get(key):
             known = ", ".join(f"{each} ({kind.__name__})" for each, kind in _KINDS.items())
-            raise InvalidArgument(f"{where}: {key} = {value!r}; a stream has {known}")
+            raise InvalidArgument(
+                f"{where}: {key} = {value!r} is not allowed; the keys are {known}"
+            )
     settings = {n: str(v) for n, v in given.get("settings", {}).items()}
     check_settings(settings)
     return Wanted(**(given | {"settings": settings}))
 
 
 def _compare(client: Client, stream: str, wanted: Wanted) -> Iterator[Change]:
-    """The differences of one stream. `InvalidArgument`: one that can't be carried out."""
+    """The differences of one stream. Raises: InvalidArgument if one of them can't be removed."""
     try:
         found = client.describe(stream)
     except (UnknownScope, UnknownStream):
@@ -130,7 +133,7 @@ def _compare(client: Client, stream: str, wanted: Wanted) -> Iterator[Change]:
         if name in FIXED:
             raise InvalidArgument(f"{stream}: {name} is {now!r} and can't be altered")
         in_effect = effective.get(name, now)
-        # The broker's own limit of bytes, which is not known here, takes the place of one that is taken back.
+        # Without a limit of bytes of its own the stream has the broker's, which is not known here.
         shorter = name in _RETENTION and (
             0 <= int(to_be or -1) < _unlimited(in_effect)
             or (name, to_be) == ("retention.bytes", "")
@@ -139,7 +142,7 @@ def _compare(client: Client, stream: str, wanted: Wanted) -> Iterator[Change]:
 
 
 def _unlimited(text: str) -> float:
-    """A retention, where -1, and none at all, is without end."""
+    """A retention; -1 and an empty text are unlimited."""
     return float("inf") if not text or int(text) < 0 else int(text)
 
 

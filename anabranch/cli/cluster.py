@@ -24,7 +24,7 @@ _TAIL_LINES = 15
 
 
 def child_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """This process's environment, so that a child imports this same anabranch from any folder."""
+    """The environment of a child process that imports this anabranch from any folder."""
     environment = dict(os.environ)
     here = str(Path(anabranch.__file__).resolve().parents[1])
     others = [p for p in environment.get("PYTHONPATH", "").split(os.pathsep) if p]
@@ -35,10 +35,10 @@ def child_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
 
 
 class ControllerProcess:
-    """One controller process: killed and started again under the same name, folder and options."""
+    """A controller process, which can be killed and started again with the same name, folder and options."""
 
     def __init__(self, name: str, options: ControllerOptions, log: Path) -> None:
-        """Starts nothing yet. ``options.status_file`` must be given."""
+        """``options.status_file`` is needed. The process is not started yet."""
         self.name = name
         self.options = options
         self.log = log
@@ -48,7 +48,7 @@ class ControllerProcess:
     def inside(
         cls, folder: Path, name: str, bootstrap: str, session_timeout_s: float, **more: Any
     ) -> Self:
-        """A controller with its tables, status and log in a folder. ``more``: other options of it."""
+        """A controller with its tables, status file and log in a folder. ``more``: further options."""
         from anabranch.processors.config import ControllerOptions
 
         options = ControllerOptions(
@@ -62,7 +62,7 @@ class ControllerProcess:
 
     @property
     def pid(self) -> int:
-        """The process id; 0 if it does not run."""
+        """The process id; 0 if it is not running."""
         return self._process.pid if self._process else 0
 
     @property
@@ -71,7 +71,7 @@ class ControllerProcess:
         return self._process is not None and self._process.poll() is None
 
     def start(self, module: str = "anabranch.cli") -> None:
-        """Start it with the command line of ``module``."""
+        """Start the process. ``module``: has the command line."""
         self.close()
         if self.options.status_file is not None:
             self.options.status_file.unlink(missing_ok=True)
@@ -81,7 +81,7 @@ class ControllerProcess:
         )
 
     def leads(self) -> frozenset[int]:
-        """The control partitions that its status file names; empty if it does not run."""
+        """The control partitions of which it is leader, by its status file; empty if it is not running."""
         status = self.options.status_file
         if status is None or not self.running:
             return frozenset()
@@ -94,18 +94,18 @@ class ControllerProcess:
         return frozenset(document.get("leading", ()))
 
     def kill(self) -> None:
-        """SIGKILL; returns when it is gone."""
+        """Send SIGKILL, and wait for the end."""
         if self._process is not None:
             self._process.kill()
             self._process.wait(STOP_TIMEOUT_S)
 
     def terminate(self) -> None:
-        """SIGTERM; does not wait."""
+        """Send SIGTERM, and don't wait."""
         if self._process is not None:
             self._process.terminate()
 
     def stop(self) -> None:
-        """SIGTERM, and SIGKILL if it does not end in time."""
+        """Send SIGTERM, and SIGKILL if the process does not end in time."""
         if self._process is not None:
             self._process.terminate()
             if self._process.wait(STOP_TIMEOUT_S) is None:
@@ -114,18 +114,18 @@ class ControllerProcess:
 
     @property
     def was_killed(self) -> bool:
-        """Whether somebody ended it by SIGKILL or SIGTERM. Other signals are crashes."""
+        """Whether SIGKILL or SIGTERM ended it. Other signals are crashes."""
         code = self._process.poll() if self._process is not None else None
         return code in (-signal.SIGKILL, -signal.SIGTERM, ExitCode.TERMINATED)
 
     def close(self) -> None:
-        """End the process if it runs, and forget it."""
+        """End the process if it is running."""
         if self._process is not None:
             self._process.close()
             self._process = None
 
     def check(self) -> None:
-        """`ChildFailed`, with the end of its log, if it ended by itself."""
+        """Raises: ChildFailed, with the end of its log, if it has ended by itself."""
         if self._process is None:
             return
         code = self._process.poll()
@@ -141,10 +141,7 @@ class ControllerProcess:
 def await_leader(
     controllers: list[ControllerProcess], partition: int, timeout_s: float
 ) -> ControllerProcess:
-    """The controller that leads the control partition, as soon as one reports it.
-
-    `ChildFailed` if none does in time, or one ended.
-    """
+    """The leader of the control partition, once there is one. Raises: ChildFailed."""
     deadline = time.monotonic() + timeout_s
     while True:
         for controller in controllers:
@@ -154,7 +151,7 @@ def await_leader(
         if time.monotonic() > deadline:
             raise ChildFailed(
                 controllers[0].failure(
-                    f"no controller leads control partition {partition} after {timeout_s:g} s"
+                    f"control partition {partition} has no leader after {timeout_s:g} s"
                 )
             )
         time.sleep(0.02)

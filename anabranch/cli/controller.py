@@ -1,4 +1,4 @@
-"""`anabranch controller`: run a controller in the foreground."""
+"""`anabranch controller` and `warm`: run a controller in the foreground, and compile its code."""
 
 from __future__ import annotations
 
@@ -9,9 +9,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from anabranch.cli.options import Bootstrap, Json, Kafka, KafkaFile, Prefix, Verbose, option
+from anabranch.cli.options import (
+    Bootstrap,
+    Json,
+    Kafka,
+    KafkaFile,
+    Prefix,
+    Verbose,
+    need_bootstrap,
+    option,
+    parse_kafka,
+)
 from anabranch.cli.output import print_result
-from anabranch.cli.session import need_bootstrap, parse_kafka
 from anabranch.core import defaults
 from anabranch.topics.names import DEFAULT_PREFIX
 
@@ -19,7 +28,7 @@ if TYPE_CHECKING:
     from anabranch.processors.config import ControllerOptions
 
 
-# The options that are not called as their field of `ControllerOptions`.
+# Options with another name than their field of `ControllerOptions`.
 RENAMED = {
     "session_timeout_s": "--session-timeout",
     "retention_s": "--retention",
@@ -32,13 +41,14 @@ RENAMED = {
 
 
 def _seconds(field: str, least: float, text: str) -> Any:
-    """The option of a field that is a time."""
+    """The option of a field in seconds."""
     return typer.Option(RENAMED[field], min=least, metavar="SECONDS", help=text)
 
 
 @dataclass(frozen=True)
 class AskedOfBrokers:
-    """The options of `anabranch controller` that decide what brokers must give; `doctor --broker` has them too."""
+    """The options of `anabranch controller` on which its needs of brokers depend; `doctor --broker` has them
+    too."""
 
     control_partitions: Annotated[
         int, option("", "Control partitions of a new cluster.", min=1, max=65_536)
@@ -48,66 +58,70 @@ class AskedOfBrokers:
     ] = -1
     session_timeout_s: Annotated[
         float,
-        _seconds("session_timeout_s", 1.0, "How long after a crash another controller takes over."),
+        _seconds(
+            "session_timeout_s", 1.0, "The time from a crash until another controller takes over."
+        ),
     ] = 6.0
     max_message_bytes: Annotated[
         int,
         option(
             "",
-            "Bytes of a message that new topics of status, replies and histories take, where brokers do.",
+            "The largest message of new status, reply and history topics, if brokers allow it.",
             min=4 << 20,
             max=64 << 20,
         ),
     ] = 16 << 20
     native_timeout_s: Annotated[
-        float, _seconds("native_timeout_s", 1.0, "The broker's limit for one commit round.")
+        float, _seconds("native_timeout_s", 1.0, "The time limit of a native transaction.")
     ] = 60.0
 
 
 @dataclass(frozen=True)
 class Given(AskedOfBrokers):
-    """The options of `anabranch controller`, named as those of `ControllerOptions`."""
+    """The options of `anabranch controller`, with the names of `ControllerOptions`."""
 
     data_dir: Annotated[
         Path,
         option(
             "DIR",
-            "The folder of the tables, for this controller alone. Deleted tables are rebuilt from the log.",
+            "The folder of the status tables, of this controller alone. It is rebuilt if it is deleted.",
         ),
     ] = Path("anabranch-data")
     retention_s: Annotated[
         float,
-        _seconds("retention_s", 1.0, "How long the outcome of a transaction can be asked for."),
+        _seconds("retention_s", 1.0, "How long outcomes of transactions are kept."),
     ] = defaults.OUTCOME_RETENTION_S
-    max_open: Annotated[int, option("", "Most open transactions.", min=1)] = 100_000
-    max_streams: Annotated[int, option("", "Most streams of a control partition.", min=1)] = 10_000
+    max_open: Annotated[int, option("", "The most open transactions.", min=1)] = 100_000
+    max_streams: Annotated[int, option("", "The most streams of a control partition.", min=1)] = (
+        10_000
+    )
     max_partitions: Annotated[
-        int, option("", "Most partitions of them and of their journals.", min=2)
+        int, option("", "The most partitions of streams and journals together.", min=2)
     ] = 5_000
     max_uncommitted_bytes: Annotated[
         int,
         option(
             "",
-            "Most bytes of open transactions in journals; beyond them new ones are refused.",
+            "The most uncommitted bytes; beyond them new transactions are refused.",
             min=1,
         ),
     ] = 64 << 30
     chunk_bytes: Annotated[
-        int, option("", "A bigger commit is a staged merge, in such chunks.", min=1)
+        int, option("", "The size of a chunk; larger commits become staged merges.", min=1)
     ] = 16 << 20
     collate_s: Annotated[
         float,
         _seconds(
             "collate_s",
             0.0,
-            "A stream rolls at most once in this time; earlier commits are collated.",
+            "The least time between two rolling commits of a stream, which are combined.",
         ),
     ] = 0.2
     move_bytes: Annotated[
         int,
         option(
             "",
-            "Most bytes that an old open transaction keeps in a journal before it is moved forward.",
+            "The most bytes of a journal that an old open transaction keeps before its events are moved forward.",
             min=1,
         ),
     ] = 256 << 20
@@ -116,7 +130,7 @@ class Given(AskedOfBrokers):
         _seconds(
             "lost_after_s",
             0.0,
-            "How long a stream waits for a topic that is not found, before it is given up.",
+            "The time that a stream waits for a missing topic before it is LOST.",
         ),
     ] = 30.0
     max_clock_skew_s: Annotated[
@@ -124,14 +138,14 @@ class Given(AskedOfBrokers):
         _seconds(
             "max_clock_skew_s",
             0.0,
-            "How far ahead of the clock a time may be that clients have seen elsewhere.",
+            "How far a client's timestamp may be ahead of the controller's clock.",
         ),
     ] = 10.0
     clock_error_ms: Annotated[
         int | None,
         option(
             "",
-            "The most that any controller's clock differs from true time; clients' commit wait needs it.",
+            "The most that any controller's clock differs from true time; commit wait needs it.",
             min=0,
         ),
     ] = None
@@ -140,26 +154,28 @@ class Given(AskedOfBrokers):
         typer.Option(
             RENAMED["skip_commands"],
             metavar="[LANE/]PARTITION:OFFSET",
-            help="Quarantine this command instead of trying it (may be given again); without LANE, of `open`.",
+            help="Quarantine this command without trying it. May be repeated. The default of LANE is `open`.",
         ),
     ] = None
     lanes_only: Annotated[
         bool,
         option(
             "--lanes-only",
-            "Don't serve the lane `open`, whose commands anyone with Write on its topic may send.",
+            "Don't serve the lane `open`, which every client with Write on its topic may use.",
         ),
     ] = False
     trusts_open: Annotated[
         bool,
         option(
             "--trusts-open",
-            "Let the lane `open` scale streams and set series from the start, without quotas.",
+            "Allow the lane `open` to scale streams and set series, without quotas.",
         ),
     ] = False
     status_file: Annotated[
         Path | None,
-        option("FILE", "A JSON file for the control partitions that this process leads."),
+        option(
+            "FILE", "A JSON file that lists the control partitions of which this process is leader."
+        ),
     ] = None
     http: Annotated[
         str | None,
@@ -167,9 +183,9 @@ class Given(AskedOfBrokers):
             "HOST:PORT", "Serve /metrics (Prometheus), /live and /ready here (default: not at all)."
         ),
     ] = None
-    log_json: Annotated[bool, option("--log-json", "Write the log as JSON, a document a line.")] = (
-        False
-    )
+    log_json: Annotated[
+        bool, option("--log-json", "Write the log as JSON, one document a line.")
+    ] = False
     bootstrap: Bootstrap = None
     prefix: Prefix = DEFAULT_PREFIX
     kafka: Kafka = field(default=None, repr=False)  # may hold secrets
@@ -180,7 +196,7 @@ class Given(AskedOfBrokers):
 def command(given: Given) -> None:
     """Run a controller until Ctrl-C or SIGTERM.
 
-    Run two or more, on different machines: when one ends, another takes over.
+    Run two or more on different machines: when one ends, another takes over.
     """
     from anabranch.processors.config import ControllerOptions
     from anabranch.processors.service import run_controller
@@ -195,9 +211,9 @@ def command(given: Given) -> None:
 
 
 def warm(json: Json = False, verbose: Verbose = False) -> None:
-    """Compile all machine code of anabranch ahead of time, for example when an image is built.
+    """Compile all machine code ahead of time, for example while an image is built.
 
-    This takes half a minute; processes that find the code start at once.
+    This takes half a minute, which every process saves that finds the code.
     """
     from anabranch.batches import columns_read, columns_write, framing
     from anabranch.batches.kernels import parts as kernel_parts

@@ -1,4 +1,4 @@
-"""`anabranch doctor`: looks at brokers, rights, topics, clocks, disks and controllers, and says what to do."""
+"""`anabranch doctor`: checks brokers, rights, topics, clocks, disks and controllers, and says what to do."""
 
 from __future__ import annotations
 
@@ -7,21 +7,22 @@ import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from anabranch.cli.controller import AskedOfBrokers
 from anabranch.cli.errors import CheckFailed
 from anabranch.cli.options import ClusterOptions, option
-from anabranch.cli.output import Column, print_json, print_table
+from anabranch.cli.output import Column, Grid, print_result
 from anabranch.core import defaults
 from anabranch.errors import AnabranchError, FixCallError, NotAuthorized
 from anabranch.ports import LogError
-from anabranch.presentation.words import count_of
+from anabranch.presentation.rows import count_of
 
 if TYPE_CHECKING:
     from anabranch import Client
-    from anabranch.cli.session import Target
+    from anabranch.cli.options import Target
     from anabranch.kafka.cluster import Cluster
     from anabranch.kafka.settings import Settings
     from anabranch.types import OpenTransaction, StreamDescription
@@ -29,16 +30,24 @@ if TYPE_CHECKING:
 _ANSWER_S = 2.0  # each question
 _WARN_FREE = 0.2  # of a disk
 _BAD_FREE = 0.05
-OK, WARN, BAD = "ok", "warn", "bad"
+_TO_DO = Column("what to do", "to_do")
+
+
+class State(StrEnum):
+    """The result of a check."""
+
+    OK = "ok"
+    WARN = "warn"
+    BAD = "bad"
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One thing that was looked at. ``state``: ok, warn or bad. ``to_do``: empty if it is ok."""
+    """The result of one check. ``to_do``: empty if nothing is to be done."""
 
     what: str
-    state: str
-    told: str
+    state: State
+    found: str
     to_do: str = ""
 
 
@@ -49,17 +58,17 @@ def command(
         bool,
         option(
             "--broker",
-            "Try instead what anabranch needs of a cluster, on topics of its own that are deleted again.",
+            "Try all that anabranch needs of a cluster instead, on temporary topics.",
         ),
     ] = False,
 ) -> None:
-    """Look at brokers, rights, topics, clocks, disks and controllers: each ok, warn or bad, with what to do.
+    """Check brokers, rights, topics, clocks, disks and controllers: each is ok, warn or bad, with what to do.
 
-    Nothing is changed, and no question takes longer than 2 seconds. The exit code is 1 if something is bad.
-    With --broker, no controller need run. Each need works, works with a loss, or does not work: then the exit
-    code is 1. Give the options that controllers will have, too: the answer is for these.
+    Nothing is changed, and no question takes longer than 2 seconds. The exit code is 1 if a check is bad.
+    --broker needs no controller, and shows which needs the cluster meets, with which losses; the exit code is 1 if
+    one is not met. Add the options that your controllers will have: some needs depend on them.
     """
-    from anabranch.cli.session import connected, raw_settings
+    from anabranch.cli.options import connected, raw_settings
     from anabranch.kafka.cluster import Cluster
 
     target = replace(options.target(), timeout=_ANSWER_S)
@@ -70,22 +79,20 @@ def command(
         return
     with closing(Cluster(replace(settings, request_timeout=_ANSWER_S))) as cluster:
         rows += _brokers(cluster, target)
-        if rows[0].state != BAD:
+        if rows[0].state != State.BAD:
             rows += _topics(cluster, target)
             with connected(target) as client:
                 rows += _controllers(client, cluster, target.bootstrap)
-    bad = sum(row.state == BAD for row in rows)
-    if options.json:
-        print_json({"rows": [asdict(row) for row in rows], "bad": bad})
-    else:
-        columns = ("what", "state", Column("found", "told"), Column("what to do", "to_do"))
-        print_table("Doctor", map(asdict, rows), columns)
+    bad = sum(row.state == State.BAD for row in rows)
+    documents = [asdict(row) for row in rows]
+    table = Grid("Doctor", documents, ("what", "state", "found", _TO_DO))
+    print_result({"rows": documents, "bad": bad}, table, as_json=options.json)
     if bad:
         raise CheckFailed(f"{count_of(bad, 'check')} bad, shown above")
 
 
 def _probe(settings: Settings, options: ClusterOptions, asked: AskedOfBrokers) -> None:
-    """Try all needs of a cluster. `CheckFailed`: no controller could be leader, or no stream could be made."""
+    """Try all that anabranch needs. Raises: CheckFailed if controllers or streams could not work."""
     from anabranch.kafka.probe import FAILS, Probe
 
     probe = Probe(
@@ -100,13 +107,11 @@ def _probe(settings: Settings, options: ClusterOptions, asked: AskedOfBrokers) -
     with closing(probe):
         tried = list(probe.run())
     bad = sum(one.state == FAILS for one in tried)
-    if options.json:
-        print_json({"rows": [one._asdict() for one in tried], "bad": bad})
-    else:
-        columns = ("need", "state", "found", Column("what to do", "to_do"))
-        print_table("What the cluster gives", (one._asdict() for one in tried), columns)
+    documents = [one._asdict() for one in tried]
+    table = Grid("What the cluster offers", documents, ("need", "state", "found", _TO_DO))
+    print_result({"rows": documents, "bad": bad}, table, as_json=options.json)
     if bad:
-        raise CheckFailed(f"{count_of(bad, 'need')} not met", "see what to do in the rows above")
+        raise CheckFailed(f"{count_of(bad, 'need')} not met", "follow the advice in the rows above")
 
 
 def _brokers(cluster: Cluster, target: Target) -> Iterator[Row]:
@@ -116,38 +121,47 @@ def _brokers(cluster: Cluster, target: Target) -> Iterator[Row]:
     from anabranch.librdkafka.admin import no_broker
 
     if found := no_broker(target.bootstrap):
-        yield Row("brokers", BAD, found, "start a broker, or mend --bootstrap")
+        yield Row("brokers", State.BAD, found, "start a broker, or correct --bootstrap")
         return
     try:
         brokers = look_at(cluster, _ANSWER_S)
     except (AnabranchError, LogError) as error:
-        yield Row("brokers", BAD, str(error), "look at the broker, and at security.protocol")
+        yield Row("brokers", State.BAD, str(error), "check the broker's log, and security.protocol")
         return
     silent = [b.address for b in brokers if b.trouble]
-    told = ", ".join(f"{b.address} in {b.seconds * 1000:.0f} ms" for b in brokers if not b.trouble)
+    text = ", ".join(f"{b.address} in {b.seconds * 1000:.0f} ms" for b in brokers if not b.trouble)
     to_do = f"start {', '.join(silent)}" if silent else ""
-    yield Row("brokers", WARN if silent else OK, told, to_do)
+    yield Row("brokers", State.WARN if silent else State.OK, text, to_do)
     for broker in brokers:
         name = f"broker {broker.address}"
         if broker.trouble:
-            yield Row(name, BAD, broker.trouble, "start it, or look at its log")
+            yield Row(name, State.BAD, broker.trouble, "start it, or read its log")
         elif broker.too_old:
             vital = needs.obstacles(broker.too_old)
-            told = "; ".join(vital + needs.losses(broker.too_old))
-            yield Row(name, BAD if vital else WARN, told, f"{BROKERS_PAGE} says who has them")
+            text = "; ".join(vital + needs.losses(broker.too_old))
+            yield Row(
+                name,
+                State.BAD if vital else State.WARN,
+                text,
+                f"{BROKERS_PAGE} lists brokers that have them",
+            )
         else:
-            yield Row(name, OK, f"speaks all that is needed; {broker.features}".rstrip("; "))
+            yield Row(name, State.OK, f"offers all that is needed; {broker.features}".rstrip("; "))
         for path, usable, total, trouble in broker.disks:
             what = f"disk {path} of {broker.address}"
             if trouble:
-                yield Row(what, BAD, trouble, "mend the disk, then start the broker again")
+                yield Row(what, State.BAD, trouble, "repair the disk, then start the broker again")
             elif total > 0:
                 free = usable / total
-                state = BAD if free < _BAD_FREE else WARN if free < _WARN_FREE else OK
-                told = f"{usable / 1e9:,.1f} of {total / 1e9:,.1f} GB free"
-                yield Row(what, state, told, "" if state == OK else "make room, or keep less")
+                state = (
+                    State.BAD if free < _BAD_FREE else State.WARN if free < _WARN_FREE else State.OK
+                )
+                text = f"{usable / 1e9:,.1f} of {total / 1e9:,.1f} GB free"
+                yield Row(what, state, text, "" if state == State.OK else "make room, or keep less")
         if not broker.trouble and broker.disk_trouble:
-            yield Row(f"disk of {broker.address}", WARN, broker.disk_trouble, "look at it there")
+            yield Row(
+                f"disk of {broker.address}", State.WARN, broker.disk_trouble, "check it there"
+            )
 
 
 def _topics(cluster: Cluster, target: Target) -> Iterator[Row]:
@@ -159,64 +173,78 @@ def _topics(cluster: Cluster, target: Target) -> Iterator[Row]:
     try:
         found = cluster.refresh(names, cluster.deadline(_ANSWER_S))
     except (AnabranchError, LogError) as error:
-        yield Row("topics", BAD, str(error), "look at the rights of this client")
+        yield Row("topics", State.BAD, str(error), "check the rights of this client")
         return
     for name in names:
         topic = found.get(name)
         if topic is None:
-            told = "it is not there, or may not be seen"
+            text = "it is not there, or may not be seen"
             do = "start `anabranch controller`; compare --prefix and --lane; grant Describe"
-            yield Row(f"topic {name}", BAD, told, do)
+            yield Row(f"topic {name}", State.BAD, text, do)
             continue
-        told = f"{topic.in_sync} of {count_of(topic.replication_factor, 'replica')} in sync"
+        text = f"{topic.in_sync} of {count_of(topic.replication_factor, 'replica')} in sync"
         lacks = topic.in_sync < topic.replication_factor
         do = "start the brokers that are down" if lacks else ""
-        yield Row(f"topic {name}", WARN if lacks else OK, told, do)
+        yield Row(f"topic {name}", State.WARN if lacks else State.OK, text, do)
 
 
 def _controllers(client: Client, cluster: Cluster, bootstrap: str) -> Iterator[Row]:
-    """Controllers, rights, clocks and streams, as answers of controllers tell."""
+    """Controllers, rights, clocks and streams, by the answers of controllers."""
     from anabranch.types import Listed
 
     begun = time.monotonic()
     rows: list[Row] = []
-    do = "start `anabranch controller`, or look at its log"
+    do = "start `anabranch controller`, or read its log"
     opened: Listed[OpenTransaction] = Listed()
     with _asked(rows, "controllers", do):
         opened = client.open_transactions(limit=10_000)
-        told = f"all control partitions answered in {(time.monotonic() - begun) * 1000:.0f} ms"
+        text = f"all control partitions answered in {(time.monotonic() - begun) * 1000:.0f} ms"
         if not opened.missing:
-            told = f"{told}; {count_of(len(opened), 'open transaction')}"
-            rows.append(Row("controllers", OK, told))
+            text = f"{text}; {count_of(len(opened), 'open transaction')}"
+            rows.append(Row("controllers", State.OK, text))
         for partition, error in opened.missing.items():
-            rows.append(Row("controllers", BAD, f"control partition {partition}: {error}", do))
+            rows.append(
+                Row("controllers", State.BAD, f"control partition {partition}: {error}", do)
+            )
     yield from rows
-    if rows[0].state == BAD and not opened.missing:
+    if rows[0].state == State.BAD and not opened.missing:
         return
     rows = []
     with _asked(rows, "quarantined commands", ""):
         aside = sum(len(one.quarantined) for one in client.commands())
-        do = "look at them: `anabranch command list --lane admin`" if aside else ""
-        rows.append(Row("quarantined commands", WARN if aside else OK, f"{aside:,}", do))
+        do = "see `anabranch command list --lane admin`" if aside else ""
+        rows.append(
+            Row("quarantined commands", State.WARN if aside else State.OK, f"{aside:,}", do)
+        )
     streams: list[StreamDescription] = []
-    with _asked(rows, "streams", "look at the controllers' logs"):
+    with _asked(rows, "streams", "read the controllers' logs"):
         streams = client.streams()
         ill = [one for one in streams if one.state != "ACTIVE"]
-        told = f"{len(streams) - len(ill):,} of {count_of(len(streams), 'stream')} ACTIVE"
-        rows.append(Row("streams", BAD if ill else OK, told, "see below" if ill else ""))
+        text = f"{len(streams) - len(ill):,} of {count_of(len(streams), 'stream')} ACTIVE"
+        rows.append(
+            Row(
+                "streams", State.BAD if ill else State.OK, text, "see the rows below" if ill else ""
+            )
+        )
         for one in ill:
-            do = 'operations.md, "Streams that are lost"' if one.state == "LOST" else "mend that"
-            rows.append(Row(f"stream {one.stream}", BAD, f"{one.state} {one.trouble}".strip(), do))
+            do = (
+                'operations.md, "Streams that are lost"'
+                if one.state == "LOST"
+                else "remove the cause"
+            )
+            rows.append(
+                Row(f"stream {one.stream}", State.BAD, f"{one.state} {one.trouble}".strip(), do)
+            )
         for one in streams:
             if one.rejected:
                 found = ", ".join(f"{n:,} {why}" for why, n in sorted(one.rejected.items()))
-                told = f"records in its journal that are in no commit: {found}"
+                text = f"rejected records in its journal: {found}"
                 do = 'operations.md, "Rejected records"; the controller\'s log names partitions'
-                rows.append(Row(f"stream {one.stream}", WARN, told, do))
+                rows.append(Row(f"stream {one.stream}", State.WARN, text, do))
             if one.foreign:
-                told = f"{count_of(one.foreign, 'foreign record')} in its topic"
-                do = "let only controllers write to it: docs/security.md"
-                rows.append(Row(f"stream {one.stream}", WARN, told, do))
+                text = f"{count_of(one.foreign, 'foreign record')} in its topic"
+                do = "allow only controllers to write to it (docs/security.md)"
+                rows.append(Row(f"stream {one.stream}", State.WARN, text, do))
         rows.append(_partitions(bootstrap, sum(one.partitions for one in streams)))
     if streams:
         with _asked(rows, "settings", ""):
@@ -227,20 +255,20 @@ def _controllers(client: Client, cluster: Cluster, bootstrap: str) -> Iterator[R
 
 
 def _partitions(bootstrap: str, count: int) -> Row:
-    """Partitions of streams and journals, and the open files that the broker may have, if it is on this machine."""
+    """The number of partitions, and the limit of open files of a broker on this machine."""
     count *= 2
     most = next((found for one in bootstrap.split(",") if (found := _files_of(one))), None)
-    told = f"{count:,} of streams and their journals"
+    text = f"{count:,} of streams and their journals"
     if most is None:
-        return Row("partitions", OK, told)
+        return Row("partitions", State.OK, text)
     many = count > most // 2  # each has several files
-    told += f"; the broker may have {most:,} files open"
+    text += f"; the broker may have {most:,} files open"
     do = "raise its limit of open files before it starts again; delete streams; lower --max-partitions"
-    return Row("partitions", BAD if many else OK, told, do if many else "")
+    return Row("partitions", State.BAD if many else State.OK, text, do if many else "")
 
 
 def _files_of(address: str) -> int | None:
-    """The limit of open files of the process that listens there; None: it is elsewhere, or can't be seen."""
+    """The limit of open files of the process that listens at an address; None if it is not visible here."""
     host, _, port = address.strip().rpartition(":")
     if host not in ("localhost", "127.0.0.1", "::1", "[::1]") or not port.isdecimal():
         return None
@@ -265,7 +293,7 @@ def _files_of(address: str) -> int | None:
 
 
 def _settings(cluster: Cluster, streams: list[StreamDescription]) -> Iterator[Row]:
-    """Streams whose topics have other settings than the stream: brokers apply the topics' settings."""
+    """Streams with other settings than their topics, which brokers apply."""
     from anabranch.core.stream_settings import REPLICATION, RETENTION_MS, TOPIC
     from anabranch.kafka.admin import describe_topics
     from anabranch.kafka.cluster import Again
@@ -276,7 +304,7 @@ def _settings(cluster: Cluster, streams: list[StreamDescription]) -> Iterator[Ro
     try:
         found = describe_topics(cluster, names, cluster.deadline(_ANSWER_S))
     except (LogError, Again) as error:
-        yield Row("settings", OK, f"not checked: {error}")
+        yield Row("settings", State.OK, f"not checked: {error}")
         return
     for one, name in zip(streams, names, strict=True):
         asked = {s.name: s.value for s in of_stream(one.stream) if s.name == RETENTION_MS}
@@ -284,35 +312,41 @@ def _settings(cluster: Cluster, streams: list[StreamDescription]) -> Iterator[Ro
         config = found[name].config if name in found else {}
         for setting, value in asked.items():
             if config.get(setting, value) != value:
-                told = f"its topic has {setting}={config[setting]}, and {value} was asked for"
+                text = f"its topic has {setting}={config[setting]}, but {value} was requested"
                 do = f"`anabranch stream alter {one.stream} --setting {setting}=…`"
-                yield Row(f"stream {one.stream}", WARN, told, do)
+                yield Row(f"stream {one.stream}", State.WARN, text, do)
 
 
 def _clock(client: Client, stream: str) -> Row:
-    """How far the controllers' time is from this machine's clock."""
+    """The difference between the controllers' time and this machine's clock."""
     from anabranch.core.hybrid_time import to_us
 
     before = time.time()
     at = to_us(client.snapshot(stream).timestamp) / 1e6
     ahead = at - time.time() if at > time.time() else min(0.0, at - before)
-    state = OK
+    state = State.OK
     if abs(ahead) > defaults.CLOCK_BAD_S:
-        state = BAD
+        state = State.BAD
     elif abs(ahead) > defaults.CLOCK_WARN_S:
-        state = WARN
-    told = f"controllers' time is {ahead:+.3f} s from this machine's, at least"
-    return Row("clocks", state, told, "" if state == OK else "set the clocks, by NTP for example")
+        state = State.WARN
+    text = f"the controllers' time differs by {ahead:+.3f} s or more from this machine's"
+    return Row(
+        "clocks", state, text, "" if state == State.OK else "set the clocks, for example by NTP"
+    )
 
 
 @contextmanager
 def _asked(rows: list[Row], what: str, to_do: str) -> Iterator[None]:
-    """Errors of questions as rows."""
+    """Turn errors of questions into rows."""
     try:
         yield
     except NotAuthorized as error:
-        rows.append(Row(what, OK, f"not checked: {error}"))
+        rows.append(Row(what, State.OK, f"not checked: {error}"))
     except FixCallError as error:
-        rows.append(Row(what, BAD, f"{type(error).__name__}: {error}", to_do or "mend that"))
+        rows.append(
+            Row(what, State.BAD, f"{type(error).__name__}: {error}", to_do or "correct this")
+        )
     except AnabranchError as error:
-        rows.append(Row(what, BAD, f"{type(error).__name__}: {error}", to_do or "run it again"))
+        rows.append(
+            Row(what, State.BAD, f"{type(error).__name__}: {error}", to_do or "repeat the command")
+        )

@@ -1,7 +1,4 @@
-"""Exit codes, sorted by what the caller does next, and errors in one line.
-
-docs/cli.md shows `EXIT_CODES`; a test compares the two.
-"""
+"""Exit codes, grouped by what the caller does next, and errors as one line."""
 
 from __future__ import annotations
 
@@ -38,24 +35,24 @@ class ExitCode(IntEnum):
     TERMINATED = 143
 
 
-# Code: (meaning, what to do). The second ends every error line.
+# Code: (meaning, what to do). An error line ends with what to do.
 EXIT_CODES: dict[ExitCode, tuple[str, str]] = {
     ExitCode.OK: ("done", ""),
-    ExitCode.DIFFERENCE: ("a check found a difference", "look at the differences shown"),
-    ExitCode.USAGE: ("the call can't succeed as it is", "change the call"),
-    ExitCode.RETRY: ("nothing happened, or repeating is safe", "run it again"),
-    ExitCode.BEGIN_AGAIN: ("the transaction is over without effect", "begin a new transaction"),
+    ExitCode.DIFFERENCE: ("a check found a difference", "see the differences above"),
+    ExitCode.USAGE: ("the command can't succeed as it is", "fix the command"),
+    ExitCode.RETRY: ("nothing was changed, or it is safe to repeat", "repeat the command"),
+    ExitCode.BEGIN_AGAIN: ("the transaction has ended without effect", "begin a new transaction"),
     ExitCode.OUTCOME_UNKNOWN: (
-        "the outcome is not known here",
+        "the outcome is not known yet",
         "ask with `anabranch txn describe ID`",
     ),
     ExitCode.ENVIRONMENT: (
-        "something around it is missing: download, Java, port, disk",
-        "mend that, then run it again",
+        "the environment lacks something: a package, Java, a port, disk space",
+        "provide it, then repeat the command",
     ),
     ExitCode.DEFECT: (
         "a defect in anabranch",
-        "please report it, with what -v shows",
+        "please report it, with the output of -v",
     ),
     ExitCode.INTERRUPTED: ("interrupted by Ctrl-C", ""),
     ExitCode.TERMINATED: ("ended by SIGTERM", ""),
@@ -63,15 +60,15 @@ EXIT_CODES: dict[ExitCode, tuple[str, str]] = {
 
 
 class Terminated(BaseException):
-    """SIGTERM came. Like KeyboardInterrupt, it passes every `except Exception`."""
+    """SIGTERM was received. As with KeyboardInterrupt, `except Exception` does not catch it."""
 
 
 class OutputClosed(Exception):
-    """The reader of our output is gone: no error, and nothing more to do."""
+    """The reader of standard output has closed it. This is not an error."""
 
 
 class CheckFailed(AnabranchError):
-    """A check found differences, which were shown. ``to_do``: the next step, if not that of the exit code."""
+    """A check found differences, which were shown. ``to_do``: the next step (default: that of the exit code)."""
 
     def __init__(self, message: str, to_do: str = "") -> None:
         super().__init__(message)
@@ -79,7 +76,7 @@ class CheckFailed(AnabranchError):
 
 
 class NotFound(FixCallError):
-    """A thing that was asked for is not there."""
+    """The requested thing does not exist."""
 
 
 class ChildFailed(AnabranchError):
@@ -126,7 +123,7 @@ class Failure:
 
 
 def exit_code_of(error: BaseException) -> ExitCode:
-    """The exit code of an exception. An unknown exception is a defect."""
+    """The exit code of an exception. Unknown exceptions are defects."""
     if isinstance(error, KeyboardInterrupt):
         return ExitCode.INTERRUPTED
     if isinstance(error, Terminated):
@@ -152,7 +149,7 @@ def exit_code_of(error: BaseException) -> ExitCode:
 def _is_environment(error: BaseException) -> bool:
     if isinstance(error, OSError | TableError | ChildFailed | NotInstalled | NotSupported):
         return True
-    # Looked up, not imported: an unloaded module can't have raised its errors.
+    # Not imported: a module that is not loaded can't have raised an error.
     loaded = (sys.modules.get(name) for name in DRIVERS)
     if any(module is not None and isinstance(error, module.Error) for module in loaded):
         return True

@@ -1,4 +1,4 @@
-"""`anabranch group`: consumer groups, how far they are behind, and where they go on."""
+"""`anabranch group`: list, describe and reset consumer groups."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from anabranch.cli.options import (
     option,
     start_of,
 )
-from anabranch.cli.output import Column, Row, print_json, print_line, print_table, show
+from anabranch.cli.output import Column, Grid, Row, print_result, show
 from anabranch.presentation.rows import group_row
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 app = App(
     no_args_is_help=True,
-    help="List, describe and reset consumer groups; see how far behind they are.",
+    help="List, describe and reset consumer groups.",
 )
 GroupName = Annotated[str, argument("GROUP", "The group.")]
 
@@ -32,12 +32,13 @@ GroupName = Annotated[str, argument("GROUP", "The group.")]
 def list_groups(
     options: ClusterOptions,
     stream: Annotated[
-        str | None, option("--stream -s SCOPE/STREAM", "Only those with a position in it.")
+        str | None,
+        option("--stream -s SCOPE/STREAM", "Only groups with a position in this stream."),
     ] = None,
 ) -> None:
-    """List the consumer groups with positions in streams: ours, and those of plain Kafka consumers.
+    """List the consumer groups with positions in streams, those of plain Kafka consumers included.
 
-    The lag counts committed events; markers and dropped records are none.
+    The lag counts committed events, without markers and dropped records.
     """
     with options.client() as client:
         found = client.groups(stream)
@@ -46,7 +47,7 @@ def list_groups(
 
 @app.command("describe")
 def describe(options: ClusterOptions, group: GroupName) -> None:
-    """Show a consumer group: its members, and where it stands in each stream."""
+    """Show a consumer group: its members, and its position in each stream."""
     with options.client() as client:
         _show(client.group(group), as_json=options.json)
 
@@ -60,21 +61,21 @@ def reset(
         str,
         option(
             "--to TIME",
-            "begin, end, a commit timestamp, or an ISO 8601 time with its zone: what was committed after it.",
+            "begin, end, or after a commit timestamp or an ISO 8601 time with its zone.",
         ),
     ],
     yes: Yes = False,
 ) -> None:
-    """Let a consumer group without members go on from elsewhere in a stream."""
+    """Reset the position of an inactive consumer group in a stream."""
     start = start_of(to, "--to")
     connecting = options.client()  # wrong options are refused before the question
-    confirm(f"The group {group} will go on from {to} in {stream}.", yes=yes)
+    confirm(f"The group {group} will continue from {to} in {stream}.", yes=yes)
     with connecting as client:
         _show(client.reset_group(group, stream, start), as_json=options.json)
 
 
 def _all_known(key: str, among: Callable[[list[Any]], object]) -> Callable[[Row], object]:
-    """A column's value for all streams of a group together; None: that of one is not known."""
+    """A column's value for all streams of a group together; None if it is not known for one of them."""
 
     def value(row: Row) -> object:
         found = [one[key] for one in row["streams"]]
@@ -95,12 +96,11 @@ _COLUMNS = (
 
 def _show(group: ConsumerGroup, *, as_json: bool) -> None:
     row = group_row(group)
-    if as_json:
-        print_json(row)
-        return
     columns = ("stream", "reads", "events_behind", "seconds_behind", "exact")
-    print_table(f"Group {group.name}, {group.state}", row["streams"], columns)
-    print_line(f"members: {', '.join(group.members) or 'none'}")
-    for one in group.streams:
-        if one.trouble:
-            print_line(f"{one.stream}: {one.trouble}")
+    print_result(
+        row,
+        Grid(f"Group {group.name}, {group.state}", row["streams"], columns),
+        f"members: {', '.join(group.members) or 'none'}",
+        *(f"{one.stream}: {one.trouble}" for one in group.streams if one.trouble),
+        as_json=as_json,
+    )

@@ -1,11 +1,12 @@
-"""`anabranch lane`: lanes, by which clients send commands; `command`: quarantined commands; and `audit-log`."""
+"""`anabranch lane`, `grants`, `command` and `audit-log`: what operators do for lanes."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
+from anabranch.cli.errors import CheckFailed
 from anabranch.cli.options import (
     App,
     Limit,
@@ -15,15 +16,17 @@ from anabranch.cli.options import (
     confirm,
     option,
 )
-from anabranch.cli.output import Column, Row, print_line, print_result, print_table, show
+from anabranch.cli.output import Column, Grid, Row, print_line, print_result, show
+from anabranch.core.legal_names import OPEN_LANE
 from anabranch.errors import InvalidArgument
-from anabranch.presentation.rows import commands_row
-from anabranch.presentation.words import time_text
+from anabranch.presentation.rows import commands_row, count_of, time_text
 
 if TYPE_CHECKING:
-    from anabranch import Lane
+    from anabranch import Grant, Lane
+    from anabranch.topics.rights import Acl
 
-app = App(no_args_is_help=True, help="Make, list, block and unblock lanes.")
+
+app = App(no_args_is_help=True, help="Add, list, block and unblock lanes.")
 Name = Annotated[str, argument("LANE", "The lane's name.")]
 
 
@@ -32,27 +35,30 @@ def add(
     options: OperatorOptions,
     name: Name,
     principal: Annotated[
-        list[str] | None, option("--principal User:NAME", "One that may use it. May be repeated.")
+        list[str] | None,
+        option(
+            "--principal User:NAME", "A Kafka principal that may use the lane. May be repeated."
+        ),
     ] = None,
     quota: Annotated[
         list[str] | None,
         option(
             "--quota NAME=NUMBER",
-            "A quota to set; NAME=default: as if it was never set. May be repeated.",
+            "A quota; NAME=default removes it. May be repeated.",
         ),
     ] = None,
     apply: Annotated[
-        bool, option("--apply", "Tell the brokers what the principals may do, too.")
+        bool, option("--apply", "Also create the brokers' ACLs of the principals.")
     ] = False,
     adopt: Annotated[
-        bool, option("--adopt", "Its topics are there, from an attempt cut short.")
+        bool, option("--adopt", "Use its existing topics, from an interrupted attempt.")
     ] = False,
     yes: Yes = False,
 ) -> None:
-    """Make a lane for principals; or change the quotas of one.
+    """Make a lane for principals, or change a lane's quotas.
 
-    The brokers' rules come first: with --apply it makes them, else it shows the commands that do, and asks. Then
-    come two new topics, then the lane in all control partitions. Repeating it is safe.
+    Brokers need ACLs first: --apply creates them, else the command shows them, and asks. Then it makes two topics,
+    and the lane in all control partitions. The command is safe to repeat.
     """
     from anabranch.client.admin import lane_acls
     from anabranch.topics.rights import acl_commands
@@ -69,24 +75,26 @@ def add(
         if not options.json:
             for line in lines:
                 print_line(line)
-        confirm(f"Lane {name!r} is safe only once the brokers know these rules.", yes=yes)
+        confirm(f"Lane {name!r} is safe only once the brokers have these ACLs.", yes=yes)
     with connecting as client:
         former = {lane.name: lane for lane in client.lanes()}.get(name)
         made = client.add_lane(name, principals, quotas, apply=apply, adopt_topics=adopt)
         granted = any(grant.lane == name and grant.rights for grant in client.grants())
-    notes = [f"lane {name} is there"]
+    notes = [f"lane {name} exists"]
     if former is not None and quotas:
-        notes = _changes(former, made) or [f"{name}: its quotas are as they were"]
+        notes = _changes(former, made) or [f"{name}: its quotas did not change"]
     if not granted:
-        notes.append(f"grant it something: anabranch grants add {name} 'SCOPE/*' write")
+        notes.append(f"grant it rights: anabranch grants add {name} 'SCOPE/*' write")
     if reset := [quota for quota, most in (quotas or {}).items() if most is not None]:
-        notes.append(f"back to the default: anabranch lane add {name} --quota {reset[0]}=default")
+        notes.append(
+            f"to restore the default: anabranch lane add {name} --quota {reset[0]}=default"
+        )
     print_result(asdict(made) | {"acls": lines}, *notes, as_json=options.json)
 
 
 @app.command("list")
 def list_lanes(options: OperatorOptions) -> None:
-    """List the lanes: what they cost and use of their quotas, what waits, and trouble."""
+    """List the lanes: their state, waiting commands, work, and use of quotas."""
     with options.client() as client:
         found = client.lanes()
     show("lanes", map(asdict, found), _LANE_COLUMNS, as_json=options.json)
@@ -94,7 +102,7 @@ def list_lanes(options: OperatorOptions) -> None:
 
 @app.command("block")
 def block(options: OperatorOptions, name: Name) -> None:
-    """Read no more commands of a lane. Commits of it that wait undecided are refused."""
+    """Stop reading a lane's commands. Its undecided commits are refused."""
     with options.client() as client:
         found = client.block_lane(name)
     print_result(asdict(found), f"{name} is {_state(found)}", as_json=options.json)
@@ -102,7 +110,7 @@ def block(options: OperatorOptions, name: Name) -> None:
 
 @app.command("unblock")
 def unblock(options: OperatorOptions, name: Name) -> None:
-    """Read a lane's commands again, from now on: those sent meanwhile are never carried out."""
+    """Read a lane's new commands again. Those sent while it was blocked are skipped."""
     with options.client() as client:
         found = client.unblock_lane(name)
     print_result(asdict(found), f"{name} is {_state(found)}", as_json=options.json)
@@ -112,7 +120,7 @@ def audit_log(
     options: OperatorOptions,
     limit: Limit = 100,
 ) -> None:
-    """Show what operators did, the newest first: when, by which lane, what."""
+    """Show the commands of operators, the newest first: time, lane, command."""
     with options.client() as client:
         found = client.audit_log(limit)
     rows = [asdict(entry) | {"at": time_text(entry.at_ms)} for entry in found]
@@ -120,33 +128,36 @@ def audit_log(
     show("entries", rows, columns, as_json=options.json, title="Audit log")
 
 
-commands_app = App(no_args_is_help=True, help="See which commands are quarantined.")
+commands_app = App(no_args_is_help=True, help="List quarantined commands.")
 
 
 @commands_app.callback()
 def root() -> None:
-    """See which commands are quarantined."""
+    """List quarantined commands."""
 
 
 @commands_app.command("list")
 def list_commands(options: OperatorOptions) -> None:
-    """Show how far each control partition is with its commands, which it quarantined, and what it keeps."""
+    """Show each control partition's position in its commands, its quarantined commands, and its size."""
     with options.client() as client:
         found = client.commands()
     rows = [commands_row(each) for each in found]
-    show("control_partitions", rows, _COMMAND_COLUMNS, as_json=options.json, title="Commands")
     aside = [
         {**one, "control_partition": row["control_partition"]}
         for row in rows
         for one in row["quarantined"]
     ]
-    if aside and not options.json:
-        print_table("Quarantined", aside, _ASIDE_COLUMNS)
+    print_result(
+        {"control_partitions": rows},
+        Grid("Commands", rows, _COMMAND_COLUMNS),
+        *([Grid("Quarantined", aside, _ASIDE_COLUMNS)] if aside else ()),
+        as_json=options.json,
+    )
     found.check()
 
 
 def quotas_of(texts: Sequence[str] | None) -> dict[str, int | None] | None:
-    """``["open=1000,streams=default"]`` as numbers, None for a default; None for none. `InvalidArgument`."""
+    """``["open=1000,streams=default"]`` as numbers, None for a default; None without quotas. `InvalidArgument`."""
     found: dict[str, int | None] = {}
     for text in ",".join(texts).split(",") if texts else ():
         name, _, number = text.partition("=")
@@ -155,7 +166,7 @@ def quotas_of(texts: Sequence[str] | None) -> dict[str, int | None] | None:
             continue
         if not name or not number.isdecimal() or len(number) > _MOST_DIGITS:
             raise InvalidArgument(
-                f"--quota {text!r} is not of the form NAME=NUMBER or NAME=default"
+                f"--quota {text!r} must have the form NAME=NUMBER or NAME=default"
             )
         found[name] = int(number)
     return found or None
@@ -186,7 +197,7 @@ def _state_of(row: Row) -> str:
 
 
 def _work(row: Row) -> str:
-    """Units of work: in all, what its quota allows, what it owes, and what journals of its streams cost."""
+    """Units of work: in total, the quota, the debt, and the share of its streams' journals."""
     rate, usage = row["quotas"].get("work"), row["usage"]
     debt, journals = usage.get("debt", 0), usage.get("journals", 0)
     text = f"{usage.get('work', 0):,}" + (f", {rate:,} a second" if rate else "")
@@ -224,3 +235,139 @@ _ASIDE_COLUMNS = (
     "what",
     "reason",
 )
+
+
+grants_app = App(no_args_is_help=True, help="List, add, remove and check the rights of lanes.")
+Pattern = Annotated[str, argument("PATTERN", "SCOPE/STREAM, SCOPE/* or * (in quotes).")]
+EVERYBODY = "User:*"
+
+
+@grants_app.command("list")
+def list_grants(
+    options: OperatorOptions,
+    name: Annotated[str | None, argument("LANE", "Only this lane.")] = None,
+) -> None:
+    """List the rights of lanes, default rights included."""
+    with options.client() as client:
+        found = [grant for grant in client.grants() if name in (None, grant.lane)]
+    rows = (grant._asdict() for grant in found)
+    rights = Column("rights", lambda row: ",".join(row["rights"]))  # as `grants add` takes them
+    show("grants", rows, ("lane", "pattern", rights), as_json=options.json)
+
+
+@grants_app.command("add")
+def add_grant(
+    options: OperatorOptions,
+    name: Name,
+    pattern: Pattern,
+    rights: Annotated[str, argument("RIGHTS", "Such as write,describe,safe-time.")],
+) -> None:
+    """Give a lane more rights on a pattern."""
+    with options.client() as client:
+        grant = client.grant(name, pattern, _words(rights))
+    _show_grant(grant, as_json=options.json)
+
+
+@grants_app.command("remove")
+def remove_grant(
+    options: OperatorOptions,
+    name: Name,
+    pattern: Pattern,
+    rights: Annotated[str | None, argument("RIGHTS", "Only these (default: all).")] = None,
+) -> None:
+    """Remove a lane's rights on exactly this pattern. Those on other patterns stay."""
+    with options.client() as client:
+        grant = client.revoke(name, pattern, None if rights is None else _words(rights))
+    _show_grant(grant, as_json=options.json)
+
+
+@grants_app.command("check")
+def check_grants(options: OperatorOptions) -> None:
+    """Compare grants with the brokers' ACLs of journals, and list the differences.
+
+    A lane's principals are those that may write to its command topic. Super users of the brokers have no ACLs, so
+    they are not checked.
+    """
+    from anabranch.topics.names import commands_topic
+
+    with options.client() as client:
+        acls, grants = client.acls(), client.grants()
+        commands = {lane.name: commands_topic(options.prefix, lane.name) for lane in client.lanes()}
+        streams = [stream.stream for stream in client.streams().check()]
+    found = list(differences(acls, grants, commands, streams))
+    rows = [each._asdict() for each in found]
+    table = Grid("Differences", rows, Difference._fields)
+    print_result({"differences": rows}, *([table] if rows else ()), as_json=options.json)
+    if found:
+        raise CheckFailed(
+            f"grants and the brokers' ACLs disagree in {count_of(len(found), 'case')}"
+        )
+
+
+class Difference(NamedTuple):
+    """A principal of a lane for which grants and ACLs disagree."""
+
+    principal: str
+    lane: str
+    stream: str | None
+    what: str
+
+
+def differences(
+    acls: Sequence[Acl], grants: Sequence[Grant], commands: dict[str, str], streams: Sequence[str]
+) -> Iterator[Difference]:
+    """Principals that may write to a journal while their lanes may not, and the reverse.
+
+    ``commands``: the command topic of each lane. Default rights need no ACL.
+    """
+    from anabranch.topics.names import journal_topic
+
+    named = sorted({acl.principal for acl in acls if acl.principal != EVERYBODY})
+    for lane, topic in commands.items():
+        if lane != OPEN_LANE and may_write(acls, EVERYBODY, topic):
+            yield Difference(EVERYBODY, lane, None, f"every principal may write to {topic}")
+    for principal in named:
+        lanes = [lane for lane, topic in commands.items() if may_write(acls, principal, topic)]
+        for stream in streams if lanes else ():
+            writes = may_write(acls, principal, journal_topic(stream))
+            patterns = {p for lane in lanes for p in _granted(grants, lane, stream)}
+            if writes and not patterns:
+                line = f"may write to {journal_topic(stream)}, but lacks the right `write`"
+                yield Difference(principal, ",".join(lanes), stream, line)
+            elif not writes and patterns - {"*"}:
+                line = f"has the right `write`, but may not write to {journal_topic(stream)}"
+                yield Difference(principal, ",".join(lanes), stream, line)
+
+
+def _granted(grants: Iterable[Grant], lane: str, stream: str) -> set[str]:
+    """The patterns by which a lane may write to a stream."""
+    fitting = ("*", stream.partition("/")[0] + "/*", stream)
+    return {
+        g.pattern for g in grants if g.lane == lane and g.pattern in fitting and "write" in g.rights
+    }
+
+
+def may_write(acls: Iterable[Acl], principal: str, topic: str) -> bool:
+    """Whether a principal may write to a topic: an ACL allows it, and none denies it."""
+    found = [
+        acl.allowed
+        for acl in acls
+        if acl.principal in (principal, EVERYBODY)
+        and acl.right.kind == "topic"
+        and acl.right.operation in ("Write", "All")
+        and (
+            topic.startswith(acl.right.name)
+            if acl.right.prefixed
+            else acl.right.name in (topic, "*")
+        )
+    ]
+    return bool(found) and all(found)
+
+
+def _words(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",")]
+
+
+def _show_grant(grant: Grant, *, as_json: bool) -> None:
+    line = f"{grant.lane} on {grant.pattern}: {','.join(grant.rights) or 'none'}"
+    print_result(grant._asdict(), line, as_json=as_json)

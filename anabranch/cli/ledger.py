@@ -1,4 +1,4 @@
-"""`anabranch ledger`: the table of a database whose commits decide, and its recovery."""
+"""`anabranch ledger`: the table by which a database decides transactions, and their recovery."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from anabranch.cli.errors import DRIVERS, CheckFailed, failure_of
 from anabranch.cli.options import App, ClusterOptions, Yes, argument, confirm, option, seconds_of
 from anabranch.cli.output import print_result, show, show_failure
 from anabranch.errors import AskOutcomeError, InvalidArgument, RetryError
-from anabranch.presentation.rows import transaction_row
-from anabranch.presentation.words import count_of, time_text
+from anabranch.presentation.rows import count_of, time_text, transaction_row
 
 if TYPE_CHECKING:
     from anabranch.ledger import Ledger, Recovered
@@ -25,12 +24,12 @@ FORMS = (
 )
 Table = Annotated[str, option("--table NAME", "The ledger's table.")]
 TABLE = "anabranch_ledger"
-app = App(no_args_is_help=True, help="A row and its events, or neither: a database's ledger.")
+app = App(no_args_is_help=True, help="Create, recover, adopt and list a database's ledger.")
 
 
 @dataclass(frozen=True)
 class LedgerOptions(ClusterOptions):
-    """The options of every command about a ledger."""
+    """The options of all commands of a ledger."""
 
     database: Annotated[
         str | None,
@@ -61,7 +60,7 @@ def _connector(database: str | None) -> Callable[[], Any]:
         )
     scheme, is_url, _ = database.partition("://")
     if is_url and scheme not in ("postgresql", "postgres"):
-        raise InvalidArgument(f"--database {scheme}://…: {FORMS}")
+        raise InvalidArgument(f"--database {scheme}://… is not supported: {FORMS}")
     if is_url or "=" in database:
         import psycopg
 
@@ -73,7 +72,7 @@ def _connector(database: str | None) -> Callable[[], Any]:
 
 @app.command("create")
 def create(options: LedgerOptions) -> None:
-    """Make the ledger's table in a database, for this cluster. Repeating it is fine."""
+    """Create the ledger's table in a database, for this cluster. The command is safe to repeat."""
     ledger = options.ledger()
     with options.client() as client:
         ledger.create(client)
@@ -85,14 +84,17 @@ def create(options: LedgerOptions) -> None:
 @app.command("recover")
 def recover(
     options: LedgerOptions,
-    scope: Annotated[str | None, argument("SCOPE", "Only what began in this scope.")] = None,
+    scope: Annotated[str | None, argument("SCOPE", "Only transactions of this scope.")] = None,
     older_than: Annotated[
-        str, option("--older-than TIME", "Only what was prepared so long ago: 90s, 30m, 1h.")
+        str,
+        option(
+            "--older-than TIME", "Only transactions prepared at least this long ago: 90s, 30m, 1h."
+        ),
     ] = "60s",
-    every: Annotated[str, option("--every TIME", "Between two checks.")] = "10s",
+    every: Annotated[str, option("--every TIME", "The time between two checks.")] = "10s",
     once: Annotated[
         bool,
-        option("--once", "Check once, and end: with an error if there are alarms, or some wait."),
+        option("--once", "Check once, and fail if there are alarms or waiting transactions."),
     ] = False,
     http: Annotated[
         str | None,
@@ -103,10 +105,10 @@ def recover(
         ),
     ] = None,
 ) -> None:
-    """End what dead processes left prepared, as the database says, until Ctrl-C or SIGTERM.
+    """End prepared transactions of dead processes as the database decided, until Ctrl-C or SIGTERM.
 
-    One such service belongs to each ledger; more of them do no harm. Each look is of at most 1,000 rows. A database
-    or a cluster that is away is waited for.
+    Run one such service for each ledger; several do no harm. Each check reads at most 1,000 rows. If the database
+    or the cluster does not answer, the service waits for it.
     """
     from anabranch.ledger.watch import watched
 
@@ -132,7 +134,7 @@ def recover(
 
 
 def _passes(error: Exception) -> bool:
-    """Whether waiting may help: the cluster or the database is away."""
+    """Whether waiting may help: the cluster or the database does not answer."""
     if isinstance(error, RetryError | AskOutcomeError):
         return True
     loaded = (sys.modules.get(name) for name in DRIVERS)
@@ -161,7 +163,7 @@ def _show(found: Recovered, *, as_json: bool, always: bool) -> None:
     more += [f"waiting {txn_id.hex()}: {why}" for txn_id, why in found.waiting.items()]
     more += [f"no answer of control partition {p}: {why}" for p, why in found.missing.items()]
     more += [
-        f"expired {txn_id.hex()}: it has ended; its outcome is forgotten"
+        f"expired {txn_id.hex()}: it has ended, and its outcome was deleted"
         for txn_id in found.expired
     ]
     print_result(document, line, *more, as_json=as_json)
@@ -172,23 +174,26 @@ def adopt(
     options: LedgerOptions,
     keep: Annotated[
         bool,
-        option("--keep", "The server moved with all its rows, and the former one is gone."),
+        option(
+            "--keep",
+            "Keep the secret: the server moved with all its rows, and the former one is gone.",
+        ),
     ] = False,
     yes: Yes = False,
 ) -> None:
-    """Let the ledger belong to the server that its database is on now: restored, copied or promoted.
+    """Assign the ledger to its present server, after its database was restored, copied or promoted.
 
-    The ledger gets another secret. The list is of transactions prepared under the former one: look at their rows in
-    the former database, then `anabranch txn force --outcome`.
+    The ledger gets a new secret. The command lists the transactions that were prepared with the former one: check
+    their rows in the former database, then end them by force (docs/ledger.md).
     """
     ledger = options.ledger()
     connecting = options.client()
-    confirm("The ledger will belong to this server alone.", yes=yes)
+    confirm("The ledger will belong only to this server.", yes=yes)
     with connecting as client:
         left = ledger.adopt(client, keep=keep)
     rows = map(transaction_row, left)
     columns = ("txn_id", "scope", "owner", "name", "state")
-    title = "Prepared under the former secret"
+    title = "Prepared with the former secret"
     show("prepared", rows, columns, as_json=options.json, title=title)
 
 

@@ -1,4 +1,4 @@
-"""`anabranch dev`, `broker` and `web`: processes in the foreground, on this machine."""
+"""`anabranch dev`, `broker` and `web`: a broker, controllers and the web page on this machine."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated
 
 from anabranch.cli.options import Json, OperatorOptions, Verbose, option
-from anabranch.cli.output import log_to_stderr, print_json, print_line, print_note, print_result
+from anabranch.cli.output import log_to_stderr, print_note, print_result
 from anabranch.extras import need
 
 _POLL_S = 0.2
@@ -19,17 +19,15 @@ _AGAIN_S = 2 * _SESSION_TIMEOUT_S  # another one takes over meanwhile
 _WEB_ANSWER_S = 5.0  # each question of a page
 Folder = Annotated[
     Path | None,
-    option(
-        "--folder DIR", "Keep data in this folder for the next time (default: a temporary one)."
-    ),
+    option("--folder DIR", "Keep data here for the next run (default: a temporary folder)."),
 ]
 Port = Annotated[
     int, option("--port", "The port to listen on; 0: any free one.", min=0, max=65_535)
 ]
-Heap = Annotated[int, option("--heap MB", "Most Java heap.", min=128)]
+Heap = Annotated[int, option("--heap MB", "The largest Java heap.", min=128)]
 Brokers = Annotated[
     int,
-    option("--brokers", "So many brokers that replicate, on ports from --port on.", min=1, max=9),
+    option("--brokers", "The number of brokers, on ports from --port on.", min=1, max=9),
 ]
 
 
@@ -37,16 +35,16 @@ def dev(
     folder: Folder = None,
     port: Port = 9092,
     controllers: Annotated[
-        int, option("--controllers", "How many controllers.", min=1, max=16)
+        int, option("--controllers", "The number of controllers.", min=1, max=16)
     ] = 1,
     heap: Heap = 512,
     json: Json = False,
     verbose: Verbose = False,
 ) -> None:
-    """Run a broker and controllers for local work, until Ctrl-C or SIGTERM.
+    """Run a broker and controllers for development, until Ctrl-C or SIGTERM.
 
-    Prints the address for ANABRANCH_BOOTSTRAP once both answer. With --folder, streams and transactions are
-    there again the next time.
+    The command prints the address for ANABRANCH_BOOTSTRAP once both answer. With --folder, the next run has the
+    same streams and transactions.
     """
     from tempfile import TemporaryDirectory
 
@@ -63,7 +61,7 @@ def dev(
         folder = folder.absolute()
         stack.enter_context(hold(folder))
         if prepare():
-            print_note("Starting broker and controllers; these compile their code the first time")
+            print_note("Starting a broker and controllers, which compile their code the first time")
         broker = stack.enter_context(EmbeddedBroker(folder / "broker", port=port, heap_mb=heap))
         running = [
             ControllerProcess.inside(
@@ -75,24 +73,23 @@ def dev(
             stack.callback(controller.stop)
             controller.start()
         await_leader(running, 0, _LEAD_TIMEOUT_S)
-        if json:
-            print_json(
-                {
-                    "bootstrap": broker.bootstrap,
-                    "folder": str(folder),
-                    "controllers": [controller.pid for controller in running],
-                }
-            )
-        else:
-            print_line(f"export ANABRANCH_BOOTSTRAP={broker.bootstrap}")
-            print_line(f"data and logs: {folder}   Ctrl-C ends it")
-            print_line(
-                "the lane open may scale and set series here, without quotas (--trusts-open)"
-            )
+        print_result(
+            {
+                "bootstrap": broker.bootstrap,
+                "folder": str(folder),
+                "controllers": [controller.pid for controller in running],
+            },
+            f"export ANABRANCH_BOOTSTRAP={broker.bootstrap}",
+            f"data and logs: {folder}   Ctrl-C ends it",
+            "here the lane open may scale streams and set series, without quotas (--trusts-open)",
+            as_json=json,
+        )
         while broker.running:
             for controller in running:
                 if controller.was_killed:
-                    print_note(f"{controller.name} was killed; again in {_AGAIN_S:g} s")
+                    print_note(
+                        f"{controller.name} was killed; it is started again in {_AGAIN_S:g} s"
+                    )
                     time.sleep(_AGAIN_S)
                     controller.start()
                 else:
@@ -111,7 +108,7 @@ def broker(
 ) -> None:
     """Run an embedded Kafka broker until Ctrl-C or SIGTERM.
 
-    The first start fetches it (45 MB). The broker listens on this machine only, without authentication.
+    The first start downloads it (45 MB). The broker listens on this machine only, without authentication.
     """
     from anabranch.infra.__main__ import prepare
     from anabranch.infra.broker import EmbeddedBroker
@@ -143,7 +140,7 @@ def web(
     host: Annotated[
         str,
         option(
-            "--host ADDRESS", "The address to listen at; beyond this machine, anybody may look."
+            "--host ADDRESS", "The address to listen on; everyone who reaches it can use the page."
         ),
     ] = "127.0.0.1",
     port: Annotated[int, option("--port", "The port; 0: any free one.", min=0, max=65_535)] = 8090,
@@ -151,21 +148,21 @@ def web(
         list[str] | None,
         option(
             "--host-name NAME",
-            "A name that browsers may call it by, as of a proxy. May be repeated.",
+            "A host name that browsers may use, such as a proxy's. May be repeated.",
         ),
     ] = None,
     allow_actions: Annotated[
         bool,
         option(
             "--allow-actions",
-            "Let people abort, force, scale and delete, each after a question.",
+            "Allow to abort, force, scale and delete, each after a confirmation.",
         ),
     ] = False,
 ) -> None:
     """Show streams, transactions, processors and controllers in the browser, live, until Ctrl-C or SIGTERM.
 
-    Nothing in it asks who looks: it listens at this machine alone. Put a proxy with a login before it to let others
-    in. Without --allow-actions it only shows.
+    The page has no login, so it listens only on this machine by default: use a proxy with a login for others. The
+    page changes nothing without --allow-actions.
     """
     from anabranch.web.app import Site
     from anabranch.web.guard import LOCAL
@@ -187,19 +184,13 @@ def web(
         local = shown in LOCAL or host.startswith("127.")
 
         def ready() -> None:
-            if options.json:
-                document = {
-                    "url": f"http://{shown}:{at}/",
-                    "actions": allow_actions,
-                    "lane": options.lane,
-                }
-                return print_json(document)
-            print_line(f"http://{shown}:{at}/   Ctrl-C ends it")
-            if not local:
-                may = "see the cluster and act on it" if allow_actions else "see the cluster"
-                print_line(
-                    f"anybody who reaches {shown}:{at} may {may}: put a proxy with a login before it"
-                )
-            return None
+            url = f"http://{shown}:{at}/"
+            may = "see and change" if allow_actions else "see"
+            warning = (
+                f"everyone who reaches {shown}:{at} can {may} the cluster: use a proxy with a login"
+            )
+            document = {"url": url, "actions": allow_actions, "lane": options.lane}
+            lines = [f"{url}   Ctrl-C ends it", *([] if local else [warning])]
+            print_result(document, *lines, as_json=options.json)
 
         serve(site, listening, ready)

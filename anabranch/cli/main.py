@@ -1,7 +1,4 @@
-"""The tree of commands, and the one place where their errors end.
-
-Each command imports its heavy modules itself: `anabranch --help` must be quick.
-"""
+"""The tree of commands, and how their errors become exit codes."""
 
 from __future__ import annotations
 
@@ -21,18 +18,18 @@ from typer.core import TyperGroup
 from anabranch.cli import (
     apply,
     controller,
+    data,
     doctor,
-    grants,
     group,
     lane,
     ledger,
     local,
+    processor,
+    spark,
     stream,
-    system,
     table,
     txn,
 )
-from anabranch.cli.data import events, load
 from anabranch.cli.errors import (
     EXIT_CODES,
     ExitCode,
@@ -50,13 +47,10 @@ from anabranch.cli.output import (
     show_traceback,
     take_any_text,
 )
-from anabranch.cli.processor import commands as processor
-from anabranch.cli.processor import run
-from anabranch.cli.spark import pipelines
 
 
 class Commands(TyperGroup):
-    """The root group: errors become one line and an exit code, and a traceback only with -v."""
+    """The root group. Errors become one line and an exit code, with a traceback only for -v."""
 
     def main(
         self,
@@ -69,7 +63,7 @@ class Commands(TyperGroup):
     ) -> Any:
         """Run a command and exit."""
         given = list(sys.argv[1:] if args is None else args)
-        if sys.stdout is None:  # closed by the shell: there is no reader
+        if sys.stdout is None:  # closed by the shell
             sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - the process's own
         take_any_text()
         if {"-v", "--verbose"} & set(given):
@@ -85,7 +79,7 @@ class Commands(TyperGroup):
 
 
 def _end(error: BaseException, given: Sequence[str]) -> int:
-    """Show an error; returns the exit code."""
+    """Show an error. Returns the exit code."""
     as_json = "--json" in given
     if isinstance(error, SystemExit):
         return error.code if isinstance(error.code, int) else ExitCode.DIFFERENCE
@@ -109,9 +103,9 @@ def _end(error: BaseException, given: Sequence[str]) -> int:
 
 
 def _end_usage(error: typer.TyperException, *, as_json: bool) -> int:
-    """Show why the parser refuses a call, and where the help is; returns the exit code."""
+    """Show why the parser refuses a call. Returns the exit code."""
     if type(error).__name__ == "NoArgsIsHelpError":
-        # The help is on the screen already; this is the rest of it.
+        # The first part of the help is shown already.
         for line in error.format_message().strip().splitlines():
             print_note(line)
         return ExitCode.USAGE
@@ -125,7 +119,7 @@ def _end_usage(error: typer.TyperException, *, as_json: bool) -> int:
 
 @contextmanager
 def _sigterm_raises() -> Iterator[None]:
-    """Raise `Terminated` at SIGTERM, so that everything started is stopped, as by Ctrl-C."""
+    """Raise `Terminated` at SIGTERM, so that all that was started is stopped, as with Ctrl-C."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -183,20 +177,19 @@ app.command("warm")(controller.warm)
 app.add_typer(stream.app, name="stream")
 app.add_typer(table.app, name="table")
 app.add_typer(txn.app, name="txn")
-app.add_typer(system.app, name="system")
 app.add_typer(ledger.app, name="ledger")
 app.add_typer(lane.commands_app, name="command")
 app.add_typer(txn.series_app, name="series")
 app.add_typer(processor.app, name="processor")
 app.add_typer(lane.app, name="lane")
-app.add_typer(grants.app, name="grants")
+app.add_typer(lane.grants_app, name="grants")
 app.command("audit-log")(lane.audit_log)
 app.command("apply")(apply.command)
-app.command("read")(events.read)
-app.command("write")(events.write)
-app.command("load")(load.command)
+app.command("read")(data.read)
+app.command("write")(data.write)
+app.command("load")(data.load)
 app.command("web")(local.web)
 app.add_typer(group.app, name="group")
 app.command("doctor")(doctor.command)
-app.command("bridge")(run.bridge)
-app.add_typer(pipelines.app, name="spark")
+app.command("bridge")(processor.bridge)
+app.add_typer(spark.app, name="spark")

@@ -1,4 +1,8 @@
-"""The options that many commands share, and how a command takes them all as one argument."""
+"""The common options of commands, how they are read, and the connection that they describe.
+
+A command takes a dataclass of options as one argument; `App` turns its fields into options. Only this module
+connects to a cluster.
+"""
 
 from __future__ import annotations
 
@@ -6,30 +10,32 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import dataclass, field, fields, is_dataclass
 from datetime import datetime
 from functools import wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
+from stat import S_IROTH
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 from typer.models import CommandFunctionType
 
-from anabranch.cli.output import is_agreed
+from anabranch.cli.output import is_agreed, print_note
 from anabranch.core import defaults
 from anabranch.core.hybrid_time import read_moment
 from anabranch.core.ids import segment_id
 from anabranch.core.legal_names import ADMIN_LANE, OPEN_LANE
 from anabranch.core.partitioner import SPACE
-from anabranch.errors import InvalidArgument
+from anabranch.errors import InvalidArgument, NotReady
 from anabranch.topics.names import DEFAULT_PREFIX
 
 if TYPE_CHECKING:
     from anabranch import Client
-    from anabranch.cli.session import Target
+    from anabranch.kafka.settings import Settings
+
 
 BOOTSTRAP_VARIABLE = "ANABRANCH_BOOTSTRAP"
 PREFIX_VARIABLE = "ANABRANCH_PREFIX"
@@ -38,9 +44,9 @@ KAFKA_FILE_VARIABLE = "ANABRANCH_KAFKA_FILE"
 
 
 def option(form: str, text: str, **more: Any) -> Any:
-    """An option of a command. ``form``: its names, and its metavar if it has one, as in ``--stream -s NAME``.
+    """An option of a command. ``form``: its names and its metavar, as in ``--stream -s NAME``. ``text``: its help.
 
-    ``text``: its help. ``more``: as `typer.Option`.
+    ``more``: arguments of `typer.Option`.
     """
     words = form.split()
     names = [word for word in words if word.startswith("-")]
@@ -48,12 +54,12 @@ def option(form: str, text: str, **more: Any) -> Any:
 
 
 def argument(metavar: str, text: str, **more: Any) -> Any:
-    """An argument of a command, and its help. ``more``: as `typer.Argument`."""
+    """An argument of a command. ``text``: its help. ``more``: arguments of `typer.Argument`."""
     return typer.Argument(metavar=metavar, help=text, **more)
 
 
 def _streams(incomplete: str) -> list[str]:
-    """Names of streams for a shell's completion: none, unless the address is set and answers in a second."""
+    """Streams for a shell's completion; none if no address is set, or no broker answers within a second."""
     try:
         import anabranch
 
@@ -74,7 +80,7 @@ Bootstrap = Annotated[
     str | None,
     option(
         "--bootstrap -b HOST:PORT",
-        "A broker of the cluster; several with commas between.",
+        "Brokers of the cluster, separated by commas.",
         envvar=BOOTSTRAP_VARIABLE,
     ),
 ]
@@ -82,46 +88,49 @@ Prefix = Annotated[
     str,
     option(
         "--prefix NAME",
-        "Prefix of the topics commands, replies and status.",
+        "The prefix of the command, reply and status topics.",
         envvar=PREFIX_VARIABLE,
     ),
 ]
 Lane = Annotated[
-    str, option("--lane LANE", "The lane to ask by: its rights count.", envvar=LANE_VARIABLE)
+    str,
+    option("--lane LANE", "The lane of the command, whose rights it needs.", envvar=LANE_VARIABLE),
 ]
 Kafka = Annotated[
     list[str] | None,
     option(
         "--kafka -X NAME=VALUE",
-        "A librdkafka setting, such as security.protocol=SASL_SSL. May be repeated; `ps` shows it.",
+        "A librdkafka setting, such as security.protocol=SASL_SSL. Visible in `ps`. May be repeated.",
     ),
 ]
 KafkaFile = Annotated[
     Path | None,
     option(
         "--kafka-file FILE",
-        "A file of such settings, one a line: the place for passwords.",
+        "A file of such settings, one a line; use it for passwords.",
         envvar=KAFKA_FILE_VARIABLE,
     ),
 ]
-Timeout = Annotated[float, option("--timeout SECONDS", "Give up after so many seconds.", min=0.1)]
-Limit = Annotated[int, option("--limit -n", "At most so many.", min=1)]
-Json = Annotated[bool, option("--json", "One JSON document instead of tables; errors as JSON too.")]
-Yes = Annotated[bool, option("--yes -y", "Don't ask; needed without a terminal.")]
+Timeout = Annotated[float, option("--timeout SECONDS", "Give up after this many seconds.", min=0.1)]
+Limit = Annotated[int, option("--limit -n", "At most this many.", min=1)]
+Json = Annotated[
+    bool, option("--json", "Print one JSON document instead of tables; errors are JSON too.")
+]
+Yes = Annotated[bool, option("--yes -y", "Don't ask for confirmation; needed without a terminal.")]
 Verbose = Annotated[bool, option("--verbose -v", "Show the traceback of an error.")]
 Into = Annotated[
     str,
     option("--stream -s SCOPE/STREAM", "The stream to write to.", autocompletion=_streams),
 ]
-Segments = Annotated[int, option("--segments -s", "How many segments.", min=1, max=10_000)]
-Settings = Annotated[
+Segments = Annotated[int, option("--segments -s", "The number of segments.", min=1, max=10_000)]
+StreamSettings = Annotated[
     list[str] | None,
     option(
         "--setting NAME=VALUE", "A setting of the stream, such as retention.ms=-1. May be repeated."
     ),
 ]
 Near = Annotated[
-    str | None, option("--near SCOPE", "A scope that a new one shares transactions with.")
+    str | None, option("--near SCOPE", "Put a new scope on the control partition of this scope.")
 ]
 At = Annotated[
     str | None,
@@ -130,44 +139,54 @@ At = Annotated[
     ),
 ]
 NewSegments = Annotated[
-    int | None, option("--segments", "Create the stream first, with so many segments.", min=1)
+    int | None, option("--segments", "Create the stream first, with this many segments.", min=1)
 ]
 LoadedAs = Annotated[
-    str | None, option("--name", "A name that can be loaded only once: repeat it safely.")
+    str | None, option("--name", "A name that commits only once, so the command is safe to repeat.")
 ]
 
 
 @dataclass(frozen=True)
-class ClusterOptions:
-    """The options of every command that talks to a cluster."""
+class ConnectionOptions:
+    """The options of a connection to a cluster."""
 
     bootstrap: Bootstrap = None
     lane: Lane = OPEN_LANE
     prefix: Prefix = DEFAULT_PREFIX
     kafka: Kafka = field(default=None, repr=False)  # may hold secrets
     kafka_file: KafkaFile = None
+
+    def target_within(self, timeout: float) -> Target:
+        """The cluster of these options. ``timeout``: seconds of each call. Raises: InvalidArgument."""
+        settings = parse_kafka(self.kafka, file=self.kafka_file)
+        return Target(need_bootstrap(self.bootstrap), self.prefix, timeout, settings, self.lane)
+
+
+@dataclass(frozen=True)
+class ClusterOptions(ConnectionOptions):
+    """The options of most commands that connect to a cluster."""
+
     timeout: Timeout = defaults.TIMEOUT_S
     json: Json = False
     verbose: Verbose = False
 
     def target(self) -> Target:
-        """The cluster of these options. `InvalidArgument` if they name none."""
-        from anabranch.cli import session
-
-        return session.target_of(
-            self.bootstrap, self.prefix, self.timeout, self.kafka, self.kafka_file, self.lane
-        )
+        """The cluster of these options. Raises: InvalidArgument if they name none."""
+        return self.target_within(self.timeout)
 
     def client(self) -> AbstractContextManager[Client]:
-        """A client of that cluster, for one command."""
-        from anabranch.cli import session
+        """A client of that cluster."""
 
-        return session.connected(self.target())
+        return connected(self.target())
+
+    def losses(self) -> list[str]:
+        """The losses where brokers don't offer a call, in sentences."""
+        return losses_of(self.target())
 
 
 @dataclass(frozen=True)
 class OperatorOptions(ClusterOptions):
-    """The same for a command of operators, who have a lane of their own."""
+    """The same for commands of operators, which have the lane `admin` by default."""
 
     lane: Lane = ADMIN_LANE
 
@@ -178,7 +197,7 @@ class App(typer.Typer):
     def command(
         self, name: str | None = None, **settings: Any
     ) -> Callable[[CommandFunctionType], CommandFunctionType]:
-        """Register a command. Options of its dataclasses follow its own."""
+        """Register a command. The options of its dataclasses come after its own."""
         register = super().command(name, **settings)
 
         def add(function: CommandFunctionType) -> CommandFunctionType:
@@ -189,7 +208,7 @@ class App(typer.Typer):
 
 
 def _spread(function: Callable[..., None]) -> Callable[..., None]:
-    """The function in a form that typer reads: the dataclasses' fields take the dataclasses' place."""
+    """The function as typer reads it, with the fields of its dataclasses as parameters."""
     hints = get_type_hints(function, include_extras=True)
     groups: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
 
@@ -221,50 +240,47 @@ def _spread(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def confirm(warning: str, *, yes: bool) -> None:
-    """Return if the user agrees: by ``--yes``, or by an answer at a terminal.
-
-    Raises: InvalidArgument, without a terminal or after a no; nothing was changed.
-    """
+    """Return if the user agrees, by ``--yes`` or by an answer at a terminal. Raises: InvalidArgument."""
     if yes:
         return
     if not sys.stdin.isatty():
-        raise InvalidArgument(f"{warning} Give --yes to do it")
-    if not is_agreed(f"{warning} Do it?"):
+        raise InvalidArgument(f"{warning} Add --yes to do it")
+    if not is_agreed(f"{warning} Continue?"):
         raise InvalidArgument("not done: nothing was changed")
 
 
-# -- values as people write them ---------------------------------------------------------------------------
+# -- values -------------------------------------------------------------------------------------------------
 
 
 def moment_of(text: str, option: str = "--at") -> int | datetime | None:
-    """The moment of an option: a hybrid time, a time, or None for now. Else `InvalidArgument`."""
+    """The moment of an option: a hybrid time, a time, or None for now. Raises: InvalidArgument."""
     if text == "now":
         return None
     moment = read_moment(text)
     if moment is None:
         raise InvalidArgument(
-            f"{option} {text!r} is no commit timestamp, no ISO 8601 time, and not `now`"
+            f"{option} {text!r} must be a commit timestamp, an ISO 8601 time, or now"
         )
     return moment
 
 
 def start_of(text: str, option: str) -> str | int | datetime:
-    """The start of reading, as of `Client.read`: begin, end, or a moment. Else `InvalidArgument`."""
+    """The start of reading, as in `Client.read`: begin, end, or a moment. Raises: InvalidArgument."""
     if text in ("begin", "end"):
         return text
-    moment = moment_of(text, f"{option}, which may be begin or end:")
+    moment = moment_of(text, f"{option} may be begin, end, or a time:")
     return "end" if moment is None else moment
 
 
 def seconds_of(text: str) -> float:
-    """Seconds of a span such as ``90s``, ``30m``, ``1h``, ``2d``. `InvalidArgument`."""
+    """Seconds of a span such as ``90s``, ``30m``, ``1h``, ``2d``. Raises: InvalidArgument."""
     if not re.fullmatch(r"[0-9]{1,9}[smhd]", text):
-        raise InvalidArgument(f"{text!r} is no span of time, such as 90s, 30m, 1h or 2d")
+        raise InvalidArgument(f"{text!r} must be a span of time, such as 90s, 30m, 1h or 2d")
     return float(text[:-1]) * {"s": 1, "m": 60, "h": 3600, "d": 86_400}[text[-1]]
 
 
 def parse_segment(text: str, option: str = "--seal") -> int:
-    """The id of a segment given as number@epoch, or as the id itself. Else `InvalidArgument`."""
+    """The id of a segment, given as number@epoch or as an id. Raises: InvalidArgument."""
     number, at, epoch = text.partition("@")
     try:
         if not at:
@@ -276,12 +292,12 @@ def parse_segment(text: str, option: str = "--seal") -> int:
     except ValueError:
         pass
     raise InvalidArgument(
-        f"{option} {text!r} is no segment: write NUMBER@EPOCH, as `anabranch stream describe` does, or an id"
+        f"{option} {text!r} must be NUMBER@EPOCH, as in `anabranch stream describe`, or a segment's id"
     )
 
 
 def parse_range(text: str) -> tuple[int, int]:
-    """(low, high) of ``LOW:HIGH``, hexadecimal with 0x or decimal. Else `InvalidArgument`."""
+    """(low, high) of ``LOW:HIGH``, decimal or hexadecimal with 0x. Raises: InvalidArgument."""
     low, _, high = text.partition(":")
     try:
         found = int(low, 0), int(high, 0)
@@ -289,6 +305,107 @@ def parse_range(text: str) -> tuple[int, int]:
         found = (0, 0)
     if 0 <= found[0] < found[1] <= SPACE:
         return found
-    raise InvalidArgument(
-        f"--range {text!r} is no range of keys: write LOW:HIGH with 0 <= LOW < HIGH <= {SPACE:#x}"
-    )
+    raise InvalidArgument(f"--range {text!r} must be LOW:HIGH with 0 <= LOW < HIGH <= {SPACE:#x}")
+
+
+_LOOK_S = 2.0  # each broker
+NO_BOOTSTRAP = (
+    "no broker is given: use --bootstrap HOST:PORT or set ANABRANCH_BOOTSTRAP "
+    "(`anabranch dev` starts one and prints its address)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A cluster, and the options of the connection."""
+
+    bootstrap: str
+    prefix: str
+    timeout: float
+    kafka: Mapping[str, str] = field(default_factory=dict, repr=False)  # may hold secrets
+    lane: str = OPEN_LANE
+
+
+def need_bootstrap(bootstrap: str | None) -> str:
+    """The broker's address. Raises: InvalidArgument, which says how to give one."""
+    if not bootstrap:
+        raise InvalidArgument(NO_BOOTSTRAP)
+    return bootstrap
+
+
+def parse_kafka(
+    settings: Sequence[str] | None, option: str = "--kafka", file: Path | None = None
+) -> dict[str, str]:
+    """``["a.b=c", "@settings.properties"]`` as a mapping, after the settings of ``file``. Raises:
+    InvalidArgument."""
+    found: dict[str, str] = {}
+    for setting in (*([f"@{file}"] if file else ()), *(settings or ())):
+        path = setting[1:] if setting.startswith("@") else None
+        lines = [setting] if path is None else _lines_of(path)
+        if path is not None and any(map(_is_secret, lines)) and Path(path).stat().st_mode & S_IROTH:
+            print_note(
+                f"warning: all users of this machine can read the secrets in {path}: chmod 600 {path}"
+            )
+        for line in lines:
+            name, equals, value = line.partition("=")
+            if not equals or not name.strip():
+                # The message shows a part only: the rest may hold a secret.
+                begin = name.split()[0] if name.split() else ""
+                raise InvalidArgument(f"{option} {begin!r} must have the form NAME=VALUE or @FILE")
+            found[name.strip()] = value
+    return found
+
+
+def _lines_of(path: str) -> list[str]:
+    """The settings of a file, one a line. ``#`` begins a comment."""
+    try:
+        lines = [line.strip() for line in Path(path).read_text().splitlines()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidArgument(f"the settings in {path} can't be read: {error}") from error
+    return [line for line in lines if line and not line.startswith("#")]
+
+
+def _is_secret(line: str) -> bool:
+    name = line.partition("=")[0].strip()
+    return name.endswith((".password", ".secret"))
+
+
+def losses_of(target: Target) -> list[str]:
+    """The losses where brokers don't offer a call, in sentences; empty if they don't answer."""
+    from anabranch.kafka.cluster import Cluster
+    from anabranch.kafka.needs import lacking_of, look_at, losses
+    from anabranch.ports import LogError
+
+    with closing(Cluster(raw_settings(target))) as cluster, suppress(LogError):
+        return losses(lacking_of(look_at(cluster, _LOOK_S, disks=False)))
+    return []
+
+
+def raw_settings(target: Target) -> Settings:
+    """The settings of a connection without librdkafka."""
+    from anabranch.kafka.settings import parse_settings
+    from anabranch.librdkafka.options import Options
+
+    given = Options(target.bootstrap, target.kafka)
+    return parse_settings(given.bootstrap, given.raw_reader())
+
+
+@contextmanager
+def connected(target: Target) -> Iterator[Client]:
+    """A client for one command."""
+    import anabranch
+    from anabranch.librdkafka.admin import no_broker
+
+    if trouble := no_broker(target.bootstrap):  # without waiting: a wrong address stays wrong
+        raise NotReady(f"{trouble}; start a broker there, or correct --bootstrap")
+    if not logging.getLogger().handlers:
+        # Without -v an error is one line, without librdkafka's messages.
+        logging.getLogger("anabranch").setLevel(logging.CRITICAL)
+    with anabranch.connect(
+        target.bootstrap,
+        prefix=target.prefix,
+        lane=target.lane,
+        timeout=target.timeout,
+        config=target.kafka,
+    ) as client:
+        yield client

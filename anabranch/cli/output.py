@@ -1,7 +1,6 @@
-"""Tables, JSON and progress, as all commands print them.
+"""Tables, JSON and progress. This is the only module that prints.
 
-This is the one place that prints. Names, reasons and events come from other people, so nothing that a terminal
-would act on gets through: it is escaped here, whatever a command prints.
+Names, reasons and events come from other people, so control characters are escaped here, whatever a command prints.
 """
 
 from __future__ import annotations
@@ -23,24 +22,24 @@ if TYPE_CHECKING:
 
 Row = Mapping[str, Any]
 
-# C0, DEL and C1, ends of lines, controls of writing direction; and surrogates, which can't be encoded.
+# C0, DEL, C1, line ends, controls of the writing direction, and surrogates, which can't be encoded.
 _ACTS = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def escaped(text: str) -> str:
-    r"""A text, with what a terminal would act on as `\n`, `\x1b`, `\u202e`."""
+    r"""A text with control characters written as `\n`, `\x1b`, `\u202e`."""
     return _ACTS.sub(lambda found: repr(found[0])[1:-1], text)
 
 
 def _json(document: object, file: Any) -> str:
-    """JSON of the same value, with what a terminal would act on, and what ``file`` can't encode, as `\\u....`."""
+    """JSON with control characters, and characters that ``file`` can't encode, written as `\\u....`."""
     is_utf = (getattr(file, "encoding", None) or "utf-8").lower().startswith("utf")
     text = json.dumps(document, ensure_ascii=not is_utf)
     return _ACTS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def take_any_text() -> None:
-    """Let standard output escape what its encoding lacks: an event or a name must not end a command."""
+    """Escape characters that the encoding of standard output lacks: an event or a name must not fail a command."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
 
@@ -50,19 +49,42 @@ def print_json(document: object) -> None:
     _write(_json(document, sys.stdout))
 
 
-def print_result(document: object, *lines: str, as_json: bool) -> None:
-    """Print the document as JSON, or the lines that say the same for people."""
+class Column(NamedTuple):
+    """A column of a table. ``value``: a key of the rows, or a function of a row."""
+
+    title: str
+    value: str | Callable[[Row], object]
+
+
+Columns = Sequence[str | Column]
+
+
+class Grid(NamedTuple):
+    """A table. A column that is only a key of the rows has the key as its title."""
+
+    title: str
+    rows: Iterable[Row]
+    columns: Columns
+
+
+def print_result(document: object, *parts: str | Grid | tuple[str, ...], as_json: bool) -> None:
+    """Print the document as JSON, or the same for people, as tables and lines. A tuple is a line of cells."""
     if as_json:
         print_json(document)
         return
-    for line in lines:
-        print_line(line)
+    for part in parts:
+        if isinstance(part, Grid):
+            print_table(*part)
+        elif isinstance(part, tuple):
+            print_line(*part)
+        else:
+            print_line(part)
 
 
 def print_line(*cells: str) -> None:
-    """Print a plain, unwrapped line; between two cells is a tab, and in none of them.
+    """Print cells as one line that is not wrapped, with a tab between two of them.
 
-    `OutputClosed` if its reader is gone (``anabranch read ... | head``).
+    Raises: OutputClosed if the reader has closed the pipe, as in ``anabranch read ... | head``.
     """
     _write("\t".join(map(escaped, cells)))
 
@@ -90,14 +112,14 @@ def show_failure(failure: Failure, *, as_json: bool) -> None:
 
 
 def show_traceback(error: BaseException) -> None:
-    """Print where an exception comes from on standard error."""
+    """Print the traceback of an exception on standard error."""
     for part in traceback.format_exception(error):
         for line in part.rstrip("\n").split("\n"):
             print_note(line)
 
 
 def is_agreed(question: str) -> bool:
-    """Ask a user at a terminal."""
+    """Ask the user at a terminal."""
     import typer
 
     return typer.confirm(escaped(question), err=True)
@@ -109,30 +131,20 @@ class _LogLines(logging.Formatter):
 
 
 def log_to_stderr(level: int = logging.WARNING, form: str = logging.BASIC_FORMAT) -> None:
-    """Let the log go to standard error, unless the program that runs this command has one already."""
+    """Log to standard error, unless logging is configured already."""
     handler = logging.StreamHandler()
     handler.setFormatter(_LogLines(form))
     logging.basicConfig(level=level, handlers=[handler])
 
 
 def console(*, to_stderr: bool = False) -> Console:
-    """A rich console on the present standard output (or error)."""
+    """A rich console on standard output or standard error as they are now."""
     from rich.console import Console
 
     file = sys.stderr if to_stderr else sys.stdout
-    # A table in a file or pipe is not cut to a terminal's width.
+    # A table in a file or pipe does not have a terminal's width.
     width = None if file.isatty() else 200
     return Console(file=file, width=width, highlight=False)
-
-
-class Column(NamedTuple):
-    """A column of a table. ``value``: a key of the rows, or what it makes of a row."""
-
-    title: str
-    value: str | Callable[[Row], object]
-
-
-Columns = Sequence[str | Column]
 
 
 def show(
@@ -144,23 +156,19 @@ def show(
     title: str | None = None,
     **more: Sequence[str],
 ) -> None:
-    """Print a list: as JSON with all that its rows have, or as a table of some columns.
+    """Print a list: as JSON with all fields of its rows, or as a table with some columns.
 
-    ``name``: of the list in the document. A column that is a key of the rows has it as its title, too.
-    ``title``: of the table (default: as ``name``). ``more``: lines about the list, each kind with its name in JSON.
+    ``name``: of the list in the JSON document. ``title``: of the table; by default the name. ``more``: lines about
+    the list, by their names in the document.
     """
     found = list(rows)
-    if as_json:
-        print_json({name: found, **more})
-        return
-    print_table(_title(name).capitalize() if title is None else title, found, columns)
-    for lines in more.values():
-        for line in lines:
-            print_line(line)
+    table = Grid(_title(name).capitalize() if title is None else title, found, columns)
+    lines = (line for each in more.values() for line in each)
+    print_result({name: found, **more}, table, *lines, as_json=as_json)
 
 
 def print_table(title: str, rows: Iterable[Row], columns: Columns) -> None:
-    """Print some columns of rows as a table, numbers to the right."""
+    """Print rows as a table, with numbers aligned to the right."""
     from rich.table import Table
     from rich.text import Text
 
@@ -183,10 +191,10 @@ def print_table(title: str, rows: Iterable[Row], columns: Columns) -> None:
     console().print(table)
 
 
-def print_fields(title: str, document: Row) -> None:
-    """Print one thing as a table of its fields."""
+def fields_of(title: str, document: Row) -> Grid:
+    """A table of the fields of one thing."""
     rows = [{"name": _title(name), "value": value} for name, value in document.items()]
-    print_table(title, rows, (Column("", "name"), "value"))
+    return Grid(title, rows, (Column("", "name"), "value"))
 
 
 def _title(key: str) -> str:
@@ -194,7 +202,7 @@ def _title(key: str) -> str:
 
 
 def cell_text(value: object) -> str:
-    """A value as a table shows it: `-` if it is empty."""
+    """A value as tables show it; `-` if it is empty."""
     if value is None or (not value and isinstance(value, str | list | tuple | Mapping)):
         return "-"
     match value:

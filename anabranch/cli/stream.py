@@ -1,4 +1,4 @@
-"""`anabranch stream`: create, list, describe, scale, draw, alter, truncate and delete streams; recover them."""
+"""`anabranch stream`: create, list, describe, scale, draw, alter, truncate, delete and recover streams."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from anabranch.cli import session
 from anabranch.cli.options import (
     App,
     ClusterOptions,
@@ -16,26 +15,24 @@ from anabranch.cli.options import (
     OnlyScope,
     OperatorOptions,
     Segments,
-    Settings,
     StreamName,
+    StreamSettings,
     Yes,
     argument,
     confirm,
     moment_of,
     option,
+    parse_kafka,
     parse_range,
     parse_segment,
 )
 from anabranch.cli.output import (
     Column,
-    print_json,
-    print_line,
+    Grid,
     print_note,
     print_result,
-    print_table,
     show,
 )
-from anabranch.cli.session import parse_kafka
 from anabranch.core.hybrid_time import to_text
 from anabranch.core.stream_states import FORGOTTEN
 from anabranch.errors import (
@@ -45,8 +42,7 @@ from anabranch.errors import (
     NotReady,
     UnknownStream,
 )
-from anabranch.presentation.rows import stream_row
-from anabranch.presentation.words import count_of, events_of, segment_name, topic_id_of
+from anabranch.presentation.rows import count_of, events_of, segment_name, stream_row, topic_id_of
 from anabranch.topics.names import topics_of
 
 if TYPE_CHECKING:
@@ -64,7 +60,7 @@ _COLUMNS = (
     "state",
     "trouble",
 )
-Last = Annotated[int, option("--last", "Draw only so many epochs, the latest.", min=1)]
+Last = Annotated[int, option("--last", "Only the newest epochs, this many.", min=1)]
 
 
 @app.command("create")
@@ -72,28 +68,26 @@ def create(
     options: ClusterOptions,
     stream: StreamName,
     segments: Segments = 1,
-    setting: Settings = None,
+    setting: StreamSettings = None,
     adopt: Annotated[
         bool,
         option(
             "--adopt",
-            "Take its topic though it has records, which readers get. Takes --lane admin.",
+            "Use an existing topic with records, which readers will get. Needs --lane admin.",
         ),
     ] = False,
     near: Near = None,
 ) -> None:
     """Create a stream, and its scope if that is new.
 
-    A stream that exists with as many segments and the same settings stays as it is.
+    A stream that exists with the same settings and number of segments is not changed.
     """
     settings = parse_kafka(setting, "--setting")
     with options.client() as client:
         client.create_stream(stream, segments=segments, settings=settings, adopt=adopt, near=near)
         created = client.describe(stream)
-    if options.json:
-        print_json(stream_row(created))
-    else:
-        print_table("Created", [stream_row(created)], _COLUMNS)
+    row = stream_row(created)
+    print_result(row, Grid("Created", [row], _COLUMNS), as_json=options.json)
 
 
 @app.command("list")
@@ -104,7 +98,7 @@ def list_streams(
     """List streams."""
     with options.client() as client:
         found = client.streams(scope)
-    losses = session.losses_of(options.target())
+    losses = options.losses()
     rows = sorted(map(stream_row, found), key=itemgetter("stream"))
     show("streams", rows, _COLUMNS, as_json=options.json, losses=losses)
     found.check()
@@ -114,10 +108,10 @@ def list_streams(
 def describe(
     options: ClusterOptions,
     stream: StreamName,
-    epochs: Annotated[bool, option("--epochs -e", "Its epochs too, from the history.")] = False,
+    epochs: Annotated[bool, option("--epochs -e", "Also its epochs, from the history.")] = False,
     last: Last = 200,
 ) -> None:
-    """Show a stream: its segments with their key ranges, what its journal holds, and who holds it."""
+    """Show a stream: its segments and key ranges, its journal, its settings, and what prevents its deletion."""
     from anabranch.core.decisions.scopes import text_of
     from anabranch.presentation import history
 
@@ -125,34 +119,33 @@ def describe(
         found = client.describe(stream)
         ports = client.reader_ports()
         effective = effective_of(client, stream)
-    losses = session.losses_of(options.target())
+    losses = options.losses()
     past = (
         history.read_history(ports, stream, last=last, timeout=options.timeout) if epochs else None
     )
-    if options.json:
-        more = {"epochs": _epoch_documents(past)} if past is not None else {}
-        print_json(stream_row(found) | {"effective": effective, "losses": losses} | more)
-        return
-    _show_segments(found)
+    document = stream_row(found) | {"effective": effective, "losses": losses}
     if past is not None:
-        print_table("Epochs", _epoch_rows(past), _EPOCH_COLUMNS)
-    print_line(f"state: {found.state}" + (f", {found.trouble}" if found.trouble else ""))
-    print_line(f"partitions: {found.partitions:,}")
-    journal = ", ".join(f"{p}: {end:,}" for p, end in sorted(found.journal.items()))
-    print_line(f"journal indexed up to: {journal or 'nothing yet'}")
-    low_water = ", ".join(f"{p}: {start:,}" for p, start in sorted(found.low_water.items()))
-    print_line(f"journal deleted up to: {low_water or 'nothing yet'}")
-    print_line(f"bytes of open transactions: {found.uncommitted_bytes:,}")
-    rejected = ", ".join(f"{why}: {count:,}" for why, count in sorted(found.rejected.items()))
-    print_line(f"journal records rejected: {rejected or 'none'}")
-    print_line(
-        f"foreign records in the stream: {f'{found.foreign:,}' if found.foreign else 'none'}"
+        document["epochs"] = _epoch_documents(past)
+    print_result(
+        document,
+        _segments(found),
+        *([Grid("Epochs", _epoch_rows(past), _EPOCH_COLUMNS)] if past is not None else ()),
+        f"state: {found.state}" + (f", {found.trouble}" if found.trouble else ""),
+        f"partitions: {found.partitions:,}",
+        f"journal indexed up to: {_numbers(found.journal) or 'nothing yet'}",
+        f"journal deleted up to: {_numbers(found.low_water) or 'nothing yet'}",
+        f"bytes of open transactions: {found.uncommitted_bytes:,}",
+        f"journal records rejected: {_numbers(found.rejected) or 'none'}",
+        f"foreign records in the stream: {f'{found.foreign:,}' if found.foreign else 'none'}",
+        *(f"deletion is prevented by {text_of(blocker)}" for blocker in found.blockers),
+        *losses,
+        settings_of(found, effective),
+        as_json=options.json,
     )
-    for blocker in found.blockers:
-        print_line(f"held by {text_of(blocker)}")
-    for text in losses:
-        print_line(text)
-    show_settings(found, effective)
+
+
+def _numbers(found: Mapping[Any, int]) -> str:
+    return ", ".join(f"{name}: {number:,}" for name, number in sorted(found.items()))
 
 
 @app.command("scale")
@@ -163,24 +156,24 @@ def scale(
         int | None,
         option(
             "--segments -s",
-            "So many segments of even ranges; those that fit already stay.",
+            "Scale to this many segments of equal ranges; segments that fit stay.",
             min=1,
             max=10_000,
         ),
     ] = None,
     seal: Annotated[
         list[str] | None,
-        option("--seal SEGMENT", "By hand: seal this one, NUMBER@EPOCH or an id. May be repeated."),
+        option("--seal SEGMENT", "Seal this segment (NUMBER@EPOCH, or an id). May be repeated."),
     ] = None,
     ranges: Annotated[
         list[str] | None,
         option(
             "--range LOW:HIGH",
-            "By hand: open a segment with these key positions instead. May be repeated.",
+            "Open a segment with these key positions. May be repeated.",
         ),
     ] = None,
 ) -> None:
-    """Change the segments of a stream. Open transactions go on.
+    """Change the segments of a stream. Open transactions continue.
 
     Give --segments; or --seal and --range, which have to cover exactly the same keys.
     """
@@ -190,10 +183,7 @@ def scale(
         raise InvalidArgument("give --segments N, or --seal and --range")
     with options.client() as client:
         found = client.scale(stream, segments, seal=sealed, ranges=opened)
-    if options.json:
-        print_json(stream_row(found))
-    else:
-        _show_segments(found)
+    print_result(stream_row(found), _segments(found), as_json=options.json)
 
 
 @app.command("progress")
@@ -202,13 +192,11 @@ def progress(
     streams: Annotated[list[str], argument("SCOPE/STREAM", "The streams that are copied.")],
     group: Annotated[str, option("--group -g", "The consumer group that feeds the copy.")],
 ) -> None:
-    """The time as of which a copy is whole: all that was committed until then, its consumer group has read."""
+    """Show up to which time a copy of streams is complete: its consumer group has read all earlier commits."""
     with options.client() as client:
         at = client.progress(streams, group, timeout=options.timeout)
-    if options.json:
-        print_json({"group": group, "timestamp": at, "at": to_text(at)})
-    else:
-        print_line(str(at), to_text(at))
+    document = {"group": group, "timestamp": at, "at": to_text(at)}
+    print_result(document, (str(at), to_text(at)), as_json=options.json)
 
 
 @app.command("draw")
@@ -220,37 +208,32 @@ def draw_stream(
     ] = None,
     last: Last = 200,
 ) -> None:
-    """Draw a stream's history as SVG: how its segments split and join, and what was committed in them."""
+    """Draw a stream's history as SVG: its segments in each epoch, and their commits."""
     from anabranch.presentation import history
-    from anabranch.presentation.draw import draw
 
     with options.client() as client:
         client.describe(stream)  # raises if the stream does not exist
         ports = client.reader_ports()
     past = history.read_history(ports, stream, last=last, timeout=options.timeout)
-    picture = draw(past.epochs, past.commits, f"Stream {stream}")
+    picture = history.draw(past.epochs, past.commits, f"Stream {stream}")
     if output is not None:
         output.write_text(picture, encoding="utf-8")
-    if options.json:
-        print_json(
-            {
-                "stream": stream,
-                "epochs": len(past.epochs),
-                "commits": len(past.commits),
-                "file": str(output) if output is not None else None,
-                "svg": picture if output is None else None,
-            }
-        )
-    elif output is None:
-        for line in picture.splitlines():
-            print_line(line)
-    else:
-        print_line(f"{count_of(len(past.epochs), 'epoch')} drawn to {output}")
+    document = {
+        "stream": stream,
+        "epochs": len(past.epochs),
+        "commits": len(past.commits),
+        "file": str(output) if output is not None else None,
+        "svg": picture if output is None else None,
+    }
+    lines = [f"{count_of(len(past.epochs), 'epoch')} drawn to {output}"]
+    if output is None:
+        lines = picture.splitlines()
+    print_result(document, *lines, as_json=options.json)
 
 
 @app.command("recover")
 def recover(options: OperatorOptions, stream: StreamName) -> None:
-    """Recover a LOST stream whose topics are the same ones as before the loss."""
+    """Make a LOST stream ACTIVE again, if its topics are the same as before the loss."""
     with options.client() as client:
         state = client.recover_stream(stream).state
     print_result({"stream": stream, "state": state}, f"{stream} is {state}", as_json=options.json)
@@ -260,11 +243,11 @@ def recover(options: OperatorOptions, stream: StreamName) -> None:
 def forget(options: OperatorOptions, stream: StreamName, yes: Yes = False) -> None:
     """Remove a LOST stream for good, so that its name can be used again.
 
-    Deletes the rest of its topics. Refused for a stream that is not LOST, and while a transaction that is not
-    over has a part in it: the refusal names the command that ends it.
+    The rest of its topics is deleted. A stream that an unfinished transaction writes to is refused, with the
+    command that ends the transaction.
     """
     connecting = options.client()  # wrong options are refused before the question
-    confirm(f"All that is left of {stream} and its topics will be deleted for good.", yes=yes)
+    confirm(f"The rest of {stream} and its topics will be deleted for good.", yes=yes)
     with connecting as client:
         client.forget_stream(stream)
     line = f"{stream} is forgotten: its name can be used again"
@@ -277,23 +260,21 @@ def delete(
     stream: StreamName,
     despite: Annotated[
         list[str] | None,
-        option(
-            "--despite PROCESSOR", "A processor that reads it, and may lose it. May be repeated."
-        ),
+        option("--despite PROCESSOR", "A processor that may lose this input. May be repeated."),
     ] = None,
     yes: Yes = False,
 ) -> None:
     """Delete a stream with all its events, so that its name can be used again.
 
-    Refused while a transaction that is not over has a part in it, or a processor reads it that --despite does not
-    name. `anabranch stream describe` shows these processors.
+    A stream is refused while an unfinished transaction writes to it, or while a processor reads it that --despite
+    does not name; `anabranch stream describe` shows them.
     """
     with options.client() as client:
         found = client.describe(stream)
         topic_id = topic_id_of(lambda: client.topic_id(stream))
         topics = ", ".join(topics_of(stream))
         segments = count_of(len(found.segments), "segment")
-        # A lost stream may take its time: counted for the question alone.
+        # Counting may take long for a LOST stream, and only the question needs it.
         events = "" if yes else f", {events_of(lambda: client.count_events(stream))}"
         confirm(
             f"{stream} ({found.state}, {segments}{events}) will be deleted for good: all its events, the topics "
@@ -302,8 +283,7 @@ def delete(
         )
         if not yes and topic_id != topic_id_of(lambda: client.topic_id(stream)):
             raise IllegalState(
-                f"{stream} is another stream than the one that was shown: it was made since. Nothing was done; "
-                "look again"
+                f"{stream} was deleted and made again meanwhile, so nothing was done: repeat the command"
             )
         client.delete_stream(stream, despite=despite or ())
     line = f"{stream} is deleted: its name can be used again"
@@ -314,15 +294,13 @@ def delete(
 def alter(
     options: OperatorOptions,
     stream: StreamName,
-    setting: Settings = None,
+    setting: StreamSettings = None,
     unset: Annotated[
         list[str] | None,
-        option(
-            "--unset NAME", "Take a setting back, as if it had not been given. May be repeated."
-        ),
+        option("--unset NAME", "Remove a setting. May be repeated."),
     ] = None,
 ) -> None:
-    """Change settings of a stream, such as retention.ms; transactions and readers go on."""
+    """Change settings of a stream, such as retention.ms. Transactions and readers continue."""
     wanted: dict[str, str | None] = {**parse_kafka(setting, "--setting")}
     wanted |= dict.fromkeys(unset or ())
     if not wanted:
@@ -330,10 +308,8 @@ def alter(
     with options.client() as client:
         found = client.alter_stream(stream, wanted)
         effective = effective_of(client, stream)
-    if options.json:
-        print_json(stream_row(found) | {"effective": effective})
-    else:
-        show_settings(found, effective)
+    document = stream_row(found) | {"effective": effective}
+    print_result(document, settings_of(found, effective), as_json=options.json)
 
 
 @app.command("truncate")
@@ -345,10 +321,10 @@ def truncate(
     ],
     yes: Yes = False,
 ) -> None:
-    """Delete a stream's oldest events: all that was committed at or before a time, whole transactions only."""
+    """Delete a stream's oldest transactions, up to a time of commit."""
     moment = moment_of(until, "--until")
     if moment is None:
-        raise InvalidArgument("--until now: give a commit timestamp, or a time")
+        raise InvalidArgument("--until can't be now: give a commit timestamp, or a time")
     connecting = options.client()  # wrong options are refused before the question
     confirm(f"All events of {stream} up to {until} will be deleted for good.", yes=yes)
     with connecting as client:
@@ -358,7 +334,7 @@ def truncate(
 
 
 def effective_of(client: Client, stream: str) -> dict[str, str]:
-    """The settings that brokers tell; none where this client may not ask."""
+    """The settings that are in effect by the brokers; empty if this client may not ask."""
     try:
         return client.effective_settings(stream)
     except (NotAuthorized, NotReady, UnknownStream) as error:
@@ -366,8 +342,8 @@ def effective_of(client: Client, stream: str) -> dict[str, str]:
         return {}
 
 
-def show_settings(found: StreamDescription, effective: Mapping[str, str]) -> None:
-    """The settings that were asked for, beside those in effect."""
+def settings_of(found: StreamDescription, effective: Mapping[str, str]) -> Grid:
+    """A table of the settings that were requested and those in effect."""
     rows = [
         {
             "setting": name,
@@ -376,7 +352,7 @@ def show_settings(found: StreamDescription, effective: Mapping[str, str]) -> Non
         }
         for name in sorted({*found.settings, *effective})
     ]
-    print_table(f"{found.stream}: settings", rows, ("setting", "wanted", "effective"))
+    return Grid(f"{found.stream}: settings", rows, ("setting", "wanted", "effective"))
 
 
 _EPOCH_COLUMNS = (
@@ -411,8 +387,8 @@ def _epoch_documents(past: History) -> list[dict[str, Any]]:
     return documents
 
 
-def _show_segments(found: StreamDescription) -> None:
-    print_table(
+def _segments(found: StreamDescription) -> Grid:
+    return Grid(
         f"{found.stream}: stream epoch {found.stream_epoch}, "
         f"reference epoch {found.reference_epoch}",
         stream_row(found)["segments"],

@@ -1,7 +1,8 @@
-"""`anabranch table`: tables and their rows, by a replica of each command's own."""
+"""`anabranch table`: tables and their rows, which each command reads from a replica of its own."""
 
 from __future__ import annotations
 
+import base64
 import os
 import sys
 import threading
@@ -13,37 +14,40 @@ from operator import methodcaller
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from anabranch.cli import system
 from anabranch.cli.errors import failure_of
 from anabranch.cli.options import (
     App,
     At,
     ClusterOptions,
+    Limit,
     Near,
+    OnlyScope,
     OperatorOptions,
     Segments,
-    Settings,
+    StreamSettings,
     argument,
     moment_of,
     option,
+    parse_kafka,
     start_of,
 )
 from anabranch.cli.output import (
+    Column,
+    Row,
     begin_task,
     print_json,
     print_line,
     print_result,
     progress_bar,
+    show,
     show_failure,
 )
-from anabranch.cli.session import parse_kafka
 from anabranch.core.hybrid_time import to_text
 from anabranch.core.ids import NO_TXN
 from anabranch.core.legal_names import split_stream
 from anabranch.core.stream_settings import RATIO, is_table
 from anabranch.errors import AnabranchError, InvalidArgument, NotReady, UnknownStream
-from anabranch.presentation.rows import bytes_fields
-from anabranch.presentation.words import bytes_text, count_of
+from anabranch.presentation.rows import bytes_fields, bytes_text, count_of, system_row
 
 if TYPE_CHECKING:
     from anabranch import Client
@@ -58,9 +62,7 @@ Table = Annotated[str, argument("SCOPE/TABLE", "The table.")]
 Key = Annotated[str, argument("KEY", "The row's key.")]
 Folder = Annotated[
     Path | None,
-    option(
-        "--folder DIR", "Keep the replica here: the next call is quick (default: a temporary one)."
-    ),
+    option("--folder DIR", "Keep the replica here for the next call (default: a temporary one)."),
 ]
 
 
@@ -69,10 +71,10 @@ def create(
     options: ClusterOptions,
     table: Table,
     segments: Segments = 1,
-    setting: Settings = None,
+    setting: StreamSettings = None,
     near: Near = None,
 ) -> None:
-    """Create a table, and its scope if that is new. One that exists with the same settings stays."""
+    """Create a table, and its scope if that is new. A table that exists with the same settings is not changed."""
     with options.client() as client:
         made = client.create_table(table, segments, parse_kafka(setting, "--setting"), near=near)
     document = {
@@ -85,12 +87,36 @@ def create(
     )
 
 
-app.command("list")(system.tables)
+def _digits(column: str) -> Column:
+    """A column of hybrid times, which are no amounts: without commas."""
+    return Column(column, lambda row: None if row[column] is None else str(row[column]))
+
+
+def _value_text(row: Row) -> str:
+    encoded = row.get("value_base64")
+    return bytes_text(row["value"].encode() if encoded is None else base64.b64decode(encoded))
+
+
+_TABLE_COLUMNS = (
+    "table", "state", "segments", "newest_at", "history_ms", _digits("base"), "settings"
+)  # fmt: skip
+_VERSION_COLUMNS = (
+    "since", "until", _digits("mincsn"), "mintid", "maxtid", Column("value", _value_text)
+)  # fmt: skip
+
+
+@app.command("list")
+def list_tables(options: ClusterOptions, scope: OnlyScope = None, limit: Limit = 1000) -> None:
+    """List tables: their segments, newest commits, and how long versions are kept."""
+    with options.client() as client:
+        found = client.system("tables", scope, limit=limit)
+    show("tables", map(system_row, found), _TABLE_COLUMNS, as_json=options.json)
+    found.check()
 
 
 @app.command("describe")
 def describe(options: ClusterOptions, table: Table) -> None:
-    """Show a table: its segments, settings, newest commit, and how many events its rows came by."""
+    """Show a table: its segments, settings, newest commit, and number of events."""
     with options.client() as client:
         _check_table(client, table)
         found = client.system("tables", split_stream(table)[0], limit=10_000)
@@ -100,14 +126,15 @@ def describe(options: ClusterOptions, table: Table) -> None:
         raise UnknownStream(
             f"{table} is deleted, or not among the first 10,000 tables of its scope"
         )
-    system.show("tables", [row], options, events=events.events, exact=events.exact)
+    document = system_row(row) | {"events": events.events, "exact": events.exact}
+    show("tables", [document], (*_TABLE_COLUMNS, "events", "exact"), as_json=options.json)
 
 
 @app.command("get")
 def get(
     options: ClusterOptions, table: Table, key: Key, at: At = None, folder: Folder = None
 ) -> None:
-    """Print a row. Without one: nothing, and exit code 1."""
+    """Print a row. If it does not exist: nothing, and exit code 1."""
     with _view(options, table, at, folder) as view:
         value = view.get(table, os.fsencode(key))
     if options.json:
@@ -123,18 +150,18 @@ def get(
 def scan(
     options: ClusterOptions,
     table: Table,
-    starts: Annotated[str | None, option("--starts KEY", "Only keys that begin so.")] = None,
+    starts: Annotated[str | None, option("--starts KEY", "Only keys with this prefix.")] = None,
     low: Annotated[str | None, option("--from KEY", "From this key on.")] = None,
-    high: Annotated[str | None, option("--to KEY", "Up to this key, not included.")] = None,
+    high: Annotated[str | None, option("--to KEY", "Before this key.")] = None,
     reverse: Annotated[bool, option("--reverse", "The highest keys first.")] = False,
-    limit: Annotated[int | None, option("--limit -n", "So many rows.", min=1)] = None,
+    limit: Annotated[int | None, option("--limit -n", "At most this many rows.", min=1)] = None,
     at: At = None,
     folder: Folder = None,
 ) -> None:
-    """Print rows in the order of their keys, a line each: the key, a tab, the row.
+    """Print rows in the order of their keys, one line each: key, tab, row.
 
-    Keys are chosen by --starts, or by --from and --to; --prefix is that of the cluster's topics. A tab in a key or
-    a row is \\t, a backslash \\\\, a byte that is no UTF-8 \\xff: --json is exact.
+    Choose keys by --starts, or by --from and --to (--prefix is for the cluster's topics). In keys and rows, a tab
+    is \\t, a backslash \\\\, and a byte that is not UTF-8 \\xff; --json is exact.
     """
     if starts is not None and (low is not None or high is not None):
         raise InvalidArgument("give --starts, or --from and --to")
@@ -148,20 +175,19 @@ def scan(
                 print_line(bytes_text(key), bytes_text(value))
 
 
-@system.app.command("versions")
 @app.command("versions")
 def versions(
     options: ClusterOptions, table: Table, key: Key, at: At = None, folder: Folder = None
 ) -> None:
-    """Show from when to when each value of a row was valid, which transaction wrote it, and which one ended it.
+    """Show the versions of a row, the newest first: from when to when, and by which transactions.
 
-    As far back as versions are kept (`table.history.ms`), the newest first.
+    `table.history.ms` says how long versions are kept.
     """
     from anabranch.presentation.system_tables import version_rows
 
     with _view(options, table, at, folder) as view:
         found = list(version_rows(table, view.versions(table, os.fsencode(key))))
-    system.show("versions", found, options)
+    show("versions", map(system_row, found), _VERSION_COLUMNS, as_json=options.json)
 
 
 @app.command("put")
@@ -169,15 +195,15 @@ def put(
     options: ClusterOptions,
     table: Table,
     key: Key,
-    value: Annotated[str, argument("VALUE", "The row; - takes it from the standard input.")],
-    insert: Annotated[bool, option("--insert", "Only if there is no row of this key.")] = False,
-    replace: Annotated[bool, option("--replace", "Only if there is one.")] = False,
+    value: Annotated[str, argument("VALUE", "The row; - reads it from standard input.")],
+    insert: Annotated[bool, option("--insert", "Only if the key has no row.")] = False,
+    replace: Annotated[bool, option("--replace", "Only if the key has a row.")] = False,
     folder: Folder = None,
 ) -> None:
     """Write a row."""
     if insert and replace:
         raise InvalidArgument(
-            "--insert is for a new row, --replace for one that is there: give one"
+            "--insert is for a new row and --replace for an existing one: give only one of them"
         )
     row = sys.stdin.buffer.read() if value == "-" else os.fsencode(value)
     with options.client() as client:
@@ -194,7 +220,7 @@ def put(
 
 @app.command("delete")
 def delete(options: ClusterOptions, table: Table, key: Key, folder: Folder = None) -> None:
-    """Delete a row. If there is none, nothing is written."""
+    """Delete a row. If it does not exist, nothing is written."""
 
     def work(txn: TableTransaction) -> None:
         if txn.get(table, os.fsencode(key)) is not None:
@@ -211,40 +237,45 @@ def changes(
     options: ClusterOptions,
     table: Table,
     group: Annotated[
-        str | None, option("--group -g", "Consumer group, which goes on where it stopped.")
+        str | None, option("--group -g", "A consumer group, which continues at its position.")
     ] = None,
     start: Annotated[
         str,
         option(
             "--from TIME",
-            "Where to begin: begin, end, or what was committed after a commit timestamp or an ISO 8601 time with "
-            "its zone; a group goes on where it stopped.",
+            "The start: begin, end, or after a commit timestamp or an ISO 8601 time with a zone. A group continues "
+            "at its position.",
         ),
     ] = "begin",
     to: Annotated[
         str | None,
-        option("--to TIME", "Up to a time, as of --from, or end: what is committed now; then end."),
+        option("--to TIME", "Stop at a time, as of --from, or at the present end."),
     ] = None,
     before: Annotated[
-        bool, option("--before", "With the row that was there, by a replica that is built first.")
+        bool,
+        option(
+            "--before", "Also show the row before each change, from a replica that is built first."
+        ),
     ] = False,
     limit: Annotated[
         int | None,
         option(
             "--limit -n",
-            "End after so many changes. A group gets the last transaction again.",
+            "Stop after this many changes. A group gets the last transaction again.",
             min=1,
         ),
     ] = None,
     idle: Annotated[
         float | None,
-        option("--idle SECONDS", "End after so long without a change (default: never).", min=0.1),
+        option(
+            "--idle SECONDS", "Stop after this time without a change (default: never).", min=0.1
+        ),
     ] = None,
     folder: Folder = None,
 ) -> None:
-    """Print changes of rows in commit order, a line each: time, key, row before, row after.
+    """Print changes of rows in commit order, one line each: time, key, row before, row after.
 
-    Without a row before it is `-`, without one after `(deleted)`. Both are escaped as by `scan`; --json is exact.
+    `-` means no row before, `(deleted)` no row after. Bytes are escaped as by `scan`; --json is exact.
     """
     end: Any = "end" if to in ("end", "now") else None if to is None else moment_of(to, "--to")
     first = start_of(start, "--from")
@@ -272,33 +303,38 @@ def changes(
 def compact(
     options: OperatorOptions,
     table: Annotated[
-        str | None, argument("SCOPE/TABLE", "The table; with --watch it may be left out: all.")
+        str | None, argument("SCOPE/TABLE", "The table (with --watch, default: all).")
     ] = None,
     plain: Annotated[
         bool,
         option(
             "--plain-readers-lose-history",
-            "Say that it is fine if consumers that read the topic from its beginning, as a GlobalKTable does, lack "
-            "rows that don't change any more.",
+            "Accept that consumers that read the topic from its beginning, miss unchanged rows.",
         ),
     ] = False,
     folder: Folder = None,
     watch: Annotated[
         bool,
-        option("--watch -w", "Go on: compact each table whose table.compact.ratio asks for it."),
+        option(
+            "--watch -w",
+            "Keep running, and compact each table that exceeds its table.compact.ratio.",
+        ),
     ] = False,
-    every: Annotated[float, option("--every SECONDS", "Between two checks.", min=0.1)] = 60.0,
+    every: Annotated[
+        float, option("--every SECONDS", "Time between two checks of --watch.", min=0.1)
+    ] = 60.0,
 ) -> None:
-    """Delete former versions of rows: put all rows, as of now minus table.history.ms, into a base, and begin there.
+    """Write a base with all rows as of now minus table.history.ms, and delete the older events.
 
-    Rows, snapshots within table.history.ms, and changes that groups have not read yet stay. Repeating it is fine.
+    Rows, snapshots within table.history.ms, and changes that groups have not read yet stay. The command is safe to
+    repeat.
     """
     if table is None and not watch:
-        raise InvalidArgument("name a table, or --watch all")
+        raise InvalidArgument("name a table, or give --watch")
     if folder is not None and table is None:
-        raise InvalidArgument("--folder is for one table: name it")
+        raise InvalidArgument("--folder needs the name of a table")
     if watch and not plain:
-        raise InvalidArgument("--watch compacts without asking: add --plain-readers-lose-history")
+        raise InvalidArgument("--watch needs --plain-readers-lose-history, as it does not ask")
     with options.client() as client:
         if not watch and table is not None:
             _compact(options, client, table, folder, plain=plain)
@@ -307,7 +343,7 @@ def compact(
 
         if table is not None and RATIO not in _check_table(client, table).settings:
             raise InvalidArgument(
-                f"{table} has no {RATIO}, so --watch would never compact it: set it, as by "
+                f"{table} has no {RATIO}, so --watch would never compact it: set it with "
                 f"`anabranch stream alter {table} --setting {RATIO}=4`"
             )
         while True:
@@ -321,7 +357,7 @@ def compact(
 
 @contextmanager
 def _failures_shown(options: ClusterOptions) -> Iterator[None]:
-    """Errors are shown: the other tables, and later looks, go on."""
+    """Show errors, and continue with the other tables and later checks."""
     try:
         yield
     except AnabranchError as error:
@@ -362,7 +398,7 @@ def _transact(
 def _check_table(client: Client, table: str) -> StreamDescription:
     found = client.describe(table)
     if not is_table(found.settings):
-        raise InvalidArgument(f"{table} is a stream, and no table: `anabranch write` writes to it")
+        raise InvalidArgument(f"{table} is a stream, not a table: use `anabranch write`")
     return found
 
 
@@ -384,7 +420,7 @@ def _print_written(
 def _view(
     options: ClusterOptions, table: str, at: str | None, folder: Path | None
 ) -> Iterator[TableSnapshot]:
-    """The table as of a time, by a replica that is built first, for as long as it comes on."""
+    """The table as of a time, from a replica that is built first, however long that takes."""
     when = None if at is None else moment_of(at)
     with (
         options.client() as client,
@@ -395,7 +431,7 @@ def _view(
 
 
 def _brought_up(options: ClusterOptions, replica: Replica, table: str, at: Any) -> TableSnapshot:
-    """A snapshot, once the replica has laid it down. `NotReady`: --timeout has passed, and nothing came."""
+    """A snapshot, once the replica has it. Raises: NotReady if nothing arrived within --timeout."""
     most, over = 0, threading.Event()
 
     def watch() -> None:

@@ -1,4 +1,4 @@
-"""`anabranch txn`: list, describe, abort and force transactions; and `anabranch series` of numbered commits."""
+"""`anabranch txn` and `anabranch series`: transactions, their locks and commits, and series of numbered commits."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
-from anabranch.cli import system
 from anabranch.cli.options import (
     App,
     ClusterOptions,
@@ -19,20 +18,21 @@ from anabranch.cli.options import (
     Yes,
     argument,
     confirm,
+    moment_of,
     option,
     seconds_of,
 )
 from anabranch.cli.output import (
     Column,
     Columns,
+    Grid,
     Row,
-    print_fields,
-    print_json,
-    print_line,
+    fields_of,
+    print_result,
     print_table,
     show,
 )
-from anabranch.core.ids import TXN_ID_SIZE, parse_txn_text
+from anabranch.core.ids import NO_TXN, TXN_ID_SIZE, parse_txn_text
 from anabranch.errors import (
     AlreadyCommitted,
     AnabranchError,
@@ -41,12 +41,18 @@ from anabranch.errors import (
     NotAuthorized,
     OutcomeUnknown,
 )
-from anabranch.presentation.rows import open_transaction_row, transaction_row
-from anabranch.presentation.words import count_of, span_text, time_text
+from anabranch.presentation.rows import (
+    count_of,
+    open_transaction_row,
+    span_text,
+    system_row,
+    time_text,
+    transaction_row,
+)
 
 if TYPE_CHECKING:
     from anabranch import Client, TransactionInfo
-    from anabranch.types import Listed, OpenTransaction
+    from anabranch.types import OpenTransaction
 
 _MOST = 10_000  # that a list may have
 _WATCH_S = 1.0
@@ -54,12 +60,13 @@ _LATE = (AlreadyCommitted, OutcomeUnknown)
 app = App(no_args_is_help=True, help="List, describe, abort and force transactions.")
 _FINISHED = ("COMMITTED", "ABORTED")
 TxnIdText = Annotated[
-    str, argument("ID", "The transaction's id, 32 hexadecimal digits, or its first or last ones.")
+    str,
+    argument("ID", "The transaction's id: 32 hexadecimal digits, or the first or last of them."),
 ]
 
 
 def _span_of(key: str) -> Callable[[Row], str | None]:
-    """A column's value: the span of time of so many seconds."""
+    """A column of seconds as a span of time."""
     return lambda row: None if row[key] is None else span_text(row[key])
 
 
@@ -122,50 +129,89 @@ _WAITING_COLUMNS: Columns = (
 def list_transactions(
     options: ClusterOptions,
     scope: OnlyScope = None,
-    finished: Annotated[bool, option("--finished -f", "Committed and aborted ones too.")] = False,
-    prepared: Annotated[
-        bool, option("--prepared", "Those that wait for their coordinator's word.")
+    finished: Annotated[
+        bool, option("--finished -f", "All transactions, also committed and aborted ones.")
     ] = False,
+    prepared: Annotated[bool, option("--prepared", "Only prepared transactions.")] = False,
     waiting: Annotated[
-        bool, option("--waiting", "Decided ones that are not merged yet, and why.")
+        bool, option("--waiting", "Only decided transactions that are not merged yet, and why.")
     ] = False,
     limit: Limit = 100,
 ) -> None:
-    """List transactions: open ones, the oldest first; or all that are kept, the newest first."""
-    answered: Listed[Any]
-    if prepared or finished:
-        columns = _PREPARED_COLUMNS if prepared else _FINISHED_COLUMNS
-        title = "Prepared transactions" if prepared else "Transactions"
-        with options.client() as client:
-            found = (
-                client.prepared(scope, limit=limit)
-                if prepared
-                else client.transactions(scope=scope, finished=True, limit=limit)
-            )
-        rows, answered = [transaction_row(each) for each in found], found
-    else:
-        columns = _WAITING_COLUMNS if waiting else _OPEN_COLUMNS
-        title = "Decided transactions that wait" if waiting else "Open transactions"
-        with options.client() as client:
-            opened = client.open_transactions(scope, _MOST if waiting else limit)
-        chosen = [each for each in opened if each.waits is not None or not waiting]
-        rows, answered = [open_transaction_row(each) for each in chosen[:limit]], opened
+    """List open transactions, the oldest first; or all known ones, the newest first."""
+    from anabranch.types import Listed
+
+    found: Listed[Any]
+    row_of: Callable[[Any], Row]
+    with options.client() as client:
+        if prepared:
+            title, columns, row_of = "Prepared transactions", _PREPARED_COLUMNS, transaction_row
+            found = client.prepared(scope, limit=limit)
+        elif finished:
+            title, columns, row_of = "Transactions", _FINISHED_COLUMNS, transaction_row
+            found = client.transactions(scope=scope, finished=True, limit=limit)
+        elif waiting:
+            title, columns = "Decided transactions that wait", _WAITING_COLUMNS
+            opened, row_of = client.open_transactions(scope, _MOST), open_transaction_row
+            found = Listed([each for each in opened if each.waits], opened.missing)
+        else:
+            title, columns = "Open transactions", _OPEN_COLUMNS
+            found, row_of = client.open_transactions(scope, limit), open_transaction_row
+    rows = map(row_of, found[:limit])
     show("transactions", rows, columns, as_json=options.json, title=title)
-    answered.check()
+    found.check()
 
 
-app.command("locks")(system.locks)
+def _ids(column: str) -> Column:
+    """A column of transactions; one that this lane may not see is `another`."""
+    hidden = NO_TXN.hex()
+    return Column(
+        column.replace("_", " "),
+        lambda row: ["another" if one == hidden else one for one in row[column]],
+    )
+
+
+_LOCK_COLUMNS = (
+    "txn_id", "table", "points", "ranges", "frozen", "broken", _ids("waiting"), _ids("waits_for")
+)  # fmt: skip
+
+
+@app.command("locks")
+def locks(options: ClusterOptions, scope: OnlyScope = None, limit: Limit = 100) -> None:
+    """List the locks of open transactions on tables, those of the oldest one first, and who waits for whom."""
+    with options.client() as client:
+        found = client.system("locks", scope, limit=limit)
+    show("locks", map(system_row, found), _LOCK_COLUMNS, as_json=options.json)
+    found.check()
+
+
+@app.command("commits")
+def commits(
+    options: ClusterOptions,
+    of: Annotated[str, argument("SCOPE[/STREAM]", "The scope, or the stream.")],
+    start: Annotated[
+        str | None,
+        option("--from TIME", "After a commit timestamp, or an ISO 8601 time with its zone."),
+    ] = None,
+    until: Annotated[str | None, option("--to TIME", "Up to such a time (default: now).")] = None,
+    limit: Limit = 100,
+) -> None:
+    """List the commits of a scope or a stream, the newest first: transaction, streams, number of events."""
+    begin = None if start is None else moment_of(start, "--from")
+    end = None if until is None else moment_of(until, "--to")
+    with options.client() as client:
+        found = client.system("commits", of, start=begin, until=end, limit=limit)
+    columns = ("committed_at", "txn_id", "rows", "streams")
+    show("commits", map(system_row, found), columns, as_json=options.json)
 
 
 @app.command("describe")
 def describe(
     options: ClusterOptions,
     txn: TxnIdText,
-    watch: Annotated[
-        bool, option("--watch -w", "Show it again each second until it has ended.")
-    ] = False,
+    watch: Annotated[bool, option("--watch -w", "Repeat each second until it has ended.")] = False,
 ) -> None:
-    """Show a transaction: its state and outcome, its streams and writers, and how far its merge is."""
+    """Show a transaction: its state and outcome, streams, writers, and the progress of its merge."""
     with options.client() as client:
         txn_id = id_of(client, txn)
         while True:
@@ -180,9 +226,9 @@ def describe(
 
 
 def id_of(client: Client, text: str, *, of_open: bool = False) -> bytes:
-    """The id of a transaction given by all its digits, or by the first or last ones: among the newest 10,000.
+    """The id of a transaction, given by all its digits, or by first or last ones among the newest 10,000.
 
-    ``of_open``: among the open ones, of which there must be fewer. `InvalidArgument`: no digits, or not of one.
+    ``of_open``: among the open ones, of which there must be fewer. Raises: InvalidArgument if not exactly one fits.
     """
     digits = text.lower()
     if len(digits) == 2 * TXN_ID_SIZE or not re.fullmatch(r"[0-9a-f]{4,31}", digits):
@@ -208,17 +254,17 @@ def abort(
     options: OperatorOptions,
     txns: Annotated[
         list[str] | None,
-        argument("ID...", "Open transactions, by id, or its first or last digits."),
+        argument("ID...", "Open transactions, each by its id, or by first or last digits of it."),
     ] = None,
-    owner: Annotated[str | None, option("--owner LANE", "Open ones that this lane began.")] = None,
+    owner: Annotated[str | None, option("--owner LANE", "Open transactions of this lane.")] = None,
     older_than: Annotated[
-        str | None, option("--older-than TIME", "Open ones begun so long ago: 90s, 30m, 1h, 2d.")
+        str | None, option("--older-than TIME", "Open transactions older than 90s, 30m, 1h, 2d.")
     ] = None,
     yes: Yes = False,
 ) -> None:
-    """Abort open transactions, as an operator: those named, or all of a lane, of an age, or both.
+    """Abort open transactions as an operator: by id, or all of a lane or an age.
 
-    The command shows those that --owner or --older-than choose of the 10,000 oldest, and asks. Programs that hold a
+    With --owner or --older-than it chooses among the 10,000 oldest, shows them, and asks. Programs with a
     transaction's token call client.abort(token) instead.
     """
     if bool(txns) == (owner is not None or older_than is not None):
@@ -250,11 +296,11 @@ def abort(
 
 
 def _abort(client: Client, txn_id: bytes) -> None:
-    """Abort, unless it was prepared since it was chosen: its coordinator may have decided."""
+    """Abort a transaction, unless it was prepared meanwhile: its coordinator may have decided."""
     if client.state(txn_id).state == "PREPARED":
         raise IllegalState(
-            f"transaction {txn_id.hex()} is PREPARED: its coordinator ends it, or, if that is gone for good, "
-            "`anabranch txn force --outcome`"
+            f"transaction {txn_id.hex()} is PREPARED, so only its coordinator may end it; if that is gone for "
+            "good, use `anabranch txn force --outcome`"
         )
     client.abort(txn_id, reason="aborted by an operator")
 
@@ -262,7 +308,7 @@ def _abort(client: Client, txn_id: bytes) -> None:
 def _choose(
     client: Client, owner: str | None, age: float | None, *, yes: bool, quiet: bool
 ) -> list[bytes]:
-    """The open transactions of a lane, of an age by their controller's clock, if the user agrees."""
+    """The open transactions of a lane or an age (by their controller's clock), if the user agrees."""
     found = [
         t
         for t in client.open_transactions(limit=_MOST).check()
@@ -283,32 +329,34 @@ def force(
     txn: TxnIdText,
     outcome: Annotated[
         str | None,
-        option("--outcome commit|abort", "It is PREPARED, and its coordinator is gone for good."),
+        option(
+            "--outcome commit|abort",
+            "For a PREPARED transaction whose coordinator is gone for good.",
+        ),
     ] = None,
     yes: Yes = False,
 ) -> None:
-    """End a transaction whose merge does not go on, as a stream of it waits or is LOST: abort it in all of them.
+    """Abort a transaction in all its streams if its merge can't finish, or end a PREPARED one.
 
-    Or end a PREPARED one in the place of its coordinator, which may have decided otherwise. Else only for one in
-    FINALIZE_IN_PROGRESS that waits (`anabranch txn describe` says for what). Consumers that read the topics of its
-    other streams directly may have seen events of it, and keep seeing them; snapshots, ordered readers and Spark
-    never do. Needs a lane that may operate on the scope.
+    A merge can't finish while a stream of it waits or is LOST: the transaction is in FINALIZE_IN_PROGRESS, and
+    `anabranch txn describe` says why it waits. Plain consumers of its other streams may have seen some of its
+    events, which stay; snapshots, ordered readers and Spark never show them. The coordinator of a PREPARED
+    transaction may have decided otherwise. Needs a lane with the right `operate` on the scope.
     """
     if outcome not in (None, "commit", "abort"):
-        raise InvalidArgument(f"--outcome {outcome!r}: commit or abort")
+        raise InvalidArgument(f"--outcome {outcome!r} must be commit or abort")
     connecting = options.client()  # wrong options are refused before the question
     if len(txn) != 2 * TXN_ID_SIZE:
-        raise InvalidArgument("force takes all 32 digits of an id")
+        raise InvalidArgument("give all 32 digits of the id")
     txn_id = parse_txn_text(txn)
     what = (
-        f"Transaction {txn_id.hex()} will be aborted in all its streams for good, though it might go on by itself "
-        "once what it waits for is mended. Events of it that stand in their "
-        "topics stay there for consumers that read them plainly."
+        f"Transaction {txn_id.hex()} will be aborted in all its streams for good, though it would finish by itself "
+        "once its streams are repaired. Plain consumers keep seeing those of its events that are in the topics."
     )
     if outcome is not None:
         what = (
-            f"Prepared transaction {txn_id.hex()} will end by {outcome}, whatever its coordinator decided: if a "
-            "database has its row, or lacks it, the two disagree from then on."
+            f"Prepared transaction {txn_id.hex()} will end by {outcome}, whatever its coordinator decided. If a "
+            "database decided otherwise, its rows and the events will differ."
         )
     confirm(what, yes=yes)
     with connecting as client:
@@ -326,35 +374,27 @@ def _show(
     document = transaction_row(info)
     if opened is not None and opened.info.state not in _FINISHED:
         document = open_transaction_row(opened)
-    if as_json:
-        print_json(document)
-        return
-    counts = document.pop("counts") if info.state in _FINISHED else {}
-    document.pop("counts", None)
-    merge = document.pop("merge", ())
-    for carried in merge:
-        print_line(
-            f"merge of {carried['stream']}, partition {carried['partition']}: {carried['events_done']:,} of "
-            f"{carried['events']:,} events, about {carried['chunks_done']:,} of {carried['chunks']:,} chunks"
-        )
-    writers = document.pop("writers")
-    if not document["commit_timestamp"]:
-        document["commit_timestamp"] = None
-    print_fields("Transaction", document | counts)
-    if writers:
-        columns = ("writer", Column("label", lambda row: row.get("label")), "events", "finished")
-        print_table("Writers", writers, columns)
+    fields = dict(document)
+    counts = fields.pop("counts")
+    merge = [
+        f"merge of {one['stream']}, partition {one['partition']}: {one['events_done']:,} of "
+        f"{one['events']:,} events, about {one['chunks_done']:,} of {one['chunks']:,} chunks"
+        for one in fields.pop("merge", ())
+    ]
+    writers = fields.pop("writers")
+    fields["commit_timestamp"] = fields["commit_timestamp"] or None
+    fields |= counts if info.state in _FINISHED else {}
+    columns = ("writer", Column("label", lambda row: row.get("label")), "events", "finished")
+    tables = [Grid("Writers", writers, columns)] if writers else []
+    print_result(document, *merge, fields_of("Transaction", fields), *tables, as_json=as_json)
 
 
-# -- series of numbered commits ---
-
-
-series_app = App(no_args_is_help=True, help="List and set the series of numbered commits.")
+series_app = App(no_args_is_help=True, help="List and set series of numbered commits.")
 
 
 @series_app.command("list")
 def list_series(options: ClusterOptions, scope: Scope) -> None:
-    """List the series of a scope: the highest number of each, the transaction with it, its owner, since when."""
+    """List the series of a scope: highest number, its transaction, owner and time."""
     with options.client() as client:
         found = client.series(scope)
     rows = [
@@ -376,26 +416,25 @@ def set_series(
     options: OperatorOptions,
     scope: Scope,
     series: Annotated[str, argument("SERIES", "The series' name.")],
-    number: Annotated[int, argument("NUMBER", "Its latest number from now on.", min=-1)],
-    owner: Annotated[
-        str | None, option("--owner LANE", "The lane that has it from now on; '': none.")
-    ] = None,
+    number: Annotated[int, argument("NUMBER", "Its new latest number.", min=-1)],
+    owner: Annotated[str | None, option("--owner LANE", "Its new owner; '': no lane.")] = None,
     yes: Yes = False,
 ) -> None:
-    """Move a series to a number: the next commit must have a higher one (-1: any); or give it to a lane.
+    """Set the latest number of a series (-1: none), or its owner. The next commit must have a higher number.
 
-    For a series that was moved, by mistake or not, or that another lane took. Set too low, numbers are committed
-    twice; set too high, the numbers up to there are never committed. Needs the right series on the scope.
+    If the number is too low, numbers are committed twice; if it is too high, the numbers up to it are never
+    committed. Needs the right `series` on the scope.
     """
     with options.client() as client:
         at = next((s.number for s in client.series(scope, series) if s.number >= 0), None)
         before = "has no commit" if at is None else f"is at {at}"
         confirm(
-            f"The series {series!r} {before}. It will be at {number}: only numbers above can be committed.",
+            f"The series {series!r} {before}. It will be at {number}: only higher numbers can be committed.",
             yes=yes,
         )
         client.set_series(scope, series, number, expected=at, owner=owner)
-    if options.json:
-        print_json({"series": series, "number": number, "before": at})
-    else:
-        print_line(f"{series} is at {number}; before: {'no commit' if at is None else at}")
+    print_result(
+        {"series": series, "number": number, "before": at},
+        f"{series} is at {number}; before: {'no commit' if at is None else at}",
+        as_json=options.json,
+    )

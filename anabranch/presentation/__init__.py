@@ -1,5 +1,10 @@
-"""Data prepared for people: rows of lists, system tables, histories and pictures of streams, and their words.
+"""Data prepared for people, which the command line and the web page show alike.
 
-The command line and the web page show the same rows; programs get the system tables from `Client.system`. Modules
-here may import `reading`, types of `tables` and the layers under them, but never `client`. They print nothing.
+- `rows`: streams, transactions, groups, processors and rows of system tables as dictionaries of JSON values;
+  numbers, times and names as texts. Start here.
+- `system_tables`: the rows of `Client.system`: transactions, locks, commits, tables and versions.
+- `history`: reads the newest part of a stream's history, and draws it as SVG.
+
+Modules here may import `reading`, types of `tables` and the layers under them, but never `client`. They print
+nothing.
 """

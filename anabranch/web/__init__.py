@@ -1,6 +1,12 @@
 """`anabranch web` shows a cluster in the browser. The web process is a client like any other (`docs/web.md`).
 
-`hub` polls, `pages` renders templates from the rows of `anabranch.presentation`, `actions` carries out what buttons
-ask for, `guard` refuses requests, `app` has the routes, `serve` the socket. Modules here import only `client`,
-`presentation`, the errors of `infra`, and the layers under them.
+Start in `app`, which has the routes of pages, their live updates, and actions that need a confirmation.
+
+- `pages` renders templates from the rows of `anabranch.presentation`.
+- `hub` polls the cluster once for all browsers that show the same page.
+- `actions` has what buttons do: a plan that people confirm, then the call.
+- `guard` refuses requests of other hosts and origins, and keeps confirmations.
+- `serve` listens, and runs the server.
+
+Modules here import only `client`, `presentation`, the errors of `infra`, and the layers under them.
 """

@@ -1,4 +1,4 @@
-"""Actions of people: a plan says what will happen; once it is confirmed, the call is made and logged."""
+"""Actions of people: a plan says what will happen. Once it is confirmed, the call is made and logged."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from anabranch.core.ids import parse_txn_text, segment_number
 from anabranch.core.limits import SEGMENTS
 from anabranch.core.segments import even_plan
 from anabranch.errors import IllegalState, InvalidArgument
-from anabranch.presentation.words import count_of, events_of, segment_name, topic_id_of
+from anabranch.presentation.rows import count_of, events_of, segment_name, topic_id_of
 from anabranch.types import TransactionInfo
 
 _REASON = "by an operator, in the browser"
-_FINAL = "This can't be taken back."
+_FINAL = "This can't be undone."
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ def _abort(client: Client, about: str, _given: Mapping[str, str]) -> Plan:
         "None of its events will ever be read. Programs that write to it get TransactionAborted.",
         _FINAL,
     )
-    return Plan(f"Abort transaction {about}?", _stands(info), told, "Abort it", act)
+    return Plan(f"Abort transaction {about}?", _state_text(info), told, "Abort it", act)
 
 
 def _force(client: Client, about: str, given: Mapping[str, str]) -> Plan:
@@ -61,7 +61,7 @@ def _force(client: Client, about: str, given: Mapping[str, str]) -> Plan:
     how = given.get("outcome", "")
     prepared = info.state == "PREPARED"
     if prepared and how not in ("commit", "abort"):
-        raise InvalidArgument(f"outcome {how!r}: commit or abort, for a PREPARED transaction")
+        raise InvalidArgument(f"outcome {how!r} must be commit or abort for a PREPARED transaction")
     if not prepared and info.state != "FINALIZE_IN_PROGRESS":
         raise IllegalState(f"transaction {about} is {info.state}: abort it, or let it finish")
 
@@ -71,29 +71,31 @@ def _force(client: Client, about: str, given: Mapping[str, str]) -> Plan:
         return f"transaction {about} is forced"
 
     told = (
-        "It will be aborted in all its streams. This is allowed only while its merge makes no progress.",
-        "Events of it that stand in the topics stay there for consumers that read them plainly.",
+        "It will be aborted in all its streams. This is allowed only while its merge can't continue.",
+        "Plain consumers keep seeing those of its events that are in the topics.",
     )
     if prepared:
         told = (
             f"It will end by {how}, whatever its coordinator decided.",
-            "If a database has its row, or lacks it, the two disagree from then on.",
+            "If a database decided otherwise, its rows and the events will differ.",
         )
     title = f"Force transaction {about}?"
-    return Plan(title, _stands(info), (*told, _FINAL), "Force it", act)
+    return Plan(title, _state_text(info), (*told, _FINAL), "Force it", act)
 
 
-def _stands(info: TransactionInfo) -> str:
+def _state_text(info: TransactionInfo) -> str:
     name = f", has the name {info.name}," if info.name else ""
     writers = count_of(len(info.writers), "writer")
     streams = ", ".join(info.streams) or "no stream so far"
-    return f"It is {info.state}, of lane {info.owner}{name} and has {writers} in {streams}."
+    return f"It is {info.state}, of lane {info.owner}{name} with {writers} in {streams}."
 
 
 def _scale(client: Client, about: str, given: Mapping[str, str]) -> Plan:
     text = given.get("segments", "")
     if not (text.isascii() and text.isdigit() and 1 <= int(text[:9]) <= SEGMENTS.value):
-        raise InvalidArgument(f"segments {text[:20]!r}: a number from 1 to {SEGMENTS.value:,}")
+        raise InvalidArgument(
+            f"segments {text[:20]!r} must be a number from 1 to {SEGMENTS.value:,}"
+        )
     found = client.describe(about)
     numbers, opened = even_plan(found.segments, int(text))
     sealed = [s.segment_id for s in found.segments if segment_number(s.segment_id) in numbers]
@@ -108,7 +110,7 @@ def _scale(client: Client, about: str, given: Mapping[str, str]) -> Plan:
     names = ", ".join(map(segment_name, sealed[:20])) + (" and others" if len(sealed) > 20 else "")
     told = (
         f"{count_of(len(sealed), 'segment')} will be sealed ({names}), and {len(opened):,} opened over their keys.",
-        "Open transactions stay open. Partitions are added if needed, and never taken away.",
+        "Open transactions continue. Partitions are added if needed, and never removed.",
     )
     now = f"It has {count_of(len(found.segments), 'segment')}."
     return Plan(f"Scale {about} to {count_of(int(text), 'segment')}?", now, told, "Scale it", act)

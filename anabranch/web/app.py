@@ -164,7 +164,7 @@ class _Web:
         async def act(request: Request) -> Response:
             if not self._site.allow_actions:
                 raise HTTPException(
-                    403, "this page only shows: it was started without --allow-actions"
+                    403, "actions are disabled: start `anabranch web` with --allow-actions"
                 )
             about, back = about_of(request), request.url.path.rpartition("/")[0]
             if request.method != "POST":
@@ -190,8 +190,8 @@ class _Web:
             agreed = self._confirmations.action_of(secret)
             if made is None or agreed != _bound(action, about, given, made):
                 raise InvalidArgument(
-                    "this confirmation was used already, is too old, or told of something else: nothing was done. "
-                    "Go back and look again"
+                    "this confirmation was used already, is too old, or is for another state: nothing was done. "
+                    "Go back and try again"
                 )
             self._confirmations.use(secret)
             done = await self._in_thread(made.act)

@@ -13,17 +13,18 @@ from anabranch.client.client import Client
 from anabranch.core.hybrid_time import to_text
 from anabranch.core.ids import parse_txn_text
 from anabranch.errors import AnabranchError, NotAuthorized
-from anabranch.presentation.draw import draw
-from anabranch.presentation.history import Follower
+from anabranch.presentation.history import Follower, draw
 from anabranch.presentation.rows import (
     commands_row,
     group_row,
     lag_text,
     open_transaction_row,
     processor_row,
+    segment_name,
+    span_text,
     stream_row,
+    time_text,
 )
-from anabranch.presentation.words import segment_name, span_text, time_text
 from anabranch.types import Listed, StreamDescription
 from anabranch.web.hub import View
 

@@ -9,8 +9,7 @@ import typer
 
 from anabranch.cli.errors import ExitCode
 from anabranch.cli.main import Commands
-from anabranch.cli.options import Bootstrap, Json, Kafka, Verbose
-from anabranch.cli.session import parse_kafka
+from anabranch.cli.options import Bootstrap, Json, Kafka, Verbose, parse_kafka
 from anabranch.errors import InvalidArgument
 from examples.flights import run
 from examples.flights.display import make_display

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from anabranch.cli.session import Target
+from anabranch.cli.options import Target
 from examples.flights.cluster import Place
 from examples.flights.display import Display
 from examples.flights.notes import DOOMED_MARK, Notes, read_notes, stream_of

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from anabranch.cli.cluster import ControllerProcess, await_leader
-from anabranch.cli.session import Target
+from anabranch.cli.options import Target
 from anabranch.librdkafka.options import for_librdkafka
 from anabranch.topics.names import DEFAULT_PREFIX
 from examples.flights.findings import Killed

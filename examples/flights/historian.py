@@ -8,7 +8,7 @@ from pathlib import Path
 from threading import Event
 from typing import Any, NamedTuple
 
-from anabranch.cli.session import connected
+from anabranch.cli.options import connected
 from examples.flights.child import Say
 from examples.flights.writers import target_from
 
@@ -41,8 +41,7 @@ def scale(parameters: Mapping[str, Any], say: Say, finish: Event) -> None:
 
 def tell(parameters: Mapping[str, Any], say: Say, finish: Event) -> None:
     """Report the stream's epochs, and the one in which a transaction was committed; draw them."""
-    from anabranch.presentation.draw import draw
-    from anabranch.presentation.history import read_history
+    from anabranch.presentation.history import draw, read_history
 
     stream = parameters["stream"]
     with connected(target_from(parameters)) as client:

@@ -9,7 +9,7 @@ from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING, Any
 
-from anabranch.cli.session import connected
+from anabranch.cli.options import connected
 from anabranch.errors import NotReady
 from anabranch.librdkafka.options import for_librdkafka
 from examples.flights.child import Say

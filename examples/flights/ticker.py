@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from threading import Event
 from typing import Any
 
-from anabranch.cli.session import connected
+from anabranch.cli.options import connected
 from anabranch.errors import OutcomeUnknown, TransactionAborted
 from examples.flights.child import Say
 from examples.flights.notes import END, Small, stream_of

@@ -10,7 +10,7 @@ from functools import partial
 from threading import Event
 from typing import TYPE_CHECKING, Any
 
-from anabranch.cli.session import connected
+from anabranch.cli.options import connected
 from examples.flights.child import Say
 from examples.flights.writers import target_from
 

@@ -8,7 +8,7 @@ from threading import Event
 from typing import Any
 
 from anabranch.batches import framing
-from anabranch.cli.session import Target, connected
+from anabranch.cli.options import Target, connected
 from examples.flights.child import Say
 from examples.flights.notes import BY_HEADER, stream_of
 from examples.flights.source import TABLES, find_source

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.broker
 
 
 def test_a_transaction_rolled_in_is_listed_and_drawn(client: anabranch.Client, unique: str) -> None:
-    from anabranch.presentation.draw import draw
+    from anabranch.presentation.history import draw
 
     stream = f"{unique}/flights"
     client.create_stream(stream, segments=1)

@@ -10,9 +10,9 @@ import pytest
 from click.testing import CliRunner, Result
 from typer.main import get_command
 
-from anabranch.cli import session
+from anabranch.cli import options
 from anabranch.cli.main import app
-from anabranch.cli.session import Target
+from anabranch.cli.options import Target
 from tests.cli.fakes import FakeClient
 
 Run = Callable[..., Result]
@@ -29,8 +29,8 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeClient:
         client.target = target
         yield client
 
-    monkeypatch.setattr(session, "connected", connected)
-    monkeypatch.setattr(session, "losses_of", lambda _: client.losses)
+    monkeypatch.setattr(options, "connected", connected)
+    monkeypatch.setattr(options, "losses_of", lambda _: client.losses)
     return client
 
 

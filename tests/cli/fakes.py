@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from anabranch.cli.session import Target
+from anabranch.cli.options import Target
 from anabranch.errors import AnabranchError
 from anabranch.presentation.system_tables import LockRow
 from anabranch.reading.tasks.lag import InputLag, Lag, positions_of

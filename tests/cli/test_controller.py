@@ -113,7 +113,7 @@ def test_dev_starts_a_killed_controller_again_and_ends_with_one_that_failed(
     monkeypatch.setattr(cluster, "await_leader", Mock())
     monkeypatch.setattr(time, "sleep", slept)
     done = run("dev", "--folder", str(tmp_path))
-    assert done.output.count("controller-1 was killed; again in 6 s") == 2
+    assert done.output.count("controller-1 was killed; it is started again in 6 s") == 2
     assert "ChildFailed: controller-1 ended with exit code 1 " in done.output
     assert [call.args for call in slept.mock_calls].count((6.0,)) == 2
 

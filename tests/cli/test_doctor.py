@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 import pytest
 
-from anabranch.cli.doctor import BAD, OK, WARN, _topics
-from anabranch.cli.session import Target
+from anabranch.cli.doctor import State, _topics
+from anabranch.cli.options import Target
 from anabranch.kafka.cluster import NO_TOPIC_ID, Cluster, Topic
 from anabranch.kafka.settings import parse_settings
 from anabranch.ports import LogRefused
@@ -33,14 +33,14 @@ class Answering(Cluster):
 @pytest.mark.parametrize(
     ("in_sync", "states", "told"),
     [
-        ({COMMANDS: 3, REPLIES: 3}, [OK, OK], "3 of 3 replicas in sync"),
-        ({COMMANDS: 3, REPLIES: 2}, [OK, WARN], "2 of 3 replicas in sync"),
-        ({COMMANDS: 3}, [OK, BAD], "it is not there, or may not be seen"),
-        (None, [BAD], "TOPIC_AUTHORIZATION_FAILED"),
+        ({COMMANDS: 3, REPLIES: 3}, [State.OK, State.OK], "3 of 3 replicas in sync"),
+        ({COMMANDS: 3, REPLIES: 2}, [State.OK, State.WARN], "2 of 3 replicas in sync"),
+        ({COMMANDS: 3}, [State.OK, State.BAD], "it is not there, or may not be seen"),
+        (None, [State.BAD], "TOPIC_AUTHORIZATION_FAILED"),
     ],
 )
 def test_topics(in_sync: dict[str, int] | None, states: list[str], told: str) -> None:
     rows = list(_topics(Answering(in_sync), Target("b:1", "p", 1.0)))
     assert [row.state for row in rows] == states
-    assert told in rows[-1].told
-    assert [bool(row.to_do) for row in rows] == [state != OK for state in states]
+    assert told in rows[-1].found
+    assert [bool(row.to_do) for row in rows] == [state != State.OK for state in states]

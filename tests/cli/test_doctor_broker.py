@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 from confluent_kafka.admin import AdminClient
 
-from anabranch.cli import doctor, session
-from anabranch.cli.doctor import BAD, OK, WARN
-from anabranch.cli.session import Target
+from anabranch.cli import doctor, options
+from anabranch.cli.doctor import State
+from anabranch.cli.options import Target
 from anabranch.core.legal_names import STATE
 from anabranch.errors import NotAuthorized
 from anabranch.infra.broker import EmbeddedBroker
@@ -310,11 +310,15 @@ def test_the_process_ends_with_an_exit_code(
 @pytest.mark.parametrize(
     ("patch", "state", "told"),
     [
-        (nothing, OK, "speaks all that is needed"),
-        (without("SASL_AUTHENTICATE"), OK, "speaks all that is needed"),
-        (without("DELETE_RECORDS"), WARN, "no DeleteRecords: journals are never cut"),
-        (without("DESCRIBE_LOG_DIRS"), WARN, "no DescribeLogDirs: `doctor` does not see"),
-        (without("DESCRIBE_CONFIGS"), BAD, "no DescribeConfigs: needed for making the topics"),
+        (nothing, State.OK, "offers all that is needed"),
+        (without("SASL_AUTHENTICATE"), State.OK, "offers all that is needed"),
+        (without("DELETE_RECORDS"), State.WARN, "no DeleteRecords: journals are never cut"),
+        (without("DESCRIBE_LOG_DIRS"), State.WARN, "no DescribeLogDirs: `doctor` does not see"),
+        (
+            without("DESCRIBE_CONFIGS"),
+            State.BAD,
+            "no DescribeConfigs: needed for making the topics",
+        ),
     ],
 )
 def test_the_short_look_goes_by_the_same_table(
@@ -322,12 +326,12 @@ def test_the_short_look_goes_by_the_same_table(
 ) -> None:
     patch(monkeypatch)
     target = Target(broker.bootstrap, "p", 5.0)
-    with closing(Cluster(session.raw_settings(target))) as cluster:
+    with closing(Cluster(options.raw_settings(target))) as cluster:
         _, row, *_ = doctor._brokers(cluster, target)
     assert row.state == state
-    assert row.told.startswith(told)
-    shown = session.losses_of(target)
-    assert shown == [row.told] * (state == WARN), "as `stream list` shows it"
+    assert row.found.startswith(told)
+    shown = options.losses_of(target)
+    assert shown == [row.found] * (state == State.WARN), "as `stream list` shows it"
 
 
 @pytest.mark.slow(8)

@@ -7,8 +7,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from anabranch.presentation.draw import draw
-from anabranch.presentation.history import History
+from anabranch.presentation.history import History, draw
 from anabranch.schemas.records import CommitRecord, EpochRecord
 from tests.cli.histories import random_history, rolled_history
 

@@ -8,7 +8,7 @@ import re
 import pytest
 
 from anabranch.cli.errors import ExitCode
-from anabranch.cli.grants import differences
+from anabranch.cli.lane import differences
 from anabranch.core.legal_names import ADMIN_LANE, OPEN_LANE
 from anabranch.topics.names import commands_topic
 from anabranch.topics.rights import Acl, Right, client_rights, writer_rights
@@ -58,7 +58,7 @@ def test_lane_add_shows_the_rules_and_asks(run: Run, fake: FakeClient) -> None:
         "kafka-acls.sh $ADMIN --add --allow-principal User:etl --operation Write --topic anabranch.commands.etl\n"
         "kafka-acls.sh $ADMIN --add --allow-principal User:etl --operation Read --topic anabranch.replies.etl\n"
     )
-    assert "safe only once the brokers know these rules" in asked.stderr
+    assert "safe only once the brokers have these ACLs" in asked.stderr
     assert fake.calls == []
     quotas = {"open": 1000, "streams": 10}
     call = {"name": "etl", "principals": [ETL], "quotas": quotas}
@@ -75,15 +75,15 @@ def test_lane_add_shows_the_rules_and_asks(run: Run, fake: FakeClient) -> None:
     assert [each["quotas"] for name, each in fake.calls if name == "add_lane"] == [None]
 
 
-GRANT = "grant it something: anabranch grants add {} 'SCOPE/*' write"
-BACK = "back to the default: anabranch lane add {} --quota {}=default"
+GRANT = "grant it rights: anabranch grants add {} 'SCOPE/*' write"
+BACK = "to restore the default: anabranch lane add {} --quota {}=default"
 
 
 @pytest.mark.parametrize(
     ("arguments", "asked", "shown"),
     [
-        (("bi",), None, ["lane bi is there", GRANT.format("bi")]),
-        (("etl",), None, ["lane etl is there"]),
+        (("bi",), None, ["lane bi exists", GRANT.format("bi")]),
+        (("etl",), None, ["lane etl exists"]),
         (
             ("etl", "--quota", "work=2500,open=30"),
             {"work": 2500, "open": 30},
@@ -96,7 +96,7 @@ BACK = "back to the default: anabranch lane add {} --quota {}=default"
         (
             ("etl", "--quota", "open=default"),
             {"open": None},
-            ["etl: its quotas are as they were"],
+            ["etl: its quotas did not change"],
         ),
     ],
 )
@@ -117,9 +117,9 @@ def test_lane_add_says_what_it_changed(
     [
         (("ETL",), "'ETL' is not a lane: small letters"),
         (("etl", "--principal", "etl"), "'etl' is not one principal"),
-        (("etl", "--quota", "open"), "--quota 'open' is not of the form NAME=NUMBER"),
-        (("etl", "--quota", "open=-1"), "--quota 'open=-1' is not of the form"),
-        (("etl", "--quota", "open=" + "9" * 5000), "is not of the form"),
+        (("etl", "--quota", "open"), "--quota 'open' must have the form NAME=NUMBER"),
+        (("etl", "--quota", "open=-1"), "--quota 'open=-1' must have the form"),
+        (("etl", "--quota", "open=" + "9" * 5000), "must have the form"),
     ],
 )
 def test_lane_add_refuses(
@@ -170,7 +170,7 @@ def rule(operation: str, topic: str, principal: str = ETL, allowed: bool = True)
 LANE = [Acl(ETL, right) for right in client_rights(lane="etl")]
 JOURNAL = [Acl(ETL, right) for right in writer_rights("shop/a")]
 WRITE = Grant("etl", "shop/a", ("write",))
-MAY, MAY_NOT = "may write to shop.a.journal, without", "may not write to shop.a.journal"
+MAY, MAY_NOT = "may write to shop.a.journal, but lacks", "may not write to shop.a.journal"
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ MAY, MAY_NOT = "may write to shop.a.journal, without", "may not write to shop.a.
         (
             [rule("Write", "anabranch.commands.etl", "User:*")],
             [],
-            ["everybody may write to anabranch.commands.etl"],
+            ["every principal may write to anabranch.commands.etl"],
         ),
         ([rule("Write", "anabranch.commands", "User:*")], [], []),
     ],

@@ -74,9 +74,9 @@ def test_errors_as_json(run: Run, fake: FakeClient, error: BaseException, code: 
 
 
 def test_a_check_that_names_the_next_step(run: Run, fake: FakeClient) -> None:
-    fake.error = CheckFailed("1 need not met", "see what to do in the rows above")
+    fake.error = CheckFailed("1 need not met", "follow the advice in the rows above")
     shown = run("stream", "list").stderr
-    assert shown == "CheckFailed: 1 need not met -> see what to do in the rows above\n"
+    assert shown == "CheckFailed: 1 need not met -> follow the advice in the rows above\n"
 
 
 def test_every_error_of_the_library_has_a_code_of_its_kind() -> None:
@@ -108,7 +108,7 @@ def test_a_long_message_is_cut_to_its_first_line_and_whole_in_json(
 ) -> None:
     fake.error = ChildFailed("it ended:\n  line 1\n  line 2")
     assert run("stream", "list").stderr == (
-        "ChildFailed: it ended (-v shows more) -> mend that, then run it again\n"
+        "ChildFailed: it ended (-v shows more) -> provide it, then repeat the command\n"
     )
     document = json.loads(run("stream", "list", "--json").stderr)
     assert document["error"]["message"].endswith("line 2")
@@ -236,8 +236,8 @@ WAITING = (
     "        while True: time.sleep(0.05)\n"
     "    finally:\n"
     "        print('cleaned', flush=True)\n"
-    "from anabranch.cli import session\n"
-    "session.target_of = wait\n"
+    "from anabranch.cli import options\n"
+    "options.need_bootstrap = wait\n"
     "main.app(['stream', 'list'])\n"
 )
 

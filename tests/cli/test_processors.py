@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from anabranch.cli.errors import ExitCode
-from anabranch.cli.processor.commands import ranges
+from anabranch.cli.processor import ranges
 from anabranch.errors import UnknownProcessor
 from tests.cli.conftest import Run
 from tests.cli.fakes import TXN_ID, FakeClient
@@ -112,7 +112,7 @@ def test_get(run: Run, fake: FakeClient) -> None:
     assert fake.calls[1][1]["task"] == 3
     absent = run(*get, "none")
     assert (absent.exit_code, absent.stdout) == (ExitCode.USAGE, "")
-    assert "NotFound: 'none' is not in the store counts" in absent.stderr
+    assert "NotFound: the store counts of nyc/delays has no 'none'" in absent.stderr
 
 
 def test_a_group_makes_a_processor(run: Run, fake: FakeClient) -> None:
@@ -125,8 +125,8 @@ def test_a_group_makes_a_processor(run: Run, fake: FakeClient) -> None:
 @pytest.mark.parametrize(
     ("target", "text"),
     [
-        ("tests.faust.counting:app", "`faust -A tests.faust.counting:app worker` runs it"),
-        ("tests.faust.counting:count", "is no anabranch.Processor"),
+        ("tests.faust.counting:app", "run it with `faust -A tests.faust.counting:app worker`"),
+        ("tests.faust.counting:count", "is not an anabranch.Processor"),
         ("tests.faust.nothing:app", "there is no module"),
     ],
 )
@@ -155,7 +155,7 @@ def test_a_module_that_fails_is_named(
     monkeypatch.syspath_prepend(tmp_path)
     result = run("processor", "run", "broken:app")
     assert result.exit_code == ExitCode.USAGE
-    wanted = f"the module broken itself fails: {text}".replace("PATH", str(tmp_path / "broken.py"))
+    wanted = f"the import of broken failed: {text}".replace("PATH", str(tmp_path / "broken.py"))
     assert wanted in result.stderr
 
 

@@ -134,7 +134,7 @@ def test_scan_tells_by_which_options_keys_are_chosen(run: Run) -> None:
     assert refused.exit_code == ExitCode.USAGE
     assert "give --starts, or --from and --to" in refused.stderr
     told = " ".join(run("table", "scan", "--help").stdout.split())
-    assert "by --starts, or by --from and --to; --prefix is that of" in told
+    assert "by --starts, or by --from and --to (--prefix is for" in told
 
 
 def test_delete_says_whether_there_was_a_row(run: Run, table: Rows) -> None:

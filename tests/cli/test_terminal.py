@@ -24,7 +24,7 @@ LISTS = {
     "txn list": "txn list",
     "finished": "txn list -f",
     "a transaction": f"txn describe {ID}",
-    "locks": "system locks",
+    "locks": "txn locks",
     "series": "series list nyc",
     "processors": "processor list nyc",
     "a processor": "processor describe nyc/delays",

@@ -276,7 +276,9 @@ def test_grants(place: Place) -> None:
     assert client.grant("etl", "shop/*", ["describe"]) == shop(("describe", "write"))
     assert place.grants == [{("etl", "shop/*"): 5}] * 2, "one that lacked the grant has all of it"
     assert client.grant("etl", "shop/a", ()) == Grant("etl", "shop/a", ())
-    with pytest.raises(errors.InvalidArgument, match="'wite' is no right: there are describe, "):
+    with pytest.raises(
+        errors.InvalidArgument, match="'wite' is not a right; use some of describe, "
+    ):
         client.grant("etl", "shop/*", ["wite"])
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from anabranch import errors
-from anabranch.cli.session import Target
+from anabranch.cli.options import Target
 from anabranch.client.reservation import Reservation
 from anabranch.clock import SystemEntropy
 from anabranch.core.state import OpenTxn

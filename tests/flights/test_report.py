@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from anabranch.cli.session import Target
+from anabranch.cli.options import Target
 from examples.flights import run as run_module
 from examples.flights.__main__ import app
 from examples.flights.cast import RAW_PROGRAM, raw_command

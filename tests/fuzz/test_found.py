@@ -16,7 +16,7 @@ from anabranch.batches.compression import GZIP, ZSTD, compress
 from anabranch.batches.format import frame, read_header
 from anabranch.batches.framing import Kind, scan_batch
 from anabranch.batches.records import Record, encode_batch
-from anabranch.cli.data.load_csv import Events, opened
+from anabranch.cli.load_csv import Events, opened
 from anabranch.cli.options import moment_of
 from anabranch.core import limits
 from anabranch.core import rows as k

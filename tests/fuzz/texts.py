@@ -14,9 +14,8 @@ from typing import Any
 
 from pyspark.sql import types as t
 
-from anabranch.cli.data.load_csv import Events, opened, parse_time
-from anabranch.cli.options import moment_of, parse_range, parse_segment
-from anabranch.cli.session import parse_kafka
+from anabranch.cli.load_csv import Events, opened, parse_time
+from anabranch.cli.options import moment_of, parse_kafka, parse_range, parse_segment
 from anabranch.core.legal_names import check_scope, split_stream
 from anabranch.errors import InvalidArgument, MalformedRecord, UnsupportedSetting
 from anabranch.kafka.settings import parse_settings

@@ -15,7 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from anabranch.cli import ledger as commands
-from anabranch.cli import session
+from anabranch.cli import options
 from anabranch.cli.main import app
 from anabranch.client.client import Client
 from anabranch.processors import monitor
@@ -52,7 +52,7 @@ def shell(place: Place, monkeypatch: pytest.MonkeyPatch) -> Shell:
     def connected(_: object) -> Iterator[Client]:
         yield world.client
 
-    monkeypatch.setattr(session, "connected", connected)
+    monkeypatch.setattr(options, "connected", connected)
     return Shell(world, place)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 import anabranch
 from anabranch import errors
-from anabranch.cli.grants import differences
+from anabranch.cli.lane import differences
 from anabranch.topics import rights
 from anabranch.topics.names import commands_topic, replies_topic
 from anabranch.topics.rights import TOPIC, Right

@@ -18,7 +18,6 @@ from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
 from anabranch.audit import kernel, log
-from anabranch.audit.findings import Findings
 from anabranch.audit.log import Span, cut, share
 from anabranch.audit.report import CHECKS, moment_of
 from anabranch.audit.run import _Audit, _cuts, audit
@@ -207,9 +206,7 @@ def test_a_broker_that_lags_hides_no_partitions(monkeypatch: pytest.MonkeyPatch)
     world.client.create_stream("t/a")
     nowhere = Connection("nowhere:1", "anabranch", 1.0, ())
     source = world.cluster.log("audit")
-    run = _Audit(
-        cast("SparkSession", None), nowhere, cast("KafkaLog", source), cast("Findings", None)
-    )
+    run = _Audit(cast("SparkSession", None), nowhere, cast("KafkaLog", source), None)
     places = partial(run._places, topic=stream_topic)
     assert places({"t/a": 1}) == [TopicPartition("t.a", 0)]
     with pytest.raises(NotReady, match=r"all partitions of t\.a \(yet\): run it again"):

@@ -16,7 +16,7 @@ from unittest.mock import Mock
 import pytest
 from typer.testing import CliRunner
 
-from anabranch.cli import session
+from anabranch.cli import options
 from anabranch.cli import table as table_commands
 from anabranch.cli.main import app
 from anabranch.client import compact
@@ -503,7 +503,7 @@ def test_the_watch_goes_on_after_errors(world: World, monkeypatch: pytest.Monkey
     streams = Mock(side_effect=[NotReady("no controller leads"), *[client.streams(None)] * 2])
     monkeypatch.setattr(client, "streams", streams)
     monkeypatch.setattr(client, "count_events", counted)
-    monkeypatch.setattr(session, "connected", lambda _: nullcontext(client))
+    monkeypatch.setattr(options, "connected", lambda _: nullcontext(client))
     monkeypatch.setattr(table_commands, "time", Mock(sleep=nap))
     line = ["table", "compact", "--watch", "--plain-readers-lose-history", "--bootstrap=x:1"]
     assert CliRunner().invoke(app, line).exit_code == 130

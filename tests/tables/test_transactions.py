@@ -322,7 +322,7 @@ REFUSED: list[tuple[Callable[[Bank], object], str]] = [
     (lambda bank: bank.client.changes(A, group=5), "a group.s name is str, not int"),  # type: ignore[arg-type]
     (lambda bank: bank.client.create_table(A, 1, [1]), "settings .1.: give names"),  # type: ignore[arg-type]
     (lambda _: Indexed(A, "i", lambda *_: 5).of(b"k", b"r"), "index 'i' gave 5 for row"),  # type: ignore[arg-type]
-    (lambda bank: commit_with(bank, b"junk"), "b'junk' is no receipt"),
+    (lambda bank: commit_with(bank, b"junk"), "b'junk' is not a receipt"),
 ]
 
 

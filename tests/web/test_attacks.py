@@ -123,7 +123,7 @@ def test_a_confirmation_is_of_what_it_told(
     form = {"secret": web.secret(path), "segments": "3"}
     client.scale(f"{unique}/s", 2)
     status, text = web.ask(path, form)
-    assert (status, "told of something else" in text) == (409, True)
+    assert (status, "is for another state" in text) == (409, True)
     assert len(client.describe(f"{unique}/s").segments) == 2
 
 

@@ -1,0 +1,570 @@
+"""`anabranch processor` and `bridge`: run processors, and list, describe, release, reset and delete them."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import multiprocessing
+import os
+import sys
+import time
+import traceback
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, closing
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from anabranch.backoff import Backoff
+from anabranch.cli.errors import ChildFailed, NotFound
+from anabranch.cli.options import (
+    App,
+    ClusterOptions,
+    Scope,
+    Yes,
+    argument,
+    confirm,
+    option,
+    parse_kafka,
+    start_of,
+)
+from anabranch.cli.output import (
+    Column,
+    Grid,
+    Row,
+    log_to_stderr,
+    print_line,
+    print_result,
+    show,
+    show_failure,
+)
+from anabranch.clock import SystemClock
+from anabranch.core.hybrid_time import to_ms, to_text
+from anabranch.core.legal_names import is_plain
+from anabranch.errors import AnabranchError, InvalidArgument
+from anabranch.presentation.rows import (
+    bytes_fields,
+    count_of,
+    lag_fields,
+    lag_text,
+    processor_row,
+    segment_name,
+    time_text,
+)
+
+if TYPE_CHECKING:
+    from anabranch.cli.options import Target
+    from anabranch.processing.app import Processor
+    from anabranch.reading.tasks.lag import InputLag, Lag
+    from anabranch.schemas.records import ProcessorInfo, TaskInfo, TaskPosition
+
+
+app = App(
+    no_args_is_help=True,
+    help="Run, list, describe, reset and delete processors; read their stores.",
+)
+Name = Annotated[str, argument("SCOPE/PROCESSOR", "The processor.")]
+
+
+@app.command("list")
+def list_processors(
+    options: ClusterOptions,
+    scope: Scope,
+) -> None:
+    """List the processors of a scope: tasks, inputs, workers, last commits, and lags.
+
+    The lag of an input is that of its task with the lowest position, as `describe` counts it. The last commit is
+    that of the task that has not committed for the longest time; tasks without a commit do not count.
+    """
+    with options.client() as client:
+        infos = [client.processor(one.processor) for one in client.processors(scope)]
+        rows = [processor_row(info, client.lag(info)) for info in infos]
+    show("processors", rows, _COLUMNS, as_json=options.json)
+
+
+@app.command("describe")
+def describe(options: ClusterOptions, processor: Name) -> None:
+    """Show a processor's tasks: the worker of each, its last commit, its positions, and its lag.
+
+    Lag in events: all committed events of the input from the position on, whatever their keys; a commit that is
+    consumed in part counts whole. `~` marks an estimate by offsets, which include markers: for a lag of more than
+    10,000 history records, and for plain topics. Lag in seconds: the age of the oldest of these commits, or of the
+    first record. A task without events moves with its worker's commits, every 10 s.
+    """
+    with options.client() as client:
+        info = client.processor(processor)
+        lags = client.lag(info)
+    tasks = [_task(task) for task in info.tasks]
+    positions = [_position(*each) for each in _places(lags)]
+    document = processor_row(info, lags) | {
+        "stores": info.stores,
+        "incarnation": info.incarnation,
+        "resets": info.resets,
+        "held_by": tasks,
+        "positions": positions,
+    }
+    columns = ("task", "holder", "since", "sequence", "last_commit", "in_progress")
+    print_result(
+        document,
+        Grid(f"{processor}: {count_of(info.task_count, 'task')}", tasks, columns),
+        Grid("Positions", positions, _POSITION_COLUMNS),
+        f"stores: {', '.join(info.stores) or 'none'}; resets: {info.resets:,}",
+        *(f"{lag.stream}: {lag.trouble}" for lag in lags if lag.trouble),
+        as_json=options.json,
+    )
+
+
+@app.command("release")
+def release(
+    options: ClusterOptions,
+    processor: Name,
+    task: Annotated[
+        list[int] | None, option("--task -t", "Only this task. May be repeated.", min=0)
+    ] = None,
+    yes: Yes = False,
+) -> None:
+    """End the ownership of tasks, so that another worker can take them.
+
+    For a worker that hangs and can't be reached. This worker can't commit any more; commits that are already
+    decided are merged.
+    """
+    connecting = options.client()
+    confirm(f"The workers of these tasks of {processor} lose them.", yes=yes)
+    with connecting as client:
+        ownership = client.take_tasks(processor, task or None)
+        client.release_tasks(ownership)
+    tasks = sorted(ownership.tasks)
+    line = f"{processor}: {count_of(len(tasks), 'task')} released"
+    print_result({"processor": processor, "tasks": tasks}, line, as_json=options.json)
+
+
+@app.command("reset")
+def reset(
+    options: ClusterOptions,
+    processor: Name,
+    to: Annotated[
+        str | None,
+        option(
+            "--to begin|end|TIME",
+            "The new start; TIME: after a commit timestamp or an ISO 8601 time with its zone.",
+        ),
+    ] = None,
+    keep_state: Annotated[bool, option("--keep-state", "Keep the contents of its stores.")] = False,
+    yes: Yes = False,
+) -> None:
+    """Restart a processor from another position, with empty stores. Its workers lose their tasks.
+
+    Events that it has written stay. With --keep-state its stores stay too, so events that are read again count
+    twice; without --to its positions also stay, and only its workers lose their tasks.
+    """
+    start = None if to is None else start_of(to, "--to")
+    connecting = options.client()
+    if to is None and not keep_state:
+        raise InvalidArgument("give its start: --to begin, --to end or --to TIME")
+    stores = "keeps its stores" if keep_state else "loses the contents of its stores"
+    begins = f", and reads its inputs again from {to} on" if to else ""
+    confirm(f"{processor} {stores}{begins}.", yes=yes)
+    with connecting as client:
+        info = client.reset_processor(processor, start, keep_state=keep_state)
+    _show_starts(info, as_json=options.json)
+
+
+@app.command("delete")
+def delete(options: ClusterOptions, processor: Name, yes: Yes = False) -> None:
+    """Delete a processor and its stores. Events that it has written stay."""
+    connecting = options.client()
+    confirm(f"{processor} and its stores will be deleted.", yes=yes)
+    with connecting as client:
+        client.delete_processor(processor)
+    print_result({"processor": processor}, f"{processor} is deleted", as_json=options.json)
+
+
+@app.command("get")
+def get(
+    options: ClusterOptions,
+    processor: Name,
+    store: Annotated[str, argument("STORE", "The store's name.")],
+    key: Annotated[str, argument("KEY", "The key, as text.")],
+    task: Annotated[int | None, option("--task", "The task of a local store.", min=0)] = None,
+) -> None:
+    """Show the committed value of a key in a processor's store. The exit code is 2 if the key has no value.
+
+    This reads the whole partition of the key's task in the state topic, so it is too slow to serve requests.
+    """
+    with options.client() as client:
+        value = client.stored(processor, store, key.encode(), task)
+    if value is None:
+        raise NotFound(f"the store {store} of {processor} has no {key!r}")
+    document = {"processor": processor, "store": store, "key": key} | bytes_fields(value=value)
+    print_result(document, value.decode("utf-8", "backslashreplace"), as_json=options.json)
+
+
+@app.command("import-group")
+def import_group(
+    options: ClusterOptions,
+    processor: Name,
+    group: Annotated[str, option("--group -g", "The consumer group.")],
+    stream: Annotated[
+        list[str] | None,
+        option("--input SCOPE/STREAM", "Create the processor with this input. May be repeated."),
+    ] = None,
+    tasks: Annotated[
+        int, option("--tasks", "With --input: the number of tasks, a power of two.")
+    ] = 16,
+    yes: Yes = False,
+) -> None:
+    """Start a processor at the offsets of a Kafka consumer group in the topics of its inputs.
+
+    With --input the processor is created; else it is reset, and its stores are emptied. The processor starts with
+    the first commit of each input that the group has not read completely, so no event is missed, but some may come
+    again. Stop the group's members first.
+    """
+    connecting = options.client()
+    if not stream:
+        confirm(
+            f"{processor} loses the contents of its stores, and starts at another position.",
+            yes=yes,
+        )
+    with connecting as client:
+        info = client.import_group(processor, group, stream or (), tasks)
+    _show_starts(info, as_json=options.json)
+
+
+def _show_starts(info: ProcessorInfo, *, as_json: bool) -> None:
+    rows = [
+        {"input": one.stream, "record": one.record, "behind": time_text(to_ms(one.timestamp))}
+        for one in info.inputs
+    ]
+    columns = ("input", Column("history offset", "record"), Column("after the commit at", "behind"))
+    document = {"processor": info.processor, "tasks": info.task_count, "starts": rows}
+    print_result(document, Grid(info.processor, rows, columns), as_json=as_json)
+
+
+_COLUMNS = (
+    "processor",
+    "tasks",
+    Column("inputs", lambda row: [one["stream"] for one in row["inputs"]]),
+    "held",
+    "holders",
+    "oldest_last_commit",
+    Column("events behind", lambda row: ", ".join(map(lag_text, row["inputs"]))),
+    Column(
+        "seconds behind",
+        lambda row: max((one["seconds_behind"] or 0.0 for one in row["inputs"]), default=0.0),
+    ),
+)
+
+
+def _task(task: TaskInfo) -> dict[str, Any]:
+    return {
+        "task": task.task,
+        "holder": task.holder or None,
+        "since": time_text(task.taken_ms),
+        "sequence": task.sequence,
+        "last_commit": to_text(task.commit_timestamp) if task.commit_timestamp else None,
+        "in_progress": task.in_progress.hex() if task.in_progress else None,
+    }
+
+
+def _places(lags: Iterable[InputLag]) -> Iterator[tuple[str, list[int], TaskPosition, Lag]]:
+    """Each position and lag of an input, with the tasks that have them."""
+    for one in lags:
+        alike: dict[tuple[TaskPosition, Lag], list[int]] = {}
+        for task, place in one.tasks.items():
+            alike.setdefault(place, []).append(task)
+        for (position, lag), tasks in sorted(alike.items()):
+            yield one.stream, tasks, position, lag
+
+
+def _position(stream: str, tasks: list[int], position: TaskPosition, lag: Lag) -> dict[str, Any]:
+    return {"tasks": tasks, **position._asdict(), "input": stream, **lag_fields(lag)}
+
+
+def _committed_at(row: Row) -> str | None:
+    return None if is_plain(row["input"]) else time_text(to_ms(row["timestamp"]))
+
+
+def _inside(row: Row) -> str | None:
+    """The position inside a commit that is consumed in part."""
+    if row["segment"] < 0:
+        return None
+    return f"segment {segment_name(row['segment'])} to {row['offset']:,}"
+
+
+_POSITION_COLUMNS = (
+    "input",
+    Column("tasks", lambda row: ranges(row["tasks"])),
+    Column("history offset", "record"),
+    Column("committed at", _committed_at),
+    Column("in it", _inside),
+    Column("events behind", lag_text),
+    "seconds_behind",
+)
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """``[0, 1, 2, 5]`` as ``0-2, 5``."""
+    found: list[list[int]] = []
+    for number in numbers:
+        if found and found[-1][1] == number - 1:
+            found[-1][1] = number
+        else:
+            found.append([number, number])
+    return ", ".join(f"{low}" if low == high else f"{low}-{high}" for low, high in found)
+
+
+_STOP_S = 10.0
+_POLL_S = 0.2
+# Before a worker that was killed is started again.
+_FIRST_PAUSE_S = 1.0
+_LONGEST_PAUSE_S = 30.0
+
+
+@app.command("run")
+def run(
+    options: ClusterOptions,
+    target: Annotated[str, argument("MODULE:APP", "A module, and a processor in it.")],
+    workers: Annotated[int, option("", "The number of processes.", min=1, max=256)] = 1,
+    folder: Annotated[
+        Path | None,
+        option(
+            "DIR",
+            "Keep stores here for the next run (default: a temporary one).",
+        ),
+    ] = None,
+    standby: Annotated[
+        bool, option("--standby", "Keep copies of the stores of other workers' tasks.")
+    ] = False,
+    http: Annotated[
+        str | None,
+        option(
+            "--http HOST:PORT",
+            "Serve /metrics (Prometheus), /live and /ready here; other workers at the next ports (:0: any port).",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Run workers of a processor, until Ctrl-C or SIGTERM.
+
+    Workers on several machines share the tasks, and take over from each other. A worker that is killed is started
+    again. If a worker fails, for example in a handler, the command ends.
+    """
+    cluster = options.target()
+    _load(target)  # its errors before anything is started
+    if workers == 1:
+        _work(target, cluster, folder, standby, http)
+        return
+    host, _, port = (http or "").rpartition(":")
+    further = port.isdecimal() and int(port) > 0  # :0 is any port, for each
+    with ExitStack() as stack:
+        running = [
+            _Worker(
+                target,
+                cluster,
+                None if folder is None else folder / f"worker-{n}",
+                standby,
+                f"{host}:{int(port) + n}" if further else http,
+            )
+            for n in range(workers)
+        ]
+        for one in running:
+            stack.callback(one.join)
+        for one in running:
+            stack.callback(one.terminate)
+            one.start()
+        if not options.json:
+            print_line(f"{workers} workers of {target}; Ctrl-C ends them")
+        while True:
+            for one in running:
+                one.check()
+            time.sleep(_POLL_S)
+
+
+class _Worker:
+    """A process of a worker, which is started again when it is killed."""
+
+    def __init__(self, *arguments: Any) -> None:
+        """``arguments``: of `_work`."""
+        self._arguments = arguments
+        self._process: BaseProcess | None = None
+        self._pauses = Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S, SystemClock())
+
+    def start(self) -> None:
+        spawn = multiprocessing.get_context("spawn")  # a client can't be forked
+        self._process = spawn.Process(target=_work, args=self._arguments)
+        self._process.start()
+
+    def check(self) -> None:
+        """Start the process again if it was killed. Raises: ChildFailed if it ended with an error."""
+        process = self._process
+        if process is None:
+            if self._pauses.is_over:
+                self.start()
+            return
+        if process.exitcode is None:
+            return
+        if process.exitcode >= 0:
+            raise ChildFailed(
+                f"a worker ended with exit code {process.exitcode}; its error is shown above"
+            )
+        pause = self._pauses.begin()
+        print_line(
+            f"a worker ended by signal {-process.exitcode}; it is started again in {pause:g} s"
+        )
+        self._process = None
+
+    def terminate(self) -> None:
+        if self._process is not None:
+            self._process.terminate()
+
+    def join(self) -> None:
+        if self._process is not None:
+            self._process.join(_STOP_S)
+            if self._process.exitcode is None:
+                self._process.kill()
+            self._process.join()
+
+
+def _work(
+    target: str, cluster: Target, folder: Path | None, standby: bool, http: str | None
+) -> None:
+    from anabranch.cli.errors import failure_of
+    from anabranch.cli.options import connected
+    from anabranch.processing.run import run_worker
+
+    try:
+        with connected(cluster) as client:
+            # A service has a log; `connected` silences it for other commands.
+            log_to_stderr(form="%(asctime)s %(levelname)s %(message)s")
+            logging.getLogger("anabranch").setLevel(logging.WARNING)
+            logging.getLogger("anabranch.processor").setLevel(logging.INFO)
+            run_worker(_load(target), client, folder=folder, standby=standby, http=http)
+    except Exception as error:
+        if multiprocessing.parent_process() is None:
+            raise
+        failure = failure_of(error)
+        show_failure(failure, as_json=False)
+        sys.exit(failure.code)
+
+
+def _load(target: str) -> Processor:
+    """The processor of ``module:name``, also in the current folder. Raises: InvalidArgument."""
+    from anabranch.processing.app import Processor
+
+    module, _, name = target.partition(":")
+    if not module or not name:
+        raise InvalidArgument(
+            f"{target!r} must name a module and a processor in it, such as delays:app"
+        )
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        found = getattr(importlib.import_module(module), name, None)
+    except AnabranchError:
+        raise
+    except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and error.name in (
+            module,
+            module.partition(".")[0],
+        ):
+            raise InvalidArgument(
+                f"there is no module {module}, neither installed nor in this folder"
+            ) from error
+        trace = traceback.extract_tb(error.__traceback__)
+        *_, last = (frame for frame in trace if not frame.filename.startswith("<frozen"))
+        at = "" if isinstance(error, SyntaxError) else f" ({last.filename}, line {last.lineno})"
+        raise InvalidArgument(
+            f"the import of {module} failed: {type(error).__name__}: {error}{at}"
+        ) from error
+    if isinstance(getattr(found, "program", None), Processor):
+        raise InvalidArgument(
+            f"{target} is a Faust app: run it with `faust -A {target} worker`, and give each worker its own "
+            "--datadir and --web-port"
+        )
+    if not isinstance(found, Processor):
+        raise InvalidArgument(f"{target} is not an anabranch.Processor: {found!r:.100}")
+    found.check()
+    return found
+
+
+def bridge(
+    options: ClusterOptions,
+    topic: Annotated[str, argument("TOPIC", "The topic to read.")],
+    stream: Annotated[str, option("SCOPE/STREAM", "The stream to write to, which must exist.")],
+    source: Annotated[
+        str | None, option("--from HOST:PORT", "The topic's cluster (default: the stream's).")
+    ] = None,
+    from_file: Annotated[
+        Path | None, option("FILE", "The librdkafka settings of that cluster, as --kafka-file.")
+    ] = None,
+    group: Annotated[
+        str | None,
+        option("GROUP", "Start at the offsets of this Kafka consumer group (only the first time)."),
+    ] = None,
+    tasks: Annotated[
+        int,
+        option(
+            "", "The most partitions that the topic will have, a power of two.", min=1, max=1024
+        ),
+    ] = 64,
+    dead_letter: Annotated[
+        str | None,
+        option(
+            "--dead-letter SCOPE/STREAM",
+            "A stream for records that the stream does not accept, such as too large ones (default: stop).",
+        ),
+    ] = None,
+    once: Annotated[bool, option("--once", "Stop at the end of the topic.")] = False,
+    strict: Annotated[
+        bool,
+        option(
+            "--strict/--lossy",
+            "Stop, or continue, if retention deleted records before they were copied.",
+        ),
+    ] = True,
+) -> None:
+    """Copy a plain topic into a stream, each record exactly once, until Ctrl-C or SIGTERM.
+
+    A processor named STREAM-bridge commits the positions with the copies. Bridges on several machines share the
+    partitions. Keys, values, headers and timestamps are kept, and records of native transactions are copied once
+    these commit. Exceptions: header names that begin with "ab." get a "_" before them, bytes of names that are not
+    UTF-8 become U+FFFD, and timestamps before 1970 or after 9999 become the time of the copy.
+    """
+    import pyarrow as pa
+
+    from anabranch.processing.app import Processor
+    from anabranch.processing.plain import Cluster, import_group, outputs_of, plain_ports
+    from anabranch.processing.run import run_worker
+    from anabranch.processing.worker import make_processor
+    from anabranch.reading.tasks.lag import input_lags
+
+    app = Processor(
+        f"{stream}-bridge",
+        tasks=tasks,
+        dead_letter=dead_letter,
+        on_lost="stop" if strict else "skip",
+    )
+    config = parse_kafka(None, file=from_file)
+    records, output = app.topic(topic, bootstrap=source, config=config), app.output(stream)
+
+    @app.on(records, batch=True)
+    def copy(batch: pa.RecordBatch) -> None:
+        output.write_batch(outputs_of(batch))
+
+    def copied(info: ProcessorInfo) -> bool:
+        with closing(ports.committed_log(options.timeout)) as log:
+            lags = input_lags(log, info, options.timeout)
+        return not any(lag.trouble or lag.most.events for lag in lags)
+
+    with options.client() as client:
+        client.describe(stream)
+        made = make_processor(client, app)
+        ports = plain_ports(client, Cluster(source, config))
+        if group is not None and not any(
+            task.sequence for task in client.processor(app.name).tasks
+        ):
+            count = import_group(client, ports, app.name, group, options.timeout)
+            print_line(f"{count} partitions start at the offsets of group {group}")
+        if not options.json:
+            print_line(f"{topic} to {stream}, by processor {made.processor}; Ctrl-C ends it")
+        run_worker(app, client, until=copied if once else None)
