@@ -62,7 +62,7 @@ WIDE = {
     "anabranch/processors/service.py": (2, "a controller's process: it ends with the error"),
     "anabranch/processors/streams/helper_thread.py": (1, "kept for the taker of the result"),
     "anabranch/processors/streams/topics.py": (1, "a controller's process: it tries again"),
-    "anabranch/reading/fetched.py": (
+    "anabranch/reading/decoded.py": (
         1,
         "a thread of its own: reading goes on without compiled code",
     ),
@@ -159,8 +159,8 @@ SPLATS = {
     "anabranch/kafka/oauth_tokens.py: __call__",
     "anabranch/ledger/book.py: _row_of",
     "anabranch/ledger/book.py: rows",
-    "anabranch/reading/tasks/reader.py: cut",
-    "anabranch/reading/tasks/reader.py: place",
+    "anabranch/reading/task_reader.py: cut",
+    "anabranch/reading/task_reader.py: place",
 }
 SHARED_LINES = {
     "anabranch/cli/doctor.py: OK, WARN, BAD",

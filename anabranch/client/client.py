@@ -55,19 +55,21 @@ from anabranch.presentation.system_tables import (
     check_call,
 )
 from anabranch.reading.committed_log import ReaderPorts
-from anabranch.reading.history_search import Start, check_at
-from anabranch.reading.ordered_reader import Reader
-from anabranch.reading.snapshot import At, Mode, Snapshot, SnapshotPlan
-from anabranch.reading.tasks.groups import Mirror
-from anabranch.reading.tasks.lag import InputLag, Lag, input_lags
-from anabranch.reading.tasks.standing import (
+from anabranch.reading.group_lag import (
     ConsumerGroup,
+    InputLag,
+    Lag,
     count_events,
     group_of,
     groups_of,
+    input_lags,
     move_group,
 )
-from anabranch.reading.tasks.stored import stored
+from anabranch.reading.history import Start, check_at
+from anabranch.reading.ordered_reader import Reader
+from anabranch.reading.positions import Mirror
+from anabranch.reading.snapshot import At, Mode, Snapshot, SnapshotPlan
+from anabranch.reading.store_lookup import stored
 from anabranch.reading.transaction_reader import TransactionReader
 from anabranch.schemas import records as r
 from anabranch.topics.rights import Acl
@@ -93,7 +95,7 @@ from anabranch.types import (
 )
 
 if TYPE_CHECKING:
-    from anabranch.reading.tasks.reader import TaskReader
+    from anabranch.reading.task_reader import TaskReader
     from anabranch.tables.changes import Changes
     from anabranch.tables.indexes import Index
     from anabranch.tables.replica import Replica

@@ -16,8 +16,8 @@ from anabranch.core.legal_names import check_scope, check_type, is_plain, split_
 from anabranch.core.limits import Room
 from anabranch.core.stream_settings import PROCESSOR, is_table, latest_time
 from anabranch.errors import AnabranchError, IllegalState, InvalidArgument, NotAuthorized, NotReady
-from anabranch.reading.history_search import Start
-from anabranch.reading.tasks.groups import group_inputs
+from anabranch.reading.history import Start
+from anabranch.reading.positions import group_inputs
 from anabranch.schemas import records as r
 from anabranch.topics.names import journal_topic, mirror_group
 from anabranch.types import Tenure

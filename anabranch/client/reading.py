@@ -18,9 +18,10 @@ from anabranch.core.stream_settings import is_table, versions_ms
 from anabranch.errors import InvalidArgument, NotReady, UnsupportedSetting
 from anabranch.extras import need
 from anabranch.reading.committed_log import ReaderPorts
-from anabranch.reading.history_search import Start, check_at, check_start
+from anabranch.reading.history import Start, check_at, check_start
 from anabranch.reading.iteration import check_group
 from anabranch.reading.ordered_reader import Reader
+from anabranch.reading.positions import group_progress
 from anabranch.reading.reader_factory import Readers
 from anabranch.reading.snapshot import (
     At,
@@ -31,12 +32,11 @@ from anabranch.reading.snapshot import (
     newest,
     streams_of,
 )
-from anabranch.reading.tasks.groups import group_progress
 from anabranch.schemas.records import BaseRow
 from anabranch.types import Tenure
 
 if TYPE_CHECKING:
-    from anabranch.reading.tasks.reader import TaskReader
+    from anabranch.reading.task_reader import TaskReader
     from anabranch.tables.changes import Changes
     from anabranch.tables.indexes import Index
     from anabranch.tables.read_back import Handle, ReadBack

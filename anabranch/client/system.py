@@ -23,7 +23,7 @@ from anabranch.presentation.system_tables import (
     transaction_rows,
     version_rows,
 )
-from anabranch.reading.history_search import check_at
+from anabranch.reading.history import check_at
 from anabranch.reading.snapshot import At
 from anabranch.schemas import records as r
 from anabranch.types import Listed, StreamDescription, description_of, info_of, open_of

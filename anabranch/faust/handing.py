@@ -14,7 +14,7 @@ from anabranch.processing.cut import Cut, Doing
 from anabranch.processing.failures import PATIENCE_S, Case, HandlerFailed
 from anabranch.processing.handlers import Handlers, closed_by_failure
 from anabranch.processors.monitor import Numbers
-from anabranch.reading.tasks.shares import Piece
+from anabranch.reading.slices import Piece
 from anabranch.types import Event
 
 _SAY_S = 30.0

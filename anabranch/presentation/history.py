@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from anabranch.core import defaults
 from anabranch.reading.committed_log import ReaderPorts
-from anabranch.reading.history_search import HistorySearch
+from anabranch.reading.history import HistorySearch
 from anabranch.schemas.records import CommitRecord, EpochRecord
 
 

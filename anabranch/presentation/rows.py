@@ -15,8 +15,7 @@ from anabranch.core.hybrid_time import to_text
 from anabranch.presentation.words import span_text, time_text
 
 if TYPE_CHECKING:
-    from anabranch.reading.tasks.lag import InputLag, Lag
-    from anabranch.reading.tasks.standing import ConsumerGroup
+    from anabranch.reading.group_lag import ConsumerGroup, InputLag, Lag
     from anabranch.schemas.records import ProcessorInfo
     from anabranch.types import CommandsInfo, OpenTransaction, StreamDescription, TransactionInfo
 

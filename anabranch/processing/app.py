@@ -23,7 +23,7 @@ from anabranch.processing.program import (
 )
 from anabranch.processing.stores import Store
 from anabranch.processing.timers import Timer, Windows
-from anabranch.reading.history_search import Start
+from anabranch.reading.history import Start
 
 F = TypeVar("F", bound=Callable[..., Any])
 RETRIES = 2  # of a handler that fails, before the worker stops or writes a dead letter

@@ -14,7 +14,7 @@ from anabranch.processing.codecs import Codec
 from anabranch.processing.cut import doing
 from anabranch.processing.plain import Cluster
 from anabranch.processing.stores import Keyed
-from anabranch.reading.history_search import Start
+from anabranch.reading.history import Start
 from anabranch.types import Headers
 
 if TYPE_CHECKING:

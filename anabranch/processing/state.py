@@ -16,10 +16,9 @@ from anabranch.errors import IllegalState, NotReady
 from anabranch.ports import RawBatch, TopicPartition
 from anabranch.processing.table import NOT_WHOLE, Mark, Table
 from anabranch.reading.committed_log import CommittedLog
-from anabranch.reading.decoded import Rows
+from anabranch.reading.decoded import Portion, Rows
 from anabranch.reading.feed import Feed
-from anabranch.reading.fetched import Portion
-from anabranch.reading.tasks.stored import state_key
+from anabranch.reading.store_lookup import state_key
 from anabranch.schemas.records import TaskInfo
 from anabranch.topics.names import stream_topic
 

@@ -15,7 +15,7 @@ from anabranch.ports import (
     TopicPartition,
 )
 from anabranch.reading.committed_log import CommittedLog, client_errors
-from anabranch.reading.fetched import Portion, portion_of_batches
+from anabranch.reading.decoded import Portion, portion_of_batches
 
 log = logging.getLogger("anabranch.client")
 

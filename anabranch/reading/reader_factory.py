@@ -10,17 +10,16 @@ from typing import TYPE_CHECKING
 from anabranch.errors import UnsupportedSetting
 from anabranch.extras import need
 from anabranch.reading.committed_log import CommittedLog, Groups, ReaderPorts
-from anabranch.reading.history_search import Start
+from anabranch.reading.history import Start
 from anabranch.reading.ordered_reader import Reader
-from anabranch.reading.snapshot import SnapshotPlan, streams_of, take
-from anabranch.reading.snapshot_reader import SnapshotReader, StreamCut
-from anabranch.reading.tasks.groups import first_inputs
+from anabranch.reading.positions import first_inputs
+from anabranch.reading.snapshot import SnapshotPlan, SnapshotReader, StreamCut, streams_of, take
 from anabranch.reading.transaction_reader import TransactionReader
 from anabranch.schemas.records import ProcessorInput
 from anabranch.types import Tenure
 
 if TYPE_CHECKING:
-    from anabranch.reading.tasks.reader import TaskReader
+    from anabranch.reading.task_reader import TaskReader
 
 
 class Readers:
@@ -66,7 +65,7 @@ class Readers:
     ) -> TaskReader:
         """A reader of the events of a tenure's tasks. ``together``: `Client.together` with a deadline."""
         need("numpy")
-        from anabranch.reading.tasks.reader import TaskReader
+        from anabranch.reading.task_reader import TaskReader
 
         names = streams_of(streams)
         groups = together(names, self.ports.clock.monotonic() + self.timeout)

@@ -25,11 +25,9 @@ from anabranch.reading.committed_log import (
     ReaderPorts,
     partitions_of,
 )
-from anabranch.reading.decoded import Run, Stretch
+from anabranch.reading.decoded import Portion, Run, Stretch
 from anabranch.reading.feed import Feed
-from anabranch.reading.fetched import Portion
-from anabranch.reading.history import Found, HistoryCursor
-from anabranch.reading.history_search import HistorySearch, Start, check_start
+from anabranch.reading.history import Found, HistoryCursor, HistorySearch, Start, check_start
 from anabranch.reading.iteration import Iteration, check_group, check_timeout
 from anabranch.schemas.records import CommitRecord, SegmentCommit
 from anabranch.topics.names import stream_topic

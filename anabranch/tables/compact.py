@@ -27,9 +27,8 @@ from anabranch.errors import (
     UnknownStream,
 )
 from anabranch.reading.committed_log import ReaderPorts
-from anabranch.reading.history_search import HistorySearch
-from anabranch.reading.tasks.lag import Lag
-from anabranch.reading.tasks.standing import HISTORY, ConsumerGroup
+from anabranch.reading.group_lag import HISTORY, ConsumerGroup, Lag
+from anabranch.reading.history import HistorySearch
 from anabranch.schemas.records import BaseRow, CommitRecord, SeriesInfo
 from anabranch.tables.replica import Replica
 from anabranch.types import StreamDescription, TransactionInfo

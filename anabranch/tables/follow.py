@@ -17,8 +17,7 @@ from anabranch.ports import LogError, TopicPartition
 from anabranch.reading.committed_log import CommittedLog, ReaderPorts
 from anabranch.reading.decoded import Run
 from anabranch.reading.feed import FETCH_BYTES
-from anabranch.reading.history import Found, HistoryCursor
-from anabranch.reading.history_search import HistorySearch
+from anabranch.reading.history import Found, HistoryCursor, HistorySearch
 from anabranch.reading.transaction_reader import StreamParts
 from anabranch.schemas.records import BaseRow, CommitRecord, EpochRecord, SegmentCommit
 from anabranch.tables.layout import Mark

@@ -17,7 +17,7 @@ from anabranch.ports import TopicPartition
 from anabranch.processors import index_journals as journals
 from anabranch.processors import intake
 from anabranch.processors.streams import cleanup
-from anabranch.reading import history_search
+from anabranch.reading import history as history_search
 from anabranch.schemas.codec import encode
 from anabranch.schemas.records import PlainRow
 from anabranch.topics.names import journal_topic

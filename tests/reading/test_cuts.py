@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from anabranch.reading.tasks.reader import TaskReader
+from anabranch.reading.task_reader import TaskReader
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])

@@ -10,9 +10,9 @@ from anabranch.core.hybrid_time import from_us, to_ms
 from anabranch.errors import SnapshotExpired
 from anabranch.ports import TopicPartition, TopicSpec
 from anabranch.reading.committed_log import CommittedLog
-from anabranch.reading.history_search import HistorySearch
-from anabranch.reading.tasks.groups import passed
-from anabranch.reading.tasks.lag import Lag, lags_behind
+from anabranch.reading.group_lag import Lag, lags_behind
+from anabranch.reading.history import HistorySearch
+from anabranch.reading.positions import passed
 from anabranch.schemas.codec import encode
 from anabranch.schemas.records import (
     CommitRecord,

@@ -19,15 +19,13 @@ from anabranch.errors import NotReady, SnapshotExpired, UnknownStream
 from anabranch.ports import LogUnavailable, TopicPartition
 from anabranch.processors.streams.cleanup import Histories
 from anabranch.reading.committed_log import CommittedLog, ReaderPorts, StreamIds, partitions_of
-from anabranch.reading.history_search import HistorySearch
+from anabranch.reading.group_lag import groups_of, lags_behind
+from anabranch.reading.history import HistorySearch
 from anabranch.reading.ordered_reader import Reader
 from anabranch.reading.ranges import RangeReader
 from anabranch.reading.reader_factory import Readers
-from anabranch.reading.snapshot import Snapshot
-from anabranch.reading.snapshot_reader import SnapshotReader
-from anabranch.reading.tasks.lag import lags_behind
-from anabranch.reading.tasks.reader import TaskReader
-from anabranch.reading.tasks.standing import groups_of
+from anabranch.reading.snapshot import Snapshot, SnapshotReader
+from anabranch.reading.task_reader import TaskReader
 from anabranch.reading.transaction_reader import TransactionReader
 from anabranch.schemas.records import CreateProcessor
 from anabranch.topics.names import history_topic, stream_topic

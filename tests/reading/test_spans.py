@@ -13,10 +13,17 @@ from anabranch.batches import columns_read
 from anabranch.batches.columns_read import Columns, ColumnsBuilder
 from anabranch.batches.records import Record, encode_batch
 from anabranch.errors import AnabranchError
-from anabranch.reading import commit_index as commits
-from anabranch.reading.commit_index import Part, _part, _walk
+from anabranch.reading import commit_columns as commits
+from anabranch.reading.commit_columns import (
+    NO_SPANS,
+    CommitFilter,
+    Part,
+    Spans,
+    _part,
+    _walk,
+    spans_of,
+)
 from anabranch.reading.history import HistoryRecord
-from anabranch.reading.spans import NO_SPANS, CommitFilter, Spans, spans_of
 from anabranch.schemas.codec import decode, encode
 from anabranch.schemas.records import (
     CommitRecord,

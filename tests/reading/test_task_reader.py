@@ -14,10 +14,10 @@ from anabranch.errors import IllegalState, SnapshotExpired, UnknownStream
 from anabranch.ports import LogUnavailable, TopicPartition, TopicSpec
 from anabranch.processing.plain import PlainReader
 from anabranch.reading import history
+from anabranch.reading import task_reader as reader_module
 from anabranch.reading.committed_log import CommittedLog, ReaderPorts
 from anabranch.reading.reader_factory import Readers
-from anabranch.reading.tasks import reader as reader_module
-from anabranch.reading.tasks.reader import Dealing, Input, Place, TaskReader
+from anabranch.reading.task_reader import Assignment, Input, Place, TaskReader
 from anabranch.schemas.records import (
     CreateProcessor,
     EpochRecord,
@@ -179,8 +179,8 @@ def test_only_so_many_layouts_are_kept() -> None:
     """A stream that rolls each second has 100,000 epochs a day; an older one is looked up again."""
     search = Mock()
     search.epoch_record = lambda epoch: EpochRecord(epoch, 0, 0, (), (), (), -1)
-    dealing = Dealing(search, 2)
+    assignment = Assignment(search, 2)
     for epoch in range(1000):
-        dealing.note(search.epoch_record(epoch))
-    assert dealing.ranges(3) == {}
-    assert len(dealing._ranges) == reader_module._KEPT
+        assignment.note(search.epoch_record(epoch))
+    assert assignment.ranges(3) == {}
+    assert len(assignment._ranges) == reader_module._KEPT

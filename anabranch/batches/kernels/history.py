@@ -1,6 +1,6 @@
 """A compiled walk over history records (`CommitRecord`, `EpochRecord`), for one partition of the stream.
 
-Import it only through `anabranch.reading.commit_index`: numba takes a second to load. Everything is checked
+Import it only through `anabranch.reading.commit_columns`: numba takes a second to load. Everything is checked
 against the record's bounds; any other record gives a negative result, and the codec says what is wrong with it.
 The oracle is `anabranch.schemas.codec.decode`.
 """

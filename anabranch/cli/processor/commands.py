@@ -33,7 +33,7 @@ from anabranch.presentation.rows import bytes_fields, lag_fields, lag_text, proc
 from anabranch.presentation.words import count_of, segment_name, time_text
 
 if TYPE_CHECKING:
-    from anabranch.reading.tasks.lag import InputLag, Lag
+    from anabranch.reading.group_lag import InputLag, Lag
     from anabranch.schemas.records import ProcessorInfo, TaskInfo, TaskPosition
 
 app = App(

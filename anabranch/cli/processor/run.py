@@ -238,7 +238,7 @@ def bridge(
     from anabranch.processing.app import Processor
     from anabranch.processing.plain import Cluster, import_group, outputs_of, plain_ports
     from anabranch.processing.worker import make_processor, run_worker
-    from anabranch.reading.tasks.lag import input_lags
+    from anabranch.reading.group_lag import input_lags
     from anabranch.schemas.records import ProcessorInfo
 
     app = Processor(

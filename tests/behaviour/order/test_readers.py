@@ -14,8 +14,8 @@ from anabranch.core.hybrid_time import to_datetime
 from anabranch.core.ids import make_txn_id
 from anabranch.ports import TopicPartition
 from anabranch.ports import TopicPartition as Partition
-from anabranch.reading import stream_order as ordered
-from anabranch.reading.history_index import NO_SEGMENT
+from anabranch.reading import ordered_reader as ordered
+from anabranch.reading.commit_index import NO_SEGMENT
 from anabranch.reading.ranges import RangeReader
 from anabranch.schemas.records import CommitRecord
 from tests.client.members import LONG_S, by_key

@@ -1,4 +1,6 @@
-"""Positions and Kafka's consumer groups: the mirror of a processor, and inputs that start at a group's position."""
+"""Positions of processors in their inputs, and Kafka's consumer groups: where a new processor starts, inputs that start
+at a group's position, and the mirror of a processor.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,8 @@ from anabranch.core.hybrid_time import from_us
 from anabranch.errors import AnabranchError, InvalidArgument, SnapshotExpired
 from anabranch.ports import TopicPartition
 from anabranch.reading.committed_log import CommittedLog, ReaderPorts, ids_of, partitions_of
-from anabranch.reading.history_search import HistorySearch, Start, check_start, heads
-from anabranch.reading.tasks.lag import positions_of
+from anabranch.reading.group_lag import positions_of
+from anabranch.reading.history import HistorySearch, Start, check_start, heads
 from anabranch.schemas.records import CommitRecord, ProcessorInfo, ProcessorInput
 from anabranch.topics.names import history_topic, mirror_group, stream_topic
 

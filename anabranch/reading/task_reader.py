@@ -1,4 +1,4 @@
-"""The events of some tasks of a processor: `Client.read` with a tenure."""
+"""The events of some tasks of a processor: `Client.read` with a tenure (``docs/inside/processing.md``)."""
 
 from __future__ import annotations
 
@@ -15,12 +15,11 @@ from anabranch.batches.columns_read import Longs
 from anabranch.core.partitioner import SPACE
 from anabranch.errors import InvalidArgument, RetryError, SnapshotExpired
 from anabranch.reading.committed_log import ReaderPorts
-from anabranch.reading.history import Found, HistoryCursor
-from anabranch.reading.history_search import HistorySearch
+from anabranch.reading.group_lag import check_same_topic
+from anabranch.reading.history import Found, HistoryCursor, HistorySearch
 from anabranch.reading.iteration import Iteration, check_timeout
-from anabranch.reading.tasks.lag import check_same_topic
-from anabranch.reading.tasks.shares import Piece, Share, Shares
-from anabranch.reading.tasks.shares import Place as Place
+from anabranch.reading.slices import Piece, Slice, Slices
+from anabranch.reading.slices import Place as Place
 from anabranch.reading.transaction_reader import StreamParts
 from anabranch.schemas.records import (
     CommitRecord,
@@ -45,7 +44,7 @@ _ALL = (1 << 63) - 1
 _KEPT = 64  # layouts; tasks are rarely more epochs apart
 
 
-class Dealing:
+class Assignment:
     """Assigns the events of one stream to a number of tasks, each an equal range of the key positions.
 
     Every reader finds the same task for an event. A keyed event belongs to the task of its key. An event without a
@@ -122,13 +121,13 @@ class Input:
     stream: str
     history: HistoryCursor
     parts: StreamParts
-    dealing: Dealing
+    assignment: Assignment
     at: Place
     starts: dict[int, TaskPosition]
     order: dict[int, int] = field(default_factory=dict)  # segments of the present record
     batch: deque[Found] = field(default_factory=deque)
-    rest: Iterator[Share] | None = None  # of the first record of the batch
-    # The rest of a share, for iteration over single events.
+    rest: Iterator[Slice] | None = None  # of the first record of the batch
+    # The rest of a slice, for iteration over single events.
     given: Iterator[tuple[int, Event]] | None = None
     # Segment and offset returned of the present record, not yet in ``at``.
     last: tuple[int, int] | None = None
@@ -254,10 +253,10 @@ class TaskReader(Iteration[Event]):
         record, timestamp = min((at.record, at.timestamp) for at in starts.values())
         history.seek(record)
         search = HistorySearch(self._source, stream, timeout)
-        dealing = Dealing(search, self._tenure.task_count)
+        assignment = Assignment(search, self._tenure.task_count)
         parts = StreamParts(self._source, stream, timeout)
         return Input(
-            number, stream, history, parts, dealing, Place(record, timestamp=timestamp), starts
+            number, stream, history, parts, assignment, Place(record, timestamp=timestamp), starts
         )
 
     def _free(self) -> None:
@@ -295,11 +294,11 @@ class TaskReader(Iteration[Event]):
                 one.last = event.segment_id, event.offset
                 self._touched.add(task)
                 yield event
-            share = self._next(one)
-            if share is None:
+            found = self._next(one)
+            if found is None:
                 one.passed()
             else:
-                one.given = zip(share.tasks, share.events(one.stream), strict=True)
+                one.given = zip(found.tasks, found.events(one.stream), strict=True)
 
     def _look(self, one: Input, deadline: float) -> None:
         """Read more of an input's history."""
@@ -308,14 +307,14 @@ class TaskReader(Iteration[Event]):
             self._check_whole(one, found[0])
         one.batch.extend(found)
 
-    def _next(self, one: Input) -> Share | None:
+    def _next(self, one: Input) -> Slice | None:
         """The next events of the first record for these tasks; None at its end. Each call continues."""
         if one.rest is None:
             offset, record = one.batch[0]
             if isinstance(record, EpochRecord):
-                one.dealing.note(record)
+                one.assignment.note(record)
                 return None
-            one.rest = self._shares(one, offset, record)
+            one.rest = self._slices(one, offset, record)
         try:
             return next(one.rest, None)
         except SnapshotExpired as error:
@@ -327,7 +326,7 @@ class TaskReader(Iteration[Event]):
             one.begin_again()
             raise
 
-    def _shares(self, one: Input, offset: int, record: CommitRecord) -> Iterator[Share]:
+    def _slices(self, one: Input, offset: int, record: CommitRecord) -> Iterator[Slice]:
         """The events of a commit that belong to this tenure's tasks and are not consumed yet."""
         runs = one.parts.runs(record)
         if runs is None:
@@ -335,7 +334,7 @@ class TaskReader(Iteration[Event]):
                 f"retention has deleted events of {one.stream} that processor {self._tenure.processor} has not "
                 f"consumed (record {offset} of its history): {_INSTEAD}"
             )
-        ranges = one.dealing.ranges(record.stream_epoch)
+        ranges = one.assignment.ranges(record.stream_epoch)
         one.order = order = {part.segment_id: i for i, part in enumerate(record.segments)}
         # The other tasks are before this record.
         not_consumed = {
@@ -348,19 +347,19 @@ class TaskReader(Iteration[Event]):
             segment = run.stretch.segment_id
             offsets = run.offsets
             keys = run.block.keys(run.low, run.low + len(offsets))
-            tasks = one.dealing.tasks_of(keys, offsets, ranges[segment])
-            if one.dealing.misplaced:
-                self.misplaced[one.stream] += one.dealing.misplaced
-                one.dealing.misplaced = 0
+            tasks = one.assignment.tasks_of(keys, offsets, ranges[segment])
+            if one.assignment.misplaced:
+                self.misplaced[one.stream] += one.assignment.misplaced
+                one.assignment.misplaced = 0
             here = offset, order[segment]
             begun = np.full(self._tenure.task_count, end_of(given, here))
             for task, place in not_consumed.items():
                 begun[task] = max(begun[task], end_of(place, here))
             places = np.flatnonzero(self._ours[tasks] & (np.array(offsets) >= begun[tasks]))
             if len(places) == len(offsets):
-                yield Share(run, tasks.tolist())
+                yield Slice(run, tasks.tolist())
             elif len(places):
-                yield Share(run, tasks[places].tolist(), places)
+                yield Slice(run, tasks[places].tolist(), places)
 
     # -- cuts -----------------------------------------------------------------------------------------
 
@@ -395,28 +394,28 @@ class TaskReader(Iteration[Event]):
                 continue
             if one.given is not None:
                 one.begin_again()
-            before, shares, tasks = one.place(), Shares(one.stream), list[int]()
+            before, slices, tasks = one.place(), Slices(one.stream), list[int]()
             while size <= full:
-                share = self._next(one)
-                if share is None:
+                found = self._next(one)
+                if found is None:
                     one.passed()
                     break
-                ends = share.ends()
+                ends = found.ends()
                 count = int(np.searchsorted(ends, full - size)) + 1
                 if count < len(ends) and one.rest is not None:
-                    share, left = share.split(count)
+                    found, left = found.split(count)
                     one.rest = chain([left], one.rest)
-                size += int(ends[len(share.tasks) - 1])
-                one.last = share.last()
-                shares.shares.append(share)
-                tasks += share.tasks
+                size += int(ends[len(found.tasks) - 1])
+                one.last = found.last()
+                slices.slices.append(found)
+                tasks += found.tasks
             if self._is_half(*key):  # also drop its events from other inputs
                 while taken and (self._together[taken[-1].stream], taken[-1].timestamp) == key:
                     self._lose(taken.pop().stream, key[1], key[1])
             elif tasks:
                 self._touched.update(tasks)
                 whole = one.rest is None
-                taken.append(Piece(one.stream, key[1], shares, tasks, whole, before))
+                taken.append(Piece(one.stream, key[1], slices, tasks, whole, before))
             if one.rest is not None:
                 return taken
 
