@@ -698,7 +698,7 @@ class Client:
         A group has one active member; its position is committed after each transaction. The other arguments
         and errors are those of `read`.
         """
-        return self._reading.readers().read_transactions(stream, group, timeout, start)
+        return self._reading.read_transactions(stream, group, timeout, start)
 
     def snapshot(
         self,
@@ -735,7 +735,7 @@ class Client:
                 f"open_snapshot takes what snapshot.plan() or snapshot.position() gave, not {plan!r:.100}"
             )
         self._reading.readers()
-        return Snapshot(plan, lambda stream, cut: self._reading.readers().read_cut(stream, cut))
+        return Snapshot(plan, lambda stream, cut: self._reading.read_cut(stream, cut))
 
     def progress(
         self, streams: str | Sequence[str], group: str, *, timeout: float | None = None

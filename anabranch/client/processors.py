@@ -50,9 +50,7 @@ class Processors:
         names = [one for one in given if isinstance(one, str)]
         first = tuple(one for one in given if isinstance(one, r.ProcessorInput))
         if names:
-            first += self._reading.readers().first_inputs(
-                names, start, deadline, self._session.together
-            )
+            first += self._reading.first_inputs(names, start, deadline)
         kinds = tuple(stores.values()) if isinstance(stores, Mapping) else ()
         command = r.CreateProcessor(processor, tasks, first, tuple(stores), kinds)
         info = self.ask(processor, command, deadline)
@@ -69,9 +67,7 @@ class Processors:
         inputs: tuple[r.ProcessorInput, ...] = ()
         if start is not None:
             streams = [one.stream for one in info.inputs]
-            inputs = self._reading.readers().first_inputs(
-                streams, start, deadline, self._session.together
-            )
+            inputs = self._reading.first_inputs(streams, start, deadline)
         command = r.ResetProcessor(processor, info.resets, inputs, keep_state)
         return self.ask(processor, command, deadline)
 

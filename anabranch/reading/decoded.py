@@ -1,8 +1,8 @@
-"""Fetched records of a partition, decoded block by block when they are about to be returned, and made into events.
+"""Fetched records of a partition, decoded block by block when they are about to be returned, as events.
 
-A `Portion` is a partition's part of one fetch. A block has the offsets of its records, and returns the fields of any
-consecutive ones. Callers see no difference between blocks of columns and blocks of records that were decoded one by
-one. Events are made without Python code for each record.
+A `Portion` is a partition's part of one fetch. A block has the offsets of its records, and returns the fields of
+any consecutive ones. Callers see no difference between blocks of columns and blocks of records that were decoded
+one by one. Events are made without Python code for each record.
 """
 
 from __future__ import annotations

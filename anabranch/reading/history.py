@@ -1,7 +1,7 @@
 """A stream's history: the one place that decodes its records.
 
-`HistoryCursor` reads them in order. `HistorySearch` finds one without reading all of them: by bisection, by time, and
-from the history's end.
+`HistoryCursor` reads them in order. `HistorySearch` finds one without reading all of them: by bisection, by time,
+and from the history's end.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Reading committed events in stream order: `Client.read`.
 
-A `Reader` fetches records, serves its group, and commits positions. For each stream it has an `OrderedStream`, which
-keeps fetched events until they may be returned, and returns them in steps.
+A `Reader` fetches records, serves its group, and commits positions. For each stream it has an `OrderedStream`,
+which keeps fetched events until they may be returned, and returns them in steps.
 """
 
 from __future__ import annotations

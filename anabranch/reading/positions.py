@@ -1,5 +1,6 @@
-"""Positions of processors in their inputs, and Kafka's consumer groups: where a new processor starts, inputs that start
-at a group's position, and the mirror of a processor.
+"""Positions of processors in their inputs, and Kafka's consumer groups.
+
+Here are the start of a new processor, inputs that start at a group's position, and the mirror of a processor.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ import pytest
 
 import anabranch
 from anabranch.kafka.wire import calls
-from anabranch.reading.reader_factory import Readers
+from anabranch.reading.iteration import Readers
 from anabranch.schemas import records as r
 from anabranch.schemas.codec import decode, encode
 from anabranch.tables.replica import Replica

@@ -15,7 +15,6 @@ from anabranch.errors import AnabranchError, DeadlineExceeded
 from anabranch.ports import LogError, OffsetOutOfRange, TopicPartition
 from anabranch.reading import ordered_reader as ordered
 from anabranch.reading import positions as groups
-from anabranch.reading import reader_factory as readers
 from anabranch.reading import snapshot
 from anabranch.reading.commit_index import DELETED, NO_SEGMENT, CommitIndex, Span
 from anabranch.reading.committed_log import CommittedLog
@@ -60,7 +59,7 @@ def stale_cut() -> Planted:
         plan = real(source, streams, timestamp - EARLY, *more)
         return plan._replace(timestamp=timestamp)
 
-    return patch.object(readers, "take", take)
+    return patch.object(client_reading, "take", take)
 
 
 def unsure_ends() -> Planted:
@@ -135,7 +134,7 @@ def early_difference() -> Planted:
         early = None if since is None else max(0, since - EARLY)
         return real(source, streams, at, deadline, early)
 
-    return patch.object(readers, "take", take)
+    return patch.object(client_reading, "take", take)
 
 
 def latest_of_the_oldest() -> Planted:

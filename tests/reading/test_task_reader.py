@@ -16,7 +16,6 @@ from anabranch.processing.plain import PlainReader
 from anabranch.reading import history
 from anabranch.reading import task_reader as reader_module
 from anabranch.reading.committed_log import CommittedLog, ReaderPorts
-from anabranch.reading.reader_factory import Readers
 from anabranch.reading.task_reader import Assignment, Input, Place, TaskReader
 from anabranch.schemas.records import (
     CreateProcessor,
@@ -57,9 +56,7 @@ def test_a_long_history_of_other_tasks_is_no_silence(monkeypatch: pytest.MonkeyP
     given = {}
     for task in (0, 1):
         tenure = client.take("nyc/p", [task])
-        with Readers(ports, 30.0).read_tasks(
-            "nyc/a", tenure, TIMEOUT_S, client._session.together
-        ) as reader:
+        with TaskReader(ports, ["nyc/a"], tenure, TIMEOUT_S, 30.0, {"nyc/a": 0}) as reader:
             given[task] = [event.value for event in reader]
     assert sorted(map(len, given.values())) == [1, 19], given
 
@@ -97,7 +94,7 @@ def test_what_retention_left_whole_is_taken(cut: str, first: str, most_bytes: in
     tenure = client.take("nyc/p")
     lost: Counter[str] = Counter()
     ports: Any = ReaderPorts(lambda _: world.cluster.log("reader"), None, world.clock)  # type: ignore[arg-type]
-    readers, together = Readers(ports, 30.0), client._session.together
+    together = client._session.together(streams, world.clock.monotonic() + 10)
     found: Counter[tuple[str, bytes | None]] = Counter()
 
     def read(reader: TaskReader) -> None:
@@ -106,12 +103,12 @@ def test_what_retention_left_whole_is_taken(cut: str, first: str, most_bytes: in
             found.update((e.stream, e.value) for piece in pieces for e in piece.events)
 
     with (
-        readers.read_tasks(streams, tenure, None, together) as reader,
+        TaskReader(ports, streams, tenure, None, 30.0, together) as reader,
         pytest.raises(SnapshotExpired),
     ):
         read(reader)
     assert not found
-    with readers.read_tasks(streams, tenure, None, together) as reader:
+    with TaskReader(ports, streams, tenure, None, 30.0, together) as reader:
         reader.on_lost = lambda stream, count, _: lost.update({stream: count})
         read(reader)
         assert found == {(s, b"%d" % number): 8 for s in streams for number in (3, 4)}
@@ -119,7 +116,7 @@ def test_what_retention_left_whole_is_taken(cut: str, first: str, most_bytes: in
         with client.begin("nyc", tenure=tenure) as txn:
             txn.commit(consumed=reader.consumed())
     lost.clear()
-    with readers.read_tasks(streams, client.take("nyc/p"), None, together) as reader:
+    with TaskReader(ports, streams, client.take("nyc/p"), None, 30.0, together) as reader:
         reader.on_lost = lambda stream, count, _: lost.update({stream: count})
         read(reader)
     assert (len(found), sum(lost.values())) == (4, 0), "its positions are behind that"

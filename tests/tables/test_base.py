@@ -32,7 +32,7 @@ from anabranch.errors import (
     UnknownStream,
 )
 from anabranch.ports import LogUnavailable, TopicPartition
-from anabranch.reading.reader_factory import Readers
+from anabranch.reading.iteration import Readers
 from anabranch.tables import compact, follow
 from anabranch.tables.replica import Replica
 from anabranch.topics.names import history_topic, stream_topic

@@ -42,7 +42,7 @@ from anabranch.errors import (
 from anabranch.ports import RawBatch, TopicPartition
 from anabranch.processors import index_journals
 from anabranch.processors.controller import Controller
-from anabranch.reading.reader_factory import Readers
+from anabranch.reading.iteration import Readers
 from anabranch.schemas import records as r
 from anabranch.schemas.codec import decode
 from anabranch.tables import locks as client_locks

@@ -14,6 +14,7 @@ from anabranch.reading import commit_index as history
 from anabranch.reading import ordered_reader as ordered
 from anabranch.reading.commit_index import CommitIndex
 from anabranch.reading.history import HistoryCursor
+from anabranch.reading.snapshot import take
 from anabranch.schemas.records import CommitRecord
 from tests.client.members import by_key
 from tests.client.written import ONE, Keys, WrittenStream, scaled
@@ -41,9 +42,8 @@ def slow_history(monkeypatch: pytest.MonkeyPatch) -> None:
 def as_of(client: anabranch.Client, written: WrittenStream, timestamp: int) -> anabranch.Snapshot:
     """A snapshot of a stream that has no controller: every time in its past is safe."""
     deadline = time.monotonic() + LONG_S
-    return client.open_snapshot(
-        client._reading.readers().plan([written.stream], timestamp, deadline)
-    )
+    with client._reading.readers().source() as source:
+        return client.open_snapshot(take(source, [written.stream], timestamp, deadline))
 
 
 @pytest.mark.slow(4)
