@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
 from zlib import crc32
 
@@ -14,13 +15,13 @@ import numpy as np
 from anabranch.batches.columns_read import Longs
 from anabranch.core.partitioner import SPACE
 from anabranch.errors import InvalidArgument, RetryError, SnapshotExpired
+from anabranch.reading.commit_feed import CommitFeed
 from anabranch.reading.committed_log import ReaderPorts
 from anabranch.reading.group_lag import check_same_topic
-from anabranch.reading.history import Found, HistoryCursor, HistorySearch
+from anabranch.reading.history import Found, HistorySearch
 from anabranch.reading.iteration import Iteration, check_timeout
 from anabranch.reading.slices import Piece, Slice, Slices
 from anabranch.reading.slices import Place as Place
-from anabranch.reading.transaction_reader import StreamParts
 from anabranch.schemas.records import (
     CommitRecord,
     Consumed,
@@ -119,14 +120,12 @@ class Input:
 
     number: int
     stream: str
-    history: HistoryCursor
-    parts: StreamParts
+    feed: CommitFeed
     assignment: Assignment
     at: Place
     starts: dict[int, TaskPosition]
     order: dict[int, int] = field(default_factory=dict)  # segments of the present record
-    batch: deque[Found] = field(default_factory=deque)
-    rest: Iterator[Slice] | None = None  # of the first record of the batch
+    rest: Iterator[Slice] | None = None  # of the feed's first record
     # The rest of a slice, for iteration over single events.
     given: Iterator[tuple[int, Event]] | None = None
     # Segment and offset returned of the present record, not yet in ``at``.
@@ -140,17 +139,21 @@ class Input:
         if self.last is not None:
             segment, offset = self.last
             inside = self.order[segment], offset + 1, segment
-            self.at, self.last = Place(self.batch[0].offset, *inside, self.at.timestamp), None
+            self.at, self.last = (
+                Place(self.feed.records[0].offset, *inside, self.at.timestamp),
+                None,
+            )
         return self.at
 
     def begin_again(self) -> None:
-        """Read the first record of the batch again, from the last returned event on."""
+        """Read the feed's first record again, from the last returned event on."""
         self.place()
+        self.feed.begin_again()
         self.rest = self.given = None
 
     def passed(self) -> None:
-        """Note that the first record of the batch is returned completely."""
-        offset, record = self.batch.popleft()
+        """Note that the feed's first record is returned completely."""
+        offset, record = self.feed.advance()
         self.at = Place(offset + 1, timestamp=record.timestamp)
         self.rest = self.given = self.last = None
 
@@ -245,19 +248,16 @@ class TaskReader(Iteration[Event]):
 
     def _open(self, number: int, stream: str, timeout: float) -> Input:
         begin = self._tenure.inputs[number]
-        history = HistoryCursor(self._source, stream)
         starts = {}
         for task, info in self._tenure.tasks.items():
             known = (p for p in info.positions if p.input == number)
             starts[task] = next(known, TaskPosition(number, begin.record, begin.timestamp))
         record, timestamp = min((at.record, at.timestamp) for at in starts.values())
-        history.seek(record)
+        feed = CommitFeed(self._source, stream, timeout)
+        feed.seek(record)
         search = HistorySearch(self._source, stream, timeout)
         assignment = Assignment(search, self._tenure.task_count)
-        parts = StreamParts(self._source, stream, timeout)
-        return Input(
-            number, stream, history, parts, assignment, Place(record, timestamp=timestamp), starts
-        )
+        return Input(number, stream, feed, assignment, Place(record, timestamp=timestamp), starts)
 
     def _free(self) -> None:
         self._source.close()
@@ -286,10 +286,14 @@ class TaskReader(Iteration[Event]):
 
     def _new_of(self, one: Input, give_up: float) -> Iterator[Event]:
         """The events of the next records of an input's history."""
-        if not one.batch:
-            pause = 0.0 if any(each.batch for each in self._inputs) else _PACE_S / len(self._inputs)
+        if not one.feed.records:
+            pause = (
+                0.0
+                if any(each.feed.records for each in self._inputs)
+                else _PACE_S / len(self._inputs)
+            )
             self._look(one, min(give_up, self._clock.monotonic() + pause))
-        while one.batch and not self._closed:
+        while one.feed.records and not self._closed:
             for task, event in one.given or ():
                 one.last = event.segment_id, event.offset
                 self._touched.add(task)
@@ -302,15 +306,12 @@ class TaskReader(Iteration[Event]):
 
     def _look(self, one: Input, deadline: float) -> None:
         """Read more of an input's history."""
-        found = one.history.next(deadline)
-        if found:
-            self._check_whole(one, found[0])
-        one.batch.extend(found)
+        one.feed.read_on(deadline, check=partial(self._check_whole, one))
 
     def _next(self, one: Input) -> Slice | None:
         """The next events of the first record for these tasks; None at its end. Each call continues."""
         if one.rest is None:
-            offset, record = one.batch[0]
+            offset, record = one.feed.records[0]
             if isinstance(record, EpochRecord):
                 one.assignment.note(record)
                 return None
@@ -319,7 +320,7 @@ class TaskReader(Iteration[Event]):
             return next(one.rest, None)
         except SnapshotExpired as error:
             one.begin_again()
-            at = one.batch[0].record.timestamp
+            at = one.feed.records[0].record.timestamp
             self._lose(one.stream, at, at, error)
             return None
         except BaseException:
@@ -328,7 +329,7 @@ class TaskReader(Iteration[Event]):
 
     def _slices(self, one: Input, offset: int, record: CommitRecord) -> Iterator[Slice]:
         """The events of a commit that belong to this tenure's tasks and are not consumed yet."""
-        runs = one.parts.runs(record)
+        runs = one.feed.runs()
         if runs is None:
             raise SnapshotExpired(
                 f"retention has deleted events of {one.stream} that processor {self._tenure.processor} has not "
@@ -375,20 +376,22 @@ class TaskReader(Iteration[Event]):
         taken: list[Piece] = []
         size, full = 0, 0
         last: tuple[int, int] | None = None
-        if not any(one.batch for one in self._inputs):
+        if not any(one.feed.records for one in self._inputs):
             self._wait(until)
         while True:
             one = min(
-                self._ready(until), key=lambda one: one.batch[0].record.timestamp, default=None
+                self._ready(until),
+                key=lambda one: one.feed.records[0].record.timestamp,
+                default=None,
             )
             if one is None:
                 return taken
-            key = self._together[one.stream], one.batch[0].record.timestamp
+            key = self._together[one.stream], one.feed.records[0].record.timestamp
             if size >= most_bytes and key != last:
                 return taken
             if key != last:
                 last, full = key, size + (part_bytes or most_bytes)
-            if isinstance(one.batch[0].record, CommitRecord) and self._is_half(*key):
+            if isinstance(one.feed.records[0].record, CommitRecord) and self._is_half(*key):
                 self._lose(one.stream, key[1], key[1])
                 one.passed()
                 continue
@@ -422,9 +425,11 @@ class TaskReader(Iteration[Event]):
     def _ready(self, until: float) -> list[Input]:
         """The inputs whose first records may be taken. Checking one may fill another that was empty before."""
         while True:
-            filled = [bool(one.batch) for one in self._inputs]
-            ready = [one for one in self._inputs if one.batch and self._is_complete(one, until)]
-            if filled == [bool(one.batch) for one in self._inputs]:
+            filled = [bool(one.feed.records) for one in self._inputs]
+            ready = [
+                one for one in self._inputs if one.feed.records and self._is_complete(one, until)
+            ]
+            if filled == [bool(one.feed.records) for one in self._inputs]:
                 return ready
 
     def _wait(self, until: float) -> None:
@@ -432,11 +437,12 @@ class TaskReader(Iteration[Event]):
         while not self._closed:
             for one in self._inputs:
                 self._look(one, until if len(self._inputs) == 1 else 0.0)
-            if any(one.batch for one in self._inputs) or self._clock.monotonic() >= until:
+            if any(one.feed.records for one in self._inputs) or self._clock.monotonic() >= until:
                 return
             if len(self._inputs) > 1:
                 self._source.wait_for(
-                    {each.history.place: each.history.position for each in self._inputs}, until
+                    {each.feed.history.place: each.feed.history.position for each in self._inputs},
+                    until,
                 )
 
     def _is_complete(self, one: Input, until: float) -> bool:
@@ -448,18 +454,18 @@ class TaskReader(Iteration[Event]):
         """
         home = self._together[one.stream]
         others = [each for each in self._inputs if self._together[each.stream] == home]
-        first = one.batch[0].record.timestamp
+        first = one.feed.records[0].record.timestamp
         if len(others) == 1 or first <= self._complete.get(home, -1):
             return True
         for each in others:
-            if not each.batch:
+            if not each.feed.records:
                 self._look(each, 0.0)
-        sure = min(each.batch[-1].record.timestamp for each in others if each.batch)
+        sure = min(each.feed.records[-1].record.timestamp for each in others if each.feed.records)
         deadline = max(until, self._clock.monotonic() + _ENDS_S)
-        ends = self._source.end_offsets([each.history.place for each in others], deadline)
+        ends = self._source.end_offsets([each.feed.history.place for each in others], deadline)
         for each in others:
-            while each.history.position < ends[each.history.place] and (
-                not each.batch or each.batch[-1].record.timestamp < sure
+            while each.feed.history.position < ends[each.feed.history.place] and (
+                not each.feed.records or each.feed.records[-1].record.timestamp < sure
             ):
                 if self._closed or self._clock.monotonic() >= deadline:
                     return False
@@ -486,7 +492,7 @@ class TaskReader(Iteration[Event]):
 
     def _check_whole(self, one: Input, first: Found) -> None:
         """Check that the history was not truncated between what was read and this record."""
-        last = one.batch[-1] if one.batch else None
+        last = one.feed.records[-1] if one.feed.records else None
         expected = one.at.record if last is None else last.offset + 1
         if first.before >= expected:
             since = one.at.timestamp if last is None else last.record.timestamp

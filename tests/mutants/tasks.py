@@ -179,8 +179,8 @@ def ahead_of_what_was_given() -> Planted:
 
     def jump(self: TaskReader) -> None:
         for one in self._inputs:
-            if one.batch:
-                one.at = reader.Place(one.batch[0].offset + 1)
+            if one.feed.records:
+                one.at = reader.Place(one.feed.records[0].offset + 1)
 
     return _consumed(jump)
 

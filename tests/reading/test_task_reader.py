@@ -129,7 +129,7 @@ def test_a_task_that_stands_ahead_of_others_is_not_moved_back() -> None:
         0: TaskPosition(0, 1, 0),
         1: TaskPosition(0, 5, 9, 50, 2),
     }  # in segment 50 of record 5
-    one = Input(0, "nyc/a", nothing, nothing, nothing, Place(1), stands)
+    one = Input(0, "nyc/a", nothing, nothing, Place(1), stands)
     at = [  # the place up to which all was given, the segments of its record; whom it moves
         (Place(3), {7: 0}, [0]),
         (Place(5, 0, 4, 48), {48: 0, 49: 1, 50: 2}, [0]),

@@ -12,9 +12,9 @@ from anabranch.clock import SystemClock
 from anabranch.core.ids import TXN_HEADER, pack_txn_header
 from anabranch.errors import DeadlineExceeded, MalformedRecord, SnapshotExpired
 from anabranch.ports import TopicPartition, TopicSpec
-from anabranch.reading import feed, transaction_reader
+from anabranch.reading import commit_feed, feed
+from anabranch.reading.commit_feed import StreamParts
 from anabranch.reading.committed_log import CommittedLog
-from anabranch.reading.transaction_reader import StreamParts
 from anabranch.schemas.records import CommitRecord, Position, SegmentCommit
 from anabranch.topics.names import stream_topic
 from tests.memory.log import MemoryCluster, MemoryLog
@@ -87,7 +87,7 @@ def test_what_retention_tears_is_passed_over(
 def test_a_big_one_that_is_torn_while_it_is_read_says_so(
     log: MemoryLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transaction_reader, "IN_HAND", 2)
+    monkeypatch.setattr(commit_feed, "IN_HAND", 2)
     write(log, *[TXN] * 10)
     events = parts(log).events(RECORD)
     assert events is not None
