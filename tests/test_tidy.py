@@ -159,8 +159,6 @@ SPLATS = {
     "anabranch/kafka/oauth_tokens.py: __call__",
     "anabranch/ledger/book.py: _row_of",
     "anabranch/ledger/book.py: rows",
-    "anabranch/reading/task_reader.py: cut",
-    "anabranch/reading/task_reader.py: place",
 }
 SHARED_LINES = {
     "anabranch/cli/doctor.py: OK, WARN, BAD",

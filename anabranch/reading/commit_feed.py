@@ -45,6 +45,11 @@ class CommitFeed:
         self.records: deque[Found] = deque()  # read, and not passed yet
         self._runs: Iterator[Run] | None = None
 
+    @property
+    def first(self) -> Found:
+        """The first record that is read and not passed; there has to be one."""
+        return self.records[0]
+
     def seek(self, offset: int) -> None:
         """Continue at this offset of the history."""
         self.clear()
@@ -74,12 +79,12 @@ class CommitFeed:
         Later calls return the rest.
         """
         if self._runs is None:
-            self._runs = self.parts.runs(_commit(self.records[0]))
+            self._runs = self.parts.runs(_commit(self.first))
         return self._runs
 
     def events(self) -> TransactionEvents | None:
         """The events of the first record, a commit; None if retention has deleted some of them."""
-        return self.parts.events(_commit(self.records[0]))
+        return self.parts.events(_commit(self.first))
 
     def begin_again(self) -> None:
         """Let `runs` begin with the first event again."""

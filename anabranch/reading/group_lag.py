@@ -335,15 +335,14 @@ def move_group(
         deadline = source.clock.monotonic() + timeout
         if history_topic(stream) not in source.partition_counts([history_topic(stream)], deadline):
             raise UnknownStream(f"there is no stream {stream!r}")
-        search = HistorySearch(source, stream, timeout)
         if any(one.by_transactions for one in group.streams):
-            found = search.as_of(checked)
+            found = HistorySearch(source, stream, timeout).as_of(checked)
             place = TopicPartition(history_topic(stream), 0)
             first = source.start_offsets([place], deadline)[place]
             offsets = {place: first if found is None else found.offset + 1}
         else:
             topic = stream_topic(stream)
-            begin = Starting(source, search, stream, checked, timeout).alone()
+            begin = Starting(source, stream, checked, timeout).alone()
             offsets = {TopicPartition(topic, p): offset for p, offset in begin.items()}
         groups.move(name, offsets, source.clock.monotonic() + timeout)
         return _group(source, groups, name, timeout, stream)

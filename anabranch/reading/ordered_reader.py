@@ -10,13 +10,13 @@ import logging
 import math
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from operator import length_hint
 
 from anabranch.backoff import Backoff
 from anabranch.errors import AnabranchError, NotReady, RetryError
-from anabranch.ports import GroupMember, TopicPartition
+from anabranch.ports import Clock, GroupMember, TopicPartition
 from anabranch.reading.commit_index import DELETED, FOREIGN, NO_SEGMENT, CommitIndex, Span
 from anabranch.reading.committed_log import CommittedLog, Foreign, ReaderPorts, partitions_of
 from anabranch.reading.decoded import Block, Portion, Stretch, events_of
@@ -29,10 +29,23 @@ from anabranch.types import Event
 log = logging.getLogger("anabranch.client")
 
 EVERYTHING = range(1 << 31)  # all partitions, including future ones
+_BEYOND = 1 << 62  # above all offsets
+IDLE_S = (
+    0.25  # without events for this long, more of the history is read: it may name new partitions
+)
+# The same while events wait for their turn.
+_TURN_S = 0.02
+_LONGEST_TURN_S = 0.1
+_TURN_GROWTH = 1.5
 _AT_ONCE_S = 0.2  # the history arrives with the data; longer waits do not block the reader
 _FIRST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 0.5
 _STARTS_EVERY_S = 5.0
+
+
+def turn_pauses(clock: Clock) -> Backoff:
+    """The pauses before waiting events are checked again."""
+    return Backoff(_TURN_S, _LONGEST_TURN_S, clock, growth=_TURN_GROWTH)
 
 
 class Step:
@@ -275,6 +288,15 @@ class OrderedStream:
         self._take_new()
         return told
 
+    def take_finished(self) -> bool:
+        """Whether a sealed segment was read to its end since the last call: other readers may wait for it."""
+        return self.index.order.take_finished()
+
+    def forget(self, partitions: Iterable[int]) -> None:
+        """Drop the commits of partitions that are read to their ends."""
+        for partition in partitions:
+            self.index.drop(partition, _BEYOND)
+
     def _positions(self) -> dict[int, int]:
         """Partition -> offset up to which all events are returned."""
         ahead = {}
@@ -349,9 +371,6 @@ def _ours(span: Span, block: Block, low: int, high: int) -> int:
 
 
 COMMIT_EVERY_S = 1.0
-# Without events for this long, more of the history is read: it may name new partitions.
-_IDLE_S = 0.25
-_HELD_S = (0.02, 0.1)  # the same at first and later, while events wait for their turn
 _SETTLE_S = 0.25
 _ASK_EVERY_S = 0.1
 _TICK_S = 0.5  # how often the group is served while events are processed
@@ -409,8 +428,8 @@ class Reader(Iteration[Event]):
             for topic, stream in self._names.items()
         }
         self._starting = {
-            topic: Starting(source, stream.index.search, stream.stream, checked, ask_timeout)
-            for topic, stream in self._streams.items()
+            topic: Starting(source, stream, checked, ask_timeout)
+            for topic, stream in self._names.items()
         }
         self._closed = False
         partitions_of(source, list(streams), self._clock.monotonic() + ask_timeout)
@@ -482,7 +501,7 @@ class Reader(Iteration[Event]):
         step = self._ready_step() if self._clock.monotonic() < self._next_settle else None
         give_up = None
         idle = False
-        patience = _HELD_S[0]
+        pauses = turn_pauses(self._clock)
         while step is None and not self._closed:
             now = self._clock.monotonic()
             self._begin_with_gains(now)
@@ -496,10 +515,12 @@ class Reader(Iteration[Event]):
                 give_up += spent
             elif self._assigned or now >= self._assigned_by:
                 give_up = math.inf if self._timeout is None else now + self._timeout
-            pause = patience if waiting or self._gains is not None else _IDLE_S
-            patience = min(1.5 * patience, _HELD_S[1])
+            pause = pauses.begin()
+            if not waiting and self._gains is None:
+                pause = IDLE_S
             if self._fetch(min(give_up or math.inf, now + pause)):
-                idle, give_up, patience = False, None, _HELD_S[0]
+                idle, give_up = False, None
+                pauses.reset()
                 continue
             idle = True
             if give_up is not None and self._clock.monotonic() >= give_up:
@@ -554,7 +575,7 @@ class Reader(Iteration[Event]):
             for partition, position in stream.settle(idle).items():
                 place = TopicPartition(topic, partition)
                 self._processed[place] = max(position, self._processed.get(place, 0))
-            finished |= stream.index.order.take_finished()
+            finished |= stream.take_finished()
         if finished or self._clock.monotonic() >= self._next_commit:
             self._commit(wait=False)
         for stream in self._streams.values():
@@ -638,14 +659,13 @@ class Starting:
     def __init__(
         self,
         source: CommittedLog,
-        search: HistorySearch,
         stream: str,
         start: str | int,
         timeout: float,
     ) -> None:
         """``start``: as checked by `check_start`. ``timeout``: seconds, of each question."""
         self._source = source
-        self._search = search
+        self._search = HistorySearch(source, stream, timeout)
         self._stream = stream
         self._topic = stream_topic(stream)
         self._start = start

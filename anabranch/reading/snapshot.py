@@ -37,14 +37,11 @@ from anabranch.reading.committed_log import (
 from anabranch.reading.feed import Feed
 from anabranch.reading.history import Found, HistorySearch
 from anabranch.reading.iteration import Iteration
-from anabranch.reading.ordered_reader import OrderedStream, Step
+from anabranch.reading.ordered_reader import IDLE_S, OrderedStream, Step, turn_pauses
 from anabranch.schemas.records import CommitRecord
 from anabranch.topics.names import history_topic, stream_topic
 from anabranch.types import Event
 
-_BEYOND = 1 << 62  # above all offsets
-_IDLE_S = 0.25  # without events for this long, more of the history is read
-_HELD_S = (0.02, 0.1)  # the same at first and later, while events wait for their turn
 _STEP = 1024
 
 
@@ -148,7 +145,7 @@ class SnapshotReader(Iteration[Event]):
     def _next_step(self) -> Step | None:
         """The next events; None when all of the snapshot is returned, or the reader is closed."""
         give_up = self._clock.monotonic() + self._timeout
-        patience = _HELD_S[0]
+        pauses = turn_pauses(self._clock)
         idle = False
         while not self._closed:
             step = self._ordered.step(_STEP)
@@ -159,7 +156,8 @@ class SnapshotReader(Iteration[Event]):
             self._ordered.settle(idle)
             self._ordered.release()
             waiting = self._ordered.waiting()
-            self._forget({place.partition for place in waiting})
+            read = self._ends.keys() - self._unread - {place.partition for place in waiting}
+            self._ordered.forget(read)
             if not self._unread and not waiting:
                 break
             now = self._clock.monotonic()
@@ -168,8 +166,9 @@ class SnapshotReader(Iteration[Event]):
                     f"{self._topic} did not show in {self._timeout:g} s all that the snapshot has of it: "
                     "read it again"
                 )
-            pause = patience if self._ordered.holds else _IDLE_S
-            patience = min(1.5 * patience, _HELD_S[1])
+            pause = pauses.begin()
+            if not self._ordered.holds:
+                pause = IDLE_S
             waiting |= {TopicPartition(self._topic, p) for p in self._ends if p not in self._unread}
             portions = self._feed.next(min(give_up, now + pause), waiting)
             for portion in portions:
@@ -177,12 +176,6 @@ class SnapshotReader(Iteration[Event]):
                 self._ordered.put(portion)
             idle = not portions
         return None
-
-    def _forget(self, waiting: set[int]) -> None:
-        """Forget partitions that are read to their ends."""
-        for partition in self._ends:
-            if partition not in self._unread and partition not in waiting:
-                self._ordered.index.drop(partition, _BEYOND)
 
     def _gone(self, place: TopicPartition, offset: int) -> None:
         raise _expired(self._stream)

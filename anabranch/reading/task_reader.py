@@ -138,11 +138,9 @@ class Input:
         """The place up to which all events were returned."""
         if self.last is not None:
             segment, offset = self.last
-            inside = self.order[segment], offset + 1, segment
-            self.at, self.last = (
-                Place(self.feed.records[0].offset, *inside, self.at.timestamp),
-                None,
-            )
+            record = self.feed.first.offset
+            self.at = Place(record, self.order[segment], offset + 1, segment, self.at.timestamp)
+            self.last = None
         return self.at
 
     def begin_again(self) -> None:
@@ -311,7 +309,7 @@ class TaskReader(Iteration[Event]):
     def _next(self, one: Input) -> Slice | None:
         """The next events of the first record for these tasks; None at its end. Each call continues."""
         if one.rest is None:
-            offset, record = one.feed.records[0]
+            offset, record = one.feed.first
             if isinstance(record, EpochRecord):
                 one.assignment.note(record)
                 return None
@@ -320,7 +318,7 @@ class TaskReader(Iteration[Event]):
             return next(one.rest, None)
         except SnapshotExpired as error:
             one.begin_again()
-            at = one.feed.records[0].record.timestamp
+            at = one.feed.first.record.timestamp
             self._lose(one.stream, at, at, error)
             return None
         except BaseException:
@@ -381,18 +379,19 @@ class TaskReader(Iteration[Event]):
         while True:
             one = min(
                 self._ready(until),
-                key=lambda one: one.feed.records[0].record.timestamp,
+                key=lambda one: one.feed.first.record.timestamp,
                 default=None,
             )
             if one is None:
                 return taken
-            key = self._together[one.stream], one.feed.records[0].record.timestamp
+            record = one.feed.first.record
+            group, timestamp = key = self._together[one.stream], record.timestamp
             if size >= most_bytes and key != last:
                 return taken
             if key != last:
                 last, full = key, size + (part_bytes or most_bytes)
-            if isinstance(one.feed.records[0].record, CommitRecord) and self._is_half(*key):
-                self._lose(one.stream, key[1], key[1])
+            if isinstance(record, CommitRecord) and self._is_half(group, timestamp):
+                self._lose(one.stream, timestamp, timestamp)
                 one.passed()
                 continue
             if one.given is not None:
@@ -412,13 +411,13 @@ class TaskReader(Iteration[Event]):
                 one.last = found.last()
                 slices.slices.append(found)
                 tasks += found.tasks
-            if self._is_half(*key):  # also drop its events from other inputs
+            if self._is_half(group, timestamp):  # also drop its events from other inputs
                 while taken and (self._together[taken[-1].stream], taken[-1].timestamp) == key:
-                    self._lose(taken.pop().stream, key[1], key[1])
+                    self._lose(taken.pop().stream, timestamp, timestamp)
             elif tasks:
                 self._touched.update(tasks)
                 whole = one.rest is None
-                taken.append(Piece(one.stream, key[1], slices, tasks, whole, before))
+                taken.append(Piece(one.stream, timestamp, slices, tasks, whole, before))
             if one.rest is not None:
                 return taken
 
@@ -454,7 +453,7 @@ class TaskReader(Iteration[Event]):
         """
         home = self._together[one.stream]
         others = [each for each in self._inputs if self._together[each.stream] == home]
-        first = one.feed.records[0].record.timestamp
+        first = one.feed.first.record.timestamp
         if len(others) == 1 or first <= self._complete.get(home, -1):
             return True
         for each in others:

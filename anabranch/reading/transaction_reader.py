@@ -93,7 +93,7 @@ class TransactionReader(Iteration[Committed]):
             try:
                 if not self._tick() or not (self._feed.records or self._read_on()):
                     break
-                offset, record = self._feed.records[0]
+                offset, record = self._feed.first
                 # If the events of a commit can't be read now, it stays the next one.
                 committed = self._committed(record) if isinstance(record, CommitRecord) else None
             except (RuntimeError, RetryError):  # closed by another thread, with its connections

@@ -351,7 +351,7 @@ class Follower:
         """Add records to ``rows``; False if it is full."""
         mark = self._store.marks[table.stream]
         while table.feed.records:
-            offset, record = table.feed.records[0]
+            offset, record = table.feed.first
             last = mark.last
             if isinstance(record, CommitRecord):
                 if not self._commit(table, record, mark.number, rows):
