@@ -49,7 +49,7 @@ class StateReader:
         self._head = state_key(incarnation, HEAD, b"")
         self.topic = stream_topic(state_stream(processor))
         self._topic_id = ""
-        self._feed = Feed(source, look=_check_transactional)
+        self._feed = Feed(source, check=_check_transactional)
         self._marks: dict[int, Mark] = {}  # of the tasks that are read
         # Keys of former incarnations that restores found.
         self._stale: dict[int, dict[bytes, None]] = {}

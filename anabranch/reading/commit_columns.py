@@ -190,12 +190,11 @@ def warm() -> None:
 class Part(NamedTuple):
     """A partition's commits, from consecutive history records.
 
-    ``next_offset``: where to continue reading. ``reached``: the partition's end in the last record that names it,
-    -1 if no record does. ``timestamp``: that of the last record, -1 without records.
+    ``reached``: the partition's end in the last record that names it, -1 if no record does. ``timestamp``: that of
+    the last record, -1 without records.
     """
 
     spans: Spans
-    next_offset: int
     reached: int
     timestamp: int
 
@@ -213,10 +212,10 @@ def _walk(columns: Columns, partition: int) -> Part | None:
         return None
     count, reached, timestamp = (int(number) for number in state)
     rows = (row[:count].copy() for row in spans)  # a copy, as the arrays are mostly unused
-    return Part(Spans(*rows), 0, reached, timestamp)
+    return Part(Spans(*rows), reached, timestamp)
 
 
-def _part(records: list[HistoryRecord], partition: int, next_offset: int) -> Part:
+def _part(records: list[HistoryRecord], partition: int) -> Part:
     """The part of decoded records."""
     reached = -1
     for record in records:
@@ -224,15 +223,7 @@ def _part(records: list[HistoryRecord], partition: int, next_offset: int) -> Par
             if position.partition == partition:
                 reached = position.offset
     timestamp = records[-1].timestamp if records else -1
-    return Part(spans_of(records, partition), next_offset, reached, timestamp)
-
-
-def _joined(parts: list[Part], next_offset: int) -> Part:
-    reached = timestamp = -1
-    for part in parts:
-        reached = max(reached, part.reached)
-        timestamp = max(timestamp, part.timestamp)
-    return Part(NO_SPANS.plus([part.spans for part in parts]), next_offset, reached, timestamp)
+    return Part(spans_of(records, partition), reached, timestamp)
 
 
 class CommitColumns:
@@ -276,13 +267,13 @@ class CommitColumns:
                 raise InvalidArgument(
                     f"the history up to {self._end} does not reach offset {offset} of partition {self._partition}"
                 )
-            part = self._next(deadline)
-            if part is not None:
+            parts = self._next(deadline)
+            if parts is not None:
                 deadline = self._source.clock.monotonic() + self._timeout
-                self._read_to = part.next_offset
-                self.known_to = max(self.known_to, part.reached)
-                self.last_timestamp = max(self.last_timestamp, part.timestamp)
-                found.append(part.spans)
+                for part in parts:
+                    self.known_to = max(self.known_to, part.reached)
+                    self.last_timestamp = max(self.last_timestamp, part.timestamp)
+                    found.append(part.spans)
             elif self._source.clock.monotonic() >= deadline:
                 raise NotReady(
                     f"{self._place.topic} does not show the commits up to offset {offset} of partition "
@@ -292,8 +283,8 @@ class CommitColumns:
             self.spans = self.spans.plus(found)
             self._check_once()
 
-    def _next(self, deadline: float) -> Part | None:
-        """The commits of the next records; None if nothing new came."""
+    def _next(self, deadline: float) -> list[Part] | None:
+        """Read the next records, and return their commits; None if nothing new came."""
         begin, end = self._read_to, self._end
         found = self._source.fetch(self._place, begin, deadline, _FETCH_BYTES)
         if found is None:
@@ -303,17 +294,19 @@ class CommitColumns:
         with client_errors():
             chunks = [builder.add(batch, wanted) for batch in found.batches]
         chunks.append(builder.finish())
-        parts = [_walk(chunk, self._partition) for chunk in chunks if chunk is not None]
-        if None not in parts:
-            return _joined([p for p in parts if p is not None], found.next_offset)
-        # The codec names the error, or knows a form that the compiled code does not.
-        records = [
-            history_record(self._place.topic, record)
-            for batch in found.batches
-            for record in decode_records(batch.data)
-            if begin <= record.offset < end
-        ]
-        return _part(records, self._partition, found.next_offset)
+        walked = [_walk(chunk, self._partition) for chunk in chunks if chunk is not None]
+        parts = [part for part in walked if part is not None]
+        if len(parts) < len(walked):
+            # The codec names the error, or knows a form that the compiled code does not.
+            records = [
+                history_record(self._place.topic, record)
+                for batch in found.batches
+                for record in decode_records(batch.data)
+                if begin <= record.offset < end
+            ]
+            parts = [_part(records, self._partition)]
+        self._read_to = found.next_offset
+        return parts
 
     def _check_once(self) -> None:
         """`MalformedRecord` if the history names an offset twice."""

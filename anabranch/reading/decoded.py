@@ -222,8 +222,8 @@ class ColumnsBlock:
         found: list[bytes] = data.view(f"V{TXN_ID_SIZE}").tolist()
         if txns.valid is None:
             return found
-        told = txns.valid[low:high].tolist()
-        return [txn_id if is_told else default for txn_id, is_told in zip(found, told, strict=True)]
+        valid = txns.valid[low:high].tolist()
+        return [txn_id if named else default for txn_id, named in zip(found, valid, strict=True)]
 
     def of_txn(self, low: int, high: int, txn_id: bytes | None) -> int:
         valid = self.columns.txns.valid

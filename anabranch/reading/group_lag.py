@@ -18,7 +18,7 @@ from anabranch.core.hybrid_time import to_ms
 from anabranch.core.legal_names import PLAIN, is_plain, split_stream
 from anabranch.errors import AnabranchError, IllegalState, InvalidArgument, UnknownStream
 from anabranch.ports import TopicPartition
-from anabranch.reading.committed_log import CommittedLog, Groups, ReaderPorts, partitions_of
+from anabranch.reading.committed_log import CommittedLog, Groups, ReaderPorts, first_offsets
 from anabranch.reading.history import HistorySearch, Start, check_start
 from anabranch.reading.ordered_reader import Starting
 from anabranch.schemas.records import CommitRecord, ProcessorInfo, ProcessorInput, TaskPosition
@@ -259,7 +259,8 @@ def count_events(ports: ReaderPorts, stream: str, timeout: float) -> Lag:
     split_stream(stream)
     with closing(ports.committed_log(timeout)) as source:
         search = HistorySearch(source, stream, timeout)
-        return lag_of_offsets(search, _firsts(source, stream, timeout))
+        firsts = first_offsets(source, stream, source.clock.monotonic() + timeout)
+        return lag_of_offsets(search, firsts)
 
 
 def group_of(ports: ReaderPorts, groups: Groups, name: str, timeout: float) -> ConsumerGroup:
@@ -307,18 +308,11 @@ def _position_of(
             lag = lags_behind(search, {offsets[HISTORY]})[offsets[HISTORY]]
             return GroupPosition(stream, offsets, lag)
         # Events below are deleted.
-        firsts = _firsts(source, stream, timeout)
+        firsts = first_offsets(source, stream, source.clock.monotonic() + timeout)
         at = {p: max(first, offsets.get(p, 0)) for p, first in firsts.items()}
         return GroupPosition(stream, offsets, lag_of_offsets(search, at))
     except AnabranchError as error:
         return GroupPosition(stream, offsets, Lag(0, 0), f"{type(error).__name__}: {error}")
-
-
-def _firsts(source: CommittedLog, stream: str, timeout: float) -> dict[int, int]:
-    deadline, topic = source.clock.monotonic() + timeout, stream_topic(stream)
-    count = partitions_of(source, [stream], deadline)[topic]
-    places = [TopicPartition(topic, partition) for partition in range(count)]
-    return {p.partition: at for p, at in source.start_offsets(places, deadline).items()}
 
 
 def move_group(

@@ -145,7 +145,7 @@ class HistoryCursor:
                     self._gap, self._high = self._gap or (self._position, error), None
                 self._position = self._source.start_offsets([self.place], deadline)[self.place]
                 if not self._whole:
-                    log.warning("%s; reading goes on at offset %d", error, self._position)
+                    log.warning("%s; reading continues at offset %d", error, self._position)
                 continue
             if found is not None:
                 self._first = self._position
@@ -256,7 +256,7 @@ class HistorySearch:
         return self._whole(self._as_of(start))
 
     def _as_of(self, start: str | int) -> Found | None:
-        self._look()
+        self._begin()
         if isinstance(start, str):
             return self._last()
         found = None
@@ -271,17 +271,17 @@ class HistorySearch:
 
         `end` is where the search saw the end.
         """
-        self._look()
+        self._begin()
         return self._last()
 
     def before(self, offset: int) -> Found | None:
         """The last record below an offset, with its vector; None if it does not exist yet, or is deleted."""
-        self._look()
+        self._begin()
         return self._whole(self._last(min(offset, self._high)))
 
     def since(self, offset: int) -> Iterator[Found]:
         """The records from an offset on, up to the history's present end."""
-        self._look()
+        self._begin()
         yield from self._records(offset)
 
     def between(self, above: int, until: int) -> Iterator[Found]:
@@ -294,7 +294,7 @@ class HistorySearch:
 
     def commits(self, above: int, until: int, most: int) -> list[CommitRecord]:
         """The newest commits above a hybrid time and up to another one, rising; at most ``most``."""
-        self._look()
+        self._begin()
         high, window = self._by_time(until), _NEAR + 2 * most  # a marker follows a commit
         while True:
             low = max(self._low, high - window)
@@ -326,8 +326,8 @@ class HistorySearch:
         since = list(takewhile(lambda at: at.offset <= found.offset, self._records(begin)))
         if not since or since[0].offset != begin or not has_vector(since[0].record):
             raise SnapshotExpired(
-                f"{self._place.topic} was cut behind offset {begin}, and does not tell where the partitions "
-                f"ended as of its record at {found.offset}: start at a later one, or at 'begin'"
+                f"{self._place.topic} is truncated past offset {begin}, so the partitions' ends as of its record "
+                f"at {found.offset} are not known: start at a later one, or at 'begin'"
             )
         return since
 
@@ -342,7 +342,7 @@ class HistorySearch:
         ``positions``: partition -> offset, 0 if not given. The record is the first one that exceeds one of them, or
         a little earlier. None if the history is empty.
         """
-        self._look()
+        self._begin()
 
         def goes_beyond(record: HistoryRecord) -> bool:
             return any(p.offset > positions.get(p.partition, 0) for p in record.vector)
@@ -353,7 +353,7 @@ class HistorySearch:
 
     def oldest_whole(self) -> Found | None:
         """The first record with a vector: usually the very first record, from which all others can be completed."""
-        self._look()
+        self._begin()
         return self._first(self._low, has_vector)
 
     def passing(self, partition: int, offset: int) -> int:
@@ -361,7 +361,7 @@ class HistorySearch:
 
         The place is at or a little before the first record that exceeds the offset; the history's end without one.
         """
-        self._look()
+        self._begin()
         return self._before(
             self._high,
             lambda record: any(
@@ -380,7 +380,7 @@ class HistorySearch:
 
     def epoch_record(self, wanted: int) -> EpochRecord | None:
         """The EPOCH record of a stream epoch; None if it does not exist yet, or is deleted."""
-        self._look()
+        self._begin()
         return self._epoch(wanted, self._high)
 
     def _epoch(self, wanted: int, high: int) -> EpochRecord | None:
@@ -399,7 +399,7 @@ class HistorySearch:
 
     def newest_epochs(self, count: int) -> Iterator[HistoryRecord]:
         """The records of the last ``count`` stream epochs, up to the history's present end."""
-        self._look()
+        self._begin()
         last = self._last()
         first = max(0, last.record.stream_epoch - count + 1) if last is not None else 0
         low = self._low
@@ -411,7 +411,7 @@ class HistorySearch:
 
     # -- steps of a search ----------------------------------------------------------------------------
 
-    def _look(self) -> None:
+    def _begin(self) -> None:
         """Ask for the end of the history: all earlier commits are below it, even if they are not visible yet."""
         self._deadline = self._source.clock.monotonic() + self._timeout
         self._low = self._source.start_offsets([self._place], self._deadline)[self._place]

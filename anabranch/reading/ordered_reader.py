@@ -18,7 +18,13 @@ from anabranch.backoff import Backoff
 from anabranch.errors import AnabranchError, NotReady, RetryError
 from anabranch.ports import Clock, GroupMember, TopicPartition
 from anabranch.reading.commit_index import DELETED, FOREIGN, NO_SEGMENT, CommitIndex, Span
-from anabranch.reading.committed_log import CommittedLog, Foreign, ReaderPorts, partitions_of
+from anabranch.reading.committed_log import (
+    CommittedLog,
+    Foreign,
+    ReaderPorts,
+    first_offsets,
+    partitions_of,
+)
 from anabranch.reading.decoded import Block, Portion, Stretch, events_of
 from anabranch.reading.feed import Feed
 from anabranch.reading.history import HistorySearch, Start, check_start
@@ -278,15 +284,15 @@ class OrderedStream:
             self._cover()
             self.index.read_on()
         order = self.index.order
-        told = dict(self._held)
+        positions = dict(self._held)
         watched = order.watched & self._own
         if watched or self._held:
             order.moved(self._positions())
             self._ask_others()
             if self._clock.monotonic() >= self._next_starts:
-                told |= self._deleted((order.watched & self._own) - self._backlog.keys())
+                positions |= self._deleted((order.watched & self._own) - self._backlog.keys())
         self._take_new()
-        return told
+        return positions
 
     def take_finished(self) -> bool:
         """Whether a sealed segment was read to its end since the last call: other readers may wait for it."""
@@ -710,9 +716,4 @@ class Starting:
     def _first_offsets(self, known: Collection[int]) -> dict[int, int]:
         """The first undeleted offset of each partition, including partitions that are known already."""
         deadline = self._source.clock.monotonic() + self._timeout
-        count = partitions_of(self._source, [self._stream], deadline)[self._topic]
-        places = [
-            TopicPartition(self._topic, p) for p in range(max(count, *(p + 1 for p in known), 0))
-        ]
-        found = self._source.start_offsets(places, deadline)
-        return {partition: offset for (_, partition), offset in found.items()}
+        return first_offsets(self._source, self._stream, deadline, max(known, default=-1) + 1)

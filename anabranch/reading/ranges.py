@@ -127,14 +127,14 @@ class RangeReader:
             until = min(end, commits.known_to)
             near = commits.spans.overlapping(at, until)
             near = near.those(near.taken(choice)).clipped(first, end)
-            told = (
+            exact = (
                 near.counts >= 0
                 if "offset" not in wanted
                 else near.counts == near.ends - near.firsts
             )
-            borders = np.flatnonzero(told[1:] != told[:-1]) + 1
+            borders = np.flatnonzero(exact[1:] != exact[:-1]) + 1
             for run in np.split(np.arange(len(near)), borders):
-                if len(run) and told[run[0]]:
+                if len(run) and exact[run[0]]:
                     yield from batches.places(near.those(run), wanted)
                 elif len(run):
                     low, high = int(near.firsts[run[0]]), int(near.ends[run[-1]])

@@ -37,7 +37,7 @@ _ALL_S = 10.0  # how often the positions of all tasks move, also without events
 _ENDS_S = 5.0  # the longest wait for other inputs
 _NONE = (-1, -1, -1)
 _INSTEAD = (
-    "keep the stream for longer; now let it go on with on_lost='skip', or begin elsewhere with "
+    "keep the stream for longer; to continue now, use on_lost='skip', or begin elsewhere with "
     "`anabranch processor reset`"
 )
 _WITH_IT = SnapshotExpired("retention has deleted events that were committed with it")
@@ -290,7 +290,7 @@ class TaskReader(Iteration[Event]):
                 if any(each.feed.records for each in self._inputs)
                 else _PACE_S / len(self._inputs)
             )
-            self._look(one, min(give_up, self._clock.monotonic() + pause))
+            self._read_on(one, min(give_up, self._clock.monotonic() + pause))
         while one.feed.records and not self._closed:
             for task, event in one.given or ():
                 one.last = event.segment_id, event.offset
@@ -302,7 +302,7 @@ class TaskReader(Iteration[Event]):
             else:
                 one.given = zip(found.tasks, found.events(one.stream), strict=True)
 
-    def _look(self, one: Input, deadline: float) -> None:
+    def _read_on(self, one: Input, deadline: float) -> None:
         """Read more of an input's history."""
         one.feed.read_on(deadline, check=partial(self._check_whole, one))
 
@@ -435,7 +435,7 @@ class TaskReader(Iteration[Event]):
         """Read the histories until something comes."""
         while not self._closed:
             for one in self._inputs:
-                self._look(one, until if len(self._inputs) == 1 else 0.0)
+                self._read_on(one, until if len(self._inputs) == 1 else 0.0)
             if any(one.feed.records for one in self._inputs) or self._clock.monotonic() >= until:
                 return
             if len(self._inputs) > 1:
@@ -458,7 +458,7 @@ class TaskReader(Iteration[Event]):
             return True
         for each in others:
             if not each.feed.records:
-                self._look(each, 0.0)
+                self._read_on(each, 0.0)
         sure = min(each.feed.records[-1].record.timestamp for each in others if each.feed.records)
         deadline = max(until, self._clock.monotonic() + _ENDS_S)
         ends = self._source.end_offsets([each.feed.history.place for each in others], deadline)
@@ -468,7 +468,7 @@ class TaskReader(Iteration[Event]):
             ):
                 if self._closed or self._clock.monotonic() >= deadline:
                     return False
-                self._look(each, deadline)
+                self._read_on(each, deadline)
         self._complete[home] = sure
         return first <= sure
 
@@ -496,8 +496,8 @@ class TaskReader(Iteration[Event]):
         if first.before >= expected:
             since = one.at.timestamp if last is None else last.record.timestamp
             error = SnapshotExpired(
-                f"the history of {one.stream} is cut behind record {expected}, which is not consumed yet: commits "
-                f"are gone for this processor: {_INSTEAD}"
+                f"the history of {one.stream} is truncated past record {expected}, which is not consumed yet: "
+                f"commits are gone for this processor: {_INSTEAD}"
             )
             last_lost = first.record.timestamp - 1
             self._lose(one.stream, since + 1, last_lost, error, first.before + 1 - expected)

@@ -117,7 +117,7 @@ def test_where_a_group_goes_on(log: MemoryLog, group: dict[int, int], start: int
 
 def test_what_retention_took_of_a_group_is_told(log: MemoryLog) -> None:
     log.delete_records({PLACE: 5})
-    with pytest.raises(SnapshotExpired, match="above where the group stands"):
+    with pytest.raises(SnapshotExpired, match="has truncated the history"):
         passed(search(log), {0: 6})
 
 

@@ -93,7 +93,7 @@ def test_the_compiled_walk_finds_what_the_codec_does(
     records: list[HistoryRecord], partition: int
 ) -> None:
     found = _walk(columns([encode(record) for record in records]), partition)
-    assert plain(found) == plain(_part(records, partition, 0))
+    assert plain(found) == plain(_part(records, partition))
 
 
 @settings(max_examples=some(500))
@@ -118,7 +118,7 @@ def test_mutated_records_are_declined_or_read_alike(
         assert found is None
     else:
         if found is not None:
-            assert plain(found) == plain(_part([wanted], 0, 0))
+            assert plain(found) == plain(_part([wanted], 0))
 
 
 def test_arrays_in_blocks_with_their_sizes() -> None:
@@ -129,7 +129,7 @@ def test_arrays_in_blocks_with_their_sizes() -> None:
     assert body[at : at + 7] == bytes((2, 6, 0, 2, 4, 2, 0))
     sized = body[:at] + bytes((1, 10)) + body[at + 1 :]
     assert decode(sized) == record
-    assert plain(_walk(columns([sized]), 0)) == plain(_part([record], 0, 0))
+    assert plain(_walk(columns([sized]), 0)) == plain(_part([record], 0))
 
 
 def spans(*rows: tuple[int, int, int, int]) -> Spans:
