@@ -1,6 +1,6 @@
 """The walk of `anabranch.batches.kernels.scan` in plain Python, for small batches while the kernels are not loaded.
 
-It is also the oracle of the compiled walk in tests: change both.
+Tests compare the compiled walk with it: change both.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ _Batches = Sequence[RawBatch]
 
 
 class JournalReaders:
-    """A reader for each journal partition. It is kept for the next merge, with the fetched batches that are left.
+    """A reader for each journal partition. Readers stay for the next merge, with the fetched batches that are left.
 
     ``ahead``: fetch following batches on a helper thread while the caller works. Don't use it with the in-memory
     log, whose calls hand control to a scheduler.
@@ -76,7 +76,7 @@ class JournalReader:
         self._here: deque[RawBatch] = deque()
         # Fetches ahead, in order; each begins where the one before ends.
         self._coming: deque[Future[_Batches]] = deque()
-        # The number of fetches ahead. It grows with each useful one, so that few are wasted by jumps.
+        # The number of fetches ahead: each useful one raises it, so that few are wasted by jumps.
         self._depth = 1
 
     def batch(self, base_offset: int, crc: int = 0) -> RawBatch:
@@ -95,7 +95,7 @@ class JournalReader:
             self._here = deque(self._take(base_offset))
             while len(self._here) > 1 and self._here[0].base_offset < base_offset:
                 self._here.popleft()
-        # It stays here, because several runs may belong to one batch.
+        # The batch stays here, because several runs may belong to it.
         batch = self._here[0]
         if batch.base_offset != base_offset:
             raise RecordsGone(f"no batch of {self._partition} begins at {base_offset}")

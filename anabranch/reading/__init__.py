@@ -1,7 +1,7 @@
 """Readers of streams: events in order, whole transactions, snapshots, offset ranges, and tasks of processors.
 
-Start with `history`: a stream's history has one record for each commit and each stream epoch. It says which offsets
-of the stream's partitions belong to which commit, and every reader follows it.
+Start with `history`: a stream's history has one record for each commit and each stream epoch, and says which
+offsets of the stream's partitions belong to which commit. Every reader follows it.
 
 From brokers to events, from below:
 
