@@ -3,7 +3,7 @@
 Start with `history`: a stream's history has one record for each commit and each stream epoch, and says which
 offsets of the stream's partitions belong to which commit. Every reader follows it.
 
-From brokers to events, from below:
+From fetches to events:
 
 - `committed_log`: one reader's log: committed batches, and questions that are repeated until a deadline.
 - `decoded`: fetched batches as blocks of records, and blocks as events.
