@@ -86,10 +86,6 @@ class CommitFeed:
         """The events of the first record, a commit; None if retention has deleted some of them."""
         return self.parts.events(_commit(self.first))
 
-    def begin_again(self) -> None:
-        """Let `runs` begin with the first event again."""
-        self._runs = None
-
     def advance(self) -> Found:
         """Pass the first record, and return it."""
         self._runs = None

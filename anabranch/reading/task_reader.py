@@ -146,7 +146,6 @@ class Input:
     def begin_again(self) -> None:
         """Read the feed's first record again, from the last returned event on."""
         self.place()
-        self.feed.begin_again()
         self.rest = self.given = None
 
     def passed(self) -> None:
@@ -327,7 +326,7 @@ class TaskReader(Iteration[Event]):
 
     def _slices(self, one: Input, offset: int, record: CommitRecord) -> Iterator[Slice]:
         """The events of a commit that belong to this tenure's tasks and are not consumed yet."""
-        runs = one.feed.runs()
+        runs = one.feed.parts.runs(record)
         if runs is None:
             raise SnapshotExpired(
                 f"retention has deleted events of {one.stream} that processor {self._tenure.processor} has not "
