@@ -35,7 +35,7 @@ if TYPE_CHECKING:
         Receipt,
         Result,
         StreamDescription,
-        Tenure,
+        TaskOwnership,
         TransactionInfo,
     )
 
@@ -72,7 +72,7 @@ __all__ = [
     "Snapshot",
     "SnapshotPlan",
     "StreamDescription",
-    "Tenure",
+    "TaskOwnership",
     "Transaction",
     "TransactionInfo",
     "Writer",

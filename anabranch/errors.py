@@ -84,7 +84,7 @@ class TooManyTransactions(RetryError):
     """The limit of open transactions is reached: wait for some to end."""
 
 
-class TooMuchStaged(RetryError):
+class TooManyUncommittedBytes(RetryError):
     """Open transactions have all the bytes in journals that they may: end some, or wait for some to end."""
 
 
@@ -96,7 +96,7 @@ class WriteFailed(RetryError):
     """A write was not acknowledged; this writer gives no receipt any more: join again and rewrite."""
 
 
-class NotLeading(RetryError):
+class NotLeader(RetryError):
     """This process lost its leadership in mid-work; a successor finishes. Internal to controllers."""
 
 
@@ -107,7 +107,7 @@ class TransactionAborted(BeginAgainError):
     """The transaction is aborted (by a client, an operator, staleness or a newer one of its name)."""
 
 
-class TenureLost(BeginAgainError):
+class OwnershipLost(BeginAgainError):
     """Another process took these tasks: take them again. Their positions say what is committed, this too."""
 
 
@@ -226,7 +226,7 @@ class LedgerDiffers(FixCallError):
     """The database has committed what was aborted by hand: the row stays, and a person mends it."""
 
 
-class HeldByPrepared(FixCallError):
+class ReservedByPrepared(FixCallError):
     """A prepared transaction has the name, or the series: its coordinator has to end it (`Client.prepared`)."""
 
 
@@ -261,7 +261,7 @@ class EventTooLarge(FixCallError):
     """An event, or a one-shot, is bigger than the broker takes."""
 
     stream = ""  # the stream of the event
-    most = 0  # the most bytes of key, value and headers; 0: not known
+    limit = 0  # the most bytes of key, value and headers; 0: not known
 
 
 class BatchTooLarge(FixCallError):
@@ -272,7 +272,7 @@ class TooManyStreams(FixCallError):
     """A control partition, or a lane, has all the streams, partitions of streams or scopes that it may."""
 
 
-class SetAside(FixCallError):
+class Quarantined(FixCallError):
     """The command failed three times and was passed over: it had no effect."""
 
 

@@ -17,14 +17,14 @@ from anabranch.core.transaction_states import locks_broken
 from anabranch.errors import (
     AnabranchError,
     FixCallError,
-    HeldByPrepared,
     InvalidArgument,
     NotReady,
+    ReservedByPrepared,
     TransactionAborted,
 )
 from anabranch.schemas import records as r
 from anabranch.schemas.codec import decode_as, encode
-from anabranch.schemas.records import SegmentRange, SetAsideRow, TxnState
+from anabranch.schemas.records import QuarantineRow, SegmentRange, TxnState
 
 log = logging.getLogger("anabranch.client")
 
@@ -209,20 +209,20 @@ class OpenTransaction:
     """A transaction with what it holds and waits for, as its controller knows it.
 
     ``age``, ``silent`` (since something was heard of it) and ``left`` (of its keepalive; None: it does not run) are
-    seconds. ``writers`` and ``carries``, the segments that its merge carries aside, are empty in lists; so is
+    seconds. ``writers`` and ``staged_merges``, the segments of its staged merge, are empty in lists; so is
     ``journals``: by stream, bytes of the journal that stay for it. ``locks``: on tables; while they are ``frozen``,
     commits that would break one wait. ``waits``: for what its decided commit waits, with ``why``, ``stream``,
     ``text`` and ``age_ms`` (-1: not known). ``ends``: the command by which an operator ends it.
     """
 
     info: TransactionInfo
-    staged_bytes: int
+    uncommitted_bytes: int
     age: float
     silent: float
     left: float | None
     writer_count: int
     writers: tuple[r.WriterInfo, ...]
-    carries: tuple[r.CarryInfo, ...]
+    staged_merges: tuple[r.StagedMergeInfo, ...]
     locks: int = 0
     frozen: bool = False
     journals: Mapping[str, int] = field(default_factory=dict)
@@ -237,11 +237,11 @@ class StreamDescription:
     ``segments``: the active ones, by key range. ``rejected``: journal records rejected, by reason, since the
     present controller began to lead. ``journal``: how far each journal partition is indexed. ``partitions``: their
     number, of the stream and of its journal. ``low_water``: offsets below which journal partitions may be cut.
-    ``staged_bytes``: of open transactions in the journal, about. ``state``: ACTIVE; CREATING; WAITING while it
+    ``uncommitted_bytes``: of open transactions in the journal, about. ``state``: ACTIVE; CREATING; WAITING while it
     can't be read or written, and ``trouble`` says why; LOST once it is given up, as a topic of it is gone.
     ``foreign``: the least number of foreign records found in its topic since the present controller began to lead.
     ``base``: which a table begins at; with ``timestamp``, ``rows`` and ``txn_id``. ``oldest_snapshot``: hybrid time
-    from which on a table is promised to be readable; 0: it is none. ``holders``: what keeps it from being deleted
+    from which on a table is promised to be readable; 0: it is none. ``blockers``: what keeps it from being deleted
     or compacted, each with ``what``, ``name``, ``lane``, ``age_ms`` and the command that ``ends`` it; told by
     `Client.describe`, to a lane that may operate it.
     """
@@ -255,27 +255,27 @@ class StreamDescription:
     journal: Mapping[int, int]
     partitions: int
     low_water: Mapping[int, int]
-    staged_bytes: int
+    uncommitted_bytes: int
     state: r.ShownStreamState = ACTIVE
     trouble: str = ""
     foreign: int = 0
     base: r.BaseRow | None = None
     oldest_snapshot: int = 0
-    holders: tuple[r.Holder, ...] = ()
+    blockers: tuple[r.Blocker, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class CommandsInfo:
     """A control partition's commands: those before ``position`` are dealt with, ``end`` is their end.
 
-    ``set_aside``: those that could not be carried out, the oldest first, with ``offset``, ``at_ms`` (Unix
+    ``quarantined``: those that could not be carried out, the oldest first, with ``offset``, ``at_ms`` (Unix
     milliseconds), ``what`` it was and the ``reason``. ``open_transactions``, ``outcomes``: kept numbers.
     """
 
     control_partition: int
     position: int
     end: int
-    set_aside: tuple[SetAsideRow, ...]
+    quarantined: tuple[QuarantineRow, ...]
     open_transactions: int
     outcomes: int
 
@@ -317,10 +317,11 @@ class AuditEntry:
 
 
 @dataclass(frozen=True)
-class Tenure:
+class TaskOwnership:
     """The right to commit for tasks of a processor, until another one takes them. Plain data: it may be pickled.
 
-    ``tasks``: by number, as they stood when they were taken. ``secret``: 16 bytes that let their holder commit.
+    ``tasks``: by number, as they stood when they were taken. ``fencing_token``: 16 bytes that let their holder
+    commit.
     ``stores``: the first one has number 2. ``incarnation``: stands in each key of its state.
     """
 
@@ -328,7 +329,7 @@ class Tenure:
     task_count: int
     inputs: tuple[r.ProcessorInput, ...]
     tasks: Mapping[int, r.TaskInfo]
-    secret: bytes = field(repr=False)
+    fencing_token: bytes = field(repr=False)
     stores: tuple[str, ...] = ()
     incarnation: int = 0
 
@@ -345,7 +346,7 @@ class Tenure:
     @property
     def hash(self) -> bytes:
         """The hash by which `Begin` names it."""
-        return hash_of(self.processor, self.secret)
+        return hash_of(self.processor, self.fencing_token)
 
 
 _RIGHTS = {(right.name or "").lower().replace("_", "-"): right for right in Right}
@@ -393,13 +394,13 @@ def open_of(info: r.OpenInfo) -> OpenTransaction:
     """An `OpenInfo` record for callers."""
     return OpenTransaction(
         info_of(info.outcome),
-        info.staged_bytes,
+        info.uncommitted_bytes,
         info.age_ms / 1000,
         info.silent_ms / 1000,
         None if info.left_ms < 0 else info.left_ms / 1000,
         info.writer_count,
         info.writers,
-        info.carries,
+        info.staged_merges,
         info.locks,
         info.frozen,
         info.journals,
@@ -428,9 +429,9 @@ def result_of(outcome: r.Outcome) -> Result:
 
 
 def committed(outcome: r.Outcome) -> r.Outcome:
-    """The outcome if it is COMMITTED, else `TransactionAborted`; `HeldByPrepared`: it is still to be ended."""
+    """The outcome if it is COMMITTED, else `TransactionAborted`; `ReservedByPrepared`: it is still to be ended."""
     if outcome.state == "PREPARED":
-        raise HeldByPrepared(
+        raise ReservedByPrepared(
             f"transaction {txn_text(outcome.txn_id)}, which has the name, is prepared: it has to be ended first"
         )
     if outcome.state != "COMMITTED":

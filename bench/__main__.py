@@ -133,7 +133,7 @@ BENCHES: dict[str, tuple[str, Callable[[bool], tuple[dict[str, Any], Rows]]]] = 
     "ordered": ("reading in stream order against a plain consumer", _on_cluster(ordered)),
     "ranges": ("offset ranges as Arrow batches against a plain consumer", _on_cluster(ranges)),
     "beside": (
-        "small commits while a big one is written, and while it is carried aside",
+        "small commits while a big one is written, and while it is staged",
         _on_cluster(beside),
     ),
     "prepared": (

@@ -4,7 +4,7 @@
 the same without positions. One process asks for all, with one producer and one consumer of answers.
 
 *loop*: an event a commit. From the input's commit, answered, to the output readable (read_committed), p50 and p99
-in milliseconds: a tenure's reader and a one-shot with positions, against a confluent-kafka consumer and a
+in milliseconds: a reader of owned tasks and a one-shot with positions, against a confluent-kafka consumer and a
 transactional producer with `send_offsets_to_transaction` (KIP-447). Both commit each event at once; acks=all, one
 broker, one replica. Not equal: our input is a transaction, Kafka's a plain record; a second process decides ours.
 """
@@ -47,14 +47,15 @@ def run(place: Place, *, quick: bool = False) -> dict[str, Any]:
     rounds, seconds, events = (1, 2.0, 60) if quick else (3, 5.0, 300)
     stream = place.new_stream(segments=2)
     with anabranch.connect(place.bootstrap, timeout=60) as client:
-        tenures = []
+        ownerships = []
         for number in range(PROCESSORS):
             client.create_processor(f"bench/p{number}-{uuid.uuid4().hex[:6]}", stream, tasks=1)
         for info in client.processors("bench"):
-            tenures.append(client.take(info.processor))
+            ownerships.append(client.take_tasks(info.processor))
         rates: dict[str, list[dict[str, float]]] = {"without": [], "with": []}
         askers = {
-            name: _Asker(place.bootstrap, stream, tenures, moving=name == "with") for name in rates
+            name: _Asker(place.bootstrap, stream, ownerships, moving=name == "with")
+            for name in rates
         }
         for asker in askers.values():
             asker.run(1.0)
@@ -75,11 +76,16 @@ class _Asker:
     """One-shots, as many in flight as there are processors; each of a processor once its last one is answered."""
 
     def __init__(
-        self, bootstrap: str, stream: str, tenures: list[anabranch.Tenure], *, moving: bool
+        self,
+        bootstrap: str,
+        stream: str,
+        ownerships: list[anabranch.TaskOwnership],
+        *,
+        moving: bool,
     ) -> None:
-        self._stream, self._tenures, self._moving = stream, tenures, moving
-        self._sequences = [0] * len(tenures)
-        self._idle = deque(range(len(tenures)))
+        self._stream, self._ownerships, self._moving = stream, ownerships, moving
+        self._sequences = [0] * len(ownerships)
+        self._idle = deque(range(len(ownerships)))
         self._producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 0})
         self._consumer = Consumer(
             {"bootstrap.servers": bootstrap, "group.id": "bench", "fetch.wait.max.ms": 100}
@@ -122,9 +128,9 @@ class _Asker:
         if self._moving:
             self._sequences[number] += 1
             at = self._sequences[number]
-            tenure = self._tenures[number]
+            ownership = self._ownerships[number]
             step = TaskStep((0,), at, (TaskPosition(0, at, 0),))
-            consumed = Consumed(tenure.processor, tenure.secret, (step,))
+            consumed = Consumed(ownership.processor, ownership.fencing_token, (step,))
         events = (Event(self._stream, -1, b"key-%d" % number, b"v" * 100, (), -1),)
         asked = secrets.token_bytes(16)
         headers: Any = [(CORRELATION_HEADER, asked), (REPLY_HEADER, bytes(4))]
@@ -144,12 +150,12 @@ def _our_loop(place: Place, client: anabranch.Client, events: int) -> dict[str, 
     source, target = place.new_stream(segments=1), place.new_stream(segments=1)
     name = f"bench/loop-{uuid.uuid4().hex[:6]}"
     client.create_processor(name, source, tasks=1)
-    tenure = client.take(name)
+    ownership = client.take_tasks(name)
 
     def work() -> None:
-        with client.read(source, timeout=5, tenure=tenure) as reader:
+        with client.read(source, timeout=5, ownership=ownership) as reader:
             for event in reader:
-                with client.begin("bench", tenure=tenure) as txn:
+                with client.begin("bench", ownership=ownership) as txn:
                     txn.write(target, event.value, key=event.key)
                     txn.commit(consumed=reader.consumed())
 

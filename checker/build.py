@@ -85,15 +85,15 @@ def _finish(history: History, op: Operation) -> None:
 def _commit(history: History, op: Operation) -> None:
     if (op.asked.get("series") is None) != (op.asked.get("number") is None):
         raise op.broken("series and number go together")
-    moves = [op.asked.get(name) is None for name in ("processor", "tenure", "tasks", "consumes")]
+    moves = [op.asked.get(name) is None for name in ("processor", "ownership", "tasks", "consumes")]
     if len(set(moves)) > 1:
-        raise op.broken("processor, tenure, tasks and consumes go together")
+        raise op.broken("processor, ownership, tasks and consumes go together")
     txn_of(history, op).commits.append(op)
 
 
 def _take(history: History, op: Operation) -> None:
-    if any(op.asked["tenure"] == other.asked["tenure"] for other in history.takes):
-        raise op.broken(f"tenure {op.asked['tenure']!r} was taken before")
+    if any(op.asked["ownership"] == other.asked["ownership"] for other in history.takes):
+        raise op.broken(f"ownership {op.asked['ownership']!r} was taken before")
     history.takes.append(op)
 
 

@@ -43,7 +43,7 @@ _FIELDS: dict[str, tuple[dict[str, _Types], dict[str, _Types]]] = {
         {"txn_id": _TEXT, "timestamp": _NUMBER, "committed": _NUMBER},
     ),
     "abort": ({"txn": _TEXT}, {}),
-    "take": ({"processor": _TEXT, "tenure": _TEXT, "tasks": _LIST}, {}),
+    "take": ({"processor": _TEXT, "ownership": _TEXT, "tasks": _LIST}, {}),
     "near": ({"scopes": _LIST}, {}),
     "drained": ({"processor": _TEXT, "streams": _LIST}, {}),
     "state": ({"txn_id": _TEXT}, {"state": _TEXT, "timestamp": _NUMBER_OR_NULL}),

@@ -18,7 +18,7 @@ class Move(NamedTuple):
     txn: Txn
     commit: Operation
     processor: str
-    tenure: str
+    ownership: str
     tasks: tuple[int, ...]
     consumes: tuple[str, ...]
 
@@ -53,7 +53,7 @@ def _move(txn: Txn) -> Move | None:
             txn,
             txn.first_asked,
             op.asked["processor"],
-            op.asked["tenure"],
+            op.asked["ownership"],
             tuple(op.asked["tasks"]),
             tuple(op.asked["consumes"]),
         )
@@ -102,8 +102,8 @@ def _judge_order(history: History, report: Report, moves: list[Move]) -> None:
 
 
 def _judge_fences(report: Report, moves: list[Move], takes: list[Operation]) -> None:
-    """Nothing is asked under a former tenure, and committed; those of one task do not take turns."""
-    by_tenure = {op.asked["tenure"]: op for op in takes}
+    """Nothing is asked under a former ownership, and committed; those of one task do not take turns."""
+    by_ownership = {op.asked["ownership"]: op for op in takes}
     of_task: dict[int, list[Move]] = defaultdict(list)
     for move in moves:
         for task in move.tasks:
@@ -112,19 +112,17 @@ def _judge_fences(report: Report, moves: list[Move], takes: list[Operation]) -> 
         taken = [(op, op.at, op) for op in takes if op.ok and task in op.asked["tasks"]]
         questions = [(move.commit, move) for move in found]
         for _, move, _, later in Told(taken).before(questions):
-            mine = by_tenure.get(move.tenure)
+            mine = by_ownership.get(move.ownership)
             if mine is not None and later is not mine and mine.ended_before(later):
                 text = f"{move.txn} was asked after task {task} of {move.processor} was taken, and is committed"
                 report.add("fenced-commit", text, [later.told_where, move.commit.where])
         ended: dict[str, Move] = {}
         for one, other in pairwise(move for move in found if move.txn.timestamp is not None):
-            if one.tenure == other.tenure:
+            if one.ownership == other.ownership:
                 continue
-            ended[one.tenure] = one
-            if other.tenure in ended:
-                text = (
-                    f"{other.txn} moved task {task} of {other.processor} after another tenure had"
-                )
+            ended[one.ownership] = one
+            if other.ownership in ended:
+                text = f"{other.txn} moved task {task} of {other.processor} after another ownership had"
                 report.add("fenced-commit", text, [one.commit.where, other.commit.where])
 
 

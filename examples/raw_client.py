@@ -46,7 +46,7 @@ REPEAT_S = 5
 VERSION = 1
 TYPES = {
     "FindScope": 1, "Begin": 4, "Touch": 5, "Register": 6, "Commit": 7, "OneShot": 8,
-    "Abort": 9, "Resolve": 10, "Heartbeat": 12, "SafeTime": 16, "CreateProcessor": 27, "Take": 29,
+    "Abort": 9, "Resolve": 10, "Heartbeat": 12, "SafeTime": 16, "CreateProcessor": 27, "TakeTasks": 29,
     "DescribeProcessors": 31, "Reply": 32, "Receipt": 33, "EpochRecord": 97, "CommitRecord": 98,
 }  # fmt: skip
 Row = tuple[bytes | None, bytes]
@@ -167,7 +167,7 @@ class Transaction:
 
     def commit(self, own: list[dict[str, Any]]) -> Any:
         """The outcome. Never guesses: an unanswered commit is resolved, then sent again if need be."""
-        command = {"token": self.token, "own": own, "receipts": None, "name": None, "vouched": []}
+        command = {"token": self.token, "own": own, "receipts": None, "name": None, "validated": []}
         while True:
             try:
                 return self.ask("Commit", **command, wait_ms=30_000)
@@ -336,13 +336,17 @@ class Tasks:
             info = self._ask("DescribeProcessors", about | {"task": more})
             found, more = found + info["tasks"], info["more"]
         terms = {t["task"]: t["term"] for t in found if not wanted or t["task"] in wanted}
-        self._tenure = secrets.token_bytes(16)
-        take = {"processor": processor, "tenure": self._tenure, "holder": "raw_client"}
+        self._fencing_token = secrets.token_bytes(16)
+        take = {
+            "processor": processor,
+            "fencing_token": self._fencing_token,
+            "holder": "raw_client",
+        }
         take |= {"tasks": [*terms], "terms": [*terms.values()]}
-        info = self._ask("Take", take)
+        info = self._ask("TakeTasks", take)
         while any(task["in_progress"] for task in info["tasks"]):  # decided before; merged soon
             time.sleep(0.1)
-            info = self._ask("Take", take)
+            info = self._ask("TakeTasks", take)
         self.inputs, self.count = info["inputs"], info["task_count"]
         self._sequences = {task["task"]: task["sequence"] for task in info["tasks"]}
         # Of each input, task -> record of its history, segment in that, offset there.
@@ -366,7 +370,11 @@ class Tasks:
                 alike.setdefault(self._sequences[task], []).append(task)
         moved = [here | {"segment": -1, "offset": -1}]
         steps = [{"tasks": t, "sequence": n, "positions": moved} for n, t in alike.items()]
-        consumed = {"processor": self._processor, "tenure": self._tenure, "steps": steps}
+        consumed = {
+            "processor": self._processor,
+            "fencing_token": self._fencing_token,
+            "steps": steps,
+        }
         about = {"txn_id": new_id(self._control, marked=True), "scope": self._scope, "name": None}
         self._commands.ask(
             self._control, "OneShot", about | {"events": events, "consumed": consumed, "locks": []}

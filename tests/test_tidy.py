@@ -126,7 +126,7 @@ MANY_ARGUMENTS = {
 }
 # Files that nobody has merged into their importer yet have no reason here.
 SMALL_FILES = {
-    "anabranch/core/decisions/commits/settle.py": "",
+    "anabranch/core/decisions/commits/force.py": "",
     "anabranch/core/decisions/grants.py": "",
     "anabranch/infra/__main__.py": "an entry point: `python -m anabranch.infra`",
     "anabranch/ledger/watch.py": "",
@@ -150,8 +150,8 @@ SPLATS = {
     "anabranch/core/decisions/cleanup.py: clean_up",
     "anabranch/core/decisions/commits/names_and_series.py: give_back",
     "anabranch/core/decisions/commits/names_and_series.py: take_number",
-    "anabranch/core/decisions/questions.py: _carries_of",
-    "anabranch/core/decisions/set_aside.py: list_commands",
+    "anabranch/core/decisions/questions.py: _staged_merges_of",
+    "anabranch/core/decisions/quarantine.py: list_commands",
     "anabranch/core/decisions/turn.py: done",
     "anabranch/core/journal/index.py: plain_from",
     "anabranch/faust/agents.py: _loader",
@@ -173,7 +173,7 @@ FEW_IMPLEMENTATIONS = {
     "anabranch/tables/registering.py: Controller": "",
     "anabranch/tables/registering.py: Opened": "",
     "anabranch/tables/transaction.py: Commits": "",
-    "anabranch/tables/work.py: Vouching": "",
+    "anabranch/tables/work.py: Validating": "",
 }
 # A docstring's subject comes first, and the code names it.
 _HEADLESS = re.compile(r"^(?:Who|What|That|Of|It|Where|Whatever|Whoever)\b")

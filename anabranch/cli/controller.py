@@ -84,7 +84,7 @@ class Given(AskedOfBrokers):
     max_partitions: Annotated[
         int, option("", "Most partitions of them and of their journals.", min=2)
     ] = 5_000
-    max_staged_bytes: Annotated[
+    max_uncommitted_bytes: Annotated[
         int,
         option(
             "",
@@ -93,7 +93,7 @@ class Given(AskedOfBrokers):
         ),
     ] = 64 << 30
     chunk_bytes: Annotated[
-        int, option("", "A bigger commit is carried aside in such chunks.", min=1)
+        int, option("", "A bigger commit is a staged merge, in such chunks.", min=1)
     ] = 16 << 20
     collate_s: Annotated[
         float,
@@ -140,7 +140,7 @@ class Given(AskedOfBrokers):
         typer.Option(
             RENAMED["skip_commands"],
             metavar="[LANE/]PARTITION:OFFSET",
-            help="Set this command aside instead of trying it (may be given again); without LANE, of `open`.",
+            help="Quarantine this command instead of trying it (may be given again); without LANE, of `open`.",
         ),
     ] = None
     lanes_only: Annotated[

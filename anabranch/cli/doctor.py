@@ -195,10 +195,10 @@ def _controllers(client: Client, cluster: Cluster, bootstrap: str) -> Iterator[R
     if rows[0].state == BAD and not opened.missing:
         return
     rows = []
-    with _asked(rows, "commands set aside", ""):
-        aside = sum(len(one.set_aside) for one in client.commands())
+    with _asked(rows, "quarantined commands", ""):
+        aside = sum(len(one.quarantined) for one in client.commands())
         do = "look at them: `anabranch command list --lane admin`" if aside else ""
-        rows.append(Row("commands set aside", WARN if aside else OK, f"{aside:,}", do))
+        rows.append(Row("quarantined commands", WARN if aside else OK, f"{aside:,}", do))
     streams: list[StreamDescription] = []
     with _asked(rows, "streams", "look at the controllers' logs"):
         streams = client.streams()
@@ -277,7 +277,7 @@ def _settings(cluster: Cluster, streams: list[StreamDescription]) -> Iterator[Ro
     try:
         found = describe_topics(cluster, names, cluster.deadline(_ANSWER_S))
     except (LogError, Again) as error:
-        yield Row("settings", OK, f"not looked at: {error}")
+        yield Row("settings", OK, f"not checked: {error}")
         return
     for one, name in zip(streams, names, strict=True):
         asked = {s.name: s.value for s in of_stream(one.stream) if s.name == RETENTION_MS}
@@ -312,7 +312,7 @@ def _asked(rows: list[Row], what: str, to_do: str) -> Iterator[None]:
     try:
         yield
     except NotAuthorized as error:
-        rows.append(Row(what, OK, f"not looked at: {error}"))
+        rows.append(Row(what, OK, f"not checked: {error}"))
     except FixCallError as error:
         rows.append(Row(what, BAD, f"{type(error).__name__}: {error}", to_do or "mend that"))
     except AnabranchError as error:

@@ -1,4 +1,4 @@
-"""`anabranch lane`: lanes, by which clients send commands; `command`: commands set aside; and `audit-log`."""
+"""`anabranch lane`: lanes, by which clients send commands; `command`: quarantined commands; and `audit-log`."""
 
 from __future__ import annotations
 
@@ -120,17 +120,17 @@ def audit_log(
     show("entries", rows, columns, as_json=options.json, title="Audit log")
 
 
-commands_app = App(no_args_is_help=True, help="See which commands were set aside.")
+commands_app = App(no_args_is_help=True, help="See which commands are quarantined.")
 
 
 @commands_app.callback()
 def root() -> None:
-    """See which commands were set aside."""
+    """See which commands are quarantined."""
 
 
 @commands_app.command("list")
 def list_commands(options: OperatorOptions) -> None:
-    """Show how far each control partition is with its commands, which it set aside, and what it keeps."""
+    """Show how far each control partition is with its commands, which it quarantined, and what it keeps."""
     with options.client() as client:
         found = client.commands()
     rows = [commands_row(each) for each in found]
@@ -138,10 +138,10 @@ def list_commands(options: OperatorOptions) -> None:
     aside = [
         {**one, "control_partition": row["control_partition"]}
         for row in rows
-        for one in row["set_aside"]
+        for one in row["quarantined"]
     ]
     if aside and not options.json:
-        print_table("Set aside", aside, _ASIDE_COLUMNS)
+        print_table("Quarantined", aside, _ASIDE_COLUMNS)
     found.check()
 
 
@@ -212,7 +212,7 @@ _COMMAND_COLUMNS = (
     "control_partition",
     "position",
     Column("waiting", lambda row: row["end"] - row["position"]),
-    Column("set aside", lambda row: len(row["set_aside"])),
+    Column("quarantined", lambda row: len(row["quarantined"])),
     "open_transactions",
     "outcomes",
 )

@@ -89,10 +89,10 @@ def recover(
     older_than: Annotated[
         str, option("--older-than TIME", "Only what was prepared so long ago: 90s, 30m, 1h.")
     ] = "60s",
-    every: Annotated[str, option("--every TIME", "Between two looks.")] = "10s",
+    every: Annotated[str, option("--every TIME", "Between two checks.")] = "10s",
     once: Annotated[
         bool,
-        option("--once", "Look once, and end: with an error if there are alarms, or some wait."),
+        option("--once", "Check once, and end: with an error if there are alarms, or some wait."),
     ] = False,
     http: Annotated[
         str | None,
@@ -179,7 +179,7 @@ def adopt(
     """Let the ledger belong to the server that its database is on now: restored, copied or promoted.
 
     The ledger gets another secret. The list is of transactions prepared under the former one: look at their rows in
-    the former database, then `anabranch txn settle --presume`.
+    the former database, then `anabranch txn force --outcome`.
     """
     ledger = options.ledger()
     connecting = options.client()

@@ -158,7 +158,7 @@ def web(
         bool,
         option(
             "--allow-actions",
-            "Let people abort, settle, scale and delete, each after a question.",
+            "Let people abort, force, scale and delete, each after a question.",
         ),
     ] = False,
 ) -> None:

@@ -142,14 +142,14 @@ def describe(
     print_line(f"journal indexed up to: {journal or 'nothing yet'}")
     low_water = ", ".join(f"{p}: {start:,}" for p, start in sorted(found.low_water.items()))
     print_line(f"journal deleted up to: {low_water or 'nothing yet'}")
-    print_line(f"bytes of open transactions: {found.staged_bytes:,}")
+    print_line(f"bytes of open transactions: {found.uncommitted_bytes:,}")
     rejected = ", ".join(f"{why}: {count:,}" for why, count in sorted(found.rejected.items()))
     print_line(f"journal records rejected: {rejected or 'none'}")
     print_line(
         f"foreign records in the stream: {f'{found.foreign:,}' if found.foreign else 'none'}"
     )
-    for holder in found.holders:
-        print_line(f"held by {text_of(holder)}")
+    for blocker in found.blockers:
+        print_line(f"held by {text_of(blocker)}")
     for text in losses:
         print_line(text)
     show_settings(found, effective)

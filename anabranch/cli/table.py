@@ -287,7 +287,7 @@ def compact(
         bool,
         option("--watch -w", "Go on: compact each table whose table.compact.ratio asks for it."),
     ] = False,
-    every: Annotated[float, option("--every SECONDS", "Between two looks.", min=0.1)] = 60.0,
+    every: Annotated[float, option("--every SECONDS", "Between two checks.", min=0.1)] = 60.0,
 ) -> None:
     """Delete former versions of rows: put all rows, as of now minus table.history.ms, into a base, and begin there.
 

@@ -1,4 +1,4 @@
-"""`anabranch txn`: list, describe, abort and settle transactions; and `anabranch series` of numbered commits."""
+"""`anabranch txn`: list, describe, abort and force transactions; and `anabranch series` of numbered commits."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 _MOST = 10_000  # that a list may have
 _WATCH_S = 1.0
 _LATE = (AlreadyCommitted, OutcomeUnknown)
-app = App(no_args_is_help=True, help="List, describe, abort and settle transactions.")
+app = App(no_args_is_help=True, help="List, describe, abort and force transactions.")
 _FINISHED = ("COMMITTED", "ABORTED")
 TxnIdText = Annotated[
     str, argument("ID", "The transaction's id, 32 hexadecimal digits, or its first or last ones.")
@@ -102,7 +102,7 @@ _OPEN_COLUMNS: Columns = (
     Column("age", _span_of("age_s")),
     Column("silent for", _span_of("silent_s")),
     Column("keepalive left", _span_of("keepalive_left_s")),
-    Column("bytes", "staged_bytes"),
+    Column("bytes", "uncommitted_bytes"),
     Column("writers", "writer_count"),
     "streams",
 )
@@ -254,7 +254,7 @@ def _abort(client: Client, txn_id: bytes) -> None:
     if client.state(txn_id).state == "PREPARED":
         raise IllegalState(
             f"transaction {txn_id.hex()} is PREPARED: its coordinator ends it, or, if that is gone for good, "
-            "`anabranch txn settle --presume`"
+            "`anabranch txn force --outcome`"
         )
     client.abort(txn_id, reason="aborted by an operator")
 
@@ -277,13 +277,13 @@ def _choose(
     return [t.info.txn_id for t in found]
 
 
-@app.command("settle")
-def settle(
+@app.command("force")
+def force(
     options: OperatorOptions,
     txn: TxnIdText,
-    presume: Annotated[
+    outcome: Annotated[
         str | None,
-        option("--presume commit|abort", "It is PREPARED, and its coordinator is gone for good."),
+        option("--outcome commit|abort", "It is PREPARED, and its coordinator is gone for good."),
     ] = None,
     yes: Yes = False,
 ) -> None:
@@ -294,28 +294,28 @@ def settle(
     other streams directly may have seen events of it, and keep seeing them; snapshots, ordered readers and Spark
     never do. Needs a lane that may operate on the scope.
     """
-    if presume not in (None, "commit", "abort"):
-        raise InvalidArgument(f"--presume {presume!r}: commit or abort")
+    if outcome not in (None, "commit", "abort"):
+        raise InvalidArgument(f"--outcome {outcome!r}: commit or abort")
     connecting = options.client()  # wrong options are refused before the question
     if len(txn) != 2 * TXN_ID_SIZE:
-        raise InvalidArgument("settle takes all 32 digits of an id")
+        raise InvalidArgument("force takes all 32 digits of an id")
     txn_id = parse_txn_text(txn)
     what = (
         f"Transaction {txn_id.hex()} will be aborted in all its streams for good, though it might go on by itself "
         "once what it waits for is mended. Events of it that stand in their "
         "topics stay there for consumers that read them plainly."
     )
-    if presume is not None:
+    if outcome is not None:
         what = (
-            f"Prepared transaction {txn_id.hex()} will end by {presume}, whatever its coordinator decided: if a "
+            f"Prepared transaction {txn_id.hex()} will end by {outcome}, whatever its coordinator decided: if a "
             "database has its row, or lacks it, the two disagree from then on."
         )
     confirm(what, yes=yes)
     with connecting as client:
-        client.settle(
+        client.force(
             txn_id,
-            reason="settled by an operator",
-            presume=None if presume is None else presume == "commit",
+            reason="forced by an operator",
+            outcome=None if outcome is None else outcome == "commit",
         )
         _show(client.state(txn_id), as_json=options.json)
 

@@ -114,7 +114,7 @@ class Administration:
 
         def ask(n: int, until: float) -> list[CommandsInfo]:
             got = self._session.ask(n, r.ListCommands(), r.CommandList, until)
-            numbers = got.position, got.end, got.set_aside, got.open_transactions, got.outcomes
+            numbers = got.position, got.end, got.quarantined, got.open_transactions, got.outcomes
             return [CommandsInfo(n, *numbers)]
 
         found = self._session.of_each(None, ask, deadline)

@@ -83,7 +83,7 @@ from anabranch.types import (
     Receipt,
     Result,
     StreamDescription,
-    Tenure,
+    TaskOwnership,
     TransactionInfo,
     description_of,
     info_of,
@@ -191,26 +191,26 @@ class Client:
         name: str | None = None,
         keepalive: float = defaults.KEEPALIVE_S,
         *,
-        tenure: Tenure | None = None,
+        ownership: TaskOwnership | None = None,
     ) -> Transaction:
         """Begin a transaction in a scope.
 
         With a ``name``, which is unique in the scope, the controller begins it at once: if the name is committed
         already, the handle has its `result`; an open transaction of the name is aborted. Without one nothing is
         sent yet. ``keepalive``: seconds (at least 1) without a heartbeat after which the controller aborts the
-        transaction; the handle sends heartbeats. ``tenure``: ownership of the tasks whose positions the commit will
-        move; then without a name.
+        transaction; the handle sends heartbeats. ``ownership``: ownership of the tasks whose positions the commit
+        will move; then without a name.
 
         Raises: InvalidArgument; with a name also UnknownScope, TooManyTransactions, ClockSkew, NotReady,
         DeadlineExceeded.
         """
         self._shared.check()
         keepalive_ms = keepalive_ms_of(keepalive)
-        if tenure is not None and (name is not None or tenure.scope != scope):
+        if ownership is not None and (name is not None or ownership.scope != scope):
             raise InvalidArgument(
-                f"a transaction that moves positions of {tenure.processor} is of its scope, and has no name"
+                f"a transaction that moves positions of {ownership.processor} is of its scope, and has no name"
             )
-        txn = Transaction(self._shared, check_scope(scope), name, keepalive_ms, tenure)
+        txn = Transaction(self._shared, check_scope(scope), name, keepalive_ms, ownership)
         if name is not None:
             txn.open_named()
         return txn
@@ -318,17 +318,17 @@ class Client:
         """
         abort_by(self._session, transaction, reason, secret, self._shared.checked_deadline(timeout))
 
-    def settle(
+    def force(
         self,
         transaction: bytes,
-        reason: str = "settled by an operator",
+        reason: str = "forced by an operator",
         *,
-        presume: bool | None = None,
+        outcome: bool | None = None,
         timeout: float | None = None,
     ) -> None:
         """Force the end of a transaction: abort it if its merge can't finish, as a stream is LOST or in trouble.
 
-        ``presume``: for a PREPARED one whose coordinator will never end it; True commits it, False aborts it.
+        ``outcome``: for a PREPARED one whose coordinator will never end it; True commits it, False aborts it.
 
         For operators, given its id or a token. Repeating the call is fine. Consumers that read the topics of its
         other streams without the history may have seen events of it, and still see them: events can't be removed.
@@ -337,7 +337,7 @@ class Client:
         InvalidToken, UnknownTransaction, Expired, NotReady, DeadlineExceeded (repeating is safe).
         """
         deadline = self._shared.checked_deadline(timeout)
-        self._session.settle(id_of(transaction), reason, deadline, presume)
+        self._session.force(id_of(transaction), reason, deadline, outcome)
 
     def state(
         self, transaction: bytes | str | Reservation, *, timeout: float | None = None
@@ -585,7 +585,7 @@ class Client:
         For operators. Repeating the call is fine. Positions in the old stream (snapshots, checkpoints of Spark
         queries) are invalid in a new stream of that name: delete them.
 
-        Raises: IllegalState (the stream is not LOST, or is a participant of an unfinished transaction: `settle`
+        Raises: IllegalState (the stream is not LOST, or is a participant of an unfinished transaction: `force`
         that one), UnknownScope, UnknownStream, InvalidArgument (the brokers don't delete topics), NotReady,
         DeadlineExceeded (repeating is safe).
         """
@@ -652,12 +652,16 @@ class Client:
         timeout: float | None = None,
         start: Start = "begin",
         *,
-        tenure: None = None,
+        ownership: None = None,
     ) -> Reader: ...
 
     @overload
     def read(
-        self, streams: str | Sequence[str], *, timeout: float | None = None, tenure: Tenure
+        self,
+        streams: str | Sequence[str],
+        *,
+        timeout: float | None = None,
+        ownership: TaskOwnership,
     ) -> TaskReader: ...
 
     def read(
@@ -667,7 +671,7 @@ class Client:
         timeout: float | None = None,
         start: Start = "begin",
         *,
-        tenure: Tenure | None = None,
+        ownership: TaskOwnership | None = None,
     ) -> Reader | TaskReader:
         """Read committed events of one or more streams. Iterate over the reader, and close it.
 
@@ -678,13 +682,13 @@ class Client:
         without an event; None: never. ``start``, used where there is no position yet: 'begin', 'end', or a commit
         timestamp (a hybrid time, as of a `Result`, or a datetime with its time zone) after which to begin.
 
-        ``tenure``: only the events of these tasks of a processor, from their positions; commit the reader's
+        ``ownership``: only the events of these tasks of a processor, from their positions; commit the reader's
         `consumed` to move these. Then without ``group`` and ``start``.
 
         Raises: UnknownStream, InvalidArgument, NotReady, DeadlineExceeded; while iterating NotReady and
         DeadlineExceeded (continuing is safe), FixCallError.
         """
-        return self._reading.read(streams, group, timeout, start, tenure)
+        return self._reading.read(streams, group, timeout, start, ownership)
 
     def read_transactions(
         self,
@@ -987,29 +991,30 @@ class Client:
         deadline = self._shared.checked_deadline(timeout)
         return self._processors.check_outputs(processor, streams, deadline)
 
-    def take(
+    def take_tasks(
         self,
         processor: str,
         tasks: Iterable[int] | None = None,
         *,
         holder: str | None = None,
         timeout: float | None = None,
-    ) -> Tenure:
+    ) -> TaskOwnership:
         """Take ownership of tasks of a processor (None: all). From now on no other worker can commit for them.
 
         The call returns when their earlier commits are merged, so that their positions are final. ``holder``: a
         name of the worker for people; None: this host and process.
 
-        Raises: TenureLost (another worker took a task at the same time, and nothing was changed: take them again if
-        they are yours), UnknownScope, UnknownProcessor, InvalidArgument, NotAuthorized, NotReady, DeadlineExceeded.
+        Raises: OwnershipLost (another worker took a task at the same time, and nothing was changed: take them again
+        if they are yours), UnknownScope, UnknownProcessor, InvalidArgument, NotAuthorized, NotReady,
+        DeadlineExceeded.
         """
-        return self._processors.take(
+        return self._processors.take_tasks(
             processor, tasks, holder, self._shared.checked_deadline(timeout)
         )
 
-    def release(self, tenure: Tenure, *, timeout: float | None = None) -> None:
+    def release_tasks(self, ownership: TaskOwnership, *, timeout: float | None = None) -> None:
         """Give up tasks; those that another worker has taken are not affected. Repeating the call is fine."""
-        self._processors.release(tenure, self._shared.checked_deadline(timeout))
+        self._processors.release_tasks(ownership, self._shared.checked_deadline(timeout))
 
     def stored(
         self, processor: str, store: str, key: bytes, task: int | None = None

@@ -11,7 +11,7 @@ from dataclasses import replace
 from anabranch.client.reading import Reading
 from anabranch.client.receipts import RECORD_OVERHEAD
 from anabranch.client.shared import Shared
-from anabranch.core.ids import TENURE_SIZE
+from anabranch.core.ids import FENCING_TOKEN_SIZE
 from anabranch.core.legal_names import check_scope, check_type, is_plain, split_stream, state_stream
 from anabranch.core.limits import Room
 from anabranch.core.stream_settings import PROCESSOR, is_table, latest_time
@@ -20,7 +20,7 @@ from anabranch.reading.history import Start
 from anabranch.reading.positions import group_inputs
 from anabranch.schemas import records as r
 from anabranch.topics.names import journal_topic, mirror_group
-from anabranch.types import Tenure
+from anabranch.types import TaskOwnership
 
 _ROOMS_S = 3.0  # limit for asking about outputs: a worker waits meanwhile, and its session must not time out
 _PAUSE_S = 0.02  # before asking again whether a commit is merged
@@ -147,21 +147,21 @@ class Processors:
             journal.discard()
         return found
 
-    def take(
+    def take_tasks(
         self,
         processor: str,
         tasks: Iterable[int] | None,
         holder: str | None,
         deadline: float,
-    ) -> Tenure:
-        """As `Client.take`."""
+    ) -> TaskOwnership:
+        """As `Client.take_tasks`."""
         known = self.described(processor, deadline)
         wanted = range(known.task_count) if tasks is None else sorted(set(tasks))
         terms = {task.task: task.term for task in known.tasks}
-        secret = self._shared.ports.entropy(TENURE_SIZE)
+        secret = self._shared.ports.entropy(FENCING_TOKEN_SIZE)
         who = f"{socket.gethostname()}:{os.getpid()}" if holder is None else holder
         seen = tuple(terms.get(task, 0) for task in wanted)
-        command = r.Take(processor, secret, who, tuple(wanted), seen)
+        command = r.TakeTasks(processor, secret, who, tuple(wanted), seen)
         while True:
             info = self.ask(processor, command, deadline)
             merging = {task.in_progress for task in info.tasks} - {None}
@@ -172,14 +172,16 @@ class Processors:
                 raise NotReady(f"the tasks are taken, but {ids} is still being merged: take again")
             self._shared.ports.clock.sleep(_PAUSE_S)
         found = {task.task: task for task in info.tasks}
-        return Tenure(
+        return TaskOwnership(
             processor, info.task_count, info.inputs, found, secret, info.stores, info.incarnation
         )
 
-    def release(self, tenure: Tenure, deadline: float) -> None:
-        """As `Client.release`."""
-        command = r.Release(tenure.processor, tenure.secret, tuple(sorted(tenure.tasks)))
-        self.ask(tenure.processor, command, deadline)
+    def release_tasks(self, ownership: TaskOwnership, deadline: float) -> None:
+        """As `Client.release_tasks`."""
+        command = r.ReleaseTasks(
+            ownership.processor, ownership.fencing_token, tuple(sorted(ownership.tasks))
+        )
+        self.ask(ownership.processor, command, deadline)
 
     def _group_inputs(self, group: str, streams: Sequence[str]) -> tuple[r.ProcessorInput, ...]:
         readers = self._reading.readers()

@@ -36,7 +36,7 @@ from anabranch.reading.snapshot import (
 )
 from anabranch.reading.transaction_reader import TransactionReader
 from anabranch.schemas.records import BaseRow, ProcessorInput
-from anabranch.types import Tenure
+from anabranch.types import TaskOwnership
 
 if TYPE_CHECKING:
     from anabranch.reading.task_reader import TaskReader
@@ -66,20 +66,22 @@ class Reading:
         group: str | None,
         timeout: float | None,
         start: Start,
-        tenure: Tenure | None,
+        ownership: TaskOwnership | None,
     ) -> Reader | TaskReader:
         """As `Client.read`."""
         readers, names = self.readers(), streams_of(streams)
-        if tenure is None:
+        if ownership is None:
             return readers.add(Reader(readers.ports, names, group, timeout, start, readers.timeout))
         if group is not None or start != "begin":
-            raise InvalidArgument("a tenure says where to read on: give no group and no start")
+            raise InvalidArgument(
+                "the task ownership says where to read on: give no group and no start"
+            )
         need("numpy")
         from anabranch.reading.task_reader import TaskReader
 
         together = self._session.together(names, readers.ports.clock.monotonic() + readers.timeout)
         return readers.add(
-            TaskReader(readers.ports, names, tenure, timeout, readers.timeout, together)
+            TaskReader(readers.ports, names, ownership, timeout, readers.timeout, together)
         )
 
     def read_transactions(

@@ -63,8 +63,8 @@ from anabranch.errors import (
     NotAuthorized,
     NotReady,
     OutcomeUnknown,
+    OwnershipLost,
     RetryError,
-    TenureLost,
     TransactionAborted,
     UnknownScope,
     error_of,
@@ -80,7 +80,7 @@ T = TypeVar("T")
 P = TypeVar("P")
 _SCOPE_TRIES = 6  # how often a new scope is asked for: during 1.3 s
 # Refusals that hold for all copies of a command. Any other one is only about the copy that it answers.
-_FINAL = (TransactionAborted, LocksBroken, AlreadyCommitted, EventTooLarge, TenureLost)
+_FINAL = (TransactionAborted, LocksBroken, AlreadyCommitted, EventTooLarge, OwnershipLost)
 # A transaction in these states was not committed by any earlier copy.
 _UNDONE = ("OPEN", "ABORTED")
 _NOTHING = "nothing was changed"  # a phrase in texts of refusals
@@ -452,10 +452,10 @@ class Session:
 
     def safe_tables(
         self, scope: str, at: int | None, tables: Sequence[str], deadline: float
-    ) -> r.SafeTimeIs:
+    ) -> r.SafeTimeReply:
         """As `safe_time`, together with the newest commit of each table up to that time."""
         partition = self.find_scope(scope, deadline)
-        return self.ask(partition, r.SafeTime(scope, at, tuple(tables)), r.SafeTimeIs, deadline)
+        return self.ask(partition, r.SafeTime(scope, at, tuple(tables)), r.SafeTimeReply, deadline)
 
     def instant(self, scope: str, at: int | None, deadline: float) -> int:
         """Wait until ``at`` is safe; None: a safe time at or above all timestamps that this client has seen.
@@ -581,17 +581,17 @@ class Session:
         registered locks have to be revalidated.
         """
         answer = self.try_commit(command, deadline)
-        if isinstance(answer, r.LookAgain):
+        if isinstance(answer, r.Revalidate):
             raise no_replica()
         return answer
 
-    def try_commit(self, command: r.Commit, deadline: float) -> r.Outcome | r.LookAgain:
-        """As `commit`, but returns `LookAgain` if registered locks have to be revalidated before the next copy."""
+    def try_commit(self, command: r.Commit, deadline: float) -> r.Outcome | r.Revalidate:
+        """As `commit`, but returns `Revalidate` if registered locks have to be revalidated before the next copy."""
         token = command.token
         try:
             with _about(token):
                 return self._until_known(id_named(token), command, token, deadline)
-        except _LooksAgain as told:
+        except _RevalidateFirst as told:
             return told.answer
 
     def lock_reads(self, command: r.LockReads | r.ListLocks, deadline: float) -> r.ReadsLocked:
@@ -602,7 +602,7 @@ class Session:
     def one_shot(self, command: r.OneShot, deadline: float) -> r.Outcome:
         """Send a one-shot until it is COMMITTED. Raises `OutcomeUnknown` at the deadline.
 
-        If it moves positions, its id is marked, and it may be refused by `TenureLost`.
+        If it moves positions, its id is marked, and it may be refused by `OwnershipLost`.
         """
         txn_id = command.txn_id
         if command.consumed is None:
@@ -620,14 +620,14 @@ class Session:
             raise MalformedRecord(f"the controller answered {type(outcome).__name__} to OneShot")
         return committed(outcome)
 
-    def locked_shot(self, command: r.OneShot, deadline: float) -> r.Outcome | r.LookAgain:
+    def locked_shot(self, command: r.OneShot, deadline: float) -> r.Outcome | r.Revalidate:
         """Send a one-shot with locks until it is COMMITTED. If they have to be revalidated, nothing is logged.
 
         Raises `OutcomeUnknown` at the deadline. An earlier copy that arrives late is judged by its own locks.
         """
         try:
             return self._until_known(command.txn_id, command, None, deadline)
-        except _LooksAgain as told:
+        except _RevalidateFirst as told:
             return told.answer
 
     def prepare_events(self, command: r.PrepareEvents, deadline: float) -> r.Outcome:
@@ -688,8 +688,8 @@ class Session:
             if command.name is not None and getattr(outcome, "state", "") == "ABORTED":
                 # The name may be committed already: only the answer to the command itself has that outcome.
                 outcome = self.try_ask(partition, command, deadline) or outcome
-            if isinstance(outcome, r.LookAgain):
-                raise _LooksAgain(outcome)
+            if isinstance(outcome, r.Revalidate):
+                raise _RevalidateFirst(outcome)
             if outcome is not None and not isinstance(outcome, r.Outcome):
                 raise MalformedRecord(
                     f"the controller answered {type(outcome).__name__} to a commit"
@@ -706,14 +706,14 @@ class Session:
         with _about(token):
             return self.ask(_partition(token), r.Abort(token, reason, secret), r.Outcome, deadline)
 
-    def settle(
-        self, token: bytes, reason: str, deadline: float, presume: bool | None = None
+    def force(
+        self, token: bytes, reason: str, deadline: float, outcome: bool | None = None
     ) -> r.Outcome:
         """Force the end of a transaction: abort one whose merge can't finish, as a stream of it is LOST.
 
-        ``presume``: for a PREPARED one, whether to commit it. Raises `IllegalState` for any other transaction.
+        ``outcome``: for a PREPARED one, whether to commit it. Raises `IllegalState` for any other transaction.
         """
-        return self.ask(_partition(token), r.Settle(token, reason, presume), r.Outcome, deadline)
+        return self.ask(_partition(token), r.Force(token, reason, outcome), r.Outcome, deadline)
 
     def state(self, txn_id: bytes, token: bytes | None, deadline: float) -> r.Outcome:
         """The state of a transaction; changes nothing. Raises `UnknownTransaction`, `Expired`."""
@@ -778,25 +778,25 @@ class Session:
     ) -> Sequence[r.Outcome]:
         """Wait for the answer to a heartbeat: the transactions that are over; empty at the deadline."""
         result = self._hear(correlation_id, digests, deadline)
-        return result.not_open if isinstance(result, r.Alive) else ()
+        return result.not_open if isinstance(result, r.Ended) else ()
 
     def forget(self, correlation_id: bytes) -> None:
         """Drop later answers with this id, and wake the call that waits for one."""
         self._bus.forget(correlation_id)
 
 
-class _LooksAgain(Exception):
-    """Carries a `LookAgain` out of the loop that waits for an outcome."""
+class _RevalidateFirst(Exception):
+    """Carries a `Revalidate` out of the loop that waits for an outcome."""
 
-    def __init__(self, answer: r.LookAgain) -> None:
-        super().__init__("look again")
+    def __init__(self, answer: r.Revalidate) -> None:
+        super().__init__("revalidate first")
         self.answer = answer
 
 
 def no_replica() -> NotReady:
     """The error for a commit without a replica to revalidate its locks."""
     return NotReady(
-        "locks of the transaction on tables have to be looked at: commit it where a replica is"
+        "locks of the transaction on tables have to be revalidated: commit it where a replica is"
     )
 
 

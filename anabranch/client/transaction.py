@@ -45,8 +45,8 @@ from anabranch.errors import (
     MalformedRecord,
     NotAuthorized,
     OutcomeUnknown,
+    OwnershipLost,
     StreamLost,
-    TenureLost,
     TransactionAborted,
     UnsupportedVersion,
     WriteFailed,
@@ -57,7 +57,7 @@ from anabranch.types import (
     Headers,
     Receipt,
     Result,
-    Tenure,
+    TaskOwnership,
     TransactionInfo,
     info_of,
     receipt_records,
@@ -82,10 +82,10 @@ class Reads(Protocol):
     """The reads of an open transaction on tables, as far as its commit needs them."""
 
     @property
-    def vouched(self) -> tuple[r.Vouched, ...]:
+    def validated(self) -> tuple[r.Validated, ...]:
         """The sets of locks that were revalidated."""
 
-    def look_again(self, answer: r.LookAgain, deadline: float) -> None:
+    def revalidate(self, answer: r.Revalidate, deadline: float) -> None:
         """Revalidate the locks that the controller names. Raises: LocksBroken, NotReady (the replica lags)."""
 
 
@@ -105,7 +105,7 @@ class Transaction:
         scope: str,
         name: str | None,
         keepalive_ms: int,
-        tenure: Tenure | None = None,
+        ownership: TaskOwnership | None = None,
         *,
         snapshot: int = 0,
     ) -> None:
@@ -114,7 +114,7 @@ class Transaction:
         self._session = shared.session
         self._scope = scope
         self._name = name
-        self._tenure = tenure
+        self._ownership = ownership
         self._snapshot = snapshot
         self._lock = threading.RLock()
         self.state: HandleState = "buffered"
@@ -214,7 +214,7 @@ class Transaction:
         self._move("begin")
         # The same one if begin is repeated.
         self._secret = self._secret or self._session.new_secret()
-        of = None if self._tenure is None else self._tenure.hash
+        of = None if self._ownership is None else self._ownership.hash
         begin = r.Begin(
             txn_id, self._scope, self._name, self.keepalive_ms, self._secret, of, self._snapshot
         )
@@ -249,9 +249,9 @@ class Transaction:
                 continue
             stamp = event.timestamp if event.timestamp > 0 else None
             lanes[event.stream].write(event.key, event.value, _pairs_of(event), stamp)
-        if self._tenure is not None:
+        if self._ownership is not None:
             for task, rows in state.items():
-                lanes[self._tenure.state].write_rows(task, rows)
+                lanes[self._ownership.state].write_rows(task, rows)
 
     def _touch(self, stream: str, deadline: float) -> StreamLane:
         """The `StreamLane` of this handle's writer for a stream."""
@@ -387,22 +387,22 @@ class Transaction:
         return sum(columns.rows for columns in pieces)
 
     def write_state(self, task: int, rows: Iterable[StateRow]) -> int:
-        """Change the state of one task of the ``tenure`` given to `begin`; returns the number of rows.
+        """Change the state of one task of the ``ownership`` given to `begin`; returns the number of rows.
 
         ``rows``: (key, value); a key is incarnation, number of the store, key in the store (``docs/protocol.md``).
         The value None deletes. The last row of a key counts. The commit has to move the task's positions
         (``consumed``). All rows of a commit take at most the controllers' chunk bytes.
 
-        All or nothing, as `write_many`. Raises: InvalidArgument (no tenure, not one of its tasks, not bytes),
-        UnknownStream (the processor has no stores), and as `write`.
+        All or nothing, as `write_many`. Raises: InvalidArgument (no task ownership, not one of its tasks, not
+        bytes), UnknownStream (the processor has no stores), and as `write`.
         """
-        tenure = self._tenure
-        if tenure is None or task not in tenure.tasks:
+        ownership = self._ownership
+        if ownership is None or task not in ownership.tasks:
             raise InvalidArgument(
-                f"task {task!r}: begin the transaction with a tenure, and name one of its tasks"
+                f"task {task!r}: begin the transaction with a task ownership, and name one of its tasks"
             )
         given: list[tuple[Any, Any]] = list(rows)  # callers without a type checker pass anything
-        stream = tenure.state
+        stream = ownership.state
         size = len(given) * (len(stream) + _EVENT_OVERHEAD)
         for key, value in given:
             if type(key) is not bytes or not (value is None or type(value) is bytes):
@@ -527,17 +527,18 @@ class Transaction:
         the name to commit under; if it is committed already, its outcome is the result, and this transaction has
         no effect. ``number``, 0 or more: this number of the series ``name`` instead; it must be above all numbers
         committed in the series before. ``consumed``: from a `TaskReader`; its positions are committed with the
-        events. The transaction has to be begun with its ``tenure``, without a name. ``secret``: the secret that the
-        transaction was prepared with (see `prepare`). ``timeout`` in seconds.
+        events. The transaction has to be begun with its ``ownership``, without a name. ``secret``: the secret that
+        the transaction was prepared with (see `prepare`). ``timeout`` in seconds.
 
         Raises:
-            TenureLost: another worker has taken tasks of ``consumed``. This transaction is aborted, or already
+            OwnershipLost: another worker has taken tasks of ``consumed``. This transaction is aborted, or already
                 committed; the positions of the tasks show which: take them again.
             AlreadyCommitted: the series has a higher number, or the number's outcome is forgotten; this transaction
                 is aborted.
             WritersUnfinished, ReceiptMismatch, ReceiptsNotCovered, UnknownStream, InvalidArgument, StreamLost,
-                NotAuthorized, HeldByPrepared, EventTooLarge, IllegalState: nothing is changed; correct it and
-                commit again, or abort. NotReady, DeadlineExceeded, TooManyTransactions, TooMuchStaged: likewise.
+                NotAuthorized, ReservedByPrepared, EventTooLarge, IllegalState: nothing is changed; correct it and
+                commit again, or abort. NotReady, DeadlineExceeded, TooManyTransactions, TooManyUncommittedBytes:
+                likewise.
             TransactionAborted, LocksBroken: it is over without effect; begin a new one.
             ClockSkew: not begun, as this machine's clock is more than a day ahead of the controller's.
             WriteFailed: a write of this handle failed; abort.
@@ -549,7 +550,7 @@ class Transaction:
             self._shared.check()
             self._check_not_over()
             check_number(name, number)
-            check_consumed(self._tenure, consumed)
+            check_consumed(self._ownership, consumed)
             deadline = self._shared.deadline(timeout)
             if self._token is None and self.state != "open" and not receipts and number is None:
                 return self._commit_one_shot(name, deadline, consumed)
@@ -583,15 +584,15 @@ class Transaction:
         result is PREPARED, or COMMITTED if the name or number was committed before: then this transaction has no
         effect.
 
-        Raises: as `commit`; HeldByPrepared (another prepared transaction has the name), TooManyTransactions,
-        TooMuchStaged (too many are prepared), IllegalState (another attempt prepared it).
+        Raises: as `commit`; ReservedByPrepared (another prepared transaction has the name), TooManyTransactions,
+        TooManyUncommittedBytes (too many are prepared), IllegalState (another attempt prepared it).
         """
         with self._lock:
             self._shared.check()
             if self._outcome is None:
                 self._check_not_over()
                 check_number(name, number)
-                if self._tenure is not None:
+                if self._ownership is not None:
                     raise InvalidArgument("a transaction that moves positions can't be prepared")
                 deadline = self._shared.deadline(timeout)
                 prepare = r.Prepare(by, attempt)
@@ -689,24 +690,24 @@ class Transaction:
         # From here on an interruption leaves it in doubt.
         self._move("send")
         reads = self._reads
-        looked = () if reads is None else reads.vouched
+        validated = () if reads is None else reads.validated
         command = r.Commit(
-            self._token, own, others, name, 0, number, consumed, prepare, secret, looked
+            self._token, own, others, name, 0, number, consumed, prepare, secret, validated
         )
         outcome = self._send(command, deadline)
-        while isinstance(outcome, r.LookAgain):
+        while isinstance(outcome, r.Revalidate):
             if outcome.decided:
                 self._move("under_way")
             if reads is None:
                 raise no_replica()
             # If this raises, the commit that was sent stays undecided here.
-            reads.look_again(outcome, deadline)
-            command = replace(command, vouched=reads.vouched)
+            reads.revalidate(outcome, deadline)
+            command = replace(command, validated=reads.validated)
             outcome = self._send(command, deadline)
         warn_left_out(outcome, receipts)
         self._take_outcome(outcome)
 
-    def _send(self, command: r.Commit, deadline: float) -> r.Outcome | r.LookAgain:
+    def _send(self, command: r.Commit, deadline: float) -> r.Outcome | r.Revalidate:
         try:
             answer = self._session.try_commit(command, deadline)
             if isinstance(answer, r.Outcome):
@@ -720,7 +721,7 @@ class Transaction:
 
     def _failed_to_commit(self, error: AnabranchError, refused: HandleOp) -> None:
         """Handle an error of a sent commit. ``refused``: the operation if the commit surely had no effect."""
-        if isinstance(error, TransactionAborted | LocksBroken | AlreadyCommitted | TenureLost):
+        if isinstance(error, TransactionAborted | LocksBroken | AlreadyCommitted | OwnershipLost):
             self._end(error)
             self._discard()
         elif isinstance(error, _OF_ONE_COPY) and self.state in ("doubted", "decided"):
@@ -813,7 +814,7 @@ class Transaction:
     def _check_usable(self) -> None:
         self._shared.check()
         if self._result is not None:
-            raise AlreadyCommitted("the transaction is committed: its result stands")
+            raise AlreadyCommitted("the transaction is committed: its result is final")
         if self.state not in USABLE:
             self._check_not_over()
             self._move("write")  # raises the reason
@@ -868,14 +869,16 @@ class Transaction:
         self._lock = threading.RLock()
 
 
-def check_consumed(tenure: Tenure | None, consumed: r.Consumed | None) -> None:
-    """Raise `InvalidArgument` unless the commit moves positions of the tenure that the transaction began with."""
+def check_consumed(ownership: TaskOwnership | None, consumed: r.Consumed | None) -> None:
+    """Raise `InvalidArgument` unless the commit moves positions of the task ownership that the transaction began
+    with.
+    """
     if consumed is not None:
         check_type("consumed", consumed, r.Consumed)
-    began = None if tenure is None else (tenure.processor, tenure.secret)
-    if began != (None if consumed is None else (consumed.processor, consumed.tenure)):
+    began = None if ownership is None else (ownership.processor, ownership.fencing_token)
+    if began != (None if consumed is None else (consumed.processor, consumed.fencing_token)):
         raise InvalidArgument(
-            "begin with a tenure, and commit with what its reader gives as `consumed`: both, or neither"
+            "begin with a task ownership, and commit with what its reader gives as `consumed`: both, or neither"
         )
 
 

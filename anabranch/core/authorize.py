@@ -202,7 +202,7 @@ def _begin(state: State, lane: str, command: r.Begin | r.OneShot | r.PrepareEven
     """
     row = state.txn_row(command.txn_id)
     if row is None:
-        moved = getattr(command, "tenure", None) or getattr(command, "consumed", None)
+        moved = getattr(command, "fencing_hash", None) or getattr(command, "consumed", None)
         check_right(state, lane, Right.WRITE if moved is None else _MOVE, command.scope)
     elif row.owner != lane:
         raise refusal(lane, Right.WRITE, command.scope)
@@ -241,7 +241,7 @@ def _create_processor(state: State, lane: str, command: r.CreateProcessor) -> No
     _reads(state, lane, command.inputs)
 
 
-def _take(state: State, lane: str, command: r.Take) -> None:
+def _take(state: State, lane: str, command: r.TakeTasks) -> None:
     _processor(state, lane, command)
     row = state.processors.get(command.processor)
     _reads(state, lane, () if row is None else row.inputs)
@@ -267,7 +267,7 @@ RULES: Mapping[type, Rule] = {
     r.Heartbeat: _by_transaction,
     r.Commit: _by_transaction,
     r.Abort: _by_transaction,
-    r.Settle: _by_transaction,
+    r.Force: _by_transaction,
     r.GetState: _by_transaction,
     r.Resolve: _by_transaction,
     r.ListTransactions: _list_transactions,
@@ -278,8 +278,8 @@ RULES: Mapping[type, Rule] = {
     r.ListRuns: _by_transaction,
     r.ListTableLocks: _list_transactions,
     r.CreateProcessor: _create_processor,
-    r.Take: _take,
-    r.Release: _processor,
+    r.TakeTasks: _take,
+    r.ReleaseTasks: _processor,
     r.ResetProcessor: _processor,
     r.DeleteProcessor: _processor,
     r.DescribeProcessors: _describe_processors,

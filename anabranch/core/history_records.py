@@ -120,7 +120,7 @@ def _commit_record(
 ) -> CommitRecord:
     where = []
     for j, part in enumerate(commit.parts):
-        at = part.carried or landed.get((index, j))
+        at = part.staged or landed.get((index, j))
         if at is None:
             check(bool(commit.plain), "it is not known where a part landed")
             continue

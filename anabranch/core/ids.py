@@ -15,7 +15,7 @@ from anabranch.errors import InvalidArgument, MalformedRecord
 TXN_ID_SIZE = 16
 NO_TXN = bytes(TXN_ID_SIZE)
 SECRET_SIZE = 32  # bytes of the secret that begins a transaction
-TENURE_SIZE = 16  # random bytes of a tenure
+FENCING_TOKEN_SIZE = 16  # random bytes that prove task ownership
 # The highest bit of an id's time, which no clock reaches: it marks one-shots that move positions.
 MARK_MS = 1 << 47
 CORRELATION_ID_SIZE = 16
@@ -137,6 +137,6 @@ def unpack_version(value: bytes | None) -> tuple[int, bytes]:
 HASH_SIZE = 16
 
 
-def hash_of(processor: str, tenure: bytes) -> bytes:
-    """The hash by which rows and `Begin` name a tenure."""
-    return hashlib.sha256(processor.encode() + b"\0" + tenure).digest()[:HASH_SIZE]
+def hash_of(processor: str, fencing_token: bytes) -> bytes:
+    """The hash by which rows and `Begin` name a fencing token."""
+    return hashlib.sha256(processor.encode() + b"\0" + fencing_token).digest()[:HASH_SIZE]

@@ -70,14 +70,14 @@ UNREAD = Limit(
 )
 RECEIPTS = Limit(3 << 20, "bytes", "the receipts of a transaction's writers, about")
 WRITERS = Limit(20_000, "writers", "an open transaction")
-STAGED = Limit(
+UNCOMMITTED = Limit(
     32 << 30, "bytes", "an open transaction in journals; then it gets no more streams and writers"
 )
 WRITERS_LISTED = Limit(500, "writers", "an answer; as many: ask for those after its last one")
-LOOKED_AT = Limit(
+LIST_ROWS = Limit(
     400,
     "rows",
-    "what a list looks at for an answer, some 4 ms; it goes on in the next one (`more`)",
+    "what a list reads for an answer, some 4 ms; it continues in the next one (`more`)",
 )
 WAITERS = Limit(1_000, "askers", "askers that wait for one commit")
 HEADERS = Limit(1_000, "headers", "an event")
@@ -137,7 +137,7 @@ HOLDER = Limit(256, "characters", "the name of who takes tasks")
 GRANTS = Limit(10_000, "grants", "a control partition; those of scopes' creators come on top")
 AUDIT = Limit(10_000, "rows", "the audit rows of one lane; the oldest ones go first")
 LANES = Limit(1_000, "lanes", "a control partition")
-ANSWER = Limit(4 << 20, "bytes", "an answer; lists go on in the next one (`more`)")
+ANSWER = Limit(4 << 20, "bytes", "an answer; lists continue in the next one (`more`)")
 ROUND = Limit(
     16 << 20,
     "bytes",
@@ -146,9 +146,11 @@ ROUND = Limit(
 ROUND_WORK = Limit(
     2_500, "units of work", "the commands of one commit round, about; the rest comes in the next"
 )
-SET_ASIDE = Limit(1_000, "records", "commands that are remembered as set aside, the newest ones")
+QUARANTINED = Limit(
+    1_000, "records", "commands that are remembered as quarantined, the newest ones"
+)
 TRIES = Limit(
-    3, "tries", "a command that can't be decided, or that leaders die of; then it is set aside"
+    3, "tries", "a command that can't be decided, or that leaders die of; then it is quarantined"
 )
 UNSURE = Limit(
     10,
@@ -205,7 +207,7 @@ def weight(answer: object) -> int:
             if answer.writers:
                 size += size_of(answer.writers)
             return size + sum(map(len, answer.streams))
-        case r.Alive():
+        case r.Ended():
             return sum(map(weight, answer.not_open))
         case r.TransactionList():
             return sum(map(weight, answer.transactions))
@@ -215,7 +217,7 @@ def weight(answer: object) -> int:
             return 64 * len(answer.runs) + 32 * len(answer.more)
         case r.OpenInfo():
             writers = sum(128 + 4 * len(one.label) for one in answer.writers)
-            return 96 + weight(answer.outcome) + writers + 160 * len(answer.carries)
+            return 96 + weight(answer.outcome) + writers + 160 * len(answer.staged_merges)
         case r.SeriesList():
             return sum(256 + 4 * len(one.series) + 8 * len(one.runs) for one in answer.series)
         case r.AuditList():
@@ -379,5 +381,5 @@ def check_bytes(size: int, most: int, stream: str, topic: str = "") -> None:
             f"an event of {size} bytes; {topic or stream} takes up to {most} of key, value and headers "
             "(topic setting max.message.bytes)"
         )
-        error.stream, error.most = stream, most
+        error.stream, error.limit = stream, most
         raise error

@@ -128,7 +128,7 @@ Why = Literal[
     "others",  # … and other staged merges have the partitions
     "partitions",  # a stream has too few partitions for it
     "locks",  # it would break frozen locks, or others would break its own
-    "look",  # its locks have to be validated again
+    "validation",  # its locks have to be validated again
     "rolls",  # one of its streams rolled within `collate_ms`
 ]
 STUCK: frozenset[Why] = frozenset(("torn", "stream", "refused"))  # it may last for hours
@@ -136,11 +136,11 @@ _TEXTS: dict[Why, str] = {
     "torn": "a journal lost records of it",
     "refused": "{on}",
     "journal": "the journal of {on} is read first",
-    "carriers": "its data is carried aside",
-    "others": "another big commit is carried in {on}",
+    "carriers": "its merge is being staged",
+    "others": "another staged merge has the free partitions of {on}",
     "partitions": "{on} has too few partitions, and gets more",
     "locks": "it waits for frozen locks (`anabranch txn locks`)",
-    "look": "what it locked has to be looked at again",
+    "validation": "its locks have to be revalidated",
     "rolls": "{on} rolled a moment ago",
 }
 
@@ -261,7 +261,7 @@ class LeaderMemory:
     windows: Windows = field(default_factory=Windows)
     written: dict[bytes, dict[str, Write]] = field(default_factory=dict)
     waiting: Mapping[str, str] = field(default_factory=dict)
-    carrying: Collection[bytes] = ()
+    staging: Collection[bytes] = ()
     foreign: Mapping[str, int] = field(default_factory=dict)
     lanes: Mapping[str, LaneSeen] = field(default_factory=dict)
 
@@ -349,14 +349,14 @@ def wait_text(memory: LeaderMemory, wait: Wait) -> str:
 
 def way_to_end(state: State, txn_id: bytes) -> str:
     """The command by which an operator ends a transaction that is not over."""
-    by_hand = f"anabranch txn settle {txn_text(txn_id)}"
+    by_hand = f"anabranch txn force {txn_text(txn_id)}"
     if txn_id in state.prepared:
-        return f"{by_hand} --presume commit|abort"
+        return f"{by_hand} --outcome commit|abort"
     txn = state.open[txn_id]
     if txn.row.state != "FINALIZE_IN_PROGRESS":
         return f"anabranch txn abort {txn_text(txn_id)}"
     is_prepared = txn.pending is not None and txn.pending.prepare is not None
-    return f"{by_hand} --presume abort" if is_prepared else by_hand
+    return f"{by_hand} --outcome abort" if is_prepared else by_hand
 
 
 def trouble_of(state: State, memory: LeaderMemory, txn_id: bytes) -> str:
@@ -365,6 +365,6 @@ def trouble_of(state: State, memory: LeaderMemory, txn_id: bytes) -> str:
     if wait is None or wait.why not in STUCK:
         return ""
     return (
-        f"its commit is decided, but its merge does not go on: {wait_text(memory, wait)}; "
+        f"its commit is decided, but its merge makes no progress: {wait_text(memory, wait)}; "
         f"`{way_to_end(state, txn_id)}` ends it"
     )

@@ -17,10 +17,10 @@ from anabranch.core.journal.table_writes import WINDOW_BYTES, Write
 from anabranch.schemas.records import (
     BrokenLock,
     LockedRange,
-    LookedRow,
     ReadLockRow,
     TableLocks,
     TxnRow,
+    ValidatedRow,
 )
 
 
@@ -216,7 +216,7 @@ class Sets:
     """
 
     rows: dict[tuple[int, int], ReadLockRow] = field(default_factory=dict)
-    looked: dict[int, LookedRow] = field(default_factory=dict)
+    validated: dict[int, ValidatedRow] = field(default_factory=dict)
     count: int = 0
     _last: dict[int, int] = field(default_factory=dict)  # by writer
 
@@ -243,7 +243,7 @@ class Sets:
 
     def numbers(self) -> list[tuple[int, int]]:
         """(writer, sequence) of all rows."""
-        return [*self.rows, *((writer, 0) for writer in self.looked)]
+        return [*self.rows, *((writer, 0) for writer in self.validated)]
 
     def last(self, writer: int) -> int:
         """The sequence of a writer's last set; 0 if it has no set."""
@@ -321,13 +321,13 @@ class Registered:
         default_factory=dict
     )  # … by a table that they named, and the lane that named it
     named: dict[bytes, Mapping[str, str]] = field(default_factory=dict)  # table -> lane
-    carried: dict[bytes, bool] = field(default_factory=dict)  # transactions whose locks are frozen
+    frozen: dict[bytes, bool] = field(default_factory=dict)  # transactions whose locks are frozen
     count: int = 0
     _tables: dict[str, _Locked] = field(default_factory=dict)
 
     def clear(self) -> None:
         for kept in (
-            self.sets, self.snapshots, self.readers, self.named, self.carried, self._tables,
+            self.sets, self.snapshots, self.readers, self.named, self.frozen, self._tables,
         ):  # fmt: skip
             kept.clear()
         self.count = 0
@@ -343,7 +343,7 @@ class Registered:
         else:
             self.snapshots.pop(txn_id, None)
         if row.state == "FINALIZE_IN_PROGRESS":
-            self.carried[txn_id] = True
+            self.frozen[txn_id] = True
 
     def name(self, txn_id: bytes, tables: Mapping[str, str]) -> None:
         """Follow the tables that a transaction reads, each with the lane that named it."""
@@ -356,7 +356,9 @@ class Registered:
         for table, lane in tables.items():
             self.readers.setdefault(table, {})[txn_id] = lane
 
-    def derive(self, txn_id: bytes, identifier: bytes, row: ReadLockRow | LookedRow | None) -> None:
+    def derive(
+        self, txn_id: bytes, identifier: bytes, row: ReadLockRow | ValidatedRow | None
+    ) -> None:
         """Follow a row of locks of an open transaction."""
         writer, sequence = k.read_lock_of(identifier)
         sets = self.sets.setdefault(txn_id, Sets())
@@ -368,10 +370,10 @@ class Registered:
             self.count += held_by(row)
             for each in _with_locks(row):
                 self._tables.setdefault(each.table, _Locked()).put(txn_id, each)
-        elif isinstance(row, LookedRow):
-            sets.looked[writer] = row
+        elif isinstance(row, ValidatedRow):
+            sets.validated[writer] = row
         elif not sequence:
-            sets.looked.pop(writer, None)
+            sets.validated.pop(writer, None)
 
     def _take(self, owner: bytes, row: ReadLockRow) -> None:
         self.count -= held_by(row)
@@ -382,7 +384,7 @@ class Registered:
 
     def end(self, txn_id: bytes) -> None:
         """Drop a transaction that ended."""
-        self.carried.pop(txn_id, None)
+        self.frozen.pop(txn_id, None)
         self.snapshots.pop(txn_id, None)
         self.name(txn_id, {})
         sets = self.sets.pop(txn_id, None)

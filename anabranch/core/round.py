@@ -42,7 +42,7 @@ class PlainWrites(NamedTuple):
 class Part(NamedTuple):
     """A transaction's events for one segment: runs of a journal partition, or events of a one-shot.
 
-    ``source``: the journal partition of the runs. ``carried``: the place of events that a staged merge has copied.
+    ``source``: the journal partition of the runs. ``staged``: the place of events that a staged merge has copied.
     """
 
     segment_id: int
@@ -50,7 +50,7 @@ class Part(NamedTuple):
     runs: tuple[StoredRun, ...] = ()
     events: tuple[Event, ...] = ()
     source: int = -1
-    carried: Landed | None = None
+    staged: Landed | None = None
 
 
 class StreamCommit(NamedTuple):

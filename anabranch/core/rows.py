@@ -33,14 +33,14 @@ class Entry(IntEnum):
     FORGOTTEN = 10
     RETIRED = 11
     SUSPECT = 12
-    SET_ASIDE = 13
+    QUARANTINED = 13
     LANE = 14
     LANE_POSITION = 15
     TXN = 16
     PARTICIPANT = 17
     WRITER = 18
     PENDING_COMMIT = 19
-    CARRY = 20
+    STAGED_MERGE = 20
     MOVED = 21
     YIELDED = 22
     PREPARED = 23
@@ -70,19 +70,19 @@ _ROWS: dict[Entry, type | tuple[type, ...]] = {
     Entry.FORGOTTEN: r.ForgottenRow,
     Entry.RETIRED: r.RetiredRow,
     Entry.SUSPECT: r.SuspectRow,
-    Entry.SET_ASIDE: r.SetAsideRow,
+    Entry.QUARANTINED: r.QuarantineRow,
     Entry.LANE: r.LaneRow,
     Entry.LANE_POSITION: r.LanePositionRow,
     Entry.TXN: r.TxnRow,
     Entry.PARTICIPANT: r.ParticipantRow,
     Entry.WRITER: r.WriterRow,
     Entry.PENDING_COMMIT: r.PendingCommitRow,
-    Entry.CARRY: r.CarryRow,
+    Entry.STAGED_MERGE: r.StagedMergeRow,
     Entry.MOVED: r.MovedRow,
     Entry.YIELDED: r.YieldedRow,
     Entry.PREPARED: r.PreparedRow,
     Entry.LABEL: r.LabelRow,
-    Entry.READ_LOCK: (r.ReadLockRow, r.LookedRow),
+    Entry.READ_LOCK: (r.ReadLockRow, r.ValidatedRow),
     Entry.READS: r.ReadsRow,
     Entry.GRANT: r.GrantRow,
     Entry.AUDIT: r.AuditRow,
@@ -165,11 +165,11 @@ def retired_key(stream: str, partition: int) -> bytes:
     return NO_TXN + bytes((Entry.RETIRED,)) + _numbered(stream, partition)
 
 
-def set_aside_key(lane: str, offset: int) -> bytes:
-    return NO_TXN + bytes((Entry.SET_ASIDE,)) + offset.to_bytes(8, "big") + lane.encode()
+def quarantine_key(lane: str, offset: int) -> bytes:
+    return NO_TXN + bytes((Entry.QUARANTINED,)) + offset.to_bytes(8, "big") + lane.encode()
 
 
-def set_aside_at(identifier: bytes) -> tuple[str, int]:
+def quarantine_at(identifier: bytes) -> tuple[str, int]:
     """(lane, offset) of the identifier of a quarantined command's row."""
     return identifier[8:].decode(), int.from_bytes(identifier[:8], "big")
 
@@ -203,8 +203,8 @@ def task_key(processor: str, task: int) -> bytes:
     return NO_TXN + bytes((Entry.TASK,)) + _numbered(processor, task)
 
 
-def carry_key(txn_id: bytes, stream: str, number: int) -> bytes:
-    return txn_id + bytes((Entry.CARRY,)) + _numbered(stream, number)
+def staged_merge_key(txn_id: bytes, stream: str, number: int) -> bytes:
+    return txn_id + bytes((Entry.STAGED_MERGE,)) + _numbered(stream, number)
 
 
 def moved_key(txn_id: bytes, stream: str, partition: int, at: int) -> bytes:
@@ -327,7 +327,7 @@ def read_row(key: bytes, value: bytes) -> Any:
     if identifier and entry in (Entry.TERM, Entry.ROUND, Entry.SUSPECT):
         raise foreign(key, "bytes too many in the key")
     if isinstance(row, r.FormerTableRow):
-        return r.TableRow(row.last)  # the `LookedRow`s have the rest
+        return r.TableRow(row.last)  # the `ValidatedRow`s have the rest
     return row
 
 

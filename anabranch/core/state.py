@@ -30,7 +30,6 @@ from anabranch.schemas.codec import decode, encode
 from anabranch.schemas.records import (
     AuditRow,
     BaseRow,
-    CarryRow,
     ChangedRow,
     Extent,
     ForgottenRow,
@@ -41,12 +40,13 @@ from anabranch.schemas.records import (
     PendingCommitRow,
     PreparedRow,
     ProcessorRow,
+    QuarantineRow,
     Receipt,
     RetiredRow,
     RoundRow,
     SegmentRange,
     SeriesRow,
-    SetAsideRow,
+    StagedMergeRow,
     StreamRow,
     SuspectRow,
     TableRow,
@@ -114,7 +114,9 @@ class OpenTxn:
     due: dict[tuple[int, str, int], Extent] = field(default_factory=dict)  # of the pending commit
     # The journal partition that the pending commit waited for last, and the offset.
     lacks: tuple[tuple[str, int], int] | None = field(default=None, compare=False)
-    carries: dict[tuple[str, int], CarryRow] = field(default_factory=dict)  # by segment number
+    staged_merges: dict[tuple[str, int], StagedMergeRow] = field(
+        default_factory=dict
+    )  # by segment number
     # By stream, journal partition and offset.
     moved: dict[tuple[str, int, int], MovedRow] = field(default_factory=dict)
 
@@ -151,7 +153,7 @@ class State:
         self.forgotten: dict[str, ForgottenRow] = {}
         self._retired: dict[tuple[str, int], RetiredRow] = {}
         self.suspect: SuspectRow | None = None
-        self.set_aside: dict[bytes, SetAsideRow] = {}  # the oldest first
+        self.quarantined: dict[bytes, QuarantineRow] = {}  # the oldest first
         self.lanes: dict[str, LaneRow] = {}
         self.lane_positions: dict[str, int] = {}  # of lanes other than `open`
         self.grants: dict[str, dict[str, int]] = {}  # lane -> pattern -> rights
@@ -193,7 +195,7 @@ class State:
         for view in (
             self.scopes, self.scope_owners, self.streams, self.stream_names, self.names, self.histories_ms,
             self.layouts, self.epochs, self.places, self.pins, self.plain, self.plain_refused,
-            self.low_water, self.forgotten, self._retired, self.set_aside, self.lanes, self.lane_positions,
+            self.low_water, self.forgotten, self._retired, self.quarantined, self.lanes, self.lane_positions,
             self.grants, self.rights, self.audits, self.audit_due, self.processors, self.tasks, self.tables,
             self.locks, self.bases, self.open, self.open_of, self.open_in, self.committing, self.prepared,
         ):  # fmt: skip
@@ -305,8 +307,8 @@ class State:
             _put(self.plain_refused, k.numbered(identifier), (row and row.refused) or None)
         elif entry is Entry.LOW_WATER:
             _put(self.low_water, k.numbered(identifier), row and row.offset)
-        elif entry is Entry.SET_ASIDE:
-            _put(self.set_aside, identifier, row)
+        elif entry is Entry.QUARANTINED:
+            _put(self.quarantined, identifier, row)
         elif entry is Entry.LANE_POSITION:
             _put(self.lane_positions, identifier.decode(), row and row.commands_offset)
         elif entry is Entry.GRANT:
@@ -361,8 +363,8 @@ class State:
             txn.pending, txn.lacks = row, None
             txn.due = extents_of(row.writers) if row is not None and row.decided else {}
             self._note_commit(txn_id, txn)
-        elif entry is Entry.CARRY:
-            _put(txn.carries, k.numbered(identifier), row)
+        elif entry is Entry.STAGED_MERGE:
+            _put(txn.staged_merges, k.numbered(identifier), row)
         elif entry is Entry.MOVED:
             _put(txn.moved, k.numbered_at(identifier), row)
         elif entry is Entry.READ_LOCK:
@@ -430,9 +432,9 @@ class State:
     def reserved(self, stream: str) -> set[int]:
         """Partitions of a stream that are reserved by staged merges."""
         return {
-            carry.partition
+            staged.partition
             for txn_id in self.committing
-            for (name, _), carry in self.open[txn_id].carries.items()
+            for (name, _), staged in self.open[txn_id].staged_merges.items()
             if name == stream
         }
 

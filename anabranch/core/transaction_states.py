@@ -36,7 +36,7 @@ Op = Literal[
     "finalize_abort",
     "expire",  # it was silent for longer than its keepalive
     "lose_stream",  # a stream of it is given up
-    "settle",  # an operator forces the end of a stuck merge
+    "force",  # an operator forces the end of a stuck merge
 ]
 StateT = TypeVar("StateT", bound=str)
 OpT = TypeVar("OpT", bound=str)
@@ -104,7 +104,7 @@ _TABLE: dict[Op, tuple[TxnState | Verdict, ...]] = {
     "finalize_abort":   (_, _, _, _, "ABORTED", _same, _),
     "expire":           ("ABORT_IN_PROGRESS", _, _, _, _same, _same, _),
     "lose_stream":      ("ABORT_IN_PROGRESS", "ABORT_IN_PROGRESS", _same, _same, _same, _same, _same),
-    "settle":           (_, _, "ABORT_IN_PROGRESS", _, _same, _same, _),
+    "force":           (_, _, "ABORT_IN_PROGRESS", _, _same, _same, _),
 }
 # fmt: on
 
@@ -163,8 +163,8 @@ def _illegal(state: TxnState, op: Op, what: str) -> AnabranchError:
     if state in ("ABORT_IN_PROGRESS", "ABORTED"):
         return TransactionAborted(f"the transaction is aborted{said}: begin a new one")
     if state == "COMMITTED":
-        return AlreadyCommitted(f"the transaction is committed{said}: its outcome stands")
-    if state in ("COMMIT_IN_PROGRESS", "FINALIZE_IN_PROGRESS") and op != "settle":
+        return AlreadyCommitted(f"the transaction is committed{said}: its outcome is final")
+    if state in ("COMMIT_IN_PROGRESS", "FINALIZE_IN_PROGRESS") and op != "force":
         return OutcomeUnknown(
             f"{op} comes too late, the transaction is being committed{said}: nothing was changed; ask for its "
             "outcome"

@@ -32,7 +32,7 @@ def stream_row(found: StreamDescription) -> dict[str, Any]:
         "rejected": dict(found.rejected),
         "journal": {str(partition): end for partition, end in sorted(found.journal.items())},
         "low_water": {str(partition): at for partition, at in sorted(found.low_water.items())},
-        "staged_bytes": found.staged_bytes,
+        "uncommitted_bytes": found.uncommitted_bytes,
         "state": found.state,
         "trouble": found.trouble,
         "foreign": found.foreign,
@@ -75,7 +75,7 @@ def _writer_text(writer: int) -> str:
 def open_transaction_row(found: OpenTransaction) -> dict[str, Any]:
     """An open transaction, with the resources that it has reserved, and the reason why it waits."""
     row = transaction_row(found.info) | {
-        "staged_bytes": found.staged_bytes,
+        "uncommitted_bytes": found.uncommitted_bytes,
         "age_s": found.age,
         "silent_s": found.silent,
         "keepalive_left_s": found.left,
@@ -100,17 +100,17 @@ def open_transaction_row(found: OpenTransaction) -> dict[str, Any]:
             }
             for w in found.writers
         ]
-    if found.carries:
+    if found.staged_merges:
         row["merge"] = [
             {
                 "stream": c.stream,
                 "partition": c.partition,
-                "events_done": c.carried,
+                "events_done": c.staged,
                 "events": c.events,
-                "chunks_done": c.chunks if c.done else c.chunks * c.carried // max(1, c.events),
+                "chunks_done": c.chunks if c.done else c.chunks * c.staged // max(1, c.events),
                 "chunks": c.chunks,
             }
-            for c in found.carries
+            for c in found.staged_merges
         ]
     return row
 

@@ -38,7 +38,8 @@ _ARGUMENTS: Mapping[str, tuple[str, tuple[str, ...]]] = {
 class TransactionRow(NamedTuple):
     """A transaction. ``age``: seconds from its begin to its end, or until now.
 
-    ``streams``, ``staged_bytes`` and ``writers`` are of open transactions only. ``rows``: how many it committed.
+    ``streams``, ``uncommitted_bytes`` and ``writers`` are of open transactions only. ``rows``: how many it
+    committed.
     ``commit_timestamp``: hybrid time; None if it is not committed. ``snapshot``: hybrid time of its reads of
     tables; None if it began without. ``broken``: the first of its registered locks that broke, by which commit.
     """
@@ -53,7 +54,7 @@ class TransactionRow(NamedTuple):
     commit_timestamp: int | None
     rows: int
     streams: tuple[str, ...]
-    staged_bytes: int
+    uncommitted_bytes: int
     writers: int
     reason: str
     snapshot: int | None
@@ -152,7 +153,7 @@ def transaction_rows(
     for each in opened:
         seen.add(each.info.txn_id)
         yield _transaction(
-            each.info, each.age, each.info.streams, each.staged_bytes, each.writer_count
+            each.info, each.age, each.info.streams, each.uncommitted_bytes, each.writer_count
         )
     for info in listed:
         if info.txn_id not in seen:
@@ -164,7 +165,7 @@ def _transaction(
     info: TransactionInfo,
     age: float,
     streams: tuple[str, ...] = (),
-    staged_bytes: int = 0,
+    uncommitted_bytes: int = 0,
     writers: int = 0,
 ) -> TransactionRow:
     return TransactionRow(
@@ -178,7 +179,7 @@ def _transaction(
         commit_timestamp=info.commit_timestamp or None,
         rows=info.counts.committed if info.commit_timestamp else 0,
         streams=streams,
-        staged_bytes=staged_bytes,
+        uncommitted_bytes=uncommitted_bytes,
         writers=writers,
         reason=info.reason,
         snapshot=info.snapshot or None,

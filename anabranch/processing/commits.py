@@ -27,8 +27,8 @@ from anabranch.errors import (
     BeginAgainError,
     EventTooLarge,
     InvalidArgument,
+    OwnershipLost,
     RetryError,
-    TenureLost,
     TransactionAborted,
     WriteFailed,
 )
@@ -38,7 +38,7 @@ from anabranch.processing.state import StateReader
 from anabranch.processing.table import Table
 from anabranch.processors.monitor import Numbers
 from anabranch.schemas.records import Consumed
-from anabranch.types import Tenure
+from anabranch.types import TaskOwnership
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -79,15 +79,15 @@ class Commits:
         """A new batch, on top of the one that is being committed."""
         return Cut(self._table if self._sent is None else self._sent, task_count, self._limits)
 
-    def send(self, tenure: Tenure, cut: Cut, consumed: Consumed) -> None:
+    def send(self, ownership: TaskOwnership, cut: Cut, consumed: Consumed) -> None:
         """Commit a batch, once the previous one is committed. Raises the previous one's error, as `wait`."""
         self.wait()
         cut.lie_on(self._table)
         if self._pool is None:
-            self._commit(tenure, cut, consumed)
+            self._commit(ownership, cut, consumed)
             return
         self._sent = cut
-        self._future = self._pool.submit(self._commit, tenure, cut, consumed)
+        self._future = self._pool.submit(self._commit, ownership, cut, consumed)
 
     def wait(self, seconds: float | None = None) -> bool:
         """Wait for the commit under way; by default without a limit. Returns whether it has ended.
@@ -109,16 +109,16 @@ class Commits:
             self._pool.shutdown()
         self._log.close()
 
-    def _commit(self, tenure: Tenure, cut: Cut, consumed: Consumed) -> None:
+    def _commit(self, ownership: TaskOwnership, cut: Cut, consumed: Consumed) -> None:
         begun = self._clock.monotonic()
         sequences = {task: step.sequence for step in consumed.steps for task in step.tasks}
         state = {
             task: self.state.records(task, rows, sequences[task]) for task, rows in cut.rows.items()
         }
-        ends = self._ends(tenure)
+        ends = self._ends(ownership)
         for redone in range(_REDONE + 1):
             try:
-                with self._client.begin(tenure.scope, tenure=tenure) as txn:
+                with self._client.begin(ownership.scope, ownership=ownership) as txn:
                     # State goes first: if it opens the transaction, outputs can be sent as columns at once.
                     for task, rows in state.items():
                         txn.write_state(task, rows)
@@ -135,16 +135,18 @@ class Commits:
             except (TransactionAborted, WriteFailed) as error:
                 if redone == _REDONE:
                     raise
-                log.warning("%s: the commit is made again: %s", tenure.processor, error)
+                log.warning("%s: the commit is made again: %s", ownership.processor, error)
             except (EventTooLarge, InvalidArgument) as error:
                 if self._limits.have_changed(cut.outputs):
                     # When the batch is handled again, the limit is known, and the event that exceeds it.
                     raise BeginAgainError(str(error)) from error
-                found = self._client.processor(tenure.processor).tasks
+                found = self._client.processor(ownership.processor).tasks
                 stand = {row.task: row.sequence + 1 for row in found}
                 if all(stand[task] == sequence for task, sequence in sequences.items()):
                     raise
-                raise TenureLost(f"tasks stand elsewhere than was known: {error}") from error
+                raise OwnershipLost(
+                    f"positions of tasks are not the known ones: {error}"
+                ) from error
         marks = {
             task: self.state.mark_after(task, sequence if task in state else None, ends.get(task))
             for task, sequence in sequences.items()
@@ -178,7 +180,7 @@ class Commits:
                 log.info("%s: the commit is asked for again: %s", consumed.processor, error)
             pauses.sleep()
 
-    def _ends(self, tenure: Tenure) -> dict[int, int]:
+    def _ends(self, ownership: TaskOwnership) -> dict[int, int]:
         """End offsets of the state's partitions before a commit; empty if they were looked up a short while ago.
 
         If the commit succeeds, all records below these offsets are in the table, since this worker owned the tasks.
@@ -188,7 +190,7 @@ class Commits:
         if now < self._ends_due:
             return {}
         self._ends_due = now + _ENDS_S
-        places = [TopicPartition(self.state.topic, task) for task in tenure.tasks]
+        places = [TopicPartition(self.state.topic, task) for task in ownership.tasks]
         found = self._log.end_offsets(places, now + _ASK_S, committed=True)
         return {place.partition: end for place, end in found.items()}
 

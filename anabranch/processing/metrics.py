@@ -27,7 +27,7 @@ NUMBERS = {
     ),
     "processor_restored_rows": Number("counter", "Rows of state read from the log"),
     "processor_lag_events": Number(
-        "gauge", "Events behind, of the task that stands lowest; told by the worker of task 0", ("input",)
+        "gauge", "Events not consumed yet, of the slowest task; reported by the worker of task 0", ("input",)
     ),
     "processor_lag_seconds": Number("gauge", "Age of the oldest of these events", ("input",)),
 }  # fmt: skip

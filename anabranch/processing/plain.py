@@ -25,7 +25,7 @@ from anabranch.reading.feed import Feed
 from anabranch.reading.group_lag import check_same_topic
 from anabranch.reading.slices import Piece, Slice, Slices
 from anabranch.schemas.records import Consumed, ProcessorInput, TaskInfo, TaskPosition, TaskStep
-from anabranch.types import Tenure
+from anabranch.types import TaskOwnership
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -75,14 +75,19 @@ class PlainReader:
     on_lost: Callable[[str, int, SnapshotExpired], None] | None = None
 
     def __init__(
-        self, source: CommittedLog, tenure: Tenure, timeout: float, *, single: bool
+        self, source: CommittedLog, ownership: TaskOwnership, timeout: float, *, single: bool
     ) -> None:
         """``timeout``: seconds for a request. ``single``: make each record a piece of its own, for timers."""
-        self._source, self._tenure, self._timeout, self._single = source, tenure, timeout, single
+        self._source, self._ownership, self._timeout, self._single = (
+            source,
+            ownership,
+            timeout,
+            single,
+        )
         self._clock = source.clock
-        self._sequences = {task: info.sequence for task, info in tenure.tasks.items()}
+        self._sequences = {task: info.sequence for task, info in ownership.tasks.items()}
         self._numbers = {
-            one.stream.removeprefix(PLAIN): number for number, one in enumerate(tenure.inputs)
+            one.stream.removeprefix(PLAIN): number for number, one in enumerate(ownership.inputs)
         }
         self._feed = Feed(source, gone=self._gone)
         self._at: dict[TopicPartition, int] = {}  # the next offset to return
@@ -103,17 +108,17 @@ class PlainReader:
         counts = self._source.partition_counts(topics, deadline, math.inf)
         ids = self._source.topic_ids(topics, deadline)
         for topic, number in self._numbers.items():
-            _check_count(topic, counts, self._tenure.task_count)
-            begin = self._tenure.inputs[number]
+            _check_count(topic, counts, self._ownership.task_count)
+            begin = self._ownership.inputs[number]
             check_same_topic(topic, begin, ids)
-            tasks = (task for task in self._tenure.tasks if task < counts[topic])
+            tasks = (task for task in self._ownership.tasks if task < counts[topic])
             for place in (TopicPartition(topic, task) for task in tasks):
                 if place not in self._at:
                     self._at[place] = at = self._first(place, begin, deadline)
                     self._feed.add(topic, {place.partition: at})
 
     def _first(self, place: TopicPartition, begin: ProcessorInput, deadline: float) -> int:
-        known = self._tenure.tasks[place.partition].positions
+        known = self._ownership.tasks[place.partition].positions
         at = next((p.record for p in known if p.input == self._numbers[place.topic]), None)
         end = self._source.end_offsets([place], deadline)[place]
         if at is None:
@@ -190,7 +195,7 @@ class PlainReader:
         for task, moved in sorted(positions.items()):
             self._sequences[task] += 1
             steps.append(TaskStep((task,), self._sequences[task], tuple(moved)))
-        return Consumed(self._tenure.processor, self._tenure.secret, tuple(steps))
+        return Consumed(self._ownership.processor, self._ownership.fencing_token, tuple(steps))
 
     def close(self) -> None:
         """Close the connections."""
@@ -260,13 +265,13 @@ def import_group(
     for place, offset in sorted(found.items()):
         moved.setdefault(place.partition, []).append(TaskPosition(places[place], offset, 0))
     steps = tuple(TaskStep((task,), 1, tuple(some)) for task, some in moved.items())
-    tenure = client.take(processor)
+    ownership = client.take_tasks(processor)
     try:
-        _check_not_begun(processor, tenure.tasks.values())  # a worker may have begun meanwhile
-        with client.begin(tenure.scope, tenure=tenure) as txn:
-            txn.commit(consumed=Consumed(processor, tenure.secret, steps))
+        _check_not_begun(processor, ownership.tasks.values())  # a worker may have begun meanwhile
+        with client.begin(ownership.scope, ownership=ownership) as txn:
+            txn.commit(consumed=Consumed(processor, ownership.fencing_token, steps))
     finally:
-        client.release(tenure)
+        client.release_tasks(ownership)
     return len(found)
 
 

@@ -57,7 +57,8 @@ class StateReader:
     def restore(
         self, tasks: Mapping[int, TaskInfo], silence_s: float, heard: Callable[[], None]
     ) -> int:
-        """Read these tasks' rows up to their last commit. Call it after the reply to `Take`. Returns rows read.
+        """Read these tasks' rows up to their last commit. Call it after the reply to `TakeTasks`. Returns rows
+        read.
 
         ``silence_s``: seconds without records after which it fails. ``heard``: is called at least twice a second,
         and may raise.
@@ -68,7 +69,7 @@ class StateReader:
         deadline = clock.monotonic() + silence_s
         self._topic_id = self._source.topic_ids([self.topic], deadline).get(self.topic, "")
         places = [TopicPartition(self.topic, task) for task in tasks]
-        # Ends from before the reply to `Take` might lack the last commit.
+        # Ends from before the reply to `TakeTasks` might lack the last commit.
         ends = self._source.end_offsets(places, deadline)
         begun = {
             task: mark.offset

@@ -31,9 +31,9 @@ from anabranch.errors import (
     BeginAgainError,
     IllegalState,
     NotReady,
+    OwnershipLost,
     RetryError,
     SnapshotExpired,
-    TenureLost,
 )
 from anabranch.ports import GroupMember, TopicPartition
 from anabranch.processing.commits import FIRST_PAUSE_S, LONGEST_PAUSE_S, Commits
@@ -51,7 +51,7 @@ from anabranch.reading.slices import Piece
 from anabranch.reading.task_reader import TaskReader
 from anabranch.schemas.records import ProcessorInfo, ProcessorInput, TaskInfo
 from anabranch.topics.names import stream_topic
-from anabranch.types import Tenure
+from anabranch.types import TaskOwnership
 
 log = logging.getLogger("anabranch.processor")
 
@@ -197,13 +197,13 @@ class Worker:
         self._stack = ExitStack()
         self.stop = threading.Event()
         self.metrics = Numbers(TABLE)
-        self._tenure: Tenure | None = None
+        self._ownership: TaskOwnership | None = None
         self._reader: TaskReader | PlainReader | None = None
         self._left: list[Piece] = []  # of the cut before, which was full
         self._behind = False  # timers of that one, or of a former life, may be due
         self._generation = -1
         self._lost = Lost()
-        self._look_again = self._follow_at = 0.0
+        self._recheck_at = self._follow_at = 0.0
         self._sent_at = self._seen_at = self._taken_at = 0.0
         self._described: tuple[float, ProcessorInfo] | None = None
         try:
@@ -236,15 +236,15 @@ class Worker:
     @property
     def tasks(self) -> Collection[int]:
         """The tasks that this worker has. For any thread."""
-        tenure = self._tenure
-        return () if tenure is None else tenure.tasks.keys()
+        ownership = self._ownership
+        return () if ownership is None else ownership.tasks.keys()
 
     @property
     def trouble(self) -> str | None:
         """Why the worker is not ready, that is, not at work on all assigned tasks; else None. For any thread."""
         silent_s = self._clock.monotonic() - self._seen_at
         if not self._member.generation:
-            return "its group has not told its tasks yet"
+            return "its group has not assigned its tasks yet"
         if self._member.wanted - self._lost.tasks and self._reader is None:
             return "its tasks are being taken, and their state read"
         if lost := self._member.wanted & self._lost.tasks:
@@ -268,8 +268,8 @@ class Worker:
                 log.warning("%s: %s; its tasks are taken again", self._app.name, error)
                 self.metrics.add("processor_taken_again", type(error).__name__)
                 self._drop()
-                if isinstance(error, TenureLost):
-                    self._lost.tasks, self._look_again = frozenset(range(self._app.tasks)), 0.0
+                if isinstance(error, OwnershipLost):
+                    self._lost.tasks, self._recheck_at = frozenset(range(self._app.tasks)), 0.0
                 self.stop.wait(pauses.begin())
 
     def close(self) -> None:
@@ -277,10 +277,10 @@ class Worker:
         self._commits.ending.set()
         with suppress(AnabranchError):
             self._commits.wait()
-        tenure, self._tenure = self._tenure, None
-        if tenure is not None:
+        ownership, self._ownership = self._ownership, None
+        if ownership is not None:
             with suppress(AnabranchError):
-                self._client.release(tenure, timeout=_HANDOVER_S)
+                self._client.release_tasks(ownership, timeout=_HANDOVER_S)
         self._drop()
         self._stack.close()
 
@@ -288,19 +288,19 @@ class Worker:
         """Serve the group once, then handle and commit one batch of events."""
         self._seen_at = self._clock.monotonic()
         wanted = self._wanted()
-        if self._tenure is None or wanted != self._tenure.tasks.keys():
+        if self._ownership is None or wanted != self._ownership.tasks.keys():
             self._take(wanted)
-        if self._tenure is None or self._reader is None:
+        if self._ownership is None or self._reader is None:
             self._member.serve(0.0 if self._standby else _IDLE_S)
             self._follow(set())
-        elif not self._handle_cut(self._tenure, self._reader):
-            self._follow(self._tenure.tasks)
+        elif not self._handle_cut(self._ownership, self._reader):
+            self._follow(self._ownership.tasks)
             # Without commits, no reply says that the tasks were taken.
-            if (now := self._clock.monotonic()) >= self._look_again:
-                self._look_again = now + SESSION_S
-                self._check_holder(self._tenure.tasks, min(_MIRROR_S, now - self._taken_at))
+            if (now := self._clock.monotonic()) >= self._recheck_at:
+                self._recheck_at = now + SESSION_S
+                self._check_holder(self._ownership.tasks, min(_MIRROR_S, now - self._taken_at))
         elif self._clock.monotonic() >= self._follow_at:
-            self._follow(self._tenure.tasks, _SLICE_S)
+            self._follow(self._ownership.tasks, _SLICE_S)
 
     def _follow(self, own: Collection[int], seconds: float = _IDLE_S) -> None:
         """Update the copies of other workers' tasks."""
@@ -316,26 +316,26 @@ class Worker:
             self._commits.wait()
         if self._reader is not None:
             self._reader.close()
-        self._reader = self._tenure = None
+        self._reader = self._ownership = None
         self._left, self._behind = [], True
         self.metrics.set("processor_tasks", 0)
 
     def _take(self, wanted: frozenset[int]) -> None:
         """Take the tasks that the group assigned, read their state, and begin to read their inputs."""
-        before = self._tenure
+        before = self._ownership
         self._drop()
         if before is not None and before.tasks.keys() - wanted:
             left = {task: info for task, info in before.tasks.items() if task not in wanted}
-            self._client.release(replace(before, tasks=left))
+            self._client.release_tasks(replace(before, tasks=left))
         if not wanted:
             return
-        tenure = self._client.take(self._app.name, wanted, holder=self._holder)
-        if tenure.incarnation != self._incarnation:
-            self._incarnation = tenure.incarnation
+        ownership = self._client.take_tasks(self._app.name, wanted, holder=self._holder)
+        if ownership.incarnation != self._incarnation:
+            self._incarnation = ownership.incarnation
             self._commits.state = StateReader(
-                self._source, self._table, self._app.name, tenure.incarnation
+                self._source, self._table, self._app.name, ownership.incarnation
             )
-        self._tenure = tenure
+        self._ownership = ownership
         begun = self._taken_at = self._clock.monotonic()
         generation = self._member.generation
 
@@ -348,13 +348,13 @@ class Worker:
         state.forget(wanted)
         self._limits.learn({*self._app.outputs, self._limits.state})
         try:
-            rows = state.restore(tenure.tasks, _RESTORE_S, heard)
+            rows = state.restore(ownership.tasks, _RESTORE_S, heard)
         except IllegalState:
             self._check_holder(wanted)  # commits of another owner explain the error, too
             raise
         state.forget(wanted)  # from now on this worker's commits set their marks
         self._handlers.resume(self._table, wanted)
-        self._reader = self._read(tenure)
+        self._reader = self._read(ownership)
         if self._app.on_lost == "skip":
             self._reader.on_lost = self._note_lost
         self.metrics.set("processor_tasks", len(wanted))
@@ -362,11 +362,11 @@ class Worker:
         took = self._clock.monotonic() - begun
         log.info("%s: tasks %s; %d rows read in %.1f s", self._app.name, sorted(wanted), rows, took)
 
-    def _read(self, tenure: Tenure) -> TaskReader | PlainReader:
+    def _read(self, ownership: TaskOwnership) -> TaskReader | PlainReader:
         if self._app.cluster is None:
-            return self._client.read(list(self._app.inputs), tenure=tenure)
+            return self._client.read(list(self._app.inputs), ownership=ownership)
         source = plain_ports(self._client, self._app.cluster).committed_log(_ASK_S)
-        return PlainReader(source, tenure, _ASK_S, single=bool(self._app.timers))
+        return PlainReader(source, ownership, _ASK_S, single=bool(self._app.timers))
 
     def _note_lost(self, stream: str, count: int, why: SnapshotExpired) -> None:
         lost = self.metrics.values["processor_lost"]
@@ -384,10 +384,10 @@ class Worker:
         return known[1]
 
     def _check_holder(self, tasks: Collection[int], age_s: float = 0.0) -> None:
-        """Raise `TenureLost` if another worker had one of these tasks at most ``age_s`` seconds ago."""
+        """Raise `OwnershipLost` if another worker had one of these tasks at most ``age_s`` seconds ago."""
         for row in self.described(age_s).tasks:
             if row.task in tasks and row.holder != self._holder:
-                raise TenureLost(f"task {row.task} of {self._app.name} is {row.holder}'s")
+                raise OwnershipLost(f"task {row.task} of {self._app.name} is {row.holder}'s")
 
     def _wanted(self) -> frozenset[int]:
         """The assigned tasks, without those that another worker took since the assignment."""
@@ -395,14 +395,14 @@ class Worker:
         if self._generation != self._member.generation:
             self._generation, self._lost = self._member.generation, Lost()
         now = self._clock.monotonic()
-        if self._lost.tasks and now >= self._look_again:
-            self._look_again = now + SESSION_S
+        if self._lost.tasks and now >= self._recheck_at:
+            self._recheck_at = now + SESSION_S
             self._lost.look(self._client.processor(self._app.name).tasks, self._holder)
         return wanted - self._lost.tasks
 
     # -- a commit -------------------------------------------------------------------------------------
 
-    def _handle_cut(self, tenure: Tenure, reader: TaskReader | PlainReader) -> bool:
+    def _handle_cut(self, ownership: TaskOwnership, reader: TaskReader | PlainReader) -> bool:
         """Handle events until the commit is due, and send it. Returns False if there was nothing to commit."""
         app, clock = self._app, self._clock
         gathered = Gathered(self._handlers, self._commits.new_cut(app.tasks))
@@ -411,12 +411,12 @@ class Worker:
             self._seen_at = now = clock.monotonic()
             until = min(due, now + _IDLE_S)
             if self._behind:
-                self._fire(gathered, tenure)  # due timers fire before any event is handled
+                self._fire(gathered, ownership)  # due timers fire before any event is handled
                 self._behind = gathered.cut.late
             some, self._left = self._left, []
             if not some and not self._behind:
                 some = reader.cut(until, min(SLICE_BYTES, app.cut_bytes), app.cut_bytes)
-            self._fire(gathered, tenure)
+            self._fire(gathered, ownership)
             gathered.add(some)
             if not gathered.pieces or gathered.is_full or self.stop.is_set():
                 break
@@ -435,12 +435,12 @@ class Worker:
             return False
         self._left, self._behind = gathered.left, cut.late
         self._sent_at = clock.monotonic()
-        self._commits.send(tenure, cut, reader.consumed(cut.rows.keys(), gathered.left))
+        self._commits.send(ownership, cut, reader.consumed(cut.rows.keys(), gathered.left))
         return True
 
-    def _fire(self, gathered: Gathered, tenure: Tenure) -> None:
+    def _fire(self, gathered: Gathered, ownership: TaskOwnership) -> None:
         if not gathered.pieces:
-            self._handlers.fire_wall(gathered.cut, tenure.tasks, int(self._clock.wall() * 1000))
+            self._handlers.fire_wall(gathered.cut, ownership.tasks, int(self._clock.wall() * 1000))
 
 
 def make_processor(client: Client, app: Program) -> ProcessorInfo:

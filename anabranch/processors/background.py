@@ -85,7 +85,7 @@ class BackgroundWork:
         for part in parts:
             part.close()
 
-    def carry(
+    def stage(
         self,
         state: State,
         table: Table,

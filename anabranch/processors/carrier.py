@@ -21,7 +21,7 @@ from anabranch.batches.journal_refetch import JournalReaders
 from anabranch.batches.packer import batch_limit
 from anabranch.batches.splice import Piece, Splice
 from anabranch.core import rows as k
-from anabranch.core.decisions.commits.merge import runs_to_carry
+from anabranch.core.decisions.commits.merge import runs_to_stage
 from anabranch.core.decisions.commits.prepared import needed
 from anabranch.core.journal.index import JournalIndex, extents_by_place
 from anabranch.core.journal.runs import StoredRun
@@ -40,7 +40,7 @@ from anabranch.ports import (
 )
 from anabranch.processors.durability import native_transaction
 from anabranch.schemas.codec import encode
-from anabranch.schemas.records import CarryRow
+from anabranch.schemas.records import StagedMergeRow
 from anabranch.topics.names import journal_topic, stream_topic
 
 log = logging.getLogger("anabranch.controller")
@@ -57,7 +57,7 @@ class Job:
     ``limit``: the most bytes of a batch of that stream.
     """
 
-    row: CarryRow
+    row: StagedMergeRow
     runs: deque[StoredRun]
     limit: int
 
@@ -97,7 +97,7 @@ class Carrier:
         self._chunk_bytes = chunk_bytes
         self._turn = 0
 
-    def chunk(self, job: Job, wall_ms: int) -> CarryRow:
+    def chunk(self, job: Job, wall_ms: int) -> StagedMergeRow:
         """Carry the next chunk of a job; its row, moved on, is on the log when this returns.
 
         Raises:
@@ -127,7 +127,7 @@ class Carrier:
                     count=row.count + landed.records,
                     done=not job.runs,
                 )
-                key = k.carry_key(row.txn_id, row.stream, row.number)
+                key = k.staged_merge_key(row.txn_id, row.stream, row.number)
                 builder = BatchBuilder()
                 builder.add(key, encode(moved), (), wall_ms)
                 producer.append([(self._status, builder.build())])
@@ -163,12 +163,12 @@ class Carrier:
         self._readers.close()
 
 
-def is_carrying(state: State) -> bool:
+def is_staging(state: State) -> bool:
     """Whether a segment is to be carried, or being carried."""
     return any(
-        not carry.done
+        not staged.done
         for txn_id in state.committing
-        for carry in state.open[txn_id].carries.values()
+        for staged in state.open[txn_id].staged_merges.values()
     )
 
 
@@ -200,13 +200,15 @@ class Carriers:
         threads: bool,
     ) -> None:
         # Transactions with a chunk that may be on its way: those of the last `sync`, or more.
-        self.carrying: set[bytes] = set()
+        self.staging: set[bytes] = set()
         self._each = carriers
         self._jobs: dict[Key, Job] = {}
         self._waiting: deque[Job] = deque()
         self._todo: queue.SimpleQueue[tuple[Job | None, int] | None] = queue.SimpleQueue()
         self._unchecked: deque[Sequence[TopicPartition]] = deque()
-        self._results: queue.SimpleQueue[CarryRow | _Refused | Exception] = queue.SimpleQueue()
+        self._results: queue.SimpleQueue[StagedMergeRow | _Refused | Exception] = (
+            queue.SimpleQueue()
+        )
         self._failed: list[_Refused] = []
         self._not_before_ms: dict[Key, int] = {}  # refused jobs; wall clock
         self._stop = threading.Event()
@@ -233,15 +235,15 @@ class Carriers:
         transaction with such a stream unless it is prepared.
         """
         self._begin(state, index, wall_ms, usable)
-        self.carrying.clear()
-        self.carrying.update(txn_id for txn_id, _, _ in self._jobs)
+        self.staging.clear()
+        self.staging.update(txn_id for txn_id, _, _ in self._jobs)
 
     def _begin(
         self, state: State, index: JournalIndex, wall_ms: int, usable: Callable[[str], bool]
     ) -> None:
         for txn_id in state.committing:
             txn = state.open[txn_id]
-            if not txn.carries or txn.pending is None:
+            if not txn.staged_merges or txn.pending is None:
                 continue
             if not index.covers(needed(state, txn.pending)):
                 continue  # a new leader still reads the journals
@@ -251,7 +253,7 @@ class Carriers:
                 continue
             wanted = [
                 row
-                for (stream, number), row in txn.carries.items()
+                for (stream, number), row in txn.staged_merges.items()
                 if not row.done
                 and usable(stream)
                 and (key := (txn_id, stream, number)) not in self._jobs
@@ -260,14 +262,14 @@ class Carriers:
             extents = extents_by_place(txn.pending.writers if wanted else ())
             for row in wanted:
                 limit = batch_limit(state.streams[row.stream].settings)
-                job = Job(row, deque(runs_to_carry(index, row, extents)), limit)
+                job = Job(row, deque(runs_to_stage(index, row, extents)), limit)
                 self._jobs[job.key] = job
                 if self._threads:
                     self._todo.put((job, wall_ms))
                 else:
                     self._waiting.append(job)
 
-    def take(self, wall_ms: int) -> list[CarryRow]:
+    def take(self, wall_ms: int) -> list[StagedMergeRow]:
         """Rows that carriers advanced since the last call, in order. Raises the error that ended a carrier.
 
         A refused chunk is tried again later: its commit is decided, and it must not stop other merges.
@@ -277,7 +279,7 @@ class Carriers:
             for carrier in self._each[: len(self._waiting)]:
                 job = self._waiting.popleft()
                 self._results.put(done := _chunk(carrier, job, wall_ms))
-                if isinstance(done, CarryRow) and not done.done:
+                if isinstance(done, StagedMergeRow) and not done.done:
                     self._waiting.append(job)
         while True:
             try:
@@ -286,14 +288,14 @@ class Carriers:
                 break
             if isinstance(result, Exception):
                 raise result
-            if isinstance(result, CarryRow):
+            if isinstance(result, StagedMergeRow):
                 rows.append(result)
                 if result.done:
                     self._forget((result.txn_id, result.stream, result.number))
             else:
                 self._failed.append(result)
                 if result.key is not None:
-                    log.warning("a decided merge can't be carried on: %s", result.error)
+                    log.warning("a staged merge can't continue now: %s", result.error)
                     self._forget(result.key)
                     self._not_before_ms[result.key] = wall_ms + RETRY_MS
         return rows
@@ -307,7 +309,7 @@ class Carriers:
         """
         rows = self.take(wall_ms)
         for row in rows:
-            state.apply(k.carry_key(row.txn_id, row.stream, row.number), row)
+            state.apply(k.staged_merge_key(row.txn_id, row.stream, row.number), row)
             wait = merging.waits.get(row.txn_id, None)
             if row.done or (wait is not None and wait.why in ("torn", "refused")):
                 merging.waits.put(row.txn_id, None)
@@ -380,7 +382,7 @@ class Carriers:
                 return
 
 
-def _chunk(carrier: Carrier, job: Job, wall_ms: int) -> CarryRow | _Refused:
+def _chunk(carrier: Carrier, job: Job, wall_ms: int) -> StagedMergeRow | _Refused:
     try:
         return carrier.chunk(job, wall_ms)
     except (LogRefused, LogUnavailable) as error:

@@ -31,7 +31,7 @@ class ControllerOptions:
 
     ``data_dir``: RocksDB tables, one folder for each control partition; if deleted, they are rebuilt from the log.
     ``session_timeout_s``: how long after a SIGKILL another controller takes over.
-    ``max_staged_bytes``: the most uncommitted bytes; above it, new transactions are refused.
+    ``max_uncommitted_bytes``: the most uncommitted bytes; above it, new transactions are refused.
     ``max_message_bytes``: the size of messages of new topics of status, replies and histories.
     ``chunk_bytes``: a bigger commit is a staged merge, in chunks of this size.
     ``collate_s``: a stream has at most one rolling commit in this time.
@@ -57,7 +57,7 @@ class ControllerOptions:
     max_open: int = 100_000
     max_streams: int = 10_000
     max_partitions: int = 5_000
-    max_staged_bytes: int = 64 << 30
+    max_uncommitted_bytes: int = 64 << 30
     chunk_bytes: int = 16 << 20
     max_message_bytes: int = limits.RECORD.value
     collate_s: float = 0.2

@@ -32,7 +32,7 @@ from anabranch.core.read_locks import Windows
 from anabranch.core.round import Round
 from anabranch.core.state import State
 from anabranch.core.stream_states import CREATING
-from anabranch.errors import EventTooLarge, InvalidArgument, NotLeading, check
+from anabranch.errors import EventTooLarge, InvalidArgument, NotLeader, check
 from anabranch.ports import (
     MESSAGE_TOO_LARGE,
     Clock,
@@ -48,7 +48,7 @@ from anabranch.ports import (
     TableError,
 )
 from anabranch.processors.background import BackgroundWork
-from anabranch.processors.carrier import is_carrying
+from anabranch.processors.carrier import is_staging
 from anabranch.processors.command import Command, decide_command
 from anabranch.processors.durability import Durable, OffsetGuess, write_round
 from anabranch.processors.history_tail import tail_for
@@ -169,7 +169,7 @@ class Controller:
         self._memory = LeaderMemory(
             keepalives,
             waiting=self._stream_trouble.waiting,
-            carrying=background.carriers.carrying,
+            staging=background.carriers.staging,
             foreign=background.foreign_records.found,
             lanes=self._lanes.on,
             windows=Windows(self._state.round.hybrid_time),
@@ -237,7 +237,7 @@ class Controller:
             self._memory,
             self._tails,
             native_aborts=self._offset_guess.misses,
-            set_aside=self._suspects.count,
+            quarantined=self._suspects.count,
             settings=self.settings,
             wall_ms=int(self.clock.wall() * 1000),
         )
@@ -257,7 +257,7 @@ class Controller:
     def _step(self, max_wait: float) -> bool:
         self._give_up_streams()
         if self._background is not None:
-            self._background.carry(
+            self._background.stage(
                 self._state, self.table, self._memory, self._intake.index, self._usable
             )
         self._shorten_journals()
@@ -317,7 +317,7 @@ class Controller:
         return wrote
 
     def _round(self, turn: Turn, commands: list[Command], *, judge: bool) -> bool:
-        self._intake.set_aside(turn)
+        self._intake.quarantine(turn)
         commands[:] = self._decide(turn, commands)
         turn.at = None
         horizon = asked = None
@@ -433,7 +433,7 @@ class Controller:
             turn.done()
             return False
         if self.lease is None or self._background is None:
-            raise NotLeading("a round is for a controller that leads")
+            raise NotLeader("a round is for a controller that leads")
         self._stream_trouble.check(self._state, round_.touched, round_.reserved)
         self._find_tails(round_, self.lease)
         moving = [stream for stream, _ in self._memory.cleaning.crowded[:1]]
@@ -450,11 +450,11 @@ class Controller:
                 self._intake.rows,
                 self._tails,
                 wall_ms=turn.wall_ms,
-                carrying=is_carrying(self._state),
+                staging=is_staging(self._state),
             )
         except LogBusy as error:
             log.warning("%s", error)
-            self.lease.set_aside(producer)
+            self.lease.leave_out(producer)
             raise
         self._autoscaling.add(loads, self._state, self._tails, turn.now_ms)
         turn.done()

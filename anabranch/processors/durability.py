@@ -21,8 +21,8 @@ late it is sent, even by a process that is no longer leader. If EndTxn failed or
 crash in between, or a broker that is away, loses answers: their clients ask again, as every command can be
 repeated. So topics of replies are not part of a round, and cannot stop one.
 
-A chunk of a big merge (`carrier`): *append* its data; *append* the CARRY row, which moves the cursor over it and
-names the offsets that the data got; *commit* both; *report* to the leader, whose table follows. So the logged
+A chunk of a big merge (`carrier`): *append* its data; *append* the STAGED_MERGE row, which moves the cursor over it
+and names the offsets that the data got; *commit* both; *report* to the leader, whose table follows. So the logged
 cursor agrees with the partition, and the next carrier continues from it.
 
 Runs that are moved (`cleanup`): *append* copies to their journal; then the rows with their places, as a round of
@@ -136,11 +136,11 @@ def write_round(
     tails: MutableMapping[str, Tail],
     *,
     wall_ms: int,
-    carrying: bool = False,
+    staging: bool = False,
 ) -> None:
     """Steps 1 to 5. ``tails`` are moved to the new end of each history.
 
-    ``carrying``: carriers append to the status log too, and the state does not know all of their rows yet.
+    ``staging``: carriers append to the status log too, and the state does not know all of their rows yet.
     So the table's position in that log stays: to fold rows again is harmless, to skip a row is not.
 
     ``index_rows``: changes of the journal index since the last round. They wait for this one, because its
@@ -174,7 +174,7 @@ def write_round(
     except Exception as error:  # the round has happened, and memory is from before it
         raise LogUncertain(f"a defect behind a commit: {error!r}") from error
     changes = index_rows.take() | state.take_changes()  # ended transactions' rows go, too
-    if done.status_end is not None and not carrying:
+    if done.status_end is not None and not staging:
         changes[STATUS_POSITION] = done.status_end.to_bytes(8, "big")
     to.table.write(changes)
 
@@ -355,7 +355,7 @@ def _check_behind(
             continue
         known = tails[commit.stream].vector
         for j, part in enumerate(commit.parts):
-            at = part.carried or landed.get((i, j))
+            at = part.staged or landed.get((i, j))
             if at is None or not at.records:
                 continue
             if at.first < known.get(part.partition, 0):
@@ -501,7 +501,7 @@ def _pieces(
     header = (TXN_HEADER, pack_txn_header(commit.txn_id, 0, commit.stream_epoch))
     only = (header,)  # one tuple for all: it is encoded once
     for j, part in enumerate(commit.parts):
-        if part.carried is None:  # else it is in the stream already
+        if part.staged is None:  # else it is in the stream already
             yield j, part, _piece(commit, part, only)
 
 

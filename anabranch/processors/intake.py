@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from anabranch.batches.format import read_header
 from anabranch.batches.records import Record, decode_records
 from anabranch.core import limits, work
-from anabranch.core.decisions.commits.merge import LOOK_AGAIN_MS
-from anabranch.core.decisions.set_aside import set_aside
+from anabranch.core.decisions.commits.merge import RECHECK_MS
+from anabranch.core.decisions.quarantine import quarantine
 from anabranch.core.decisions.turn import Settings, Turn
 from anabranch.core.ids import CORRELATION_HEADER, REPLY_HEADER
 from anabranch.core.journal.index import JournalIndex
@@ -115,7 +115,7 @@ class Intake:
         places = [place for place in self.index.plain_waiting(state) if usable(place[0])]
         if any(merging.waiting.get(place, None) is None for place in places):
             return 0.0
-        return LOOK_AGAIN_MS / 1000 if places else math.inf
+        return RECHECK_MS / 1000 if places else math.inf
 
     @property
     def busy(self) -> bool:
@@ -157,10 +157,10 @@ class Intake:
         control = left[0].offset if left else self._control_at
         return lanes.pop(OPEN_LANE, state.round.commands_offset), control, lanes
 
-    def set_aside(self, turn: Turn) -> None:
+    def quarantine(self, turn: Turn) -> None:
         """Log the batches of commands that were skipped."""
         for (lane, offset), why in self.passed_over.items():
-            set_aside(turn, lane, offset, "unreadable", why)
+            quarantine(turn, lane, offset, "unreadable", why)
 
     def warn_unanswered(self, commands: Iterable[Command], now_ms: int) -> None:
         """Warn of commands whose reply can't be addressed, at most once a minute."""
@@ -260,7 +260,7 @@ class Intake:
             return start
         if is_control or self.lanes.has(place):
             way = f"delete {status_topic(self.settings.prefix)} too, or let the position pass"
-            way = way if is_control else "block the lane and unblock it: it goes on at the end"
+            way = way if is_control else "block the lane and unblock it: it continues at the end"
             raise LogUnavailable(
                 f"{error}: a broker that is behind answers so; if the topic was deleted and made again, {way}"
             )
@@ -400,7 +400,7 @@ class Intake:
                 self.lanes.charge({lane: work.of_batch(0, 0, limit)})
             if lane is not None:
                 self.passed_over[lane, batch.base_offset] = str(error)
-            if len(self.passed_over) > limits.SET_ASIDE.value:
+            if len(self.passed_over) > limits.QUARANTINED.value:
                 del self.passed_over[next(iter(self.passed_over))]
             log.error(
                 "%s[%d]: the batch at offset %d is passed over: %s",

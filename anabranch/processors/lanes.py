@@ -492,7 +492,7 @@ class LaneTrouble:
         described = describe(self.log, status_topic(self.settings.prefix), wanted)
         for name, topic in wanted.items():
             if described is None:
-                why = "it can't be looked at now"
+                why = "it can't be checked now"
             elif name in described.forbidden:
                 why = described.forbidden[name]
             else:
@@ -500,7 +500,7 @@ class LaneTrouble:
             if why:
                 self.note(name, why, looked=True)
             elif self.waiting.pop(name, ""):
-                log.info("%s goes on", name)
+                log.info("%s continues", name)
 
     def _wrong(self, topic: _Topic, info: TopicInfo | None) -> str:
         why = gone(topic.name, info, topic.partitions, topic.topic_id)

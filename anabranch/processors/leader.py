@@ -12,7 +12,7 @@ from typing import ClassVar
 from anabranch.backoff import Backoff
 from anabranch.clock import OnceAMinute
 from anabranch.core.decisions.turn import Settings
-from anabranch.errors import AnabranchError, InvariantViolation, NotLeading
+from anabranch.errors import AnabranchError, InvariantViolation, NotLeader
 from anabranch.kafka.probe import NEVER_PASSES
 from anabranch.ports import Clock, Log, LogError, LogFenced, LogRefused, Table, TableError
 from anabranch.processors.controller import Controller
@@ -109,7 +109,7 @@ class Leader:
             log.error("control partition %d: %s", partition, error)
             self._on_failure(error)
         except Exception as error:
-            log.exception("control partition %d: a defect; leading no more", partition)
+            log.exception("control partition %d: a defect; it has resigned", partition)
             self._on_failure(error)
         finally:
             self._lead_is(False)
@@ -127,7 +127,7 @@ class Leader:
                     self.former = self.former.former  # the one that it waited for itself
                 elif self._clock.monotonic() > aside_at:
                     aside_at += ASIDE_AFTER_S
-                    what = "control partition %d: a leader of before does not stop; others may lead"
+                    what = "control partition %d: its former leader does not stop; others may become leader"
                     log.warning(what, self._settings.control_partition)
                     self._on_stuck(ASIDE_S)
                 continue
@@ -174,7 +174,7 @@ class Leader:
                         if self._clock.monotonic() - touched > TOUCH_S:
                             touched = self._clock.monotonic()
                             touch_checkpoint(table, self._clock)
-                except (LogFenced, NotLeading) as error:
+                except (LogFenced, NotLeader) as error:
                     self._note(error)
                     self._pause(FENCED_PAUSE_S)
                 except LogError as error:
@@ -201,11 +201,11 @@ class Leader:
     def _note(self, error: Exception) -> None:
         """Log and count that leading ended."""
         partition = self._settings.control_partition
-        if isinstance(error, LogError | NotLeading):
+        if isinstance(error, LogError | NotLeader):
             self._trouble.warning("control partition %d: %s", partition, error)
         else:
             log.error("control partition %d: a defect", partition, exc_info=error)
-        self.metrics.add("lead_failures", type(error).__name__)
+        self.metrics.add("leadership_failures", type(error).__name__)
 
     def _failed(self, controller: Controller, pauses: Backoff) -> None:
         """Wait before leading again, longer each time; and let others try if no round gets written."""

@@ -24,7 +24,7 @@ from itertools import chain
 from anabranch.batches.records import Record, decode_records, encode_batch
 from anabranch.core import rows as k
 from anabranch.core.state import State
-from anabranch.errors import NotLeading
+from anabranch.errors import NotLeader
 from anabranch.ports import Clock, Log, LogBusy, LogUnavailable, Producer, Table, TopicPartition
 from anabranch.schemas.codec import decode, encode
 from anabranch.schemas.records import TermRow
@@ -67,7 +67,7 @@ class Lease:
         """Whether a transactional id waits for markers, or did so when this leadership began."""
         return self.passed_over or bool(self._aside)
 
-    def set_aside(self, producer: Producer) -> None:
+    def leave_out(self, producer: Producer) -> None:
         """Leave this producer out until leading begins again."""
         self.producers = [other for other in self.producers if other is not producer]
         self._aside.append(producer)
@@ -98,7 +98,7 @@ def become_leader(
     terms: list[TermRow],
     again: bool = False,
 ) -> Lease:
-    """Go through the whole sequence. `LogFenced` or `NotLeading` if a rival was quicker.
+    """Go through the whole sequence. `LogFenced` or `NotLeader` if a rival was quicker.
 
     ``terms``: this caller's last ones, perhaps; its leases are closed. The new one is added. ``again``: only if the
     last one is among them.
@@ -108,7 +108,7 @@ def become_leader(
     # leader's open round holds it, until its transactional id is initialised again.
     fold_to_end(log, table, state, clock, status, stable_only=True)
     if again and state.term not in terms:
-        raise NotLeading("another controller led since")
+        raise NotLeader("another controller led since")
     ids = transactional_ids(control_partition, prefix)
     pairs = [carrier_ids(control_partition, n, prefix) for n in range(CARRIERS)]
     busy: list[LogBusy] = []
@@ -151,7 +151,7 @@ def become_leader(
         producers[0].commit()
         fold_to_end(log, table, state, clock, status)
         if state.term != row:
-            raise NotLeading(f"term {row.term} was not the last one: another controller leads")
+            raise NotLeader(f"term {row.term} was not the last one: another controller leads")
         failed.pop_all()
         return Lease(producers, row.term, carriers=carriers, passed_over=bool(busy))
 

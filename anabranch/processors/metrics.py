@@ -37,14 +37,16 @@ MOST_OVERDUE = 1_000
 NUMBERS = {
     "leading": Number("gauge", "1 while this process leads the control partition"),
     "term": Number("gauge", "Term of its leadership"),
-    "lead_failures": Number("counter", "Times that leading failed or ended, by error", ("error",)),
+    "leadership_failures": Number(
+        "counter", "Times that a leadership failed or ended, by error", ("error",)
+    ),
     "rounds": Number("counter", "Rounds written"),
     "commands": Number("counter", "Commands decided"),
     "refusals": Number("counter", "Answers that were refusals, by code", ("code",)),
     "refused_rounds": Number("counter", "Rounds that a broker refused; the rest is written again"),
     "native_aborts": Number("counter", "Native transactions aborted as offsets were guessed wrong"),
     "commands_lag": Number("gauge", "Records of a lane's commands not decided yet", ("lane",)),
-    "commands_set_aside": Number(
+    "commands_quarantined": Number(
         "gauge", "Records or batches of commands that were passed over", ("lane",)
     ),
     "lane_trouble": Number("gauge", "1 for a lane that waits for its topics", ("lane",)),
@@ -71,11 +73,11 @@ NUMBERS = {
     ),
     "prepared_transactions": Number("gauge", "Transactions that wait for their coordinator's word"),
     "committing_transactions": Number("gauge", "Transactions whose commit is decided, not done"),
-    "staged_bytes": Number("gauge", "Bytes of open transactions in journals"),
+    "uncommitted_bytes": Number("gauge", "Bytes of open transactions in journals"),
     "streams": Number("gauge", "Streams by state", ("state",)),
     "stream_trouble": Number("gauge", "1 for a stream that waits for its topics", ("stream",)),
     "stuck_merges": Number(
-        "gauge", "Decided commits that don't go on: torn (`txn settle`), or waiting", ("why",)
+        "gauge", "Decided commits that make no progress: torn (`txn force`), or waiting", ("why",)
     ),
     "foreign_records": Number(
         "gauge", "Foreign records found in a stream's topic in this term", ("stream",)
@@ -154,13 +156,13 @@ class Metrics(Numbers):
         tails: Mapping[str, Tail],
         *,
         native_aborts: int,
-        set_aside: Counter[str],
+        quarantined: Counter[str],
         settings: Settings,
         wall_ms: int,
     ) -> None:
         """Set all that is read from the controller's state.
 
-        ``native_aborts``: see `NUMBERS`. ``set_aside``: quarantined commands by lane.
+        ``native_aborts``: see `NUMBERS`. ``quarantined``: quarantined commands by lane.
         """
         self._ahead((to_us(state.round.hybrid_time) / 1000 - wall_ms) / 1000)
         ended_ms = wall_ms - settings.retention_ms
@@ -174,19 +176,21 @@ class Metrics(Numbers):
         self.values["journal_work"] = {(stream,): meter.used for stream, meter in meters}
         self.values["journal_debt"] = {(s,): m.debt for s, m in meters if m.debt}
         named = {OPEN_LANE, *state.lanes}
-        used = usages(state, index.staged, named)
+        used = usages(state, index.uncommitted, named)
         self.values["lane_usage"] = {(n, q): x for n, of in used.items() for q, x in of.items()}
         self.values["lane_quota"] = {
             (name, q): most for name in named for q, most in quotas_of(state, name).items()
         }
-        passed_over = set_aside + intake.unreadable
-        self.values["commands_set_aside"] = {(name,): count for name, count in passed_over.items()}
+        passed_over = quarantined + intake.unreadable
+        self.values["commands_quarantined"] = {
+            (name,): count for name, count in passed_over.items()
+        }
         for name, value in {
             "native_aborts": native_aborts,
             "open_transactions": len(state.open),
             "committing_transactions": len(state.committing),
             "prepared_transactions": len(state.prepared),
-            "staged_bytes": index.staged.total,
+            "uncommitted_bytes": index.uncommitted.total,
             "outcomes": state.outcomes,
             "plain_writes_refused": sum(state.plain_refused.values()),
             "history_offsets": sum(

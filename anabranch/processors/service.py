@@ -334,7 +334,7 @@ class ControllerService(mode.Service):
             return self._membership.trouble
         for partition, leader in leaders.items():
             if not leader.leading:
-                return f"control partition {partition}: taking the lead"
+                return f"control partition {partition}: becoming leader"
             silent_s = time.monotonic() - leader.metrics.passed_at
             if silent_s > SILENT_S:
                 return f"control partition {partition}: no round or pass ended for {silent_s:.0f} s"
@@ -391,7 +391,7 @@ class ControllerService(mode.Service):
             skip_commands=frozenset((lane, at) for lane, n, at in self._skip if n == partition),
             lanes_only=self.options.lanes_only,
             trusts_open=self.options.trusts_open,
-            max_staged_bytes=self.options.max_staged_bytes,
+            max_uncommitted_bytes=self.options.max_uncommitted_bytes,
             round_bytes=self.options.chunk_bytes,
             chunk_bytes=self.options.chunk_bytes,
             collate_ms=int(self.options.collate_s * 1000),

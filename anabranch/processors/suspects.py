@@ -31,10 +31,10 @@ from typing import NamedTuple
 
 from anabranch.core import limits
 from anabranch.core.decisions.lanes import position_of
-from anabranch.core.decisions.set_aside import set_aside, suspect
+from anabranch.core.decisions.quarantine import quarantine, suspect
 from anabranch.core.decisions.turn import Turn, refuse
 from anabranch.core.state import State
-from anabranch.errors import SetAside
+from anabranch.errors import Quarantined
 from anabranch.ports import LogError, LogFenced, LogUnavailable, LogUncertain
 from anabranch.processors.command import Command, Key, name_of
 from anabranch.processors.lanes import Lane, Lanes
@@ -200,7 +200,7 @@ class SuspectCommands:
         unsure = self._unsure == first.key and self._unsure_rounds >= limits.UNSURE.value
         if len(batch) == 1 and (max(tries, len(errors)) >= limits.TRIES.value or unsure):
             reason = errors[-1] if errors else _UNSURE if unsure else DIED
-            self._set_aside(first, reason, begin, write)
+            self._quarantine(first, reason, begin, write)
             return False
         watch = self._watched.get(first.lane) if not first.control else None
         if alone or (watch is not None and first.offset < watch.waited):
@@ -209,22 +209,22 @@ class SuspectCommands:
             write(turn, ())
         return True
 
-    def _set_aside(
+    def _quarantine(
         self, command: Command, reason: str, begin: Callable[[], Turn], write: Write
     ) -> None:
         turn = begin()
         prefix = turn.settings.prefix
         if not command.control:
-            set_aside(turn, command.lane, command.offset, name_of(command.payload), reason)
+            quarantine(turn, command.lane, command.offset, name_of(command.payload), reason)
         write(turn, (command,))
         self.count[command.lane] += 1
         log.error(
-            "%s[%d]: the command at offset %d (%s) is set aside: %s",
+            "%s[%d]: the command at offset %d (%s) is quarantined: %s",
             control_topic(prefix) if command.control else commands_topic(prefix, command.lane),
             turn.settings.control_partition, command.offset, name_of(command.payload), limits.cut(reason),
         )  # fmt: skip
         answer = begin()  # by itself: brokers may have trouble with its partition
-        answer.reply(command.to, refuse(SetAside(f"it had no effect: {limits.cut(reason)}")))
+        answer.reply(command.to, refuse(Quarantined(f"it had no effect: {limits.cut(reason)}")))
         write(answer, (command,))
 
     def done(self, batch: Sequence[Command], lanes: Lanes) -> None:

@@ -252,7 +252,7 @@ class StreamTrouble:
                 trouble.gone_since = None
             if stream not in wrong and stream not in forbidden and not trouble.lost:
                 if now >= trouble.pauses.until:
-                    log.info("%s goes on", stream)
+                    log.info("%s continues", stream)
                     del self.waiting[stream]
                     self.recovered.append(stream)
                 else:
@@ -336,17 +336,17 @@ def describe(source: Log, witness: str, topics: Iterable[str]) -> Described | No
             found = source.describe_topics([witness, *sorted(left)])
         except LogRefused as error:
             if not error.topics & left:
-                log.warning("topics can't be looked at now: %s", error)
+                log.warning("topics can't be checked now: %s", error)
                 return None
             forbidden |= dict.fromkeys(error.topics & left, str(error))
             left -= error.topics
         except LogError as error:
-            log.warning("topics can't be looked at now: %s", error)
+            log.warning("topics can't be checked now: %s", error)
             return None
         else:
             if witness in found:
                 return Described(found, forbidden)
-            log.warning("topics can't be looked at now: a broker does not know %s", witness)
+            log.warning("topics can't be checked now: a broker does not know %s", witness)
             return None
 
 

@@ -17,7 +17,7 @@ Readers, each a door of the client:
 - `ordered_reader` (`Client.read`), with `epoch_order`: the rule of when a segment may be read.
 - `snapshot` (`Client.snapshot`): plans of snapshots, and their readers.
 - `transaction_reader` (`Client.read_transactions`).
-- `task_reader`: a processor's tasks (`Client.read` with a tenure). `slices`: the events that it returns.
+- `task_reader`: a processor's tasks (`Client.read` with a task ownership). `slices`: the events that it returns.
 - `ranges`: offset ranges as Arrow batches, for Spark. `event_columns`: the schema of these batches.
 - `iteration`: what all of them share: iterating, closing, forking; and the open readers of a client.
 

@@ -1,4 +1,4 @@
-"""The events of some tasks of a processor: `Client.read` with a tenure (``docs/inside/processing.md``)."""
+"""The events of some tasks of a processor: `Client.read` with a task ownership (``docs/inside/processing.md``)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from anabranch.schemas.records import (
     TaskStep,
 )
 from anabranch.topics.names import history_topic
-from anabranch.types import Event, Tenure
+from anabranch.types import Event, TaskOwnership
 
 _PACE_S = 0.25  # the wait for one input while no events come
 _ALL_S = 10.0  # how often the positions of all tasks move, also without events
@@ -189,7 +189,7 @@ def place_of(position: TaskPosition, order: dict[int, int]) -> Place:
 
 
 class TaskReader(Iteration[Event]):
-    """Events of a tenure's tasks, each key in commit order. Iterate over it; close it, or use it as a context
+    """Events of an ownership's tasks, each key in commit order. Iterate over it; close it, or use it as a context
     manager.
 
     Each event counts as consumed when it is returned. One thread at a time.
@@ -204,7 +204,7 @@ class TaskReader(Iteration[Event]):
         self,
         ports: ReaderPorts,
         streams: Sequence[str],
-        tenure: Tenure,
+        ownership: TaskOwnership,
         timeout: float | None,
         ask_timeout: float,
         together: Mapping[str, int],
@@ -213,10 +213,10 @@ class TaskReader(Iteration[Event]):
         super().__init__()
         self._clock = ports.clock
         self._timeout = check_timeout(timeout)
-        self._tenure = tenure
-        self._sequences = {task: tenure.tasks[task].sequence for task in tenure.tasks}
-        self._ours = np.zeros(tenure.task_count, dtype=np.bool_)
-        self._ours[list(tenure.tasks)] = True
+        self._ownership = ownership
+        self._sequences = {task: ownership.tasks[task].sequence for task in ownership.tasks}
+        self._ours = np.zeros(ownership.task_count, dtype=np.bool_)
+        self._ours[list(ownership.tasks)] = True
         self.misplaced = Counter[str]()  # events read whose key lies outside of their segment
         self._touched: set[int] = set()
         self._together = together
@@ -227,16 +227,16 @@ class TaskReader(Iteration[Event]):
             int, list[tuple[int, int]]
         ] = {}  # … time ranges with commits that may be incomplete
         self._all_due = self._clock.monotonic() + _ALL_S
-        numbers = {one.stream: number for number, one in enumerate(tenure.inputs)}
+        numbers = {one.stream: number for number, one in enumerate(ownership.inputs)}
         for stream in streams:
             if stream not in numbers:
-                raise InvalidArgument(f"{stream} is no input of processor {tenure.processor}")
+                raise InvalidArgument(f"{stream} is no input of processor {ownership.processor}")
         self._source = ports.committed_log(ask_timeout)
         try:
             deadline = self._clock.monotonic() + ask_timeout
             ids = self._source.topic_ids([history_topic(stream) for stream in streams], deadline)
             for stream in streams:
-                check_same_topic(history_topic(stream), tenure.inputs[numbers[stream]], ids)
+                check_same_topic(history_topic(stream), ownership.inputs[numbers[stream]], ids)
             self._inputs = [self._open(numbers[s], s, ask_timeout) for s in streams]
         except BaseException:
             self._source.close()
@@ -244,16 +244,16 @@ class TaskReader(Iteration[Event]):
         self._closed = False
 
     def _open(self, number: int, stream: str, timeout: float) -> Input:
-        begin = self._tenure.inputs[number]
+        begin = self._ownership.inputs[number]
         starts = {}
-        for task, info in self._tenure.tasks.items():
+        for task, info in self._ownership.tasks.items():
             known = (p for p in info.positions if p.input == number)
             starts[task] = next(known, TaskPosition(number, begin.record, begin.timestamp))
         record, timestamp = min((at.record, at.timestamp) for at in starts.values())
         feed = CommitFeed(self._source, stream, timeout)
         feed.seek(record)
         search = HistorySearch(self._source, stream, timeout)
-        assignment = Assignment(search, self._tenure.task_count)
+        assignment = Assignment(search, self._ownership.task_count)
         return Input(number, stream, feed, assignment, Place(record, timestamp=timestamp), starts)
 
     def _free(self) -> None:
@@ -325,11 +325,11 @@ class TaskReader(Iteration[Event]):
             raise
 
     def _slices(self, one: Input, offset: int, record: CommitRecord) -> Iterator[Slice]:
-        """The events of a commit that belong to this tenure's tasks and are not consumed yet."""
+        """The events of a commit that belong to this ownership's tasks and are not consumed yet."""
         runs = one.feed.parts.runs(record)
         if runs is None:
             raise SnapshotExpired(
-                f"retention has deleted events of {one.stream} that processor {self._tenure.processor} has not "
+                f"retention has deleted events of {one.stream} that processor {self._ownership.processor} has not "
                 f"consumed (record {offset} of its history): {_INSTEAD}"
             )
         ranges = one.assignment.ranges(record.stream_epoch)
@@ -350,7 +350,7 @@ class TaskReader(Iteration[Event]):
                 self.misplaced[one.stream] += one.assignment.misplaced
                 one.assignment.misplaced = 0
             here = offset, order[segment]
-            begun = np.full(self._tenure.task_count, end_of(given, here))
+            begun = np.full(self._ownership.task_count, end_of(given, here))
             for task, place in not_consumed.items():
                 begun[task] = max(begun[task], end_of(place, here))
             places = np.flatnonzero(self._ours[tasks] & (np.array(offsets) >= begun[tasks]))
@@ -536,4 +536,4 @@ class TaskReader(Iteration[Event]):
                 each.reported[task] = (limits.get(each.stream) or each.place())[:3]
         self._touched = {task for piece in left for task in piece.tasks}
         steps = tuple(TaskStep(tuple(some), *step) for step, some in alike.items())
-        return Consumed(self._tenure.processor, self._tenure.secret, steps)
+        return Consumed(self._ownership.processor, self._ownership.fencing_token, steps)

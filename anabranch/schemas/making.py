@@ -25,18 +25,20 @@ TUPLES = _names(
     TaskRow TxnRow
     """
 )
-_SECRETS = _names("secret tenure token tokens")  # left out of a dataclass's repr
+_SECRETS = _names(
+    "secret fencing_token fencing_hash token tokens"
+)  # left out of a dataclass's repr
 _DEFAULTS: tuple[tuple[Any, str], ...] = (
     (
         None,
         """
-        Abort.secret AuditList.more Begin.tenure Commit.consumed Commit.number Commit.prepare Commit.secret
+        Abort.secret AuditList.more Begin.fencing_hash Commit.consumed Commit.number Commit.prepare Commit.secret
         DescribeProcessors.after DescribeProcessors.processor DescribeStreams.after FindScope.near GetState.after
         GetState.token
         ListAudit.before ListTransactions.before ListTransactions.secret
         OneShot.consumed PendingCommitRow.consumed PendingCommitRow.prepare ProcessorInfo.more ProcessorList.more
         ListOpen.after OpenList.more ListTableLocks.after TableLockList.more
-        Resolve.token Settle.presume StreamChange.base StreamInfo.base StreamList.more StreamRow.change
+        Resolve.token Force.outcome StreamChange.base StreamInfo.base StreamList.more StreamRow.change
         SetSeries.owner TransactionList.more TxnRow.consumes OpenInfo.waits
         Outcome.broken ReadsLocked.broken TxnRow.broken
         """,
@@ -55,7 +57,7 @@ _DEFAULTS: tuple[tuple[Any, str], ...] = (
     (
         False,
         """
-        CreateStream.adopt ListTransactions.prepared StreamRow.adopt LookAgain.decided OpenInfo.frozen
+        CreateStream.adopt ListTransactions.prepared StreamRow.adopt Revalidate.decided OpenInfo.frozen
         Touched.is_table
         """,
     ),
@@ -64,9 +66,9 @@ _DEFAULTS: tuple[tuple[Any, str], ...] = (
         (),
         """
         CreateProcessor.kinds CreateProcessor.stores PendingCommitRow.held PreparedRow.events ProcessorInfo.stores
-        ProcessorRow.kinds ProcessorRow.stores OneShot.locks SafeTime.tables SafeTimeIs.tables Outcome.tables
-        Commit.vouched LockReads.locks LockReads.read_from LockReads.tables LockReads.vouched LookAgain.writers
-        ReadLockRow.read_from ReadsLocked.locks StreamInfo.holders DeleteStream.despite
+        ProcessorRow.kinds ProcessorRow.stores OneShot.locks SafeTime.tables SafeTimeReply.tables Outcome.tables
+        Commit.validated LockReads.locks LockReads.read_from LockReads.tables LockReads.validated Revalidate.writers
+        ReadLockRow.read_from ReadsLocked.locks StreamInfo.blockers DeleteStream.despite
         """,
     ),
     (b"", "Outcome.prepared_by"),

@@ -37,7 +37,7 @@ class AdoptScope:
     lane: str
 
 @dataclass(frozen=True, slots=True)
-class Alive:
+class Ended:
     """Reply to Heartbeat when some transaction is not open."""
 
     not_open: tuple[Outcome, ...]
@@ -108,8 +108,8 @@ class BrokenLock:
     by: bytes
 
 @dataclass(frozen=True, slots=True)
-class CarryInfo:
-    """A segment of a decided transaction that is carried aside."""
+class StagedMergeInfo:
+    """A segment of a decided transaction that is staged."""
 
     stream: str
     partition: int
@@ -119,8 +119,8 @@ class CarryInfo:
     done: bool
 
 @dataclass(frozen=True, slots=True)
-class CarryRow:
-    """Status row: a segment of a decided transaction that is carried aside."""
+class StagedMergeRow:
+    """Status row: a segment of a decided transaction that is staged."""
 
     txn_id: bytes
     stream: str
@@ -146,7 +146,7 @@ class CommandList:
 
     position: int
     end: int
-    set_aside: tuple[SetAsideRow, ...]
+    quarantined: tuple[QuarantineRow, ...]
     open_transactions: int = 0
     outcomes: int = 0
 
@@ -163,7 +163,7 @@ class Commit:
     consumed: Consumed | None = None
     prepare: Prepare | None = None
     secret: bytes | None = None
-    vouched: tuple[Vouched, ...] = ()
+    vouched: tuple[Validated, ...] = ()
 
 class CommitRecord(NamedTuple):
     """History: a transaction is committed in this stream."""
@@ -347,8 +347,8 @@ class Heartbeat:
     tokens: tuple[bytes, ...]
 
 @dataclass(frozen=True, slots=True)
-class Holder:
-    """What keeps a stream from being deleted, or a table from being compacted."""
+class Blocker:
+    """A transaction or processor that keeps a stream from being deleted, or a table from being compacted."""
 
     what: str
     name: str
@@ -427,7 +427,7 @@ class ListAudit:
 
 @dataclass(frozen=True, slots=True)
 class ListCommands:
-    """Command: how far a control partition is with its commands, and which of them it set aside."""
+    """Command: how far a control partition is with its commands, and which of them it quarantined."""
 
 @dataclass(frozen=True, slots=True)
 class ListGrants:
@@ -439,7 +439,7 @@ class ListLanes:
 
 @dataclass(frozen=True, slots=True)
 class ListLocks:
-    """Command: tell a set of registered locks, to look at it for a process that is gone."""
+    """Command: list a set of registered locks, to validate it for a process that is gone."""
 
     token: bytes
     writer: int
@@ -498,7 +498,7 @@ class LockReads:
     sequence: int
     locks: tuple[TableLocks, ...] = ()
     read_from: tuple[WriterAt, ...] = ()
-    vouched: tuple[Vouched, ...] = ()
+    vouched: tuple[Validated, ...] = ()
     tables: tuple[str, ...] = ()
 
 @dataclass(frozen=True, slots=True)
@@ -509,8 +509,8 @@ class LockedRange:
     high: bytes | None
 
 @dataclass(frozen=True, slots=True)
-class LookAgain:
-    """Reply to OneShot and Commit: not committed yet; look at the locks as of this time, and send it again."""
+class Revalidate:
+    """Reply to OneShot and Commit: not committed yet; validate the locks through this time, and send it again."""
 
     timestamp: int
     tables: tuple[TableTime, ...]
@@ -518,8 +518,8 @@ class LookAgain:
     decided: bool = False
 
 @dataclass(frozen=True, slots=True)
-class LookedRow:
-    """Status row: how far a replica has looked at the registered locks of a writer."""
+class ValidatedRow:
+    """Status row: how far the registered locks of a writer are validated."""
 
     sequence: int
     through: int
@@ -577,13 +577,13 @@ class OpenInfo:
     """An open transaction as it is now."""
 
     outcome: Outcome
-    staged_bytes: int
+    uncommitted_bytes: int
     age_ms: int
     silent_ms: int
     left_ms: int
     writer_count: int
     writers: tuple[WriterInfo, ...]
-    carries: tuple[CarryInfo, ...]
+    staged_merges: tuple[StagedMergeInfo, ...]
     journals: Mapping[str, int]
     locks: int = 0
     frozen: bool = False
@@ -688,7 +688,7 @@ class PreparedRow:
 
 @dataclass(frozen=True, slots=True)
 class ProcessorInfo:
-    """A processor as it stands."""
+    """A processor as it is now."""
 
     processor: str
     task_count: int
@@ -710,7 +710,7 @@ class ProcessorInput:
 
 @dataclass(frozen=True, slots=True)
 class ProcessorList:
-    """Reply to CreateProcessor, DescribeProcessors, Take, Release, ResetProcessor, DeleteProcessor."""
+    """Reply to CreateProcessor, DescribeProcessors, TakeTasks, ReleaseTasks, ResetProcessor, DeleteProcessor."""
 
     processors: tuple[ProcessorInfo, ...]
     more: str | None = None
@@ -799,7 +799,7 @@ class Registered:
     sequence: int
 
 @dataclass(frozen=True, slots=True)
-class Release:
+class ReleaseTasks:
     """Command: give up tasks; repeating it is harmless."""
 
     processor: str
@@ -820,9 +820,9 @@ class Reply(NamedTuple):
         | Touched
         | Registered
         | Outcome
-        | Alive
+        | Ended
         | TransactionList
-        | SafeTimeIs
+        | SafeTimeReply
         | SeriesList
         | CommandList
         | LaneList
@@ -830,7 +830,7 @@ class Reply(NamedTuple):
         | AuditList
         | ProcessorList
         | OpenList
-        | LookAgain
+        | Revalidate
         | ReadsLocked
         | RunList
         | TableLockList
@@ -838,7 +838,7 @@ class Reply(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ResetProcessor:
-    """Command: let a processor begin again; its tasks have no tenure then. Repeating it is harmless."""
+    """Command: let a processor begin again; its tasks have no owner then. Repeating it is harmless."""
 
     processor: str
     resets: int
@@ -847,7 +847,7 @@ class ResetProcessor:
 
 @dataclass(frozen=True, slots=True)
 class Resolve:
-    """Command: the outcome of a transaction; where there is none, it is aborted first."""
+    """Command: the outcome of a transaction; without one, it is aborted first."""
 
     txn_id: bytes
     scope: str
@@ -907,7 +907,7 @@ class SafeTime:
     tables: tuple[str, ...] = ()
 
 @dataclass(frozen=True, slots=True)
-class SafeTimeIs:
+class SafeTimeReply:
     """Reply to SafeTime."""
 
     scope: str
@@ -1006,7 +1006,7 @@ class SeriesRow:
     owner: str
 
 @dataclass(frozen=True, slots=True)
-class SetAsideRow:
+class QuarantineRow:
     """Status row: a command, or a record batch of commands, that was passed over."""
 
     offset: int
@@ -1043,8 +1043,8 @@ class SetSeries:
     owner: str | None = None
 
 @dataclass(frozen=True, slots=True)
-class Settle:
-    """Command: abort a transaction whose merge can't go on (a LOST stream), or end a PREPARED one. Repeatable."""
+class Force:
+    """Command: abort a transaction whose merge can't finish (a LOST stream), or end a PREPARED one. Repeatable."""
 
     token: bytes
     reason: str
@@ -1072,12 +1072,12 @@ class StreamInfo:
     journal: Mapping[str, int]
     partitions: int
     low_water: Mapping[str, int]
-    staged_bytes: int
+    uncommitted_bytes: int
     trouble: str
     foreign: int = 0
     base: BaseRow | None = None
     oldest_snapshot: int = 0
-    holders: tuple[Holder, ...] = ()
+    holders: tuple[Blocker, ...] = ()
 
 @dataclass(frozen=True, slots=True)
 class StreamList:
@@ -1141,7 +1141,7 @@ class TableLockList:
 
 @dataclass(frozen=True, slots=True)
 class TableLocks:
-    """What a transaction read of a table, and until when a replica vouches for it."""
+    """What a transaction read of a table, and through which time a replica validated it."""
 
     table: str
     since: int
@@ -1163,8 +1163,8 @@ class TableTime(NamedTuple):
     last: int
 
 @dataclass(frozen=True, slots=True)
-class Take:
-    """Command: take tasks of a processor; no other tenure commits for them any more. Repeating it is harmless."""
+class TakeTasks:
+    """Command: take tasks of a processor; no other owner commits for them any more. Repeating it is harmless."""
 
     processor: str
     tenure: bytes
@@ -1174,7 +1174,7 @@ class Take:
 
 @dataclass(frozen=True, slots=True)
 class TaskInfo:
-    """A task of a processor as it stands."""
+    """A task of a processor as it is now."""
 
     task: int
     term: int
@@ -1213,7 +1213,7 @@ class TaskRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TaskStep:
-    """A step of tasks that stand alike, by one commit."""
+    """A step of tasks with equal positions, by one commit."""
 
     tasks: tuple[int, ...]
     sequence: int
@@ -1281,8 +1281,8 @@ class TxnRow(NamedTuple):
     broken: BrokenLock | None = None
 
 @dataclass(frozen=True, slots=True)
-class Vouched:
-    """A client's word: no lock of these sets was broken by any commit above the snapshot and up to a time."""
+class Validated:
+    """A client's report: no lock of these sets was broken by any commit above the snapshot and up to a time."""
 
     writer: int
     sequence: int

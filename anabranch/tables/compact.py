@@ -179,7 +179,7 @@ def due_tables(client: Compacting, table: str | None) -> list[str]:
 
 def _held(found: StreamDescription) -> str:
     """The open transactions whose reads a later base would end."""
-    return ", ".join(text_of(each) for each in found.holders if each.what == "transaction")
+    return ", ".join(text_of(each) for each in found.blockers if each.what == "transaction")
 
 
 def _check_groups(client: Compacting, found: StreamDescription, at: int, timeout: float) -> None:

@@ -138,7 +138,7 @@ class Follower:
         """The number of history records of each table that are not stored, by the reported ends; markers count."""
         return {t.stream: len(t.feed.records) + t.feed.history.behind for t in self._tables}
 
-    def told(self, timestamp: int, last: Mapping[str, int]) -> None:
+    def observe(self, timestamp: int, last: Mapping[str, int]) -> None:
         """Note the controller's report: ``last`` are the newest commits of these tables up to ``timestamp``."""
         with self._lock:
             for stream, newest in last.items():

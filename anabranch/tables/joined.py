@@ -14,7 +14,7 @@ from anabranch.schemas import records as r
 from anabranch.tables.own_writes import Writers
 from anabranch.tables.registering import Controller, Part, Registering, explained
 from anabranch.tables.snapshot import TableSnapshot
-from anabranch.tables.work import IN_DOUBT, Isolation, TableWork, Vouching, alone
+from anabranch.tables.work import IN_DOUBT, Isolation, TableWork, Validating, alone
 from anabranch.types import Receipt
 
 
@@ -45,7 +45,7 @@ class JoinedTransaction(TableWork):
 
     def __init__(
         self,
-        replica: Vouching,
+        replica: Validating,
         controller: Controller,
         writer: Writing,
         view: TableSnapshot,
@@ -146,7 +146,7 @@ class JoinedTransaction(TableWork):
 
 
 def join(
-    replica: Vouching,
+    replica: Validating,
     commits: Joins,
     token: bytes,
     isolation: Isolation,
@@ -167,7 +167,7 @@ def join(
             raise InvalidArgument(
                 "the transaction reads no tables: join it by `Client.join`, or begin it by a replica"
             )
-        replica.told(told.timestamp, {each.table: each.last for each in told.tables})
+        replica.observe(told.timestamp, {each.table: each.last for each in told.tables})
         replica.wait(told.snapshot, {}, deadline)
         view = replica.snapshot(at=told.snapshot)
         try:

@@ -75,7 +75,7 @@ class Locks:
             return None
         for table, keys in self._points.items():
             for key in keys:
-                seen = view.look(table, key)
+                seen = view.get_version(table, key)
                 if seen.timestamp > view.timestamp:
                     return broken(table, seen, view.timestamp)
         for table, spans in self._spans.items():

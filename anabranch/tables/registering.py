@@ -13,7 +13,7 @@ from anabranch.schemas import records as r
 from anabranch.tables.locks import Locks, broken
 from anabranch.tables.own_writes import OwnRows
 from anabranch.tables.snapshot import TableSnapshot
-from anabranch.tables.work import TableWork, Vouching
+from anabranch.tables.work import TableWork, Validating
 from anabranch.types import Receipt, Result
 
 
@@ -108,7 +108,7 @@ class Registering:
         self,
         controller: Controller,
         part: Part,
-        replica: Vouching,
+        replica: Validating,
         view: TableSnapshot,
         locks: Locks,
         read_from: Mapping[int, int],
@@ -124,9 +124,9 @@ class Registering:
         self._through: dict[tuple[int, int], int] = {}  # (writer, set) -> validated through
 
     @property
-    def vouched(self) -> tuple[r.Vouched, ...]:
+    def validated(self) -> tuple[r.Validated, ...]:
         """The validated sets, for the commit."""
-        return tuple(r.Vouched(*which, through) for which, through in self._through.items())
+        return tuple(r.Validated(*which, through) for which, through in self._through.items())
 
     def flush(self, deadline: float) -> None:
         """Register what was read, validate it, and report that. From then on other processes may rely on it.
@@ -134,7 +134,7 @@ class Registering:
         Raises: LocksBroken, TooManyLocks, TooMuchLocked, NotReady (the replica did not catch up in time).
         """
         if self.register(deadline):
-            self._ask(r.LockReads(self._token, self._writer, 0, vouched=self.vouched), deadline)
+            self._ask(r.LockReads(self._token, self._writer, 0, validated=self.validated), deadline)
 
     def register(self, deadline: float) -> bool:
         """Register what was read, and validate it.
@@ -214,7 +214,7 @@ class Registering:
 
     # -- validation for a commit --------------------------------------------------------------------------
 
-    def look_again(self, answer: r.LookAgain, deadline: float) -> None:
+    def revalidate(self, answer: r.Revalidate, deadline: float) -> None:
         """Validate the locks of the writers that the controller names, also of processes that ended."""
         self._look(answer.timestamp, answer.tables, deadline)
         for writer in answer.writers:

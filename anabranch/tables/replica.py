@@ -227,14 +227,14 @@ class Replica:
         now, behind = self._clock.wall(), self._follower.behind()
         return {t: Lag.of(behind.get(t, 0), at, now) for t, at in self.complete.items()}
 
-    def told(self, timestamp: int, last: Mapping[str, int]) -> None:
+    def observe(self, timestamp: int, last: Mapping[str, int]) -> None:
         """Note the controller's report: at ``timestamp`` these were the newest commits of these tables."""
-        self._follower.told(timestamp, last)
+        self._follower.observe(timestamp, last)
         with self._moved:
             self._waiters.wake(self._is_complete)
 
     def wait(self, timestamp: int, last: Mapping[str, int], deadline: float) -> None:
-        """Wait until all tables are complete up to ``timestamp``. ``last``: as for `told`; if empty, ask the
+        """Wait until all tables are complete up to ``timestamp``. ``last``: as for `observe`; if empty, ask the
         controller.
 
         Raises: NotReady (at the deadline, monotonic seconds), UnknownStream, SnapshotExpired, MalformedRecord,
@@ -242,13 +242,13 @@ class Replica:
         """
         self._store.check_fork()
         if last:
-            self.told(timestamp, last)
+            self.observe(timestamp, last)
         elif self._is_complete(timestamp):
             return
         if not self._follower.will_reach(timestamp):
             with in_turn(self._turn, _TURN_S):  # usually another thread's answer is enough
                 if not self._follower.will_reach(timestamp):
-                    self.told(*self._controller.safe(self.tables, timestamp, deadline))
+                    self.observe(*self._controller.safe(self.tables, timestamp, deadline))
         if self._thread is None:
             self._failure = None  # without a thread, nothing else tries again
         while not self._is_complete(timestamp):
@@ -295,7 +295,7 @@ class Replica:
         if not self._follower.will_reach(
             floor
         ):  # an idle table has to be complete up to another table's base
-            self.told(*self._controller.safe(self.tables, floor, self.deadline(None)))
+            self.observe(*self._controller.safe(self.tables, floor, self.deadline(None)))
         if not self._store.loading:
             self._sweep()
         elif self._follower.at_end:
@@ -388,7 +388,7 @@ class Replica:
         if fresh and wanted is None:
             seen = self._controller.last_timestamp
             least, last = self._controller.safe(self.tables, seen, deadline)
-            self.told(least, last)
+            self.observe(least, last)
         return self._taken(least, wanted, deadline)
 
     def _taken(self, least: int, wanted: int | None, deadline: float) -> TableSnapshot:

@@ -138,7 +138,7 @@ class TableSnapshot:
                 yield key, row
         self._number(table)  # still the same, so it was when it was read
 
-    def look(self, table: str, key: bytes) -> Seen:
+    def get_version(self, table: str, key: bytes) -> Seen:
         """A key with its newest version. Raises: as `get`."""
         number = self._number(table)
         seen = self._store.get(number, check_row_key(key), self.timestamp)

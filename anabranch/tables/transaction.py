@@ -32,7 +32,7 @@ from anabranch.tables.joined import Joins
 from anabranch.tables.own_writes import Local, Writers
 from anabranch.tables.registering import Opened, Registering
 from anabranch.tables.snapshot import TableSnapshot
-from anabranch.tables.work import BROKEN, IN_DOUBT, Isolation, TableWork, Vouching, alone
+from anabranch.tables.work import BROKEN, IN_DOUBT, Isolation, TableWork, Validating, alone
 from anabranch.types import Counts, Receipt, Result, result_of
 
 log = logging.getLogger("anabranch.client")
@@ -54,7 +54,7 @@ class Commits(Joins, Protocol):
     def new_txn_id(self, scope: str, deadline: float) -> bytes:
         """An id for a transaction of this scope."""
 
-    def locked_shot(self, command: r.OneShot, deadline: float) -> r.Outcome | r.LookAgain:
+    def locked_shot(self, command: r.OneShot, deadline: float) -> r.Outcome | r.Revalidate:
         """Commit, or get the answer to revalidate the locks. `OutcomeUnknown`; raises as any one-shot."""
 
     def resolve(self, txn_id: bytes, scope: str, token: bytes | None, deadline: float) -> r.Outcome:
@@ -73,7 +73,7 @@ class TableTransaction(TableWork):
 
     def __init__(
         self,
-        replica: Vouching,
+        replica: Validating,
         commits: Commits,
         view: TableSnapshot,
         isolation: Isolation,
@@ -342,7 +342,7 @@ class TableTransaction(TableWork):
             answer = self._send(command, deadline)
             last = {each.table: each.last for each in answer.tables}
             if isinstance(answer, r.Outcome):
-                self._replica.told(answer.commit_timestamp, last)
+                self._replica.observe(answer.commit_timestamp, last)
                 return answer
             self._sent = False
             try:
@@ -350,7 +350,7 @@ class TableTransaction(TableWork):
             except AnabranchError as error:
                 return self._given_up(txn_id, scope, error)
 
-    def _send(self, command: r.OneShot, deadline: float) -> r.Outcome | r.LookAgain:
+    def _send(self, command: r.OneShot, deadline: float) -> r.Outcome | r.Revalidate:
         before, self._sent, self._shot = self._sent, True, command
         try:
             return self.commits.locked_shot(command, deadline)

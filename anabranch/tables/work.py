@@ -31,7 +31,7 @@ def check_called(returned: object) -> None:
         )
 
 
-class Vouching(Protocol):
+class Validating(Protocol):
     """The calls of a replica that its transactions make."""
 
     @property
@@ -40,14 +40,14 @@ class Vouching(Protocol):
     def marks(self) -> Mapping[str, tuple[int, int]]:
         """Table -> (complete through, its newest commit), both of one moment."""
 
-    def told(self, timestamp: int, last: Mapping[str, int]) -> None:
+    def observe(self, timestamp: int, last: Mapping[str, int]) -> None:
         """Note the controller's report: at ``timestamp`` these were the newest commits."""
 
     def broken_at(self, timestamp: int) -> None:
         """Note that this commit broke locks."""
 
     def wait(self, timestamp: int, last: Mapping[str, int], deadline: float) -> None:
-        """`told`, and wait until all tables are complete up to ``timestamp``."""
+        """`observe`, and wait until all tables are complete up to ``timestamp``."""
 
     def snapshot(self, at: int | None = None) -> TableSnapshot:
         """The tables as of a time; None: as of now."""
@@ -73,7 +73,7 @@ def alone(call: Callable[Concatenate[W, P], T]) -> Callable[Concatenate[W, P], T
 class TableWork:
     """The reads and writes of one process in a transaction. Thread-safe."""
 
-    def __init__(self, replica: Vouching, view: TableSnapshot, isolation: Isolation) -> None:
+    def __init__(self, replica: Validating, view: TableSnapshot, isolation: Isolation) -> None:
         self._lock = threading.RLock()
         self._replica = replica
         self._view = view
@@ -115,7 +115,7 @@ class TableWork:
         self._was_read = True
         if not (lock and self._reads_lock):
             return self._view.get(table, key)
-        seen = self._view.look(table, key)
+        seen = self._view.get_version(table, key)
         self._locks.point(table, key)
         if seen.timestamp > self.timestamp:
             self._break(broken(table, seen, self.timestamp))

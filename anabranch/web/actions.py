@@ -56,22 +56,22 @@ def _abort(client: Client, about: str, _given: Mapping[str, str]) -> Plan:
     return Plan(f"Abort transaction {about}?", _stands(info), told, "Abort it", act)
 
 
-def _settle(client: Client, about: str, given: Mapping[str, str]) -> Plan:
+def _force(client: Client, about: str, given: Mapping[str, str]) -> Plan:
     info = client.state(txn_id := parse_txn_text(about))
-    how = given.get("presume", "")
+    how = given.get("outcome", "")
     prepared = info.state == "PREPARED"
     if prepared and how not in ("commit", "abort"):
-        raise InvalidArgument(f"presume {how!r}: commit or abort, for a PREPARED transaction")
+        raise InvalidArgument(f"outcome {how!r}: commit or abort, for a PREPARED transaction")
     if not prepared and info.state != "FINALIZE_IN_PROGRESS":
-        raise IllegalState(f"transaction {about} is {info.state}: abort it, or let it go on")
+        raise IllegalState(f"transaction {about} is {info.state}: abort it, or let it finish")
 
     def act() -> str:
-        presume = how == "commit" if prepared else None
-        client.settle(txn_id, reason=f"settled {_REASON}", presume=presume)
-        return f"transaction {about} is settled"
+        outcome = how == "commit" if prepared else None
+        client.force(txn_id, reason=f"forced {_REASON}", outcome=outcome)
+        return f"transaction {about} is forced"
 
     told = (
-        "It will be aborted in all its streams. This is allowed only while its merge does not go on.",
+        "It will be aborted in all its streams. This is allowed only while its merge makes no progress.",
         "Events of it that stand in the topics stay there for consumers that read them plainly.",
     )
     if prepared:
@@ -79,8 +79,8 @@ def _settle(client: Client, about: str, given: Mapping[str, str]) -> Plan:
             f"It will end by {how}, whatever its coordinator decided.",
             "If a database has its row, or lacks it, the two disagree from then on.",
         )
-    title = f"Settle transaction {about}?"
-    return Plan(title, _stands(info), (*told, _FINAL), "Settle it", act)
+    title = f"Force transaction {about}?"
+    return Plan(title, _stands(info), (*told, _FINAL), "Force it", act)
 
 
 def _stands(info: TransactionInfo) -> str:
@@ -108,7 +108,7 @@ def _scale(client: Client, about: str, given: Mapping[str, str]) -> Plan:
     names = ", ".join(map(segment_name, sealed[:20])) + (" and others" if len(sealed) > 20 else "")
     told = (
         f"{count_of(len(sealed), 'segment')} will be sealed ({names}), and {len(opened):,} opened over their keys.",
-        "Open transactions go on. Partitions are added if needed, and never taken away.",
+        "Open transactions stay open. Partitions are added if needed, and never taken away.",
     )
     now = f"It has {count_of(len(found.segments), 'segment')}."
     return Plan(f"Scale {about} to {count_of(int(text), 'segment')}?", now, told, "Scale it", act)
@@ -138,7 +138,7 @@ def _delete(client: Client, about: str, _given: Mapping[str, str]) -> Plan:
 
 PLANS: dict[str, Callable[[Client, str, Mapping[str, str]], Plan]] = {
     "abort": _abort,
-    "settle": _settle,
+    "force": _force,
     "scale": _scale,
     "delete": _delete,
 }

@@ -93,7 +93,7 @@ class _Web:
         routes = [Route(path, self._page(view), methods=["GET"]) for path, view in pages]
         for path, about, actions in (
             (stream, _stream_of, ("scale", "delete")),
-            (txn, lambda r: r.path_params["txn"], ("abort", "settle")),
+            (txn, lambda r: r.path_params["txn"], ("abort", "force")),
         ):
             routes += [
                 Route(f"{path}/{action}", self._action(action, about), methods=["GET", "POST"])

@@ -105,7 +105,7 @@ class Hub:
         if view not in self._pages and len(self._pages) >= MOST_PAGES:
             idle = [one for one in self._pages.values() if not one.looking and one.poll is None]
             if not idle:
-                raise NotReady(f"{MOST_PAGES} pages are looked at: close some")
+                raise NotReady(f"{MOST_PAGES} pages are open: close some")
             del self._pages[min(idle, key=lambda one: one.polled).view]
         return self._pages.setdefault(view, Page(view))
 

@@ -91,12 +91,12 @@ class Pages:
             "missing": streams.missing | oldest.missing | parts.missing,
             "troubled": [s for s in streams if s.state != "ACTIVE" or s.trouble],
             "segments": sum(len(s.segments) for s in streams),
-            "staged": sum(s.staged_bytes for s in streams),
+            "staged": sum(s.uncommitted_bytes for s in streams),
             "oldest": oldest.each(open_transaction_row),
             "open": sum(part["open_transactions"] for part in parts),
             "hidden": hidden,
             "behind": sum(max(0, part["end"] - part["position"]) for part in parts),
-            "set_aside": sum(len(part["set_aside"]) for part in parts),
+            "quarantined": sum(len(part["quarantined"]) for part in parts),
         }
 
     def _streams(self) -> dict[str, Any]:
@@ -162,7 +162,7 @@ class Pages:
             self._rivers.pop(name).close()
             return None, f"{type(error).__name__}: {error}"
         if not past.epochs:
-            return None, "its history tells nothing so far"
+            return None, "its history has no record so far"
         return Markup(draw(past.epochs, past.commits, f"Stream {name}")), ""
 
 

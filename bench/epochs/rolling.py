@@ -6,7 +6,7 @@ range, then the other half is written. So both halves go to two segments; they a
 flushed before; times run from the commit call to its answer. A pause before each rolling commit is longer than
 ``--collate``, in which a stream rolls once.
 
-Sizes: 10,000 events, 100,000 (below the limit above which a merge is carried aside) and 300,000 (above it: both
+Sizes: 10,000 events, 100,000 (below the limit above which a merge is staged) and 300,000 (above it: both
 kinds are carried and both roll, so this measures carrying, not rolling).
 
 Beside them stand figures of Pravega standalone for 10,000 events of 100 bytes, measured elsewhere, also on two
@@ -92,7 +92,7 @@ def table(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
         spans = {kind: f"{ms['p50']:.1f} / {ms['p90']:.1f}" for kind, ms in row["ms"].items()}
         rows.append(
             [
-                f"{row['events']:,}" + (" (both carried aside)" if carried else ""),
+                f"{row['events']:,}" + (" (both staged)" if carried else ""),
                 spans["rolling"],
                 spans["regular"],
                 f"{row['ratio']:.2f} ×",

@@ -86,14 +86,14 @@ class Telling(Worker):
 
     def step(self) -> None:
         super().step()
-        if self._tenure is not None and time.monotonic() > self.said_at + _SAY_S:
+        if self._ownership is not None and time.monotonic() > self.said_at + _SAY_S:
             self.said_at = time.monotonic()
             others = (
-                set(range(self._app.tasks)) - self._tenure.tasks.keys() if self._standby else ()
+                set(range(self._app.tasks)) - self._ownership.tasks.keys() if self._standby else ()
             )
             marks = [self._table.mark(task) for task in others]
             behind = sum(mark is None or mark.sequence < 0 for mark in marks)
-            stores = len(self._tenure.tasks) + len(marks)
+            stores = len(self._ownership.tasks) + len(marks)
             say("RUNNING", stores=stores, lag=1000 * behind)
 
 

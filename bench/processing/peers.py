@@ -214,28 +214,28 @@ class Ours:
         name = f"bench/{job.name}"
         with anabranch.connect(job.bootstrap, timeout=120) as client:
             client.create_processor(name, where.source, tasks=job.partitions, stores=["counts"])
-            tenure = client.take(name)
+            ownership = client.take_tasks(name)
             some: dict[int, list[tuple[bytes, bytes | None]]] = {}
-            sequences = dict.fromkeys(tenure.tasks, 0)
+            sequences = dict.fromkeys(ownership.tasks, 0)
 
             def commit(task: int) -> None:
                 sequences[task] += 1
-                head = state_key(tenure.incarnation, 0, b""), sequences[task].to_bytes(8, "big")
-                with client.begin(tenure.scope, tenure=tenure) as txn:
+                head = state_key(ownership.incarnation, 0, b""), sequences[task].to_bytes(8, "big")
+                with client.begin(ownership.scope, ownership=ownership) as txn:
                     txn.write_state(task, [*some.pop(task), head])
                     step = TaskStep((task,), sequences[task], ())
-                    txn.commit(consumed=Consumed(name, tenure.secret, (step,)))
+                    txn.commit(consumed=Consumed(name, ownership.fencing_token, (step,)))
 
             for n in range(rows):
                 key = b"key-%07d" % n
                 task = position_of(key) * job.partitions // SPACE
                 found = some.setdefault(task, [])
-                found.append((state_key(tenure.incarnation, 2, key), b"%d" % n))
+                found.append((state_key(ownership.incarnation, 2, key), b"%d" % n))
                 if len(found) == SEED_ROWS:
                     commit(task)
             for task in list(some):
                 commit(task)
-            client.release(tenure)
+            client.release_tasks(ownership)
 
 
 OURS = Ours()

@@ -1,4 +1,4 @@
-"""Big transactions on tables, on a real broker: their locks are frozen while they are carried aside."""
+"""Big transactions on tables, on a real broker: their locks are frozen while they are staged."""
 
 from __future__ import annotations
 

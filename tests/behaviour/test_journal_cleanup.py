@@ -85,7 +85,7 @@ def test_an_old_transaction_holds_no_journal_and_commits_whole(
         first = write_old(500)
         young(8)
         wait_cut(first + 500)
-        assert client.describe(stream).staged_bytes > 0
+        assert client.describe(stream).uncommitted_bytes > 0
 
         # Again, and the controller dies with copies appended and no row about them.
         second = write_old(300)

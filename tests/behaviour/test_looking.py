@@ -97,7 +97,7 @@ def test_open_transactions_from_a_shell(cluster: Cluster, client: Client, unique
         text = peek(token).txn_id.hex()
         (shown,) = shell.json("txn", "list", scope)["transactions"]
         assert shown["txn_id"] == text
-        assert shown["staged_bytes"] >= 0
+        assert shown["uncommitted_bytes"] >= 0
         assert shown["writer_count"] == 1
         assert 50 < shown["keepalive_left_s"] <= 60
         assert shown["streams"] == [stream]

@@ -12,9 +12,9 @@ import pytest
 
 import anabranch
 from anabranch.errors import (
-    HeldByPrepared,
     IllegalState,
     NotAuthorized,
+    ReservedByPrepared,
     TransactionAborted,
     WritersUnfinished,
 )
@@ -122,7 +122,7 @@ def test_its_name_gives_it_back(client: anabranch.Client) -> None:
         assert (again.prepare().state, again.txn_id) == ("PREPARED", txn.txn_id)
     with (
         client.begin("shop") as other,
-        pytest.raises(HeldByPrepared, match=(txn.txn_id or b"").hex()),
+        pytest.raises(ReservedByPrepared, match=(txn.txn_id or b"").hex()),
     ):
         other.commit(name="nightly")
     assert txn.commit().counts.committed == 1

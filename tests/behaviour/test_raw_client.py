@@ -211,10 +211,10 @@ def test_it_consumes_by_tasks(cluster: Cluster, client: anabranch.Client, stream
         written.extend((key, value.upper()) for value, key in some)
 
     def library(tasks: list[int] | None, most: int) -> int:
-        tenure = client.take(processor, tasks)
-        with client.read(stream, timeout=1, tenure=tenure) as reader:
+        ownership = client.take_tasks(processor, tasks)
+        with client.read(stream, timeout=1, ownership=ownership) as reader:
             some = [(event.value or b"", event.key) for event in islice(reader, most)]
-            with client.begin(scope, tenure=tenure) as txn:
+            with client.begin(scope, ownership=ownership) as txn:
                 txn.write_many(output, [(value.upper(), key) for value, key in some])
                 txn.commit(consumed=reader.consumed())
         return len(some)

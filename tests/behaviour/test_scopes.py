@@ -87,7 +87,9 @@ def test_money_over_three_scopes_is_right_at_every_instant(client: anabranch.Cli
     # A processor's cut has each transaction whole, whichever scopes it is of.
     client.create_processor(f"{SCOPES[2]}/audit", streams, 1)
     total: dict[tuple[str, bytes | None], int] = {}
-    with client.read(streams, timeout=2.0, tenure=client.take(f"{SCOPES[2]}/audit")) as reader:
+    with client.read(
+        streams, timeout=2.0, ownership=client.take_tasks(f"{SCOPES[2]}/audit")
+    ) as reader:
         while pieces := reader.cut(time.monotonic() + 2.0, 1, 1 << 20):
             for piece in pieces:
                 total |= {(e.stream, e.key): int(e.value or 0) for e in piece.events}

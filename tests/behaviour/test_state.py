@@ -13,7 +13,7 @@ import pytest
 import anabranch
 from anabranch.core.legal_names import state_stream
 from anabranch.core.partitioner import position_of
-from anabranch.errors import InvalidArgument, TenureLost, UnknownProcessor, UnsupportedSetting
+from anabranch.errors import InvalidArgument, OwnershipLost, UnknownProcessor, UnsupportedSetting
 from anabranch.schemas.records import Consumed, TaskStep
 from tests.behaviour.test_tasks import QUIET_S, committed
 from tests.cluster import start_cluster
@@ -27,8 +27,8 @@ PREFIX = "state"
 CHUNK = 64 << 10
 
 
-def key_of(tenure: anabranch.Tenure, store: int, key: bytes = b"") -> bytes:
-    return tenure.incarnation.to_bytes(2, "big") + store.to_bytes(2, "big") + key
+def key_of(ownership: anabranch.TaskOwnership, store: int, key: bytes = b"") -> bytes:
+    return ownership.incarnation.to_bytes(2, "big") + store.to_bytes(2, "big") + key
 
 
 class Counting:
@@ -62,13 +62,13 @@ class Counting:
                 rows[event.key] = event.value
         return found
 
-    def counts(self, tenure: anabranch.Tenure) -> dict[int, dict[bytes, int]]:
+    def counts(self, ownership: anabranch.TaskOwnership) -> dict[int, dict[bytes, int]]:
         """What a worker restores: its incarnation's rows, once each head agrees with its task."""
         tasks = self.client.processor(self.processor).tasks
         found = self.rows()
-        prefix = key_of(tenure, 2)
+        prefix = key_of(ownership, 2)
         for task in tasks:
-            head = found.get(task.task, {}).get(key_of(tenure, HEAD), bytes(8))
+            head = found.get(task.task, {}).get(key_of(ownership, HEAD), bytes(8))
             assert int.from_bytes(head, "big") == task.state_sequence
         return {
             task: {key[4:]: int(value) for key, value in rows.items() if key.startswith(prefix)}
@@ -76,16 +76,16 @@ class Counting:
         }
 
     def count(
-        self, tenure: anabranch.Tenure, every: int, *, flush: bool = False, pad: int = 0
+        self, ownership: anabranch.TaskOwnership, every: int, *, flush: bool = False, pad: int = 0
     ) -> dict[bytes, int]:
         """Count all that is there, a commit for so many events; by journals, with ``flush``."""
-        totals = {k: n for task in self.counts(tenure).values() for k, n in task.items()}
-        with self.client.read(self.input, timeout=QUIET_S, tenure=tenure) as reader:
+        totals = {k: n for task in self.counts(ownership).values() for k, n in task.items()}
+        with self.client.read(self.input, timeout=QUIET_S, ownership=ownership) as reader:
             while batch := list(itertools.islice(reader, every)):
                 for event in batch:
                     totals[event.key or b""] = totals.get(event.key or b"", 0) + 1
                 consumed = reader.consumed()
-                with self.client.begin(self.scope, tenure=tenure) as txn:
+                with self.client.begin(self.scope, ownership=ownership) as txn:
                     for event in batch:
                         txn.write(self.output, randbytes(pad), key=event.key)
                     if flush:
@@ -94,10 +94,12 @@ class Counting:
                         for task in step.tasks:
                             head = step.sequence.to_bytes(8, "big")
                             mine = {e.key or b"" for e in batch if task_of(e.key) == task}
-                            rows = [(key_of(tenure, 2, k), b"%d" % totals[k]) for k in sorted(mine)]
-                            txn.write_state(task, [*rows, (key_of(tenure, HEAD), head)])
+                            rows = [
+                                (key_of(ownership, 2, k), b"%d" % totals[k]) for k in sorted(mine)
+                            ]
+                            txn.write_state(task, [*rows, (key_of(ownership, HEAD), head)])
                     txn.commit(consumed=consumed)
-        return {k: n for task in self.counts(tenure).values() for k, n in task.items()}
+        return {k: n for task in self.counts(ownership).values() for k, n in task.items()}
 
 
 def task_of(key: bytes | None) -> int:
@@ -110,7 +112,7 @@ def even(count: int) -> Mapping[bytes, int]:
 
 @pytest.fixture(scope="module")
 def small(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[anabranch.Client]:
-    """A client of a cluster of its own, whose controller carries aside what is bigger than a chunk."""
+    """A client of a cluster of its own, whose controller stages what is bigger than a chunk."""
     folder = tmp_path_factory.mktemp("small")
     running = start_cluster(broker.bootstrap, folder, PREFIX, ("--chunk-bytes", str(CHUNK)))
     with anabranch.connect(broker.bootstrap, prefix=PREFIX) as client:
@@ -126,10 +128,10 @@ def counting(small: anabranch.Client) -> Counting:
 def test_state_moves_with_positions(counting: Counting) -> None:
     """By one-shots, then by journals, and by another worker who restores what is there."""
     counting.write(24)
-    assert counting.count(counting.client.take(counting.processor), 5) == even(24)
+    assert counting.count(counting.client.take_tasks(counting.processor), 5) == even(24)
     counting.write(24)
-    assert counting.count(counting.client.take(counting.processor), 7, flush=True) == even(48)
-    for task, rows in counting.counts(counting.client.take(counting.processor)).items():
+    assert counting.count(counting.client.take_tasks(counting.processor), 7, flush=True) == even(48)
+    for task, rows in counting.counts(counting.client.take_tasks(counting.processor)).items():
         assert {task_of(key) for key in rows} == {task}
     described = counting.client.describe(counting.state)
     assert len(described.segments) == 4
@@ -138,8 +140,8 @@ def test_state_moves_with_positions(counting: Counting) -> None:
 @pytest.mark.soak
 def test_state_stays_while_its_outputs_are_carried_aside(counting: Counting) -> None:
     counting.write(24)
-    tenure = counting.client.take(counting.processor)
-    assert counting.count(tenure, 24, pad=20_000) == even(24)
+    ownership = counting.client.take_tasks(counting.processor)
+    assert counting.count(ownership, 24, pad=20_000) == even(24)
     layouts = [counting.client.describe(s) for s in (counting.output, counting.state)]
     assert [one.stream_epoch > 0 for one in layouts] == [True, False], "one rolled, one did not"
     assert len(committed(counting.client, counting.output)) == 24
@@ -148,16 +150,16 @@ def test_state_stays_while_its_outputs_are_carried_aside(counting: Counting) -> 
 def test_what_is_refused_changes_nothing(counting: Counting) -> None:
     counting.write(24)
     client, scope = counting.client, counting.scope
-    tenure = client.take(counting.processor)
-    with client.read(counting.input, timeout=QUIET_S, tenure=tenure) as reader:
+    ownership = client.take_tasks(counting.processor)
+    with client.read(counting.input, timeout=QUIET_S, ownership=ownership) as reader:
         mine = next(iter(reader))
         consumed = reader.consumed()
     task = task_of(mine.key)
-    row = (key_of(tenure, 2, b"k"), b"1")
-    big = [(key_of(tenure, 2, b"%d" % i), randbytes(1000)) for i in range(100)]
+    row = (key_of(ownership, 2, b"k"), b"1")
+    big = [(key_of(ownership, 2, b"%d" % i), randbytes(1000)) for i in range(100)]
     refused = ((1 ^ task, [row], "only commits that move"), (task, big, "bigger than a commit may"))
     for flush, (number, rows, why) in itertools.product((False, True), refused):
-        with client.begin(scope, tenure=tenure) as txn:
+        with client.begin(scope, ownership=ownership) as txn:
             txn.write_state(number, rows)
             if flush:
                 txn.flush()
@@ -165,9 +167,9 @@ def test_what_is_refused_changes_nothing(counting: Counting) -> None:
                 txn.commit(consumed=consumed)
     with client.begin(scope) as txn, pytest.raises(InvalidArgument, match="use `write_state`"):
         txn.write(counting.state, b"v", key=row[0])
-    with client.begin(scope) as txn, pytest.raises(InvalidArgument, match="with a tenure"):
+    with client.begin(scope) as txn, pytest.raises(InvalidArgument, match="with a task ownership"):
         txn.write_state(0, [row])
-    with client.begin(scope, tenure=tenure) as txn:
+    with client.begin(scope, ownership=ownership) as txn:
         for bad in ((None, b"v"), (b"k", 1)):
             with pytest.raises(InvalidArgument, match="a row of state"):
                 txn.write_state(task, [bad])  # type: ignore[list-item]
@@ -176,10 +178,10 @@ def test_what_is_refused_changes_nothing(counting: Counting) -> None:
             client.create_stream(counting.state, 4, {"processor": "x/y", **settings})
     with pytest.raises(InvalidArgument, match="one segment for each"):
         client.scale(counting.state, 8)
-    with client.begin(scope, tenure=tenure) as late:
+    with client.begin(scope, ownership=ownership) as late:
         late.write_state(task, [row])
-        client.take(counting.processor)
-        with pytest.raises(TenureLost):
+        client.take_tasks(counting.processor)
+        with pytest.raises(OwnershipLost):
             late.commit(consumed=consumed)
     assert counting.rows() == {}
 
@@ -188,26 +190,26 @@ def test_what_is_refused_changes_nothing(counting: Counting) -> None:
 def test_reset_and_delete_begin_without_the_old_rows(counting: Counting) -> None:
     client, processor = counting.client, counting.processor
     counting.write(24)
-    first = client.take(processor)
+    first = client.take_tasks(processor)
     assert counting.count(first, 24) == even(24)
     with pytest.raises(InvalidArgument, match="keep its state"):
         client.reset_processor(processor)
     with pytest.raises(InvalidArgument, match="still to come"):
         client.reset_processor(processor, datetime.now(UTC) + timedelta(minutes=1))
     client.reset_processor(processor, keep_state=True)
-    with client.begin(counting.scope, tenure=first) as late, pytest.raises(TenureLost):
-        late.commit(consumed=Consumed(processor, first.secret, (TaskStep((0,), 2, ()),)))
-    assert counting.count(client.take(processor), 24) == even(24), "it went on where it stood"
+    with client.begin(counting.scope, ownership=first) as late, pytest.raises(OwnershipLost):
+        late.commit(consumed=Consumed(processor, first.fencing_token, (TaskStep((0,), 2, ()),)))
+    assert counting.count(client.take_tasks(processor), 24) == even(24), "it went on where it stood"
     client.reset_processor(processor, "begin", keep_state=True)
-    assert counting.count(client.take(processor), 24) == even(48), "all is counted again"
+    assert counting.count(client.take_tasks(processor), 24) == even(48), "all is counted again"
     client.reset_processor(processor, "begin")
-    second = client.take(processor)
+    second = client.take_tasks(processor)
     assert (second.incarnation, counting.counts(second)[task_of(b"key-0")]) == (1, {})
     assert counting.count(second, 24) == even(24)
     client.delete_processor(processor)
     with pytest.raises(UnknownProcessor):
-        client.take(processor)
+        client.take_tasks(processor)
     counting.create("more")
-    third = client.take(processor)
+    third = client.take_tasks(processor)
     assert (third.incarnation, third.stores, counting.rows()) == (2, ("counts", "more"), {})
     assert counting.count(third, 24) == even(24)

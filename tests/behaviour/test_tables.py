@@ -598,7 +598,7 @@ def test_calls_that_take_effect_at_once_are_refused_inside(
 def test_a_takeover_costs_no_transaction(
     client: anabranch.Client, cluster: Cluster, tables: tuple[str, str], bank: Replica
 ) -> None:
-    """A new leader remembers nothing, so each lock is looked at again; none is broken by that."""
+    """A new leader remembers nothing, so each lock is checked again; none is broken by that."""
     accounts = tables[0]
     put(client, accounts, a=0, b=0)
     stop = threading.Event()

@@ -17,8 +17,8 @@ from anabranch.errors import (
     AlreadyCommitted,
     IllegalState,
     InvalidArgument,
+    OwnershipLost,
     SnapshotExpired,
-    TenureLost,
     TransactionAborted,
     UnknownProcessor,
 )
@@ -83,15 +83,15 @@ def by_key(pairs: Iterable[tuple[bytes | None, bytes | None]]) -> dict[bytes, li
 def copy(
     client: anabranch.Client,
     place: Place,
-    tenure: anabranch.Tenure,
+    ownership: anabranch.TaskOwnership,
     every: int,
     most: int = 1 << 30,
 ) -> int:
     """Copy events, a commit for so many; whether all or some of what is left. Returns how many."""
     done = 0
-    with client.read(place.input, timeout=QUIET_S, tenure=tenure) as reader:
+    with client.read(place.input, timeout=QUIET_S, ownership=ownership) as reader:
         while batch := list(itertools.islice(reader, every)):
-            with client.begin(place.scope, tenure=tenure) as txn:
+            with client.begin(place.scope, ownership=ownership) as txn:
                 txn.write_many(place.output, [(e.value, e.key) for e in batch])
                 txn.commit(consumed=reader.consumed())
             done += len(batch)
@@ -116,12 +116,12 @@ def test_whoever_takes_over_goes_on_in_the_middle_of_a_transaction(
     client: anabranch.Client, other: anabranch.Client, place: Place
 ) -> None:
     place.write(1, 30, 7)
-    first = client.take(place.processor)
+    first = client.take_tasks(place.processor)
     assert copy(client, place, first, every=4, most=12) == 12
-    assert copy(other, place, other.take(place.processor), every=5) == 26
+    assert copy(other, place, other.take_tasks(place.processor), every=5) == 26
     place.check()
     place.write(3)
-    assert copy(other, place, other.take(place.processor), every=1) == 3
+    assert copy(other, place, other.take_tasks(place.processor), every=1) == 3
     place.check()
     info = client.processor(place.processor)
     history = [task.positions[0].record for task in info.tasks if task.positions]
@@ -134,20 +134,20 @@ def test_who_lost_its_tasks_leaves_nothing(
 ) -> None:
     """A zombie: by a one-shot, and by journals whose commit was under way."""
     place.write(6, 6)
-    zombie = client.take(place.processor)
-    with client.read(place.input, timeout=QUIET_S, tenure=zombie) as reader:
+    zombie = client.take_tasks(place.processor)
+    with client.read(place.input, timeout=QUIET_S, ownership=zombie) as reader:
         some = list(itertools.islice(reader, 5))
-        small = client.begin(place.scope, tenure=zombie)
+        small = client.begin(place.scope, ownership=zombie)
         small.write(place.output, b"of a zombie", key=some[0].key)
-        big = client.begin(place.scope, tenure=zombie)
+        big = client.begin(place.scope, ownership=zombie)
         big.write(place.output, b"of a zombie", key=some[0].key)
         big.flush()
         consumed = reader.consumed()
-        assert copy(other, place, other.take(place.processor), every=100) == 12
+        assert copy(other, place, other.take_tasks(place.processor), every=100) == 12
         for txn in (small, big):
-            with pytest.raises(TenureLost, match="is not of this tenure, but of "):
+            with pytest.raises(OwnershipLost, match="is not of this ownership, but of "):
                 txn.commit(consumed=consumed)
-            with pytest.raises((TenureLost, TransactionAborted)):
+            with pytest.raises((OwnershipLost, TransactionAborted)):
                 txn.commit(consumed=consumed)
     assert big.txn_id is not None
     assert client.state(big.txn_id).state == "ABORTED"
@@ -159,10 +159,10 @@ def test_consumed_here_and_committed_there(
 ) -> None:
     """Consume in one process, transform in others, commit in a third."""
     place.write(20)
-    tenure = client.take(place.processor)
-    with client.read(place.input, timeout=QUIET_S, tenure=tenure) as reader:
+    ownership = client.take_tasks(place.processor)
+    with client.read(place.input, timeout=QUIET_S, ownership=ownership) as reader:
         events = list(reader)
-        txn = client.begin(place.scope, tenure=pickle.loads(pickle.dumps(tenure)))
+        txn = client.begin(place.scope, ownership=pickle.loads(pickle.dumps(ownership)))
         writer = other.join(txn.token())
         for event in events:
             writer.write(place.output, event.value, key=event.key)
@@ -206,9 +206,10 @@ def test_two_workers_while_the_input_is_scaled_and_rolled(
     def work(by: anabranch.Client, tasks: range) -> int:
         done = 0
         while not (
-            stop.is_set() and (last := copy(by, place, by.take(place.processor, tasks), 3)) == 0
+            stop.is_set()
+            and (last := copy(by, place, by.take_tasks(place.processor, tasks), 3)) == 0
         ):
-            done += copy(by, place, by.take(place.processor, tasks), every=3)
+            done += copy(by, place, by.take_tasks(place.processor, tasks), every=3)
         return done + last
 
     with ThreadPoolExecutor(3) as pool:
@@ -232,8 +233,10 @@ def test_events_without_a_key_are_dealt_once(
             txn.write_many(place.input, [(value, None) for value in values[first : first + 2]])
             txn.commit()
     with ThreadPoolExecutor(8) as pool:
-        tenures = [client.take(place.processor, [number]) for number in range(8)]
-        counts = list(pool.map(lambda tenure: copy(client, place, tenure, every=7), tenures))
+        ownerships = [client.take_tasks(place.processor, [number]) for number in range(8)]
+        counts = list(
+            pool.map(lambda ownership: copy(client, place, ownership, every=7), ownerships)
+        )
     place.check()
     assert sum(1 for count in counts if count) > 4, "over many tasks"
 
@@ -251,51 +254,53 @@ def test_several_inputs_and_a_start_at_the_end(client: anabranch.Client, place: 
     with client.begin(place.scope) as txn:
         txn.write(more, b"of more", key=b"k")
         txn.commit()
-    tenure = client.take(both)
-    with client.read([place.input, more], timeout=QUIET_S, tenure=tenure) as reader:
+    ownership = client.take_tasks(both)
+    with client.read([place.input, more], timeout=QUIET_S, ownership=ownership) as reader:
         found = Counter((event.key, event.value) for event in reader)
         assert found == Counter([*place.written[before:], (b"k", b"of more")])
-        with client.begin(place.scope, tenure=tenure) as txn:
+        with client.begin(place.scope, ownership=ownership) as txn:
             txn.commit(consumed=reader.consumed())  # positions alone
     task = client.processor(both).tasks[0]
     assert [(p.input, p.segment) for p in task.positions] == [(0, -1), (1, -1)]
-    with client.read([place.input, more], timeout=QUIET_S, tenure=client.take(both)) as reader:
+    with client.read(
+        [place.input, more], timeout=QUIET_S, ownership=client.take_tasks(both)
+    ) as reader:
         assert list(reader) == []
     assert [info.processor for info in client.processors(place.scope)] == [both, place.processor]
 
 
 def test_stretches_are_committed_in_order(client: anabranch.Client, place: Place) -> None:
     place.write(9)
-    tenure = client.take(place.processor)
-    with client.read(place.input, timeout=QUIET_S, tenure=tenure) as reader:
+    ownership = client.take_tasks(place.processor)
+    with client.read(place.input, timeout=QUIET_S, ownership=ownership) as reader:
         next(reader)
         reader.consumed()  # never committed
         list(itertools.islice(reader, 8))
         with (
-            client.begin(place.scope, tenure=tenure) as txn,
+            client.begin(place.scope, ownership=ownership) as txn,
             pytest.raises(InvalidArgument, match="sequence 2 of task"),
         ):
             txn.commit(consumed=reader.consumed())
-    client.release(tenure)
-    with client.begin(place.scope, tenure=tenure) as txn, pytest.raises(TenureLost):
-        txn.commit(consumed=consumed_by_hand(tenure))
+    client.release_tasks(ownership)
+    with client.begin(place.scope, ownership=ownership) as txn, pytest.raises(OwnershipLost):
+        txn.commit(consumed=consumed_by_hand(ownership))
     assert place.copied() == []
 
 
-def consumed_by_hand(tenure: anabranch.Tenure) -> r.Consumed:
+def consumed_by_hand(ownership: anabranch.TaskOwnership) -> r.Consumed:
     step = r.TaskStep((0,), 1, (r.TaskPosition(0, 1, 0),))
-    return r.Consumed(tenure.processor, tenure.secret, (step,))
+    return r.Consumed(ownership.processor, ownership.fencing_token, (step,))
 
 
 @pytest.mark.soak
 def test_what_retention_took_is_told(client: anabranch.Client, place: Place, log: KafkaLog) -> None:
     """Events that are gone, and a history that is cut above a position."""
     place.write(4, 4, 4)
-    tenure = client.take(place.processor)
+    ownership = client.take_tasks(place.processor)
     ends = [TopicPartition(stream_topic(place.input), p) for p in range(2)]
     log.delete_records({p: end for p, end in log.end_offsets(ends, committed=False).items() if end})
     with (
-        client.read(place.input, timeout=QUIET_S, tenure=tenure) as reader,
+        client.read(place.input, timeout=QUIET_S, ownership=ownership) as reader,
         pytest.raises(SnapshotExpired, match="has not consumed"),
     ):
         list(reader)
@@ -309,13 +314,13 @@ def test_what_retention_took_is_told(client: anabranch.Client, place: Place, log
     assert first.offset < cut
     log.delete_records({gone: first.offset + 1})
     client.create_processor(f"{place.scope}/late", place.input, tasks=1)
-    late = client.take(f"{place.scope}/late")
-    with client.read(place.input, timeout=QUIET_S, tenure=late) as reader:
+    late = client.take_tasks(f"{place.scope}/late")
+    with client.read(place.input, timeout=QUIET_S, ownership=late) as reader:
         assert Counter((e.key, e.value) for e in reader) == Counter(place.written)
     history = TopicPartition(history_topic(place.input), 0)
     log.delete_records({history: log.end_offsets([history], committed=False)[history] - 2})
     with (
-        client.read(place.input, timeout=QUIET_S, tenure=tenure) as reader,
+        client.read(place.input, timeout=QUIET_S, ownership=ownership) as reader,
         pytest.raises(SnapshotExpired, match="is truncated past record 0"),
     ):
         list(reader)
@@ -328,24 +333,26 @@ def committed(client: anabranch.Client, stream: str) -> list[anabranch.Event]:
 
 def test_bad_input(client: anabranch.Client, place: Place) -> None:
     with pytest.raises(UnknownProcessor):
-        client.take(f"{place.scope}/none")
+        client.take_tasks(f"{place.scope}/none")
     for tasks in ([4], [-1], []):
         with pytest.raises(InvalidArgument):
-            client.take(place.processor, tasks)
+            client.take_tasks(place.processor, tasks)
     with pytest.raises(IllegalState, match="exists with 4 tasks"):
         client.create_processor(place.processor, place.input, 8)
     for count in (0, 3, 2048):
         with pytest.raises(InvalidArgument):
             client.create_processor(f"{place.scope}/new", place.input, count)
-    tenure = client.take(place.processor)
+    ownership = client.take_tasks(place.processor)
     with pytest.raises(InvalidArgument, match="is no input"):
-        client.read(place.output, tenure=tenure)
+        client.read(place.output, ownership=ownership)
     with pytest.raises(InvalidArgument):
-        client.begin(place.scope, "a name", tenure=tenure)
+        client.begin(place.scope, "a name", ownership=ownership)
     with pytest.raises(InvalidArgument):
-        client.begin("elsewhere", tenure=tenure)
+        client.begin("elsewhere", ownership=ownership)
     with client.begin(place.scope) as txn, pytest.raises(InvalidArgument):
-        txn.commit(consumed=consumed_by_hand(tenure))
-    with client.begin(place.scope, tenure=tenure) as txn, pytest.raises(InvalidArgument):
+        txn.commit(consumed=consumed_by_hand(ownership))
+    with client.begin(place.scope, ownership=ownership) as txn, pytest.raises(InvalidArgument):
         txn.commit()
-    assert repr(tenure.secret)[2:-1] not in repr(tenure) + repr(consumed_by_hand(tenure))
+    assert repr(ownership.fencing_token)[2:-1] not in repr(ownership) + repr(
+        consumed_by_hand(ownership)
+    )

@@ -90,10 +90,10 @@ def command(cluster: Cluster, *arguments: str, code: int = 0) -> Any:
 
 def idle(client: anabranch.Client, place: Place) -> None:
     """Move all tasks up to the end, those without events too, as a worker does that has nothing to do."""
-    tenure = client.take(place.processor, holder="idle")
-    with client.read(place.input, timeout=QUIET_S, tenure=tenure) as reader:
+    ownership = client.take_tasks(place.processor, holder="idle")
+    with client.read(place.input, timeout=QUIET_S, ownership=ownership) as reader:
         assert list(reader) == []
-        with client.begin(place.scope, tenure=tenure) as txn:
+        with client.begin(place.scope, ownership=ownership) as txn:
             txn.commit(consumed=reader.consumed())
 
 
@@ -111,11 +111,11 @@ def test_the_lag_falls_as_tasks_go_on(
     first = group.lags()
     assert sum(first[1:]) >= 45
 
-    assert copy(client, place, client.take(place.processor), every=9, most=45) == 45
+    assert copy(client, place, client.take_tasks(place.processor), every=9, most=45) == 45
     place.write(30)
     idle_lag = command(cluster, "processor", "list", place.scope)["processors"][0]["inputs"][0]
     assert 30 <= idle_lag["events_behind"] <= 75
-    assert copy(client, place, client.take(place.processor), every=100) == 30
+    assert copy(client, place, client.take_tasks(place.processor), every=100) == 30
     idle(client, place)
     assert mirror.step()
     assert not mirror.step(), "nothing has moved"
@@ -153,13 +153,13 @@ def test_a_group_becomes_a_processor(
     made = f"{place.scope}/imported"
     importing = ("processor", "import-group", made, "--group", f"{place.scope}-g")
     command(cluster, *importing, "--input", place.input, "--tasks", "4")
-    tenure = client.take(made)
-    with client.read(place.input, timeout=QUIET_S, tenure=tenure) as reader:
+    ownership = client.take_tasks(made)
+    with client.read(place.input, timeout=QUIET_S, ownership=ownership) as reader:
         rest = [event.value for event in reader]
     assert sorted(read + rest) == sorted(value for _, value in place.written)
     assert made in str(command(cluster, "processor", "list", place.scope))
 
-    client.take(place.processor)
+    client.take_tasks(place.processor)
     moved = command(
         cluster, "processor", "import-group", place.processor, "--group", f"{place.scope}-g", "-y"
     )
@@ -186,13 +186,13 @@ def test_stores_are_looked_into_reset_and_deleted(
     client.create_processor(counting, place.input, 4, stores=["counts", "other"])
     grant(cluster.bootstrap, CLIENT, reader_rights([], state_stream(counting)))
     place.write(8)
-    tenure = client.take(counting)
+    ownership = client.take_tasks(counting)
     key = KEYS[0]
     task = position_of(key) * 4 >> 32
     for number, value in enumerate((b"1", b"\xff", b"3")):
         with (
-            client.read(place.input, timeout=QUIET_S, tenure=tenure) as reader,
-            client.begin(place.scope, tenure=tenure) as txn,
+            client.read(place.input, timeout=QUIET_S, ownership=ownership) as reader,
+            client.begin(place.scope, ownership=ownership) as txn,
         ):
             list(reader)
             head = state_key(0, 0, b""), (number + 1).to_bytes(8, "big")
@@ -201,7 +201,7 @@ def test_stores_are_looked_into_reset_and_deleted(
         shown = command(cluster, "processor", "get", counting, "other", key.decode())
         field = "value" if value != b"\xff" else "value_base64"
         assert shown[field] == (value.decode() if value != b"\xff" else "/w==")
-        tenure = client.take(counting)
+        ownership = client.take_tasks(counting)
     text = CliRunner().invoke(
         app,
         ["processor", "get", counting, "other", key.decode()],

@@ -201,7 +201,7 @@ def it_was_aborted_for_the_loss_after_it_was_told_committed(tape: Tape) -> None:
 
 
 def carried(tape: Tape) -> None:
-    """Decided, with parts in two streams; that in s/b was carried aside."""
+    """Decided, with parts in two streams; that in s/b was staged."""
     tape.begin("t", ONE)
     tape.write("t", "a")
     tape.write("t", "b", stream="s/b")

@@ -11,22 +11,22 @@ TABLE = Table()
 wrong, right = TABLE.wrong, TABLE.right
 
 
-def take(tape: Tape, tenure: str, *tasks: int, file: str = "w") -> None:
-    tape.do(file, "take", processor="s/p", tenure=tenure, tasks=list(tasks or (0,)))
+def take(tape: Tape, ownership: str, *tasks: int, file: str = "w") -> None:
+    tape.do(file, "take", processor="s/p", ownership=ownership, tasks=list(tasks or (0,)))
 
 
-def moves(tenure: str, *ids: str, tasks: tuple[int, ...] = (0,)) -> dict[str, Any]:
+def moves(ownership: str, *ids: str, tasks: tuple[int, ...] = (0,)) -> dict[str, Any]:
     """What a commit consumes."""
     consumes = {"tasks": list(tasks), "consumes": list(ids)}
-    return {"processor": "s/p", "tenure": tenure, **consumes}
+    return {"processor": "s/p", "ownership": ownership, **consumes}
 
 
 def consume(
-    tape: Tape, txn: str, txn_id: str, at: int, tenure: str, *ids: str, **more: Any
+    tape: Tape, txn: str, txn_id: str, at: int, ownership: str, *ids: str, **more: Any
 ) -> None:
     """A transaction without outputs."""
     tape.begin(txn, txn_id)
-    tape.commit(txn, txn_id, at, 0, writers=(), **moves(tenure, *ids, **more))
+    tape.commit(txn, txn_id, at, 0, writers=(), **moves(ownership, *ids, **more))
 
 
 def ends(tape: Tape) -> None:
@@ -126,7 +126,7 @@ def asked_after_the_tasks_were_taken(tape: Tape) -> None:
 def asked_before_the_take_was_answered(tape: Tape) -> None:
     commit_two(tape)
     take(tape, "A", 0, 1)
-    asked = tape.ask("w", "take", processor="s/p", tenure="B", tasks=[0])
+    asked = tape.ask("w", "take", processor="s/p", ownership="B", tasks=[0])
     tape.begin("x", THREE)
     commit = tape.ask("p", "commit", txn="x", writers=[], **moves("A", "a"))
     tape.told("w", asked)
@@ -139,7 +139,7 @@ def asked_before_the_take_was_answered(tape: Tape) -> None:
 def the_later_take_was_another_ones_before(tape: Tape) -> None:
     """Nobody knows which of two takes at one time was first."""
     commit_two(tape)
-    mine = tape.ask("p", "take", processor="s/p", tenure="A", tasks=[0])
+    mine = tape.ask("p", "take", processor="s/p", ownership="A", tasks=[0])
     take(tape, "B")
     tape.told("p", mine)
     consume(tape, "x", THREE, 30, "A", "a")
@@ -147,13 +147,13 @@ def the_later_take_was_another_ones_before(tape: Tape) -> None:
 
 
 @wrong("fenced-commit")
-def tenures_take_turns(tape: Tape) -> None:
+def owners_take_turns(tape: Tape) -> None:
     commit_two(tape)
-    mine = tape.ask("p", "take", processor="s/p", tenure="A", tasks=[0])
-    other = tape.ask("w", "take", processor="s/p", tenure="B", tasks=[0])
+    mine = tape.ask("p", "take", processor="s/p", ownership="A", tasks=[0])
+    other = tape.ask("w", "take", processor="s/p", ownership="B", tasks=[0])
     tape.told("p", mine)
-    for at, tenure, one in ((30, "A", "a"), (40, "B", "b"), (50, "A", "c")):
-        consume(tape, one * 2, f"{at}".zfill(32), at, tenure, one)
+    for at, ownership, one in ((30, "A", "a"), (40, "B", "b"), (50, "A", "c")):
+        consume(tape, one * 2, f"{at}".zfill(32), at, ownership, one)
     tape.told("w", other)
     ends(tape)
 

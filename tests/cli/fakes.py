@@ -18,12 +18,12 @@ from anabranch.reading.group_lag import (
     positions_of,
 )
 from anabranch.schemas.records import (
-    CarryInfo,
     ProcessorInfo,
     ProcessorInput,
+    QuarantineRow,
     SegmentRange,
     SeriesInfo,
-    SetAsideRow,
+    StagedMergeInfo,
     TaskInfo,
     TaskPosition,
     WaitInfo,
@@ -60,7 +60,7 @@ def stream(name: str = "nyc/flights") -> StreamDescription:
         journal={0: 12, 1: 34},
         partitions=2,
         low_water={0: 10},
-        staged_bytes=0,
+        uncommitted_bytes=0,
     )
 
 
@@ -106,10 +106,10 @@ def transaction(**changes: Any) -> TransactionInfo:
 def opened(info: TransactionInfo, age: float = 60.0) -> OpenTransaction:
     """The same with a writer, and half of it merged; at age 0 it waits for nothing."""
     writers = (WriterInfo(5, "open", "loader 7", 10, True),)
-    carries = (CarryInfo("nyc/flights", 1, 5, 10, 4, False),)
+    carries = (StagedMergeInfo("nyc/flights", 1, 5, 10, 4, False),)
     why = WaitInfo("stream", "nyc/flights", "nyc/flights: it has no leader", 180_000)
     waits = why if age else None
-    ends = f"anabranch txn settle {info.txn_id.hex()}"
+    ends = f"anabranch txn force {info.txn_id.hex()}"
     holds: dict[str, Any] = {"locks": 3, "frozen": True, "journals": {"nyc/flights": 9_000}}
     return OpenTransaction(
         info, 7, age, 10.0, 20.0, 1, writers, carries, **holds, waits=waits, ends=ends
@@ -291,7 +291,7 @@ class FakeClient:
 
     def commands(self) -> Listed[CommandsInfo]:
         self._call("commands")
-        row = SetAsideRow(17, 1_700_000_000_000, "Commit", "RecursionError()", "open")
+        row = QuarantineRow(17, 1_700_000_000_000, "Commit", "RecursionError()", "open")
         return Listed([CommandsInfo(0, 40, 42, (row,), 3, 12)], self.missing)
 
     def state(self, txn: bytes) -> TransactionInfo:
@@ -328,8 +328,8 @@ class FakeClient:
         more = {"despite": tuple(despite)} if despite else {}
         self._call("delete_stream", name=name, **more)
 
-    def settle(self, transaction: bytes, reason: str, presume: bool | None = None) -> None:
-        self._call("settle", transaction=transaction, reason=reason, presume=presume)
+    def force(self, transaction: bytes, reason: str, outcome: bool | None = None) -> None:
+        self._call("force", transaction=transaction, reason=reason, outcome=outcome)
 
     def abort(self, transaction: bytes, reason: str) -> None:
         self._call("abort", transaction=transaction, reason=reason)

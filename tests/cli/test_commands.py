@@ -165,7 +165,7 @@ def test_stream_describe(run: Run, fake: FakeClient) -> None:
         "rejected": {"late": 3},
         "journal": {"0": 12, "1": 34},
         "low_water": {"0": 10},
-        "staged_bytes": 0,
+        "uncommitted_bytes": 0,
         "foreign": 0,
         "state": "ACTIVE",
         "trouble": "",
@@ -241,9 +241,13 @@ def test_txn_list(run: Run, fake: FakeClient) -> None:
     assert document["begun_at"] == "2023-11-14T22:13:20.000+00:00"
     assert ID in run("txn", "list").stdout
     (opened,) = json.loads(run("txn", "list", "--json").stdout)["transactions"]
-    assert (opened["staged_bytes"], opened["keepalive_left_s"], opened["age_s"]) == (7, 20.0, 60.0)
+    assert (opened["uncommitted_bytes"], opened["keepalive_left_s"], opened["age_s"]) == (
+        7,
+        20.0,
+        60.0,
+    )
     waiting = run("txn", "list", "--waiting").stdout
-    for shown in (ID, "3m", "it has no leader", "anabranch txn settle"):
+    for shown in (ID, "3m", "it has no leader", "anabranch txn force"):
         assert shown in waiting
     fake.several = [fake.info, transaction(txn_id=TXN_ID[::-1])]
     fake.ages = {TXN_ID[::-1]: 0.0}
@@ -288,7 +292,7 @@ def test_txn_describe(run: Run, fake: FakeClient) -> None:
     assert "OPEN" in told
     assert "loader 7" in told
     assert "left out" not in told
-    for shown in ("it has no leader", "3m", "nyc/flights: 9,000", f"anabranch txn settle {ID}"):
+    for shown in ("it has no leader", "3m", "nyc/flights: 9,000", f"anabranch txn force {ID}"):
         assert shown in told
     fake.several = [fake.info, transaction(txn_id=TXN_ID[:8] + bytes(8))]
     assert json.loads(run("txn", "describe", ID[-8:], "--json").stdout)["txn_id"] == ID
@@ -378,7 +382,7 @@ def test_txn_abort_leaves_what_was_prepared(run: Run, fake: FakeClient) -> None:
         fake.calls.clear()
         result = run("txn", "abort", *asked)
         assert result.exit_code == ExitCode.USAGE
-        assert "txn settle --presume" in result.stderr
+        assert "txn force --outcome" in result.stderr
         aborted = [given["transaction"].hex() for call, given in fake.calls if call == "abort"]
         assert aborted == list(asked[1:])
 
@@ -404,17 +408,17 @@ def test_txn_abort_refuses(
     assert fake.calls == []
 
 
-def test_txn_settle_asks(run: Run, fake: FakeClient) -> None:
+def test_txn_force_asks(run: Run, fake: FakeClient) -> None:
     fake.info = transaction(state="ABORTED", counts=Counts(0, 0, 0))
-    settle = ("txn", "settle", ID, "--json")
-    asked = run(*settle)
+    force = ("txn", "force", ID, "--json")
+    asked = run(*force)
     assert asked.exit_code == ExitCode.USAGE
     assert "--yes" in asked.stderr
     assert "read them plainly" in asked.stderr
     assert fake.calls == []
-    result = run(*settle, "--yes")
+    result = run(*force, "--yes")
     assert result.exit_code == 0
-    (call,) = [arguments for call, arguments in fake.calls if call == "settle"]
+    (call,) = [arguments for call, arguments in fake.calls if call == "force"]
     assert call["transaction"] == TXN_ID
     assert json.loads(result.stdout)["state"] == "ABORTED"
 

@@ -60,7 +60,7 @@ def test_options_come_back_from_their_arguments(
         skip_commands=("0:17", "etl/1:2"),
         lanes_only=True,
         trusts_open=True,
-        max_staged_bytes=8,
+        max_uncommitted_bytes=8,
         chunk_bytes=9,
         max_message_bytes=8 << 20,
         collate_s=0.5,

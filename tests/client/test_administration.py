@@ -310,7 +310,7 @@ def test_rights_from_the_start_are_kept_by_a_grant_beside_them(place: Place) -> 
 
 def test_the_audit_log(place: Place) -> None:
     for at, row in enumerate([9, 7, 5, 3, 8, 6, 4]):
-        place.audit[at // 4].append(r.AuditRow(row, "admin", "Settle", "x"))
+        place.audit[at // 4].append(r.AuditRow(row, "admin", "Force", "x"))
     every = [9, 8, 7, 6, 5, 4, 3]
     for limit in (1, 3, 7, 100):
         assert [entry.at_ms for entry in place.client.audit_log(limit)] == every[:limit]

@@ -34,7 +34,7 @@ def test_an_open_handle_beats_and_hears_its_end() -> None:
     txn.write(STREAM, b"v")
 
     gone = outcome(token[1:17], "ABORTED", reason="stale")
-    bench.bus.script = override(Heartbeat=r.Alive((gone,)))
+    bench.bus.script = override(Heartbeat=r.Ended((gone,)))
     bench.clock.now = due + 10
     heart.hear(heart.step())
     with pytest.raises(errors.TransactionAborted, match="stale"):

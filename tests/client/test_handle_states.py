@@ -15,7 +15,7 @@ from anabranch.schemas import records as r
 from tests.client.answers import STREAM, obliging, outcome, refusal
 from tests.client.bench import Bench, override
 
-LOOK = r.LookAgain(9, (), (1,))
+LOOK = r.Revalidate(9, (), (1,))
 
 
 def _prepares(command: Any) -> Any:
@@ -43,7 +43,7 @@ COMMITS: dict[str, tuple[Any, str]] = {
     "unanswered": (None, "                doubted doubted doubted decided prepared"),
     "under way": (refusal("OutcomeUnknown"), "doubted doubted doubted decided prepared"),
     "look": (LOOK, "                      sent    doubted doubted decided prepared"),
-    "look, decided": (r.LookAgain(9, (), (1,), True),
+    "look, decided": (r.Revalidate(9, (), (1,), True),
                       "                   doubted doubted doubted decided prepared"),
     "aborted": (refusal("TransactionAborted"), "over over over over over"),
     "broken": (refusal("LocksBroken"), "  over    over    over    over    over"),

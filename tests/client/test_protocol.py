@@ -375,7 +375,7 @@ def test_heartbeats_go_in_one_command_for_each_control_partition() -> None:
 
 
 def test_the_answer_to_a_heartbeat_names_what_is_over() -> None:
-    session, _, clock = session_of(lambda command: r.Alive((_aborted,)))
+    session, _, clock = session_of(lambda command: r.Ended((_aborted,)))
     digests = session.beat(b"cid", [token_of()], clock.now + 1)
     assert session.hear_beat(b"cid", digests, clock.now + 1) == (_aborted,)
 

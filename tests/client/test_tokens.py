@@ -95,13 +95,13 @@ def test_a_reservation_s_token_is_its_own() -> None:
     assert reserved.secret not in token
 
 
-def test_an_id_is_enough_to_abort_and_to_settle() -> None:
+def test_an_id_is_enough_to_abort_and_to_force() -> None:
     bench = Bench()
     bench.client.abort(TXN)
     assert bench.bus.of(r.Abort)[0].token == TXN
-    bench.bus.script = override(Settle=outcome(state="ABORTED"))
-    bench.client.settle(token_of())
-    assert bench.bus.of(r.Settle)[0].token == TXN, "an operator's lane counts, no token"
+    bench.bus.script = override(Force=outcome(state="ABORTED"))
+    bench.client.force(token_of())
+    assert bench.bus.of(r.Force)[0].token == TXN, "an operator's lane counts, no token"
     with pytest.raises(errors.InvalidToken):
         bench.client.commit(TXN)
 

@@ -329,7 +329,7 @@ def test_a_lost_begin_is_safe_to_repeat(world: World) -> None:
 
 
 def test_a_long_list_comes_in_parts(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "LOOKED_AT", limits.LOOKED_AT._replace(value=2))
+    monkeypatch.setattr(limits, "LIST_ROWS", limits.LIST_ROWS._replace(value=2))
     with_tokens = [world.client.begin("nyc") for _ in range(7)]
     ids = [peek(txn.token()).txn_id for txn in with_tokens]
     for txn in with_tokens[1::2]:

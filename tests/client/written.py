@@ -126,7 +126,7 @@ class WrittenStream:
         self.producer.commit()
 
     def carry(self, partition: int, *chunks: Events, strays: bool = False) -> Carried:
-        """Events of one transaction that are carried aside, chunk after chunk, each visible at once.
+        """Events of one transaction that are staged, chunk after chunk, each visible at once.
 
         ``strays``: others write between them.
         """

@@ -67,7 +67,7 @@ class World(Journals):
         self.seen: int | None = None  # the highest time that senders know; None: unstated
         self.waits = False  # whether they want commit wait
         self.busy = False  # whether more commands may wait
-        self.lanes: dict[type, str] = {r.Settle: "admin"}  # … but of these
+        self.lanes: dict[type, str] = {r.Force: "admin"}  # … but of these
         self.asked: dict[bytes, str] = {}
         self.offset = 0
         self.rounds: list[Round] = []
@@ -141,7 +141,7 @@ class World(Journals):
             *rows,
             memory.windows.size,
             list(self.index.plain_ends.items()),
-            dict(self.index.staged.stays),
+            dict(self.index.uncommitted.stays),
         ]
 
     def asker(self, name: str) -> ReplyTo:

@@ -86,7 +86,7 @@ class Labels:
             return f"registered {result.sequence}"
         if isinstance(result, r.Outcome):
             return self.outcome_text(result)
-        if isinstance(result, r.Alive):
+        if isinstance(result, r.Ended):
             return "not open: " + ", ".join(self.outcome_text(o) for o in result.not_open)
         if isinstance(result, r.TransactionList):
             return ", ".join(self.outcome_text(o) for o in result.transactions) or "none"
@@ -110,11 +110,11 @@ class Labels:
             return ", ".join(lane.lane for lane in result.lanes)
         if isinstance(result, r.ProcessorList):
             return ", ".join(map(self.processor_text, result.processors))
-        if isinstance(result, r.SafeTimeIs):
+        if isinstance(result, r.SafeTimeReply):
             return f"safe at {result.timestamp}"
         if isinstance(result, r.RunList):
             return f"{len(result.runs)} runs, {len(result.more)} more"
-        if isinstance(result, r.LookAgain):
+        if isinstance(result, r.Revalidate):
             return "look again"
         if isinstance(result, r.TableLockList):
             return f"{len(result.locks)} locked"

@@ -94,8 +94,8 @@ class Model(Ledger):
             return self._one_shot(c)
         if isinstance(c, r.Abort):
             return self._abort(c)
-        if isinstance(c, r.Settle):
-            return self._settle(c)
+        if isinstance(c, r.Force):
+            return self._force(c)
         if isinstance(c, r.Heartbeat):
             return self._heartbeat(c)
         if isinstance(c, r.Resolve):
@@ -254,7 +254,7 @@ class Model(Ledger):
             self._end_aborted(txn, "aborted by a client")
         return self._text(txn)
 
-    def _settle(self, c: r.Settle) -> str:
+    def _force(self, c: r.Force) -> str:
         """It is for big ones that lost a stream; here none is carried."""
         txn = self._known(self._label(c.token))
         if txn.state == COMMITTED:
@@ -309,7 +309,7 @@ class Model(Ledger):
             for txn in self._by_id(self.txns):
                 silent_ms = self.world.now_ms - self.heard.get(txn.label, self.since_ms)
                 if txn.state == OPEN and txn.pending is None and silent_ms > txn.keepalive_ms:
-                    self._end_aborted(txn, f"stale: nothing heard of it for {silent_ms} ms")
+                    self._end_aborted(txn, f"stale: no heartbeat for {silent_ms} ms")
         ended = {label for label, txn in self.txns.items() if txn.ended}
         self._forget(most + PURGE_SHARE * len(ended - self.known_ended))
         self.known_ended = ended

@@ -160,7 +160,7 @@ one_shots = st.builds(
 )
 asks = st.builds(
     Ask,
-    st.sampled_from(("abort", "settle", "heartbeat", "resolve", "get", "list", "describe")),
+    st.sampled_from(("abort", "force", "heartbeat", "resolve", "get", "list", "describe")),
     labels,
 )
 commands = st.one_of(begins, touches, registers, commits, commits, one_shots, asks)
@@ -239,7 +239,7 @@ def command_of(world: World, move: Any) -> Any:
         return r.CreateStream(move.what, 2, {}) if is_stream else r.FindScope(move.what, True)
     return {
         "abort": r.Abort(world.token(move.label), ""),
-        "settle": r.Settle(world.token(move.label), ""),
+        "force": r.Force(world.token(move.label), ""),
         "heartbeat": r.Heartbeat((world.token(move.label), world.token("A"))),
         "resolve": r.Resolve(world.id(move.label), "nyc"),
         "get": r.GetState(world.id(move.label)),

@@ -12,7 +12,7 @@ from typing import Any
 
 from anabranch.batches.records import Record
 from anabranch.core import rows as k
-from anabranch.core.decisions.commits.merge import runs_to_carry
+from anabranch.core.decisions.commits.merge import runs_to_stage
 from anabranch.core.decisions.scale import partitions_added
 from anabranch.core.decisions.streams import give_up_stream
 from anabranch.core.decisions.turn import Turn
@@ -58,7 +58,7 @@ class ScaledWorld(World):
         touched = set()
         for i, step in enumerate(round_.history):
             for j, part in enumerate(getattr(step, "parts", ())):
-                if part.carried is None:
+                if part.staged is None:
                     count = len(part.events) or sum(run.records for run in part.runs)
                     place = step.stream, part.partition
                     first = self.stream_ends[place]
@@ -73,7 +73,7 @@ class ScaledWorld(World):
                 key = commit.stream, part.segment_id & 0xFFFFFFFF
                 assert key not in taken, "one part for each segment"
                 runs = [(run.writer, run.first, run.end) for run in part.runs]
-                taken[key] = runs if part.carried is None else self.copied[commit.txn_id][key]
+                taken[key] = runs if part.staged is None else self.copied[commit.txn_id][key]
         for stream, records in history_records(round_, landed, self.tails).items():
             found = self.history[stream]
             base = len(found)
@@ -101,10 +101,10 @@ class ScaledWorld(World):
                 continue
             if any(self.state.streams[stream].state != ACTIVE for stream in txn.participants):
                 continue
-            for (stream, number), row in sorted(txn.carries.items()):
+            for (stream, number), row in sorted(txn.staged_merges.items()):
                 if row.done:
                     continue
-                left = runs_to_carry(self.index, row, extents_by_place(txn.pending.writers))
+                left = runs_to_stage(self.index, row, extents_by_place(txn.pending.writers))
                 chunk = left[:runs]
                 place = stream, row.partition
                 first = self.stream_ends[place]
@@ -113,7 +113,7 @@ class ScaledWorld(World):
                     (run.writer, run.first, run.end) for run in chunk
                 )
                 self.stream_ends[place] += count + 1
-                after = r.CarryRow(
+                after = r.StagedMergeRow(
                     row.txn_id, stream, number, row.source, row.partition,
                     cursor=chunk[-1].first + 1,
                     first=row.first if row.first >= 0 else first,
@@ -121,7 +121,7 @@ class ScaledWorld(World):
                     count=row.count + count,
                     done=len(left) == len(chunk),
                 )  # fmt: skip
-                self.log_rows([(k.carry_key(txn_id, stream, number), after)])
+                self.log_rows([(k.staged_merge_key(txn_id, stream, number), after)])
                 self.carried.add(txn_id)
                 moved += 1
         return moved

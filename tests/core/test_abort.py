@@ -115,7 +115,7 @@ def test_what_it_wrote_later_is_rejected_and_counted(opened: World) -> None:
 # -- by silence --------------------------------------------------------------------------------
 
 
-STALE = "A ABORTED (stale: nothing heard of it for 5001 ms)"
+STALE = "A ABORTED (stale: no heartbeat for 5001 ms)"
 
 
 def quiet(**changes: int) -> World:
@@ -131,7 +131,7 @@ def test_silence() -> None:
     assert world.wait(5_000) == ""
     assert world.row("A").state == "OPEN"
     assert world.wait(250) == "", "nobody waits for an answer"
-    assert world.get("A") == "A ABORTED (stale: nothing heard of it for 5250 ms)"
+    assert world.get("A") == "A ABORTED (stale: no heartbeat for 5250 ms)"
 
 
 def test_whoever_still_waits_is_told_of_the_end_by_the_next_heartbeat() -> None:

@@ -169,7 +169,7 @@ def test_a_table_that_was_not_kept_up_goes_on_at_the_low_water() -> None:
     assert index_rows(world) == now
 
 
-def test_staged_bytes_are_told_by_stream() -> None:
+def test_uncommitted_bytes_are_counted_by_stream() -> None:
     world = opened("A", "B")
     world.create("nyc/b")
     world.created("nyc/b", 0, 0)
@@ -180,16 +180,16 @@ def test_staged_bytes_are_told_by_stream() -> None:
     world.write("B", "w2", size=1_000, epoch=1)  # rejected
     world.turn()
     world.describe()
-    told = {s.stream: s.staged_bytes for s in world.result.streams}
+    told = {s.stream: s.uncommitted_bytes for s in world.result.streams}
     assert told == {"nyc/a": 270, "nyc/b": 5}
-    assert world.index.staged.total == 275
+    assert world.index.uncommitted.total == 275
     world.abort("B")
-    assert world.index.staged.total == 75
+    assert world.index.uncommitted.total == 75
 
 
 @pytest.mark.parametrize("keep_table", [True, False])
 def test_too_much_is_refused_until_some_ends(keep_table: bool) -> None:
-    world = opened("A", "B", max_staged_bytes=1_000)
+    world = opened("A", "B", max_uncommitted_bytes=1_000)
     world.begin("C")
     world.write("A", "w1", size=400)
     world.write("B", "w2", size=599)
@@ -198,9 +198,9 @@ def test_too_much_is_refused_until_some_ends(keep_table: bool) -> None:
     world.write("B", "w2", size=1)
     world.lead(keep_table=keep_table)
     world.turn()
-    assert world.begin("E") == "TooMuchStaged"
+    assert world.begin("E") == "TooManyUncommittedBytes"
     assert "1,000 bytes" in world.message
-    assert world.touch("C") == "TooMuchStaged"
+    assert world.touch("C") == "TooManyUncommittedBytes"
     assert world.begin("D") == "begun D", "again"
     assert world.touch("A").startswith("touched"), "again"
     assert world.register("A", world.receipt("A", "w1")) == "registered 1"

@@ -40,7 +40,7 @@ def check_kept(world: World, written: dict[str, list[tuple[int, int]]]) -> None:
         assert sorted((x.first, x.end) for x in stored) == runs
         assert all(x.batch_base >= begins and x.at >= begins for x in stored)
         size += sum(x.batch_size for x in stored)
-    assert world.index.staged.total == size
+    assert world.index.uncommitted.total == size
     plain = world.index.plain_from(world.state, *PLACE)
     assert plain is None or plain >= begins
 

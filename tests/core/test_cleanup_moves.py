@@ -139,12 +139,12 @@ def test_who_waits_for_one_stream_keeps_no_journal_of_another(
             pass
     assert world.row("A").state == state
     assert world.ends[PLACE] - low(world) < 20
-    world.memory.carrying = {world.id("A")}
+    world.memory.staging = {world.id("A")}
     for _ in range(8):
         crowd(world)
     assert runs_to_move(world.new_turn(), PLACE) == []
     if state == "COMMIT_IN_PROGRESS" or ends is told_to_commit:
-        world.memory.waiting, world.memory.carrying = {}, ()
+        world.memory.waiting, world.memory.staging = {}, ()
         world.wait(2_000)
         assert world.row("A").committed == 2
         assert world.row("A").state == "COMMITTED"

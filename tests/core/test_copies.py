@@ -40,15 +40,15 @@ from anabranch.errors import AnabranchError, InvalidArgument
 from anabranch.schemas import records as r
 from anabranch.schemas.codec import decode, encode
 from tests.core.harness import World
-from tests.core.test_tenures import INPUTS
+from tests.core.test_ownership import INPUTS
 
 A, X, T, P, LANE = "nyc/a", "nyc/x", "nyc/t", "nyc/p", "etl"
 ENTRIES = (k.Entry.ROUND, k.Entry.AUDIT, k.Entry.CHANGED)  # of rows that tell of the command alone
 # These commands set nothing, or something that no other command sets back.
 OTHERS = {
     r.FindScope, r.AdoptScope, r.DescribeStreams, r.Begin, r.OneShot, r.PrepareEvents, r.Touch, r.Register,
-    r.Heartbeat, r.Commit, r.Abort, r.Settle, r.GetState, r.Resolve, r.ListTransactions, r.ListOpen,
-    r.LabelWriter, r.LockReads, r.ListLocks, r.ListRuns, r.ListTableLocks, r.Take, r.Release,
+    r.Heartbeat, r.Commit, r.Abort, r.Force, r.GetState, r.Resolve, r.ListTransactions, r.ListOpen,
+    r.LabelWriter, r.LockReads, r.ListLocks, r.ListRuns, r.ListTableLocks, r.TakeTasks, r.ReleaseTasks,
     r.DescribeProcessors, r.ListCommands, r.SafeTime, r.ListSeries, r.ListLanes, r.ListGrants, r.ListAudit,
 }  # fmt: skip
 

@@ -125,7 +125,7 @@ def crowded() -> bytes:
                 )
                 for n in range(1, 2_000)
             ],
-            (k.read_lock_key(txn_id, 1, 0), r.LookedRow(1_999, 1, 0)),
+            (k.read_lock_key(txn_id, 1, 0), r.ValidatedRow(1_999, 1, 0)),
         ]
     )
     return pickle.dumps(world)
@@ -153,7 +153,7 @@ def unfinished(world: World) -> r.Commit:
 
 
 PROCESSOR = "nyc/p0"
-TENURE = bytes(16)
+FENCING_TOKEN = bytes(16)
 ALL_TASKS = tuple(range(1_024))
 LONG = "x" * 250
 # The worst of each command, as far as it is legal in its form.
@@ -180,7 +180,7 @@ WORST: dict[str, Callable[[World], Any]] = {
     "label": lambda w: r.LabelWriter(token(w), 1, "loader"),
     "heartbeat": lambda w: r.Heartbeat((token(w),) * 1_000),
     "abort": lambda w: r.Abort(token(w), "x" * 1_000),
-    "settle": lambda w: r.Settle(token(w), "x" * 1_000),
+    "force": lambda w: r.Force(token(w), "x" * 1_000),
     "state": lambda w: r.GetState(w.id("T"), None),
     "state, on": lambda w: r.GetState(w.id("T"), None, 1_000),
     "resolve": lambda w: r.Resolve(w.id("T"), "nyc"),
@@ -199,7 +199,7 @@ WORST: dict[str, Callable[[World], Any]] = {
         token(w), 2, 1,
         (r.TableLocks(TABLE, 0, 0, (), tuple(r.LockedRange(b"k%05d" % n, None) for n in range(900))),),
     ),
-    "vouch": lambda w: r.LockReads(token(w), 1, 0, (), (), tuple(r.Vouched(1, 1, 1) for _ in range(20_000))),
+    "validate": lambda w: r.LockReads(token(w), 1, 0, (), (), tuple(r.Validated(1, 1, 1) for _ in range(20_000))),
     "list locks": lambda w: r.ListLocks(token(w), 1, 0),
     "list all locks": lambda w: r.ListTableLocks(None, 10_000),
     "list commands": lambda w: r.ListCommands(),
@@ -225,8 +225,8 @@ WORST: dict[str, Callable[[World], Any]] = {
         "nyc/px", 1_024, tuple(r.ProcessorInput(f"nyc/s{n}", "", 0, 0) for n in range(64)),
         tuple(f"{n}{LONG}" for n in range(256)), ("kind",) * 256,
     ),
-    "take": lambda w: r.Take(PROCESSOR, TENURE, "me", ALL_TASKS, (0,) * 1_024),
-    "release": lambda w: r.Release(PROCESSOR, TENURE, ALL_TASKS),
+    "take": lambda w: r.TakeTasks(PROCESSOR, FENCING_TOKEN, "me", ALL_TASKS, (0,) * 1_024),
+    "release": lambda w: r.ReleaseTasks(PROCESSOR, FENCING_TOKEN, ALL_TASKS),
     "reset": lambda w: r.ResetProcessor(PROCESSOR, 0, (), True),
     "delete a processor": lambda w: r.DeleteProcessor(PROCESSOR, 0),
     "describe a processor": lambda w: r.DescribeProcessors("nyc", PROCESSOR),
@@ -286,7 +286,7 @@ def test_each_command_is_among_them() -> None:
     [
         ("LISTED", 0, "list what is open"),
         ("ROW", 0, "take"),
-        ("of_items", lambda _: 0, "vouch"),
+        ("of_items", lambda _: 0, "validate"),
         ("of_receipts", lambda _: 0, "state"),
     ],
 )

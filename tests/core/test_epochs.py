@@ -116,9 +116,9 @@ def test_a_big_merge_that_waits_for_another_is_not_planned_again_and_again(
         world.wait(60)
     assert planned == []
     # Carried to its place, the first one makes way.
-    ((key, row),) = world.state.open[world.id("first")].carries.items()
+    ((key, row),) = world.state.open[world.id("first")].staged_merges.items()
     done = replace(row, cursor=9, first=0, end=1, count=1, done=True)
-    world.log_rows([(k.carry_key(world.id("first"), *key), done)])
+    world.log_rows([(k.staged_merge_key(world.id("first"), *key), done)])
     for _ in range(4):
         world.wait(60)
     states = [world.row(label).state for label in ("first", "second")]

@@ -186,7 +186,7 @@ def test_timestamps_rise_and_an_outcome_is_for_ever(moves: list[Any]) -> None:
 def _outcomes(result: Any) -> Sequence[r.Outcome]:
     if isinstance(result, r.Outcome):
         return (result,)
-    if isinstance(result, r.Alive):
+    if isinstance(result, r.Ended):
         return result.not_open
     return result.transactions if isinstance(result, r.TransactionList) else ()
 

@@ -1,4 +1,4 @@
-"""Frozen locks: who would break one waits for the end of a transaction that is carried aside; nobody else does."""
+"""Frozen locks: who would break one waits for the end of a transaction that is staged; nobody else does."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from anabranch.core import rows as k
 from anabranch.core.decisions.commits import frozen
-from anabranch.core.decisions.commits.merge import runs_to_carry
+from anabranch.core.decisions.commits.merge import runs_to_stage
 from anabranch.core.decisions.scale import partitions_added
 from anabranch.core.journal.index import extents_by_place
 from anabranch.core.journal.table_writes import FEW_KEYS, Keys
@@ -65,17 +65,17 @@ class Big(Long):
         txn_id = self.id(label)
         txn = self.state.open[txn_id]
         extents = extents_by_place(txn.pending.writers if txn.pending is not None else ())
-        for (stream, number), row in txn.carries.items():
-            count = sum(run.records for run in runs_to_carry(self.index, row, extents))
+        for (stream, number), row in txn.staged_merges.items():
+            count = sum(run.records for run in runs_to_stage(self.index, row, extents))
             done = replace(row, cursor=1 << 40, first=0, end=count, count=count, done=True)
-            self.log_rows([(k.carry_key(txn_id, stream, number), done)])
+            self.log_rows([(k.staged_merge_key(txn_id, stream, number), done)])
         for _ in range(8):
             self.wait(300)
         return self.state_of(label)
 
     def state_of(self, label: str) -> str:
         """FROZEN, or a transaction's state."""
-        return "FROZEN" if self.id(label) in self.state.locks.carried else self.row(label).state
+        return "FROZEN" if self.id(label) in self.state.locks.frozen else self.row(label).state
 
     def frozen(self, label: str, *read: bytes, wrote: tuple[bytes, ...] = (b"big",)) -> None:
         if label != "T":
@@ -181,7 +181,7 @@ def test_of_two_that_read_each_other_s_rows_one_commits_and_one_fails(known: boo
     if known:
         assert bank.state_of("U") == "ABORTED"
     else:
-        assert bank.end("U") == "LookAgain", "a doubt costs a look"
+        assert bank.end("U") == "Revalidate", "a doubt costs a look"
 
 
 @pytest.mark.parametrize("sided", ["its writes", "its locks"])
@@ -229,15 +229,15 @@ def away(bank: Big, *streams: str) -> None:
     bank.memory.waiting = dict.fromkeys(streams, "a partition has no leader")
 
 
-def settle(bank: Big, label: str = "T") -> str:
-    return bank.ask("settle", r.Settle(bank.id(label), ""))
+def force(bank: Big, label: str = "T") -> str:
+    return bank.ask("force", r.Force(bank.id(label), ""))
 
 
 def test_an_operator_ends_a_frozen_one_that_waits_for_one_of_its_streams() -> None:
     bank = Big()
     bank.writes("T", PLAIN, b"p", size=10)
     bank.frozen("T", b"read")
-    assert settle(bank) == "IllegalState"
+    assert force(bank) == "IllegalState"
     away(bank, PLAIN)
     bank.wait(60)
     since_ms = bank.now_ms
@@ -246,8 +246,8 @@ def test_an_operator_ends_a_frozen_one_that_waits_for_one_of_its_streams() -> No
     assert not one_shot(bank, b"read"), "it waits with the merge"
     bank.get("T")
     assert bank.result.reason == (
-        "its commit is decided, but its merge does not go on: nyc/plain: a partition has no leader; "
-        f"`anabranch txn settle {bank.id('T').hex()}` ends it"
+        "its commit is decided, but its merge makes no progress: nyc/plain: a partition has no leader; "
+        f"`anabranch txn force {bank.id('T').hex()}` ends it"
     )
     bank.ask("describe", r.ListOpen(None, bank.id("T"), 1))
     (info,) = bank.result.transactions
@@ -255,9 +255,9 @@ def test_an_operator_ends_a_frozen_one_that_waits_for_one_of_its_streams() -> No
         "stream", PLAIN, f"{PLAIN}: a partition has no leader", bank.now_ms - since_ms
     )
     assert (info.locks, info.frozen, set(info.journals)) == (1, True, {B, PLAIN})
-    assert info.ends == f"anabranch txn settle {bank.id('T').hex()}"
-    ended = "T ABORTED (settled by an operator: its merge did not go on: nyc/plain: a partition has no leader)"
-    assert settle(bank) == f"[commit T] TransactionAborted; {ended}"
+    assert info.ends == f"anabranch txn force {bank.id('T').hex()}"
+    ended = "T ABORTED (forced by an operator: its merge made no progress: nyc/plain: a partition has no leader)"
+    assert force(bank) == f"[commit T] TransactionAborted; {ended}"
     assert one_shot(bank, b"read")
     assert bank.state.retired(B) == set(), "no chunk was carried yet"
 
@@ -323,7 +323,7 @@ def test_locks_are_looked_at_before_they_freeze() -> None:
     bank.writes("T", B, b"x")
     bank.finish("T", "T")
     assert bank.commit("T") == "look again"
-    bank.vouch(writer="T")
+    bank.validate(writer="T")
     assert bank.commits("T") == "FROZEN"
 
 

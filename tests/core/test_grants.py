@@ -208,7 +208,7 @@ def test_what_operators_do_leaves_a_row_once_it_is_carried_out() -> None:
     assert all(row.at_ms == world.wall_ms for row in world.result.entries)
 
 
-def test_a_recovery_a_settlement_and_an_operators_abort_are_in_it(opened: World) -> None:
+def test_a_recovery_a_force_and_an_operators_abort_are_in_it(opened: World) -> None:
     world, torn = opened, opened.row("A")._replace(state="FINALIZE_IN_PROGRESS")
     for label in "BCDE":
         world.begin(label)
@@ -220,7 +220,7 @@ def test_a_recovery_a_settlement_and_an_operators_abort_are_in_it(opened: World)
     world.log_rows([(k.stream_key("nyc/a"), known)])
     for _ in range(2):
         with world.by(ADMIN_LANE):
-            world.ask("settle", r.Settle(world.id("A"), "torn"))
+            world.ask("force", r.Force(world.id("A"), "torn"))
             world.ask("recover", r.RecoverStream("nyc/a"))
             world.ask("abort", r.Abort(world.id("B"), "why\n"))
             world.ask("abort", r.Abort(world.id("D"), "with a secret", bytes(32)))
@@ -234,7 +234,7 @@ def test_a_recovery_a_settlement_and_an_operators_abort_are_in_it(opened: World)
         f"etl: Abort {world.id('E').hex()} of open: 'by its token'",
         f"admin: Abort {world.id('D').hex()} of open: 'with a secret'",
         f"admin: Abort {world.id('B').hex()} of open: 'why\\n'",
-        f"admin: Settle {world.id('A').hex()} of open: 'torn'",
+        f"admin: Force {world.id('A').hex()} of open: 'torn'",
     ]
 
 
@@ -264,7 +264,7 @@ def test_neither_secrets_nor_long_texts_are_in_it(world: World) -> None:
 
 
 def test_it_is_listed_in_parts(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "LOOKED_AT", limits.LOOKED_AT._replace(value=3))
+    monkeypatch.setattr(limits, "LIST_ROWS", limits.LIST_ROWS._replace(value=3))
     for number in range(8):  # some in the same millisecond, by several leaders
         if number % 3 == 0:
             world.lead()

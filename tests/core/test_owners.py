@@ -115,7 +115,7 @@ def series() -> None:
         assert world.commit("T2", name="s", number=1 << 40) == TAKEN, "its number is not told"
         assert "`anabranch series set nyc 's' NUMBER --owner b`" in world.message
         assert world.get("T2") == "T2 OPEN"
-    world.ask("look", r.ListSeries("nyc", None, None), lane="admin")
+    world.ask("validation", r.ListSeries("nyc", None, None), lane="admin")
     assert [(s.series, s.owner) for s in world.result.series] == [("s", "a")]
     assert world.ask("move", r.SetSeries("nyc", "s", 3, 3, "c"), lane="admin") == "UnknownLane"
     world.ask("move", r.SetSeries("nyc", "s", 3, 3, "b"), lane="admin")

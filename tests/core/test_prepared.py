@@ -50,9 +50,9 @@ def abort(world: World, label: str = "A", secret: bytes | None = None) -> str:
     return world.ask("abort", r.Abort(world.token(label), "", secret))
 
 
-def settle(world: World, presume: bool | None, label: str = "A") -> str:
-    said = world.ask("settle", r.Settle(world.id(label), "", presume))
-    return said or world.turn().removeprefix("[settle] ")
+def force(world: World, outcome: bool | None, label: str = "A") -> str:
+    said = world.ask("force", r.Force(world.id(label), "", outcome))
+    return said or world.turn().removeprefix("[force] ")
 
 
 def give_up(world: World, stream: str) -> None:
@@ -157,9 +157,9 @@ def test_many(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_much(world: World) -> None:
-    world.settings = replace(world.settings, max_staged_bytes=10)
-    assert prepare(world) == "TooMuchStaged"
-    world.settings = replace(world.settings, max_staged_bytes=1 << 30)
+    world.settings = replace(world.settings, max_uncommitted_bytes=10)
+    assert prepare(world) == "TooManyUncommittedBytes"
+    world.settings = replace(world.settings, max_uncommitted_bytes=1 << 30)
     assert prepare(world) == "A PREPARED 3"
 
 
@@ -182,9 +182,9 @@ def test_positions_are_not_prepared(world: World) -> None:
 def test_its_name_is_given_to_nothing_else(world: World) -> None:
     assert prepare(world, name="daily") == "A PREPARED 3"
     assert world.begin("C", name="daily") == "A PREPARED 3", "that one is given back"
-    assert world.one_shot("D", name="daily") == "HeldByPrepared"
+    assert world.one_shot("D", name="daily") == "ReservedByPrepared"
     assert world.id("A").hex() in world.message
-    assert world.commit("B", name="daily", wait_ms=60_000) == "HeldByPrepared", "at once"
+    assert world.commit("B", name="daily", wait_ms=60_000) == "ReservedByPrepared", "at once"
     with world.by("lane"):
         world.grant("lane", "nyc/*", 511)
         assert world.begin("E", name="daily") == "NameTaken"
@@ -195,8 +195,8 @@ def test_its_name_is_given_to_nothing_else(world: World) -> None:
 
 def test_its_number_is_taken_and_given_back(world: World) -> None:
     assert prepare(world, name="s", number=7) == "A PREPARED 3"
-    assert world.commit("B", name="s", number=8, wait_ms=60_000) == "HeldByPrepared"
-    assert world.ask("set", r.SetSeries("nyc", "s", 7, 9), lane="admin") == "HeldByPrepared"
+    assert world.commit("B", name="s", number=8, wait_ms=60_000) == "ReservedByPrepared"
+    assert world.ask("set", r.SetSeries("nyc", "s", 7, 9), lane="admin") == "ReservedByPrepared"
     abort(world)
     assert world.series("s") == "nowhere"
     world.commit("B", name="s", number=7)
@@ -229,7 +229,7 @@ def test_only_its_ledgers_secret_ends_it(world: World) -> None:
         assert commit(world, secret=LEDGER, by_id=True) == "A COMMITTED 3"
 
 
-def test_an_operator_aborts_it_by_presuming_alone(world: World) -> None:
+def test_an_operator_aborts_it_by_force_alone(world: World) -> None:
     """A token does, and in the lane of its owner, to which `prepare` may give another's, the id."""
     prepare(world)
     with world.by("admin"):
@@ -259,16 +259,16 @@ def test_it_is_listed_to_who_shows_the_secret(world: World) -> None:
 
 
 @pytest.mark.parametrize(
-    ("presume", "ends"),
-    [(True, "A COMMITTED 3"), (False, "A ABORTED (presumed aborted by an operator)")],
+    ("outcome", "ends"),
+    [(True, "A COMMITTED 3"), (False, "A ABORTED (aborted by an operator's force)")],
 )
-def test_an_operator_presumes(world: World, presume: bool, ends: str) -> None:
+def test_an_operator_forces_its_end(world: World, outcome: bool, ends: str) -> None:
     prepare(world, by=BY)
-    assert settle(world, None) == "IllegalState"
-    assert settle(world, presume, "B") == "IllegalState", "that one is open"
-    assert settle(world, presume) == ends
-    assert [row.command for row in world.rounds[-1].audit + world.rounds[-2].audit] == ["Settle"]
-    assert settle(world, presume) == ends
+    assert force(world, None) == "IllegalState"
+    assert force(world, outcome, "B") == "IllegalState", "that one is open"
+    assert force(world, outcome) == ends
+    assert [row.command for row in world.rounds[-1].audit + world.rounds[-2].audit] == ["Force"]
+    assert force(world, outcome) == ends
 
 
 @pytest.mark.parametrize("gone", [False, True], ids=["whole", "a stream is LOST"])
@@ -279,20 +279,20 @@ def test_a_copy_of_that_word_waits_with_it_and_no_other_word_follows(
     prepare(world, by=BY)
     if gone:
         give_up(world, "nyc/b")
-    word = r.Settle(world.id("A"), "", True)
-    said = world.turn(("settle", word), ("settle", word), ("other", replace(word, presume=False)))
+    word = r.Force(world.id("A"), "", True)
+    said = world.turn(("force", word), ("force", word), ("other", replace(word, outcome=False)))
     assert said == "[other] IllegalState"
-    assert world.turn() == "[settle] A COMMITTED 3"
+    assert world.turn() == "[force] A COMMITTED 3"
 
 
 def test_one_whose_events_are_gone_is_only_aborted(world: World) -> None:
     prepare(world)
     world.ask("commit", world.committing("A"))
     world.memory.merging.wait(world.id("A"), "torn", world.now_ms, 1)
-    why = "its merge did not go on: a journal lost records of it"
-    assert [settle(world, True), settle(world, False)] == [
+    why = "its merge made no progress: a journal lost records of it"
+    assert [force(world, True), force(world, False)] == [
         "IllegalState",
-        f"[commit] TransactionAborted; A ABORTED (settled by an operator: {why})",
+        f"[commit] TransactionAborted; A ABORTED (forced by an operator: {why})",
     ]
 
 
@@ -301,11 +301,11 @@ def test_one_that_waits_for_a_stream_is_aborted_if_an_operator_says_so(world: Wo
     prepare(world)
     world.ask("commit", world.committing("A"))
     world.memory.waiting = {"nyc/a": "a partition has no leader"}
-    why = "its merge did not go on: nyc/a: a partition has no leader"
-    assert [settle(world, None), settle(world, True), settle(world, False, "A")] == [
+    why = "its merge made no progress: nyc/a: a partition has no leader"
+    assert [force(world, None), force(world, True), force(world, False, "A")] == [
         "IllegalState",
         "",
-        f"[commit] TransactionAborted; TransactionAborted; A ABORTED (settled by an operator: {why})",
+        f"[commit] TransactionAborted; TransactionAborted; A ABORTED (forced by an operator: {why})",
     ]
 
 
@@ -313,7 +313,7 @@ def test_a_deletion_that_it_refuses_names_the_commands_that_end_it(world: World)
     prepare(world)
     assert world.ask("delete", r.DeleteStream("nyc/a"), lane="admin") == "IllegalState"
     for command in (
-        f"`anabranch txn settle {world.id('A').hex()} --presume commit|abort`",
+        f"`anabranch txn force {world.id('A').hex()} --outcome commit|abort`",
         f"`anabranch txn abort {world.id('B').hex()}`",
     ):
         assert command in world.message
@@ -325,9 +325,9 @@ def test_a_deletion_that_it_refuses_names_the_commands_that_end_it(world: World)
 def test_there_is_no_abort_after_its_coordinators_word(world: World) -> None:
     prepare(world, by=BY)
     world.ask("commit", r.Commit(world.token("A"), (), None, None, 0, secret=LEDGER))
-    settle_now, give_up = r.Settle(world.id("A"), "", None), r.Abort(world.token("A"), "", LEDGER)
-    assert world.turn(("abort", give_up), ("settle", settle_now)) == (
-        "[abort] OutcomeUnknown; [settle] IllegalState; [commit] A COMMITTED 3"
+    force_now, give_up = r.Force(world.id("A"), "", None), r.Abort(world.token("A"), "", LEDGER)
+    assert world.turn(("abort", give_up), ("force", force_now)) == (
+        "[abort] OutcomeUnknown; [force] IllegalState; [commit] A COMMITTED 3"
     )
 
 
@@ -403,8 +403,8 @@ def test_it_is_aborted_by_its_coordinator_alone(world: World, lead: bool) -> Non
 
 def test_in_one_command_its_name_is_held_too(world: World) -> None:
     assert shot(world, name="daily") == "S PREPARED 2"
-    assert shot(world, "T", name="daily") == "HeldByPrepared"
-    assert world.commit("A", name="daily", wait_ms=60_000) == "HeldByPrepared"
+    assert shot(world, "T", name="daily") == "ReservedByPrepared"
+    assert world.commit("A", name="daily", wait_ms=60_000) == "ReservedByPrepared"
     assert commit(world, "S", LEDGER) == "S COMMITTED 2"
     assert [shot(world, "U", name="daily"), shot(world, "U", name="daily")] == ["S COMMITTED 2"] * 2
     assert world.row("U").state == "ABORTED"
@@ -431,7 +431,7 @@ def test_a_stream_that_waits_leaves_it_prepared_and_a_lost_one_is_left_out(world
     shot(world)
     world.memory.waiting = {"nyc/b": "no leader"}
     assert commit(world, "S", LEDGER) == "NotReady"
-    assert settle(world, True, "S") == "NotReady"
+    assert force(world, True, "S") == "NotReady"
     assert world.get("S") == "S PREPARED 2"
     world.memory.waiting = {}
     give_up(world, "nyc/b")

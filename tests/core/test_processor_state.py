@@ -1,6 +1,6 @@
 """State of processors is written by commits that move them alone; resets, deletions: transcripts, planted bugs.
 
-Transcripts read as those of `test_tenures`. A task's state is its row's ``state_sequence``.
+Transcripts read as those of `test_ownership`. A task's state is its row's ``state_sequence``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pytest
 from anabranch.core import authorize, stream_settings
 from anabranch.core import rows as k
 from anabranch.core.authorize import Right
-from anabranch.core.decisions import scale, streams, tenures
+from anabranch.core.decisions import ownership, scale, streams
 from anabranch.core.decisions.commits import commit, merge, positions
 from anabranch.core.decisions.streams import stream_forgotten
 from anabranch.core.journal import index
@@ -24,7 +24,7 @@ from anabranch.errors import AnabranchError, UnknownStream
 from anabranch.schemas import records as r
 from tests.core.harness import World, event
 from tests.core.labels import MINUTE, SECRET
-from tests.core.test_tenures import ALL, INPUTS, NAME, Tasks, check_unmoved
+from tests.core.test_ownership import ALL, INPUTS, NAME, Tasks, check_unmoved
 
 STATE = f"{NAME}.state"
 CHUNK = 1000
@@ -51,7 +51,7 @@ class Stored(Tasks):
         self, label: str, who: str | None, *tasks: int, out: int = 100, size: int = 100
     ) -> str:
         """A transaction with an output and state of tasks in journals."""
-        hash_ = None if who is None else positions.hash_of(NAME, self.tenure(who))
+        hash_ = None if who is None else positions.hash_of(NAME, self.token_of(who))
         self.ask(f"begin {label}", r.Begin(self.id(label), "nyc", None, MINUTE, SECRET, hash_))
         self.touch(label)
         said = self.touch(label, STATE)
@@ -122,7 +122,7 @@ def journals_change_state() -> None:
     assert w.end("Z", w.consumed("a", 2, 12)) == "InvalidArgument", "not in one round"
     assert w.message.startswith("a state change of 1,001 bytes, bigger than a commit may have")
     assert w.get("Z") == "Z OPEN"
-    assert w.journal("P", None, 1) == "InvalidArgument", "begun without a tenure"
+    assert w.journal("P", None, 1) == "InvalidArgument", "begun without task ownership"
     assert w.state_of() == [0, 1, 0, 1]
 
 
@@ -145,10 +145,10 @@ def state_stays_where_outputs_are_carried_and_rolled() -> None:
     w.journal("X", "a", 2, out=CHUNK, size=CHUNK)
     w.end("X", w.consumed("a", 1, 12))
     w.turn()
-    assert [key[0] for key in w.state.open[w.id("X")].carries] == ["nyc/a"]
-    (carry,) = w.state.open[w.id("X")].carries.values()
-    done = replace(carry, done=True, first=0, end=1, count=1)
-    w.log_rows([(k.carry_key(w.id("X"), "nyc/a", carry.number), done)])
+    assert [key[0] for key in w.state.open[w.id("X")].staged_merges] == ["nyc/a"]
+    (staged,) = w.state.open[w.id("X")].staged_merges.values()
+    done = replace(staged, done=True, first=0, end=1, count=1)
+    w.log_rows([(k.staged_merge_key(w.id("X"), "nyc/a", staged.number), done)])
     w.wait(1000)
     assert w.get("X") == "X COMMITTED 2"
     rolled = {epoch.stream for round_ in w.rounds for epoch in round_.epochs if epoch.stream_epoch}
@@ -178,7 +178,7 @@ def without_outputs_it_is_all_that_is_needed() -> None:
     w = made()
     w.grant("ops", NAME, Right.PROCESS)
     with w.by("ops"):
-        hash_ = positions.hash_of(NAME, w.tenure("a"))
+        hash_ = positions.hash_of(NAME, w.token_of("a"))
         for number, label in enumerate(("nothing", "state"), 1):
             begin = r.Begin(w.id(label), "nyc", None, MINUTE, SECRET, hash_)
             assert w.ask("begin", begin) == f"begun {label}"
@@ -212,14 +212,14 @@ def only_the_state_of_a_processor_is_named_so() -> None:
     assert w.ask("create", r.CreateProcessor(STATE, 4, INPUTS)) == "InvalidArgument"
 
 
-def a_reset_ends_tenures() -> None:
+def a_reset_ends_ownership() -> None:
     w = made()
     w.stored("X", w.consumed("a", 1, 12), 0)
     assert w.reset() == "InvalidArgument", "without state it starts somewhere"
     assert w.reset(INPUTS[0]) == "InvalidArgument", "not all inputs"
     assert w.reset(keep=True) == f"{NAME} 4 tasks"
     assert (w.row(), w.state_of(0)) == ("2 nobody 1:12", [1]), "it goes on where it stood"
-    assert w.stored("Y", w.consumed("a", 2, 13), 0) == "TenureLost"
+    assert w.stored("Y", w.consumed("a", 2, 13), 0) == "OwnershipLost"
     assert w.reset(keep=True, resets=0) == "IllegalState", "of one who saw it before"
     assert w.reset(*INPUTS, keep=True) == f"{NAME} 4 tasks"
     assert (w.row(), w.state_of(0)) == ("3 nobody 1:-", [1]), "the head names a sequence"
@@ -296,7 +296,7 @@ def a_deleted_one_leaves_its_count() -> None:
     row = w.state.processors[NAME]
     assert (row.incarnation, row.resets, row.first_term, row.stores) == (*[floor] * 3, ("other",))
     assert w.delete() == "IllegalState", "a copy by somebody who saw the first one"
-    assert w.ask("take", replace(late, tasks=(0, 1), terms=(0, 0))) == "TenureLost"
+    assert w.ask("take", replace(late, tasks=(0, 1), terms=(0, 0))) == "OwnershipLost"
     assert World.create(w, STATE, 2, processor=NAME) == ""
 
 
@@ -304,7 +304,7 @@ SCENES: tuple[Callable[[], None], ...] = (
     one_shots_change_state, journals_change_state, what_belongs_to_no_commit_is_rejected,
     state_stays_where_outputs_are_carried_and_rolled, the_right_to_process_is_what_counts,
     without_outputs_it_is_all_that_is_needed,
-    only_the_state_of_a_processor_is_named_so, a_reset_ends_tenures,
+    only_the_state_of_a_processor_is_named_so, a_reset_ends_ownership,
     nothing_is_reset_while_it_is_merged, a_deleted_one_leaves_its_count,
     a_commit_that_waits_ends_with_its_processor, a_commit_that_fails_ends_alone,
 )  # fmt: skip
@@ -317,8 +317,8 @@ def test_scene(scene: Callable[[], None]) -> None:
 
 # -- planted bugs -------------------------------------------------------------------------------------
 
-_MAY_END, _STATE_OF, _MOVE = tenures._may_end, positions.state_of, positions.move
-_SPREAD, _ENDED = Layout.spread, tenures._ended
+_MAY_END, _STATE_OF, _MOVE = ownership._may_end, positions.state_of, positions.move
+_SPREAD, _ENDED = Layout.spread, ownership._ended
 
 
 def _unsaid(turn: Any, consumed: r.Consumed, txn_id: bytes, at: int, count: int, _: Any) -> Any:
@@ -342,7 +342,7 @@ BUGS: dict[str, Callable[[], Any]] = {
     "any commit may write state": lambda: patch.object(positions, "check_state", lambda *_: None),
     "of any size": lambda: patch.object(positions, "check_state_size", lambda *_: None),
     "journals place state by key": lambda: patch.object(index, "is_state", lambda _: False),
-    "state is carried aside": lambda: patch.object(merge, "is_state", lambda _: False),
+    "state is staged": lambda: patch.object(merge, "is_state", lambda _: False),
     "the row does not say what changed": lambda: patch.object(positions, "move", _unsaid),
     "… by journals": lambda: patch.object(
         positions, "state_of", lambda streams, _: _STATE_OF(streams, ())
@@ -354,16 +354,16 @@ BUGS: dict[str, Callable[[], Any]] = {
     ),
     "it is scaled": lambda: patch.object(scale, "is_state", lambda _: False),
     "stores change their numbers": lambda: patch.object(
-        tenures, "_with_stores", lambda name, known, more: tuple(more)
+        ownership, "_with_stores", lambda name, known, more: tuple(more)
     ),
-    "it ends while it is merged": lambda: patch.object(tenures, "_may_end", _while_merged),
-    "any copy resets it": lambda: patch.object(tenures, "_may_end", _unseen),
+    "it ends while it is merged": lambda: patch.object(ownership, "_may_end", _while_merged),
+    "any copy resets it": lambda: patch.object(ownership, "_may_end", _unseen),
     "the incarnation stays": lambda: patch.object(
-        tenures, "_ended", lambda row, keep_state: _ENDED(row, keep_state=True)
+        ownership, "_ended", lambda row, keep_state: _ENDED(row, keep_state=True)
     ),
-    "its state is left": lambda: patch.object(tenures, "end_stream", lambda *_: None),
+    "its state is left": lambda: patch.object(ownership, "end_stream", lambda *_: None),
     "terms begin at 0 again": lambda: patch.object(
-        tenures,
+        ownership,
         "ProcessorRow",
         lambda *row, **more: r.ProcessorRow(*row, **more | {"first_term": 0}),
     ),

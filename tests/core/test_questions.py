@@ -46,7 +46,7 @@ def test_open_ones_tell_what_they_hold_and_how_long_they_may_be_silent(world: Wo
     assert [world.label(one.outcome.txn_id) for one in found] == ["A", "B"]
     assert [(one.age_ms, one.silent_ms) for one in found] == [(900, 900), (500, 0)]
     assert [one.left_ms for one in found] == [found[0].outcome.keepalive_ms - 900, -1]
-    assert all(one.staged_bytes > 0 and one.outcome.streams == ("nyc/a",) for one in found)
+    assert all(one.uncommitted_bytes > 0 and one.outcome.streams == ("nyc/a",) for one in found)
     assert all(not one.writers for one in found), "only of one that is asked for by its id"
     world.ask("one", r.ListOpen(None, world.id("C"), 1))
     assert world.result.transactions[0].outcome.state == "ABORTED"
@@ -73,7 +73,7 @@ def test_runs_are_those_that_a_merge_would_take(monkeypatch: pytest.MonkeyPatch)
         return world.ask("runs", r.ListRuns(token or world.token("A"), stream, wanted))
 
     for size in (1, 2, 4, 100):
-        monkeypatch.setattr(limits, "LOOKED_AT", limits.LOOKED_AT._replace(value=size))
+        monkeypatch.setattr(limits, "LIST_ROWS", limits.LIST_ROWS._replace(value=size))
         found: list[r.RunPlace] = []
         left = wanted
         while left:
@@ -303,7 +303,7 @@ def test_a_list_goes_on_where_it_stopped(
     several: World, monkeypatch: pytest.MonkeyPatch, scope: str | None, most: int, limit: int
 ) -> None:
     """However few rows are looked at each time; a writer's and a stream's row of A lie between."""
-    monkeypatch.setattr(limits, "LOOKED_AT", limits.LOOKED_AT._replace(value=most))
+    monkeypatch.setattr(limits, "LIST_ROWS", limits.LIST_ROWS._replace(value=most))
     found: list[str] = []
     before = None
     for _ in range(20):
@@ -323,7 +323,7 @@ def test_where_a_list_goes_on_tells_no_id_of_others(
     monkeypatch: pytest.MonkeyPatch, most: int, finished: bool
 ) -> None:
     """Also where it stops among the rows of a transaction that the lane may not see."""
-    monkeypatch.setattr(limits, "LOOKED_AT", limits.LOOKED_AT._replace(value=most))
+    monkeypatch.setattr(limits, "LIST_ROWS", limits.LIST_ROWS._replace(value=most))
     world, rng = nyc(), random.Random(1)
     for lane in ("etl", "web"):
         world.grant(lane, "nyc/*", Right.WRITE | Right.DESCRIBE)

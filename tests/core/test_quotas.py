@@ -78,15 +78,15 @@ def staged() -> None:
         world.begin("B")
         world.write("A", "w1")
         world.turn()
-    world.index.staged.add(world.id("A"), ("nyc/a", 0), 0, 2_000)
+    world.index.uncommitted.add(world.id("A"), ("nyc/a", 0), 0, 2_000)
     with world.by(ETL):
-        assert world.begin("C") == "TooMuchStaged"
-        assert world.touch("B") == "TooMuchStaged"
+        assert world.begin("C") == "TooManyUncommittedBytes"
+        assert world.touch("B") == "TooManyUncommittedBytes"
         assert world.touch("A").startswith("touched"), "it was there before"
         receipt = world.receipt("A", "w1")
-        assert world.register("A", receipt) == "TooMuchStaged", "the first of a writer"
+        assert world.register("A", receipt) == "TooManyUncommittedBytes", "the first of a writer"
         begins = r.Touch(world.token("A"), "nyc/a", world.writer("w1"))
-        assert world.ask("touch", begins) == "TooMuchStaged", "the same"
+        assert world.ask("touch", begins) == "TooManyUncommittedBytes", "the same"
         assert world.heartbeat("A") == ""
         assert world.abort("B").startswith("B ABORTED")
         assert world.commit("A", own=[receipt]).startswith("A COMMITTED") or world.turn()
@@ -232,13 +232,13 @@ def test_bytes_of_one_transaction() -> None:
     with world.by(ETL):
         world.begin("A")
         world.touch("A")
-        world.index.staged.add(world.id("A"), ("nyc/a", 0), 0, limits.STAGED.value)
+        world.index.uncommitted.add(world.id("A"), ("nyc/a", 0), 0, limits.UNCOMMITTED.value)
         world.create("nyc/b", 1)
         world.created("nyc/b", 0)
-        assert world.touch("A", "nyc/b") == "TooMuchStaged"
-        assert world.register("A", world.receipt("A", "w1")) == "TooMuchStaged"
+        assert world.touch("A", "nyc/b") == "TooManyUncommittedBytes"
+        assert world.register("A", world.receipt("A", "w1")) == "TooManyUncommittedBytes"
         begins = r.Touch(world.token("A"), "nyc/a", world.writer("w1"))
-        assert world.ask("touch", begins) == "TooMuchStaged"
+        assert world.ask("touch", begins) == "TooManyUncommittedBytes"
         assert world.begin("B") == "begun B"
         assert world.touch("B") == "touched nyc/a epoch 0 on 0,1"
 

@@ -69,24 +69,26 @@ class Long(Bank):
         self.describe(stream=table)
         return int(self.result.streams[0].oldest_snapshot)
 
-    def holders(self, table: str, lane: str = "admin") -> list[tuple[str, str, str]]:
+    def blockers(self, table: str, lane: str = "admin") -> list[tuple[str, str, str]]:
         """What holds a table, and whose it is, as a lane is told, and the command that ends it."""
         with self.by(lane):
             self.describe(stream=table)
-        return [(h.name, h.lane, h.ends) for h in self.result.streams[0].holders]
+        return [(h.name, h.lane, h.ends) for h in self.result.streams[0].blockers]
 
-    def vouch(self, *, label: str = "T", writer: str = "w", through: int | None = None) -> str:
+    def validate(self, *, label: str = "T", writer: str = "w", through: int | None = None) -> str:
         """The client has looked, through the time that it was told last."""
         last = self.state.locks.of(self.id(label)).last(self.writer(writer))
-        word = r.Vouched(self.writer(writer), last, through or self.at[label, writer])
-        self.ask("vouch", r.LockReads(self.token(label), self.writer(writer), 0, vouched=(word,)))
+        word = r.Validated(self.writer(writer), last, through or self.at[label, writer])
+        self.ask(
+            "validate", r.LockReads(self.token(label), self.writer(writer), 0, validated=(word,))
+        )
         return told(self.result)
 
     def locked(self, *keys: bytes, **given: Any) -> None:
-        """Register, look and vouch."""
+        """Register, and validate."""
         assert self.lock_reads(*keys, **given) == "ReadsLocked"
         who = {name: given[name] for name in ("label", "writer") if name in given}
-        assert self.vouch(**who) == "ReadsLocked"
+        assert self.validate(**who) == "ReadsLocked"
 
     def wrote(self, key: bytes, stream: str = PLAIN, label: str = "T", writer: str = "w") -> None:
         """A write to the journal, and its receipt."""
@@ -149,7 +151,7 @@ def test_a_table_that_is_given_up_is_not_locked_any_more() -> None:
     assert bank.lock_reads(b"k", table=B) == "ReadsLocked"
 
 
-def test_registered_vouched_and_committed_through_takeovers() -> None:
+def test_registered_validated_and_committed_through_takeovers() -> None:
     bank = Long()
     for number in range(10):
         bank.locked(*(b"k%d" % n for n in range(100 * number, 100 * number + 100)))
@@ -159,8 +161,8 @@ def test_registered_vouched_and_committed_through_takeovers() -> None:
         assert bank.put((A, b"other")) == "COMMITTED"
         bank.lead(keep_table=keep)
         assert bank.state.locks.count == 1000
-    word = r.Vouched(bank.writer("w"), 10, bank.at["T", "w"])
-    commit = replace(bank.committing("T"), vouched=(word,))
+    word = r.Validated(bank.writer("w"), 10, bank.at["T", "w"])
+    commit = replace(bank.committing("T"), validated=(word,))
     bank.ask("commit", commit)
     bank.wait(10)
     bank.ask("again", commit)
@@ -282,7 +284,7 @@ def test_a_doubt_costs_a_look_and_never_a_transaction(
     assert bank.row("T").state == "OPEN"
     if lead is not None:
         bank.lead(keep_table=lead)
-    assert bank.end() == "LookAgain"
+    assert bank.end() == "Revalidate"
     again = bank.result
     assert again.writers == (bank.writer("w"),)
     assert {at.table: at.last for at in again.tables}[A] == bank.state.tables[A].last
@@ -290,9 +292,9 @@ def test_a_doubt_costs_a_look_and_never_a_transaction(
     assert bank.result.locks[0].ranges == (r.LockedRange(b"0020", b"0020z"),)
     bank.ask("list", r.ListLocks(bank.token("T"), bank.writer("w"), bank.result.sequence))
     assert (bank.result.sequence, bank.result.locks) == (0, ())
-    assert bank.vouch(through=bank.at["T", "w"]) == "ReadsLocked"
-    assert bank.end(asker="soon") == "LookAgain", "it was looked at too early"
-    assert bank.vouch(through=again.timestamp) == "ReadsLocked"
+    assert bank.validate(through=bank.at["T", "w"]) == "ReadsLocked"
+    assert bank.end(asker="soon") == "Revalidate", "it was looked at too early"
+    assert bank.validate(through=again.timestamp) == "ReadsLocked"
     assert bank.end(asker="then") == "COMMITTED"
 
 
@@ -349,7 +351,7 @@ def test_what_bounds_do_not_lie_round_is_not_in_doubt_as_far_as_the_window_reach
     big(bank)
     if lead:
         bank.lead()
-    assert bank.end("U") == ("LookAgain" if lead else "COMMITTED")
+    assert bank.end("U") == ("Revalidate" if lead else "COMMITTED")
 
 
 def test_a_log_of_before_the_times_of_doubts_is_folded() -> None:
@@ -374,7 +376,7 @@ def test_doubts_while_it_is_decided() -> None:
         bank.write_plainly(A)
         bank.wait(10)
         (told_,) = [result for _, result in bank.said]
-        assert isinstance(told_, r.LookAgain)
+        assert isinstance(told_, r.Revalidate)
         assert bank.row("T").state == "COMMIT_IN_PROGRESS"
         bank.lead(keep_table=looks)
         bank.wait(100)
@@ -383,9 +385,9 @@ def test_doubts_while_it_is_decided() -> None:
             bank.wait(61_000)
             assert bank.row("T").state == "ABORTED"
             continue
-        assert bank.end() == "LookAgain"
-        word = r.Vouched(bank.writer("w"), 1, bank.result.timestamp)
-        bank.ask("commit with it", replace(bank.committing("T"), vouched=(word,)))
+        assert bank.end() == "Revalidate"
+        word = r.Validated(bank.writer("w"), 1, bank.result.timestamp)
+        bank.ask("commit with it", replace(bank.committing("T"), validated=(word,)))
         bank.wait(100)
         assert bank.row("T").state == "COMMITTED"
 
@@ -403,13 +405,13 @@ def test_a_look_for_a_decided_commit_counts_whoever_makes_it(whose: str) -> None
     due = bank.said[-1][1]
     assert (due.decided, due.writers) == (True, (bank.writer("w"),))
     taken = bank.receipt("T", "w" if whose == "the same events" else "v", sequence=2)
-    word = r.Vouched(bank.writer("w"), 1, due.timestamp)
-    ask = replace(bank.committing("T", own=[taken], receipts=[]), vouched=(word,))
+    word = r.Validated(bank.writer("w"), 1, due.timestamp)
+    ask = replace(bank.committing("T", own=[taken], receipts=[]), validated=(word,))
     said = bank.ask("repeats", ask) or bank.wait(10)
     if whose == "the same events":
         assert said == "T COMMITTED 1, 1 left out"
     else:
-        assert isinstance(bank.said[-1][1], r.LookAgain)
+        assert isinstance(bank.said[-1][1], r.Revalidate)
         assert bank.wait(10) == ""
         assert bank.row("T").state == "COMMITTED"
         assert bank.ask("repeats", ask) == "AlreadyCommitted"
@@ -425,24 +427,24 @@ def test_a_look_comes_with_a_commit_that_too_many_wait_for(
     bank.held = held
     bank.wrote(b"x")
     bank.wait(10)
-    word = r.Vouched(bank.writer("w"), 1, bank.told()[0])
-    assert word.through > bank.at["T", "w"]
+    word = r.Validated(bank.writer("w"), 1, bank.told()[0])
+    assert word.validated_through > bank.at["T", "w"]
     bank.turn(*((asker, bank.committing("T")) for asker in "12"))
     assert bank.row("T").state == ("OPEN" if held else "COMMIT_IN_PROGRESS")
-    assert "NotReady" in bank.ask("3", replace(bank.committing("T"), vouched=(word,)))
+    assert "NotReady" in bank.ask("3", replace(bank.committing("T"), validated=(word,)))
 
 
 @pytest.mark.parametrize("who", ["w", "v"])
-def test_a_set_that_nobody_looked_at_is_not_committed(who: str) -> None:
+def test_a_set_that_nobody_validated_is_not_committed(who: str) -> None:
     bank = Long()
     bank.wrote(b"x")
     assert bank.lock_reads(b"k", writer=who) == "ReadsLocked"
-    assert bank.end() == "LookAgain"
+    assert bank.end() == "Revalidate"
     assert bank.result.writers == (bank.writer(who),)
-    bank.vouch(writer=who)
+    bank.validate(writer=who)
     assert bank.lock_reads(b"l", writer=who) == "ReadsLocked"
-    assert bank.end(asker="more") == "LookAgain"
-    bank.vouch(writer=who)
+    assert bank.end(asker="more") == "Revalidate"
+    bank.validate(writer=who)
     assert bank.end(asker="last") == "COMMITTED"
 
 
@@ -541,14 +543,14 @@ def test_a_processor_holds_what_its_lane_may_see(ends: str) -> None:
     bank.grant("owner", A, Right.OPERATE | Right.DESCRIBE)
     make = r.CreateProcessor(name, 1, (r.ProcessorInput(A, "", 0, 0),))
     assert bank.ask("make", make, lane="guest") == "NotAuthorized"
-    assert bank.holders(A, "owner") == []
+    assert bank.blockers(A, "owner") == []
     bank.grant("guest", A, Right.DESCRIBE)
     assert bank.ask("make", make, lane="guest") != "NotAuthorized"
     assert bank.put((A, b"k")) == "COMMITTED"
     bank.wait(3_700_000)
     bank.describe(stream=A)
     base = r.PublishBase(A, from_s(to_s(bank.oldest())), bank.id("base"))
-    assert bank.holders(A, "owner") == [(name, "guest", f"anabranch processor delete {name}")]
+    assert bank.blockers(A, "owner") == [(name, "guest", f"anabranch processor delete {name}")]
     assert bank.ask("delete", r.DeleteStream(A), lane="owner") == "IllegalState"
     for part in (
         name,
@@ -559,11 +561,11 @@ def test_a_processor_holds_what_its_lane_may_see(ends: str) -> None:
         assert part in bank.message
     assert bank.ask("base", base, lane="owner") == "IllegalState"
     assert f"lost to processors {name} of lane guest" in bank.message
-    taking = r.Take(name, bytes(16), "me", (0,), (0,))
+    taking = r.TakeTasks(name, bytes(16), "me", (0,), (0,))
     if ends == "revoked":
         bank.grant("guest", A, 0)
         assert bank.ask("take", taking, lane="guest") == "NotAuthorized"
-        assert bank.holders(A, "owner") == []
+        assert bank.blockers(A, "owner") == []
     elif ends == "deleted":
         bank.ask("delete", r.DeleteProcessor(name, 0), lane="guest")
     if ends != "despite":
@@ -599,8 +601,8 @@ def test_a_snapshot_holds_the_tables_that_its_transaction_named(lead: bool | Non
     assert bank.oldest(B) > at, "nobody named it"
     assert bank.named(B, label="G", lane="guest") == "SnapshotExpired"
     for lane, whose in (("admin", "guest"), ("owner", "")):
-        assert bank.holders(A, lane) == [(name, whose, f"anabranch txn abort {name}")]
-    assert bank.holders(A, "open") == bank.holders(B) == []
+        assert bank.blockers(A, lane) == [(name, whose, f"anabranch txn abort {name}")]
+    assert bank.blockers(A, "open") == bank.blockers(B) == []
     bank.grant("guest", "nyc/*", Right.WRITE)
     assert bank.oldest(A) > at
     bank.grant("guest", "nyc/*", lanes)
@@ -651,9 +653,9 @@ def test_what_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     assert bank.lock_reads(b"k") == "ReadsLocked"
     assert bank.lock_reads(b"k", sequence=1) == "ReadsLocked", "the same again"
     assert bank.lock_reads(b"l", sequence=1) == "InvalidArgument"
-    assert bank.vouch(through=(1 << 63) - 1) == "InvalidArgument"
-    ahead = r.Vouched(bank.writer("w"), 2, 1)
-    command = r.LockReads(bank.token("T"), bank.writer("w"), 0, vouched=(ahead,))
+    assert bank.validate(through=(1 << 63) - 1) == "InvalidArgument"
+    ahead = r.Validated(bank.writer("w"), 2, 1)
+    command = r.LockReads(bank.token("T"), bank.writer("w"), 0, validated=(ahead,))
     assert bank.ask("ahead", command) == "InvalidArgument"
     bank.begin("P")
     assert bank.lock_reads(b"k", label="P") == "InvalidArgument", "it has no snapshot"

@@ -189,11 +189,11 @@ MATRIX: dict[str, Row] = {
         "own open admin stream",
     ),
     "take": (
-        lambda w: r.Take("nyc/a", bytes(16), "me", (0,), (0,)),
+        lambda w: r.TakeTasks("nyc/a", bytes(16), "me", (0,), (0,)),
         "own open admin stream",
     ),
-    "take of nothing": (lambda w: r.Take("nyc/no", bytes(16), "me", (0,), (0,)), PROCESSORS),
-    "release": (lambda w: r.Release("nyc/a", bytes(16), (0,)), f"{PROCESSORS} stream"),
+    "take of nothing": (lambda w: r.TakeTasks("nyc/no", bytes(16), "me", (0,), (0,)), PROCESSORS),
+    "release": (lambda w: r.ReleaseTasks("nyc/a", bytes(16), (0,)), f"{PROCESSORS} stream"),
     "reset": (lambda w: r.ResetProcessor("nyc/a", 0, (), True), f"{PROCESSORS} stream"),
     "delete": (lambda w: r.DeleteProcessor("nyc/a", 0), f"{PROCESSORS} stream"),
     "make a processor's state": (
@@ -211,13 +211,13 @@ MATRIX: dict[str, Row] = {
     ),
     "one-shot that moves positions": (
         lambda w: (
-            w.ask("take", r.Take("nyc/a", bytes(16), "me", (0,), (0,)), lane="admin")
+            w.ask("take", r.TakeTasks("nyc/a", bytes(16), "me", (0,), (0,)), lane="admin")
             and r.OneShot(make_marked_id(0, w.wall_ms, 1), "nyc", None, (), CONSUMED)
         ),
         f"{PROCESSORS} stream",
     ),
     "begin what moves positions": (
-        lambda w: replace(w.beginning("new"), tenure=bytes(16)),
+        lambda w: replace(w.beginning("new"), fencing_hash=bytes(16)),
         f"{WRITERS} process-only stream",
     ),
     "list commands": (lambda w: r.ListCommands(), OPERATORS),
@@ -237,7 +237,7 @@ BY_TOKEN = {
     r.Heartbeat,
     r.Commit,
     r.Abort,
-    r.Settle,
+    r.Force,
 }
 
 

@@ -2,7 +2,7 @@
 
 The account knows nothing of epochs: it notes under which segment number each batch was written. All of it must
 be merged under that number, once; the histories must hold E1 to E7; and the log, compacted or not, must fold
-to the same table. Where a stream is lost, its transactions are aborted; what was being carried is settled, and no
+to the same table. Where a stream is lost, its transactions are aborted; what was being carried is forced, and no
 segment ever lies on the stray chunks.
 """
 
@@ -39,7 +39,7 @@ class Account:
         self.count = 0
         self.lives = dict.fromkeys(LABELS, 0)  # a label's next transaction begins where one ends
         self.lost: set[str] = set()
-        self.settled = 0
+        self.forced = 0
         self.strays: list[
             tuple[str, int, int]
         ] = []  # stream, partition, length of its history then
@@ -141,7 +141,7 @@ class Account:
         open_ = self.world.state.open
         if stream in self.lost or not any(
             stream in open_[txn_id].participants
-            and any(c.count for c in open_[txn_id].carries.values())
+            and any(c.count for c in open_[txn_id].staged_merges.values())
             for txn_id in self.world.state.committing
         ):
             return
@@ -149,17 +149,17 @@ class Account:
         self.lost.add(stream)
         self.forget_aborted()
 
-    def settle_lost(self) -> None:
-        """An operator settles what was being carried."""
+    def force_lost(self) -> None:
+        """An operator forces the end of what was being carried."""
         world = self.world
         for txn_id in sorted(world.state.committing):
             txn = world.state.open.get(txn_id)  # a turn before may have merged it
-            if txn is None or not txn.carries or not self.lost & txn.participants.keys():
+            if txn is None or not txn.staged_merges or not self.lost & txn.participants.keys():
                 continue
-            places = {(c.stream, c.partition) for c in txn.carries.values() if c.count}
+            places = {(c.stream, c.partition) for c in txn.staged_merges.values() if c.count}
             self.count += 1
-            world.ask(f"settle {self.count}", r.Settle(world.token(world.label(txn_id)), ""))
-            self.settled += 1
+            world.ask(f"force {self.count}", r.Force(world.token(world.label(txn_id)), ""))
+            self.forced += 1
             self.strays += [(s, p, len(world.history[s])) for s, p in places if s not in self.lost]
         self.forget_aborted()
 
@@ -186,7 +186,7 @@ class Account:
 
     def check(self) -> None:
         world = self.world
-        self.settle_lost()
+        self.force_lost()
         world.settle()
         for stream, partition, since in self.strays:
             assert partition in world.state.retired(stream)
@@ -258,7 +258,7 @@ moves = st.one_of(
     st.tuples(st.just("wait"), st.sampled_from((0, 20, 110, 500))),
     st.tuples(st.just("take_over"), st.booleans()),
     st.tuples(st.just("lose"), st.just(STREAMS[1])),
-    st.tuples(st.just("settle_lost")),
+    st.tuples(st.just("force_lost")),
 )
 
 
@@ -281,4 +281,4 @@ def test_what_was_written_under_a_number_is_merged_under_it(life: list[tuple[Any
     )
     event(f"duplicate epochs: {min(copies, 8)}")
     event(f"carried: {min(len(account.world.carried), 3)}")
-    event(f"settled: {min(account.settled, 2)}, strays: {min(len(account.strays), 3)}")
+    event(f"forced: {min(account.forced, 2)}, strays: {min(len(account.strays), 3)}")

@@ -30,7 +30,7 @@ COMMANDS: dict[str, tuple[Callable[[World, bytes], Any], str]] = {
     "abort": (lambda w, t: r.Abort(t, "why"), "A ABORTED (why)"),
     "get": (lambda w, t: r.GetState(w.id("A"), shown(t)), "A OPEN"),
     "resolve": (lambda w, t: r.Resolve(w.id("A"), "nyc", shown(t)), "A OPEN"),
-    "settle": (lambda w, t: r.Settle(t, "why"), "IllegalState"),
+    "force": (lambda w, t: r.Force(t, "why"), "IllegalState"),
 }
 
 

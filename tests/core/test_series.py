@@ -516,7 +516,7 @@ def test_it_is_not_set_while_one_is_committed(world: World) -> None:
 
 
 def test_lists_of_series(world: World) -> None:
-    names = [f"s{i:03}" for i in range(limits.LOOKED_AT.value + 3)]
+    names = [f"s{i:03}" for i in range(limits.LIST_ROWS.value + 3)]
     rows = [
         (k.series_key("nyc", s), r.SeriesRow(i, bytes(16), -1, bytes(16), (), "open"))
         for i, s in enumerate(names)
@@ -534,7 +534,7 @@ def test_lists_of_series(world: World) -> None:
 
 
 def test_a_lane_lists_its_own_however_many_others_there_are(world: World) -> None:
-    most = limits.LOOKED_AT.value
+    most = limits.LIST_ROWS.value
     names = [f"s{i:04}" for i in range(3 * most)]
     owners = ("web", "etl", "", *("web",) * (len(names) - 6), "etl", "web", "etl")
     world.grant("etl", "nyc/a", Right.DESCRIBE)

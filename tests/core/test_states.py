@@ -64,7 +64,7 @@ EXPECTED: dict[Op, str] = {
     "finalize_abort": " - - - - X = -",
     "expire": "         A - - - = = -",
     "lose_stream": "    A A = = = = =",
-    "settle": "         - - A - = = -",
+    "force": "         - - A - = = -",
 }
 REFUSALS: dict[TxnState, type[AnabranchError]] = {
     "OPEN": IllegalState,
@@ -178,7 +178,7 @@ def test_cell(state: TxnState, op: Op, letter: str) -> None:
         with pytest.raises(AnabranchError) as refused:
             TRANSACTIONS.judge(state, op, "the reason")
         expected = REFUSALS[state]
-        if (state, op) == ("COMMIT_IN_PROGRESS", "settle"):
+        if (state, op) == ("COMMIT_IN_PROGRESS", "force"):
             expected = IllegalState  # it comes too early, not too late
         assert type(refused.value) is expected
         assert "the reason" in str(refused.value)
@@ -245,7 +245,7 @@ def test_nothing_leads_out_of_an_outcome() -> None:
 
 
 def test_there_is_no_abort_past_the_final_timestamp_but_by_an_operator() -> None:
-    assert reachable(TRANSACTIONS, "FINALIZE_IN_PROGRESS", ("settle",)) == {"COMMITTED"}
+    assert reachable(TRANSACTIONS, "FINALIZE_IN_PROGRESS", ("force",)) == {"COMMITTED"}
     assert reachable(TRANSACTIONS, "FINALIZE_IN_PROGRESS") == {
         "COMMITTED",
         "ABORT_IN_PROGRESS",
@@ -259,7 +259,7 @@ def test_there_is_no_commit_past_an_abort() -> None:
 
 def test_every_transaction_can_end_both_ways() -> None:
     assert reachable(TRANSACTIONS, "OPEN") == set(TRANSACTIONS.states)
-    ends = ("begin_abort", "expire", "settle", "lose_stream")
+    ends = ("begin_abort", "expire", "force", "lose_stream")
     assert reachable(TRANSACTIONS, "OPEN", ends) == {
         "OPEN",
         "PREPARED",

@@ -1,4 +1,4 @@
-"""Locks on tables, judged with one-shots: what holds, what has to be looked at again, what is refused."""
+"""Locks on tables, judged with one-shots: what holds, what has to be checked again, what is refused."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Bank(World):
         self.close(turn)
 
     def put(self, *rows: tuple[str, bytes], locks: tuple[r.TableLocks, ...] = ()) -> str:
-        """A one-shot of these rows: COMMITTED, LookAgain or what it is refused with."""
+        """A one-shot of these rows: COMMITTED, Revalidate or what it is refused with."""
         self.numbers += 1
         events = tuple(r.Event(table, -1, key, b"v", (), -1) for table, key in rows)
         shot = r.OneShot(self.id(f"shot {self.numbers}"), "nyc", None, events, None, locks)
@@ -72,14 +72,14 @@ def told(result: Any) -> str:
 @pytest.mark.parametrize(
     ("points", "span", "written", "found"),
     [
-        ((b"k",), None, b"k", "LookAgain"),
+        ((b"k",), None, b"k", "Revalidate"),
         ((b"k",), None, b"l", "COMMITTED"),
-        ((b"absent",), None, b"absent", "LookAgain"),
-        ((), (b"a", b"m"), b"k", "LookAgain"),
+        ((b"absent",), None, b"absent", "Revalidate"),
+        ((), (b"a", b"m"), b"k", "Revalidate"),
         ((), (b"a", b"k"), b"k", "COMMITTED"),
-        ((), (b"k", None), b"k", "LookAgain"),
+        ((), (b"k", None), b"k", "Revalidate"),
         ((), (b"l", None), b"k", "COMMITTED"),
-        ((), (b"", None), b"k", "LookAgain"),
+        ((), (b"", None), b"k", "Revalidate"),
     ],
 )
 def test_a_lock_is_looked_at_again_when_it_may_be_broken(
@@ -92,7 +92,7 @@ def test_a_lock_is_looked_at_again_when_it_may_be_broken(
     assert bank.put((A, written)) == "COMMITTED"
     before = len(bank.log)
     assert bank.put((B, b"x"), locks=(lock,)) == found
-    if found == "LookAgain":
+    if found == "Revalidate":
         assert bank.result.tables[0].last == bank.state.tables[A].last
         assert {key[16] for key, _ in bank.log[-1]} == {2}, "only that the round was led is logged"
         assert len(bank.log) == before + 1
@@ -108,7 +108,7 @@ def test_the_second_of_one_round_sees_what_the_first_writes() -> None:
         for i in range(2)
     ]
     bank.turn(*((f"shot {i}", shot) for i, shot in enumerate(shots)))
-    assert [told(result) for _, result in bank.said] == ["COMMITTED", "LookAgain"]
+    assert [told(result) for _, result in bank.said] == ["COMMITTED", "Revalidate"]
     bank.ask("again", shots[0])
     assert told(bank.result) == "COMMITTED", "a repeated one is answered, not judged"
 
@@ -119,7 +119,7 @@ def test_a_new_leader_is_not_sure_of_what_it_did_not_see() -> None:
     assert bank.put((A, b"l")) == "COMMITTED"
     bank.lead()
     assert bank.put((PLAIN, b"x"), locks=(idle,)) == "COMMITTED", "`last` is in a row"
-    assert bank.put((PLAIN, b"x"), locks=(lock,)) == "LookAgain"
+    assert bank.put((PLAIN, b"x"), locks=(lock,)) == "Revalidate"
     assert bank.put((PLAIN, b"x"), locks=(bank.lock(A, b"k"),)) == "COMMITTED"
     bank.lead(keep_table=False)
     assert bank.put((PLAIN, b"x"), locks=(bank.lock(B, b"k"),)) == "COMMITTED"
@@ -131,9 +131,9 @@ def test_last_proves_that_the_replica_saw_it() -> None:
     stale = bank.lock(A, b"k")
     assert bank.put((A, b"k")) == "COMMITTED"
     since = bank.told()[0]
-    assert bank.put((B, b"x"), locks=(replace(stale, since=since),)) == "LookAgain"
+    assert bank.put((B, b"x"), locks=(replace(stale, since=since),)) == "Revalidate"
     assert bank.put((A, b"other")) == "COMMITTED"
-    assert bank.put((B, b"x"), locks=(replace(stale, since=since),)) == "LookAgain"
+    assert bank.put((B, b"x"), locks=(replace(stale, since=since),)) == "Revalidate"
 
 
 def test_a_commit_whose_keys_are_not_known_may_have_written_any() -> None:
@@ -146,7 +146,7 @@ def test_a_commit_whose_keys_are_not_known_may_have_written_any() -> None:
     bank.commit("T")
     bank.wait(1_000)
     assert bank.row("T").state == "COMMITTED"
-    assert bank.put((PLAIN, b"x"), locks=(lock,)) == "LookAgain"
+    assert bank.put((PLAIN, b"x"), locks=(lock,)) == "Revalidate"
     assert bank.put((PLAIN, b"x"), locks=(bank.lock(A, b"k"),)) == "COMMITTED"
 
 
@@ -186,7 +186,7 @@ def test_the_window_forgets_the_oldest_and_says_so() -> None:
     assert bank.memory.windows.size <= 20_000
     recent = bank.lock(A, b"k")
     assert bank.put((A, b"100")) == "COMMITTED"
-    assert bank.put((PLAIN, b"x"), locks=(first,)) == "LookAgain"
+    assert bank.put((PLAIN, b"x"), locks=(first,)) == "Revalidate"
     assert bank.put((PLAIN, b"x"), locks=(recent,)) == "COMMITTED"
 
 
@@ -235,7 +235,7 @@ def test_of_a_big_commit_the_bounds_are_known() -> None:
     low, high = bank.lock(A, span=(b"", b"b")), bank.lock(A, span=(b"k", b"l"))
     bank.put(*((A, b"k%03d" % i) for i in range(FEW_KEYS + 1)))
     assert bank.put((PLAIN, b"x"), locks=(low,)) == "COMMITTED"
-    assert bank.put((PLAIN, b"x"), locks=(high,)) == "LookAgain"
+    assert bank.put((PLAIN, b"x"), locks=(high,)) == "Revalidate"
 
 
 @pytest.mark.parametrize(
@@ -282,7 +282,7 @@ def test_a_table_that_is_made_again_is_another_one() -> None:
     bank.delete(A)
     assert A not in bank.state.tables
     bank.make(A, table="true")
-    assert bank.put((PLAIN, b"x"), locks=(lock,)) == "LookAgain"
+    assert bank.put((PLAIN, b"x"), locks=(lock,)) == "Revalidate"
 
 
 def test_random_histories_in_the_order_of_timestamps() -> None:
@@ -315,7 +315,7 @@ def test_random_histories_in_the_order_of_timestamps() -> None:
             versions[written].append(at)
             commits += 1
         else:
-            assert answer == "LookAgain"
+            assert answer == "Revalidate"
             looked += 1
     assert min(commits / 50, looked / 20) > 1, (commits, looked)
 

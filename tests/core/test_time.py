@@ -26,7 +26,7 @@ def ask(world: World, at: int | None, scope: str = "nyc") -> int | str:
     """The timestamp that is answered, or the refusal."""
     world.ask("safe", r.SafeTime(scope, at))
     result = world.result
-    return result.timestamp if isinstance(result, r.SafeTimeIs) else result.code
+    return result.timestamp if isinstance(result, r.SafeTimeReply) else result.code
 
 
 def stamp(world: World, label: str) -> int:
@@ -95,7 +95,7 @@ def test_between_commits_of_one_round(world: World) -> None:
         (label, r.OneShot(world.id(label), "nyc", None, (an_event(),))) for label in ("A", "B")
     ]
     world.turn(shots[0], ("safe", r.SafeTime("nyc", None)), shots[1])
-    (told,) = [x.timestamp for _, x in world.said if isinstance(x, r.SafeTimeIs)]
+    (told,) = [x.timestamp for _, x in world.said if isinstance(x, r.SafeTimeReply)]
     assert world.row("A").commit_timestamp <= told < world.row("B").commit_timestamp
 
 
@@ -115,7 +115,7 @@ class Watched(ScaledWorld):
         said = len(turn.round.replies)
         super()._decide(turn, command, to)
         for _, result in turn.round.replies[said:]:
-            if isinstance(result, r.SafeTimeIs):
+            if isinstance(result, r.SafeTimeReply):
                 self.told = max(self.told, result.timestamp)
                 self.answers += 1
 
@@ -157,7 +157,7 @@ class Timed(Account):
             assert isinstance(found, r.Refusal)
             assert found.code == "NotReady"
         else:
-            assert isinstance(found, r.SafeTimeIs)
+            assert isinstance(found, r.SafeTimeReply)
             assert found.timestamp == (max(before, wall) if at is None else at)
 
     def clock(self, *, by_ms: int) -> None:

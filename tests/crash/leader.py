@@ -13,7 +13,7 @@ from typing import Any
 
 from anabranch.batches.records import Record, encode_batch
 from anabranch.core.decisions.turn import Settings
-from anabranch.errors import NotLeading
+from anabranch.errors import NotLeader
 from anabranch.kafka.log import KafkaLog
 from anabranch.kafka.transactional_producer import KafkaProducer
 from anabranch.ports import Log, LogError, LogFenced, Producer, Table
@@ -156,7 +156,7 @@ def lead(number: int, told: dict[str, Any]) -> int:
             say(number, "leads", term=lease.term, producers=mine)
             while not ending:
                 controller.step(IDLE_WAIT_S)
-        except (LogFenced, NotLeading) as error:
+        except (LogFenced, NotLeader) as error:
             say(number, "lost", why=str(error))
             if not spec.again:
                 return 3

@@ -128,7 +128,7 @@ class Locking(Scenario):
             answer = self.client.ask(command)
             if isinstance(answer, r.Outcome):
                 break
-            assert isinstance(answer, r.LookAgain), answer
+            assert isinstance(answer, r.Revalidate), answer
             assert held is not None
             self.looked += 1
             if self._is_broken(held):
@@ -184,7 +184,7 @@ class Locking(Scenario):
 
     def check_end(self, log: Log, auditor: Raw) -> None:
         super().check_end(log, auditor)
-        assert self.looked >= 2, "what is broken was not looked at again"
+        assert self.looked >= 2, "what is broken was not checked again"
         mine = set(self.ids.values())
         for name in self.streams:
             stream = read_stream(log, name)

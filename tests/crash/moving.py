@@ -15,7 +15,7 @@ from tests.core.labels import SECRET, Begun
 from tests.crash.raw import Raw, Refused
 from tests.crash.scenario import LONG_MS, WAIT_MS, WIDE, Scenario
 
-FORMER, LATTER = b"f" * 16, b"l" * 16  # tenures
+FORMER, LATTER = b"f" * 16, b"l" * 16  # fencing tokens
 SHOTS = {"first": (0, 1), "of former": (0, 3), "last": (1, 3)}  # task and sequence that tell of it
 
 
@@ -60,32 +60,32 @@ class Moving(Scenario):
         self.client.ask(r.CreateProcessor(self.processor, 2, inputs))
         self.made = True
 
-    def take(self, tenure: bytes, tasks: Sequence[int], terms: Sequence[int]) -> None:
-        command = r.Take(self.processor, tenure, "me", tuple(tasks), tuple(terms))
+    def take(self, fencing_token: bytes, tasks: Sequence[int], terms: Sequence[int]) -> None:
+        command = r.TakeTasks(self.processor, fencing_token, "me", tuple(tasks), tuple(terms))
         info = self.client.ask(command).processors[0]
         while any(task.in_progress for task in info.tasks):
             self.client.poll()
             info = self.client.ask(command).processors[0]
 
-    def consumed(self, tenure: bytes, tasks: Sequence[int], sequence: int) -> r.Consumed:
+    def consumed(self, fencing_token: bytes, tasks: Sequence[int], sequence: int) -> r.Consumed:
         position = r.TaskPosition(0, sequence, 0)
         return r.Consumed(
-            self.processor, tenure, (r.TaskStep(tuple(tasks), sequence, (position,)),)
+            self.processor, fencing_token, (r.TaskStep(tuple(tasks), sequence, (position,)),)
         )
 
-    def shot(self, which: str, tenure: bytes, tasks: Sequence[int], sequence: int) -> None:
+    def shot(self, which: str, fencing_token: bytes, tasks: Sequence[int], sequence: int) -> None:
         command = self._one_shot_command(which, 3)
-        moving = command._replace(consumed=self.consumed(tenure, tasks, sequence))
+        moving = command._replace(consumed=self.consumed(fencing_token, tasks, sequence))
         self._acknowledge(which, self.client.ask(moving))
 
     def journal(self) -> None:
         self._commit("journal", 2)
 
     def lose(self) -> None:
-        """Its tenure has one of the two tasks only; a repetition finds it aborted."""
+        """Its owner has one of the two tasks only; a repetition finds it aborted."""
         with pytest.raises(Refused) as refused:
             self._commit("lost", 3)
-        assert refused.value.code in ("TenureLost", "TransactionAborted"), refused.value
+        assert refused.value.code in ("OwnershipLost", "TransactionAborted"), refused.value
         self._acknowledge("lost", self.client.ask(r.GetState(self.ids["lost"])))
 
     def _commit(self, which: str, sequence: int) -> None:

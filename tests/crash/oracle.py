@@ -109,7 +109,7 @@ def read_stream(log: Log, stream: str, idle: Callable[[], None] = lambda: None) 
 def check_stream(stream: StreamLog, under_way: Collection[bytes] = ()) -> None:
     """History and data agree: each commit's ranges hold exactly its events, once, in order.
 
-    ``under_way``: transactions that may be carried aside just now.
+    ``under_way``: transactions that may be staged just now.
     """
     name = stream.name
     by_partition: dict[int, list[Seen]] = defaultdict(list)

@@ -1,4 +1,4 @@
-"""A scenario of scalings, rolling commits and a commit that is carried aside, by a client that never gives up."""
+"""A scenario of scalings, rolling commits and a commit that is staged, by a client that never gives up."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ELASTIC = "elastic"
 CHUNK_BYTES = 3_000
 BATCHES, BATCH = 3, 60  # of the big one: in each partition a batch is more than a chunk
 GROW, SHRINK, WIDEN = "grow", "shrink", "widen"
-ROLL, CARRY, ROLL_TWICE = "commit the old one", "commit the big one", "commit two old ones"
+ROLL, STAGED_MERGE, ROLL_TWICE = "commit the old one", "commit the big one", "commit two old ones"
 
 
 @dataclass
@@ -46,7 +46,7 @@ class Reshaping(Scenario):
             ("a one-shot between", lambda: self._one_shot("between", 6)),
             (ROLL, lambda: self.commit("old")),
             ("begin a second one", lambda: self.write("second", 2, 8)),
-            (CARRY, lambda: self.commit("big")),
+            (STAGED_MERGE, lambda: self.commit("big")),
             (SHRINK, lambda: self.scale(1)),
             ("abort an old one", self.abort),
             (ROLL_TWICE, self.commit_two),
@@ -110,7 +110,7 @@ def check_nothing_left(log: Log, prefix: str, stream: str) -> StreamRow:
     epochs = []
     for key, value in rows.items():
         entry = k.split_key(key)[1]
-        assert entry not in (Entry.CARRY, Entry.PENDING_COMMIT, Entry.MOVED), decode(value)
+        assert entry not in (Entry.STAGED_MERGE, Entry.PENDING_COMMIT, Entry.MOVED), decode(value)
         if entry is Entry.EPOCH:
             left = decode(value)
             epochs += [left.stream_epoch] if left.stream == stream else []

@@ -1,4 +1,4 @@
-"""A controller is frozen in the middle of a scaling, a rolling commit or a merge that is carried aside.
+"""A controller is frozen in the middle of a scaling, a rolling commit or a merge that is staged.
 
 Another takes over and finishes it; then the first one goes on, its carriers too. What must not happen: that a
 segment is merged twice or by halves, that the first one appends anything more, that something stays behind.
@@ -11,13 +11,21 @@ import pytest
 
 from anabranch.ports import Log
 from tests.conftest import Broker
-from tests.crash.reshaping import CARRY, CHUNK_BYTES, GROW, ROLL, ROLL_TWICE, WIDEN, Reshaping
+from tests.crash.reshaping import (
+    CHUNK_BYTES,
+    GROW,
+    ROLL,
+    ROLL_TWICE,
+    STAGED_MERGE,
+    WIDEN,
+    Reshaping,
+)
 from tests.crash.test_zombies import Moment, haunt
 from tests.crash.zygote import Zygote
 
 MERGE, RESERVE, CHUNK, EPOCH = (
     "*of a round with *data*",
-    "*of a round with *carry*",
+    "*of a round with *staged_merge*",
     "*>chunk:*",
     "*of a round with *epoch*",
 )
@@ -50,29 +58,29 @@ ROLLING = [
     Moment(ROLL_TWICE, "end:commit", "before", 1, MERGE),
 ]
 CARRIED = [
-    Moment(CARRY, "after-decision", "after"),
-    Moment(CARRY, "add_partitions:stream", "before"),
-    Moment(CARRY, "add_partitions:journal", "after"),
-    Moment(CARRY, "append:*", "before", 1, RESERVE),
-    Moment(CARRY, "append:*", "after", 1, RESERVE),
-    Moment(CARRY, "end:commit", "before", 1, RESERVE),
-    Moment(CARRY, "end:commit", "after", 1, RESERVE),
-    Moment(CARRY, "append:stream", "before", 1, CHUNK),
-    Moment(CARRY, "append:stream", "after", 1, CHUNK),
-    Moment(CARRY, "append:stream", "after", 3, CHUNK),
-    Moment(CARRY, "append:stream", "before", 5, CHUNK),
-    Moment(CARRY, "append:status", "before", 2, CHUNK),
-    Moment(CARRY, "append:status", "after", 2, CHUNK),
-    Moment(CARRY, "end:commit", "before", 1, CHUNK),
-    Moment(CARRY, "end:commit", "after", 1, CHUNK),
-    Moment(CARRY, "end:commit", "before", 4, CHUNK),
-    Moment(CARRY, "end:commit", "after", 5, CHUNK),
-    Moment(CARRY, "append:*", "before", 1, MERGE),
-    Moment(CARRY, "append:*history*", "before", 1, MERGE),
-    Moment(CARRY, "append:*history*", "after", 1, MERGE),
-    Moment(CARRY, "end:commit", "before", 1, MERGE),
-    Moment(CARRY, "end:commit", "after", 1, MERGE),
-    Moment(CARRY, "table:rows", "before", 1, MERGE),
+    Moment(STAGED_MERGE, "after-decision", "after"),
+    Moment(STAGED_MERGE, "add_partitions:stream", "before"),
+    Moment(STAGED_MERGE, "add_partitions:journal", "after"),
+    Moment(STAGED_MERGE, "append:*", "before", 1, RESERVE),
+    Moment(STAGED_MERGE, "append:*", "after", 1, RESERVE),
+    Moment(STAGED_MERGE, "end:commit", "before", 1, RESERVE),
+    Moment(STAGED_MERGE, "end:commit", "after", 1, RESERVE),
+    Moment(STAGED_MERGE, "append:stream", "before", 1, CHUNK),
+    Moment(STAGED_MERGE, "append:stream", "after", 1, CHUNK),
+    Moment(STAGED_MERGE, "append:stream", "after", 3, CHUNK),
+    Moment(STAGED_MERGE, "append:stream", "before", 5, CHUNK),
+    Moment(STAGED_MERGE, "append:status", "before", 2, CHUNK),
+    Moment(STAGED_MERGE, "append:status", "after", 2, CHUNK),
+    Moment(STAGED_MERGE, "end:commit", "before", 1, CHUNK),
+    Moment(STAGED_MERGE, "end:commit", "after", 1, CHUNK),
+    Moment(STAGED_MERGE, "end:commit", "before", 4, CHUNK),
+    Moment(STAGED_MERGE, "end:commit", "after", 5, CHUNK),
+    Moment(STAGED_MERGE, "append:*", "before", 1, MERGE),
+    Moment(STAGED_MERGE, "append:*history*", "before", 1, MERGE),
+    Moment(STAGED_MERGE, "append:*history*", "after", 1, MERGE),
+    Moment(STAGED_MERGE, "end:commit", "before", 1, MERGE),
+    Moment(STAGED_MERGE, "end:commit", "after", 1, MERGE),
+    Moment(STAGED_MERGE, "table:rows", "before", 1, MERGE),
 ]
 # The order of what is appended and what is committed is at stake in these.
 FEW = [
@@ -80,9 +88,9 @@ FEW = [
     Moment(WIDEN, "end:commit", "before", 1, EPOCH),
     Moment(ROLL, "append:*history*", "after", 1, MERGE),
     Moment(ROLL_TWICE, "end:commit", "before", 1, MERGE),
-    Moment(CARRY, "append:stream", "after", 3, CHUNK),
-    Moment(CARRY, "end:commit", "before", 4, CHUNK),
-    Moment(CARRY, "end:commit", "after", 1, MERGE),
+    Moment(STAGED_MERGE, "append:stream", "after", 3, CHUNK),
+    Moment(STAGED_MERGE, "end:commit", "before", 4, CHUNK),
+    Moment(STAGED_MERGE, "end:commit", "after", 1, MERGE),
 ]
 
 

@@ -259,15 +259,15 @@ def processor(place: Place) -> None:
     name = f"{scope}/copy"
     place.client.create_processor(name, source, tasks=2)
     for _ in range(2):  # the second one finds nothing left to do
-        tenure = place.client.take(name)
-        with place.client.read(source, timeout=1, tenure=tenure) as reader:
+        ownership = place.client.take_tasks(name)
+        with place.client.read(source, timeout=1, ownership=ownership) as reader:
             events = list(reader)
             if events:
-                with place.client.begin(scope, tenure=tenure) as txn:
+                with place.client.begin(scope, ownership=ownership) as txn:
                     for event in events:
                         txn.write(target, event.value, key=event.key)
                     txn.commit(consumed=reader.consumed())
-        place.client.release(tenure)
+        place.client.release_tasks(ownership)
     assert place.committed(target) == Counter(b"%d" % i for i in range(40))
 
 

@@ -22,7 +22,7 @@ from anabranch.processors import monitor
 from tests.client.world import World
 from tests.ledger.places import Place, PostgresPlace, SQLitePlace
 from tests.ledger.races import STREAMS
-from tests.ledger.test_ledger import left, presume_abort
+from tests.ledger.test_ledger import force_abort, left
 from tests.processing.test_watched import page
 
 
@@ -66,9 +66,9 @@ def test_the_life_of_a_ledger(shell: Shell, place: Place) -> None:
     (found,) = shell("recover", "--once", "--older-than", "0s")
     assert (found["committed"], found["aborted"]) == ([done.hex()], [undone.hex()])
     assert shell("list") == [{"rows": []}]
-    # An operator presumes, and is wrong.
+    # An operator forces its end, and is wrong.
     wrong = left(world, place, "c", committed=True)
-    presume_abort(world, wrong)
+    force_abort(world, wrong)
     found, error = shell_with_error(shell)
     assert list(found["alarms"]) == [wrong.hex()]
     assert error["error"]["name"] == "CheckFailed"

@@ -623,9 +623,9 @@ def test_a_sleeper_whose_session_ended_finds_its_row_gone(
     assert (place.orders(), differences(world, place), ledger.rows()) == ([], set(), [])
 
 
-def presume_abort(world: World, txn_id: bytes) -> None:
+def force_abort(world: World, txn_id: bytes) -> None:
     operator = memory_client(world.cluster.log("admin"), world.clock, os.urandom, lane=ADMIN_LANE)
-    operator.settle(txn_id, presume=False)
+    operator.force(txn_id, outcome=False)
 
 
 @pytest.mark.parametrize("small", [True, False])
@@ -678,7 +678,7 @@ def test_rows_that_stay_hide_no_other_one(world: World, place: Place, ledger: Le
             pass
     ledger.adopt(world.client)
     settled = left(world, place, "settled", committed=True)
-    presume_abort(world, settled)
+    force_abort(world, settled)
     with ordered(world, place, ledger, "a"):
         pass
     found = ledger.recover(world.client, older_than=LONG_AGO, limit=1)
@@ -689,9 +689,9 @@ def test_rows_that_stay_hide_no_other_one(world: World, place: Place, ledger: Le
 def test_a_row_that_contradicts_the_log_is_an_alarm_and_stays(
     world: World, place: Place, ledger: Ledger
 ) -> None:
-    """An operator presumed abort, and the database has committed."""
+    """An operator forced its abort, and the database has committed."""
     txn_id = left(world, place, "a", committed=True)
-    presume_abort(world, txn_id)
+    force_abort(world, txn_id)
     for _ in range(2):
         found = ledger.recover(world.client, older_than=LONG_AGO)
         assert set(found.alarms) == {txn_id}
@@ -742,15 +742,15 @@ def _secret(ledger: Ledger) -> bytes:
         return book.open().secret
 
 
-def test_presumed_while_the_process_lives(world: World, place: Place, ledger: Ledger) -> None:
-    def presume(step: str) -> None:
+def test_forced_while_the_process_lives(world: World, place: Place, ledger: Ledger) -> None:
+    def force(step: str) -> None:
         if step == "commit.after":
-            presume_abort(world, txn_id[0])
+            force_abort(world, txn_id[0])
 
     txn_id: list[bytes] = []
     with (
         pytest.raises(e.LedgerDiffers, match="by hand"),
-        ordered(world, place, Ledger(lambda: place.connect(presume)), "a") as txn,
+        ordered(world, place, Ledger(lambda: place.connect(force)), "a") as txn,
     ):
         txn_id.append(txn.txn_id or b"")
     assert place.orders() == ["a"]

@@ -88,7 +88,7 @@ FEW_REPLICAS = CALM | {
 }  # fmt: skip
 # … and a native transaction ends there at that moment: its marker is lost.
 LOST_MARKERS = LEADERLESS | {"lose_markers": 1.0}
-# Workers steal tasks from each other; and what they commit is carried aside.
+# Workers steal tasks from each other; and what they commit is staged.
 STEALING = {"workers": 3, "retain_s": 0, "scale_s": 0.7, "worker_freeze": 0.006}
 MOVING = STEALING | {"chunk_bytes": 250}
 # Processes with replicas of two tables, and little besides.
@@ -256,7 +256,7 @@ CATALOGUE: tuple[Mutant, ...] = (
     Mutant("a touch is answered with the active layout", merges.answer_active, quick=True, seed=1),
     Mutant("a duplicate is pinned as reference epoch", merges.pin_the_epoch, quick=True),
     Mutant("segment numbers are used again", merges.numbers_again, quick=True, seed=1),
-    # -- merges that are carried aside
+    # -- merges that are staged
     Mutant("carried partitions are not reserved", merges.nothing_reserved, weather=CARRYING),
     Mutant("a chunk is carried again", merges.carry_again, weather=CARRIED_ON, broker="carrying"),
     Mutant("a run is left out of what is carried", merges.skip_a_run, weather=CARRIED_ON,
@@ -288,7 +288,7 @@ CATALOGUE: tuple[Mutant, ...] = (
            simulated=False, by_clients=True, suite="tests/processors/test_histories.py"),
     # -- processors
     *(Mutant(name, plant, weather=STEALING, quick=quick, seed=seed) for name, plant, quick, seed in (
-        ("any tenure may commit", tasks.any_tenure, True, 6),
+        ("any owner may commit", tasks.any_owner, True, 6),
         ("sequences are not compared", tasks.any_sequence, False, 0),
         ("a commit is not judged when it is decided", tasks.judged_early_only, True, 6),
         ("one task of a commit moves", tasks.one_task_moves, False, 0),
@@ -298,7 +298,7 @@ CATALOGUE: tuple[Mutant, ...] = (
         ("two commits of a task are in flight", tasks.two_in_flight, False, 7),
         ("a decided commit does not show", tasks.decided_unmarked, False, 0),
         ("positions move with the decision", tasks.moved_when_decided, False, 0))),
-    *(Mutant(name, plant, weather=MOVING, suite="tests/core/test_tenures.py") for name, plant in (
+    *(Mutant(name, plant, weather=MOVING, suite="tests/core/test_ownership.py") for name, plant in (
         ("what is aborted keeps its tasks", tasks.not_given_back),
         ("a take is answered too early", tasks.taken_too_early))),
     *(Mutant(name, plant, weather=STEALING, quick=quick, seed=seed, by_clients=True)
@@ -401,7 +401,7 @@ CATALOGUE: tuple[Mutant, ...] = (
            by_clients=True),
     Mutant("completeness by the broker's word", tables.complete_by_the_broker, simulated=False,
            by_clients=True, suite="tests/tables/test_replica.py"),
-    Mutant("a lock is vouched for by another table", tables.complete_by_another, weather=TABLED,
+    Mutant("a lock is validated by another table", tables.complete_by_another, weather=TABLED,
            by_clients=True),
     Mutant("a replica is complete by another table's time", tables.seen_by_another,
            weather=TABLED, by_clients=True, suite="tests/tables/test_replica.py"),
@@ -423,9 +423,9 @@ CATALOGUE: tuple[Mutant, ...] = (
            suite="tests/core/test_registered_locks.py"),
     Mutant("a doubt breaks registered locks", tables.what_is_not_sure_breaks, simulated=False,
            suite="tests/core/test_registered_locks.py"),
-    Mutant("locks that nobody looked at are committed", tables.sets_not_looked_at,
+    Mutant("locks that nobody validated are committed", tables.sets_not_validated,
            simulated=False, suite="tests/core/test_registered_locks.py"),
-    Mutant("a process vouches without a look", tables.told_before_the_look, weather=TABLED,
+    Mutant("a process reports locks that it did not validate", tables.told_before_the_look, weather=TABLED,
            by_clients=True),
     Mutant("locks of one writer alone are kept", tables.left_out_forgotten, weather=TABLED),
     Mutant("a commit leaves out who was read from", tables.read_from_left_out, simulated=False,

@@ -1,4 +1,4 @@
-"""Planted bugs in merges, scaling, rolling commits and merges carried aside; see `catalogue`."""
+"""Planted bugs in merges, scaling, rolling commits and staged merges; see `catalogue`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from anabranch.core.state import State
 from anabranch.core.tokens import id_named
 from anabranch.processors import carrier, controller
 from anabranch.schemas import codec, records
-from anabranch.schemas.records import CarryRow, CommitRecord, EpochRecord, SegmentRange
+from anabranch.schemas.records import CommitRecord, EpochRecord, SegmentRange, StagedMergeRow
 
 Planted = AbstractContextManager[object]
 
@@ -42,7 +42,7 @@ def _merging(change: Callable[[decide_merge.Plan], decide_merge.Plan]) -> Plante
     real = decide_merge._merge
 
     def merge(turn: Turn, layouts: Any, given: decide_merge.Plan) -> bool:
-        hit = _is_hit(given.txn_id) and not given.carried
+        hit = _is_hit(given.txn_id) and not given.staged
         return real(turn, layouts, change(given) if hit else given)
 
     return patch.object(decide_merge, "_merge", merge)
@@ -76,7 +76,7 @@ def merge_twice() -> Planted:
     def merge(turn: Turn, layouts: Any, given: decide_merge.Plan) -> bool:
         before = len(turn.round.history)
         done = real(turn, layouts, given)
-        if _is_hit(given.txn_id) and not given.carried:
+        if _is_hit(given.txn_id) and not given.staged:
             for step in turn.round.history[before:]:
                 if isinstance(step, StreamCommit):
                     turn.round.history.append(step._replace(timestamp=turn.next_timestamp()))
@@ -194,13 +194,16 @@ def by_partition() -> Iterator[None]:
     """No duplicate epochs: a transaction goes to whatever lies on its partitions now."""
 
     def switches(turn: Turn, layouts: Any, given: decide_merge.Plan) -> list[Any] | None:
-        return real(turn, layouts, given) if given.carried else []
+        return real(turn, layouts, given) if given.staged else []
 
     def part(
         txn: Any, given: decide_merge.Plan, current: Any, stream: str, source: decide_merge.Source
     ) -> Part:
         for into in current.segments:
-            if into.partition == source.partition and (stream, source.number) not in txn.carries:
+            if (
+                into.partition == source.partition
+                and (stream, source.number) not in txn.staged_merges
+            ):
                 return Part(
                     into.segment_id, into.partition, runs=source.runs, source=source.partition
                 )
@@ -225,7 +228,7 @@ def one_of_many() -> Planted:
             if target.stream in layouts.rolled
             and layouts.rolled[target.stream].reference_epoch == target.reference_epoch
         ]
-        if shared and not given.carried:
+        if shared and not given.staged:
             targets = tuple(t._replace(sources=()) for t in given.targets)
             given = replace(given, targets=targets)
         return real(turn, layouts, given)
@@ -253,7 +256,7 @@ def nothing_reserved() -> Planted:
 def _cursor(change: Callable[[int], int]) -> Planted:
     """Carriers log another cursor than is true; so only a successor goes wrong."""
 
-    def changed(row: CarryRow, **changes: Any) -> CarryRow:
+    def changed(row: StagedMergeRow, **changes: Any) -> StagedMergeRow:
         return replace(row, **changes | {"cursor": change(changes["cursor"])})
 
     return patch.object(carrier, "replace", changed)
@@ -272,13 +275,13 @@ def skip_a_run() -> Planted:
 def carry_row_late() -> Planted:
     """What a chunk logs is where its carrier stood before it: a successor carries that chunk again."""
     real_chunk = carrier.Carrier.chunk
-    former: dict[carrier.Key, CarryRow] = {}
+    former: dict[carrier.Key, StagedMergeRow] = {}
 
-    def chunk(self: carrier.Carrier, job: carrier.Job, wall_ms: int) -> CarryRow:
+    def chunk(self: carrier.Carrier, job: carrier.Job, wall_ms: int) -> StagedMergeRow:
         former[job.key] = job.row
         return real_chunk(self, job, wall_ms)
 
-    def encode(row: CarryRow) -> bytes:
+    def encode(row: StagedMergeRow) -> bytes:
         before = former.get((row.txn_id, row.stream, row.number), row)
         return codec.encode(row if row.done else before)
 
@@ -346,7 +349,7 @@ def _decision(command: str, decision: Callable[..., None]) -> Planted:
 
 def position_moves_on() -> Planted:
     """The table's position moves over rows of carriers that the leader has not heard of."""
-    return patch.object(controller, "is_carrying", lambda _: False)
+    return patch.object(controller, "is_staging", lambda _: False)
 
 
 def numbers_again() -> Planted:

@@ -17,7 +17,7 @@ from anabranch.core.authorize import ALL
 from anabranch.core.ids import make_txn_id
 from anabranch.core.legal_names import ADMIN_LANE
 from anabranch.core.tokens import Rights, narrow
-from anabranch.errors import AlreadyCommitted, NotLeading
+from anabranch.errors import AlreadyCommitted, NotLeader
 from anabranch.kafka.wire.data import PartitionFetch, fetched
 from anabranch.ports import LogFenced, TopicPartition
 from anabranch.processors import suspects
@@ -92,7 +92,7 @@ def a_rival_leads_between_a_and_b() -> None:
 
     torn.log = _Between(torn.log, transactional_ids(0)[1], meanwhile)
     leading = [rival]
-    with contextlib.suppress(LogFenced, NotLeading):
+    with contextlib.suppress(LogFenced, NotLeader):
         torn.lead()
         leading.append(torn)
     event = r.Event(STREAM, -1, b"k", b"once", (), -1)
@@ -226,7 +226,7 @@ def a_carrier_outlives_its_leader() -> None:
     commit = world.send(r.Commit(token, (receipt,), (), None, 60_000))
 
     def carried() -> int:
-        return sum(row.count for row in old.state.open[txn_id].carries.values())
+        return sum(row.count for row in old.state.open[txn_id].staged_merges.values())
 
     for _ in range(20):
         old.step(0)

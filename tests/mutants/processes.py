@@ -18,7 +18,7 @@ from typing import Any
 import anabranch
 from anabranch.clock import SystemClock
 from anabranch.core.decisions.turn import Settings
-from anabranch.errors import NotLeading
+from anabranch.errors import NotLeader
 from anabranch.kafka.log import KafkaLog
 from anabranch.ports import Log, LogError, LogFenced, Table
 from anabranch.processors.controller import Controller
@@ -126,7 +126,7 @@ def _lead(
             say(number, "leads")
             while not ends():
                 controller.step(IDLE_WAIT_S)
-        except (LogFenced, NotLeading) as error:
+        except (LogFenced, NotLeader) as error:
             say(number, "lost", why=str(error))
             return 3
         except LogError as error:

@@ -19,7 +19,7 @@ from anabranch.processors import controller, durability, leadership
 from anabranch.processors.durability import OffsetGuess
 from anabranch.processors.lanes import Lanes
 from anabranch.schemas.codec import encode
-from anabranch.schemas.records import Resolve, SafeTime, SafeTimeIs, TermRow
+from anabranch.schemas.records import Resolve, SafeTime, SafeTimeReply, TermRow
 from anabranch.topics.names import carrier_ids, status_topic, transactional_ids
 
 Planted = AbstractContextManager[object]
@@ -346,7 +346,7 @@ def safe_ahead() -> Planted:
     """A time to come is answered at once as safe."""
 
     def hasty(turn: Turn, command: SafeTime, to: ReplyTo | None) -> None:
-        turn.reply(to, SafeTimeIs(command.scope, command.at or turn.hybrid_time))
+        turn.reply(to, SafeTimeReply(command.scope, command.at or turn.hybrid_time))
 
     return patch.dict(decide._DECISIONS, {SafeTime: hasty})
 
@@ -358,6 +358,6 @@ def safe_stale() -> Planted:
         if command.at is not None:
             questions.safe_time(turn, command, to)
             return
-        turn.reply(to, SafeTimeIs(command.scope, turn.hybrid_time - (500_000 << 12)))
+        turn.reply(to, SafeTimeReply(command.scope, turn.hybrid_time - (500_000 << 12)))
 
     return patch.dict(decide._DECISIONS, {SafeTime: stale})

@@ -31,10 +31,10 @@ from anabranch.processors.streams import topics
 from anabranch.schemas.records import (
     BaseRow,
     BrokenLock,
-    LookAgain,
     OneShot,
     Outcome,
     ReadLockRow,
+    Revalidate,
     StreamRow,
     TableLocks,
     TxnRow,
@@ -89,12 +89,12 @@ def digests_lack() -> Planted:
 
 
 def carried_digest_lacks() -> Planted:
-    """The least key that a commit wrote, which was carried aside, is not known."""
+    """The least key that a commit wrote, which was staged, is not known."""
     real = judging.written
 
     def written(turn: Any, step: StreamCommit, taken: Any) -> Write:
         write = real(turn, step, taken)
-        if write.points is None or not any(part.carried for part in step.parts):
+        if write.points is None or not any(part.staged for part in step.parts):
             return write
         lowest = {fingerprint(key) for key in write.keys[:1]}
         points = tuple(point for point in write.points if point not in lowest)
@@ -209,11 +209,11 @@ def broken_by_itself() -> Planted:
     """A transaction's own writes break its locks."""
     real = judging.judge
 
-    def judge(turn: Any, command: OneShot) -> LookAgain | None:
+    def judge(turn: Any, command: OneShot) -> Revalidate | None:
         own = {fingerprint(event.key) for event in command.events if event.key}
         if any(own & set(each.points) for each in command.locks):
             tables = judging.table_times(turn, judging.named(command.locks))
-            return LookAgain(turn.hybrid_time, tables)
+            return Revalidate(turn.hybrid_time, tables)
         return real(turn, command)
 
     return patch.object(judging, "judge", judge)
@@ -224,7 +224,9 @@ def broken_by_what_it_read() -> Planted:
     real = Locks.look
 
     def look(locks: Locks, view: Any, _: object = None) -> Any:
-        before = SimpleNamespace(timestamp=view.timestamp - 1, look=view.look, walk=view.walk)
+        before = SimpleNamespace(
+            timestamp=view.timestamp - 1, get_version=view.get_version, walk=view.walk
+        )
         return real(locks, before)  # type: ignore[arg-type]
 
     return patch.object(Locks, "look", look)
@@ -232,17 +234,17 @@ def broken_by_what_it_read() -> Planted:
 
 def complete_by_the_broker() -> Planted:
     """A replica is complete when it has all that brokers told of, whatever the controller says."""
-    real = Follower.told
+    real = Follower.observe
 
-    def told(follower: Follower, timestamp: int, last: Any) -> None:
+    def observe(follower: Follower, timestamp: int, last: Any) -> None:
         at_end = follower.at_end
         real(follower, timestamp, {t: follower.last[t] if at_end else last[t] for t in last})
 
-    return patch.object(Follower, "told", told)
+    return patch.object(Follower, "observe", observe)
 
 
 def complete_by_another() -> Planted:
-    """A replica vouches for a lock by the table that is the furthest ahead, and by what it was told of its own."""
+    """A replica validates a lock by the table that is the furthest ahead, and by what it was told of its own."""
     real = Follower.marks
 
     def marks(follower: Follower) -> dict[str, tuple[int, int]]:
@@ -299,13 +301,13 @@ def what_is_not_sure_breaks() -> Planted:
     return patch.object(Registered, "broken", broken)
 
 
-def sets_not_looked_at() -> Planted:
-    """A commit takes locks that nobody looked at."""
-    return patch.object(registered, "to_look_at", lambda *_: None)
+def sets_not_validated() -> Planted:
+    """A commit takes locks that nobody validated."""
+    return patch.object(registered, "to_revalidate", lambda *_: None)
 
 
 def told_before_the_look() -> Planted:
-    """A process vouches for locks that it registered without looking."""
+    """A process reports locks as validated without validating them."""
     return patch.object(Locks, "look", lambda *_: None)
 
 
@@ -314,7 +316,7 @@ def left_out_forgotten() -> Planted:
     real = Registered.derive
 
     def derive(its: Registered, txn_id: bytes, identifier: bytes, row: Any) -> None:
-        first = next(iter(its.of(txn_id).looked), None)
+        first = next(iter(its.of(txn_id).validated), None)
         is_first = first is None or identifier.startswith(first.to_bytes(8, "big", signed=True))
         if isinstance(row, ReadLockRow) and not is_first:
             row = ReadLockRow((), row.read_from)
@@ -378,7 +380,7 @@ class _Late(Mapping[str, tuple[int, int]]):
 
 
 def marks_after_the_look() -> Planted:
-    """Until when the replica vouches is taken behind the look: it has rows by then that nobody looked at."""
+    """Through when the replica validates is read after the check: by then it has rows that were not checked."""
     return patch.object(Replica, "marks", lambda replica: _Late(replica))
 
 

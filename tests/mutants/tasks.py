@@ -1,4 +1,4 @@
-"""Planted bugs in tenures, in positions that move with commits, and in reading by tasks; see `catalogue`."""
+"""Planted bugs in task ownership, in positions that move with commits, and in reading by tasks; see `catalogue`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
-from anabranch.core.decisions import tenures
+from anabranch.core.decisions import ownership
 from anabranch.core.decisions.commits import commit, one_shot, positions
 from anabranch.core.decisions.turn import Turn
 from anabranch.reading import task_reader as reader
@@ -22,21 +22,27 @@ Planted = AbstractContextManager[object]
 
 
 def _judged(change: Callable[[Any, bytes, bytes], Any]) -> Planted:
-    """`positions.judge` sees its steps changed. ``change``: (step, hash of the commit's tenure, transaction)."""
+    """`positions.judge` sees its steps changed. ``change``: (step, hash of the commit's fencing token,
+    transaction).
+    """
     judge, steps = positions.judge, positions._steps
 
     def seen(turn: Turn, consumed: Consumed, txn_id: bytes, *rest: Any) -> None:
-        tenure = positions.hash_of(consumed.processor, consumed.tenure)
-        changed = lambda *of: (change(step, tenure, txn_id) for step in steps(*of))  # noqa: E731
+        fencing_hash = positions.hash_of(consumed.processor, consumed.fencing_token)
+        changed = lambda *of: (change(step, fencing_hash, txn_id) for step in steps(*of))  # noqa: E731
         with patch.object(positions, "_steps", changed):
             judge(turn, consumed, txn_id, *rest)
 
     return patch.object(positions, "judge", seen)
 
 
-def any_tenure() -> Planted:
+def any_owner() -> Planted:
     """Whoever has a task's sequence and positions may commit for it."""
-    return _judged(lambda step, tenure, _: step._replace(row=step.row._replace(tenure=tenure)))
+    return _judged(
+        lambda step, fencing_hash, _: step._replace(
+            row=step.row._replace(fencing_hash=fencing_hash)
+        )
+    )
 
 
 def any_sequence() -> Planted:
@@ -68,13 +74,13 @@ def _unless_waiting(judge: Callable[..., None]) -> Callable[..., None]:
 
 
 def taken_too_early() -> Planted:
-    """A Take is answered as if no former commit were being merged, with the positions before it."""
-    info: Callable[..., TaskInfo] = tenures._task_info
+    """A `TakeTasks` is answered as if no former commit were being merged, with the positions before it."""
+    info: Callable[..., TaskInfo] = ownership._task_info
 
     def blind(*asked: Any) -> TaskInfo:
         return replace(info(*asked), in_progress=None)
 
-    return patch.object(tenures, "_task_info", blind)
+    return patch.object(ownership, "_task_info", blind)
 
 
 @contextmanager

@@ -116,7 +116,7 @@ def every_refusal_is_final() -> Planted:
 
 def busy_ids_are_used_again() -> Planted:
     """A transactional id whose markers can't be written is used again for the next round but one."""
-    return patch.object(Lease, "set_aside", lambda *_: None)
+    return patch.object(Lease, "leave_out", lambda *_: None)
 
 
 def left_open() -> Planted:

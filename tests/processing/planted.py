@@ -27,9 +27,9 @@ def table_early() -> Any:
     """Rows are in RocksDB before the answer."""
     commit = Commits._commit
 
-    def early(self: Commits, tenure: Any, cut: Cut, consumed: Any) -> None:
+    def early(self: Commits, ownership: Any, cut: Cut, consumed: Any) -> None:
         self._table.write(((task, rows.items()) for task, rows in cut.rows.items()), {})
-        commit(self, tenure, cut, consumed)
+        commit(self, ownership, cut, consumed)
 
     return patch.object(Commits, "_commit", early)
 
@@ -56,13 +56,13 @@ def state_early() -> Any:
 def two_in_flight() -> Any:
     """A commit is sent while the one before is under way."""
 
-    def send(self: Commits, tenure: Any, cut: Cut, consumed: Any) -> None:
+    def send(self: Commits, ownership: Any, cut: Cut, consumed: Any) -> None:
         cut.lie_on(self._table)
         if self._pool is not None and self._pool._max_workers == 1:
             self._pool = ThreadPoolExecutor(2)
         assert self._pool is not None
         self._sent = cut
-        self._future = self._pool.submit(self._commit, tenure, cut, consumed)
+        self._future = self._pool.submit(self._commit, ownership, cut, consumed)
 
     wait = Commits.wait
 

@@ -23,7 +23,7 @@ from anabranch.client.client import Client
 from anabranch.client.transaction import Transaction
 from anabranch.core.defaults import SESSION_S
 from anabranch.core.legal_names import ADMIN_LANE
-from anabranch.errors import BeginAgainError, IllegalState, InvalidArgument, NotReady, TenureLost
+from anabranch.errors import BeginAgainError, IllegalState, InvalidArgument, NotReady, OwnershipLost
 from anabranch.ports import TableError, TopicPartition, TopicSpec
 from anabranch.processing.app import Processor
 from anabranch.processing.failures import HandlerFailed
@@ -215,13 +215,13 @@ def test_a_task_whose_taker_is_gone_is_taken_back(place: Place) -> None:
     app = counting()
     with closing(place.worker(app)) as worker:
         worker.step()
-        place.client.take("nyc/p", holder="one that is killed")
+        place.client.take_tasks("nyc/p", holder="one that is killed")
         place.write(b"a")
-        with pytest.raises(TenureLost):  # noqa: PT012 (not at once)
+        with pytest.raises(OwnershipLost):  # noqa: PT012 (not at once)
             for _ in range(9):
                 worker.step()
         worker._drop()  # as `run`
-        worker._lost.tasks, worker._look_again = frozenset({0}), 0.0
+        worker._lost.tasks, worker._recheck_at = frozenset({0}), 0.0
         worker.step()
         assert "others hold tasks that its group gives it: 0" in (worker.trouble or "")
         before = place.clock.monotonic()

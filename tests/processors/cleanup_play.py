@@ -33,7 +33,7 @@ STREAM = "nyc/flights"
 JOURNAL = TopicPartition(journal_topic(STREAM), 0)
 BYTES = 20_000  # what a young transaction writes, about
 MOVE_BYTES = 200_000
-CHUNK = 25_000  # a young one is not carried aside, an old one is, and is moved in two steps
+CHUNK = 25_000  # a young one is not staged, an old one is, and is moved in two steps
 ENOUGH = 3 * MOVE_BYTES // BYTES // 2
 
 

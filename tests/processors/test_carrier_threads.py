@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from anabranch.ports import LogUncertain
 from anabranch.processors.carrier import Carrier, Carriers, Job
-from anabranch.schemas.records import CarryRow
+from anabranch.schemas.records import StagedMergeRow
 
 CHUNKS = 4
 DEADLINE_S = 10.0
@@ -20,20 +20,20 @@ DEADLINE_S = 10.0
 class WatchedCarrier(Carrier):
     """A carrier without a log: it counts who carries beside it."""
 
-    carrying = 0
+    staging = 0
     most = 0
     lock = threading.Lock()
 
     def __init__(self, *, fails: bool = False) -> None:
         self._fails = fails
 
-    def chunk(self, job: Job, wall_ms: int) -> CarryRow:
+    def chunk(self, job: Job, wall_ms: int) -> StagedMergeRow:
         with self.lock:
-            WatchedCarrier.carrying += 1
-            WatchedCarrier.most = max(WatchedCarrier.most, WatchedCarrier.carrying)
+            WatchedCarrier.staging += 1
+            WatchedCarrier.most = max(WatchedCarrier.most, WatchedCarrier.staging)
         time.sleep(0.01)
         with self.lock:
-            WatchedCarrier.carrying -= 1
+            WatchedCarrier.staging -= 1
         if self._fails:
             raise LogUncertain("the broker went away")
         count = job.row.count + 1
@@ -45,13 +45,13 @@ class WatchedCarrier(Carrier):
 
 
 @contextmanager
-def carrying(each: list[Carrier], jobs: int) -> Iterator[Carriers]:
+def staging(each: list[Carrier], jobs: int) -> Iterator[Carriers]:
     """Threads at work on so many jobs."""
-    WatchedCarrier.carrying = WatchedCarrier.most = 0
+    WatchedCarrier.staging = WatchedCarrier.most = 0
     carriers = Carriers(each, threads=True)
     try:
         for number in range(jobs):
-            row = CarryRow(
+            row = StagedMergeRow(
                 b"t" * 16, "s/x", number, number, number + 2,
                 cursor=0, first=-1, end=-1, count=0, done=False,
             )  # fmt: skip
@@ -63,8 +63,8 @@ def carrying(each: list[Carrier], jobs: int) -> Iterator[Carriers]:
         carriers.close()
 
 
-def take_until(carriers: Carriers, count: int) -> list[CarryRow]:
-    rows: list[CarryRow] = []
+def take_until(carriers: Carriers, count: int) -> list[StagedMergeRow]:
+    rows: list[StagedMergeRow] = []
     until = time.monotonic() + DEADLINE_S
     while len(rows) < count:
         assert time.monotonic() < until, rows
@@ -74,7 +74,7 @@ def take_until(carriers: Carriers, count: int) -> list[CarryRow]:
 
 
 def test_one_chunk_at_a_time() -> None:
-    with carrying([WatchedCarrier(), WatchedCarrier()], jobs=2) as carriers:
+    with staging([WatchedCarrier(), WatchedCarrier()], jobs=2) as carriers:
         rows = take_until(carriers, 2 * CHUNKS)
     assert WatchedCarrier.most == 1
     for number in range(2):
@@ -84,7 +84,7 @@ def test_one_chunk_at_a_time() -> None:
 
 
 def test_a_failure_does_not_hold_up_the_other_carrier() -> None:
-    with carrying([WatchedCarrier(fails=True), WatchedCarrier(fails=True)], jobs=2) as carriers:
+    with staging([WatchedCarrier(fails=True), WatchedCarrier(fails=True)], jobs=2) as carriers:
         failures = 0
         until = time.monotonic() + DEADLINE_S
         while failures < 2:

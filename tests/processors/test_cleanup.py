@@ -32,7 +32,7 @@ def test_a_journal_gets_shorter_while_transactions_come_and_go() -> None:
         assert play.start >= play.end - 8, "nothing is open: nothing is kept"
     info = play.info()
     assert info.low_water == {"0": play.start}
-    assert info.staged_bytes == 0
+    assert info.uncommitted_bytes == 0
 
 
 def test_what_an_open_transaction_wrote_is_kept_and_nothing_before_it() -> None:
@@ -50,22 +50,22 @@ def test_what_an_open_transaction_wrote_is_kept_and_nothing_before_it() -> None:
     assert play.start > first
 
 
-@pytest.mark.parametrize("chunk", [CHUNK, 1 << 20], ids=["carried aside", "merged at once"])
+@pytest.mark.parametrize("chunk", [CHUNK, 1 << 20], ids=["staged", "merged at once"])
 @pytest.mark.parametrize("keeps_table", [True, False], ids=["checkpoint", "rebuilt"])
 def test_an_old_transaction_is_moved_and_commits_whole_and_in_order(
     keeps_table: bool, chunk: int
 ) -> None:
     play = Play(keeps_table, settings={"chunk_bytes": chunk})
     old = old_transaction(play)
-    staged = play.info().staged_bytes
+    staged = play.info().uncommitted_bytes
     middle = long_after(play)
     assert play.start > middle, "it kept what came after it"
     assert play.controller.state.open[old].moved
-    assert play.info().staged_bytes == staged, "as much as before, elsewhere"
+    assert play.info().uncommitted_bytes == staged, "as much as before, elsewhere"
     assert "native_transaction" not in play.info().rejected, "its copies are nobody's writes"
     play.deaths += 1
     play.lead()
-    assert play.info().staged_bytes == staged, "a successor finds the same"
+    assert play.info().uncommitted_bytes == staged, "a successor finds the same"
     play.write((old, 2, b"b-late"), (old, 3, b"c"))
     outcome = play.commit(old)
     assert isinstance(outcome, Outcome), outcome
@@ -168,14 +168,14 @@ def test_rejected_records_count_once_though_they_are_gone(keeps_table: bool, gon
 
 @pytest.mark.parametrize("keeps_table", [True, False], ids=["checkpoint", "rebuilt"])
 def test_too_much_staged_is_refused_until_some_ends(keeps_table: bool) -> None:
-    play = Play(keeps_table, settings={"max_staged_bytes": 10_000})
+    play = Play(keeps_table, settings={"max_uncommitted_bytes": 10_000})
     big, small = play.begin(), play.begin()
     untouched = play.world.txn_id()
     begun = play.ask(Begin(untouched, "nyc", None, 30_000_000, SECRET))
     play.write((big, 1, bytes(9_000)))
     play.write((small, 1, bytes(2_000)))
     play.steps(2)
-    assert 11_000 < play.info().staged_bytes < 12_000
+    assert 11_000 < play.info().uncommitted_bytes < 12_000
     play.deaths += 1
     play.lead()
     fresh = play.world.txn_id()
@@ -185,7 +185,7 @@ def test_too_much_staged_is_refused_until_some_ends(keeps_table: bool) -> None:
     ):
         refusal = play.ask(command)
         assert isinstance(refusal, Refusal)
-        assert refusal.code == "TooMuchStaged"
+        assert refusal.code == "TooManyUncommittedBytes"
     # Open transactions go on.
     assert isinstance(play.ask(Begin(big, "nyc", None, 30_000_000, SECRET)), Begun)
     assert isinstance(play.ask(Touch(play.tokens[big], STREAM)), Touched)
@@ -193,7 +193,7 @@ def test_too_much_staged_is_refused_until_some_ends(keeps_table: bool) -> None:
     assert isinstance(play.ask(Touch(begun.token, STREAM)), Touched), "below the limit again"
     assert isinstance(play.ask(Begin(fresh, "nyc", None, 30_000_000, SECRET)), Begun)
     assert play.commit(big).state == "COMMITTED"
-    assert play.info().staged_bytes == 0
+    assert play.info().uncommitted_bytes == 0
 
 
 @pytest.mark.parametrize("keeps_table", [True, False], ids=["checkpoint", "rebuilt"])

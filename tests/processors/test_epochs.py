@@ -124,7 +124,7 @@ def test_a_carried_merge_that_the_broker_refuses_stops_nobody_else(broker: Broke
     assert isinstance(answer, Outcome)
     assert answer.state == "COMMITTED"
     assert broker.refused < 5  # it is tried again, but not all the time
-    assert "its merge does not go on: " in world.ask(controller, GetState(txn_id)).reason
+    assert "its merge makes no progress: " in world.ask(controller, GetState(txn_id)).reason
     broker.refuses = set()
     for _ in range(200):
         controller.step(0)
@@ -144,10 +144,10 @@ def test_a_carried_merge_whose_records_somebody_deleted_stops_nobody_else() -> N
     receipt = world.write(txn_id, 1, STREAM, touched.segments, events, one_batch=False)
     assert world.ask(controller, Scale(STREAM, 3, (), ())) is not None
     world.send(Commit(token, (receipt,), None, None, 10_000))
-    while not (carries := controller.state.open[txn_id].carries):
+    while not (merges := controller.state.open[txn_id].staged_merges):
         controller.step(0)
         world.clock.sleep(0.1)
-    assert not all(carry.done for carry in carries.values())
+    assert not all(staged.done for staged in merges.values())
     log = world.cluster.log("somebody")
     journals = [TopicPartition(journal_topic(STREAM), p) for p in range(3)]
     log.delete_records(log.end_offsets(journals, committed=False))
@@ -159,7 +159,7 @@ def test_a_carried_merge_whose_records_somebody_deleted_stops_nobody_else() -> N
     assert answer.state == "COMMITTED"
     stands = world.ask(controller, GetState(txn_id))
     assert stands.state == "FINALIZE_IN_PROGRESS"
-    assert "its merge does not go on: a journal lost records of it" in stands.reason
+    assert "its merge makes no progress: a journal lost records of it" in stands.reason
     controller.update_metrics()
     assert controller.metrics.values["stuck_merges"] == {("torn",): 1, ("waiting",): 0}
 

@@ -228,7 +228,7 @@ def test_more_partitions_than_a_stream_may_have_are_not_wanted(
     scale.want_partitions(turn, "s/a", 3)
     assert turn.state.streams["s/a"] == row
     assert turn.merging.may_grow_ms.get("s/a", 0) > turn.now_ms, (
-        "looked at again later, not in each round"
+        "checked again later, not in each round"
     )
     # A scaling whose partitions others took meanwhile.
     waits = Scaling(

@@ -208,7 +208,7 @@ def test_a_states_history_is_short_though_its_rows_stay() -> None:
     world.ask(controller, r.CreateProcessor(name, 2, inputs, ("s",)))
     made = world.ask(controller, r.CreateStream(f"{name}.state", 2, {"processor": name}))
     assert isinstance(made, r.StreamList)
-    world.ask(controller, r.Take(name, secret, "me", (0, 1), (0, 0)))
+    world.ask(controller, r.TakeTasks(name, secret, "me", (0, 1), (0, 0)))
     history = TopicPartition(history_topic(f"{name}.state"), 0)
     for sequence in range(1, 31):
         if sequence == 20:

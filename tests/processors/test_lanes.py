@@ -425,14 +425,14 @@ def test_poison_in_one_lane(error: Any, monkeypatch: pytest.MonkeyPatch) -> None
     (bad,) = play.send(B, command=r.GetState(BAD))
     others += play.send(B, 20) + play.send(A, 20)
     play.until(lambda: play.served([bad, *others]))
-    assert play.states([bad]) == {"SetAside"}
+    assert play.states([bad]) == {"Quarantined"}
     assert play.states(others) == {"COMMITTED"}
-    (row,) = play.list().set_aside
+    (row,) = play.list().quarantined
     assert (row.lane, row.offset, row.what) == (B, 20, "GetState")
     assert play.events == 100
     play.leader.update_metrics()
     if error is ValueError:
-        assert play.leader.metrics.values["commands_set_aside"] == {(B,): 1}
+        assert play.leader.metrics.values["commands_quarantined"] == {(B,): 1}
 
 
 @pytest.mark.parametrize("cause", ["raises", "refused"])
@@ -449,7 +449,7 @@ def test_poison_beside_a_busy_lane(cause: str, monkeypatch: pytest.MonkeyPatch) 
     for _ in range(25):
         others += play.send(B, 5)
         play.steps(1)
-    assert play.states([bad]) == {"SetAside" if cause == "raises" else "EventTooLarge"}
+    assert play.states([bad]) == {"Quarantined" if cause == "raises" else "EventTooLarge"}
     play.steps(5)
     assert play.states(others) == {"COMMITTED"}
 
@@ -459,7 +459,7 @@ def test_an_operator_skips_a_command_of_one_lane() -> None:
     skipped, *others = play.send(A, 2) + play.send(B, 2) + play.send(OPEN_LANE, 2)
     play.fresh(skip_commands=frozenset(((A, 0),)))
     play.until(lambda: play.served([skipped, *others]))
-    assert (play.states([skipped]), play.states(others)) == ({"SetAside"}, {"COMMITTED"})
+    assert (play.states([skipped]), play.states(others)) == ({"Quarantined"}, {"COMMITTED"})
 
 
 def test_poison_in_two_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -470,8 +470,8 @@ def test_poison_in_two_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
     bad = play.send(A, command=r.GetState(BAD)) + play.send(B, command=r.GetState(BAD))
     others = play.send(A, 5) + play.send(B, 5)
     play.until(lambda: play.served([*bad, *others]))
-    assert (play.states(bad), play.states(others)) == ({"SetAside"}, {"COMMITTED"})
-    assert {(row.lane, row.offset) for row in play.list().set_aside} == {(A, 0), (B, 0)}
+    assert (play.states(bad), play.states(others)) == ({"Quarantined"}, {"COMMITTED"})
+    assert {(row.lane, row.offset) for row in play.list().quarantined} == {(A, 0), (B, 0)}
     assert play.deaths <= 2 * 6
 
 

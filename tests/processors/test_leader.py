@@ -136,7 +136,7 @@ def test_pauses_after_failures(
     monkeypatch.setattr(leader, "_pause", pause)
     monkeypatch.setattr(Controller, "lead", lead)
     leader._loop(world.cluster.log("c"), MemoryStore().open("c"))
-    assert leader.metrics.values["lead_failures"] == {(type(error).__name__,): len(pauses)}
+    assert leader.metrics.values["leadership_failures"] == {(type(error).__name__,): len(pauses)}
     if not rounds:
         assert found == pytest.approx(pauses)
         assert asked == [(at, ASIDE_S) for at in sorted(asides)]

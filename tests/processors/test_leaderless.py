@@ -114,7 +114,7 @@ def test_a_marker_that_a_former_leaders_spare_id_lacks(spare: int) -> None:
     lease = play.controller.lease
     assert lease is not None
     for _ in range(spare):
-        lease.set_aside(lease.producers[0])
+        lease.leave_out(lease.producers[0])
     play.lose(TopicPartition(history_topic(GONE), 0), "commit", "append")
     assert play.one_shot(GONE) == "COMMITTED"
     assert play.world.cluster.lost_markers

@@ -179,7 +179,7 @@ def test_a_carried_merge_past_the_point_of_no_return_says_its_trouble(
     play = Play(chunk_bytes=1_000)
     txn_id, token, receipt = play.begun(GONE, OTHER, size=300)
     commit = play.world.send(Commit(token, (receipt,), None, None, 60_000))
-    while not play.controller.state.open[txn_id].carries:
+    while not play.controller.state.open[txn_id].staged_merges:
         play.play(1, 0.1)
     play.world.cluster.delete_topic(topic)
     play.play(30, 2 * LOST_S)
@@ -190,14 +190,14 @@ def test_a_carried_merge_past_the_point_of_no_return_says_its_trouble(
     assert play.stream_state(GONE) == LOST
     state, reason = play.state(txn_id)
     assert state == "FINALIZE_IN_PROGRESS"
-    assert "its merge does not go on: nyc/gone: a topic of it is gone" in reason
+    assert "its merge makes no progress: nyc/gone: a topic of it is gone" in reason
     assert play.world.reply(commit) is None
     play.lead_anew(chunk_bytes=1_000)
-    carries = dict(play.controller.state.open[txn_id].carries)
+    merges = dict(play.controller.state.open[txn_id].staged_merges)
     said = len(caplog.records)
     play.play(20, 6 * LOST_S)
     assert play.state(txn_id) == (state, reason)
-    assert play.controller.state.open[txn_id].carries == carries, "nothing is carried in vain"
+    assert play.controller.state.open[txn_id].staged_merges == merges, "nothing is carried in vain"
     assert len(caplog.records) == said, "it is said once"
     assert play.one_shot(OTHER) == "COMMITTED"
 

@@ -1,4 +1,4 @@
-"""A command's trouble is that command's: it is set aside after a few tries, and all others are served."""
+"""A command's trouble is that command's: it is quarantined after a few tries, and all others are served."""
 
 from __future__ import annotations
 
@@ -99,16 +99,16 @@ def test_a_decision_that_raises(error: type[Exception], monkeypatch: pytest.Monk
     asked, others = play.among(r.GetState(BAD), 30, 30)
     play.until(lambda: play.served([asked, *others]), 20)
     answer = play.world.reply(asked)
-    assert (answer.code, "a defect" in answer.message) == ("SetAside", True)
+    assert (answer.code, "a defect" in answer.message) == ("Quarantined", True)
     assert {play.world.reply(each).state for each in others} == {"COMMITTED"}
     assert play.leader.state.round.term == 1
     assert play.leader.state.holder("nyc", "x") is None
-    (row,) = play.list().set_aside
+    (row,) = play.list().quarantined
     assert (row.what, "a defect" in row.reason) == ("GetState", True)
 
 
 def test_a_position_does_not_go_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Setting aside takes two rounds; the second one, with the answer, leaves the command behind, too."""
+    """A quarantine takes two rounds; the second one, with the answer, leaves the command behind, too."""
     play = Play()
     monkeypatch.setitem(entrance._DECISIONS, r.GetState, failing(lambda: ValueError("a defect")))
     before = play.leader.state.round.commands_offset
@@ -121,7 +121,7 @@ def test_a_position_does_not_go_back(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_another_controller_says_keeps_nobody_waiting(
     fault: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Offsets of the control topic are no commands': nothing that stands there at the same ones is set aside."""
+    """Offsets of the control topic are no commands': nothing that stands there at the same ones is quarantined."""
     play = Play()
     real = entrance._DECISIONS[r.AdoptScope]
 
@@ -141,7 +141,7 @@ def test_what_another_controller_says_keeps_nobody_waiting(
     assert {"a", "b"} <= set(play.leader.state.scopes)
     assert "bad" not in play.leader.state.scopes
     assert play.leader.state.round.control_offset == 3
-    assert play.list().set_aside == ()
+    assert play.list().quarantined == ()
 
 
 @pytest.mark.parametrize("before", [0, 100])
@@ -154,11 +154,11 @@ def test_a_command_that_kills_whoever_tries_it(
     monkeypatch.setitem(entrance._DECISIONS, r.GetState, failing(Killed))
     asked, others = play.among(r.GetState(BAD), before, 30)
     play.until(lambda: play.served([asked, *others]))
-    assert play.world.reply(asked).code == "SetAside"
+    assert play.world.reply(asked).code == "Quarantined"
     assert {play.world.reply(each).state for each in others} == {"COMMITTED"}
     assert play.deaths == 6
     position = play.list()
-    assert [row.what for row in position.set_aside] == ["GetState"]
+    assert [row.what for row in position.quarantined] == ["GetState"]
     assert position.position == position.end
 
 
@@ -179,12 +179,12 @@ def test_a_command_whose_round_is_never_written(monkeypatch: pytest.MonkeyPatch)
     uncertain(
         monkeypatch,
         lambda round_: any(
-            to.correlation_id == asked and result.code != "SetAside" for to, result in round_.replies
+            to.correlation_id == asked and result.code != "Quarantined" for to, result in round_.replies
             if isinstance(result, r.Refusal)
         ),
     )  # fmt: skip
     play.until(lambda: play.served([asked, *others]))
-    assert play.world.reply(asked).code == "SetAside"
+    assert play.world.reply(asked).code == "Quarantined"
     assert {play.world.reply(each).state for each in others} == {"COMMITTED"}
 
 
@@ -203,7 +203,7 @@ def test_an_outage_is_no_commands_fault(which: str, monkeypatch: pytest.MonkeyPa
     uncertain(monkeypatch, fails)
     play.until(lambda: play.served(others))
     assert {play.world.reply(each).state for each in others} == {"COMMITTED"}
-    assert play.list().set_aside == ()
+    assert play.list().quarantined == ()
 
 
 def test_what_can_not_be_foreseen_is_found_by_halves() -> None:
@@ -228,20 +228,20 @@ def test_batches_that_can_not_be_read_are_listed(monkeypatch: pytest.MonkeyPatch
         TopicPartition(commands_topic(), 0), [Record(0, 0, b"", b"")] * 2
     )
     play.leader.step(0)
-    assert [(row.offset, row.what) for row in play.list().set_aside] == [(at, "unreadable")]
+    assert [(row.offset, row.what) for row in play.list().quarantined] == [(at, "unreadable")]
 
 
 def test_only_so_many_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "SET_ASIDE", limits.SET_ASIDE._replace(value=3))
+    monkeypatch.setattr(limits, "QUARANTINED", limits.QUARANTINED._replace(value=3))
     monkeypatch.setitem(entrance._DECISIONS, r.GetState, failing(ValueError))
     play = Play()
     asked = [play.world.send(r.GetState(BAD)) for _ in range(5)]
     play.until(lambda: play.served(asked))
-    kept = [row.offset for row in play.list().set_aside]
+    kept = [row.offset for row in play.list().quarantined]
     assert (len(kept), kept) == (3, sorted(kept))
     fresh = play.world.controller("fresh", store=MemoryStore())
     fresh.lead()
-    assert [row.offset for row in fresh.state.set_aside.values()] == kept
+    assert [row.offset for row in fresh.state.quarantined.values()] == kept
 
 
 def test_an_operator_skips_a_command() -> None:
@@ -254,7 +254,7 @@ def test_an_operator_skips_a_command() -> None:
     play.leader.lead()
     play.until(lambda: play.served([asked, *others]))
     answer = play.world.reply(asked)
-    assert (answer.code, "an operator skipped it" in answer.message) == ("SetAside", True)
+    assert (answer.code, "an operator skipped it" in answer.message) == ("Quarantined", True)
     assert {play.world.reply(each).state for each in others} == {"COMMITTED"}
 
 

@@ -284,7 +284,7 @@ def test_it_is_ready_while_it_stands_by_and_while_its_passes_end(
     assert controller._trouble() is None, "it stands by"
     leader = SimpleNamespace(leading=False, metrics=Metrics())
     controller._leaders[2] = leader  # type: ignore[assignment]
-    assert controller._trouble() == "control partition 2: taking the lead"
+    assert controller._trouble() == "control partition 2: becoming leader"
     leader.leading = True
     leader.metrics.passed()
     assert controller._trouble() is None

@@ -14,7 +14,7 @@ import pytest
 from anabranch.batches.records import Record
 from anabranch.core.legal_names import ADMIN_LANE
 from anabranch.core.stream_states import ACTIVE, WAITING
-from anabranch.errors import NotLeading
+from anabranch.errors import NotLeader
 from anabranch.ports import (
     LogBusy,
     LogFenced,
@@ -385,7 +385,7 @@ def test_a_leader_that_is_stopped_before_it_leads_once_more_lets_go() -> None:
     other.lead()
     play.controller = other
     assert play.one_shot(OTHER) == "COMMITTED"
-    with pytest.raises(NotLeading):
+    with pytest.raises(NotLeader):
         first.hand_over()  # it does not disturb who leads since
     assert play.one_shot(OTHER) == "COMMITTED"
 

@@ -61,7 +61,7 @@ def started(world: World, streams: list[str], start: str) -> TaskReader:
         inputs = first_inputs(source, streams, start, 30.0, deadline, together)
     make = CreateProcessor("nyc/p", 1, inputs)
     client._processors.ask("nyc/p", make, world.clock.monotonic() + 10)
-    return TaskReader(ports_of(world), streams, client.take("nyc/p"), None, 30.0, together)
+    return TaskReader(ports_of(world), streams, client.take_tasks("nyc/p"), None, 30.0, together)
 
 
 def write(world: World, number: int, *streams: str, key: bytes = b"key") -> int:

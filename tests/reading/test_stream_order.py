@@ -199,7 +199,7 @@ def test_new_partitions_and_what_is_carried_aside(written: WrittenStream) -> Non
 
 
 @pytest.mark.parametrize("grouped", [False, True])
-def test_stray_chunks_of_a_merge_that_was_settled_are_never_given_out(
+def test_stray_chunks_of_a_merge_that_was_forced_are_never_given_out(
     written: WrittenStream, grouped: bool
 ) -> None:
     """Their partition is retired: no segment, no commit and no vector ever comes to where they stand."""

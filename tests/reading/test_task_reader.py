@@ -25,7 +25,7 @@ from anabranch.schemas.records import (
     TaskPosition,
 )
 from anabranch.topics.names import history_topic, stream_topic
-from anabranch.types import Tenure
+from anabranch.types import TaskOwnership
 from tests.client.world import World
 from tests.memory.log import MemoryLog
 
@@ -55,8 +55,8 @@ def test_a_long_history_of_other_tasks_is_no_silence(monkeypatch: pytest.MonkeyP
     ports: Any = ReaderPorts(lambda _: log, None, clock)  # type: ignore[arg-type]
     given = {}
     for task in (0, 1):
-        tenure = client.take("nyc/p", [task])
-        with TaskReader(ports, ["nyc/a"], tenure, TIMEOUT_S, 30.0, {"nyc/a": 0}) as reader:
+        ownership = client.take_tasks("nyc/p", [task])
+        with TaskReader(ports, ["nyc/a"], ownership, TIMEOUT_S, 30.0, {"nyc/a": 0}) as reader:
             given[task] = [event.value for event in reader]
     assert sorted(map(len, given.values())) == [1, 19], given
 
@@ -91,7 +91,7 @@ def test_what_retention_left_whole_is_taken(cut: str, first: str, most_bytes: in
     log.delete_records({events: ends[events] - 3})
     if cut == "history":
         log.delete_records({history: ends[history]})
-    tenure = client.take("nyc/p")
+    ownership = client.take_tasks("nyc/p")
     lost: Counter[str] = Counter()
     ports: Any = ReaderPorts(lambda _: world.cluster.log("reader"), None, world.clock)  # type: ignore[arg-type]
     together = client._session.together(streams, world.clock.monotonic() + 10)
@@ -103,20 +103,20 @@ def test_what_retention_left_whole_is_taken(cut: str, first: str, most_bytes: in
             found.update((e.stream, e.value) for piece in pieces for e in piece.events)
 
     with (
-        TaskReader(ports, streams, tenure, None, 30.0, together) as reader,
+        TaskReader(ports, streams, ownership, None, 30.0, together) as reader,
         pytest.raises(SnapshotExpired),
     ):
         read(reader)
     assert not found
-    with TaskReader(ports, streams, tenure, None, 30.0, together) as reader:
+    with TaskReader(ports, streams, ownership, None, 30.0, together) as reader:
         reader.on_lost = lambda stream, count, _: lost.update({stream: count})
         read(reader)
         assert found == {(s, b"%d" % number): 8 for s in streams for number in (3, 4)}
         assert (lost["nyc/b"], lost["nyc/a"] >= 3) == (3, True), lost
-        with client.begin("nyc", tenure=tenure) as txn:
+        with client.begin("nyc", ownership=ownership) as txn:
             txn.commit(consumed=reader.consumed())
     lost.clear()
-    with TaskReader(ports, streams, client.take("nyc/p"), None, 30.0, together) as reader:
+    with TaskReader(ports, streams, client.take_tasks("nyc/p"), None, 30.0, together) as reader:
         reader.on_lost = lambda stream, count, _: lost.update({stream: count})
         read(reader)
     assert (len(found), sum(lost.values())) == (4, 0), "its positions are behind that"
@@ -150,13 +150,13 @@ def test_a_plain_topic_s_old_leader_is_waited_for(monkeypatch: pytest.MonkeyPatc
         log.produce(place, [Record(0, 1, b"k", b"%d" % number, ())])
     begin = ProcessorInput(PLAIN + "orders", log.topic_ids(["orders"])["orders"], 0, 0)
     task = TaskInfo(0, 1, "h", 0, 3, b"", 0, None, (TaskPosition(0, 2, 0),), 0)
-    tenure = Tenure("nyc/p", 1, (begin,), {0: task}, b"s", (), 0)
+    ownership = TaskOwnership("nyc/p", 1, (begin,), {0: task}, b"s", (), 0)
     with monkeypatch.context() as patched:
         patched.setattr(MemoryLog, "end_offsets", lambda *_, **__: {place: 1})
         with pytest.raises(IllegalState, match=r"ends at 1, and offset 2 is consumed"):
-            PlainReader(CommittedLog(log, clock), tenure, 5.0, single=False)
+            PlainReader(CommittedLog(log, clock), ownership, 5.0, single=False)
         patched.setattr(clock, "on_sleep", patched.undo)
-        reader = PlainReader(CommittedLog(log, clock), tenure, 5.0, single=False)
+        reader = PlainReader(CommittedLog(log, clock), ownership, 5.0, single=False)
     pieces = reader.cut(clock.monotonic() + 5, 1 << 20)
     assert [event.value for piece in pieces for event in piece.events] == [b"2"]
     clock.sleep(60)

@@ -264,7 +264,7 @@ ATTACKS = [
     Attack("commit by id", UNKNOWN, with_id(commit)),
     Attack("commit by id, jumping a series", UNKNOWN, with_id(lambda i: commit(i, SERIES, 1 << 40))),
     Attack("abort by id", UNKNOWN, with_id(lambda i: r.Abort(i, "mine"))),
-    Attack("settle by id", UNKNOWN, with_id(lambda i: r.Settle(i, "mine"))),
+    Attack("force by id", UNKNOWN, with_id(lambda i: r.Force(i, "mine"))),
     Attack("see by id", UNKNOWN, with_id(lambda i: r.GetState(i, None))),
     Attack("resolve by id", DENIED, with_id(lambda i: r.Resolve(i, "pay", None))),
     Attack("resolve by id, naming an own scope", UNKNOWN, with_id(lambda i: r.Resolve(i, "own", None))),

@@ -41,7 +41,7 @@ SECRET = bytes(range(32, 64))
 TOKEN = tokens.make(SECRET, tokens.Token(TXN, 60_000, MS + 12, "nyc", "open"))
 NARROWED = tokens.narrow(TOKEN, rights=3, not_after_ms=MS + 12 + DAY_MS, lane="etl")
 WRITER = 0x1122334455667788
-TENURE = bytes(range(64, 80))
+FENCING_TOKEN = bytes(range(64, 80))
 MOVING = ids.make_marked_id(3, MS + 9000, 0x0123456789ABCDEF)
 CREATED = hybrid_time.from_us((MS - 1000) * 1000)
 STAMP = hybrid_time.from_us((MS + 2500) * 1000 + 7)
@@ -86,13 +86,13 @@ OUTCOME = r.Outcome(
 )
 OPEN_INFO = r.OpenInfo(
     outcome=OUTCOME._replace(state="OPEN", commit_timestamp=0, writers=()),
-    staged_bytes=4096,
+    uncommitted_bytes=4096,
     age_ms=60_000,
     silent_ms=4_000,
     left_ms=26_000,
     writer_count=1,
     writers=(r.WriterInfo(WRITER, "open", "loader 7", 2, True),),
-    carries=(r.CarryInfo("nyc/flights", 0, 1, 2, 1, False),),
+    staged_merges=(r.StagedMergeInfo("nyc/flights", 0, 1, 2, 1, False),),
     locks=2,
     journals={"nyc/flights": 8192},
     ends=f"anabranch txn abort {TXN.hex()}",
@@ -108,7 +108,7 @@ LOCKS = (
         (r.LockedRange(b"c", b"d"),),
     ),
 )
-CONSUMED = r.Consumed("nyc/delays", TENURE, (r.TaskStep((0, 1), 3, AT),))
+CONSUMED = r.Consumed("nyc/delays", FENCING_TOKEN, (r.TaskStep((0, 1), 3, AT),))
 VECTOR = tuple(
     r.Position(i, 40 + sum(e.count for e in RECEIPT.extents if e.partition == i)) for i in range(2)
 )
@@ -147,10 +147,10 @@ COMMANDS: dict[int, Any] = {
         WRITER,
         1,
         (replace(LOCKS[0], since=0, last=0),),
-        vouched=(r.Vouched(WRITER, 0, STAMP - 8192),),
+        validated=(r.Validated(WRITER, 0, STAMP - 8192),),
         tables=("bank/rates",),
     ),
-    16: r.Take("nyc/delays", TENURE, "host:4711", (0, 1), (0, 0)),
+    16: r.TakeTasks("nyc/delays", FENCING_TOKEN, "host:4711", (0, 1), (0, 0)),
     18: r.SafeTime("bank", None, ("bank/accounts",)),
 }
 EXAMPLES: dict[str, Any] = {
@@ -233,7 +233,7 @@ EXAMPLES: dict[str, Any] = {
     "AlterStream": r.AlterStream("nyc/flights", {"retention.ms": "60000"}, ("segment.ms",)),
     "TruncateStream": r.TruncateStream("nyc/flights", 7_353_714_396_035_592_192),
     "RecoverStream": r.RecoverStream("nyc/flights"),
-    "Settle": r.Settle(TOKEN, "its stream nyc/weather is lost"),
+    "Force": r.Force(TOKEN, "its stream nyc/weather is lost"),
     "DescribeStreams": r.DescribeStreams("nyc", None),
     "ListOpen": r.ListOpen("nyc", None, 100),
     "Reply: OpenList": _reply(8, r.OpenList((OPEN_INFO,))),
@@ -247,16 +247,16 @@ EXAMPLES: dict[str, Any] = {
     "LabelWriter": r.LabelWriter(TOKEN, RECEIPT.writer, "loader 7"),
     "ListTransactions": COMMANDS[8],
     "Reply: TransactionList": _reply(8, r.TransactionList(())),
-    "Reply: Alive": _reply(9, r.Alive((OUTCOME._replace(streams=(), writers=()),))),
+    "Reply: Ended": _reply(9, r.Ended((OUTCOME._replace(streams=(), writers=()),))),
     "ListCommands": COMMANDS[12],
     "Reply: CommandList": _reply(
         12,
         r.CommandList(
-            42, 43, (r.SetAsideRow(17, MS, "unreadable", "a batch that is cut", "open"),), 3, 12
+            42, 43, (r.QuarantineRow(17, MS, "unreadable", "a batch that is cut", "open"),), 3, 12
         ),
     ),
     "SafeTime": COMMANDS[10],
-    "Reply: SafeTimeIs": _reply(10, r.SafeTimeIs("nyc", STAMP)),
+    "Reply: SafeTimeReply": _reply(10, r.SafeTimeReply("nyc", STAMP)),
     "ListSeries": COMMANDS[11],
     "Reply: SeriesList": _reply(
         11, r.SeriesList((r.SeriesInfo("spark/9d1c/sink", 17, TXN, (0, 15, 17, 17)),), more=False)
@@ -283,7 +283,7 @@ EXAMPLES: dict[str, Any] = {
     ),
     "CreateProcessor": r.CreateProcessor("nyc/delays", 2, INPUTS),
     "DescribeProcessors": r.DescribeProcessors("nyc", "nyc/delays"),
-    "Take": COMMANDS[16],
+    "TakeTasks": COMMANDS[16],
     "Reply: ProcessorList": _reply(
         16,
         r.ProcessorList(
@@ -308,12 +308,12 @@ EXAMPLES: dict[str, Any] = {
     "OneShot with locks": r.OneShot(
         SHOT, "bank", None, (r.Event("bank/accounts", -1, b"ann", b"95", (), -1),), None, LOCKS
     ),
-    "Reply: LookAgain": _reply(
-        10, r.LookAgain(STAMP, (r.TableTime("bank/accounts", STAMP - 4096),))
+    "Reply: Revalidate": _reply(
+        10, r.Revalidate(STAMP, (r.TableTime("bank/accounts", STAMP - 4096),))
     ),
     "SafeTime of tables": COMMANDS[18],
-    "Reply: SafeTimeIs of tables": _reply(
-        18, r.SafeTimeIs("bank", STAMP, (r.TableTime("bank/accounts", STAMP - 4096),))
+    "Reply: SafeTimeReply of tables": _reply(
+        18, r.SafeTimeReply("bank", STAMP, (r.TableTime("bank/accounts", STAMP - 4096),))
     ),
     "Begin of a transaction that reads tables": replace(COMMANDS[3], snapshot=STAMP - 8192),
     "LockReads": COMMANDS[17],
@@ -332,8 +332,8 @@ EXAMPLES: dict[str, Any] = {
             r.BrokenLock("bank/accounts", b"ann", None, STAMP - 4096, SHOT),
         ),
     ),
-    "Commit that vouches": replace(COMMIT, vouched=(r.Vouched(WRITER, 1, STAMP),)),
-    "Release": r.Release("nyc/delays", TENURE, (0, 1)),
+    "Commit with validated locks": replace(COMMIT, validated=(r.Validated(WRITER, 1, STAMP),)),
+    "ReleaseTasks": r.ReleaseTasks("nyc/delays", FENCING_TOKEN, (0, 1)),
     "JournalOp": r.JournalOp("FINALIZE_COMMIT", TXN, 0, STAMP),
 }
 IN_THE_TEXT = ("Begin", "Reply: Begun")
@@ -534,7 +534,7 @@ def rows_block() -> str:
         Entry.PARTICIPANT: (r.ParticipantRow, "scope/stream"),
         Entry.WRITER: (r.WriterRow, "writer, 8 bytes"),
         Entry.PENDING_COMMIT: (r.PendingCommitRow, "empty"),
-        Entry.CARRY: (r.CarryRow, "scope/stream/ and the segment's number, 4 bytes"),
+        Entry.STAGED_MERGE: (r.StagedMergeRow, "scope/stream/ and the segment's number, 4 bytes"),
         Entry.MOVED: (
             r.MovedRow,
             "scope/stream/, the partition, 4 bytes, and the new offset, 8 bytes",
@@ -544,11 +544,11 @@ def rows_block() -> str:
         Entry.LABEL: (r.LabelRow, "writer, 8 bytes"),
         Entry.READ_LOCK: (
             r.ReadLockRow,
-            "writer and number, 8 bytes each; number 0: a `LookedRow`",
+            "writer and number, 8 bytes each; number 0: a `ValidatedRow`",
         ),
         Entry.READS: (r.ReadsRow, "empty"),
         Entry.SUSPECT: (r.SuspectRow, "empty"),
-        Entry.SET_ASIDE: (r.SetAsideRow, "the offset, 8 bytes, and the lane"),
+        Entry.QUARANTINED: (r.QuarantineRow, "the offset, 8 bytes, and the lane"),
         Entry.LANE: (r.LaneRow, "lane"),
         Entry.LANE_POSITION: (r.LanePositionRow, "lane"),
         Entry.GRANT: (r.GrantRow, "lane, a blank, pattern"),
@@ -583,7 +583,7 @@ def limits_block() -> str:
         ["open transactions of a control partition", f"{default['max_open']:,} (default)"],
         [
             "bytes of open transactions in journals, by control partition",
-            f"{default['max_staged_bytes']:,} (default)",
+            f"{default['max_uncommitted_bytes']:,} (default)",
         ],
         ["outcomes are kept, days", f"{default['retention_ms'] // DAY_MS} (default)"],
         *([limit.bounds, f"{limit.value:,} {limit.unit}"] for limit in limits.TABLE),
@@ -642,7 +642,7 @@ def judged_block() -> str:
         ranges = (r.LockedRange(keys[0], keys[1] if len(keys) > 1 else None),) if ranged else ()
         points = () if ranged else (fingerprint(keys[0]),)
         holds = window.holds(r.TableLocks("bank/a", since, last, points, ranges), 200)
-        rows.append([since, last, locked, "commits" if holds else "`LookAgain`"])
+        rows.append([since, last, locked, "commits" if holds else "`Revalidate`"])
     return table("`since` | `last` | locked | answer", rows)
 
 

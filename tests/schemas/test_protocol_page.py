@@ -136,7 +136,7 @@ def test_locks_are_judged_as_the_page_says() -> None:
         untouched = not any(low <= key < high and at > since for key, at in writes.items())
         remembers = newest <= since or since >= reach
         holds = read_all and untouched and remembers
-        assert answer == ("commits" if holds else "`LookAgain`"), (since, last, locked)
+        assert answer == ("commits" if holds else "`Revalidate`"), (since, last, locked)
 
 
 def test_the_errors_are_those_of_the_code() -> None:
@@ -263,7 +263,7 @@ def test_an_answer_names_the_command_before_it() -> None:
         "Begun": "Begin",
         "Touched": "Touch",
         "Outcome": "Commit",
-        "Alive": "Heartbeat",
+        "Ended": "Heartbeat",
         "SeriesList": "ListSeries",
     }
     for answer, command in pairs.items():

@@ -10,7 +10,7 @@ from anabranch.core.journal.index import JournalIndex
 from anabranch.core.state import State
 from anabranch.processors import carrier
 from anabranch.processors.carrier import Carrier, Carriers
-from anabranch.schemas.records import CarryRow
+from anabranch.schemas.records import StagedMergeRow
 from tests.sim.world import START_S, World
 
 _JOIN_S = 30.0
@@ -46,7 +46,7 @@ class CarriersBeside(Carriers):
                 body = partial(self._run, one)
                 self._world.spawn(self._world.current, f"carrier-{number}", body)
 
-    def take(self, wall_ms: int) -> list[CarryRow]:
+    def take(self, wall_ms: int) -> list[StagedMergeRow]:
         """See `Carriers`; what waits is for the tasks."""
         waiting, self._waiting = self._waiting, deque()
         try:
@@ -65,7 +65,7 @@ class CarriersBeside(Carriers):
                 while not self._stop.is_set():
                     wall_ms = int((START_S + self._world.now) * 1000)
                     self._results.put(result := carrier._chunk(one, job, wall_ms))
-                    if not isinstance(result, CarryRow) or result.done:
+                    if not isinstance(result, StagedMergeRow) or result.done:
                         break
             except Exception as error:  # noqa: BLE001 the leader raises it
                 self._results.put(error)

@@ -258,7 +258,7 @@ def _check_commit(where: str, picture: Picture, walk: Walk, record: r.CommitReco
 
 
 def _check_price(where: str, picture: Picture, walk: Walk, records: list[object]) -> None:
-    """One duplicate for each reference epoch and each carried merge, and one more at the end."""
+    """One duplicate for each reference epoch and each staged merge, and one more at the end."""
     copies = [
         record
         for record in records

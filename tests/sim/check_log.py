@@ -112,7 +112,7 @@ def check_history(stream: str, found: list[tuple[Seen, object]]) -> None:
 def check_ranges(picture: Picture) -> None:
     """Each event stands in the range of exactly one COMMIT record, of its transaction and native transaction.
 
-    What was carried aside was written in others, before.
+    What was staged was written in others, before.
     """
     owner: dict[tuple[str, int, int], bytes] = {}
     times: dict[bytes, int] = {}
@@ -222,7 +222,7 @@ def check_answers(picture: Picture) -> None:
                 f"refused: {result.code}: {result.message}",
             )
         outcomes = [result] if isinstance(result, r.Outcome) else []
-        if isinstance(result, r.Alive):
+        if isinstance(result, r.Ended):
             outcomes += result.not_open
         if isinstance(result, r.TransactionList):
             outcomes += result.transactions

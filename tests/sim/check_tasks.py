@@ -10,7 +10,7 @@ from zlib import crc32
 from anabranch.core.ids import NO_TXN, is_marked
 from anabranch.core.legal_names import state_stream
 from anabranch.core.partitioner import mix
-from anabranch.errors import TenureLost
+from anabranch.errors import OwnershipLost
 from anabranch.schemas import records as r
 from tests.sim.check_log import hold
 from tests.sim.ledger import Deal, Given, Ledger, Workplace
@@ -102,7 +102,7 @@ def check_tasks(picture: Picture, ledger: Ledger) -> None:
         committed = bool(outputs & seen)  # all or none of them: see `check_deal`
         is_final = not is_marked(deal.txn_id or NO_TXN)  # it may answer a repeated one-shot, too
         for attempt in deal.attempts:
-            lost = is_final and isinstance(attempt.error, TenureLost)
+            lost = is_final and isinstance(attempt.error, OwnershipLost)
             hold(not (lost and committed), f"{deal.label}: committed, but {attempt.error}")
         for step in deal.consumed.steps if committed else ():
             for task in step.tasks:

@@ -10,7 +10,7 @@ from typing import Any
 
 from anabranch.core import rows as k
 from anabranch.core.decisions.turn import Settings
-from anabranch.errors import NotLeading, NotReady
+from anabranch.errors import NotLeader, NotReady
 from anabranch.ports import LogError, LogFenced, LogUnavailable, TableError, TopicPartition
 from anabranch.processors.controller import Controller
 from anabranch.processors.leadership import STATUS_POSITION
@@ -293,13 +293,13 @@ class Fleet:
                     while partition in machine.assigned:
                         if controller.step(IDLE_WAIT_S):
                             self.after_step(controller)
-                except (LogFenced, NotLeading):
+                except (LogFenced, NotLeader):
                     machine.led.pop(partition, None)
                     clock.sleep(FENCED_PAUSE_S)
                 except LogError:
                     machine.led.pop(partition, None)
                     clock.sleep(TROUBLE_PAUSE_S)
-            with suppress(LogError, NotLeading):
+            with suppress(LogError, NotLeader):
                 controller.hand_over()
         finally:
             machine.led.pop(partition, None)

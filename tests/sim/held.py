@@ -66,8 +66,9 @@ def _events(rows: Rows) -> int:
     return sum(len(encode(row)) - 200 for _, row in rows[Entry.PREPARED])
 
 
-# `limits.STAGED` and the quota `staged` are not among them: they refuse new streams and writers, and known writers
-# append to journals without asking, so no number of bytes is the most. tests/core/test_quotas.py has the refusals.
+# `limits.UNCOMMITTED` and the quota `staged` are not among them: they refuse new streams and writers, and known
+# writers append to journals without asking, so no number of bytes is the most. tests/core/test_quotas.py has the
+# refusals.
 THINGS: dict[str, Thing] = {
     "bytes of receipts": Thing(
         "RECEIPTS", 20_000, lambda rows: limits.size_of(row.receipt for _, row in rows[Entry.WRITER])
@@ -91,7 +92,7 @@ KINDS: dict[Entry, dict[str, int]] = {
     Entry.WRITER: {"writers": _ROW, "bytes of receipts": 1},
     Entry.LABEL: {"writers": _ROW},
     Entry.PENDING_COMMIT: {"bytes of receipts": 1, "askers of its commit": _ROW},
-    Entry.CARRY: {},
+    Entry.STAGED_MERGE: {},
     Entry.MOVED: {},
     Entry.YIELDED: {},
     Entry.PREPARED: {"bytes of prepared events": 1},

@@ -1,7 +1,7 @@
 """One stream is in trouble for an hour: nothing that never touched it may wait for it.
 
 It is played when all faults of a run are over. Two transactions touch the stream: one is decided when the trouble
-comes, and one is carried aside, with a locked table. Meanwhile others commit, of all kinds and by all lanes. After
+comes, and one is staged, with a locked table. Meanwhile others commit, of all kinds and by all lanes. After
 a third of the hour another leader begins, without a table; after two thirds an operator ends what holds others, by
 the command for that. At the end of the hour there is a list of everything that waits.
 """
@@ -67,11 +67,11 @@ class _Sworn:
         self._through = through
 
     @property
-    def vouched(self) -> tuple[r.Vouched, ...]:
+    def validated(self) -> tuple[r.Validated, ...]:
         """One set of one writer."""
-        return (r.Vouched(1, 1, self._through),)
+        return (r.Validated(1, 1, self._through),)
 
-    def look_again(self, answer: r.LookAgain, _: float) -> None:
+    def revalidate(self, answer: r.Revalidate, _: float) -> None:
         """It is sure again."""
         self._through = answer.timestamp
 
@@ -108,7 +108,9 @@ class Hour:
             return
         ends = world.now + self._length_s
         world.later(self._length_s / 3, self._fleet.replace)
-        world.later(self._length_s * 2 / 3, lambda: self._task("settler", self._settle, ADMIN_LANE))
+        world.later(
+            self._length_s * 2 / 3, lambda: self._task("operator of force", self._force, ADMIN_LANE)
+        )
         self._others()
         world.run(lambda: world.now >= ends, ends)
         self.waits = list(self._waiting())
@@ -277,15 +279,15 @@ class Hour:
 
     # -- an operator ------------------------------------------------------------------------------------
 
-    def _settle(self, client: Client) -> None:
+    def _force(self, client: Client) -> None:
         """End, by its command, what holds others."""
         for partition in self._fleet.partitions:
             leader = self._fleet.leading(partition)
             for txn_id in list(self._carried(leader.state)) if leader is not None else ():
                 try:
-                    client.settle(txn_id, timeout=BOUND_S)
+                    client.force(txn_id, timeout=BOUND_S)
                 except AnabranchError as error:
-                    self._world.note("settler", f"{type(error).__name__}: {error}")
+                    self._world.note("operator of force", f"{type(error).__name__}: {error}")
 
     # -- who waits --------------------------------------------------------------------------------------
 
@@ -319,7 +321,7 @@ class Hour:
     def _journals(self, leader: Controller) -> Iterator[Wait]:
         """Bytes that were written long ago, but for those of open transactions and what pays no cut."""
         old_ms = (START_S + self._world.now - _OLD * self._length_s) * 1000
-        settings, stays = leader.settings, leader._intake.index.staged.stays
+        settings, stays = leader.settings, leader._intake.index.uncommitted.stays
         for stream, row in leader.state.streams.items():
             if stream == _BAD or stream in self._ledger.deleted:
                 continue

@@ -157,7 +157,7 @@ class Deal:
     named_result: Result | None = None  # the name was committed before it began
     finals: list[tuple[str, int]] = field(default_factory=list)  # (state, timestamp) that were told
     consumed: r.Consumed | None = None  # of a worker: the stretch that it commits
-    tenure: str = ""  # … as the history knows it
+    ownership: str = ""  # … as the history knows it
     given: list[Given] = field(
         default_factory=list
     )  # … and its events, in the order in which it got them
@@ -225,7 +225,7 @@ class Ledger:
         self.terms: dict[int, list[float]] = defaultdict(list)  # by control partition
         self._undecided: dict[Native, list[tuple[list[Any], object]]] = defaultdict(list)
         self.happened: set[Native] = set()  # native transactions that were committed
-        self.carriers: set[int] = set()  # producer ids that carried merges aside
+        self.carriers: set[int] = set()  # producer ids that staged merges aside
         self.safe_answers: list[SafeAnswer] = []
         self.final_answers: list[tuple[bytes, str, int]] = []  # answers about other ids
         self.snapshots: list[tuple[str, StreamCut, Places]] = []  # those that were read whole
@@ -238,7 +238,7 @@ class Ledger:
         self.lanes: set[str] = set()  # those that were made
         self.blocked: set[str] = set()  # … and blocked once
         self.workplaces: dict[str, Workplace] = {}  # by name
-        self.tenures = 0  # that were asked for
+        self.ownerships = 0  # that were asked for
         self.numbers: dict[bytes, int] = {}  # what values of states say
         self.never: set[bytes] = set()  # ids of one-shots that came while their lane was blocked
         self.asked: dict[bytes, str] = {}  # correlation id -> the lane that it came by

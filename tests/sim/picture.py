@@ -155,7 +155,7 @@ class Picture:
     left_over: list[str] = field(default_factory=list)  # rows that only an unfinished one needs
     # Control partition and thing -> the commands that changed it, in order.
     changes: dict[tuple[int, bytes], list[bytes]] = field(default_factory=lambda: defaultdict(list))
-    carriers: set[int] = field(default_factory=set)  # producer ids that carried merges aside
+    carriers: set[int] = field(default_factory=set)  # producer ids that staged merges aside
     carried: set[bytes] = field(default_factory=set)  # their transactions
     cut: int = 0  # low waters that were logged
     history_low: dict[str, int] = field(default_factory=dict)  # those of histories
@@ -203,7 +203,7 @@ class Picture:
                 key = seen.record.key or b""
                 if len(key) == 17 and key[-1] == k.Entry.TXN:
                     picture.row_natives[key[:16]] = seen.native
-                elif k.split_key(key)[1] is k.Entry.CARRY:
+                elif k.split_key(key)[1] is k.Entry.STAGED_MERGE:
                     picture.chunks += seen.native[0] in picture.carriers
                 elif k.split_key(key)[1] is k.Entry.LOW_WATER:
                     picture.cut += 1
@@ -249,7 +249,7 @@ class Picture:
                 continue
             for key in state.row_keys(row.txn_id):
                 _, entry, _ = k.split_key(key)
-                if entry in (k.Entry.PENDING_COMMIT, k.Entry.CARRY, k.Entry.MOVED):
+                if entry in (k.Entry.PENDING_COMMIT, k.Entry.STAGED_MERGE, k.Entry.MOVED):
                     self.left_over.append(f"{entry.name} of {row.txn_id.hex()} ({row.state})")
         self.retired |= {(name, n) for name in state.streams for n in state.retired(name)}
         for (stream, partition), low in state.low_water.items():

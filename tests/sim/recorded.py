@@ -72,7 +72,7 @@ def recorded_commit(
     if deal.consumed is not None:
         claims |= {
             "processor": deal.consumed.processor,
-            "tenure": deal.tenure,
+            "ownership": deal.ownership,
             "tasks": sorted(task for step in deal.consumed.steps for task in step.tasks),
             "consumes": [event_id(given.value) for given in deal.given],
         }
@@ -107,11 +107,11 @@ def told_commit(told: dict[str, Any], deal: Deal, result: Result) -> None:
 
 @contextmanager
 def recorded_take(ledger: Ledger, place: Workplace, tasks: Sequence[int] | None) -> Iterator[str]:
-    """Tasks are taken; gives the tenure's name."""
-    ledger.tenures += 1
-    label = f"{place.name}#{ledger.tenures}"
+    """Tasks are taken; gives the ownership's name."""
+    ledger.ownerships += 1
+    label = f"{place.name}#{ledger.ownerships}"
     named = list(range(place.tasks) if tasks is None else tasks)
-    with ledger.history.here.asking("take", processor=place.name, tenure=label, tasks=named):
+    with ledger.history.here.asking("take", processor=place.name, ownership=label, tasks=named):
         yield label
 
 

@@ -131,11 +131,11 @@ def simulate(
 
 @contextmanager
 def _strict(faults: Faults) -> Iterator[None]:
-    """All commands but those of `poison` are innocent: none may raise, or be set aside. Streams may be tight.
+    """All commands but those of `poison` are innocent: none may raise, or be quarantined. Streams may be tight.
 
-    A command at which processes died may be set aside: chance may strike three of them.
+    A command at which processes died may be quarantined: chance may strike three of them.
     """
-    real, aside = SuspectCommands.raised, SuspectCommands._set_aside
+    real, aside = SuspectCommands.raised, SuspectCommands._quarantine
 
     def raised(own: SuspectCommands, key: Key | None, error: Exception) -> None:
         if error.args != poison.RAISED:
@@ -146,7 +146,7 @@ def _strict(faults: Faults) -> Iterator[None]:
         deaths = sum(faults.counts.get(name, 0) for name in _DEATHS)
         by_chance = reason == DIED and deaths >= limits.TRIES.value
         if poison.RAISED[0] not in reason and not by_chance:
-            raise InvariantViolation(f"an innocent command is set aside: {command} {reason}")
+            raise InvariantViolation(f"an innocent command is quarantined: {command} {reason}")
         aside(own, command, reason, *more)
 
     with (
@@ -154,7 +154,7 @@ def _strict(faults: Faults) -> Iterator[None]:
             limits, "LEAST_MESSAGE", limits.LEAST_MESSAGE._replace(value=int(TIGHT_BYTES))
         ),
         patch.object(SuspectCommands, "raised", raised),
-        patch.object(SuspectCommands, "_set_aside", put_aside),
+        patch.object(SuspectCommands, "_quarantine", put_aside),
         patch.object(feeds, "_RETRY_S", 1.0),  # else a reader seems to have come to the end
     ):
         yield
@@ -522,7 +522,9 @@ class _Run:
         if beyond and self.faults.weather.compact_s:
             return  # compaction may have taken what the table has seen
         found = folded_rows(store)
-        if any(k.split_key(key[1:])[1] is k.Entry.CARRY for key in found if key[:1] == k.STATUS):
+        if any(
+            k.split_key(key[1:])[1] is k.Entry.STAGED_MERGE for key in found if key[:1] == k.STATUS
+        ):
             self._check_ahead(where, place, position, store)
             return
         expected = folded_rows(fold(self.cluster, place, position))
@@ -531,7 +533,7 @@ class _Run:
     def _check_ahead(
         self, where: str, place: TopicPartition, position: int, store: MemoryStore
     ) -> None:
-        """While a merge is carried aside the table may know more than its position says.
+        """While a merge is staged the table may know more than its position says.
 
         Going on from there must come to the same as beginning from nothing.
         """

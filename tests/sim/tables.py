@@ -292,7 +292,7 @@ class TableMachine:
                 long.parts.append(part)
 
     def _big(self, txn: RecordedTransaction) -> None:
-        """It may be carried aside, with its locks frozen."""
+        """It may be staged, with its locks frozen."""
         for _ in range(self._random.choice((3, 12))):
             value = self._noted.value(0, b" " + b"." * 100)
             txn.put(self._random.choice(TABLES), self._random.choice(KEYS), value)

@@ -11,7 +11,7 @@ from anabranch.errors import NotReady
 from anabranch.ports import TopicPartition
 from anabranch.schemas.records import Consumed
 from anabranch.topics.names import stream_topic
-from anabranch.types import Event, Tenure
+from anabranch.types import Event, TaskOwnership
 from tests.sim.ledger import Given, Ledger
 
 if TYPE_CHECKING:
@@ -37,11 +37,13 @@ def counted_by(task: int, tasks: int, event: Event | Given) -> bool:
     return event.key is not None and position_of(event.key) * tasks >> 32 == task
 
 
-def restore(log: SimLog, ledger: Ledger, tenure: Tenure) -> Numbers:
-    """The state of a tenure's tasks, as far as their heads say. `NotReady`: the broker does not show all of it."""
+def restore(log: SimLog, ledger: Ledger, ownership: TaskOwnership) -> Numbers:
+    """The state of an ownership's tasks, as far as their heads say. `NotReady`: the broker does not show all of
+    it.
+    """
     found: Numbers = {}
-    for task, info in tenure.tasks.items():
-        place = TopicPartition(stream_topic(tenure.state), task)
+    for task, info in ownership.tasks.items():
+        place = TopicPartition(stream_topic(ownership.state), task)
         end = log.end_offsets([place], committed=True)[place]
         rows: dict[bytes, int] = {}
         at = 0
@@ -61,13 +63,13 @@ def restore(log: SimLog, ledger: Ledger, tenure: Tenure) -> Numbers:
 
 
 def change(
-    state: Numbers, tenure: Tenure, consumed: Consumed, events: Sequence[Event]
+    state: Numbers, ownership: TaskOwnership, consumed: Consumed, events: Sequence[Event]
 ) -> list[Row]:
     """Count events, and tell which rows that changes."""
     rows: list[Row] = []
     for step in consumed.steps:
         for task in step.tasks:
-            keys = [e.key or b"" for e in events if counted_by(task, tenure.task_count, e)]
+            keys = [e.key or b"" for e in events if counted_by(task, ownership.task_count, e)]
             for key in dict.fromkeys(COUNTS + key for key in keys):
                 state[task][key] = state[task].get(key, 0) + keys.count(key[len(COUNTS) :])
                 rows.append(Row(task, key, state[task][key]))

@@ -33,7 +33,7 @@ from anabranch.reading.committed_log import client_errors
 from anabranch.reading.task_reader import TaskReader
 from anabranch.schemas.records import Consumed
 from anabranch.topics.names import history_topic, stream_topic
-from anabranch.types import Event, Result, Tenure
+from anabranch.types import Event, Result, TaskOwnership
 from tests.sim.clients import beat
 from tests.sim.faults import Faults
 from tests.sim.ledger import Attempt, Deal, Given, Ledger, Workplace
@@ -188,27 +188,27 @@ class TaskMachine:
         if random.random() < 0.05 and self.faults.weather.scale_s and not self.finishing:
             scale_somehow(self.world, client, OUTPUT)
         with recorded_take(self.ledger, place, tasks) as label, self.world.interruptible():
-            tenure = client.take(place.name, tasks, holder=label, timeout=5.0)
+            ownership = client.take_tasks(place.name, tasks, holder=label, timeout=5.0)
         log = self.cluster.log_of(self.world.current)
         with client_errors():  # of a restore by hand
-            state = restore(log, self.ledger, tenure) if place.stores else None
+            state = restore(log, self.ledger, ownership) if place.stores else None
         inputs = list(place.inputs)
         if len(inputs) > 1 and random.random() < 0.15 and not self.finishing:
             inputs.remove(random.choice(inputs))
         try:
-            with client.read(inputs, tenure=tenure, timeout=_TIMEOUT_S) as reader:
-                found = self._stretches(client, tenure, label, reader, state)
+            with client.read(inputs, ownership=ownership, timeout=_TIMEOUT_S) as reader:
+                found = self._stretches(client, ownership, label, reader, state)
         except (SnapshotExpired, IllegalState) as error:
             self._expired(place, inputs, error)
             raise
         if random.random() < 0.3:
-            client.release(tenure, timeout=2.0)
+            client.release_tasks(ownership, timeout=2.0)
         return found
 
     def _stretches(
         self,
         client: Client,
-        tenure: Tenure,
+        ownership: TaskOwnership,
         label: str,
         reader: TaskReader,
         state: Numbers | None,
@@ -225,9 +225,9 @@ class TaskMachine:
             if random.random() < 0.1:
                 self.world.sleep(random.expovariate(0.5))
             consumed = reader.consumed()
-            rows = change(state, tenure, consumed, events) if state is not None else []
+            rows = change(state, ownership, consumed, events) if state is not None else []
             stretch = consumed, events, label, rows
-            commit = partial(self._commit, client, tenure, *stretch)
+            commit = partial(self._commit, client, ownership, *stretch)
             if random.random() < 0.2:
                 self._spawn(commit, beside)
                 continue
@@ -269,7 +269,7 @@ class TaskMachine:
     def _commit(
         self,
         client: Client,
-        tenure: Tenure,
+        ownership: TaskOwnership,
         consumed: Consumed,
         events: list[Event],
         label: str,
@@ -278,16 +278,16 @@ class TaskMachine:
         """Commit a stretch. False: not so far as is known here; the tasks must be taken again."""
         random = self.world.random
         deal = self.ledger.open(SCOPE, "task", keepalive=random.choice((3.0, 8.0)))
-        deal.consumed, deal.tenure = consumed, label
+        deal.consumed, deal.ownership = consumed, label
         with recorded_begin(self.ledger, deal):
-            txn = client.begin(SCOPE, None, deal.keepalive_ms / 1000, tenure=tenure)
+            txn = client.begin(SCOPE, None, deal.keepalive_ms / 1000, ownership=ownership)
         try:
             kind = random.random()
             if kind < 0.25 and not rows:
                 return self._commit_elsewhere(deal, txn, events)
             self._write(deal, "own", events, txn.write)
             for row in rows:
-                told = deal.event(deal.writer("own"), tenure.state, row.key)
+                told = deal.event(deal.writer("own"), ownership.state, row.key)
                 self.ledger.numbers[told.value] = row.number
                 change_one = partial(_write_state, txn, row.task)
                 recorded_write(self.ledger, deal, deal.writer("own"), told, change_one)

@@ -72,7 +72,7 @@ def test_a_new_leader_carries_on_only_when_it_has_read_the_journals() -> None:
     receipt = world.write(txn_id, 1, "nyc/a", touched.segments, events, one_batch=False)
     asked = world.send(r.Commit(begun.token, (receipt,), (), None, 1000))
     for _ in range(10):
-        if leader.state.open[txn_id].carries:
+        if leader.state.open[txn_id].staged_merges:
             break
         leader.step(0)
         world.clock.sleep(0.1)

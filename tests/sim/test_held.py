@@ -8,7 +8,7 @@ from anabranch.core import limits
 from tests.sim.held import KINDS, THINGS
 
 # Limits that speak of a transaction, and not of what it holds in rows.
-_OTHERS = {"HELPERS", "NAME", "STAGED", "UNREAD"}
+_OTHERS = {"HELPERS", "NAME", "UNCOMMITTED", "UNREAD"}
 _OF_ONE = re.compile(r"\ban? (open )?transaction\b")
 
 

@@ -22,7 +22,7 @@ FIRST = (
     "all lanes are answered in one topic",
     "a merge is done twice",
     "plain writes are misplaced",
-    "any tenure may commit",
+    "any owner may commit",
     "topics of deleted streams stay",
     "what lacks a marker stays open",
     "ends are not sure",

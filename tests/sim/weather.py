@@ -99,7 +99,7 @@ class Weather:
     small: bool = False  # small limits, so that everything is cut in pieces
     scale_s: float = 0.0  # mean time between the scalings of a client; 0: none
     linger: float = 0.0  # how often a transaction stays open while streams are scaled
-    chunk_bytes: int = 16 << 20  # bigger merges are carried aside
+    chunk_bytes: int = 16 << 20  # bigger merges are staged
     collate_ms: int = 200
     cleaning: bool = False  # journals are cut, and old transactions moved, all the time
     carriers_beside: bool = False  # carriers run beside the leader's loop, not in its steps
@@ -239,7 +239,7 @@ _KINDS: dict[str, tuple[float, ...]] = {
     "raising_s": (2.0, 8.0),
     "hostile_s": (3.0,),
 }
-# With big transactions that are carried aside, and journals that are cut.
+# With big transactions that are staged, and journals that are cut.
 HOUR: dict[str, float] = {"hour_s": 3600.0, "machines": 2, "chunk_bytes": 250, "cleaning": True}
 _NO_LANES: dict[str, float] = {"lanes": 0, "rights_s": 0.0, "lane_s": 0.0}
 CLEAR: dict[str, float] = (

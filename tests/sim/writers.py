@@ -18,11 +18,11 @@ from anabranch.errors import (
     ClockSkew,
     EventTooLarge,
     Expired,
-    HeldByPrepared,
     IllegalState,
     InvalidArgument,
     NotAuthorized,
     OutcomeUnknown,
+    ReservedByPrepared,
     RetryError,
     StreamLost,
     WritersUnfinished,
@@ -47,7 +47,7 @@ FINE = (
     IllegalState,
     WritersUnfinished,
     ClockSkew,
-    HeldByPrepared,
+    ReservedByPrepared,
     StreamLost,  # `check_lost` looks whether that is so
 )
 

@@ -18,15 +18,15 @@ def process(client: anabranch.Client, stream: str, other: str) -> int:
     """Commits that move positions and change state. Returns how many events are written to ``other``."""
     processor = f"{stream}-processor"
     client.create_processor(processor, stream, 2, "end", stores=["s"])
-    tenure = client.take(processor)
+    ownership = client.take_tasks(processor)
     for sequence in range(1, 7):
-        with client.begin(tenure.scope, tenure=tenure) as txn:
+        with client.begin(ownership.scope, ownership=ownership) as txn:
             txn.write(other, b"processed", key=b"k")
             txn.write_state(sequence % 2, [(b"\0\0\0\2k", b"%d" % sequence)])
             if sequence > 3:
                 txn.flush()
             step = TaskStep((0, 1), sequence, ())
-            txn.commit(consumed=Consumed(processor, tenure.secret, (step,)))
+            txn.commit(consumed=Consumed(processor, ownership.fencing_token, (step,)))
     return 6
 
 
@@ -100,7 +100,7 @@ def live(client: anabranch.Client, bootstrap: str, stream: str, other: str) -> d
     gone.flush()
     gone.abort()
 
-    # Two that are open over scalings roll; the big one is carried aside.
+    # Two that are open over scalings roll; the big one is staged.
     old, big = client.begin(scope, keepalive=120), client.begin(scope, keepalive=120)
     old.token()
     big.token()

@@ -116,7 +116,9 @@ class DisturbedBatch(BatchSink):
         target = self._target
         stream = target.stream
         assert stream is not None
-        wait_for("rows in the journal", lambda: target.client.describe(stream).staged_bytes > 0)
+        wait_for(
+            "rows in the journal", lambda: target.client.describe(stream).uncommitted_bytes > 0
+        )
         os.kill(os.getpid(), signal.SIGKILL)
 
     def _raise_zombie(self, rows: Sequence[pa.RecordBatch]) -> None:

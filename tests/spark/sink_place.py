@@ -50,7 +50,7 @@ class Place:
     def nothing_staged(self) -> None:
         """Waits until no open transaction has anything in the journal."""
         until = time.monotonic() + DEADLINE_S
-        while self.client.describe(self.stream).staged_bytes:
+        while self.client.describe(self.stream).uncommitted_bytes:
             assert time.monotonic() < until, self.transactions()
             time.sleep(0.1)
 

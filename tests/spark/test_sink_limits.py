@@ -84,4 +84,4 @@ def test_after_too_many_an_abort_leaves_nothing(world: World) -> None:
     StreamSink(Options(OPTIONS), COLUMNS, False).abort(again, 0)
     assert world.client.state(sink._reservation).state == "ABORTED"
     assert world.events("t/s") == []
-    assert world.client.describe("t/s").staged_bytes == 0
+    assert world.client.describe("t/s").uncommitted_bytes == 0

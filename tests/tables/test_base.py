@@ -101,10 +101,10 @@ def test_what_a_processor_has_not_consumed_stays(world: World) -> None:
     world.client.create_processor("bank/p", ONE, tasks=2)
 
     def consume(*tasks: int) -> int:
-        tenure = world.client.take("bank/p", tasks)
-        with world.client.read(ONE, tenure=tenure, timeout=3.0) as reader:
+        ownership = world.client.take_tasks("bank/p", tasks)
+        with world.client.read(ONE, ownership=ownership, timeout=3.0) as reader:
             count = len(list(reader))
-            with world.client.begin("bank", tenure=tenure) as txn:
+            with world.client.begin("bank", ownership=ownership) as txn:
                 txn.commit(consumed=reader.consumed())
         return count
 
@@ -260,10 +260,10 @@ def test_who_may_not_compact_is_told_so_and_who_may_what_holds_it(world: World) 
         txn.flush()
         world.clock.sleep(9)
         base = compacted(client, truth)
-        (holder,) = client.describe(ONE).holders
-        assert (holder.name, holder.lane) == (txn_text(txn.txn_id or b""), "admin")
+        (blocker,) = client.describe(ONE).blockers
+        assert (blocker.name, blocker.lane) == (txn_text(txn.txn_id or b""), "admin")
         with pytest.raises(
-            NotReady, match=f"base of .* already.*{holder.name} of lane admin, .*{holder.ends}"
+            NotReady, match=f"base of .* already.*{blocker.name} of lane admin, .*{blocker.ends}"
         ):
             compacted(client, truth)
         txn.abort()

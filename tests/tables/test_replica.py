@@ -117,7 +117,7 @@ def test_each_step_shows_what_was(
         elif kind == "scale":
             world.client.scale(chance.choice(TABLES), chance.choice([1, 2, 3]))
         elif kind == "told":
-            found.told(*truth.safe(TABLES, 0, 0.0))
+            found.observe(*truth.safe(TABLES, 0, 0.0))
         elif kind == "crash":
             lives += 1
             if chance.random() < 0.7:
@@ -163,7 +163,7 @@ def test_a_table_is_complete_by_its_own_last_commit(world: World) -> None:
         txn.write(two, b"1", b"k")
         commit = txn.commit().commit_timestamp
     assert commit is not None
-    found.told(commit + 5, {one: commit, idle: 0})
+    found.observe(commit + 5, {one: commit, idle: 0})
     assert found.complete[one] < commit
     assert found.complete[idle] == commit + 5
     while found.step(world.clock.now):

@@ -177,8 +177,8 @@ def test_a_commit_looks_at_its_reads_if_a_later_one_is_here(bank: Bank, others: 
     for _ in range(others):
         bank.put(bank.blind, B, y="2")
         bank.rows.snapshot().close()
-    real = TableSnapshot.look
-    with patch.object(TableSnapshot, "look", autospec=True, side_effect=real) as looked:
+    real = TableSnapshot.get_version
+    with patch.object(TableSnapshot, "get_version", autospec=True, side_effect=real) as looked:
         assert txn.commit(timeout=20.0).counts.committed == 1
     assert looked.call_count == others
 
@@ -638,17 +638,17 @@ def test_a_commit_s_look_that_finds_its_own_commit_gets_the_outcome(
     opened, reads = txn._opened, txn._reads
     assert isinstance(opened, Transaction)
     assert reads is not None
-    look, token = reads.look_again, txn.token("all")
+    look, token = reads.revalidate, txn.token("all")
 
-    def late(answer: r.LookAgain, deadline: float) -> None:
+    def late(answer: r.Revalidate, deadline: float) -> None:
         look(answer, deadline)
         assert opened._own is not None
-        command = r.Commit(token, (opened._own,), None, None, 0, vouched=reads.vouched)
+        command = r.Commit(token, (opened._own,), None, None, 0, validated=reads.validated)
         bank.blind._shared.session.commit(command, deadline)
         bank.rows.snapshot().close()
         look(answer, deadline)
 
-    with patch.object(reads, "look_again", late):
+    with patch.object(reads, "revalidate", late):
         assert txn.commit().txn_id == txn.txn_id
 
 
@@ -677,7 +677,7 @@ def test_a_look_that_fails_between_two_sends_of_a_commit_leaves_it_sent(
         if plain and row is not None and row.state == "COMMIT_IN_PROGRESS":
             bank.cluster.log("plain").produce_batch(place, encode_batch([plain.pop()]))
 
-    def late(answer: r.LookAgain, _: float) -> None:
+    def late(answer: r.Revalidate, _: float) -> None:
         told.append(answer.decided)
         raise error("the replica is not there yet")
 
@@ -685,7 +685,7 @@ def test_a_look_that_fails_between_two_sends_of_a_commit_leaves_it_sent(
         bank.clock.on_sleep = step
     else:
         no_digest(bank, monkeypatch)
-    with patch.object(reads, "look_again", late), pytest.raises(error):
+    with patch.object(reads, "revalidate", late), pytest.raises(error):
         txn.commit()
     assert told == [decided]
     for call in (partial(txn.get, A, b"x"), partial(txn.put, A, b"x", b"3")):

@@ -144,7 +144,7 @@ def test_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
         with (
             polled.watched(View("a")),
             polled.watched(View("b")),
-            pytest.raises(NotReady, match="pages are looked at"),
+            pytest.raises(NotReady, match="pages are open"),
         ):
             await asyncio.gather(*(polled.see(View("c", (str(n),))) for n in range(5)))
 

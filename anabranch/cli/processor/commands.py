@@ -108,9 +108,9 @@ def release(
     connecting = options.client()
     confirm(f"Those who have these tasks of {processor} lose them.", yes=yes)
     with connecting as client:
-        tenure = client.take(processor, task or None)
-        client.release(tenure)
-    tasks = sorted(tenure.tasks)
+        ownership = client.take_tasks(processor, task or None)
+        client.release_tasks(ownership)
+    tasks = sorted(ownership.tasks)
     line = f"{processor}: {count_of(len(tasks), 'task')} released"
     print_result({"processor": processor, "tasks": tasks}, line, as_json=options.json)
 

@@ -38,7 +38,7 @@ def clean_up(turn: Turn) -> None:
     if turn.now_ms < turn.cleaning.next_ms:
         return
     turn.cleaning.next_ms = turn.now_ms + turn.settings.clean_ms
-    used = uses(turn.index.staged, turn.state.open)
+    used = uses(turn.index.uncommitted, turn.state.open)
     crowded = []
     for place in _places(turn):
         low = low_water(turn, place, used.get(place))
@@ -112,7 +112,7 @@ def _pays(turn: Turn, place: Place, low: int) -> bool:
 
 
 def _cut(turn: Turn, place: Place, low: int) -> None:
-    for txn_id in sorted(turn.index.staged.refused):
+    for txn_id in sorted(turn.index.uncommitted.refused):
         txn = turn.state.open.get(txn_id)
         found = turn.index.rejected_below(txn_id, *place, low) if txn is not None else []
         if txn is not None and found:
@@ -173,14 +173,14 @@ def runs_to_move(turn: Turn, place: Place) -> list[Lying]:
         freed = read.between(lying[0].batch_base, offset) - copied if lying else 0
         if freed > turn.settings.move_bytes and freed >= copied:
             return _chunk(turn, lying[:i])
-        if one is None or offset == end or one.txn_id in turn.memory.carrying:
+        if one is None or offset == end or one.txn_id in turn.memory.staging:
             return []
         copied += one.run.batch_size
     return []
 
 
 def _lying(turn: Turn, place: Place) -> Iterator[Lying]:
-    for txn_id, stays in turn.index.staged.stays.items():
+    for txn_id, stays in turn.index.uncommitted.stays.items():
         if place in stays and txn_id in turn.state.open:
             for run in turn.index.runs(txn_id, *place):
                 yield Lying(run.batch_base, run.at, txn_id, run)
@@ -237,7 +237,7 @@ def has_moved(turn: Turn, place: Place, lying: Sequence[Lying], copies: Sequence
     index = turn.index
     for txn_id in {one.txn_id for one in lying}:
         low = min(run.batch_base for run in index.runs(txn_id, *place))
-        index.staged.moved(txn_id, place, low)
+        index.uncommitted.moved(txn_id, place, low)
     index.copies.update((*place, copy.batch_base) for copy in copies)
 
 

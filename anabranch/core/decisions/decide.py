@@ -13,16 +13,16 @@ from anabranch.core.decisions import (
     expiry,
     grants,
     lanes,
+    ownership,
     plain,
+    quarantine,
     questions,
     scale,
     scopes,
-    set_aside,
     streams,
-    tenures,
     transactions,
 )
-from anabranch.core.decisions.commits import commit, one_shot, registered, settle, writers
+from anabranch.core.decisions.commits import commit, force, one_shot, registered, writers
 from anabranch.core.decisions.commits import names_and_series as claims
 from anabranch.core.decisions.times import check_waits, observed
 from anabranch.core.decisions.turn import Turn, attempt
@@ -47,7 +47,7 @@ _DECISIONS: dict[type, Callable[[Turn, Any, ReplyTo | None], None]] = {
     r.Register: writers.register,
     r.Heartbeat: transactions.heartbeat,
     r.Abort: transactions.abort,
-    r.Settle: settle.settle,
+    r.Force: force.force,
     r.GetState: questions.get_state,
     r.Resolve: transactions.resolve,
     r.ListTransactions: questions.list_transactions,
@@ -57,7 +57,7 @@ _DECISIONS: dict[type, Callable[[Turn, Any, ReplyTo | None], None]] = {
     r.LockReads: registered.lock_reads,
     r.ListLocks: registered.list_locks,
     r.ListTableLocks: questions.list_table_locks,
-    r.ListCommands: set_aside.list_commands,
+    r.ListCommands: quarantine.list_commands,
     r.Commit: commit.commit,
     r.OneShot: one_shot.one_shot,
     r.PrepareEvents: one_shot.prepare_events,
@@ -69,12 +69,12 @@ _DECISIONS: dict[type, Callable[[Turn, Any, ReplyTo | None], None]] = {
     r.ListAudit: grants.list_audit,
     r.SetLane: lanes.set_lane,
     r.ListLanes: lanes.list_lanes,
-    r.CreateProcessor: tenures.create_processor,
-    r.Take: tenures.take,
-    r.Release: tenures.release,
-    r.ResetProcessor: tenures.reset_processor,
-    r.DeleteProcessor: tenures.delete_processor,
-    r.DescribeProcessors: tenures.describe_processors,
+    r.CreateProcessor: ownership.create_processor,
+    r.TakeTasks: ownership.take,
+    r.ReleaseTasks: ownership.release,
+    r.ResetProcessor: ownership.reset_processor,
+    r.DeleteProcessor: ownership.delete_processor,
+    r.DescribeProcessors: ownership.describe_processors,
 }
 # These only answer: without an asker there is nothing to decide.
 _QUESTIONS = (

@@ -68,7 +68,7 @@ def abort_stale(turn: Turn) -> None:
     stale = [txn_id for txn_id, txn in turn.state.open.items() if _is_stale(turn, txn)]
     for txn_id in sorted(stale):
         silent_ms = turn.now_ms - turn.keepalives.last(txn_id)
-        reason = f"stale: nothing heard of it for {silent_ms} ms"
+        reason = f"stale: no heartbeat for {silent_ms} ms"
         if unread := _unread(turn, turn.open(txn_id)):
             reason += f"; commands of {', '.join(unread)} can't be read"
             turn.round.unread.append(f"{txn_text(txn_id)} is aborted: {reason}")

@@ -86,7 +86,7 @@ def list_grants(turn: Turn, command: ListGrants, to: ReplyTo | None) -> None:
 def list_audit(turn: Turn, command: ListAudit, to: ReplyTo | None) -> None:
     """Operators' commands that were carried out, the newest first; a bounded part of them in one answer."""
     below = b"\xff" * 13 if command.before is None else command.before
-    most = limits.LOOKED_AT.value
+    most = limits.LIST_ROWS.value
     found = list(islice(turn.state.rows_below(k.AUDIT_KEY, below), most + 1))
     more = found[most - 1][0] if len(found) > most else None
     turn.reply(to, AuditList(tuple([row for _, row in found[:most]]), more))

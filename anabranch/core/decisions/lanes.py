@@ -99,7 +99,7 @@ def _infos(turn: Turn, lanes: Sequence[str]) -> tuple[LaneInfo, ...]:
     state = turn.state
     counted = len(state.scopes) + len(state.streams) + len(state.processors) + len(state.open)
     turn.charge(work.LOOK * 4 * len(lanes) + work.of_items(counted))
-    used = quotas.usages(turn.state, turn.index.staged, lanes)
+    used = quotas.usages(turn.state, turn.index.uncommitted, lanes)
     return tuple([_info(turn, lane, used[lane]) for lane in lanes])
 
 

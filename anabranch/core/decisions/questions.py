@@ -34,7 +34,6 @@ from anabranch.core.tokens import SEE, Rights
 from anabranch.core.transaction_states import TRANSACTIONS
 from anabranch.errors import InvalidArgument, NotReady, UnknownStream
 from anabranch.schemas.records import (
-    CarryInfo,
     GetState,
     ListOpen,
     ListRuns,
@@ -46,7 +45,8 @@ from anabranch.schemas.records import (
     RunPlace,
     RunsWanted,
     SafeTime,
-    SafeTimeIs,
+    SafeTimeReply,
+    StagedMergeInfo,
     TableLockInfo,
     TableLockList,
     TransactionList,
@@ -136,7 +136,7 @@ def list_table_locks(turn: Turn, command: ListTableLocks, to: ReplyTo | None) ->
                 table,
                 points=points[table],
                 ranges=ranges[table],
-                frozen=row.txn_id in turn.state.locks.carried,
+                frozen=row.txn_id in turn.state.locks.frozen,
                 broken=row.broken is not None,
                 waiting=_some(waiting[row.txn_id, table]),
                 waits_for=_some(waits_for[row.txn_id, table]),
@@ -178,19 +178,19 @@ def open_info(turn: Turn, row: TxnRow, *, full: bool, after: bytes | None = None
         return OpenInfo(outcome, 0, 0, 0, -1, 0, (), (), {})
     silent_ms = max(0, turn.now_ms - turn.keepalives.last(row.txn_id))
     runs = outcome.state == "OPEN"
-    stays = turn.index.staged.stays.get(row.txn_id, {})
+    stays = turn.index.uncommitted.stays.get(row.txn_id, {})
     turn.charge(work.of_items(len(streams) + len(stays)))
     return OpenInfo(
         outcome=outcome,
-        staged_bytes=sum(stay.size for stay in stays.values()),
+        uncommitted_bytes=sum(stay.size for stay in stays.values()),
         age_ms=max(0, turn.wall_ms - row.begun_ms),
         silent_ms=silent_ms,
         left_ms=max(0, row.keepalive_ms - silent_ms) if runs else -1,
         writer_count=len(txn.writers),
         writers=_writers_of(turn, txn, after) if full else (),
-        carries=_carries_of(turn, txn) if full else (),
+        staged_merges=_staged_merges_of(turn, txn) if full else (),
         locks=turn.state.locks.of(row.txn_id).count,
-        frozen=row.txn_id in turn.state.locks.carried,
+        frozen=row.txn_id in turn.state.locks.frozen,
         journals=_kept_for(turn, row.txn_id) if full else {},
         waits=_waits_for(turn, row.txn_id),
         ends=way_to_end(turn.state, row.txn_id),
@@ -200,7 +200,7 @@ def open_info(turn: Turn, row: TxnRow, *, full: bool, after: bytes | None = None
 def _kept_for(turn: Turn, txn_id: bytes) -> dict[str, int]:
     """The bytes of each stream's journal that a transaction keeps: all from its first batch on."""
     kept: Counter[str] = Counter()
-    for place, stay in turn.index.staged.stays.get(txn_id, {}).items():
+    for place, stay in turn.index.uncommitted.stays.get(txn_id, {}).items():
         read = turn.index.read.get(place)
         end = turn.index.positions.get(place, 0)
         kept[place[0]] += stay.size if read is None else max(stay.size, read.between(stay.low, end))
@@ -235,18 +235,18 @@ def _writers_of(turn: Turn, txn: OpenTxn, after: bytes | None) -> tuple[WriterIn
     )
 
 
-def _carries_of(turn: Turn, txn: OpenTxn) -> tuple[CarryInfo, ...]:
+def _staged_merges_of(turn: Turn, txn: OpenTxn) -> tuple[StagedMergeInfo, ...]:
     events = Counter[tuple[str, int]]()
-    for (_, stream, partition), extent in txn.due.items() if txn.carries else ():
+    for (_, stream, partition), extent in txn.due.items() if txn.staged_merges else ():
         events[stream, partition] += extent.count
-    stays = turn.index.staged.stays.get(txn.row.txn_id, {})
-    turn.charge(work.of_items(len(txn.due)) + work.LOOK * len(txn.carries))
+    stays = turn.index.uncommitted.stays.get(txn.row.txn_id, {})
+    turn.charge(work.of_items(len(txn.due)) + work.LOOK * len(txn.staged_merges))
     found = []
-    for _, carry in sorted(txn.carries.items()):
-        place = carry.stream, carry.source
+    for _, staged in sorted(txn.staged_merges.items()):
+        place = staged.stream, staged.source
         stay = stays.get(place)
         chunks = max(1, -(-(stay.size if stay else 0) // turn.settings.chunk_bytes))
-        found.append(CarryInfo(*place, carry.count, events[place], chunks, carry.done))
+        found.append(StagedMergeInfo(*place, staged.count, events[place], chunks, staged.done))
     return tuple(found)
 
 
@@ -265,7 +265,7 @@ def _listed(
     for looked_at, (key, row) in enumerate(rows):
         turn.charge(work.LISTED)
         full = len(found) == limit or size >= turn.settings.listed_bytes
-        if full or looked_at == limits.LOOKED_AT.value:
+        if full or looked_at == limits.LIST_ROWS.value:
             return found, _between(turn, last, key)
         if row is not None and wanted(row):
             found.append(show(row))
@@ -354,7 +354,7 @@ def list_runs(turn: Turn, command: ListRuns, to: ReplyTo | None) -> None:
 def _runs(turn: Turn, txn_id: bytes, stream: str, wanted: tuple[RunsWanted, ...]) -> RunList:
     found: list[RunPlace] = []
     for number, each in enumerate(wanted):
-        left = limits.LOOKED_AT.value - number
+        left = limits.LIST_ROWS.value - number
         if len(found) >= left:
             return RunList(tuple(found), wanted[number:])
         turn.charge(work.LOOK)
@@ -385,7 +385,7 @@ def safe_time(turn: Turn, command: SafeTime, to: ReplyTo | None) -> None:
     for table in command.tables:
         locks.check_table(turn, table)
     at = make_safe(turn, command.at)
-    turn.reply(to, SafeTimeIs(command.scope, at, locks.table_times(turn, command.tables)))
+    turn.reply(to, SafeTimeReply(command.scope, at, locks.table_times(turn, command.tables)))
 
 
 def make_safe(turn: Turn, at: int | None) -> int:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from anabranch.core import limits, work
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.hybrid_time import to_us
-from anabranch.core.journal.usage import Staged
+from anabranch.core.journal.usage import Uncommitted
 from anabranch.core.legal_names import ADMIN_LANE
 from anabranch.core.state import State
 from anabranch.errors import (
@@ -22,14 +22,14 @@ from anabranch.errors import (
     SnapshotExpired,
     TooManyStreams,
     TooManyTransactions,
+    TooManyUncommittedBytes,
     TooMuchLocked,
-    TooMuchStaged,
 )
 from anabranch.schemas.records import StreamRow
 
 _ERRORS: dict[str, type[AnabranchError]] = {
     "open": TooManyTransactions,
-    "staged": TooMuchStaged,
+    "staged": TooManyUncommittedBytes,
     "scopes": TooManyStreams,
     "streams": TooManyStreams,
     "partitions": TooManyStreams,
@@ -66,18 +66,21 @@ def check_open(turn: Turn, lane: str, more: int = 1) -> None:
     _check(turn, lane, "open", len(turn.state.open_of.get(lane, ())) + more)
 
 
-def check_staged(turn: Turn, lane: str, txn_id: bytes | None = None) -> None:
-    """`TooMuchStaged` once this transaction, or all open ones of the lane, have reached their limit in journals."""
-    staged = turn.index.staged
-    found = 0 if txn_id is None else staged.size_of((txn_id,))
-    if found >= limits.STAGED.value:
-        raise TooMuchStaged(
-            f"the transaction has {found:,} bytes in journals, {limits.STAGED.value:,} are allowed: commit "
+def check_uncommitted(turn: Turn, lane: str, txn_id: bytes | None = None) -> None:
+    """`TooManyUncommittedBytes` once this transaction, or all open ones of the lane, have reached their limit in
+    journals.
+    """
+    uncommitted = turn.index.uncommitted
+    found = 0 if txn_id is None else uncommitted.size_of((txn_id,))
+    if found >= limits.UNCOMMITTED.value:
+        raise TooManyUncommittedBytes(
+            f"the transaction has {found:,} bytes in journals, {limits.UNCOMMITTED.value:,} are allowed: commit "
             "or abort it"
         )
     most = quota(turn.state, lane, "staged")
-    if most is not None and staged.total >= most:  # otherwise the lane's sum need not be computed
-        _check(turn, lane, "staged", staged.size_of(turn.state.open_of.get(lane, ())) + 1)
+    # Below it the lane's sum need not be computed.
+    if most is not None and uncommitted.total >= most:
+        _check(turn, lane, "staged", uncommitted.size_of(turn.state.open_of.get(lane, ())) + 1)
 
 
 def check_prepared(turn: Turn, lane: str) -> None:
@@ -159,12 +162,12 @@ def _check(turn: Turn, lane: str, name: str, found: int) -> None:
         )
 
 
-def usages(state: State, staged: Staged, lanes: Iterable[str]) -> dict[str, Counter[str]]:
+def usages(state: State, uncommitted: Uncommitted, lanes: Iterable[str]) -> dict[str, Counter[str]]:
     """How much these lanes have of the quotas that count things. Each of their open transactions is read."""
     found: dict[str, Counter[str]] = {}
     for lane in lanes:
         mine = state.open_of.get(lane, ())
-        found[lane] = Counter(open=len(mine), staged=staged.size_of(mine))
+        found[lane] = Counter(open=len(mine), staged=uncommitted.size_of(mine))
         found[lane]["locks"] = _locks_of(state, lane)
         found[lane]["prepared"] = _prepared_of(state, lane)
         found[lane]["series"] = state.series_of(lane)
@@ -194,7 +197,7 @@ def check_quotas(turn: Turn, lane: str, quotas: Mapping[str, int], *, blocked: b
     Blocking a lane (``blocked``) is never refused for what it has: its quotas may differ between control
     partitions.
     """
-    has = Counter[str]() if blocked else usages(turn.state, turn.index.staged, (lane,))[lane]
+    has = Counter[str]() if blocked else usages(turn.state, turn.index.uncommitted, (lane,))[lane]
     for name, most in quotas.items():
         if name not in limits.QUOTAS:
             raise InvalidArgument(f"{name!r} is no quota: {', '.join(limits.QUOTAS)}")

@@ -41,10 +41,10 @@ from anabranch.errors import (
 )
 from anabranch.schemas.records import (
     AdoptScope,
+    Blocker,
     DescribeStreams,
     FindScope,
     GrantRow,
-    Holder,
     ProcessorRow,
     ScopeInfo,
     ScopeRow,
@@ -53,7 +53,7 @@ from anabranch.schemas.records import (
     StreamRow,
 )
 
-MAX_HOLDERS = 100  # listed of one stream
+MAX_BLOCKERS = 100  # listed of one stream
 
 
 def _own_scope(turn: Turn, scope: str) -> str:
@@ -197,7 +197,7 @@ def describe_streams(turn: Turn, command: DescribeStreams, to: ReplyTo | None) -
     size = 0
     for name in _described(turn, command.scope, command.after or ""):
         turn.charge(work.LOOK)
-        full = len(found) == limits.LOOKED_AT.value
+        full = len(found) == limits.LIST_ROWS.value
         if (
             full or size >= turn.settings.listed_bytes
         ):  # stop before the limit: the next one may be big
@@ -316,8 +316,8 @@ def consuming(turn: Turn, stream: str) -> dict[str, ProcessorRow]:
     }
 
 
-def holders_of(turn: Turn, stream: str, promised: int) -> tuple[Holder, ...]:
-    """The holders of a stream: transactions that read a table below the time that its setting promises, and
+def blockers_of(turn: Turn, stream: str, promised: int) -> tuple[Blocker, ...]:
+    """The blockers of a stream: transactions that read a table below the time that its setting promises, and
     processors.
 
     Empty for a lane that may not operate the stream.
@@ -325,38 +325,38 @@ def holders_of(turn: Turn, stream: str, promised: int) -> tuple[Holder, ...]:
     if not rights_of(turn.state, turn.lane, stream) & Right.OPERATE:
         return ()
 
-    def found() -> Iterator[Holder]:
+    def found() -> Iterator[Blocker]:
         for txn_id, snapshot in sorted(reading(turn, stream).items(), key=lambda one: one[1]):
             if snapshot < promised:
                 yield _transaction(turn, txn_id)
         for row in consuming(turn, stream).values():
-            yield processor_holder(turn, row)
+            yield processor_blocker(turn, row)
 
-    holders = tuple(islice(found(), MAX_HOLDERS))
-    turn.charge(work.LOOK * len(holders))
-    return holders
+    blockers = tuple(islice(found(), MAX_BLOCKERS))
+    turn.charge(work.LOOK * len(blockers))
+    return blockers
 
 
-def _transaction(turn: Turn, txn_id: bytes) -> Holder:
+def _transaction(turn: Turn, txn_id: bytes) -> Blocker:
     row, text = turn.row(txn_id), txn_text(txn_id)
     ends = "abort" if row.state == "OPEN" else "describe"  # `describe` shows what it waits for
     lane = row.owner if sees(turn.state, turn.lane, row) else ""
     age_ms = max(0, turn.wall_ms - row.begun_ms)
-    return Holder("transaction", text, lane, age_ms, f"anabranch txn {ends} {text}")
+    return Blocker("transaction", text, lane, age_ms, f"anabranch txn {ends} {text}")
 
 
-def processor_holder(turn: Turn, row: ProcessorRow) -> Holder:
+def processor_blocker(turn: Turn, row: ProcessorRow) -> Blocker:
     """A processor, as what keeps its inputs."""
     name, change = row.processor, turn.state.last_change(k.processor_key(row.processor))
     age_ms = 0 if change is None else max(0, turn.wall_ms - to_ms(change.timestamp))
-    return Holder("processor", name, row.owner, age_ms, f"anabranch processor delete {name}")
+    return Blocker("processor", name, row.owner, age_ms, f"anabranch processor delete {name}")
 
 
-def text_of(holder: Holder) -> str:
-    """The text of a holder, for people."""
-    whose = f" of lane {holder.lane}" if holder.lane else ""
-    age = f"{holder.age_ms // 1000:,} s old"
-    return f"{holder.what} {holder.name}{whose}, {age} (`{holder.ends}`)"
+def text_of(blocker: Blocker) -> str:
+    """The text of a blocker, for people."""
+    whose = f" of lane {blocker.lane}" if blocker.lane else ""
+    age = f"{blocker.age_ms // 1000:,} s old"
+    return f"{blocker.what} {blocker.name}{whose}, {age} (`{blocker.ends}`)"
 
 
 def stream_info(turn: Turn, row: StreamRow, *, full: bool = False) -> StreamInfo:
@@ -373,12 +373,12 @@ def stream_info(turn: Turn, row: StreamRow, *, full: bool = False) -> StreamInfo
         journal=_by_partition(row, turn.index.positions),
         partitions=row.partitions,
         low_water=_by_partition(row, turn.state.low_water),
-        staged_bytes=turn.index.staged.by_stream[row.stream],
+        uncommitted_bytes=turn.index.uncommitted.by_stream[row.stream],
         trouble=turn.memory.waiting.get(row.stream, ""),
         foreign=turn.memory.foreign.get(row.stream, 0),
         base=turn.state.bases.get(row.stream),
         oldest_snapshot=oldest_snapshot(turn, row),
-        holders=holders_of(turn, row.stream, _promised_of(turn, row)) if full else (),
+        blockers=blockers_of(turn, row.stream, _promised_of(turn, row)) if full else (),
     )
 
 

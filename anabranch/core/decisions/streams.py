@@ -26,7 +26,7 @@ from anabranch.core.decisions.scopes import (
     check_room,
     check_served,
     consuming,
-    processor_holder,
+    processor_blocker,
     stream_info,
     text_of,
 )
@@ -300,7 +300,7 @@ def forget_stream(turn: Turn, command: ForgetStream | DeleteStream, to: ReplyTo 
         raise IllegalState(
             f"{stream} has a part in transactions that are not over: commit or abort them first ({ways})"
         )
-    lose = [text_of(processor_holder(turn, one)) for one in consuming(turn, stream).values()]
+    lose = [text_of(processor_blocker(turn, one)) for one in consuming(turn, stream).values()]
     aborted = []
     if is_table(row.settings):
         aborted += end_stream(turn, base_stream(stream), "its table is deleted")
@@ -324,11 +324,11 @@ def _check_unread(turn: Turn, stream: str, despite: Collection[str]) -> None:
     if (table := table_of(turn.state, stream)) in turn.state.tables:
         raise IllegalState(f"{stream} has the base of {table}: it goes with that table")
     if is_state(stream) and (row := turn.state.processors.get(stream.removesuffix(STATE))):
-        holder = text_of(processor_holder(turn, row))
-        raise IllegalState(f"{stream} belongs to {holder}: delete that first")
+        blocker = text_of(processor_blocker(turn, row))
+        raise IllegalState(f"{stream} belongs to {blocker}: delete that first")
     held = {name: row for name, row in consuming(turn, stream).items() if name not in despite}
     if held:
-        them = ", ".join(text_of(processor_holder(turn, row)) for row in held.values())
+        them = ", ".join(text_of(processor_blocker(turn, row)) for row in held.values())
         how = " ".join(f"--despite {name}" for name in held)
         raise IllegalState(
             limits.cut(

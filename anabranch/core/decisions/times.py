@@ -81,7 +81,7 @@ def observed(turn: Turn, command: Any) -> int:
     if ahead_ms > limit_ms:
         raise NotReady(f"{what}, whose error is {limit_ms} ms at most: ask again")
     if isinstance(command, r.SafeTime):
-        raise NotReady(f"{what}, which goes on by itself: ask again")
+        raise NotReady(f"{what}, which continues by itself: ask again")
     return former  # it repeats a command that is decided
 
 

@@ -34,15 +34,15 @@ from anabranch.errors import (
     NotAuthorized,
     NotReady,
     TooManyTransactions,
-    TooMuchStaged,
+    TooManyUncommittedBytes,
     TransactionAborted,
     UnknownTransaction,
 )
 from anabranch.schemas.records import (
     Abort,
-    Alive,
     Begin,
     Begun,
+    Ended,
     GetState,
     Heartbeat,
     JournalOp,
@@ -69,10 +69,12 @@ def begin(turn: Turn, command: Begin, to: ReplyTo | None) -> None:
             "ids like this one are of one-shots that move positions: make another one"
         )
     if not 0 <= command.snapshot <= turn.hybrid_time:
-        raise InvalidArgument(f"snapshot {command.snapshot}: a hybrid time that a controller told")
-    if command.tenure is not None and (command.name or len(command.tenure) != HASH_SIZE):
+        raise InvalidArgument(f"snapshot {command.snapshot}: a hybrid time of a controller's reply")
+    if command.fencing_hash is not None and (
+        command.name or len(command.fencing_hash) != HASH_SIZE
+    ):
         raise InvalidArgument(
-            f"a transaction that moves positions has no name; its tenure's hash has {HASH_SIZE} bytes"
+            f"a transaction that moves positions has no name; its fencing hash has {HASH_SIZE} bytes"
         )
     if not MIN_KEEPALIVE_MS <= command.keepalive_ms <= turn.settings.max_keepalive_ms:
         raise InvalidArgument(
@@ -88,12 +90,12 @@ def begin(turn: Turn, command: Begin, to: ReplyTo | None) -> None:
         TRANSACTIONS.judge(row.state, "begin", row.reason)
         # The transaction may have begun without a name, and its commit claimed one.
         name = row.name if row.state == "OPEN" or command.name is not None else None
-        moves = row.consumes if row.state == "OPEN" else command.tenure
+        moves = row.consumes if row.state == "OPEN" else command.fencing_hash
         if (row.scope, name, row.keepalive_ms, moves, row.snapshot) != (
             command.scope,
             command.name,
             command.keepalive_ms,
-            command.tenure,
+            command.fencing_hash,
             command.snapshot,
         ):
             raise InvalidArgument(
@@ -123,7 +125,7 @@ def begin(turn: Turn, command: Begin, to: ReplyTo | None) -> None:
     check_snapshot(turn, command.scope, command.snapshot)
     check_open(turn, _replaces_open(turn, command))
     quotas.check_keepalive(turn, turn.lane, command.keepalive_ms)
-    check_staged(turn, turn.lane)
+    check_uncommitted(turn, turn.lane)
     supersede(turn, command.scope, command.name, command.txn_id)
     row = born(
         "begin",
@@ -134,7 +136,7 @@ def begin(turn: Turn, command: Begin, to: ReplyTo | None) -> None:
         keepalive_ms=command.keepalive_ms,
         secret=command.secret,
         owner=turn.lane,
-        consumes=command.tenure,
+        consumes=command.fencing_hash,
         snapshot=command.snapshot,
     )
     turn.put(k.txn_key(command.txn_id), row)
@@ -164,15 +166,15 @@ def _replaces_open(turn: Turn, command: Begin) -> bool:
     )
 
 
-def check_staged(turn: Turn, lane: str, txn_id: bytes | None = None) -> None:
-    """`TooMuchStaged` while this transaction, the lane's, or all open ones are at their limit of bytes in
+def check_uncommitted(turn: Turn, lane: str, txn_id: bytes | None = None) -> None:
+    """`TooManyUncommittedBytes` while this transaction, the lane's, or all open ones are at their limit of bytes in
     journals.
     """
-    quotas.check_staged(turn, lane, txn_id)
-    staged, limit = turn.index.staged.total, turn.settings.max_staged_bytes
-    if staged >= limit:
-        raise TooMuchStaged(
-            f"open transactions have {staged:,} bytes in journals, {limit:,} are allowed: commit or abort "
+    quotas.check_uncommitted(turn, lane, txn_id)
+    uncommitted, limit = turn.index.uncommitted.total, turn.settings.max_uncommitted_bytes
+    if uncommitted >= limit:
+        raise TooManyUncommittedBytes(
+            f"open transactions have {uncommitted:,} bytes in journals, {limit:,} are allowed: commit or abort "
             "some, or wait for some to end"
         )
 
@@ -190,7 +192,7 @@ def earlier_outcome(turn: Turn, scope: str, name: str | None, owner: str) -> Txn
     """The committed transaction of that name. `NotReady` while one of that name is being committed.
 
     `NameTaken` while a transaction of another lane has it, open or committed; `NotAuthorized` if it is free and the
-    lane may not take it; `HeldByPrepared` while a prepared one has it.
+    lane may not take it; `ReservedByPrepared` while a prepared one has it.
     """
     if name is None:
         return None
@@ -237,9 +239,9 @@ def touch(turn: Turn, command: Touch, to: ReplyTo | None) -> None:
     receipt = Receipt(row.txn_id, command.writer, 0, False, ())
     if begins:
         check_room(turn, txn, (receipt,))
-        quotas.check_staged(turn, row.owner, row.txn_id)
+        quotas.check_uncommitted(turn, row.owner, row.txn_id)
     if command.stream not in txn.participants:
-        check_staged(turn, row.owner, row.txn_id)
+        check_uncommitted(turn, row.owner, row.txn_id)
         epoch = stream.reference_epoch
         turn.put(
             k.participant_key(row.txn_id, command.stream), ParticipantRow(command.stream, epoch)
@@ -297,7 +299,7 @@ def heartbeat(turn: Turn, command: Heartbeat, to: ReplyTo | None) -> None:
         elif to is not None:
             gone.append(turn.outcome(row, full=False))
     if gone:
-        turn.reply(to, Alive(tuple(gone)))
+        turn.reply(to, Ended(tuple(gone)))
     elif refused is not None:
         raise refused
 
@@ -370,8 +372,8 @@ def finish(turn: Turn, row: TxnRow) -> None:
         turn.put(k.read_lock_key(row.txn_id, writer, sequence), None)
     if row.txn_id in turn.state.locks.named:
         turn.put(k.reads_key(row.txn_id), None)
-    for stream, number in list(txn.carries):
-        turn.put(k.carry_key(row.txn_id, stream, number), None)
+    for stream, number in list(txn.staged_merges):
+        turn.put(k.staged_merge_key(row.txn_id, stream, number), None)
     for stream, partition, at in list(txn.moved):
         turn.put(k.moved_key(row.txn_id, stream, partition, at), None)
     turn.put(k.txn_key(row.txn_id), row)

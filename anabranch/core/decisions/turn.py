@@ -76,7 +76,7 @@ class Settings:
     reply_partitions: int = 1
     retention_ms: int = 7 * DAY_MS
     max_open: int = 100_000
-    max_staged_bytes: int = 64 << 30  # in journals; above this new transactions are refused
+    max_uncommitted_bytes: int = 64 << 30  # in journals; above this new transactions are refused
     # Unneeded bytes that an old open transaction may keep in a journal before it is moved.
     move_bytes: int = 256 << 20
     clean_ms: int = 5_000  # how often journals are checked for truncation

@@ -32,7 +32,7 @@ from anabranch.core.journal.runs import (
     txn_of,
     unpack_run,
 )
-from anabranch.core.journal.usage import Read, Staged
+from anabranch.core.journal.usage import Read, Uncommitted
 from anabranch.core.legal_names import is_state
 from anabranch.core.overlay import Rows
 from anabranch.core.state import OpenTxn, State
@@ -88,7 +88,7 @@ class JournalIndex:
     plain_ends: dict[tuple[str, int], int] = field(default_factory=dict)
     read: dict[tuple[str, int], Read] = field(default_factory=dict)
     copies: set[tuple[str, int, int]] = field(default_factory=set)
-    _staged: Staged | None = field(default=None, init=False)
+    _uncommitted: Uncommitted | None = field(default=None, init=False)
 
     def load(self) -> None:
         """Read the positions, and the partitions with waiting plain writes, from the table; drop all that derives
@@ -98,7 +98,7 @@ class JournalIndex:
         self.plain_ends.clear()
         self.read.clear()
         self.copies.clear()
-        self._staged = None
+        self._uncommitted = None
         for key, value in self.rows.scan(k.POSITION + b"j"):
             stream, partition = key[2:-4].decode(), int.from_bytes(key[-4:], "big")
             self.positions[stream, partition] = int.from_bytes(value, "big")
@@ -125,7 +125,7 @@ class JournalIndex:
         """
         place = (stream, partition)
         changes: dict[bytes, bytes | None] = {}
-        staged = self.staged
+        uncommitted = self.uncommitted
         moved: dict[bytes, set[tuple[int, int]]] = {}
         prefix = runs_prefix(stream, partition)
         for run in runs:
@@ -137,7 +137,7 @@ class JournalIndex:
                 if run.txn_id in state.open and (run.first >= known_until or reason != "late"):
                     key = rejected_key(run.txn_id, stream, partition, run.first)
                     changes[key] = _COUNT.pack(run.records)
-                    staged.refused.add(run.txn_id)
+                    uncommitted.refused.add(run.txn_id)
                 continue
             if state.open[run.txn_id].moved:
                 if run.txn_id not in moved:
@@ -145,7 +145,7 @@ class JournalIndex:
                 if (run.writer, run.first) in moved[run.txn_id]:
                     continue  # it is read again; the table has its new place
             _put(changes, prefix, run)
-            staged.add(run.txn_id, place, run.batch_base, run.batch_size)
+            uncommitted.add(run.txn_id, place, run.batch_base, run.batch_size)
         plain_done = state.plain.get((stream, partition), 0)
         for run in plain:
             if is_state(stream):  # only commits that move positions write to it
@@ -201,15 +201,15 @@ class JournalIndex:
         return list(takewhile(lambda row: row[0] < end, self._rejections(txn_id, first)))
 
     def _rejections(self, txn_id: bytes, first: bytes = b"") -> Iterator[tuple[bytes, int]]:
-        if txn_id in self.staged.refused:
+        if txn_id in self.uncommitted.refused:
             for key, value in self.rows.scan(k.REJECTED + txn_id, first):
                 yield key, _COUNT.unpack(value)[0]
 
     @property
-    def staged(self) -> Staged:
+    def uncommitted(self) -> Uncommitted:
         """The bytes of the kept runs; counted at the first call, then updated."""
-        if self._staged is None:
-            found = Staged()
+        if self._uncommitted is None:
+            found = Uncommitted()
             for key, value in self.rows.scan(k.INDEX):
                 txn_id = txn_of(key)
                 if txn_id != NO_TXN:
@@ -217,8 +217,8 @@ class JournalIndex:
                     found.add(txn_id, place_of(key), run.batch_base, run.batch_size)
             for key, _ in self.rows.scan(k.REJECTED):
                 found.refused.add(key[1 : 1 + TXN_ID_SIZE])
-            self._staged = found
-        return self._staged
+            self._uncommitted = found
+        return self._uncommitted
 
     def runs(self, txn_id: bytes, stream: str, partition: int) -> list[StoredRun]:
         """A transaction's runs in a journal partition, by writer and offset."""
@@ -305,7 +305,7 @@ class JournalIndex:
         """
         for place in served:
             self.plain_ends[place] = self.plain_ends.pop(place)
-        self.staged.ended(ended)
+        self.uncommitted.ended(ended)
         for place, offset in cut.items():
             if place in self.read:
                 self.read[place].forget(offset)

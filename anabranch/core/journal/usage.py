@@ -28,7 +28,7 @@ class Stay:
 
 
 @dataclass(slots=True)
-class Staged:
+class Uncommitted:
     """The data of open transactions in the journals.
 
     Call ``ended`` only when a transaction's end is on the log, because the round may fail before.
@@ -114,11 +114,11 @@ class Use:
     size: int = 0
 
 
-def uses(staged: Staged, open_txns: Iterable[bytes]) -> dict[Place, Use]:
+def uses(uncommitted: Uncommitted, open_txns: Iterable[bytes]) -> dict[Place, Use]:
     """The use of each journal partition in which one of these transactions has data."""
     found: dict[Place, Use] = {}
     for txn_id in open_txns:
-        for place, stay in staged.stays.get(txn_id, {}).items():
+        for place, stay in uncommitted.stays.get(txn_id, {}).items():
             use = found.get(place)
             if use is None:
                 found[place] = Use(stay.low, stay.size)

@@ -128,11 +128,11 @@ class Autoscaling:
             size = sum(len(event.key or b"") + len(event.value or b"") for event in part.events)
             positions = tuple(self._positions(part.events))
             return Taken(number, part.partition, len(part.events), size, positions)
-        if part.carried is None:
+        if part.staged is None:
             records = sum(run.records for run in part.runs)
             size = sum(run.batch_size for run in part.runs)
         else:
-            records = part.carried.records
+            records = part.staged.records
             runs = index.runs(commit.txn_id, commit.stream, part.source)
             size = sum(run.batch_size for run in runs)  # an estimate: it includes left-out records
         return Taken(number, part.partition, records, size, self._spread(segment, records))

@@ -70,7 +70,7 @@ Done = Callable[[Turn], None]  # puts the result into a turn
 T = TypeVar("T")
 # Ends of a new stream's partitions, and ids of its topics.
 _Made = tuple[dict[int, int], tuple[str, ...]]
-LOOK_AGAIN_S = 0.1  # the pause between two checks whether deleted topics are gone
+RECHECK_S = 0.1  # the pause between two checks whether deleted topics are gone
 GIVE_UP_S = 30.0  # how long to check
 AGAIN_S = 1.0  # the first pause after work on a stream's topics failed
 TRIES = 3  # how often to try to create, delete or find topics while brokers refuse or don't answer
@@ -417,7 +417,7 @@ class StreamTopics:
                     "write there, then repeat this"
                 ),
             )
-        under_way.look_at = now + (LOOK_AGAIN_S if left or not found else 0)
+        under_way.look_at = now + (RECHECK_S if left or not found else 0)
         under_way.found = found
         return partial(prove_leadership, stream=stream) if found else None
 

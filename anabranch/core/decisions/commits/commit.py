@@ -51,10 +51,10 @@ from anabranch.errors import (
     NotAuthorized,
     NotReady,
     OutcomeUnknown,
+    OwnershipLost,
     ReceiptMismatch,
     ReceiptsNotCovered,
     RetryError,
-    TenureLost,
     UnknownProcessor,
     check,
 )
@@ -62,11 +62,11 @@ from anabranch.schemas.records import (
     Commit,
     Consumed,
     JournalOp,
-    LookedRow,
     Outcome,
     PendingCommitRow,
     Receipt,
     TxnRow,
+    ValidatedRow,
     YieldedRow,
 )
 
@@ -107,18 +107,18 @@ def commit(turn: Turn, command: Commit, to: ReplyTo | None) -> None:
             return
     moves = TRANSACTIONS.judge(row.state, "begin_commit", row.reason) is not None
     txn = turn.open(row.txn_id)
-    looked = registered.looked_at(turn, turn.state.locks.of(row.txn_id), command.vouched)
+    validated = registered.validated_rows(turn, turn.state.locks.of(row.txn_id), command.validated)
     if row.state == "PREPARED":
         _commit_prepared(turn, txn, command, to)
         return
     if not moves:
-        _join_decided(turn, txn, named, looked, to)
+        _join_decided(turn, txn, named, validated, to)
         return
     turn.hear(row.txn_id)
     if askers.is_waiting(txn.pending, to):
         return  # a repeated request: the deadline of the first one counts
     check_writes(turn.state, row, txn.participants)
-    with suppress(TenureLost):  # the transaction is aborted when the commit is to be decided
+    with suppress(OwnershipLost):  # the transaction is aborted when the commit is to be decided
         _check_consumed(turn, row, command)
     check_name(command.name)
     check_number(command.name, command.number)
@@ -132,8 +132,8 @@ def commit(turn: Turn, command: Commit, to: ReplyTo | None) -> None:
     writers = choose_writers(turn, txn, command)
     positions.check_state(command.consumed, positions.state_of(txn.participants, writers))
     registered.check_commit(turn, txn, writers, command)
-    if (again := registered.to_look_at(turn, row.txn_id, looked)) is not None:
-        registered.put_looked(turn, row.txn_id, looked)
+    if (again := registered.to_revalidate(turn, row.txn_id, validated)) is not None:
+        registered.put_validated(turn, row.txn_id, validated)
         turn.reply(to, again)
         return
     former = txn.pending
@@ -157,7 +157,7 @@ def commit(turn: Turn, command: Commit, to: ReplyTo | None) -> None:
         consumed=command.consumed,
         prepare=command.prepare,
     )
-    registered.put_looked(turn, row.txn_id, looked)
+    registered.put_validated(turn, row.txn_id, validated)
     turn.put(k.pending_key(row.txn_id), pending)
 
 
@@ -165,18 +165,18 @@ def _join_decided(
     turn: Turn,
     txn: OpenTxn,
     named: tuple[Receipt, ...],
-    looked: Mapping[int, LookedRow],
+    validated: Mapping[int, ValidatedRow],
     to: ReplyTo | None,
 ) -> None:
     """Add an asker to a decided commit. Its validation of locks counts, whatever receipts it names."""
     txn_id = txn.row.txn_id
     waiting = askers.join_waiting(txn.pending, to)
-    due = registered.to_look_at(turn, txn_id)
+    due = registered.to_revalidate(turn, txn_id)
     if due is None:
         _check_replaced(named, txn.writers)
     turn.hear(txn_id)
-    registered.put_looked(turn, txn_id, looked)
-    again = registered.to_look_at(turn, txn_id)
+    registered.put_validated(turn, txn_id, validated)
+    again = registered.to_revalidate(turn, txn_id)
     if again is None:
         turn.merging.look_now(txn_id)
         if not not_covered(named, txn.writers):
@@ -214,13 +214,17 @@ def commit_prepared(turn: Turn, txn_id: bytes, to: ReplyTo | None) -> None:
 
 
 def _check_consumed(turn: Turn, row: TxnRow, command: Commit) -> None:
-    """Check that the commit moves positions of the tenure that its begin named. Raises as `positions.judge`."""
+    """Check that the commit moves positions of the task ownership that its begin named. Raises as
+    `positions.judge`.
+    """
     consumed = command.consumed
-    named = None if consumed is None else positions.hash_of(consumed.processor, consumed.tenure)
+    named = (
+        None if consumed is None else positions.hash_of(consumed.processor, consumed.fencing_token)
+    )
     if named != row.consumes:
         raise InvalidArgument(
-            "a commit moves the positions of the tenure that its transaction began with, and no others: begin it "
-            "with the tenure, and give `consumed`"
+            "a commit moves the positions of the ownership that its transaction began with, no others: begin it "
+            "with that ownership, and give `consumed`"
         )
     if consumed is not None:
         if command.name is not None:
@@ -349,7 +353,7 @@ def _try_decide(turn: Turn, txn_id: bytes, txn: OpenTxn, pending: PendingCommitR
     try:
         _judge(turn, txn.row, pending.consumed)
     except (
-        TenureLost,
+        OwnershipLost,
         UnknownProcessor,
     ) as lost:  # the tasks were taken, so the transaction can never commit
         end_pending(turn, txn_id, lost)
@@ -359,7 +363,7 @@ def _try_decide(turn: Turn, txn_id: bytes, txn: OpenTxn, pending: PendingCommitR
         unmoved = refusal
     if not late and not turn.index.covers(pending.writers, txn):
         return  # the usual wait: weighing the receipts now would be useless
-    if (again := registered.to_look_at(turn, txn_id)) is not None:
+    if (again := registered.to_revalidate(turn, txn_id)) is not None:
         for to in end_pending(turn, txn_id, None):
             turn.reply(to, again)
         turn.hear(txn_id)

@@ -45,9 +45,9 @@ def waits(turn: Turn, who: Who, writes: Callable[[], Writes]) -> bool:
     """Whether these writes break a frozen lock, or may, and so have to wait. ``writes``: called only if needed."""
     if still_waits(turn, who):
         return True
-    if not turn.state.locks.carried and turn.memory.merging.waiting.get(who, None) is None:
+    if not turn.state.locks.frozen and turn.memory.merging.waiting.get(who, None) is None:
         return False
-    found = writes() if turn.state.locks.carried else {}
+    found = writes() if turn.state.locks.frozen else {}
     by = who if isinstance(who, bytes) else NO_TXN
     return _note(turn, who, _frozen_by(turn, by, found), found)
 
@@ -55,7 +55,7 @@ def waits(turn: Turn, who: Who, writes: Callable[[], Writes]) -> bool:
 def still_waits(turn: Turn, who: Who) -> bool:
     """Whether a transaction that it waited for is still frozen: then no lock has to be compared again."""
     known = turn.memory.merging.waiting.get(who, None)
-    if known is None or not any(txn_id in turn.state.locks.carried for txn_id, _ in known.on):
+    if known is None or not any(txn_id in turn.state.locks.frozen for txn_id, _ in known.on):
         return False
     turn.merging.waiting.put(who, known._replace(heard_ms=turn.now_ms))
     return True
@@ -67,7 +67,7 @@ def may_freeze(turn: Turn, txn_id: bytes, written: Callable[[bytes], Writes | No
     ``written``: gives the writes of a transaction; None if the journals are not read up to them yet.
     """
     state = turn.state
-    others = [other for other in state.locks.carried if other != txn_id]
+    others = [other for other in state.locks.frozen if other != txn_id]
     on: On = set()
     if state.locks.of(txn_id).rows:
         theirs = {other: written(other) for other in others}
@@ -110,7 +110,7 @@ def _frozen_by(turn: Turn, by: bytes, writes: Writes) -> On:
     return {
         (txn_id, table)
         for table, write in writes.items()
-        for txn_id in turn.state.locks.touched(table, write, by) & turn.state.locks.carried.keys()
+        for txn_id in turn.state.locks.touched(table, write, by) & turn.state.locks.frozen.keys()
     }
 
 

@@ -23,8 +23,8 @@ from anabranch.core.transaction_states import TRANSACTIONS, broken_text
 from anabranch.errors import InvalidArgument
 from anabranch.schemas.records import (
     LockedRange,
-    LookAgain,
     OneShot,
+    Revalidate,
     TableLocks,
     TableRow,
     TableTime,
@@ -83,7 +83,7 @@ def hold_against(turn: Turn, table: str, write: Write, by: bytes) -> None:
             abort_txn(turn, txn_id, broken_text(broken))
 
 
-def judge(turn: Turn, command: OneShot) -> LookAgain | None:
+def judge(turn: Turn, command: OneShot) -> Revalidate | None:
     """None if all locks hold until now; else the answer that asks the client to revalidate. Puts nothing.
 
     Raises: InvalidArgument, NotAuthorized, UnknownStream, CrossScope.
@@ -94,7 +94,7 @@ def judge(turn: Turn, command: OneShot) -> LookAgain | None:
     for locks in command.locks:
         asks = locks.points or locks.ranges
         if asks and not windows.holds(locks, state.tables[locks.table].last):
-            return LookAgain(turn.hybrid_time, table_times(turn, named(command.locks)))
+            return Revalidate(turn.hybrid_time, table_times(turn, named(command.locks)))
     return None
 
 
@@ -126,7 +126,7 @@ def check_locks(turn: Turn, locks: Sequence[TableLocks]) -> None:
         if not 0 <= each.last <= each.since <= turn.hybrid_time:
             raise InvalidArgument(
                 f"locks on {each.table} since {each.since}, its newest commit {each.last}: `since` is a time that "
-                f"a controller told ({turn.hybrid_time} at most), and `last` is not above it"
+                f"a controller's reply ({turn.hybrid_time} at most), and `last` is not above it"
             )
         if not _rise(each.points) or not _apart(each.ranges):
             raise InvalidArgument(

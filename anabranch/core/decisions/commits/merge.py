@@ -31,10 +31,10 @@ from anabranch.core.round import Landed, NewEpoch, Part, StreamCommit
 from anabranch.core.segments import TxnSegment
 from anabranch.core.state import OpenTxn
 from anabranch.errors import check
-from anabranch.schemas.records import CarryRow, Extent, JournalOp, SegmentRange
+from anabranch.schemas.records import Extent, JournalOp, SegmentRange, StagedMergeRow
 
 # Pause before a commit that waits for a carrier or for partitions is checked again.
-LOOK_AGAIN_MS = 50
+RECHECK_MS = 50
 TORN_MS = 10_000
 WAITING_MS = 1_000  # the same, while a stream of it is in trouble
 
@@ -63,7 +63,7 @@ class Plan:
     targets: tuple[Target, ...]
     records: int
     size: int
-    carried: bool
+    staged: bool
     state: int  # … of which belong to processors' states, which are never staged or rolled
 
     @property
@@ -148,12 +148,12 @@ def merge_decided(turn: Turn, txn_ids: Iterable[bytes]) -> None:
         rolls = bool(_rolled(turn, plan))
         txn, since = turn.state.open.get(plan.txn_id), turn.work
         if not registered.ready_to_merge(turn, plan.txn_id):
-            _wait(turn, plan.txn_id, LOOK_AGAIN_MS, "look")
+            _wait(turn, plan.txn_id, RECHECK_MS, "validation")
         elif _breaks_frozen(turn, plan):
-            _wait(turn, plan.txn_id, LOOK_AGAIN_MS, "locks")
+            _wait(turn, plan.txn_id, RECHECK_MS, "locks")
         elif sizes[rolls] < share and _merge(turn, layouts, plan):
             merged += 1
-            sizes[rolls] += plan.state if plan.carried else plan.size
+            sizes[rolls] += plan.state if plan.staged else plan.size
             turn.charge(work.of_items(plan.runs))
         if txn is not None:  # None: an earlier merge of this round broke its locks
             turn.owe(txn.row.owner, since)
@@ -161,7 +161,7 @@ def merge_decided(turn: Turn, txn_ids: Iterable[bytes]) -> None:
 
 
 def _breaks_frozen(turn: Turn, plan: Plan) -> bool:
-    return not plan.carried and frozen.waits(turn, plan.txn_id, lambda: _written(turn, plan))
+    return not plan.staged and frozen.waits(turn, plan.txn_id, lambda: _written(turn, plan))
 
 
 def _written(turn: Turn, plan: Plan) -> dict[str, Write]:
@@ -203,7 +203,7 @@ def plan_of(
                 size += sum(run.batch_size for run in runs)
                 state += sum(run.batch_size for run in runs) if is_state(stream) else 0
         targets.append(Target(stream, epoch, tuple(sources)))
-    return Plan(txn_id, tuple(targets), records, size, bool(txn.carries), state)
+    return Plan(txn_id, tuple(targets), records, size, bool(txn.staged_merges), state)
 
 
 def _ready(turn: Turn, txn_id: bytes) -> Plan | None:
@@ -217,14 +217,14 @@ def _ready(turn: Turn, txn_id: bytes) -> Plan | None:
         _wait(turn, txn_id, WAITING_MS, "stream", stream)
         return None
     left_out = leave_out_lost(turn, txn_id, txn)
-    if not (left_out and all(carry.done for carry in txn.carries.values())):
-        _wait(turn, txn_id, LOOK_AGAIN_MS, "carriers")
+    if not (left_out and all(staged.done for staged in txn.staged_merges.values())):
+        _wait(turn, txn_id, RECHECK_MS, "carriers")
         return None
     # Checked before planning, which takes time for a big one.
     if wait is not None and wait.why == "others" and not _has_room(turn, txn_id, _places(txn)):
         return None
     if frozen.still_waits(turn, txn_id):
-        _wait(turn, txn_id, LOOK_AGAIN_MS, "locks")
+        _wait(turn, txn_id, RECHECK_MS, "locks")
         return None
     plan = plan_of(turn, txn_id, txn)
     if plan.records != txn.row.committed:
@@ -237,11 +237,11 @@ def _ready(turn: Turn, txn_id: bytes) -> Plan | None:
         reason = f"its journals show {plan.records} of the {txn.row.committed} records decided"
         abort_txn(turn, txn_id, reason)
         return None
-    if plan.carried and not _is_whole(txn, plan):
+    if plan.staged and not _is_whole(txn, plan):
         _wait(turn, txn_id, TORN_MS, "torn")
         return None
-    if plan.size > turn.settings.chunk_bytes and plan.state < plan.size and not plan.carried:
-        _carry_aside(turn, plan)
+    if plan.size > turn.settings.chunk_bytes and plan.state < plan.size and not plan.staged:
+        _begin_staged_merge(turn, plan)
         return None
     rolls = [(turn.merging.may_roll_ms.get(s, 0), s) for s, _ in _rolled(turn, plan)]
     until, stream = max(rolls, default=(0, ""))
@@ -261,7 +261,7 @@ def _is_whole(txn: OpenTxn, plan: Plan) -> bool:
         for target in plan.travels
         for source in target.sources
     }
-    return due == {place: carry.count for place, carry in txn.carries.items()}
+    return due == {place: staged.count for place, staged in txn.staged_merges.items()}
 
 
 def _wait(turn: Turn, txn_id: bytes, ms: int, why: Why, on: str = "") -> None:
@@ -275,7 +275,7 @@ def _rolled(turn: Turn, plan: Plan) -> tuple[tuple[str, int], ...]:
         for target in plan.travels
         if target.sources
         and (
-            plan.carried
+            plan.staged
             or target.reference_epoch != turn.state.streams[target.stream].reference_epoch
         )
     )
@@ -285,7 +285,7 @@ def _order(turn: Turn, plan: Plan) -> tuple[object, ...]:
     """The sort key: regular commits first, then rolling ones by the duplicate they can share, staged ones in
     front.
     """
-    return _rolled(turn, plan), not plan.carried, plan.txn_id
+    return _rolled(turn, plan), not plan.staged, plan.txn_id
 
 
 def _oldest_first(_: Turn, plan: Plan) -> tuple[object, ...]:
@@ -343,10 +343,10 @@ def _switches(
     for target in plan.travels:
         if not target.sources:
             continue
-        if layouts.of(target.stream).reference_epoch == target.reference_epoch and not plan.carried:
+        if layouts.of(target.stream).reference_epoch == target.reference_epoch and not plan.staged:
             continue
-        mine = {n: c for (stream, n), c in txn.carries.items() if stream == target.stream}
-        fixed = {number: carry.partition for number, carry in mine.items()}
+        mine = {n: c for (stream, n), c in txn.staged_merges.items() if stream == target.stream}
+        fixed = {number: staged.partition for number, staged in mine.items()}
         others = turn.state.reserved(target.stream) - set(fixed.values())
         others |= turn.state.retired(target.stream)
         origin = turn.state.layout(target.stream, target.reference_epoch)
@@ -354,9 +354,9 @@ def _switches(
         places = seg.place(origin, fixed, others, partitions)
         if places is None:
             want_partitions(turn, target.stream, len(origin) + len(others) + len(fixed))
-            _wait(turn, plan.txn_id, LOOK_AGAIN_MS, "partitions", target.stream)
+            _wait(turn, plan.txn_id, RECHECK_MS, "partitions", target.stream)
             return None
-        starts = {carry.partition: carry.first for carry in mine.values()}
+        starts = {staged.partition: staged.first for staged in mine.values()}
         found.append((target, places, starts))
     return found
 
@@ -368,21 +368,21 @@ def _part(txn: OpenTxn, plan: Plan, current: _Current, stream: str, source: Sour
         whole=plan.records == txn.row.committed,
     )
     into = seg.merge(current.segments, written)
-    carry = txn.carries.get((stream, source.number))
-    if carry is None:
+    staged = txn.staged_merges.get((stream, source.number))
+    if staged is None:
         return Part(into.segment_id, into.partition, runs=source.runs, source=source.partition)
     check(
-        carry.partition == into.partition,
+        staged.partition == into.partition,
         "a staged segment is not on the partition that its epoch names",
     )
-    landed = Landed(carry.first, carry.end, carry.count)
-    return Part(into.segment_id, into.partition, source=source.partition, carried=landed)
+    landed = Landed(staged.first, staged.end, staged.count)
+    return Part(into.segment_id, into.partition, source=source.partition, staged=landed)
 
 
 # -- staged merges -------------------------------------------------------------------------------------
 
 
-def _carry_aside(turn: Turn, plan: Plan) -> None:
+def _begin_staged_merge(turn: Turn, plan: Plan) -> None:
     """Log the reserved partitions of a staged merge. From here no abort is possible, and its locks are frozen."""
     rows = []
     if not _has_room(turn, plan.txn_id, {t.stream: len(t.sources) for t in plan.travels}):
@@ -390,7 +390,7 @@ def _carry_aside(turn: Turn, plan: Plan) -> None:
     for target in plan.travels:
         idle = idle_partitions(turn, turn.state.streams[target.stream])
         rows += [
-            CarryRow(
+            StagedMergeRow(
                 plan.txn_id, target.stream, source.number, source.partition, place,
                 cursor=0, first=-1, end=-1, count=0, done=False,
             )
@@ -400,12 +400,12 @@ def _carry_aside(turn: Turn, plan: Plan) -> None:
         turn, plan.txn_id, lambda txn_id: _written_by(turn, plan, txn_id)
     )
     if not may_freeze:
-        _wait(turn, plan.txn_id, LOOK_AGAIN_MS, "locks")
+        _wait(turn, plan.txn_id, RECHECK_MS, "locks")
         return
     txn = turn.open(plan.txn_id)
     turn.put(k.txn_key(plan.txn_id), turn.move(txn.row, "begin_finalize"))
     for row in rows:
-        turn.put(k.carry_key(plan.txn_id, row.stream, row.number), row)
+        turn.put(k.staged_merge_key(plan.txn_id, row.stream, row.number), row)
     turn.round.reserved += [target.stream for target in plan.travels]
     _wait(turn, plan.txn_id, 0, "carriers")
 
@@ -429,12 +429,12 @@ def _has_room(turn: Turn, txn_id: bytes, places: Mapping[str, int]) -> bool:
             for other, its in turn.merging.waits.as_dict().items()
         )
         if before or (lacking > 0 and _lets_go(turn, stream)):
-            _wait(turn, txn_id, LOOK_AGAIN_MS, "others", stream)
+            _wait(turn, txn_id, RECHECK_MS, "others", stream)
             return False
         if lacking > 0:
             want_partitions(turn, stream, row.partitions + lacking)
             refused_ms = turn.merging.may_grow_ms.get(stream, 0) - turn.now_ms
-            _wait(turn, txn_id, max(LOOK_AGAIN_MS, refused_ms), "partitions", stream)
+            _wait(turn, txn_id, max(RECHECK_MS, refused_ms), "partitions", stream)
             return False
     return True
 
@@ -442,7 +442,7 @@ def _has_room(turn: Turn, txn_id: bytes, places: Mapping[str, int]) -> bool:
 def _lets_go(turn: Turn, stream: str) -> bool:
     """Whether a staged merge in a stream makes progress, so that its partitions are soon idle again."""
     for txn_id in turn.state.committing:
-        if any(name == stream for name, _ in turn.open(txn_id).carries):
+        if any(name == stream for name, _ in turn.open(txn_id).staged_merges):
             wait = turn.wait_of(txn_id)
             if wait is None or wait.why not in STUCK:
                 return True
@@ -471,13 +471,15 @@ def _written_by(turn: Turn, plan: Plan, txn_id: bytes) -> Mapping[str, Write] | 
     return known
 
 
-def runs_to_carry(
-    index: JournalIndex, carry: CarryRow, extents: Mapping[tuple[str, int], Mapping[int, Extent]]
+def runs_to_stage(
+    index: JournalIndex,
+    staged: StagedMergeRow,
+    extents: Mapping[tuple[str, int], Mapping[int, Extent]],
 ) -> list[StoredRun]:
     """The runs of a staged segment that are not yet copied, in the order of copying.
 
     ``extents``: those of the transaction's commit, by place.
     """
-    here = extents.get((carry.stream, carry.source), {})
-    runs = taken_runs(index.runs(carry.txn_id, carry.stream, carry.source), here)
-    return [run for run in runs if run.first >= carry.cursor]
+    here = extents.get((staged.stream, staged.source), {})
+    runs = taken_runs(index.runs(staged.txn_id, staged.stream, staged.source), here)
+    return [run for run in runs if run.first >= staged.cursor]

@@ -117,7 +117,7 @@ def list_series(turn: Turn, command: ListSeries, to: ReplyTo | None) -> None:
     found: list[SeriesInfo] = []
     for name, row in below:
         turn.charge(work.LOOK)
-        if len(found) == limits.LOOKED_AT.value:
+        if len(found) == limits.LIST_ROWS.value:
             turn.reply(to, SeriesList(tuple(found), True))
             return
         found.append(_info(turn, command.scope, name.decode(), row))
@@ -182,7 +182,7 @@ def set_series(turn: Turn, command: SetSeries, to: ReplyTo | None) -> None:
 def overtaken(turn: Turn, txn: TxnRow, series: str, number: int) -> YieldedRow | None:
     """The claim that a commit of this number gives way to. `NotReady` while the series commits.
 
-    `HeldByPrepared` while its last one is prepared; `NameTaken`, `NotAuthorized` as `check_jump`.
+    `ReservedByPrepared` while its last one is prepared; `NameTaken`, `NotAuthorized` as `check_jump`.
     """
     row = _series_of(turn, txn, series)
     if row is None:

@@ -1,8 +1,8 @@
 """Positions of tasks that move with a commit (``docs/inside/processing.md``).
 
-A task's row names the tenure that may commit for it, and its positions. A commit is checked against the row when it
-is decided. The positions move when it is merged, and are found by the transaction's id then: a `Take` in between
-replaces the tenure, but not ``in_progress``.
+A task's row names the fencing hash of its owner, and its positions. A commit is checked against the row when it
+is decided. The positions move when it is merged, and are found by the transaction's id then: a `TakeTasks` in
+between replaces the fencing hash, but not ``in_progress``.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import NamedTuple
 from anabranch.core import rows as k
 from anabranch.core.authorize import Right, check_right
 from anabranch.core.decisions.turn import Turn
-from anabranch.core.ids import HASH_SIZE, NO_TXN, TENURE_SIZE
+from anabranch.core.ids import FENCING_TOKEN_SIZE, HASH_SIZE, NO_TXN
 from anabranch.core.ids import hash_of as hash_of
 from anabranch.core.legal_names import is_state, split_stream, state_stream
-from anabranch.errors import InvalidArgument, NotReady, TenureLost, UnknownProcessor
+from anabranch.errors import InvalidArgument, NotReady, OwnershipLost, UnknownProcessor
 from anabranch.schemas.codec import encode
 from anabranch.schemas.records import (
     Consumed,
@@ -54,13 +54,13 @@ def task_of(turn: Turn, processor: str, task: int) -> TaskRow:
     return found
 
 
-def check_tasks(row: ProcessorRow, tasks: tuple[int, ...], tenure: bytes) -> bytes:
-    """The tenure's hash. `InvalidArgument` for tasks that do not exist, or are named twice."""
-    if len(tenure) != TENURE_SIZE:
-        raise InvalidArgument(f"a tenure has {TENURE_SIZE} bytes")
+def check_tasks(row: ProcessorRow, tasks: tuple[int, ...], fencing_token: bytes) -> bytes:
+    """The fencing token's hash. `InvalidArgument` for tasks that do not exist, or are named twice."""
+    if len(fencing_token) != FENCING_TOKEN_SIZE:
+        raise InvalidArgument(f"a fencing token has {FENCING_TOKEN_SIZE} bytes")
     if not tasks or len(set(tasks)) < len(tasks) or not all(0 <= t < row.tasks for t in tasks):
         raise InvalidArgument(f"tasks of {row.processor} are 0 to {row.tasks - 1}, each once")
-    return hash_of(row.processor, tenure)
+    return hash_of(row.processor, fencing_token)
 
 
 class _Step(NamedTuple):
@@ -83,7 +83,7 @@ def moved_by(turn: Turn, consumed: Consumed, txn_id: bytes) -> TaskRow | None:
 def judge(turn: Turn, consumed: Consumed, txn_id: bytes, scope: str, lane: str) -> None:
     """Check that a transaction of that scope and lane may move these tasks now.
 
-    Raises: TenureLost, NotReady (another one is being merged), InvalidArgument, NotAuthorized, UnknownProcessor.
+    Raises: OwnershipLost, NotReady (another one is being merged), InvalidArgument, NotAuthorized, UnknownProcessor.
     """
     if split_stream(consumed.processor)[0] != scope:
         raise InvalidArgument(
@@ -92,13 +92,13 @@ def judge(turn: Turn, consumed: Consumed, txn_id: bytes, scope: str, lane: str) 
     check_right(turn.state, lane, Right.PROCESS, consumed.processor)
     row = processor_of(turn, consumed.processor)
     steps = list(_steps(turn, consumed))
-    tenure = check_tasks(row, tuple(step.task for step in steps), consumed.tenure)
-    lost = [step for step in steps if step.row.tenure != tenure]
+    fencing_hash = check_tasks(row, tuple(step.task for step in steps), consumed.fencing_token)
+    lost = [step for step in steps if step.row.fencing_hash != fencing_hash]
     if lost:
         holders = sorted({step.row.holder or "nobody" for step in lost})
-        raise TenureLost(
-            f"task {', '.join(str(step.task) for step in lost[:20])} of {row.processor} is not of this tenure, but "
-            f"of {', '.join(holders)[:200]}: take your tasks again; where they stand says what is committed"
+        raise OwnershipLost(
+            f"task {', '.join(str(step.task) for step in lost[:20])} of {row.processor} has another owner, "
+            f"{', '.join(holders)[:200]}: take your tasks again; their positions say what is committed"
         )
     for step in steps:
         if step.row.in_progress not in (None, txn_id):
@@ -106,7 +106,7 @@ def judge(turn: Turn, consumed: Consumed, txn_id: bytes, scope: str, lane: str) 
         if step.sequence != step.row.sequence + 1:
             raise InvalidArgument(
                 f"sequence {step.sequence} of task {step.task} of {row.processor}, which is at "
-                f"{step.row.sequence}: take your tasks again; where they stand says what is committed"
+                f"{step.row.sequence}: take your tasks again; their positions say what is committed"
             )
         _check_positions(row, step)
 

@@ -26,13 +26,13 @@ from anabranch.core.stream_settings import MAX_MESSAGE
 from anabranch.errors import (
     AlreadyCommitted,
     EventTooLarge,
-    HeldByPrepared,
     IllegalState,
     InvalidArgument,
     NotAuthorized,
     OutcomeUnknown,
+    ReservedByPrepared,
     TooManyTransactions,
-    TooMuchStaged,
+    TooManyUncommittedBytes,
 )
 from anabranch.schemas.records import (
     Abort,
@@ -57,7 +57,7 @@ def check_arguments(command: Commit) -> None:
     check_coordinator(command.prepare)
     if command.consumed is not None:
         raise InvalidArgument(
-            "a transaction that moves positions can't be prepared: its tasks would stand until its end"
+            "a transaction that moves positions can't be prepared: its tasks would make no progress until its end"
         )
 
 
@@ -87,7 +87,7 @@ def check_word(turn: Turn, txn_id: bytes, secret: bytes | None) -> None:
     if row is not None and row.prepare.by and not proves(row, secret):
         raise NotAuthorized(
             f"transaction {txn_text(txn_id)} is prepared for a ledger, whose word alone ends it: `anabranch ledger "
-            "recover`, or for an operator `anabranch txn settle --presume`"
+            "recover`, or for an operator `anabranch txn force --outcome`"
         )
 
 
@@ -101,7 +101,7 @@ def check_abort(turn: Turn, row: TxnRow, command: Abort) -> None:
     if len(command.token) == TXN_ID_SIZE and turn.lane != row.owner and not proven:
         raise IllegalState(
             f"transaction {txn_text(row.txn_id)} is PREPARED, and its coordinator may have decided: if it is gone "
-            "for good, `anabranch txn settle --presume`; nothing was changed"
+            "for good, `anabranch txn force --outcome`; nothing was changed"
         )
 
 
@@ -134,9 +134,9 @@ def check_ending(txn: OpenTxn, command: Commit, behind: list[int]) -> None:
         )
 
 
-def held(txn_id: bytes, what: str) -> HeldByPrepared:
+def held(txn_id: bytes, what: str) -> ReservedByPrepared:
     """The error for a name or series that a PREPARED transaction reserves."""
-    return HeldByPrepared(
+    return ReservedByPrepared(
         f"{what} is held by prepared transaction {txn_text(txn_id)}: it has to be ended first; nothing was changed"
     )
 
@@ -152,15 +152,15 @@ def check_count(turn: Turn, lane: str) -> None:
 def check_room(turn: Turn, txn: OpenTxn, weighed: Weighed) -> None:
     """Refuse to prepare what could fail later, or beyond the limits of PREPARED transactions.
 
-    Raises: TooManyTransactions, TooMuchStaged, EventTooLarge.
+    Raises: TooManyTransactions, TooManyUncommittedBytes, EventTooLarge.
     """
     check_count(turn, txn.row.owner)
-    most = turn.settings.max_staged_bytes // 2
-    if turn.index.staged.total > most:
-        staged = turn.index.staged.size_of((*turn.state.prepared, txn.row.txn_id))
-        if staged > most:
-            raise TooMuchStaged(
-                f"prepared transactions would have {staged:,} bytes in journals, {most:,} are allowed: end some"
+    most = turn.settings.max_uncommitted_bytes // 2
+    if turn.index.uncommitted.total > most:
+        found = turn.index.uncommitted.size_of((*turn.state.prepared, txn.row.txn_id))
+        if found > most:
+            raise TooManyUncommittedBytes(
+                f"prepared transactions would have {found:,} bytes in journals, {most:,} are allowed: end some"
             )
     for stream, size in weighed.biggest.items():
         takes = int(turn.state.streams[stream].settings.get(MAX_MESSAGE, limits.MESSAGE.value))
@@ -186,16 +186,16 @@ def leave_out_lost(turn: Turn, txn_id: bytes, txn: OpenTxn) -> bool:
     lost = {e for receipt in pending.writers for e in receipt.extents if e.stream in gone}
     if not lost:
         return True
-    if txn_id in turn.memory.carrying:
+    if txn_id in turn.memory.staging:
         return False  # a chunk is being copied
     writers = needed(turn.state, pending)
     turn.put(k.pending_key(txn_id), replace(pending, writers=writers))
     turn.put(k.txn_key(txn_id), without(txn.row, sum(e.count for e in lost), gone))
-    for (stream, number), carry in list(txn.carries.items()):
+    for (stream, number), staged in list(txn.staged_merges.items()):
         if stream in gone:
-            turn.put(k.carry_key(txn_id, stream, number), None)
+            turn.put(k.staged_merge_key(txn_id, stream, number), None)
             # No history may ever name the chunks there, even if the stream is recovered.
-            turn.put(k.retired_key(stream, carry.partition), RetiredRow(stream, carry.partition))
+            turn.put(k.retired_key(stream, staged.partition), RetiredRow(stream, staged.partition))
     return True
 
 

@@ -41,16 +41,16 @@ from anabranch.schemas.records import (
     Commit,
     ListLocks,
     LockReads,
-    LookAgain,
-    LookedRow,
     PendingCommitRow,
     ReadLockRow,
     ReadsLocked,
     ReadsRow,
     Receipt,
+    Revalidate,
     TableLocks,
     TxnRow,
-    Vouched,
+    Validated,
+    ValidatedRow,
 )
 
 # -- registering ----------------------------------------------------------------------------------------
@@ -65,7 +65,7 @@ def lock_reads(turn: Turn, command: LockReads, to: ReplyTo | None) -> None:
     TRANSACTIONS.judge(row.state, "touch", row.reason)
     check_writes(turn.state, row)
     sets = turn.state.locks.of(row.txn_id)
-    looked = looked_at(turn, sets, command.vouched)
+    validated = validated_rows(turn, sets, command.validated)
     asked = sorted({*named(command.locks), *command.tables})
     for table in asked:
         check_table(turn, table)
@@ -86,14 +86,18 @@ def lock_reads(turn: Turn, command: LockReads, to: ReplyTo | None) -> None:
     if adds:
         _check(turn, row, command, kept)
     turn.hear(row.txn_id)
-    put_looked(turn, row.txn_id, looked)
+    put_validated(turn, row.txn_id, validated)
     if fresh:
         named_now = ReadsRow({**reads, **dict.fromkeys(fresh, turn.lane)})
         turn.put(k.reads_key(row.txn_id), named_now)
     if adds:
         turn.put(k.read_lock_key(row.txn_id, command.writer, command.sequence), kept)
-        before = looked.get(command.writer) or sets.looked.get(command.writer, LookedRow(0, 0, 0))
-        due = LookedRow(before.sequence, before.through, max(before.due, turn.hybrid_time))
+        before = validated.get(command.writer) or sets.validated.get(
+            command.writer, ValidatedRow(0, 0, 0)
+        )
+        due = ValidatedRow(
+            before.sequence, before.validated_through, max(before.due, turn.hybrid_time)
+        )
         turn.put(k.read_lock_key(row.txn_id, command.writer, 0), due)
     turn.reply(to, _locked(turn, row, asked))
 
@@ -184,14 +188,16 @@ def list_locks(turn: Turn, command: ListLocks, to: ReplyTo | None) -> None:
 # -- validation -----------------------------------------------------------------------------------------
 
 
-def looked_at(turn: Turn, sets: Sets, vouched: Iterable[Vouched]) -> dict[int, LookedRow]:
+def validated_rows(
+    turn: Turn, sets: Sets, validated: Iterable[Validated]
+) -> dict[int, ValidatedRow]:
     """How far the locks of writers are validated with these reports. Puts nothing. `InvalidArgument`."""
-    found: dict[int, LookedRow] = {}
-    for report in vouched:
-        row = found.get(report.writer) or sets.looked.get(report.writer)
-        if not 0 <= report.through <= turn.hybrid_time:
+    found: dict[int, ValidatedRow] = {}
+    for report in validated:
+        row = found.get(report.writer) or sets.validated.get(report.writer)
+        if not 0 <= report.validated_through <= turn.hybrid_time:
             raise InvalidArgument(
-                f"a look through {report.through}: a time that a controller told, {turn.hybrid_time} at most"
+                f"{report.validated_through} is no time of a reply: {turn.hybrid_time} is the latest"
             )
         if report.sequence > sets.last(report.writer):
             raise InvalidArgument(
@@ -200,37 +206,45 @@ def looked_at(turn: Turn, sets: Sets, vouched: Iterable[Vouched]) -> dict[int, L
         if row is None or report.sequence < row.sequence:
             continue
         through = (
-            report.through if report.sequence > row.sequence else max(row.through, report.through)
+            report.validated_through
+            if report.sequence > row.sequence
+            else max(row.validated_through, report.validated_through)
         )
-        found[report.writer] = LookedRow(report.sequence, through, row.due)
+        found[report.writer] = ValidatedRow(report.sequence, through, row.due)
     return found
 
 
-def put_looked(turn: Turn, txn_id: bytes, looked: Mapping[int, LookedRow]) -> None:
-    """Put what `looked_at` found."""
+def put_validated(turn: Turn, txn_id: bytes, validated: Mapping[int, ValidatedRow]) -> None:
+    """Put what `validated_rows` found."""
     sets = turn.state.locks.of(txn_id)
-    for writer, row in looked.items():
-        if sets.looked.get(writer) != row:
+    for writer, row in validated.items():
+        if sets.validated.get(writer) != row:
             turn.put(k.read_lock_key(txn_id, writer, 0), row)
 
 
-def to_look_at(turn: Turn, txn_id: bytes, looked: Mapping[int, LookedRow] = {}) -> LookAgain | None:
+def to_revalidate(
+    turn: Turn, txn_id: bytes, validated: Mapping[int, ValidatedRow] = {}
+) -> Revalidate | None:
     """The answer to a commit while locks of any writer have to be validated; None: all hold until now."""
-    if txn_id in turn.state.locks.carried:
+    if txn_id in turn.state.locks.frozen:
         return None  # its locks are frozen: commits that may break one wait
     sets = turn.state.locks.of(txn_id)
-    rows = {**sets.looked, **looked}
-    due = {w for w, row in rows.items() if row.sequence < sets.last(w) or row.through < row.due}
+    rows = {**sets.validated, **validated}
+    due = {
+        w
+        for w, row in rows.items()
+        if row.sequence < sets.last(w) or row.validated_through < row.due
+    }
     turn.charge(work.of_items(len(sets.rows)))
     for (writer, _), kept in sets.rows.items():
-        through = rows[writer].through
+        through = rows[writer].validated_through
         if writer not in due and any(_may_be_broken(turn, its, through) for its in kept.locks):
             due.add(writer)
     if not due:
         return None
     pending = turn.open(txn_id).pending
     decided = pending is not None and pending.decided
-    return LookAgain(turn.hybrid_time, table_times(turn, sets.tables), tuple(sorted(due)), decided)
+    return Revalidate(turn.hybrid_time, table_times(turn, sets.tables), tuple(sorted(due)), decided)
 
 
 def _may_be_broken(turn: Turn, locks: TableLocks, through: int) -> bool:
@@ -257,11 +271,13 @@ def ready_to_merge(turn: Turn, txn_id: bytes) -> bool:
     txn = turn.state.open.get(txn_id)
     if txn is None:
         return False  # an earlier merge of this round broke its locks
-    again = to_look_at(turn, txn_id)
+    again = to_revalidate(turn, txn_id)
     if again is None:
         return True
     if turn.now_ms - turn.keepalives.last(txn_id) > txn.row.keepalive_ms:
-        abort_txn(turn, txn_id, "nobody looked at its locks again, which others may have broken")
+        abort_txn(
+            turn, txn_id, "its locks were not revalidated, and other commits may have broken them"
+        )
         return False
     pending = txn.pending
     for to in end_pending(turn, txn_id, None):

@@ -48,7 +48,7 @@ def register(turn: Turn, command: Register, to: ReplyTo | None) -> None:
     check_receipts(turn, row.txn_id, (command.receipt,))
     known = turn.open(row.txn_id).writers.get(command.receipt.writer)
     if known is None:
-        quotas.check_staged(turn, row.owner, row.txn_id)
+        quotas.check_uncommitted(turn, row.owner, row.txn_id)
     counts = command.receipt if known is None else newer(known, command.receipt)
     turn.hear(row.txn_id)
     if counts is not known:

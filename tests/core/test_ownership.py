@@ -14,10 +14,10 @@ import pytest
 
 from anabranch.core.authorize import Right
 from anabranch.core.decisions import decide as decide_module
-from anabranch.core.decisions import tenures, transactions
+from anabranch.core.decisions import ownership, transactions
 from anabranch.core.decisions.commits import commit, one_shot, positions
+from anabranch.core.decisions.ownership import create_processor
 from anabranch.core.decisions.streams import give_up_stream
-from anabranch.core.decisions.tenures import create_processor
 from anabranch.core.ids import make_marked_id
 from anabranch.errors import AnabranchError, IllegalState
 from anabranch.schemas import records as r
@@ -35,7 +35,7 @@ class Tasks(World):
     def create(self, tasks: int = 4, inputs: Sequence[r.ProcessorInput] = INPUTS) -> str:  # type: ignore[override]
         return self.ask("create", r.CreateProcessor(NAME, tasks, tuple(inputs)))
 
-    def tenure(self, who: str) -> bytes:
+    def token_of(self, who: str) -> bytes:
         return who.encode().ljust(16, b".")
 
     def terms(self, tasks: Sequence[int] = ALL) -> tuple[int, ...]:
@@ -44,9 +44,9 @@ class Tasks(World):
 
     def taking(
         self, who: str, tasks: Sequence[int] = ALL, terms: Sequence[int] | None = None
-    ) -> r.Take:
+    ) -> r.TakeTasks:
         seen = self.terms(tasks) if terms is None else tuple(terms)
-        return r.Take(NAME, self.tenure(who), who, tuple(tasks), seen)
+        return r.TakeTasks(NAME, self.token_of(who), who, tuple(tasks), seen)
 
     def take(self, who: str, *tasks: int, terms: Sequence[int] | None = None) -> str:
         return self.ask(f"take {who}", self.taking(who, tasks or ALL, terms))
@@ -56,7 +56,7 @@ class Tasks(World):
     ) -> r.Consumed:
         position = r.TaskPosition(more.pop("number", 0), record, 0, **more)
         step = r.TaskStep(tuple(tasks), sequence, (position,))
-        return r.Consumed(NAME, self.tenure(who), (step,))
+        return r.Consumed(NAME, self.token_of(who), (step,))
 
     def marked(self, label: str) -> str:
         self.ids[label] = make_marked_id(0, self.wall_ms, len(self.ids) + 1)
@@ -70,7 +70,7 @@ class Tasks(World):
 
     def open(self, label: str, who: str | None, **more: Any) -> str:
         """A transaction with a record of writer ``w`` in a journal."""
-        hash_ = None if who is None else positions.hash_of(NAME, self.tenure(who))
+        hash_ = None if who is None else positions.hash_of(NAME, self.token_of(who))
         begin = r.Begin(self.id(label), "nyc", more.get("name"), MINUTE, SECRET, hash_)
         said = self.ask(f"begin {label}", begin)
         if said.startswith("begun"):
@@ -144,12 +144,12 @@ def whoever_takes_last_has_it() -> None:
     w.take("a")
     assert w.shot("X", w.consumed("a", 1, 12)) == "X COMMITTED 1"
     assert w.take("b", 0, 1) == "0 b 1:12 1 b 1:12"
-    assert w.shot("Y", w.consumed("a", 2, 13)) == "TenureLost"
-    assert w.message.startswith("task 0, 1 of nyc/p is not of this tenure, but of b:")
+    assert w.shot("Y", w.consumed("a", 2, 13)) == "OwnershipLost"
+    assert w.message.startswith("task 0, 1 of nyc/p has another owner, b:")
     assert w.shot("Y", w.consumed("a", 2, 13, tasks=(2, 3))) == "Y COMMITTED 1", "the rest is a's"
     assert w.shot("X", w.consumed("a", 1, 12)) == "X COMMITTED 1", "committed before b came"
     assert w.shot("Z", w.consumed("b", 2, 13, tasks=(0, 1))) == "Z COMMITTED 1"
-    assert w.shot("X", w.consumed("a", 1, 12)) == "TenureLost", "no row tells any more"
+    assert w.shot("X", w.consumed("a", 1, 12)) == "OwnershipLost", "no row tells any more"
     assert committed(w) == ["X", "Y", "Z"]
 
 
@@ -158,20 +158,20 @@ def a_delayed_take_takes_nothing_back() -> None:
     late = w.taking("a")
     w.ask("take a", late)
     w.take("b")
-    assert w.ask("take a", late) == "TenureLost"
+    assert w.ask("take a", late) == "OwnershipLost"
     assert w.row() == "2 b 0:-"
-    assert w.take("a", 0, 1, terms=(2, 1)) == "TenureLost", "one of them was taken meanwhile"
+    assert w.take("a", 0, 1, terms=(2, 1)) == "OwnershipLost", "one of them was taken meanwhile"
     check_unmoved(w, "2 b 0:-")
 
 
-def a_release_ends_a_tenure() -> None:
+def a_release_ends_ownership() -> None:
     w = made()
     w.take("a")
     w.take("b", 1)
-    assert w.ask("release", r.Release(NAME, w.tenure("a"), (0, 1))) == "0 nobody 0:- 1 b 0:-"
-    assert w.shot("X", w.consumed("a", 1, 12, tasks=(0,))) == "TenureLost"
-    assert w.shot("X", w.consumed("", 1, 12, tasks=(0,))) == "TenureLost", "nobody's"
-    assert w.ask("again", r.Release(NAME, w.tenure("a"), (0,))) == "0 nobody 0:-"
+    assert w.ask("release", r.ReleaseTasks(NAME, w.token_of("a"), (0, 1))) == "0 nobody 0:- 1 b 0:-"
+    assert w.shot("X", w.consumed("a", 1, 12, tasks=(0,))) == "OwnershipLost"
+    assert w.shot("X", w.consumed("", 1, 12, tasks=(0,))) == "OwnershipLost", "nobody's"
+    assert w.ask("again", r.ReleaseTasks(NAME, w.token_of("a"), (0,))) == "0 nobody 0:-"
     assert w.row() == "2 nobody 0:-"
 
 
@@ -204,31 +204,31 @@ def a_take_fences_first_and_waits_for_what_is_decided() -> None:
         "0 b 0:- !X 1 b 0:- !X 2 b 0:- !X 3 b 0:- !X; [commit X] X COMMITTED 1"
     ), "the answer names what is being merged"
     assert w.row() == "2 b 1:12", "merged by its id, whoever has the task by now"
-    assert w.shot("Y", w.consumed("a", 2, 13)) == "TenureLost"
+    assert w.shot("Y", w.consumed("a", 2, 13)) == "OwnershipLost"
     assert w.shot("Y", w.consumed("b", 2, 13)) == "Y COMMITTED 1"
 
 
-def what_waits_undecided_is_lost_with_its_tenure() -> None:
+def what_waits_undecided_is_lost_with_its_ownership() -> None:
     w = made()
     w.take("a")
     w.held = True  # the journal does not show it yet
     w.open("X", "a")
     assert w.end("X", w.consumed("a", 1, 12)) == ""
     assert w.row() == "1 a 0:-"
-    assert w.take("b").endswith("; [commit X] TenureLost")
+    assert w.take("b").endswith("; [commit X] OwnershipLost")
     w.held = False
     w.turn()
-    assert w.get("X").startswith("X ABORTED (task 0, 1, 2, 3 of nyc/p is not of this tenure")
+    assert w.get("X").startswith("X ABORTED (task 0, 1, 2, 3 of nyc/p has another owner")
     assert w.row() == "2 b 0:-"
     assert committed(w) == []
 
 
-def a_tenure_that_is_lost_aborts_the_transaction() -> None:
+def an_ownership_that_is_lost_aborts_the_transaction() -> None:
     w = made()
     w.take("a")
     w.open("X", "a")
     w.take("b")
-    assert w.end("X", w.consumed("a", 1, 12)) == "TenureLost"
+    assert w.end("X", w.consumed("a", 1, 12)) == "OwnershipLost"
     assert w.get("X").startswith("X ABORTED")
     w.take("a")  # of the same bits: a client makes fresh ones
     assert w.end("X", w.consumed("a", 1, 12)) == "TransactionAborted"
@@ -252,10 +252,10 @@ def outputs_and_positions_are_one() -> None:
     w.take("a")
     w.open("X", "a")
     assert w.end("X", None) == "InvalidArgument", "outputs without positions"
-    assert w.end("X", w.consumed("b", 1, 12)) == "InvalidArgument", "of another tenure"
+    assert w.end("X", w.consumed("b", 1, 12)) == "InvalidArgument", "of another owner"
     assert w.end("X", w.consumed("a", 1, 12), name="n") == "InvalidArgument", "it could give way"
     w.open("P", None)
-    assert w.end("P", w.consumed("a", 1, 12)) == "InvalidArgument", "begun without a tenure"
+    assert w.end("P", w.consumed("a", 1, 12)) == "InvalidArgument", "begun without task ownership"
     assert w.open("N", "a", name="n") == "InvalidArgument"
     w.ids["plain"] = w.ids["P"][:8] + b"plainone"
     assert w.shot("plain", w.consumed("a", 1, 12)) == "InvalidArgument", "its id is not marked"
@@ -301,8 +301,8 @@ def sequences_have_no_gap_and_positions_rise() -> None:
     assert w.shot("Z", w.consumed("a", 3, 12, segment=0, offset=2)) == "Z COMMITTED 1"
     nothing = r.TaskStep((), 9, ())
     for consumed in (
-        r.Consumed(NAME, w.tenure("a"), (nothing,)),
-        r.Consumed(NAME, w.tenure("a"), ()),
+        r.Consumed(NAME, w.token_of("a"), (nothing,)),
+        r.Consumed(NAME, w.token_of("a"), ()),
     ):
         assert w.shot("U", consumed) == "InvalidArgument", "it moves no task"
     moved = w.consumed("a", 4, 13)
@@ -400,9 +400,9 @@ def an_id_is_told_later() -> None:
 
 SCENES: tuple[Callable[[], None], ...] = (
     a_task_is_taken_and_moved, whoever_takes_last_has_it, a_delayed_take_takes_nothing_back,
-    a_release_ends_a_tenure, a_commit_by_journals_moves_when_it_is_merged,
+    a_release_ends_ownership, a_commit_by_journals_moves_when_it_is_merged,
     a_take_fences_first_and_waits_for_what_is_decided,
-    what_waits_undecided_is_lost_with_its_tenure, a_tenure_that_is_lost_aborts_the_transaction,
+    what_waits_undecided_is_lost_with_its_ownership, an_ownership_that_is_lost_aborts_the_transaction,
     an_abort_after_the_decision_gives_the_tasks_back, outputs_and_positions_are_one,
     another_commit_of_it_does_not_replace_the_positions, sequences_have_no_gap_and_positions_rise,
     marked_ids_have_no_outcome_of_their_own, rights_are_judged,
@@ -436,10 +436,10 @@ def _judge_late(turn: Any, consumed: r.Consumed, txn_id: bytes, *rest: Any) -> N
         _JUDGE(turn, consumed, txn_id, *rest)
 
 
-def _own_tenure(turn: Any, consumed: r.Consumed, *rest: Any) -> None:
-    """Positions and sequence are judged, the tenure is not."""
-    tenure = positions.hash_of(consumed.processor, consumed.tenure)
-    steps = lambda *of: (s._replace(row=s.row._replace(tenure=tenure)) for s in _STEPS(*of))  # noqa: E731
+def _own_hash(turn: Any, consumed: r.Consumed, *rest: Any) -> None:
+    """Positions and sequence are judged, the owner is not."""
+    own = positions.hash_of(consumed.processor, consumed.fencing_token)
+    steps = lambda *of: (s._replace(row=s.row._replace(fencing_hash=own)) for s in _STEPS(*of))  # noqa: E731
     with patch.object(positions, "_steps", steps):
         _JUDGE(turn, consumed, *rest)
 
@@ -450,16 +450,16 @@ def _any_sequence(turn: Any, consumed: r.Consumed, *rest: Any) -> None:
         _JUDGE(turn, consumed, *rest)
 
 
-def _any_term(turn: Any, command: r.Take, to: Any) -> None:
+def _any_term(turn: Any, command: r.TakeTasks, to: Any) -> None:
     rows = (positions.task_of(turn, command.processor, task) for task in command.tasks)
-    tenures.take(turn, replace(command, terms=tuple(row.term for row in rows)), to)
+    ownership.take(turn, replace(command, terms=tuple(row.term for row in rows)), to)
 
 
-def _take_of_ended(turn: Any, command: r.Take, to: Any) -> None:
+def _take_of_ended(turn: Any, command: r.TakeTasks, to: Any) -> None:
     """The fence waits for what is being merged, too."""
     rows = [positions.task_of(turn, command.processor, task) for task in command.tasks]
     if all(row.in_progress is None for row in rows):
-        tenures.take(turn, command, to)
+        ownership.take(turn, command, to)
 
 
 def _unscoped(turn: Any, consumed: r.Consumed, txn_id: bytes, scope: str, lane: str) -> None:
@@ -467,15 +467,17 @@ def _unscoped(turn: Any, consumed: r.Consumed, txn_id: bytes, scope: str, lane: 
 
 
 BUGS: dict[str, Callable[[], Any]] = {
-    "the tenure is not judged": lambda: patch.object(positions, "judge", _own_tenure),
+    "the owner is not judged": lambda: patch.object(positions, "judge", _own_hash),
     "… nor when it is decided": lambda: patch.object(positions, "judge", _judge_late),
     "nor the sequence": lambda: patch.object(positions, "judge", _any_sequence),
     "nor positions": lambda: patch.object(positions, "_check_positions", lambda *_: None),
     "nor what is in progress": lambda: patch.object(positions, "_steps", _free),
     "nor the scope": lambda: patch.object(positions, "judge", _unscoped),
     "nor the right": lambda: patch.object(positions, "check_right", lambda *_: None),
-    "nor the term of a take": lambda: patch.dict(decide_module._DECISIONS, {r.Take: _any_term}),
-    "the fence waits": lambda: patch.dict(decide_module._DECISIONS, {r.Take: _take_of_ended}),
+    "nor the term of a take": lambda: patch.dict(
+        decide_module._DECISIONS, {r.TakeTasks: _any_term}
+    ),
+    "the fence waits": lambda: patch.dict(decide_module._DECISIONS, {r.TakeTasks: _take_of_ended}),
     "a merge moves nothing": lambda: patch.object(positions, "move", _stay),
     "a decision marks nothing": lambda: patch.object(positions, "begin_moving", lambda *_: None),
     "an abort gives nothing back": lambda: patch.object(positions, "give_back", lambda *_: None),
@@ -486,7 +488,7 @@ BUGS: dict[str, Callable[[], Any]] = {
         commit, "_check_consumed", lambda turn, row, command: None
     ),
     "positions of another commit": lambda: patch.object(commit, "_check_decided", lambda *_: None),
-    "a tenure that is lost leaves it open": lambda: patch.object(
+    "an ownership that is lost leaves it open": lambda: patch.object(
         commit, "abort_txn", lambda *_: None
     ),
     "ids are not marked": lambda: patch.object(transactions, "is_marked", lambda _: False),

@@ -1,4 +1,4 @@
-"""Decisions on processors: creation, deletion, and task ownership (tenures)."""
+"""Decisions on processors: creation, deletion, and task ownership."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from anabranch.core.decisions.turn import Turn
 from anabranch.core.ids import NO_TXN
 from anabranch.core.legal_names import check_input, is_plain, is_state, split_stream, state_stream
 from anabranch.core.round import ReplyTo
-from anabranch.errors import IllegalState, InvalidArgument, NotReady, TenureLost
+from anabranch.errors import IllegalState, InvalidArgument, NotReady, OwnershipLost
 from anabranch.schemas.records import (
     CreateProcessor,
     DeleteProcessor,
@@ -25,9 +25,9 @@ from anabranch.schemas.records import (
     ProcessorInput,
     ProcessorList,
     ProcessorRow,
-    Release,
+    ReleaseTasks,
     ResetProcessor,
-    Take,
+    TakeTasks,
     TaskInfo,
     TaskRow,
 )
@@ -192,40 +192,45 @@ def _task_info(turn: Turn, processor: str, task: int) -> TaskInfo:
     )  # fmt: skip
 
 
-def take(turn: Turn, command: Take, to: ReplyTo | None) -> None:
+def take(turn: Turn, command: TakeTasks, to: ReplyTo | None) -> None:
     """Fence the former owners of these tasks at once. The answer names commits that are still being merged."""
     row = processor_of(turn, command.processor)
     limits.HOLDER.check(len(command.holder), "a holder")
-    tenure = check_tasks(row, command.tasks, command.tenure)
+    fencing_hash = check_tasks(row, command.tasks, command.fencing_token)
     if len(command.terms) != len(command.tasks):
         raise InvalidArgument("each task needs its term")
     taken = []
     for task, term in zip(command.tasks, command.terms, strict=True):
         known = task_of(turn, command.processor, task)
-        if known.tenure == tenure:
+        if known.fencing_hash == fencing_hash:
             continue  # a repeated command
         if known.term != term:
-            raise TenureLost(
-                f"task {task} of {command.processor} was taken by {known.holder or 'somebody'} meanwhile: look "
-                "again, and take it if it is yours"
+            raise OwnershipLost(
+                f"task {task} of {command.processor} was taken by {known.holder or 'somebody'} meanwhile: describe "
+                "the processor, and take it if it is yours"
             )
         taken.append((task, known))
     for task, known in taken:
         moved = known._replace(
-            term=known.term + 1, tenure=tenure, holder=command.holder, taken_ms=turn.wall_ms
+            term=known.term + 1,
+            fencing_hash=fencing_hash,
+            holder=command.holder,
+            taken_ms=turn.wall_ms,
         )
         turn.put(k.task_key(command.processor, task), moved)
     _answer(turn, row, command.tasks, to)
 
 
-def release(turn: Turn, command: Release, to: ReplyTo | None) -> None:
+def release(turn: Turn, command: ReleaseTasks, to: ReplyTo | None) -> None:
     """Release tasks, except tasks that have another owner by now."""
     row = processor_of(turn, command.processor)
-    tenure = check_tasks(row, command.tasks, command.tenure)
+    fencing_hash = check_tasks(row, command.tasks, command.fencing_token)
     for task in command.tasks:
         known = task_of(turn, command.processor, task)
-        if known.tenure == tenure:
-            gone = known._replace(term=known.term + 1, tenure=b"", holder="", taken_ms=turn.wall_ms)
+        if known.fencing_hash == fencing_hash:
+            gone = known._replace(
+                term=known.term + 1, fencing_hash=b"", holder="", taken_ms=turn.wall_ms
+            )
             turn.put(k.task_key(command.processor, task), gone)
     _answer(turn, row, command.tasks, to)
 
@@ -250,7 +255,7 @@ def reset_processor(turn: Turn, command: ResetProcessor, to: ReplyTo | None) -> 
         tasks = _may_end(turn, row, command.resets)
         if not command.inputs and not command.keep_state:
             raise InvalidArgument(
-                "without its state a processor can't go on where it stands: say where it starts, or keep its state"
+                "without its state a processor has no position to go by: say where it starts, or keep its state"
             )
         if command.inputs:
             _check_inputs(row.processor, command.inputs)

@@ -12,7 +12,7 @@ from anabranch.core import rows as k
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.legal_names import OPEN_LANE
 from anabranch.core.round import ReplyTo
-from anabranch.schemas.records import CommandList, ListCommands, SetAsideRow, SuspectRow
+from anabranch.schemas.records import CommandList, ListCommands, QuarantineRow, SuspectRow
 
 _REASON = 256  # characters: one answer has many of them
 
@@ -22,19 +22,19 @@ def suspect(turn: Turn, lane: str, offset: int, end: int, tries: int) -> None:
     turn.put(k.SUSPECT_KEY, SuspectRow(offset, end, tries, lane))
 
 
-def set_aside(turn: Turn, lane: str, offset: int, what: str, reason: str) -> None:
+def quarantine(turn: Turn, lane: str, offset: int, what: str, reason: str) -> None:
     """Log that a command, or a batch of them, is quarantined. Above the limit the oldest row is forgotten."""
-    known = turn.state.set_aside
-    for key in list(islice(known, max(0, len(known) + 1 - limits.SET_ASIDE.value))):
-        turn.put(k.set_aside_key(*k.set_aside_at(key)), None)
+    known = turn.state.quarantined
+    for key in list(islice(known, max(0, len(known) + 1 - limits.QUARANTINED.value))):
+        turn.put(k.quarantine_key(*k.quarantine_at(key)), None)
     reason = limits.cut(reason, _REASON)
-    row = SetAsideRow(offset, turn.wall_ms, what, reason, lane)
-    turn.put(k.set_aside_key(lane, offset), row)
+    row = QuarantineRow(offset, turn.wall_ms, what, reason, lane)
+    turn.put(k.quarantine_key(lane, offset), row)
 
 
 def list_commands(turn: Turn, command: ListCommands, to: ReplyTo | None) -> None:
     """Answer with the position in the commands, the quarantined ones, and the number of transactions kept."""
-    found = tuple(turn.state.set_aside.values())
+    found = tuple(turn.state.quarantined.values())
     here = turn.at is not None and turn.lane == OPEN_LANE
     position = turn.at + 1 if here and turn.at is not None else turn.state.round.commands_offset
     seen = turn.memory.lanes.get(OPEN_LANE)

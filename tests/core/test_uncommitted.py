@@ -1,4 +1,4 @@
-"""How much was read of a journal, and how much lies there staged."""
+"""How much was read of a journal, and how much lies there uncommitted."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anabranch.core.journal.usage import Read, Staged
+from anabranch.core.journal.usage import Read, Uncommitted
 from tests.core.cleaning import PLACE
 
 
@@ -39,11 +39,11 @@ def test_read_stays_small() -> None:
 
 
 def test_staged_adds_up() -> None:
-    staged = Staged()
-    staged.add(b"A", PLACE, 5, 10)
-    staged.add(b"A", PLACE, 3, 1)
-    staged.add(b"B", PLACE, 9, 100)
-    assert staged.stays[b"A"][PLACE].low == 3
-    assert (staged.total, staged.by_stream["nyc/a"]) == (111, 111)
-    staged.ended([b"A", b"never seen"])
-    assert (staged.total, staged.by_stream["nyc/a"]) == (100, 100)
+    uncommitted = Uncommitted()
+    uncommitted.add(b"A", PLACE, 5, 10)
+    uncommitted.add(b"A", PLACE, 3, 1)
+    uncommitted.add(b"B", PLACE, 9, 100)
+    assert uncommitted.stays[b"A"][PLACE].low == 3
+    assert (uncommitted.total, uncommitted.by_stream["nyc/a"]) == (111, 111)
+    uncommitted.ended([b"A", b"never seen"])
+    assert (uncommitted.total, uncommitted.by_stream["nyc/a"]) == (100, 100)

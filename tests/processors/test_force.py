@@ -16,12 +16,12 @@ from anabranch.schemas.records import (
     Commit,
     CommitRecord,
     EpochRecord,
+    Force,
     ForgetStream,
     Outcome,
     Prepare,
     Refusal,
     Scale,
-    Settle,
     StreamList,
     Touch,
 )
@@ -49,10 +49,10 @@ class Stuck(Play):
         self.txn_id, self.token, receipt = self.begun(GONE, OTHER, size=SIZE)
         self.commit = self.world.send(Commit(self.token, (receipt,), None, None, 60_000))
         for _ in range(100):
-            if any(c.count and c.stream == OTHER for c in self.carries()):
+            if any(c.count and c.stream == OTHER for c in self.staged_merges()):
                 break
             self.play(1, 0.05)
-        assert not all(c.done for c in self.carries())
+        assert not all(c.done for c in self.staged_merges())
         if lost:
             self.world.cluster.delete_topic(topic)
             self.play(30, 2 * LOST_S)
@@ -63,9 +63,9 @@ class Stuck(Play):
             self.controller.update_metrics()
             assert self.controller.metrics.values["stuck_merges"]["waiting",] == 1
 
-    def carries(self) -> list[Any]:
+    def staged_merges(self) -> list[Any]:
         txn = self.controller.state.open.get(self.txn_id)
-        return list(txn.carries.values()) if txn is not None else []
+        return list(txn.staged_merges.values()) if txn is not None else []
 
     def read_anew(self) -> None:
         """The carriers' earlier fetches of the journals are dropped."""
@@ -73,8 +73,8 @@ class Stuck(Play):
         for carrier in self.controller._background.carriers._each:
             carrier._renew_readers()
 
-    def settle(self) -> Any:
-        return self.ask(Settle(self.token, "the operator said so"))
+    def force(self) -> Any:
+        return self.ask(Force(self.token, "the operator said so"))
 
     def big(self) -> str:
         """The state of another big transaction in the other stream."""
@@ -100,20 +100,20 @@ class Stuck(Play):
 
 @each_topic
 @pytest.mark.parametrize("keeps_table", [True, False])
-def test_settling_aborts_it_everywhere_and_retires_where_chunks_stand(
+def test_force_aborts_it_everywhere_and_retires_where_chunks_stand(
     topic: str, keeps_table: bool
 ) -> None:
     play = Stuck(topic)
     events = play.events(OTHER)
     retired, lost = (
-        {c.partition for c in play.carries() if c.stream == stream and c.count}
+        {c.partition for c in play.staged_merges() if c.stream == stream and c.count}
         for stream in (OTHER, GONE)
     )
-    settled = play.settle()
-    assert isinstance(settled, Outcome)
-    assert settled.state == "ABORTED"
-    assert settled.reason.startswith(f"the operator said so: its merge did not go on: {GONE}")
-    assert play.settle() == settled, "again is fine"
+    forced = play.force()
+    assert isinstance(forced, Outcome)
+    assert forced.state == "ABORTED"
+    assert forced.reason.startswith(f"the operator said so: its merge made no progress: {GONE}")
+    assert play.force() == forced, "again is fine"
     assert play.controller.state.retired(GONE) == lost != set(), "it may be taken back"
     told = play.world.reply(play.commit)
     assert isinstance(told, Refusal)
@@ -138,7 +138,7 @@ def test_settling_aborts_it_everywhere_and_retires_where_chunks_stand(
 
 def test_a_transaction_of_a_former_layout_rolls_round_retired_partitions() -> None:
     play = Stuck(scaled=True)
-    play.settle()
+    play.force()
     before = len(play.history())
     assert play.controller.state.retired(OTHER) == {1}, "where the former layout has a segment"
     _, token, receipt = play.begun_before
@@ -166,8 +166,8 @@ def test_then_the_lost_stream_can_be_forgotten() -> None:
     play = Stuck()
     refused = play.ask(ForgetStream(GONE), seconds=0.2)
     assert refused.code == "IllegalState"
-    assert f"(`anabranch txn settle {play.txn_id.hex()}`)" in refused.message
-    play.settle()
+    assert f"(`anabranch txn force {play.txn_id.hex()}`)" in refused.message
+    play.force()
     assert play.ask(ForgetStream(GONE), seconds=0.2) == StreamList(())
     play.lead_anew(chunk_bytes=CHUNK_BYTES)
     play.check_strays(play.controller.state.retired(OTHER))
@@ -176,7 +176,7 @@ def test_then_the_lost_stream_can_be_forgotten() -> None:
 
 def test_a_stream_that_is_forgotten_has_no_retired_partitions() -> None:
     play = Stuck()
-    play.settle()
+    play.force()
     assert play.controller.state.retired(OTHER)
     play.world.cluster.delete_topic(history_topic(OTHER))
     play.one_shot(OTHER)
@@ -188,18 +188,18 @@ def test_a_stream_that_is_forgotten_has_no_retired_partitions() -> None:
 
 def test_it_is_for_merges_that_cannot_go_on_only() -> None:
     play = Stuck(lost=False)
-    assert play.settle().code == "IllegalState"
-    assert "goes on by itself" in play.settle().message
+    assert play.force().code == "IllegalState"
+    assert "continues by itself" in play.force().message
     _, token, _ = play.begun_before
-    assert play.ask(Settle(token, "")).code == "IllegalState"
-    assert play.ask(Settle(b"forged", "")).code == "InvalidToken"
+    assert play.ask(Force(token, "")).code == "IllegalState"
+    assert play.ask(Force(b"forged", "")).code == "InvalidToken"
     play.play(20, 1.0)
     assert play.state(play.txn_id)[0] == "COMMITTED"
-    assert play.settle().code == "AlreadyCommitted"
+    assert play.force().code == "AlreadyCommitted"
 
 
 @pytest.mark.parametrize("keeps_table", [True, False], ids=["table", "no table"])
-def test_a_merge_whose_journal_records_are_deleted_can_be_settled(keeps_table: bool) -> None:
+def test_a_merge_whose_journal_records_are_deleted_can_be_forced(keeps_table: bool) -> None:
     """Its leader still has them in its index, or the next one misses them there."""
     play = Stuck(lost=False)
     log = play.world.cluster.log("somebody")
@@ -211,11 +211,11 @@ def test_a_merge_whose_journal_records_are_deleted_can_be_settled(keeps_table: b
     play.play(40, 40.0)
     state, reason = play.state(play.txn_id)
     assert state == "FINALIZE_IN_PROGRESS"
-    assert f"`anabranch txn settle {play.txn_id.hex()}` ends it" in reason
+    assert f"`anabranch txn force {play.txn_id.hex()}` ends it" in reason
     assert play.controller._background is not None
     refused = play.controller._background.carriers._not_before_ms
     assert bool(refused) == keeps_table
-    assert play.settle().state == "ABORTED"
+    assert play.force().state == "ABORTED"
     assert not refused
     assert play.big() == "COMMITTED"
 
@@ -267,14 +267,14 @@ def test_a_prepared_one_is_committed_without_its_lost_stream(size: int, keeps_ta
 def test_a_stream_in_trouble_is_reason_enough(kind: Kind) -> None:
     """Its merge would go on by itself once that is mended, which may take hours."""
     play = Stuck(lost=False)
-    retired = {c.partition for c in play.carries() if c.stream == OTHER and c.count}
-    troubled = next(c.partition for c in play.carries() if c.stream == GONE)
+    retired = {c.partition for c in play.staged_merges() if c.stream == OTHER and c.count}
+    troubled = next(c.partition for c in play.staged_merges() if c.stream == GONE)
     place = TopicPartition(stream_topic(GONE), troubled)
     play.world.cluster.troubles[place] = Trouble(kind)
     play.play(20, 20.0)
-    settled = play.settle()
-    assert settled.state == "ABORTED"
-    assert f"its merge did not go on: {place.topic}" in settled.reason.replace(f"{GONE}: ", "")
+    forced = play.force()
+    assert forced.state == "ABORTED"
+    assert f"its merge made no progress: {place.topic}" in forced.reason.replace(f"{GONE}: ", "")
     assert play.big() == "COMMITTED", "it does not hold up others"
     play.world.cluster.troubles.clear()
     play.play(20, 20.0)
@@ -300,8 +300,8 @@ def test_nothing_is_carried_into_trouble_that_is_known() -> None:
 
 def test_a_chunk_under_way_is_waited_for() -> None:
     play = Stuck()
-    play.controller._background.carriers.carrying.add(play.txn_id)  # type: ignore[union-attr]
-    refused = play.world.send(Settle(play.token, ""))
+    play.controller._background.carriers.staging.add(play.txn_id)  # type: ignore[union-attr]
+    refused = play.world.send(Force(play.token, ""))
     play.controller._background.carriers.sync = lambda *_: None  # type: ignore[union-attr,method-assign]
     play.play(2)
     assert play.world.reply(refused).code == "NotReady"
@@ -310,7 +310,7 @@ def test_a_chunk_under_way_is_waited_for() -> None:
 
 def test_what_carriers_are_at_is_known() -> None:
     play = Stuck(lost=False)
-    assert play.controller._memory.carrying == {play.txn_id}
+    assert play.controller._memory.staging == {play.txn_id}
     play.play(20, 1.0)
     assert play.state(play.txn_id)[0] == "COMMITTED"
     play.begun(OTHER)
@@ -319,18 +319,18 @@ def test_what_carriers_are_at_is_known() -> None:
     seen = set()
     for _ in range(20):
         play.play(1, 0.05)
-        seen |= set(play.controller._memory.carrying)
+        seen |= set(play.controller._memory.staging)
     assert seen == {big[0]}
 
 
 @pytest.mark.parametrize("name", ["append", "append.after", "commit", "commit.after", "send.after"])
-def test_a_leader_that_ends_while_it_settles(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_leader_that_ends_during_a_force(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     class Killed(BaseException):
         pass
 
     play = Stuck()
-    retired = {c.partition for c in play.carries() if c.stream == OTHER and c.count}
-    command = play.world.send(Settle(play.token, "gone"))
+    retired = {c.partition for c in play.staged_merges() if c.stream == OTHER and c.count}
+    command = play.world.send(Force(play.token, "gone"))
 
     def called(_: MemoryLog, what: str) -> None:
         if what == name:
@@ -343,7 +343,7 @@ def test_a_leader_that_ends_while_it_settles(name: str, monkeypatch: pytest.Monk
     play.lead_anew(keeps_table=False, chunk_bytes=CHUNK_BYTES)
     play.play(3)
     if name == "commit.after":  # its answer is lost
-        play.world.send(Settle(play.token, "gone"), again=command)
+        play.world.send(Force(play.token, "gone"), again=command)
         play.play(1)
     assert play.world.reply(command).state == "ABORTED"
     assert play.big() == "COMMITTED"
