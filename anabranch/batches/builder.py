@@ -18,7 +18,7 @@ Headers = Sequence[tuple[str, bytes | None]]
 Row = tuple[bytes | None, bytes | None, Headers, int]  # key, value, headers, Unix milliseconds
 
 _TABLE_SIZE = 4096
-# Each of a copied record's three leading numbers may get longer: by 4, 9 and 4 bytes at most.
+# A copied record's first three numbers may get longer, by 4, 9 and 4 bytes at most.
 COPY_GROWTH = 17
 _COPY_GUESS = 512
 
@@ -39,12 +39,12 @@ def _size(size: int) -> bytes:
 
 
 class _LastBody(threading.local):
-    """The batch that was unpacked last: its runs are usually copied one after the other."""
+    """The batch that was unpacked last. Its runs are usually copied one after the other."""
 
     def __init__(self) -> None:
         self.data: object = None
         self.body: Buffer = b""
-        # The place where copying stopped: lower offset deltas are all before it.
+        # The place where copying stopped: all lower offset deltas are before it.
         self.at = 0
         self.next_delta = 0
 
@@ -100,7 +100,8 @@ class BatchBuilder:
         self.add_all(((key, value, headers, timestamp_ms),))
 
     def add_all(self, rows: Iterable[Row], limit: int = sys.maxsize) -> int:
-        """Add records until `size_estimate` reaches ``limit``; returns how many. Takes no more from an iterator.
+        """Add records until `size_estimate` reaches ``limit``, taking no more from an iterator. Returns their
+        number.
 
         A tuple of headers that consecutive records share is encoded once.
         """
@@ -152,9 +153,9 @@ class BatchBuilder:
         return added
 
     def add_from_batch(self, batch: RawBatch, first_delta: int, last_delta: int) -> int:
-        """Add the records of another batch with these offset deltas, both included; returns how many.
+        """Add the records of another batch with these offset deltas, both included. Returns their number.
 
-        Timestamps are kept (also those given by the batch's log); keys, values and headers are copied as they are.
+        Timestamps are kept, also those that the log has set; keys, values and headers are copied as they are.
         Copying the runs of one batch in rising order walks it once. Records are not fully checked here:
         `anabranch.batches.framing.scan_batch` has checked them before.
 
@@ -253,7 +254,7 @@ def _encode_headers(headers: Headers) -> bytes:
 
 def _unpacked(batch: RawBatch, header: BatchHeader) -> Buffer:
     if _last.data is not batch.data:
-        # Compared by identity: the reference keeps the address from being reused.
+        # Compared by identity. The reference keeps the object alive, so no other one can be taken for it.
         _last.data = None
         _last.body = decompress(header.compression, memoryview(batch.data)[HEADER_SIZE:])
         _last.data = batch.data

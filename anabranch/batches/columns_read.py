@@ -165,7 +165,7 @@ class _Room:
     """The columns of a chunk while it is filled."""
 
     def __init__(self, rows: int, size: int, headers: int, kernel: ModuleType) -> None:
-        # Pages that are never written take no memory.
+        # Unwritten pages take no memory.
         self._kernel = kernel
         self._most_rows, self._most_bytes = rows, size
         self._longs = np.empty((2, rows), dtype=np.int64)

@@ -31,7 +31,7 @@ Headers: TypeAlias = "list[tuple[str, bytes | None]]"
 
 # Up to this many rows, plain Python is faster than loading numba.
 _FEW = 500
-# Limit of all batches that a writer is filling, unless single rows are bigger.
+# The limit of all batches together that a writer is filling, unless single rows are bigger.
 _ROOM_BYTES = 64 << 20
 _LEAST_SLOT_BYTES = 4 << 10
 _HEADER_FRAMING_BYTES = 6  # counted by the size limit for a header, in addition to name and value

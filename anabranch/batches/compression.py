@@ -23,9 +23,9 @@ NAMES = {number: name for name, number in CODECS.items()}
 MAX_UNPACKED_BYTES = 512 << 20
 _FIRST_SCRATCH_BYTES = 1 << 20
 _KEPT_SCRATCH_BYTES = 64 << 20  # a bigger buffer is freed at the next use
-# cramjam's message if only the buffer was too small; any other error means damage.
+# cramjam's message if the buffer was too small; any other error means damage.
 _NO_ROOM = "failed to write whole buffer"
-# The framing of Java's snappy streams: magic, version and compatible version, then blocks with lengths.
+# Java's snappy streams begin with a magic, a version and a compatible version; blocks with lengths follow.
 _XERIAL_MAGIC = b"\x82SNAPPY\x00"
 _XERIAL_HEADER_SIZE = 16
 # lz4's fast mode; cramjam's default is the slow one.
@@ -45,7 +45,7 @@ _scratch = _Scratch()
 
 
 def compress(codec: int, data: Buffer) -> bytes:
-    """``data`` packed so that Kafka's brokers and clients can read it."""
+    """``data`` compressed so that Kafka's brokers and clients can read it."""
     if codec == NONE:
         return bytes(data)
     if codec == GZIP:

@@ -13,7 +13,7 @@ from enum import IntEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from anabranch.batches import framing_oracle
+from anabranch.batches import framing_plain
 from anabranch.batches.compression import MAX_UNPACKED_BYTES, decompress_scratch
 from anabranch.batches.format import HEADER_SIZE, BatchHeader, Buffer, read_header
 from anabranch.batches.records import decode_body
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 # Up to this many records, plain Python is faster than loading numba.
 _SMALL = 256
 _FIRST_ROWS = 256
-# Keys are collected of batches with up to this many records: more would take too long in Python, or much memory.
+# Keys are collected from batches with up to this many records: more would take too long in Python, or much memory.
 _MOST_READ = 1 << 10
 _MOST_NOTED = 1 << 20
 MAX_RUNS = limits.RUNS.value  # a small batch can unpack to millions of records
@@ -66,11 +66,11 @@ class Run(NamedTuple):
     first_delta: int
     last_delta: int
     records: int
-    # Sum of the records' checksums (`anabranch.core.partitioner.record_checksum`) modulo 2^63.
+    # The sum of the records' checksums (`anabranch.core.partitioner.record_checksum`) modulo 2^63.
     checksum: int
-    # The ab.txn header's value (`anabranch.core.ids.unpack_txn_header`); empty unless WRITE.
+    # The value of the ab.txn header (`anabranch.core.ids.unpack_txn_header`); empty unless the kind is WRITE.
     txn: bytes
-    # Lowest and highest position (`anabranch.core.partitioner.position_of`) of the keys; -1: no key.
+    # The lowest and the highest position (`anabranch.core.partitioner.position_of`) of the keys; -1 without keys.
     low: int
     high: int
     # The number of records without a key.
@@ -81,7 +81,7 @@ class Run(NamedTuple):
     pure: bool
     # The digest of its keys (`anabranch.core.locks.table_writes.Keys`); empty if not requested, or not known.
     digest: bytes = b""
-    # Times of its records, Unix milliseconds.
+    # The times of its records, in Unix milliseconds.
     earliest: int = 0
     latest: int = 0
 
@@ -111,7 +111,7 @@ def warm(folder: Path | None = None) -> None:
 
 def _load() -> Kernels | None:
     global _kernels
-    # The kernels read numbers in memory order.
+    # The kernels read numbers in the order of memory.
     if _kernels is None and sys.byteorder == "little":
         from anabranch.batches.kernels import copy, scan
 
@@ -155,7 +155,7 @@ def scan_batch(
         rules = rules._replace(most=_NO_LIMIT)
     kernels = kernels_for(header.record_count)
     if kernels is None:
-        rows = framing_oracle.scan(
+        rows = framing_plain.scan(
             body, header.record_count, header.last_offset_delta, header.base_timestamp, rules
         )
         found = _keys(body, header, rows) if digests and rows is not None else []
@@ -170,7 +170,7 @@ def scan_batch(
 
 
 def _keys(body: Buffer, header: BatchHeader, rows: list[list[int]]) -> list[Keys]:
-    """The keys of each run, in plain Python; not known of batches with many records."""
+    """The keys of each run, in plain Python; empty for batches with many records."""
     if header.record_count > _MOST_READ:
         return []
     records = decode_body(bytes(body), header)

@@ -1,4 +1,4 @@
-"""Reading given batches of a journal again, in rising order and with few fetches, optionally ahead."""
+"""Fetching given batches of a journal again, in rising order and with few requests, optionally ahead."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from anabranch.ports import (
     answered,
 )
 
-# Big enough for cheap round trips, small enough that the broker stores one while we fetch the next.
+# Big enough for few round trips, and small enough that the broker stores one while the next is fetched.
 FETCH_BYTES = 2 << 20
-# The most fetches ahead: they continue while a native transaction ends and the next begins.
+# The most fetches ahead. They continue between two native transactions.
 MAX_AHEAD = 4
 MOST_KEPT = 4
 _FETCH_WAIT_S = 0.5
@@ -31,8 +31,7 @@ _Batches = Sequence[RawBatch]
 
 
 class JournalReaders:
-    """A reader for each journal partition, kept from merge to merge: fetched batches that one merge did not use are
-    kept for the next one.
+    """A reader for each journal partition. Readers stay for the next merge, with the fetched batches that are left.
 
     ``ahead``: fetch following batches on a helper thread while the caller works. Don't use it with the in-memory
     log, whose calls hand control to a scheduler.
@@ -77,14 +76,14 @@ class JournalReader:
         self._here: deque[RawBatch] = deque()
         # Fetches ahead, in order; each begins where the one before ends.
         self._coming: deque[Future[_Batches]] = deque()
-        # The number of fetches ahead: it grows with each useful one, so that jumps waste few.
+        # The number of fetches ahead: each useful one raises it, so that few are wasted by jumps.
         self._depth = 1
 
     def batch(self, base_offset: int, crc: int = 0) -> RawBatch:
         """The batch that begins at this offset; fast in rising order.
 
-        ``crc``: the CRC that its header must have (0: any). In a journal that was deleted and created again, other
-        records may be at the offset.
+        ``crc``: the CRC that its header must have (0: any), because a journal that was deleted and created again
+        may have other records at the offset.
 
         Raises:
             LogUnavailable: there is no batch (yet), or no leader.
@@ -96,12 +95,12 @@ class JournalReader:
             self._here = deque(self._take(base_offset))
             while len(self._here) > 1 and self._here[0].base_offset < base_offset:
                 self._here.popleft()
-        # Kept, because several runs may belong to one batch.
+        # The batch stays here, because several runs may belong to it.
         batch = self._here[0]
         if batch.base_offset != base_offset:
             raise RecordsGone(f"no batch of {self._partition} begins at {base_offset}")
         if crc and crc_of(batch.data) != crc:
-            raise RecordsGone(f"another batch of {self._partition} stands at {base_offset}")
+            raise RecordsGone(f"another batch of {self._partition} is at {base_offset}")
         return batch
 
     def _take(self, position: int) -> _Batches:
@@ -118,7 +117,7 @@ class JournalReader:
     def _take_ahead(self, position: int) -> _Batches | None:
         """The batches from ``position`` on, if they were fetched ahead."""
         while self._coming:
-            # Awaited even if useless: two concurrent fetches of one partition would compete.
+            # Even a useless fetch is awaited: two concurrent fetches of one partition would compete.
             try:
                 ready = self._coming.popleft().result()
             except LogError:
@@ -151,7 +150,7 @@ class JournalReader:
             try:
                 found = self._fetch_once(position, _FETCH_WAIT_S)
             except OffsetOutOfRange as error:
-                # A lagging broker also answers so: its log ends before the position.
+                # A lagging broker gives the same answer: its log ends before the position.
                 starts = self._log.start_offsets([self._partition], failed={})
                 if starts.get(self._partition, 0) <= position:
                     raise LogUnavailable(str(error), error.topics) from error

@@ -13,7 +13,7 @@ from anabranch.core.journal_runs import StoredRun
 from anabranch.errors import check
 from anabranch.ports import RawBatch
 
-# Storing a smaller batch costs the broker more than splitting it costs (measured: about 100 records).
+# Below about 100 records, storing a batch costs the broker more than packing its records does (measured).
 MIN_SPLICED_RECORDS = 100
 # A batch that unpacks to more is copied as it is, however few records it has.
 SPLICED_BYTES = 64 << 10
@@ -46,7 +46,7 @@ class Made(NamedTuple):
 
 
 class Packer:
-    """Fills one batch after the other. Each method yields the batches that it completes: append them in that order.
+    """Fills one batch after the other. Each method yields the batches that it completes; append them in that order.
 
     ``of``: the caller's number for the added records.
     """
@@ -102,9 +102,9 @@ class Packer:
     def copy(
         self, of: int, batch: RawBatch, first: int, last: int, *, divisible: bool = True
     ) -> Generator[Made, None, int]:
-        """Add records of a batch, by offset deltas; returns how many.
+        """Add records of a batch, by offset deltas. Returns their number.
 
-        Records that make the batch too big go into a batch of their own, in halves if that is needed and allowed.
+        Records that make the batch too big go into a batch of their own; in halves if needed and ``divisible``.
         """
         mark = self._builder.mark()
         taken = self._builder.add_from_batch(batch, first, last)
@@ -184,5 +184,5 @@ class Packer:
 
 
 def _as_it_came(codec: int) -> BatchBuilder:
-    """A builder for a record that is too big by itself: it only fits compressed, as it came."""
+    """A builder for a record that is too big by itself, and fits only compressed by the codec that it came with."""
     return BatchBuilder(NAMES[codec])

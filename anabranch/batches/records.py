@@ -1,4 +1,4 @@
-"""Records of a RecordBatch v2 in plain Python: the oracle of the compiled code, also used for small batches.
+"""Records of a RecordBatch v2 in plain Python, for small batches; also the oracle of the compiled code.
 
 A record: length, attributes i8, timestamp delta, offset delta, key, value, headers; all numbers are
 zigzag varints, a length of -1 means null (KIP-98).

@@ -40,7 +40,7 @@ class Split:
         self._last: _Compiled | _Plain | None = None
 
     def keyless(self, partition: int) -> int:
-        """The index of the segment for keyless records of a journal partition: on that number, else the first."""
+        """The index of the segment for keyless records of a journal partition: with its number, else the first."""
         return self._by_partition.get(partition, 0)
 
     def add(self, batch: RawBatch, run: StoredRun, keyless: int) -> None:
@@ -108,7 +108,7 @@ class _Plain(NamedTuple):
 
     batch: RawBatch
     header: BatchHeader
-    codec: str | None  # that it is packed again by
+    codec: str | None  # compresses its records again
     records: list[Record]
     deltas: list[int]
     places: list[int]
@@ -136,7 +136,7 @@ class _Compiled(NamedTuple):
 
     batch: RawBatch
     header: BatchHeader
-    codec: str | None  # that it is packed again by
+    codec: str | None  # compresses its records again
     kernel: ModuleType
     body: Any
     starts: Any
@@ -198,7 +198,7 @@ def _compiled(
         bytes_in, count, lows, np.array(order, dtype=np.int64), keyless, starts, deltas, places
     )
     if result != 0:
-        raise CorruptBatch(f"the batch at offset {header.base_offset} can't be taken apart")
+        raise CorruptBatch(f"the batch at offset {header.base_offset} can't be split")
     codec = _codec(batch, header, len(bytes_in))
     return _Compiled(batch, header, codec, kernel, bytes_in, starts, deltas, places)
 

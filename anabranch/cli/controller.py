@@ -217,7 +217,7 @@ def warm(json: Json = False, verbose: Verbose = False) -> None:
     """
     from anabranch.batches import columns_read, columns_write, framing
     from anabranch.batches.kernels import parts as kernel_parts
-    from anabranch.reading import commit_index as commits
+    from anabranch.reading import commit_columns as commits
 
     for part in (framing, columns_read, columns_write, commits):
         part.warm()

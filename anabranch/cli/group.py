@@ -19,7 +19,7 @@ from anabranch.cli.output import Column, Grid, Row, print_result, show
 from anabranch.presentation.rows import group_row
 
 if TYPE_CHECKING:
-    from anabranch.reading.tasks.standing import ConsumerGroup
+    from anabranch.reading.group_lag import ConsumerGroup
 
 app = App(
     no_args_is_help=True,

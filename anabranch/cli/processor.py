@@ -55,7 +55,7 @@ from anabranch.presentation.rows import (
 if TYPE_CHECKING:
     from anabranch.cli.options import Target
     from anabranch.processing.app import Processor
-    from anabranch.reading.tasks.lag import InputLag, Lag
+    from anabranch.reading.group_lag import InputLag, Lag
     from anabranch.schemas.records import ProcessorInfo, TaskInfo, TaskPosition
 
 
@@ -536,7 +536,7 @@ def bridge(
     from anabranch.processing.plain import Cluster, import_group, outputs_of, plain_ports
     from anabranch.processing.run import run_worker
     from anabranch.processing.worker import make_processor
-    from anabranch.reading.tasks.lag import input_lags
+    from anabranch.reading.group_lag import input_lags
 
     app = Processor(
         f"{stream}-bridge",

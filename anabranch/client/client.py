@@ -53,19 +53,21 @@ from anabranch.presentation.system_tables import (
     check_call,
 )
 from anabranch.reading.committed_log import ReaderPorts
-from anabranch.reading.history_search import Start, check_at
-from anabranch.reading.ordered_reader import Reader
-from anabranch.reading.snapshot import At, Mode, Snapshot, SnapshotPlan
-from anabranch.reading.tasks.groups import Mirror
-from anabranch.reading.tasks.lag import InputLag, Lag, input_lags
-from anabranch.reading.tasks.standing import (
+from anabranch.reading.group_lag import (
     ConsumerGroup,
+    InputLag,
+    Lag,
     count_events,
     group_of,
     groups_of,
+    input_lags,
     move_group,
 )
-from anabranch.reading.tasks.stored import stored
+from anabranch.reading.history import Start, check_at
+from anabranch.reading.ordered_reader import Reader
+from anabranch.reading.positions import Mirror
+from anabranch.reading.snapshot import At, Mode, Snapshot, SnapshotPlan
+from anabranch.reading.store_lookup import stored
 from anabranch.reading.transaction_reader import TransactionReader
 from anabranch.schemas import records as r
 from anabranch.topics.rights import Acl
@@ -92,7 +94,7 @@ from anabranch.types import (
 
 if TYPE_CHECKING:
     from anabranch.client.replica import Replica
-    from anabranch.reading.tasks.reader import TaskReader
+    from anabranch.reading.task_reader import TaskReader
     from anabranch.tables.changes import Changes
     from anabranch.tables.indexes import Index
 
@@ -698,7 +700,7 @@ class Client:
         A group has one active member; its position is committed after each transaction. The other arguments
         and errors are those of `read`.
         """
-        return self._reading.readers().read_transactions(stream, group, timeout, start)
+        return self._reading.read_transactions(stream, group, timeout, start)
 
     def snapshot(
         self,
@@ -735,7 +737,7 @@ class Client:
                 f"open_snapshot takes what snapshot.plan() or snapshot.position() gave, not {plan!r:.100}"
             )
         self._reading.readers()
-        return Snapshot(plan, lambda stream, cut: self._reading.readers().read_cut(stream, cut))
+        return Snapshot(plan, lambda stream, cut: self._reading.read_cut(stream, cut))
 
     def progress(
         self, streams: str | Sequence[str], group: str, *, timeout: float | None = None

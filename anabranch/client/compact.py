@@ -31,9 +31,8 @@ from anabranch.errors import (
     NotReady,
     UnknownStream,
 )
-from anabranch.reading.history_search import HistorySearch
-from anabranch.reading.tasks.lag import Lag
-from anabranch.reading.tasks.standing import HISTORY, ConsumerGroup, groups_of
+from anabranch.reading.group_lag import HISTORY, ConsumerGroup, Lag, groups_of
+from anabranch.reading.history import HistorySearch
 from anabranch.schemas.records import BaseRow, CommitRecord, SeriesInfo
 from anabranch.tables.replica import ReadReplica
 from anabranch.types import StreamDescription

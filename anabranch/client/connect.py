@@ -24,7 +24,7 @@ from anabranch.librdkafka.groups import KafkaGroupMember, KafkaGroups
 from anabranch.librdkafka.journal_writer import KafkaJournals
 from anabranch.librdkafka.options import Options, named_options
 from anabranch.reading.committed_log import ReaderPorts
-from anabranch.reading.reader_factory import Readers
+from anabranch.reading.iteration import Readers
 from anabranch.topics.names import DEFAULT_PREFIX, check_prefix
 
 BOOTSTRAP_VARIABLE = "ANABRANCH_BOOTSTRAP"

@@ -27,7 +27,7 @@ from anabranch.topics.rights import Acl
 
 if TYPE_CHECKING:
     from anabranch.batches.columns_write import Counted, EventColumns, Placing
-    from anabranch.reading.reader_factory import Readers
+    from anabranch.reading.iteration import Readers
 
 
 class CommandBus(Protocol):

@@ -16,8 +16,8 @@ from anabranch.core.legal_names import check_scope, check_type, is_plain, split_
 from anabranch.core.limits import Room
 from anabranch.core.stream_settings import PROCESSOR, is_table, latest_time
 from anabranch.errors import AnabranchError, IllegalState, InvalidArgument, NotAuthorized, NotReady
-from anabranch.reading.history_search import Start
-from anabranch.reading.tasks.groups import group_inputs
+from anabranch.reading.history import Start
+from anabranch.reading.positions import group_inputs
 from anabranch.schemas import records as r
 from anabranch.topics.names import journal_topic, mirror_group
 from anabranch.types import TaskOwnership
@@ -50,9 +50,7 @@ class Processors:
         names = [one for one in given if isinstance(one, str)]
         first = tuple(one for one in given if isinstance(one, r.ProcessorInput))
         if names:
-            first += self._reading.readers().first_inputs(
-                names, start, deadline, self._session.together
-            )
+            first += self._reading.first_inputs(names, start, deadline)
         kinds = tuple(stores.values()) if isinstance(stores, Mapping) else ()
         command = r.CreateProcessor(processor, tasks, first, tuple(stores), kinds)
         info = self.ask(processor, command, deadline)
@@ -69,9 +67,7 @@ class Processors:
         inputs: tuple[r.ProcessorInput, ...] = ()
         if start is not None:
             streams = [one.stream for one in info.inputs]
-            inputs = self._reading.readers().first_inputs(
-                streams, start, deadline, self._session.together
-            )
+            inputs = self._reading.first_inputs(streams, start, deadline)
         command = r.ResetProcessor(processor, info.resets, inputs, keep_state)
         return self.ask(processor, command, deadline)
 

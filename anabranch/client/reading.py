@@ -29,21 +29,25 @@ from anabranch.presentation.system_tables import (
     transaction_rows,
     version_rows,
 )
-from anabranch.reading.history_search import Start, check_at, check_start
-from anabranch.reading.iteration import check_group
+from anabranch.reading.history import Start, check_at, check_start
+from anabranch.reading.iteration import Readers, check_group
 from anabranch.reading.ordered_reader import Reader
-from anabranch.reading.reader_factory import Readers
+from anabranch.reading.positions import first_inputs, group_progress
 from anabranch.reading.snapshot import (
     At,
     Mode,
     SnapshotPlan,
+    SnapshotReader,
+    StreamCut,
     check_mode,
     check_since,
     newest,
     streams_of,
+    take,
 )
-from anabranch.reading.tasks.groups import group_progress
+from anabranch.reading.transaction_reader import TransactionReader
 from anabranch.schemas import records as r
+from anabranch.schemas.records import ProcessorInput
 from anabranch.types import (
     Listed,
     StreamDescription,
@@ -55,7 +59,7 @@ from anabranch.types import (
 
 if TYPE_CHECKING:
     from anabranch.client.replica import Replica
-    from anabranch.reading.tasks.reader import TaskReader
+    from anabranch.reading.task_reader import TaskReader
     from anabranch.tables.changes import Changes
     from anabranch.tables.indexes import Index
     from anabranch.tables.replica import ReadReplica, ReplicaSettings
@@ -69,7 +73,7 @@ class Reading:
         self._session = shared.session
 
     def readers(self) -> Readers:
-        """The factory of readers. Raises: NotForkSafe, IllegalState, UnsupportedSetting."""
+        """The client's open readers. Raises: NotForkSafe, IllegalState, UnsupportedSetting."""
         self._shared.check()
         if self._shared.ports.readers is None:
             raise UnsupportedSetting("this client has no readers")
@@ -84,13 +88,50 @@ class Reading:
         ownership: TaskOwnership | None,
     ) -> Reader | TaskReader:
         """As `Client.read`."""
+        readers, names = self.readers(), streams_of(streams)
         if ownership is None:
-            return self.readers().read(streams, group, timeout, start)
+            return readers.add(Reader(readers.ports, names, group, timeout, start, readers.timeout))
         if group is not None or start != "begin":
             raise InvalidArgument(
                 "the task ownership says where to read on: give no group and no start"
             )
-        return self.readers().read_tasks(streams, ownership, timeout, self._session.together)
+        need("numpy")
+        from anabranch.reading.task_reader import TaskReader
+
+        together = self._session.together(names, readers.ports.clock.monotonic() + readers.timeout)
+        return readers.add(
+            TaskReader(readers.ports, names, ownership, timeout, readers.timeout, together)
+        )
+
+    def read_transactions(
+        self,
+        stream: str,
+        group: str | None,
+        timeout: float | None,
+        start: Start,
+        *,
+        whole: bool = False,
+    ) -> TransactionReader:
+        """As `Client.read_transactions`. ``whole``: it raises instead of skipping deleted ones."""
+        readers = self.readers()
+        return readers.add(
+            TransactionReader(
+                readers.ports, stream, group, timeout, start, readers.timeout, whole=whole
+            )
+        )
+
+    def read_cut(self, stream: str, cut: StreamCut) -> SnapshotReader:
+        """A reader of a stream as of a snapshot."""
+        readers = self.readers()
+        return readers.add(SnapshotReader(readers.ports, stream, cut, readers.timeout))
+
+    def first_inputs(
+        self, streams: Sequence[str], start: Start, deadline: float
+    ) -> tuple[ProcessorInput, ...]:
+        """The inputs of a new processor, each with the place where it starts."""
+        readers, together = self.readers(), self._session.together(streams, deadline)
+        with readers.source() as source:
+            return first_inputs(source, streams, start, readers.timeout, deadline, together)
 
     def plan(
         self, streams: str | Sequence[str], at: At, since: At, mode: Mode, timeout: float | None
@@ -117,7 +158,8 @@ class Reading:
             scope = session.check_together(names, deadline)
             timestamp = session.instant(scope, asked, deadline)
         check_since(begin, timestamp)
-        return readers.plan(names, timestamp, deadline, begin)
+        with readers.source() as source:
+            return take(source, names, timestamp, deadline, begin)
 
     def progress(self, streams: str | Sequence[str], group: str, timeout: float | None) -> int:
         """As `Client.progress`."""
@@ -232,7 +274,7 @@ class Reading:
                 asked = safe if asked is None else asked
                 end = end_at(readers.ports, table, asked, last[table], shared.timeout)
                 timeout = shared.timeout if timeout is None else timeout
-            reader = readers.read_transactions(table, group, timeout, begin, whole=True)
+            reader = self.read_transactions(table, group, timeout, begin, whole=True)
             stack.pop_all()
         first = begin if isinstance(begin, int) else 0
         return Changes(

@@ -25,7 +25,7 @@ from anabranch.processing.batch import HandlerContext, Undo, WorkBatch, begin_co
 from anabranch.processing.failures import PATIENCE_S, Case, HandlerFailed, is_from_outside
 from anabranch.processing.handlers import Handlers, closed_by_failure
 from anabranch.processors.monitor import Numbers
-from anabranch.reading.tasks.shares import Piece
+from anabranch.reading.slices import Piece
 from anabranch.types import Event
 
 _TURN = 64  # events that an actor handles before other actors run

@@ -15,7 +15,7 @@ from anabranch.core.ids import NO_TXN, segment_epoch, segment_number
 from anabranch.core.partitioner import SPACE
 from anabranch.presentation.rows import count_of
 from anabranch.reading.committed_log import ReaderPorts
-from anabranch.reading.history_search import HistorySearch
+from anabranch.reading.history import HistorySearch
 from anabranch.schemas.records import CommitRecord, EpochRecord, EpochSegment
 
 

@@ -19,8 +19,7 @@ from anabranch.core.ids import segment_epoch, segment_number
 from anabranch.errors import AnabranchError
 
 if TYPE_CHECKING:
-    from anabranch.reading.tasks.lag import InputLag, Lag
-    from anabranch.reading.tasks.standing import ConsumerGroup
+    from anabranch.reading.group_lag import ConsumerGroup, InputLag, Lag
     from anabranch.schemas.records import ProcessorInfo
     from anabranch.types import CommandsInfo, OpenTransaction, StreamDescription, TransactionInfo
 

@@ -17,7 +17,7 @@ from anabranch.core.stream_settings import is_table, versions_ms
 from anabranch.core.transaction_states import broken_text
 from anabranch.errors import InvalidArgument
 from anabranch.reading.committed_log import ReaderPorts
-from anabranch.reading.history_search import HistorySearch
+from anabranch.reading.history import HistorySearch
 from anabranch.schemas.records import TableLockInfo
 from anabranch.types import OpenTransaction, StreamDescription, TransactionInfo
 

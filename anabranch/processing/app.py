@@ -22,7 +22,7 @@ from anabranch.processing.program import (
 )
 from anabranch.processing.stores import Store, codec_of
 from anabranch.processing.timers import Timer, Windows
-from anabranch.reading.history_search import Start
+from anabranch.reading.history import Start
 
 F = TypeVar("F", bound=Callable[..., Any])
 _MOST = 1 << 30

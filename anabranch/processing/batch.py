@@ -28,7 +28,7 @@ from anabranch.core.limits import (
 from anabranch.core.partitioner import task_of
 from anabranch.errors import AnabranchError, EventTooLarge, IllegalState, InvalidArgument
 from anabranch.processing.table import Table
-from anabranch.reading.tasks.shares import Piece
+from anabranch.reading.slices import Piece
 from anabranch.types import Headers
 
 if TYPE_CHECKING:

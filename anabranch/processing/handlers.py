@@ -29,8 +29,8 @@ from anabranch.processing.metrics import TABLE
 from anabranch.processing.program import Awaited, Program, Registered, check_result
 from anabranch.processing.timers import TimeOfTasks, Timer, Windows
 from anabranch.processors.monitor import Numbers
-from anabranch.reading.tasks.shares import Piece
-from anabranch.reading.tasks.stored import FIRST_STORE
+from anabranch.reading.slices import Piece
+from anabranch.reading.store_lookup import FIRST_STORE
 from anabranch.types import Event
 
 if TYPE_CHECKING:

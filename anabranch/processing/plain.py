@@ -20,11 +20,10 @@ from anabranch.core.limits import LATEST, RESERVED
 from anabranch.errors import IllegalState, InvalidArgument, SnapshotExpired, UnknownStream
 from anabranch.ports import TopicPartition
 from anabranch.reading.committed_log import CommittedLog, ReaderPorts
-from anabranch.reading.decoded import Run, Stretch
+from anabranch.reading.decoded import Portion, Run, Stretch
 from anabranch.reading.feed import Feed
-from anabranch.reading.fetched import Portion
-from anabranch.reading.tasks.lag import check_same_topic
-from anabranch.reading.tasks.shares import Piece, Share, Shares
+from anabranch.reading.group_lag import check_same_topic
+from anabranch.reading.slices import Piece, Slice, Slices
 from anabranch.schemas.records import Consumed, ProcessorInput, TaskInfo, TaskPosition, TaskStep
 from anabranch.types import TaskOwnership
 
@@ -171,10 +170,10 @@ class PlainReader:
             high = min(len(block.offsets), low + 1) if self._single else len(block.offsets)
             stretch = Stretch(high - low, None, block.offsets[low], 0)
             tasks = [place.partition] * (high - low)
-            share = Share(Run(block, place.partition, low, stretch), tasks)
+            found = Slice(Run(block, place.partition, low, stretch), tasks)
             stream = PLAIN + place.topic
-            taken.append(Piece(stream, block.offsets[low], Shares(stream, [share]), tasks))
-            size += int(share.ends()[-1])
+            taken.append(Piece(stream, block.offsets[low], Slices(stream, [found]), tasks))
+            size += int(found.ends()[-1])
             self._at[place] = self._touched[place] = block.offsets[high - 1] + 1
             portion.advance(high)
         return taken

@@ -13,7 +13,7 @@ from anabranch.errors import InvalidArgument
 from anabranch.processing.batch import current_context
 from anabranch.processing.plain import Cluster
 from anabranch.processing.stores import Codec, Keyed
-from anabranch.reading.history_search import Start
+from anabranch.reading.history import Start
 from anabranch.types import Headers
 
 if TYPE_CHECKING:

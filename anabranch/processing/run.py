@@ -18,7 +18,7 @@ from anabranch.processing.metrics import TABLE
 from anabranch.processing.program import Program
 from anabranch.processing.worker import IDLE_S, MIRROR_S, Worker
 from anabranch.processors.monitor import Monitor
-from anabranch.reading.tasks.groups import Mirror
+from anabranch.reading.positions import Mirror
 from anabranch.schemas.records import ProcessorInfo
 
 log = logging.getLogger("anabranch.processor")

@@ -16,10 +16,9 @@ from anabranch.errors import IllegalState, NotReady
 from anabranch.ports import RawBatch, TopicPartition
 from anabranch.processing.table import NOT_WHOLE, Mark, Table
 from anabranch.reading.committed_log import CommittedLog
-from anabranch.reading.decoded import Rows
+from anabranch.reading.decoded import Portion, Rows
 from anabranch.reading.feed import Feed
-from anabranch.reading.fetched import Portion
-from anabranch.reading.tasks.stored import state_key
+from anabranch.reading.store_lookup import state_key
 from anabranch.schemas.records import TaskInfo
 from anabranch.topics.names import stream_topic
 
@@ -50,7 +49,7 @@ class StateReader:
         self._head = state_key(incarnation, HEAD, b"")
         self.topic = stream_topic(state_stream(processor))
         self._topic_id = ""
-        self._feed = Feed(source, look=_check_transactional)
+        self._feed = Feed(source, check=_check_transactional)
         self._marks: dict[int, Mark] = {}  # of the tasks that are read
         # Keys of former incarnations that restores found.
         self._stale: dict[int, dict[bytes, None]] = {}

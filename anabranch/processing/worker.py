@@ -42,9 +42,9 @@ from anabranch.processing.program import Program
 from anabranch.processing.state import StateReader
 from anabranch.processing.table import Table
 from anabranch.processors.monitor import Numbers
-from anabranch.reading.history_search import check_start
-from anabranch.reading.tasks.reader import TaskReader
-from anabranch.reading.tasks.shares import Piece
+from anabranch.reading.history import check_start
+from anabranch.reading.slices import Piece
+from anabranch.reading.task_reader import TaskReader
 from anabranch.schemas.records import ProcessorInfo, ProcessorInput, TaskInfo
 from anabranch.topics.names import stream_topic
 from anabranch.types import TaskOwnership

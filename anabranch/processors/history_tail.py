@@ -29,7 +29,7 @@ from anabranch.ports import (
     answered,
 )
 from anabranch.reading.committed_log import CommittedLog
-from anabranch.reading.history_search import HistorySearch
+from anabranch.reading.history import HistorySearch
 from anabranch.schemas.records import CommitRecord, EpochRecord
 from anabranch.topics.names import history_topic, stream_topic
 

@@ -1,190 +1,152 @@
-"""The commit of each offset, from a stream's history, which is read as far as needed."""
+"""The commit of an event's offset, for ordered readers: from the stream's history, read as far as needed.
+
+COMMIT records are in commit order, and so are the offsets on every partition: history and events are read in
+parallel. A COMMIT record is in the same native transaction as its data, so both arrive together. Only the data of a
+staged merge arrives long before its record, and waits for it. For offset ranges, `anabranch.reading.commit_columns`
+has the same commits as arrays.
+"""
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Container, Mapping, Set
 from typing import NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
+from anabranch.core.history_records import NO_PREVIOUS, ends_in
+from anabranch.core.ids import NO_TXN
+from anabranch.reading.committed_log import CommittedLog
+from anabranch.reading.epoch_order import StreamOrder
+from anabranch.reading.history import Found, HistoryCursor, HistorySearch
+from anabranch.schemas.records import CommitRecord, EpochRecord
 
-from anabranch.batches.columns_read import Columns, ColumnsBuilder
-from anabranch.batches.records import decode_records
-from anabranch.core.history_records import ends_in
-from anabranch.errors import InvalidArgument, MalformedRecord, NotReady
-from anabranch.ports import TopicPartition
-from anabranch.reading.committed_log import CommittedLog, client_errors
-from anabranch.reading.history import HistoryRecord, history_record
-from anabranch.reading.history_search import HistorySearch
-from anabranch.reading.spans import NO_SPANS, Joined, Spans, spans_of
-from anabranch.topics.names import history_topic
-
-_FETCH_BYTES = 1 << 20
-_NO_END = (1 << 63) - 1
+MOST_SPANS = 100_000  # commits known ahead of the events; the history is not read further than that
+NO_SEGMENT = -1  # the segment of events that were in the topic before the stream was created
+FOREIGN = -2  # the segment of records that no controller wrote
+DELETED = -3  # the segment of events that retention has deleted, with the history records of them
 
 
-def warm() -> None:
-    """Load the compiled code."""
-    from anabranch.batches.kernels import history  # noqa: F401
+class Span(NamedTuple):
+    """The offsets [first, end) of one commit on a partition."""
+
+    first: int
+    end: int
+    txn_id: bytes | None
+    commit_timestamp: int
+    segment_id: int
 
 
-class Part(NamedTuple):
-    """A partition's commits, from consecutive history records.
+class CommitIndex:
+    """The commits and epochs of one stream, from given positions on. Used by one thread."""
 
-    ``next_offset``: where to continue reading. ``reached``: the partition's end in the last record that names it,
-    -1 if no record does. ``timestamp``: that of the last record, -1 without records.
-    """
+    def __init__(self, source: CommittedLog, stream: str, timeout: float) -> None:
+        """``timeout``: seconds until a search in the history gives up (`NotReady`)."""
+        self._clock = source.clock
+        self._cursor = HistoryCursor(source, stream)
+        self.search = HistorySearch(source, stream, timeout)
+        self._own: Container[int] = ()
+        self._read: Mapping[int, int] = {}  # partition -> offset below which all is consumed
+        self._spans: dict[int, deque[Span]] = {}
+        self._ahead = 0
+        self._vector: dict[int, int] = {}
+        self._last: int | None = None  # offset of the record that was read last
+        # Partition -> end of the events that no record names, and the timestamp that they do not exceed.
+        self._adopted: dict[int, tuple[int, int]] = {}  # in the topic when the stream was created
+        self._cut: dict[int, tuple[int, int]] = {}  # the history records of them are deleted
+        self.order = StreamOrder(())
 
-    spans: Spans
-    next_offset: int
-    reached: int
-    timestamp: int
+    def cover(self, positions: Mapping[int, int], own: Container[int]) -> None:
+        """Prepare to find every offset on the own partitions from these positions (of all partitions) on.
 
-
-def _walk(columns: Columns, partition: int) -> Part | None:
-    """A part of history records in columns; None if a record is foreign, or has a rare form."""
-    from anabranch.batches.kernels import history as kernel  # imported only where spans are needed
-
-    values = columns.values
-    most = len(values.data) // kernel.MIN_SPAN_BYTES + 1
-    spans = np.empty((kernel.SPAN_ROWS, most), dtype=np.int64)
-    state = np.full(kernel.STATE_SIZE, -1, dtype=np.int64)
-    state[kernel.SPANS] = 0
-    if kernel.commits(values.data, values.ends, partition, spans, state) != 0:
-        return None
-    count, reached, timestamp = (int(number) for number in state)
-    rows = (row[:count].copy() for row in spans)  # a copy, as the arrays are mostly unused
-    return Part(Spans(*rows), 0, reached, timestamp)
-
-
-def _part(records: list[HistoryRecord], partition: int, next_offset: int) -> Part:
-    """The part of decoded records."""
-    reached = -1
-    for record in records:
-        for position in ends_in(record):
-            if position.partition == partition:
-                reached = position.offset
-    timestamp = records[-1].timestamp if records else -1
-    return Part(spans_of(records, partition), next_offset, reached, timestamp)
-
-
-def _joined(parts: list[Part], next_offset: int) -> Part:
-    reached = timestamp = -1
-    for part in parts:
-        reached = max(reached, part.reached)
-        timestamp = max(timestamp, part.timestamp)
-    return Part(NO_SPANS.plus([part.spans for part in parts]), next_offset, reached, timestamp)
-
-
-class CommitHistory:
-    """The commits of one partition from an offset on, read as far as needed. One thread at a time."""
-
-    def __init__(self, source: CommittedLog, stream: str, partition: int, timeout: float) -> None:
-        """``timeout``: seconds to wait for something new in the history."""
-        self._source = source
-        self._search = HistorySearch(source, stream, timeout)
-        self._place = TopicPartition(history_topic(stream), 0)
-        self._partition = partition
-        self._timeout = timeout
-        self._end = _NO_END
-        self._read_to = 0
-        self._floor: int | None = None
-        self.known_to = 0  # the commits of all offsets below are known
-        self.last_timestamp = -1  # of the last history record that was read
-        self.spans = NO_SPANS
-
-    def begin(self, first: int, history: tuple[int, int | None] | None) -> None:
-        """Prepare for the commits of the offsets from ``first`` on.
-
-        ``history``: their place in the history (first offset, end or None); None: it is searched. `NotReady`.
+        Offsets before the positions count as read.
         """
-        begin, end = history or (self._search.passing(self._partition, first), None)
-        self._read_to, self._end = begin, _NO_END if end is None else end
-        self.spans = NO_SPANS
-        self.known_to = first
-        self.last_timestamp = -1
+        order = StreamOrder(own)
+        order.moved(positions)
+        begin = self.search.not_beyond(positions)
+        if begin is not None and isinstance(begin.record, CommitRecord):
+            epoch = self.search.epoch(begin)
+            if epoch is not None:
+                order.add(epoch)
+        self._spans = {}
+        self._own = own
+        self._read = positions
+        self._ahead = 0
+        self._vector = {}
+        self._last = None
+        self._adopted = {}
+        self._cut = {}
+        self.order = order
+        self._cursor.seek(begin.offset if begin else 0)
 
-    def cover(self, offset: int) -> None:
-        """Read the commits of all offsets below this one.
+    @property
+    def partitions(self) -> Set[int]:
+        """The partitions that the history has named since `cover`, also before they have events."""
+        return self._vector.keys()
 
-        Raises: NotReady (the history does not show them yet), InvalidArgument (not in the given part),
-        MalformedRecord (a foreign record in the history).
+    def find(self, partition: int, offset: int, wait: float) -> Span | None:
+        """The commit of an offset. Offsets have to rise from call to call on each partition.
+
+        None: the history does not show it yet; the same offset may be asked for again. ``wait``: seconds to wait
+        for the history.
         """
-        deadline = self._source.clock.monotonic() + self._timeout
-        found: list[Spans] = []
-        while self.known_to < offset:
-            if self._read_to >= self._end:
-                raise InvalidArgument(
-                    f"the history up to {self._end} does not reach offset {offset} of partition {self._partition}"
-                )
-            part = self._next(deadline)
-            if part is not None:
-                deadline = self._source.clock.monotonic() + self._timeout
-                self._read_to = part.next_offset
-                self.known_to = max(self.known_to, part.reached)
-                self.last_timestamp = max(self.last_timestamp, part.timestamp)
-                found.append(part.spans)
-            elif self._source.clock.monotonic() >= deadline:
-                raise NotReady(
-                    f"{self._place.topic} does not show the commits up to offset {offset} of partition "
-                    f"{self._partition}; call again, or see that a controller leads"
-                )
-        if found:
-            self.spans = self.spans.plus(found)
-            self._check_once()
+        spans = self._spans.setdefault(partition, deque())
+        deadline = self._clock.monotonic() + wait
+        while True:
+            self.drop(partition, offset)
+            if spans and spans[0].first <= offset:
+                return spans[0]
+            end = spans[0].first if spans else self._vector.get(partition, 0)
+            if end > offset:
+                return self._unnamed(partition, offset, end)
+            if not self.read_on(deadline):
+                return None
 
-    def _next(self, deadline: float) -> Part | None:
-        """The commits of the next records; None if nothing new came."""
-        begin, end = self._read_to, self._end
-        found = self._source.fetch(self._place, begin, deadline, _FETCH_BYTES)
-        if found is None:
-            return None
-        wanted = np.array([[begin], [end]], dtype=np.int64)
-        builder = ColumnsBuilder(size=_FETCH_BYTES)
-        with client_errors():
-            chunks = [builder.add(batch, wanted) for batch in found.batches]
-        chunks.append(builder.finish())
-        parts = [_walk(chunk, self._partition) for chunk in chunks if chunk is not None]
-        if None not in parts:
-            return _joined([p for p in parts if p is not None], found.next_offset)
-        # The codec names the error, or knows a form that the compiled code does not.
-        records = [
-            history_record(self._place.topic, record)
-            for batch in found.batches
-            for record in decode_records(batch.data)
-            if begin <= record.offset < end
-        ]
-        return _part(records, self._partition, found.next_offset)
+    def _unnamed(self, partition: int, offset: int, end: int) -> Span:
+        """Records from this offset to ``end`` at most, which the history has passed without naming them."""
+        for known, segment in ((self._adopted, NO_SEGMENT), (self._cut, DELETED)):
+            until, timestamp = known.get(partition, (0, 0))
+            if offset < until:
+                return Span(offset, min(end, until), None, timestamp, segment)
+        return Span(offset, end, None, 0, FOREIGN)
 
-    def _check_once(self) -> None:
-        """`MalformedRecord` if the history names an offset twice."""
-        again = np.flatnonzero(self.spans.firsts[1:] < self.spans.ends[:-1])
-        if len(again):
-            raise MalformedRecord(
-                f"{self._place.topic} names offset {self.spans.firsts[again[0] + 1]} of partition "
-                f"{self._partition} twice: a COMMIT record was put there again. Only controllers may write to that "
-                "topic; `anabranch spark audit` finds the record"
-            )
+    def keep(self, partition: int) -> None:
+        """Name events whose records are truncated from the history, as if the stream had adopted them."""
+        self._adopted[partition] = self._cut.pop(partition)
 
-    def foreign(self, columns: Columns, commits: Joined) -> NDArray[np.bool_] | None:
-        """A mask of foreign records; None if there are no foreign ones, as far back as the history goes.
-
-        ``commits``: the commits of their offsets, from `spans`.
-        """
-        found = ~commits.of_txns(columns.txns.data)
-        if commits.known is not None:
-            found &= commits.known
-            found |= ~commits.known & (columns.offsets >= self.known_from())
-        return found if found.any() else None
-
-    def known_from(self) -> int:
-        """The partition's end in the first record: events below it are older than the stream, or than the
-        truncated history.
-        """
-        if self._floor is None:
-            oldest = self._search.not_beyond({})
-            self._floor = oldest.vector().get(self._partition, 0) if oldest is not None else 0
-        return self._floor
-
-    def drop(self, offset: int) -> None:
+    def drop(self, partition: int, offset: int) -> None:
         """Forget offsets below this one, which are not needed any more."""
-        self.spans = self.spans.overlapping(offset, _NO_END)
+        spans = self._spans.setdefault(partition, deque())
+        while spans and spans[0].end <= offset:
+            spans.popleft()
+            self._ahead -= 1
+
+    def read_on(self, deadline: float = 0.0) -> bool:
+        """Read the history further, up to `MOST_SPANS`. False if nothing came until the deadline (monotonic)."""
+        if self._ahead > MOST_SPANS:
+            return False
+        found = self._cursor.next(deadline)
+        for at in found:
+            record = at.record
+            if at.before == NO_PREVIOUS:  # the stream's very first
+                self._adopted = _ends(at)
+            elif at.before != self._last:  # the history may be truncated up to here
+                self._cut |= _ends(at)
+            self._last = at.offset
+            if isinstance(record, EpochRecord):
+                self.order.add(record)
+            else:
+                self._note(record)
+            self._vector.update(ends_in(record))
+        return bool(found)
+
+    def _note(self, record: CommitRecord) -> None:
+        txn_id = None if record.txn_id == NO_TXN else record.txn_id
+        for part in record.segments:
+            if part.partition in self._own and part.end > self._read.get(part.partition, 0):
+                spans = self._spans.setdefault(part.partition, deque())
+                spans.append(Span(part.first, part.end, txn_id, record.timestamp, part.segment_id))
+                self._ahead += 1
+
+
+def _ends(at: Found) -> dict[int, tuple[int, int]]:
+    """Partition -> its end as of a record, and the record's timestamp."""
+    return {partition: (end, at.record.timestamp) for partition, end in at.vector().items()}

@@ -478,6 +478,26 @@ def partitions_of(source: CommittedLog, streams: Sequence[str], deadline: float)
     return counts
 
 
+def places_of(
+    source: CommittedLog, stream: str, deadline: float, least: int = 0
+) -> list[TopicPartition]:
+    """All partitions of a stream, at least this many. `UnknownStream`."""
+    topic = stream_topic(stream)
+    count = partitions_of(source, [stream], deadline)[topic]
+    return [TopicPartition(topic, partition) for partition in range(max(count, least))]
+
+
+def first_offsets(
+    source: CommittedLog, stream: str, deadline: float, least: int = 0
+) -> dict[int, int]:
+    """Partition -> its first offset that is not deleted, for all partitions of a stream. `UnknownStream`.
+
+    ``least``: the number of partitions that there are, if a broker does not know all of them yet.
+    """
+    found = source.start_offsets(places_of(source, stream, deadline, least), deadline)
+    return {place.partition: offset for place, offset in found.items()}
+
+
 def ids_of(
     source: CommittedLog, streams: Sequence[str], deadline: float, *, agreed: bool = False
 ) -> dict[str, StreamIds]:

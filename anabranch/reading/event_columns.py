@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from anabranch.batches.columns_read import MAX_BYTES, MAX_ROWS, Binary, Columns, Longs
 from anabranch.core.ids import TXN_ID_SIZE
+from anabranch.reading.commit_columns import Joined, Spans
 from anabranch.reading.decoded import ColumnsBlock, Run
-from anabranch.reading.spans import Joined, Spans
 from anabranch.types import Event
 
 _HEADER = pa.struct([pa.field("key", pa.string(), nullable=False), pa.field("value", pa.binary())])

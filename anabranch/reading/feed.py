@@ -15,7 +15,7 @@ from anabranch.ports import (
     TopicPartition,
 )
 from anabranch.reading.committed_log import CommittedLog, client_errors
-from anabranch.reading.fetched import Portion, portion_of_batches
+from anabranch.reading.decoded import Portion, portion_of_batches
 
 log = logging.getLogger("anabranch.client")
 
@@ -24,7 +24,7 @@ _RETRY_S = 0.5  # pause before a partition that can't be read is fetched again
 _WAIT_S = 0.1  # the longest wait of a group member's fetch, because the group has to be served, too
 
 Gone = Callable[[TopicPartition, int], None]
-Look = Callable[[TopicPartition, Sequence[RawBatch]], None]
+Check = Callable[[TopicPartition, Sequence[RawBatch]], None]
 
 
 class Feed:
@@ -38,19 +38,19 @@ class Feed:
         source: CommittedLog,
         member: GroupMember | None = None,
         gone: Gone | None = None,
-        look: Look | None = None,
+        check: Check | None = None,
     ) -> None:
         """``member``: the reader's member of its group, which is served while the feed waits.
 
         ``gone``: called when an offset is deleted; it may raise, otherwise reading resumes at the log's beginning.
-        ``look``: called with batches before they are returned; it may raise.
+        ``check``: called with batches before they are returned; it may raise.
         """
         self._source = source
         self._log = source.raw
         self._clock = source.clock
         self._member = member
         self._gone = gone
-        self._look = look
+        self._check = check
         self._positions: dict[TopicPartition, int] = {}
         self._paused: dict[TopicPartition, float] = {}  # until when; they can't be read now
         self._term = 0
@@ -109,8 +109,8 @@ class Feed:
             first = self._positions[place]
             self._positions[place] = fetched.next_offset
             if fetched.batches:
-                if self._look is not None:
-                    self._look(place, fetched.batches)
+                if self._check is not None:
+                    self._check(place, fetched.batches)
                 portions.append(portion_of_batches(place, fetched.batches, first, limit))
         return portions
 
@@ -138,7 +138,7 @@ class Feed:
             log.info("reading: %s", unavailable)
             return False
         if start <= error.position:
-            log.warning("%s, and begins at %d: its broker is behind, or has lost it", error, start)
+            log.warning("%s, and begins at %d: its broker lags, or has lost it", error, start)
             return False
         if self._gone is not None:
             self._gone(place, error.position)

@@ -1,14 +1,35 @@
-"""The records of a stream's history, in order: the one place that decodes them."""
+"""A stream's history: the one place that decodes its records.
+
+`HistoryCursor` reads them in order. `HistorySearch` finds one without reading all of them: by bisection, by time,
+and from the history's end.
+"""
 
 from __future__ import annotations
 
 import logging
 from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from datetime import datetime
+from itertools import takewhile
 from typing import NamedTuple
 
 from anabranch.batches.records import Record, decode_records
-from anabranch.core.history_records import DIRECTLY_BEFORE
-from anabranch.errors import FixCallError, MalformedRecord, SnapshotExpired, UnsupportedVersion
+from anabranch.core.history_records import (
+    DIRECTLY_BEFORE,
+    NO_PREVIOUS,
+    completed,
+    has_vector,
+    vector_place,
+)
+from anabranch.core.hybrid_time import MAX, from_datetime, from_us, to_ms
+from anabranch.errors import (
+    FixCallError,
+    InvalidArgument,
+    MalformedRecord,
+    NotReady,
+    SnapshotExpired,
+    UnsupportedVersion,
+)
 from anabranch.ports import RawBatch, TopicPartition
 from anabranch.reading.committed_log import CommittedLog, client_errors
 from anabranch.schemas.codec import decode
@@ -156,3 +177,323 @@ class HistoryCursor:
                 return
         self.seek(position)
         raise error
+
+
+_NEAR = 16  # up to this many offsets are read instead of bisected; also the first step back from the end
+_EARLIEST = from_us(10**15)  # in 2001: a lower number is a Unix time in some unit, given by mistake
+_FARTHER = 8  # each step back is longer than the one before by this factor
+
+Start = str | int | datetime
+Predicate = Callable[[HistoryRecord], bool]
+
+
+def check_start(start: Start) -> str | int:
+    """'begin', 'end', or a hybrid time (a moment is converted). `InvalidArgument` for anything else."""
+    if isinstance(start, str) and start in ("begin", "end"):
+        return start
+    if isinstance(start, int | datetime) and (checked := check_at(start, "start")) is not None:
+        return checked
+    raise InvalidArgument(
+        f"start {start!r}: 'begin', 'end', a commit timestamp or a datetime with its time zone"
+    )
+
+
+def check_at(at: object, name: str = "at") -> int | None:
+    """A hybrid time (a moment is converted), or None. `InvalidArgument` for anything else."""
+    if isinstance(at, datetime):
+        return from_datetime(at)
+    if isinstance(at, int) and not isinstance(at, bool) and 0 < at < _EARLIEST:
+        raise InvalidArgument(
+            f"{name} {at} is no commit timestamp, which are above {_EARLIEST}: give a datetime with its time zone"
+        )
+    if at is None or (isinstance(at, int) and not isinstance(at, bool) and 0 <= at <= MAX):
+        return at
+    raise InvalidArgument(
+        f"{name} {at!r}: a commit timestamp, a datetime with its time zone, or None"
+    )
+
+
+def heads(
+    searches: Mapping[str, HistorySearch], together: Mapping[str, int], start: str | int
+) -> dict[str, Found | None]:
+    """`HistorySearch.as_of` of each stream, so that together they have all or nothing of every transaction.
+
+    ``together``: stream -> a number; streams with different numbers never share a transaction.
+    """
+    found = {stream: search.as_of(start) for stream, search in searches.items()}
+    last: dict[int, int] = {}
+    for stream, at in found.items():
+        if at is not None:
+            last[together[stream]] = max(last.get(together[stream], 0), at.record.timestamp)
+    for stream, at in found.items():
+        newest = last.get(together[stream])
+        if newest is not None and (at is None or at.record.timestamp != newest):
+            # This history may have been read too early, before other commits of the round arrived.
+            found[stream] = searches[stream].as_of(newest)
+    return found
+
+
+class HistorySearch:
+    """Searches of one history, each with its own time limit: `NotReady` when it is over."""
+
+    def __init__(self, source: CommittedLog, stream: str, timeout: float) -> None:
+        """``timeout``: seconds, of each search."""
+        self._source = source
+        self._cursor = HistoryCursor(source, stream)
+        self._place = self._cursor.place
+        self._timeout = timeout
+        self._deadline = 0.0
+        self._low = self._high = 0
+
+    def as_of(self, start: str | int) -> Found | None:
+        """The record at which a reader starts; None for the stream's beginning.
+
+        The last record of the history ('end'), or the last one at or below a hybrid time, with its vector.
+        All that was committed before this call is included. `SnapshotExpired`: its vector is not known any more.
+        """
+        if start == "begin":
+            return None
+        return self._whole(self._as_of(start))
+
+    def _as_of(self, start: str | int) -> Found | None:
+        self._begin()
+        if isinstance(start, str):
+            return self._last()
+        found = None
+        for at in self._records(self._by_time(start), 1):
+            if at.record.timestamp > start:
+                return found or self._back_to(at, start)
+            found = at
+        return found or self._back_to(self._last(), start)
+
+    def last(self) -> Found | None:
+        """The last record, without completing its vector; None if the history is empty.
+
+        `end` is where the search saw the end.
+        """
+        self._begin()
+        return self._last()
+
+    def before(self, offset: int) -> Found | None:
+        """The last record below an offset, with its vector; None if it does not exist yet, or is deleted."""
+        self._begin()
+        return self._whole(self._last(min(offset, self._high)))
+
+    def since(self, offset: int) -> Iterator[Found]:
+        """The records from an offset on, up to the history's present end."""
+        self._begin()
+        yield from self._records(offset)
+
+    def between(self, above: int, until: int) -> Iterator[Found]:
+        """The records above a hybrid time and up to another one; no other search may begin meanwhile."""
+        before = self._as_of(above)
+        for at in self._records(before.offset + 1 if before is not None else 0):
+            if at.record.timestamp > until:
+                return
+            yield at
+
+    def commits(self, above: int, until: int, most: int) -> list[CommitRecord]:
+        """The newest commits above a hybrid time and up to another one, rising; at most ``most``."""
+        self._begin()
+        high, window = self._by_time(until), _NEAR + 2 * most  # a marker follows a commit
+        while True:
+            low = max(self._low, high - window)
+            first, found = MAX, deque[CommitRecord](maxlen=most)
+            for _, record in self._records(low):
+                # At or after `high`, which may be a marker with a broker's time.
+                if record.timestamp > until:
+                    break
+                first = min(first, record.timestamp)
+                if isinstance(record, CommitRecord) and above < record.timestamp <= until:
+                    found.append(record)
+            if len(found) == most or low <= self._low or first <= above:
+                return list(found)
+            window *= _FARTHER
+
+    @property
+    def end(self) -> int:
+        """The history's end (the high watermark) when the last search began."""
+        return self._high
+
+    def since_vector(self, found: Found) -> list[Found]:
+        """The records from the last one with a vector up to this one, which a search found.
+
+        Raises: SnapshotExpired: the vector is not known any more.
+        """
+        if has_vector(found.record):
+            return [found]
+        begin = vector_place(found.offset, found.record)
+        since = list(takewhile(lambda at: at.offset <= found.offset, self._records(begin)))
+        if not since or since[0].offset != begin or not has_vector(since[0].record):
+            raise SnapshotExpired(
+                f"{self._place.topic} is truncated past offset {begin}, so the partitions' ends as of its record "
+                f"at {found.offset} are not known: start at a later one, or at 'begin'"
+            )
+        return since
+
+    def is_cut(self) -> bool:
+        """Whether the beginning of the history was deleted when the last search began."""
+        oldest = self._first(self._low)
+        return self._low > 0 if oldest is None else oldest.record.previous != NO_PREVIOUS
+
+    def not_beyond(self, positions: Mapping[int, int]) -> Found | None:
+        """A record with which a reader at these positions may begin: all records before it are at or below them.
+
+        ``positions``: partition -> offset, 0 if not given. The record is the first one that exceeds one of them, or
+        a little earlier. None if the history is empty.
+        """
+        self._begin()
+
+        def goes_beyond(record: HistoryRecord) -> bool:
+            return any(p.offset > positions.get(p.partition, 0) for p in record.vector)
+
+        if not any(positions.values()):
+            return self._first(self._low)
+        return self._first(self._before(self._high, goes_beyond, has_vector))
+
+    def oldest_whole(self) -> Found | None:
+        """The first record with a vector: usually the very first record, from which all others can be completed."""
+        self._begin()
+        return self._first(self._low, has_vector)
+
+    def passing(self, partition: int, offset: int) -> int:
+        """A place in the history from which a reader meets the commits of this offset and of all later ones.
+
+        The place is at or a little before the first record that exceeds the offset; the history's end without one.
+        """
+        self._begin()
+        return self._before(
+            self._high,
+            lambda record: any(
+                p.partition == partition and p.offset > offset for p in record.vector
+            ),
+            has_vector,
+        )
+
+    def epoch(self, commit: Found) -> EpochRecord | None:
+        """The EPOCH record of a commit's stream epoch; None if the history is truncated after it.
+
+        ``commit``: from the last search, so the end of the history is not asked for again.
+        """
+        self._deadline = self._source.clock.monotonic() + self._timeout
+        return self._epoch(commit.record.stream_epoch, commit.offset)
+
+    def epoch_record(self, wanted: int) -> EpochRecord | None:
+        """The EPOCH record of a stream epoch; None if it does not exist yet, or is deleted."""
+        self._begin()
+        return self._epoch(wanted, self._high)
+
+    def _epoch(self, wanted: int, high: int) -> EpochRecord | None:
+        """Bisect for the record that begins an epoch, at or before ``high``: epochs never fall along the
+        history.
+        """
+        low = self._low
+        if wanted > 0:
+            low = self._before(high, lambda record: record.stream_epoch >= wanted)
+        for _, record in self._records(low):
+            if record.stream_epoch >= wanted:
+                if isinstance(record, EpochRecord) and record.stream_epoch == wanted:
+                    return record
+                return None
+        return None
+
+    def newest_epochs(self, count: int) -> Iterator[HistoryRecord]:
+        """The records of the last ``count`` stream epochs, up to the history's present end."""
+        self._begin()
+        last = self._last()
+        first = max(0, last.record.stream_epoch - count + 1) if last is not None else 0
+        low = self._low
+        if first:
+            low = self._before(self._high, lambda record: record.stream_epoch >= first)
+        for found in self._records(low):
+            if found.record.stream_epoch >= first:
+                yield found.record
+
+    # -- steps of a search ----------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        """Ask for the end of the history: all earlier commits are below it, even if they are not visible yet."""
+        self._deadline = self._source.clock.monotonic() + self._timeout
+        self._low = self._source.start_offsets([self._place], self._deadline)[self._place]
+        self._high = self._source.end_offsets([self._place], self._deadline)[self._place]
+
+    def _records(self, offset: int, limit: int = 2000) -> Iterator[Found]:
+        """The records from an offset on, up to the end that was seen."""
+        if offset >= self._high:
+            return
+        cursor = self._cursor
+        cursor.seek(max(offset, self._low))
+        while True:
+            for found in cursor.next(self._deadline, limit):
+                if found.offset < self._high:
+                    yield found
+                if found.offset + 1 >= self._high:
+                    return
+            if cursor.ended_at >= self._high:
+                return
+            if self._source.clock.monotonic() >= self._deadline:
+                why = f": {self._source.trouble}" if self._source.trouble else ""
+                raise NotReady(f"{self._place.topic} can't be read to its end, {self._high}{why}")
+
+    def _first(self, offset: int, fits: Predicate | None = None) -> Found | None:
+        """The first record from an offset on that fits."""
+        found = self._records(offset, 1)
+        return next((at for at in found if fits is None or fits(at.record)), None)
+
+    def _whole(self, found: Found | None) -> Found | None:
+        """The same record with its vector."""
+        if found is None or has_vector(found.record):
+            return found
+        since = self.since_vector(found)
+        return Found(found.offset, completed(found.record, (at.record for at in since)))
+
+    def _before(self, high: int, holds: Predicate, fits: Predicate | None = None) -> int:
+        """An offset at or a little before the first record for which ``holds`` is true; it is true for all later
+        ones.
+
+        The search begins at the end, where readers usually are. ``holds`` is false for all records before the
+        offset. ``fits``: the records for which ``holds`` is defined; there are few others between them.
+        """
+        low = self._low
+        step = _NEAR
+        while high - step > low:
+            found = self._first(high - step, fits)
+            if found is None or holds(found.record):
+                high, step = high - step, step * _FARTHER
+            else:
+                low = found.offset
+        while high - low > _NEAR:
+            middle = (low + high) // 2
+            found = self._first(middle, fits)
+            if found is None or holds(found.record):
+                high = middle
+            else:
+                low = found.offset
+        return low
+
+    def _last(self, high: int | None = None) -> Found | None:
+        """The last record below ``high`` (None: the end that was seen)."""
+        high = self._high if high is None else high
+        window = _NEAR
+        while True:
+            offset = max(self._low, high - window)
+            found = takewhile(lambda at: at.offset < high, self._records(offset))
+            newest = deque(found, maxlen=1)
+            last = newest[0] if newest else None
+            if last is not None or offset <= self._low:
+                return last
+            window *= _FARTHER
+
+    def _by_time(self, timestamp: int) -> int:
+        """The offset of the first record, committed or aborted, of a later millisecond; else the end."""
+        found = self._source.offset_for_time(self._place, to_ms(timestamp) + 1, self._deadline)
+        return self._high if found is None else found
+
+    def _back_to(self, found: Found | None, timestamp: int) -> Found | None:
+        """The last record at or below a hybrid time, searched backwards from a later one."""
+        while found is not None and found.record.timestamp > timestamp:
+            previous = found.before
+            earlier = self._first(previous) if previous >= self._low else None
+            # Retention may have deleted it meanwhile: then the next record is found instead.
+            found = earlier if earlier is not None and earlier.offset == previous else None
+        return found

@@ -1,17 +1,21 @@
-"""Iterating, closing and forking: the base of all readers."""
+"""Iterating, closing and forking: the base of all readers, and the open readers of a client."""
 
 from __future__ import annotations
 
 import sys
+import weakref
 from abc import abstractmethod
 from collections.abc import Generator, Iterator
-from typing import Generic, Self, TypeVar
+from contextlib import AbstractContextManager, closing
+from typing import Any, Generic, Self, TypeVar
 
 from anabranch.core.legal_names import check_text, check_type
-from anabranch.errors import AnabranchError, InvalidArgument, RetryError
+from anabranch.errors import AnabranchError, InvalidArgument, RetryError, UnsupportedSetting
 from anabranch.ports import GroupMember
+from anabranch.reading.committed_log import CommittedLog, Groups, ReaderPorts
 
 T = TypeVar("T")
+R = TypeVar("R", bound="Iteration[Any]")
 
 
 class Iteration(Iterator[T], Generic[T]):
@@ -73,6 +77,41 @@ class Iteration(Iterator[T], Generic[T]):
         self._closed = True
         if self._member is not None:
             self._member.leak()
+
+
+class Readers:
+    """The open readers of one client. ``timeout``: seconds that one of their questions may take."""
+
+    def __init__(self, ports: ReaderPorts, timeout: float) -> None:
+        self.ports = ports
+        self.timeout = timeout
+        self._open: weakref.WeakSet[Iteration[Any]] = weakref.WeakSet()
+
+    def add(self, reader: R) -> R:
+        """Close this reader with the client."""
+        self._open.add(reader)
+        return reader
+
+    @property
+    def groups(self) -> Groups:
+        """Consumer groups. Raises: UnsupportedSetting."""
+        if self.ports.groups is None:
+            raise UnsupportedSetting("this client has no view of consumer groups")
+        return self.ports.groups
+
+    def source(self) -> AbstractContextManager[CommittedLog]:
+        """A log for some questions."""
+        return closing(self.ports.committed_log(self.timeout))
+
+    def close(self) -> None:
+        """Close all."""
+        for reader in list(self._open):
+            reader.close()
+
+    def after_fork(self) -> None:
+        """In a forked child: never free anything."""
+        for reader in list(self._open):
+            reader.after_fork()
 
 
 def check_group(group: str | None) -> str | None:

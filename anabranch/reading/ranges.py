@@ -16,8 +16,8 @@ from anabranch.batches.columns_read import MAX_BYTES, MAX_ROWS, Columns, Columns
 from anabranch.core import defaults
 from anabranch.errors import DeadlineExceeded, InvalidArgument
 from anabranch.ports import CorruptBatch, Fetched, RawBatch, TopicPartition
-from anabranch.reading import commit_index as commits_module
-from anabranch.reading.commit_index import CommitHistory
+from anabranch.reading import commit_columns as commits_module
+from anabranch.reading.commit_columns import CommitColumns, CommitFilter
 from anabranch.reading.committed_log import (
     UNKNOWN_IDS,
     Foreign,
@@ -27,7 +27,6 @@ from anabranch.reading.committed_log import (
     unreadable,
 )
 from anabranch.reading.event_columns import EventBatches
-from anabranch.reading.spans import CommitFilter
 from anabranch.topics.names import stream_topic
 
 FETCH_BYTES = 4 << 20
@@ -128,14 +127,14 @@ class RangeReader:
             until = min(end, commits.known_to)
             near = commits.spans.overlapping(at, until)
             near = near.those(near.taken(choice)).clipped(first, end)
-            told = (
+            exact = (
                 near.counts >= 0
                 if "offset" not in wanted
                 else near.counts == near.ends - near.firsts
             )
-            borders = np.flatnonzero(told[1:] != told[:-1]) + 1
+            borders = np.flatnonzero(exact[1:] != exact[:-1]) + 1
             for run in np.split(np.arange(len(near)), borders):
-                if len(run) and told[run[0]]:
+                if len(run) and exact[run[0]]:
                     yield from batches.places(near.those(run), wanted)
                 elif len(run):
                     low, high = int(near.firsts[run[0]]), int(near.ends[run[-1]])
@@ -143,13 +142,13 @@ class RangeReader:
             commits.drop(until)
             at = until
 
-    def _commits(self, asked: _Asked, first: int) -> CommitHistory:
+    def _commits(self, asked: _Asked, first: int) -> CommitColumns:
         """The commits from an offset on."""
         stream, partition, history, _ = asked
         if stream not in self._foreign:
             partitions_of(self._source, [stream], self._clock.monotonic() + self._timeout)
             self._foreign[stream] = Foreign(stream_topic(stream), self._clock)
-        commits = CommitHistory(self._source, stream, partition, self._timeout)
+        commits = CommitColumns(self._source, stream, partition, self._timeout)
         commits.begin(first, history)
         return commits
 
@@ -189,7 +188,7 @@ class RangeReader:
             yield from self._committed(columns, commits, batches)
 
     def _committed(
-        self, columns: Columns, commits: CommitHistory, batches: EventBatches
+        self, columns: Columns, commits: CommitColumns, batches: EventBatches
     ) -> Iterator[pa.RecordBatch]:
         """Record batches of these columns, without foreign records."""
         joined = commits.spans.join(columns.offsets)
@@ -203,7 +202,7 @@ class RangeReader:
         self,
         position: int,
         wanted: Longs,
-        commits: CommitHistory,
+        commits: CommitColumns,
         choice: CommitFilter,
         end: int,
     ) -> int:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from anabranch.core.hybrid_time import to_text
 from anabranch.errors import NotReady, SnapshotExpired
 from anabranch.reading.committed_log import ReaderPorts
-from anabranch.reading.history_search import HistorySearch
+from anabranch.reading.history import HistorySearch
 from anabranch.reading.iteration import Iteration
 from anabranch.reading.transaction_reader import TransactionReader
 from anabranch.schemas.records import BaseRow

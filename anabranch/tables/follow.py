@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -14,19 +13,17 @@ from anabranch.core.hybrid_time import to_text
 from anabranch.core.legal_names import base_stream
 from anabranch.errors import AnabranchError, NotReady, RetryError, SnapshotExpired, UnknownStream
 from anabranch.ports import LogError, TopicPartition
+from anabranch.reading.commit_feed import CommitFeed, StreamParts
 from anabranch.reading.committed_log import CommittedLog, ReaderPorts
 from anabranch.reading.decoded import Run
 from anabranch.reading.feed import FETCH_BYTES
-from anabranch.reading.history import Found, HistoryCursor
-from anabranch.reading.history_search import HistorySearch
-from anabranch.reading.transaction_reader import StreamParts
+from anabranch.reading.history import HistorySearch
 from anabranch.schemas.records import BaseRow, CommitRecord, EpochRecord, SegmentCommit
 from anabranch.tables.store import Mark, Rows, Store
 from anabranch.topics.names import history_topic, stream_topic
 
 BATCH_ROWS = 32_768  # a write has about this many rows or bytes, up to a block more
 BATCH_BYTES = 8 << 20
-_AT_ONCE = 2000  # history records
 _NO_PREVIOUS = -1
 _STUCK_S = 1.0  # a table without progress for this long may have been replaced
 
@@ -68,16 +65,14 @@ class _Table:
         self.base = base  # until it is loaded
         # A base, 0 for the history's beginning, or where the folder was.
         self.begun = base or mark.position
-        self.cursor = HistoryCursor(source, stream, whole=True)
-        self.cursor.seek(mark.position if base is None else base.position)
-        self.parts = StreamParts(source, stream, timeout)
-        self.found: deque[Found] = deque()
-        self.runs: Iterator[Run] | None = None  # the rest of the first record
+        self.feed = CommitFeed(source, stream, timeout, whole=True)
+        self.feed.seek(mark.position if base is None else base.position)
+        self.base_runs: Iterator[Run] | None = None  # the rest of the base
 
     @property
     def at_end(self) -> bool:
         """Whether everything is stored up to the ends that brokers reported last."""
-        return self.base is None and not self.found and self.cursor.ended_at >= 0
+        return self.base is None and not self.feed.records and self.feed.history.ended_at >= 0
 
 
 class Follower:
@@ -139,7 +134,7 @@ class Follower:
 
     def behind(self) -> dict[str, int]:
         """The number of history records of each table that are not stored, by the reported ends; markers count."""
-        return {t.stream: len(t.found) + t.cursor.behind for t in self._tables}
+        return {t.stream: len(t.feed.records) + t.feed.history.behind for t in self._tables}
 
     def observe(self, timestamp: int, last: Mapping[str, int]) -> None:
         """Note the controller's report: ``last`` are the newest commits of these tables up to ``timestamp``."""
@@ -210,7 +205,7 @@ class Follower:
         """Store what can be read without waiting. Returns whether there was something."""
         now = self._source.clock.monotonic() if self._source is not None else 0.0
         for table in tables:
-            if not table.found and table.base is None:
+            if not table.feed.records and table.base is None:
                 self._read_history(table, now)
         rows = Rows()
         for table in tables:
@@ -225,7 +220,7 @@ class Follower:
         """Wait for a commit in any table. A small commit's events usually come with the same request."""
         places: dict[TopicPartition, int] = {}
         for table in tables:
-            places |= {table.cursor.place: table.cursor.position} | table.parts.places()
+            places |= table.feed.positions()
         return self._source is not None and self._source.wait_for(places, deadline, FETCH_BYTES)
 
     def _begin(self, deadline: float) -> list[_Table]:
@@ -289,14 +284,13 @@ class Follower:
     def _read_history(self, table: _Table, deadline: float) -> None:
         """Read more of a history."""
         try:
-            found = table.cursor.next(deadline, _AT_ONCE)
+            found = table.feed.read_on(deadline)
         except SnapshotExpired as error:
             raise self._start_over(table) from error
         if found and not self._store.marks[table.stream].last:
             first = found[0].record
             if not isinstance(first, EpochRecord) or first.previous != _NO_PREVIOUS:
                 raise _incomplete(table.stream)
-        table.found.extend(found)
 
     def _start_over(self, table: _Table) -> AnabranchError:
         """Drop a table's rows, because its log begins after the next needed record: a base is loaded into an
@@ -323,13 +317,13 @@ class Follower:
         mark, indexes = self._store.marks[table.stream], self._store.indexes(table.stream)
         laid = dict(mark.laid)
         try:
-            table.runs = table.runs or base_runs(
+            table.base_runs = table.base_runs or base_runs(
                 self._source, table.stream, base, self._timeout, laid
             )
             while rows.rows < BATCH_ROWS and rows.size < BATCH_BYTES:
-                run = next(table.runs, None)
+                run = next(table.base_runs, None)
                 if run is None:
-                    table.base = table.runs = None
+                    table.base = table.base_runs = None
                     at = base.timestamp
                     rows.marks[table.stream] = mark._replace(
                         position=base.position,
@@ -354,8 +348,8 @@ class Follower:
     def _load(self, table: _Table, rows: Rows) -> bool:
         """Add records to ``rows``; False if it is full."""
         mark = self._store.marks[table.stream]
-        while table.found:
-            offset, record = table.found[0]
+        while table.feed.records:
+            offset, record = table.feed.first
             last = mark.last
             if isinstance(record, CommitRecord):
                 if not self._commit(table, record, mark.number, rows):
@@ -363,7 +357,7 @@ class Follower:
                 last = max(last, record.timestamp)
             elif not last:
                 last = record.timestamp
-            table.found.popleft()
+            table.feed.advance()
             complete = max(self.complete[table.stream], last)
             mark = mark._replace(position=offset + 1, last=last, complete=complete)
             rows.marks[table.stream] = mark
@@ -372,16 +366,15 @@ class Follower:
     def _commit(self, table: _Table, record: CommitRecord, number: int, rows: Rows) -> bool:
         """Add a commit to ``rows``; False if only a part of it has room."""
         indexes = self._store.indexes(table.stream)
-        table.runs = table.runs or table.parts.runs(record)
         while rows.rows < BATCH_ROWS and rows.size < BATCH_BYTES:
             try:
-                if table.runs is None:
+                runs = table.feed.runs()
+                if runs is None:
                     raise self._start_over(table)
-                run = next(table.runs, None)
+                run = next(runs, None)
             except SnapshotExpired as error:
                 raise self._start_over(table) from error
             if run is None:
-                table.runs = None
                 return True
             there = run.block.rows(run.low, run.low + run.stretch.length)
             rows.add(number, record.txn_id, record.timestamp, there.keys, there.values, indexes)

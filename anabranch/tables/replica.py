@@ -25,7 +25,7 @@ from anabranch.core.stream_settings import DEFAULT_VERSIONS_MS, LEAST_HISTORY_MS
 from anabranch.errors import AnabranchError, IllegalState, NotReady, RetryError
 from anabranch.ports import Clock, TableError
 from anabranch.reading.committed_log import ReaderPorts
-from anabranch.reading.history_search import check_at
+from anabranch.reading.history import check_at
 from anabranch.reading.iteration import check_timeout
 from anabranch.tables.follow import Follower, SafeTimes
 from anabranch.tables.indexes import Index, indexed

@@ -28,7 +28,7 @@ import anabranch
 from anabranch.core.partitioner import SPACE, position_of
 from anabranch.infra.fetch import cache_root, ensure_broker
 from anabranch.infra.java import find_java
-from anabranch.reading.tasks.stored import state_key
+from anabranch.reading.store_lookup import state_key
 from anabranch.schemas.records import Consumed, TaskStep
 from bench.processing.ends import Ends, produce
 

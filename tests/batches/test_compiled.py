@@ -30,7 +30,7 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HOME", str(tmp_path / "package" / "__pycache__"))
     monkeypatch.setattr(numba.config, "CACHE_DIR", "")
     monkeypatch.setattr(kernel_parts, "own_folders", [])
-    monkeypatch.setattr(kernel_parts, "_told", set())
+    monkeypatch.setattr(kernel_parts, "_warned", set())
     return tmp_path / "kept"
 
 

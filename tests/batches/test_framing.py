@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from anabranch.batches import framing, framing_oracle
+from anabranch.batches import framing, framing_plain
 from anabranch.batches.format import HEADER_SIZE, with_base_offset
 from anabranch.batches.framing import Kind, Run, scan_batch
 from anabranch.batches.kernels import scan as scan_kernel
@@ -66,7 +66,7 @@ def agree(body: bytes, count: int, last_delta: int, base_timestamp: int) -> list
     compiled = None
     for rules in (Room("", 9, True, 1_000), Room("", 1 << 40)):
         compiled = kernel_rows(body, *head, rules)
-        assert compiled == framing_oracle.scan(body, *head, rules)
+        assert compiled == framing_plain.scan(body, *head, rules)
     return compiled
 
 
@@ -338,7 +338,7 @@ def test_checksums_of_all_sizes() -> None:
 
 def test_kinds_have_the_kernels_numbers() -> None:
     for kind in Kind:
-        assert getattr(scan_kernel, kind.name) == getattr(framing_oracle, kind.name) == kind
+        assert getattr(scan_kernel, kind.name) == getattr(framing_plain, kind.name) == kind
 
 
 def test_small_batches_do_not_load_the_compiled_code(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -185,7 +185,7 @@ def test_a_batch_that_is_not_the_one_that_was_indexed_is_not_merged(
     known = stored_run(0, 0, 200, 200, pure, crc)
     assert len(list(Splice(readers, TARGET, [Piece(JOURNAL, [known])]).batches())) == 1
     other = stored_run(0, 0, 200, 200, pure, crc ^ 1)
-    with pytest.raises(LogRefused, match=r"records are gone: another batch .* stands at 0"):
+    with pytest.raises(LogRefused, match=r"records are gone: another batch .* is at 0"):
         list(Splice(readers, TARGET, [Piece(JOURNAL, [other])]).batches())
 
 

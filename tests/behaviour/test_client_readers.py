@@ -11,7 +11,7 @@ import pytest
 
 import anabranch
 from anabranch import errors
-from anabranch.reading.transaction_reader import IN_HAND
+from anabranch.reading.commit_feed import IN_HAND
 from anabranch.schemas.records import CommitRecord
 from tests.cluster import Cluster
 
@@ -339,14 +339,14 @@ def test_a_transaction_that_came_too_late_is_given_to_who_goes_on(
 ) -> None:
     results = commit_many(client, stream, 4)
     with client.read_transactions(stream, group=group, timeout=QUIET_S) as reader:
-        events, calls = reader._parts.events, itertools.count()
+        events, calls = reader._feed.parts.events, itertools.count()
 
         def late(record: CommitRecord) -> object:
             if next(calls) in (1, 3):
                 raise errors.DeadlineExceeded("too late")
             return events(record)
 
-        monkeypatch.setattr(reader._parts, "events", late)
+        monkeypatch.setattr(reader._feed.parts, "events", late)
         given = [next(reader).txn_id]
         with pytest.raises(errors.DeadlineExceeded):
             next(reader)

@@ -22,7 +22,7 @@ import anabranch
 from anabranch import Client
 from anabranch.core.tokens import peek
 from anabranch.errors import IllegalState, InvalidArgument, WritersUnfinished
-from anabranch.reading.tasks.standing import HISTORY
+from anabranch.reading.group_lag import HISTORY
 from tests.behaviour.test_cli import Shell
 from tests.cluster import Cluster, start_cluster
 from tests.conftest import Broker

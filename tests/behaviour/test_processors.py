@@ -27,7 +27,7 @@ from anabranch.processing.app import Processor
 from anabranch.processing.failures import HandlerFailed
 from anabranch.processing.table import Table
 from anabranch.processing.worker import AllTasks, Worker
-from anabranch.reading.tasks import reader
+from anabranch.reading import task_reader as reader
 from anabranch.topics.names import stream_topic
 from tests.cluster import Cluster
 from tests.crash.oracle import read_status

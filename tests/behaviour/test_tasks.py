@@ -321,7 +321,7 @@ def test_what_retention_took_is_told(client: anabranch.Client, place: Place, log
     log.delete_records({history: log.end_offsets([history], committed=False)[history] - 2})
     with (
         client.read(place.input, timeout=QUIET_S, ownership=ownership) as reader,
-        pytest.raises(SnapshotExpired, match="is cut behind record 0"),
+        pytest.raises(SnapshotExpired, match="is truncated past record 0"),
     ):
         list(reader)
 

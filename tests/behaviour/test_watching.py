@@ -17,7 +17,7 @@ from anabranch.cli.main import app
 from anabranch.core.legal_names import state_stream
 from anabranch.core.partitioner import position_of
 from anabranch.errors import IllegalState, InvalidArgument
-from anabranch.reading.tasks.stored import state_key
+from anabranch.reading.store_lookup import state_key
 from anabranch.topics.rights import reader_rights
 from tests.behaviour.test_tasks import KEYS, QUIET_S, Place, copy
 from tests.cluster import Cluster

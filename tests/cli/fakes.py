@@ -9,8 +9,14 @@ from typing import Any
 from anabranch.cli.options import Target
 from anabranch.errors import AnabranchError
 from anabranch.presentation.system_tables import LockRow
-from anabranch.reading.tasks.lag import InputLag, Lag, positions_of
-from anabranch.reading.tasks.standing import HISTORY, ConsumerGroup, StreamStanding
+from anabranch.reading.group_lag import (
+    HISTORY,
+    ConsumerGroup,
+    GroupPosition,
+    InputLag,
+    Lag,
+    positions_of,
+)
 from anabranch.schemas.records import (
     ProcessorInfo,
     ProcessorInput,
@@ -253,8 +259,8 @@ class FakeClient:
 
     def groups(self, stream: str | None = None) -> list[ConsumerGroup]:
         self._call("groups", stream=stream)
-        events = StreamStanding("nyc/flights", {0: 5, 1: 7}, Lag(1234, 0))
-        lost = StreamStanding("nyc/weather", {HISTORY: 9}, Lag(0, 0), "it is LOST")
+        events = GroupPosition("nyc/flights", {0: 5, 1: 7}, Lag(1234, 0))
+        lost = GroupPosition("nyc/weather", {HISTORY: 9}, Lag(0, 0), "it is LOST")
         return [
             ConsumerGroup("loaders", "Stable", ("a", "b"), (events, lost)),
             ConsumerGroup("readers", "Empty", (), (events,)),

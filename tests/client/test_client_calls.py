@@ -9,7 +9,7 @@ import pytest
 
 from anabranch import errors
 from anabranch.reading.committed_log import ReaderPorts
-from anabranch.reading.reader_factory import Readers
+from anabranch.reading.iteration import Readers
 from anabranch.reading.snapshot import SnapshotPlan
 from anabranch.schemas import records as r
 from tests.client.answers import STREAM, obliging, outcome, token_of

@@ -81,7 +81,7 @@ LATE = """
 import sys
 import anabranch.errors
 from anabranch.reading.ordered_reader import Reader
-from anabranch.reading.snapshot_reader import SnapshotReader
+from anabranch.reading.snapshot import SnapshotReader
 from anabranch.reading.transaction_reader import TransactionReader
 
 

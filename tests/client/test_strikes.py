@@ -19,7 +19,7 @@ import pytest
 import anabranch
 from anabranch.client.replica import Replica
 from anabranch.kafka import calls
-from anabranch.reading.reader_factory import Readers
+from anabranch.reading.iteration import Readers
 from anabranch.schemas import records as r
 from anabranch.schemas.codec import decode, encode
 from tests.client.world import World

@@ -26,6 +26,7 @@ from anabranch.kafka.fetch import Fetcher
 from anabranch.kafka.log import KafkaLog
 from anabranch.ports import OffsetOutOfRange, TopicPartition
 from anabranch.reading import feed
+from anabranch.reading.snapshot import take
 from tests.client.written import WrittenStream
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow(30)]
@@ -153,9 +154,8 @@ def test_a_scan_outlives_its_broker(
         written.scale((0, 0, 4, 0), (1, 4, 8, 1))
         for number in range(60):
             written.commit([(b"k%d" % key, b"%d:%d" % (key, number)) for key in range(10)])
-        plan = client._reading.readers().plan(
-            [written.stream], written.timestamp, time.monotonic() + LONG_S
-        )
+        with client._reading.readers().source() as source:
+            plan = take(source, [written.stream], written.timestamp, time.monotonic() + LONG_S)
         node = None
         values = []
         try:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from anabranch.batches import framing_oracle
+from anabranch.batches import framing_plain
 from anabranch.batches.columns_read import _Room
 from anabranch.batches.compression import decompress
 from anabranch.batches.format import read_header
@@ -71,7 +71,7 @@ def _scan() -> Run:
         noted = len(data) % 2 * max(min(count, len(body) // MIN_RECORD_BYTES), 0)
         keys = key_room.array((3, noted), np.int64, at_end=at_end)
         rules = _RULES[len(data) % len(_RULES)]
-        expected = framing_oracle.scan(bytes(body), count, last_delta, base, rules)
+        expected = framing_plain.scan(bytes(body), count, last_delta, base, rules)
         as_array = np.array(rules[1:], dtype=np.int64)
         # A run for each record is the most there can be.
         most = min(max(count, 1), _MOST_RECORDS) if expected is None else max(len(expected), 1)

@@ -20,9 +20,8 @@ from anabranch.core.legal_names import check_scope, split_stream
 from anabranch.errors import InvalidArgument, MalformedRecord, UnsupportedSetting
 from anabranch.kafka.settings import parse_settings
 from anabranch.reading.committed_log import StreamIds
-from anabranch.reading.history_search import check_at
-from anabranch.reading.snapshot import SnapshotPlan
-from anabranch.reading.snapshot_reader import StreamCut
+from anabranch.reading.history import check_at
+from anabranch.reading.snapshot import SnapshotPlan, StreamCut
 from anabranch.spark.options import Options, moment
 from anabranch.spark.sink import avro_rows
 from anabranch.spark.sink.encoding import encoding_of

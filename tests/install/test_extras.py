@@ -15,7 +15,7 @@ from tests.install.hidden import run_without
 
 ROOT = Path(__file__).resolve().parents[2]
 CLIENT = """
-import itertools, json, time, anabranch, anabranch.reading.fetched as fetched
+import itertools, json, time, anabranch, anabranch.reading.decoded as fetched
 fetched._loading.worth_it(10_000)  # as if it had read that many: compiled code is wanted
 scope = {scope!r}
 one, other = f"{{scope}}/one", f"{{scope}}/other"

@@ -13,18 +13,16 @@ from anabranch.client.transaction import Transaction
 from anabranch.client.writer import Writer
 from anabranch.errors import AnabranchError, DeadlineExceeded
 from anabranch.ports import LogError, OffsetOutOfRange, TopicPartition
-from anabranch.reading import reader_factory as readers
+from anabranch.reading import ordered_reader as ordered
+from anabranch.reading import positions as groups
 from anabranch.reading import snapshot
-from anabranch.reading import stream_order as ordered
+from anabranch.reading.commit_index import DELETED, NO_SEGMENT, CommitIndex, Span
 from anabranch.reading.committed_log import CommittedLog
 from anabranch.reading.epoch_order import StreamOrder
 from anabranch.reading.feed import Feed
-from anabranch.reading.history_index import DELETED, NO_SEGMENT, HistoryIndex, Span
-from anabranch.reading.history_search import HistorySearch
-from anabranch.reading.ordered_reader import Starting
+from anabranch.reading.history import HistorySearch
+from anabranch.reading.ordered_reader import Starting, Step
 from anabranch.reading.snapshot import SnapshotPlan
-from anabranch.reading.stream_order import Step
-from anabranch.reading.tasks import groups
 
 Planted = AbstractContextManager[object]
 EARLY = 300_000 << 12  # hybrid time, 0.3 s
@@ -61,7 +59,7 @@ def stale_cut() -> Planted:
         plan = real(source, streams, timestamp - EARLY, *more)
         return plan._replace(timestamp=timestamp)
 
-    return patch.object(readers, "take", take)
+    return patch.object(client_reading, "take", take)
 
 
 def unsure_ends() -> Planted:
@@ -136,7 +134,7 @@ def early_difference() -> Planted:
         early = None if since is None else max(0, since - EARLY)
         return real(source, streams, at, deadline, early)
 
-    return patch.object(readers, "take", take)
+    return patch.object(client_reading, "take", take)
 
 
 def latest_of_the_oldest() -> Planted:
@@ -171,13 +169,13 @@ def no_waiting() -> Planted:
 
 def deleted_are_adopted() -> Planted:
     """Events that a reader holds and whose history retention cut are given as if older than the stream."""
-    real = HistoryIndex._unnamed
+    real = CommitIndex._unnamed
 
-    def unnamed(index: HistoryIndex, *place: int) -> Span:
+    def unnamed(index: CommitIndex, *place: int) -> Span:
         span = real(index, *place)
         return span._replace(segment_id=NO_SEGMENT) if span.segment_id == DELETED else span
 
-    return patch.object(HistoryIndex, "_unnamed", unnamed)
+    return patch.object(CommitIndex, "_unnamed", unnamed)
 
 
 def read_uncommitted() -> Planted:

@@ -16,7 +16,7 @@ from anabranch.core.round import PlainWrites, StreamCommit
 from anabranch.ports import TopicPartition
 from anabranch.processors import cleanup, intake
 from anabranch.processors import intake as journals
-from anabranch.reading import history_search
+from anabranch.reading import history as history_search
 from anabranch.schemas.codec import encode
 from anabranch.schemas.records import PlainRow
 from anabranch.topics.names import journal_topic

@@ -11,9 +11,9 @@ from unittest.mock import patch
 
 from anabranch.core.decisions import commit, one_shot, ownership, positions
 from anabranch.core.decisions.turn import Turn
-from anabranch.reading.tasks import reader
-from anabranch.reading.tasks.reader import Dealing, TaskReader
-from anabranch.reading.tasks.shares import Share
+from anabranch.reading import task_reader as reader
+from anabranch.reading.slices import Slice
+from anabranch.reading.task_reader import Assignment, TaskReader
 from anabranch.schemas.records import CommitRecord, Consumed, TaskInfo, TaskPosition, TaskRow
 from anabranch.types import Event
 
@@ -159,14 +159,14 @@ def whole_commits() -> Iterator[None]:
 
 def segment_skipped() -> Planted:
     """A commit that was rolled is read without its last segment."""
-    shares = TaskReader._shares
+    slices = TaskReader._slices
 
-    def short(self: TaskReader, one: Any, offset: int, record: CommitRecord) -> Iterator[Share]:
+    def short(self: TaskReader, one: Any, offset: int, record: CommitRecord) -> Iterator[Slice]:
         if record.stream_epoch and len(record.segments) > 1:
             record = record._replace(segments=record.segments[:-1])
-        return shares(self, one, offset, record)
+        return slices(self, one, offset, record)
 
-    return patch.object(TaskReader, "_shares", short)
+    return patch.object(TaskReader, "_slices", short)
 
 
 def _consumed(before: Callable[[TaskReader], None]) -> Planted:
@@ -184,8 +184,8 @@ def ahead_of_what_was_given() -> Planted:
 
     def jump(self: TaskReader) -> None:
         for one in self._inputs:
-            if one.batch:
-                one.at = reader.Place(one.batch[0].offset + 1)
+            if one.feed.records:
+                one.at = reader.Place(one.feed.records[0].offset + 1)
 
     return _consumed(jump)
 
@@ -197,10 +197,10 @@ def a_task_is_forgotten() -> Planted:
 
 def null_keys_by_count() -> Planted:
     """Events without a key are dealt as each reader counts them, not by their offsets."""
-    real, counts = Dealing.tasks_of, defaultdict[Dealing, int](int)
+    real, counts = Assignment.tasks_of, defaultdict[Assignment, int](int)
 
     def dealt(
-        self: Dealing, keys: Sequence[bytes | None], offsets: Sequence[int], within: Any
+        self: Assignment, keys: Sequence[bytes | None], offsets: Sequence[int], within: Any
     ) -> Any:
         counted = list(offsets)
         for at, key in enumerate(keys):
@@ -209,4 +209,4 @@ def null_keys_by_count() -> Planted:
                 counts[self] += 1
         return real(self, keys, counted, within)
 
-    return patch.object(Dealing, "tasks_of", dealt)
+    return patch.object(Assignment, "tasks_of", dealt)

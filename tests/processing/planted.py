@@ -17,7 +17,7 @@ from anabranch.processing.batch import HandlerContext, WorkBatch
 from anabranch.processing.commits import Commits
 from anabranch.processing.handlers import Handlers
 from anabranch.processing.worker import Worker
-from anabranch.reading.tasks.reader import TaskReader
+from anabranch.reading.task_reader import TaskReader
 
 VARIABLE = "ANABRANCH_PLANTED"
 LATE_S = 0.5

@@ -30,7 +30,7 @@ from anabranch.processing.stores import RAW, prefix_of
 from anabranch.processing.table import Table
 from anabranch.processing.timers import Windows
 from anabranch.processors.monitor import Numbers
-from anabranch.reading.tasks.shares import Piece
+from anabranch.reading.slices import Piece
 
 TASKS = 4
 KEYS = [b"k%d" % i for i in range(9)]

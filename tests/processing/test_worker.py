@@ -32,8 +32,8 @@ from anabranch.processing.state import StateReader
 from anabranch.processing.worker import AllTasks, Worker, make_processor
 from anabranch.reading.committed_log import ReaderPorts
 from anabranch.reading.feed import Feed
-from anabranch.reading.reader_factory import Readers
-from anabranch.reading.tasks.reader import TaskReader
+from anabranch.reading.iteration import Readers
+from anabranch.reading.task_reader import TaskReader
 from anabranch.topics.names import journal_topic, topics_of
 from tests.client.memory import memory_client
 from tests.client.world import World

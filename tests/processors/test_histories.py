@@ -16,7 +16,7 @@ from anabranch.ports import TopicPartition
 from anabranch.processors import durability
 from anabranch.processors.controller import Controller
 from anabranch.reading.committed_log import CommittedLog
-from anabranch.reading.history_search import HistorySearch
+from anabranch.reading.history import HistorySearch
 from anabranch.schemas import records as r
 from anabranch.schemas.codec import decode
 from anabranch.topics.names import history_topic, stream_topic

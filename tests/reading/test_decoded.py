@@ -20,10 +20,16 @@ from anabranch.batches.records import Record, encode_batch
 from anabranch.core.ids import TXN_HEADER
 from anabranch.errors import MalformedRecord
 from anabranch.ports import RawBatch, TopicPartition
-from anabranch.reading import fetched as portions
-from anabranch.reading.decoded import ColumnsBlock, RecordsBlock, Stretch, events_of
-from anabranch.reading.fetched import Portion, portion_of_batches
-from anabranch.reading.stream_order import Step
+from anabranch.reading import decoded as portions
+from anabranch.reading.decoded import (
+    ColumnsBlock,
+    Portion,
+    RecordsBlock,
+    Stretch,
+    events_of,
+    portion_of_batches,
+)
+from anabranch.reading.ordered_reader import Step
 from anabranch.types import Event
 from tests.batches import strategies
 

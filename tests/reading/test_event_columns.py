@@ -24,8 +24,8 @@ from pyspark.sql.types import (
 
 from anabranch.batches.columns_read import Columns, ColumnsBuilder, Longs
 from anabranch.batches.records import Record, encode_batch
+from anabranch.reading.commit_columns import Joined, Spans
 from anabranch.reading.event_columns import SCHEMA, EventBatches, batch_of
-from anabranch.reading.spans import Joined, Spans
 from anabranch.types import Event
 from tests.batches.strategies import raw
 

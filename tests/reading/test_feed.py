@@ -21,8 +21,8 @@ from anabranch.ports import (
     TopicSpec,
 )
 from anabranch.reading.committed_log import CommittedLog
+from anabranch.reading.decoded import Portion
 from anabranch.reading.feed import FETCH_BYTES, Feed, Gone
-from anabranch.reading.fetched import Portion
 from tests.memory.log import MemoryCluster, MemoryLog
 
 TOPIC = "s.t"

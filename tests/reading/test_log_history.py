@@ -12,10 +12,9 @@ from anabranch.clock import SystemClock
 from anabranch.core.hybrid_time import from_us, to_ms
 from anabranch.errors import InvalidArgument, MalformedRecord, NotReady, SnapshotExpired
 from anabranch.ports import TopicPartition, TopicSpec
-from anabranch.reading.commit_index import CommitHistory
+from anabranch.reading.commit_columns import CommitColumns
 from anabranch.reading.committed_log import CommittedLog
-from anabranch.reading.history import HistoryCursor
-from anabranch.reading.history_search import HistorySearch
+from anabranch.reading.history import HistoryCursor, HistorySearch
 from anabranch.schemas.codec import encode
 from anabranch.schemas.records import CommitRecord, EpochRecord, Position, SegmentCommit
 from anabranch.topics.names import history_topic
@@ -66,8 +65,8 @@ def log() -> MemoryLog:
     return made
 
 
-def history(log: MemoryLog, partition: int, timeout: float = 30.0) -> CommitHistory:
-    return CommitHistory(CommittedLog(log, SystemClock()), STREAM, partition, timeout)
+def history(log: MemoryLog, partition: int, timeout: float = 30.0) -> CommitColumns:
+    return CommitColumns(CommittedLog(log, SystemClock()), STREAM, partition, timeout)
 
 
 def search(log: MemoryLog) -> HistorySearch:

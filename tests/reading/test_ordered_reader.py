@@ -86,7 +86,7 @@ def test_commits_that_the_group_has_consumed_are_not_ahead(
     written: WrittenStream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One partition is consumed to its end; the other one has two events, with many commits between."""
-    monkeypatch.setattr("anabranch.reading.history_index.MOST_SPANS", 4)
+    monkeypatch.setattr("anabranch.reading.commit_index.MOST_SPANS", 4)
     member = Member()
     ports = ReaderPorts(lambda _: written.log, lambda _: member, SystemClock())
     written.scale((0, 0, 4, 1), (1, 4, 8, 2))

@@ -13,8 +13,9 @@ from anabranch.errors import BatchTooLarge, InvalidArgument
 from anabranch.librdkafka.options import Options
 from anabranch.ports import TopicPartition
 from anabranch.reading.committed_log import ReaderPorts
+from anabranch.reading.ordered_reader import Reader
 from anabranch.reading.ranges import RangeReader
-from anabranch.reading.reader_factory import Readers
+from anabranch.reading.transaction_reader import TransactionReader
 from anabranch.topics.names import journal_topic
 from tests.client.world import World
 
@@ -22,12 +23,12 @@ STREAM, COUNT, SIZE = "nyc/a", 100, 1_000
 
 
 def events(ports: ReaderPorts) -> int:
-    with Readers(ports, 5.0).read(STREAM, None, 1.0, "begin") as reader:
+    with Reader(ports, [STREAM], None, 1.0, "begin", 5.0) as reader:
         return len(list(reader))
 
 
 def transactions(ports: ReaderPorts) -> int:
-    with Readers(ports, 5.0).read_transactions(STREAM, None, 1.0, "begin") as reader:
+    with TransactionReader(ports, STREAM, None, 1.0, "begin", 5.0) as reader:
         return sum(len(list(txn.events)) for txn in reader)
 
 

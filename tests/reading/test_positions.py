@@ -10,9 +10,9 @@ from anabranch.core.hybrid_time import from_us, to_ms
 from anabranch.errors import SnapshotExpired
 from anabranch.ports import TopicPartition, TopicSpec
 from anabranch.reading.committed_log import CommittedLog
-from anabranch.reading.history_search import HistorySearch
-from anabranch.reading.tasks.groups import passed
-from anabranch.reading.tasks.lag import Lag, lags_behind
+from anabranch.reading.group_lag import Lag, lags_behind
+from anabranch.reading.history import HistorySearch
+from anabranch.reading.positions import passed
 from anabranch.schemas.codec import encode
 from anabranch.schemas.records import (
     CommitRecord,
@@ -117,7 +117,7 @@ def test_where_a_group_goes_on(log: MemoryLog, group: dict[int, int], start: int
 
 def test_what_retention_took_of_a_group_is_told(log: MemoryLog) -> None:
     log.delete_records({PLACE: 5})
-    with pytest.raises(SnapshotExpired, match="above where the group stands"):
+    with pytest.raises(SnapshotExpired, match="has truncated the history"):
         passed(search(log), {0: 6})
 
 

@@ -6,6 +6,7 @@ import json
 import math
 import pickle
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from functools import partial
 from typing import Any, NamedTuple
 from unittest.mock import Mock
@@ -19,15 +20,13 @@ from anabranch.errors import NotReady, SnapshotExpired, UnknownStream
 from anabranch.ports import LogUnavailable, TopicPartition
 from anabranch.processors.cleanup import Histories
 from anabranch.reading.committed_log import CommittedLog, ReaderPorts, StreamIds, partitions_of
-from anabranch.reading.history_search import HistorySearch
+from anabranch.reading.group_lag import groups_of, lags_behind
+from anabranch.reading.history import HistorySearch
 from anabranch.reading.ordered_reader import Reader
+from anabranch.reading.positions import first_inputs
 from anabranch.reading.ranges import RangeReader
-from anabranch.reading.reader_factory import Readers
-from anabranch.reading.snapshot import Snapshot
-from anabranch.reading.snapshot_reader import SnapshotReader
-from anabranch.reading.tasks.lag import lags_behind
-from anabranch.reading.tasks.reader import TaskReader
-from anabranch.reading.tasks.standing import groups_of
+from anabranch.reading.snapshot import Snapshot, SnapshotReader, take
+from anabranch.reading.task_reader import TaskReader
 from anabranch.reading.transaction_reader import TransactionReader
 from anabranch.schemas.records import CreateProcessor
 from anabranch.topics.names import history_topic, stream_topic
@@ -56,12 +55,13 @@ def ports_of(world: World, member: Member | None = None) -> Any:
 
 def started(world: World, streams: list[str], start: str) -> TaskReader:
     """The reader of a new processor, or of the one that is there."""
-    readers, client = Readers(ports_of(world), 30.0), world.client
-    together = client._session.together
-    inputs = readers.first_inputs(streams, start, world.clock.monotonic() + 10, together)
+    client, deadline = world.client, world.clock.monotonic() + 10
+    together = client._session.together(streams, deadline)
+    with closing(ports_of(world).committed_log(30.0)) as source:
+        inputs = first_inputs(source, streams, start, 30.0, deadline, together)
     make = CreateProcessor("nyc/p", 1, inputs)
     client._processors.ask("nyc/p", make, world.clock.monotonic() + 10)
-    return readers.read_tasks(streams, client.take_tasks("nyc/p"), None, together)
+    return TaskReader(ports_of(world), streams, client.take_tasks("nyc/p"), None, 30.0, together)
 
 
 def write(world: World, number: int, *streams: str, key: bytes = b"key") -> int:
@@ -407,7 +407,8 @@ def test_commits_of_a_time_though_brokers_have_another_one(
 def snapshot(world: World, at: int) -> Mapping[int, int]:
     """The partitions' ends of a snapshot of A."""
     deadline = world.clock.monotonic() + 10
-    return Readers(ports_of(world), 30.0).plan([A], at, deadline).cuts[A].offsets
+    with closing(ports_of(world).committed_log(30.0)) as source:
+        return take(source, [A], at, deadline).cuts[A].offsets
 
 
 def test_all_of_a_time_is_gone_and_later_events_are_elsewhere() -> None:
@@ -437,11 +438,12 @@ def test_a_processor_is_made_once_a_broker_knows_its_stream(
         return asked(log, names) if world.clock.now >= due else {}
 
     monkeypatch.setattr(MemoryLog, asked.__name__, late)
-    (made,) = Readers(ports_of(world), 30.0).first_inputs([A], "begin", due + 7, lambda *_: {A: 0})
+    source = ports_of(world).committed_log(30.0)
+    (made,) = first_inputs(source, [A], "begin", 30.0, due + 7, {A: 0})
     assert made.topic_id == world.cluster.topics[history_topic(A)].topic_id
     due = world.clock.now + 30
     with pytest.raises(NotReady, match="does not know"):
-        Readers(ports_of(world), 30.0).first_inputs([A], "begin", due - 20, lambda *_: {A: 0})
+        first_inputs(source, [A], "begin", 30.0, due - 20, {A: 0})
 
 
 def test_a_stream_is_missing_though_a_broker_is_away(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,10 +13,17 @@ from anabranch.batches import columns_read
 from anabranch.batches.columns_read import Columns, ColumnsBuilder
 from anabranch.batches.records import Record, encode_batch
 from anabranch.errors import AnabranchError
-from anabranch.reading import commit_index as commits
-from anabranch.reading.commit_index import Part, _part, _walk
+from anabranch.reading import commit_columns as commits
+from anabranch.reading.commit_columns import (
+    NO_SPANS,
+    CommitFilter,
+    Part,
+    Spans,
+    _part,
+    _walk,
+    spans_of,
+)
 from anabranch.reading.history import HistoryRecord
-from anabranch.reading.spans import NO_SPANS, CommitFilter, Spans, spans_of
 from anabranch.schemas.codec import decode, encode
 from anabranch.schemas.records import (
     CommitRecord,
@@ -86,7 +93,7 @@ def test_the_compiled_walk_finds_what_the_codec_does(
     records: list[HistoryRecord], partition: int
 ) -> None:
     found = _walk(columns([encode(record) for record in records]), partition)
-    assert plain(found) == plain(_part(records, partition, 0))
+    assert plain(found) == plain(_part(records, partition))
 
 
 @settings(max_examples=some(500))
@@ -111,7 +118,7 @@ def test_mutated_records_are_declined_or_read_alike(
         assert found is None
     else:
         if found is not None:
-            assert plain(found) == plain(_part([wanted], 0, 0))
+            assert plain(found) == plain(_part([wanted], 0))
 
 
 def test_arrays_in_blocks_with_their_sizes() -> None:
@@ -122,7 +129,7 @@ def test_arrays_in_blocks_with_their_sizes() -> None:
     assert body[at : at + 7] == bytes((2, 6, 0, 2, 4, 2, 0))
     sized = body[:at] + bytes((1, 10)) + body[at + 1 :]
     assert decode(sized) == record
-    assert plain(_walk(columns([sized]), 0)) == plain(_part([record], 0, 0))
+    assert plain(_walk(columns([sized]), 0)) == plain(_part([record], 0))
 
 
 def spans(*rows: tuple[int, int, int, int]) -> Spans:

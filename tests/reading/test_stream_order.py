@@ -17,14 +17,14 @@ from anabranch.core.ids import NO_TXN
 from anabranch.core.partitioner import SPACE
 from anabranch.errors import NotReady
 from anabranch.ports import TopicPartition
-from anabranch.reading import fetched as portions
-from anabranch.reading import history_index as history
-from anabranch.reading import stream_order as ordered
+from anabranch.reading import commit_index as history
+from anabranch.reading import decoded as portions
+from anabranch.reading import ordered_reader as ordered
 from anabranch.reading.committed_log import CommittedLog
 from anabranch.reading.epoch_order import StreamOrder
 from anabranch.reading.feed import Feed
 from anabranch.reading.history import Found, HistoryCursor
-from anabranch.reading.stream_order import OrderedStream, Step
+from anabranch.reading.ordered_reader import OrderedStream, Step
 from anabranch.schemas.records import CommitRecord, EpochRecord, EpochSegment, SegmentEnd
 from anabranch.topics.names import history_topic
 from anabranch.types import Event

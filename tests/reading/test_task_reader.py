@@ -14,10 +14,9 @@ from anabranch.errors import IllegalState, SnapshotExpired, UnknownStream
 from anabranch.ports import LogUnavailable, TopicPartition, TopicSpec
 from anabranch.processing.plain import PlainReader
 from anabranch.reading import history
+from anabranch.reading import task_reader as reader_module
 from anabranch.reading.committed_log import CommittedLog, ReaderPorts
-from anabranch.reading.reader_factory import Readers
-from anabranch.reading.tasks import reader as reader_module
-from anabranch.reading.tasks.reader import Dealing, Input, Place, TaskReader
+from anabranch.reading.task_reader import Assignment, Input, Place, TaskReader
 from anabranch.schemas.records import (
     CreateProcessor,
     EpochRecord,
@@ -57,9 +56,7 @@ def test_a_long_history_of_other_tasks_is_no_silence(monkeypatch: pytest.MonkeyP
     given = {}
     for task in (0, 1):
         ownership = client.take_tasks("nyc/p", [task])
-        with Readers(ports, 30.0).read_tasks(
-            "nyc/a", ownership, TIMEOUT_S, client._session.together
-        ) as reader:
+        with TaskReader(ports, ["nyc/a"], ownership, TIMEOUT_S, 30.0, {"nyc/a": 0}) as reader:
             given[task] = [event.value for event in reader]
     assert sorted(map(len, given.values())) == [1, 19], given
 
@@ -97,7 +94,7 @@ def test_what_retention_left_whole_is_taken(cut: str, first: str, most_bytes: in
     ownership = client.take_tasks("nyc/p")
     lost: Counter[str] = Counter()
     ports: Any = ReaderPorts(lambda _: world.cluster.log("reader"), None, world.clock)  # type: ignore[arg-type]
-    readers, together = Readers(ports, 30.0), client._session.together
+    together = client._session.together(streams, world.clock.monotonic() + 10)
     found: Counter[tuple[str, bytes | None]] = Counter()
 
     def read(reader: TaskReader) -> None:
@@ -106,12 +103,12 @@ def test_what_retention_left_whole_is_taken(cut: str, first: str, most_bytes: in
             found.update((e.stream, e.value) for piece in pieces for e in piece.events)
 
     with (
-        readers.read_tasks(streams, ownership, None, together) as reader,
+        TaskReader(ports, streams, ownership, None, 30.0, together) as reader,
         pytest.raises(SnapshotExpired),
     ):
         read(reader)
     assert not found
-    with readers.read_tasks(streams, ownership, None, together) as reader:
+    with TaskReader(ports, streams, ownership, None, 30.0, together) as reader:
         reader.on_lost = lambda stream, count, _: lost.update({stream: count})
         read(reader)
         assert found == {(s, b"%d" % number): 8 for s in streams for number in (3, 4)}
@@ -119,7 +116,7 @@ def test_what_retention_left_whole_is_taken(cut: str, first: str, most_bytes: in
         with client.begin("nyc", ownership=ownership) as txn:
             txn.commit(consumed=reader.consumed())
     lost.clear()
-    with readers.read_tasks(streams, client.take_tasks("nyc/p"), None, together) as reader:
+    with TaskReader(ports, streams, client.take_tasks("nyc/p"), None, 30.0, together) as reader:
         reader.on_lost = lambda stream, count, _: lost.update({stream: count})
         read(reader)
     assert (len(found), sum(lost.values())) == (4, 0), "its positions are behind that"
@@ -132,7 +129,7 @@ def test_a_task_that_stands_ahead_of_others_is_not_moved_back() -> None:
         0: TaskPosition(0, 1, 0),
         1: TaskPosition(0, 5, 9, 50, 2),
     }  # in segment 50 of record 5
-    one = Input(0, "nyc/a", nothing, nothing, nothing, Place(1), stands)
+    one = Input(0, "nyc/a", nothing, nothing, Place(1), stands)
     at = [  # the place up to which all was given, the segments of its record; whom it moves
         (Place(3), {7: 0}, [0]),
         (Place(5, 0, 4, 48), {48: 0, 49: 1, 50: 2}, [0]),
@@ -179,8 +176,8 @@ def test_only_so_many_layouts_are_kept() -> None:
     """A stream that rolls each second has 100,000 epochs a day; an older one is looked up again."""
     search = Mock()
     search.epoch_record = lambda epoch: EpochRecord(epoch, 0, 0, (), (), (), -1)
-    dealing = Dealing(search, 2)
+    assignment = Assignment(search, 2)
     for epoch in range(1000):
-        dealing.note(search.epoch_record(epoch))
-    assert dealing.ranges(3) == {}
-    assert len(dealing._ranges) == reader_module._KEPT
+        assignment.note(search.epoch_record(epoch))
+    assert assignment.ranges(3) == {}
+    assert len(assignment._ranges) == reader_module._KEPT

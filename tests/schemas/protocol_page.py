@@ -23,8 +23,8 @@ from anabranch.core.locks.recent_writes import RecentWrites, RecentWritesDraft
 from anabranch.core.locks.table_writes import Write, fingerprint
 from anabranch.core.partitioner import SPACE, even_ranges, position_of, record_checksum
 from anabranch.core.rows import Entry
-from anabranch.reading.history_search import HistorySearch
-from anabranch.reading.tasks.reader import Dealing
+from anabranch.reading.history import HistorySearch
+from anabranch.reading.task_reader import Assignment
 from anabranch.schemas import records as r
 from anabranch.schemas.codec import TYPES, encode, schema_of
 
@@ -457,7 +457,7 @@ def task_vectors() -> list[dict[str, Any]]:
     ]
     found = []
     for key, offset, (low, high) in cases:
-        dealing = Dealing(cast("HistorySearch", None), 4)
+        assignment = Assignment(cast("HistorySearch", None), 4)
         found.append(
             {
                 "key": None if key is None else key.hex(),
@@ -465,7 +465,7 @@ def task_vectors() -> list[dict[str, Any]]:
                 "segment_low": low,
                 "segment_high": high,
                 "offset": offset,
-                "task_of_4": int(dealing.tasks_of([key], [offset], (low, high))[0]),
+                "task_of_4": int(assignment.tasks_of([key], [offset], (low, high))[0]),
             }
         )
     return found

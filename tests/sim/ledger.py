@@ -20,7 +20,7 @@ from anabranch.core.tokens import peek
 from anabranch.errors import AnabranchError
 from anabranch.ledger.book import Row
 from anabranch.ports import TopicPartition
-from anabranch.reading.snapshot_reader import StreamCut
+from anabranch.reading.snapshot import StreamCut
 from anabranch.schemas import records as r
 from anabranch.schemas.codec import decode
 from anabranch.topics.names import history_topic, status_topic, stream_topic

@@ -16,7 +16,7 @@ from anabranch.core.legal_names import OPEN_LANE
 from anabranch.errors import AnabranchError, SnapshotExpired, UnknownScope, UnknownStream
 from anabranch.ports import LogError, OffsetOutOfRange, TopicPartition
 from anabranch.reading.committed_log import ReaderPorts
-from anabranch.reading.reader_factory import Readers
+from anabranch.reading.iteration import Readers
 from anabranch.reading.snapshot import Snapshot
 from anabranch.topics.names import history_topic, stream_topic
 from anabranch.types import Event

@@ -30,7 +30,7 @@ from anabranch.errors import (
     UnknownStream,
 )
 from anabranch.reading.committed_log import client_errors
-from anabranch.reading.tasks.reader import TaskReader
+from anabranch.reading.task_reader import TaskReader
 from anabranch.schemas.records import Consumed
 from anabranch.topics.names import history_topic, stream_topic
 from anabranch.types import Event, Result, TaskOwnership

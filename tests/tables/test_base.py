@@ -33,7 +33,7 @@ from anabranch.errors import (
     UnknownStream,
 )
 from anabranch.ports import LogUnavailable, TopicPartition
-from anabranch.reading.reader_factory import Readers
+from anabranch.reading.iteration import Readers
 from anabranch.tables import follow
 from anabranch.tables.replica import ReadReplica
 from anabranch.topics.names import history_topic, stream_topic

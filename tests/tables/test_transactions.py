@@ -45,7 +45,7 @@ from anabranch.errors import (
 from anabranch.ports import RawBatch, TopicPartition
 from anabranch.processors import intake
 from anabranch.processors.controller import Controller
-from anabranch.reading.reader_factory import Readers
+from anabranch.reading.iteration import Readers
 from anabranch.schemas import records as r
 from anabranch.schemas.codec import decode
 from anabranch.tables.indexes import Indexed

@@ -15,7 +15,7 @@ from anabranch.core.legal_names import ADMIN_LANE
 from anabranch.errors import NotReady
 from anabranch.ports import TopicPartition
 from anabranch.reading.committed_log import ReaderPorts
-from anabranch.reading.reader_factory import Readers
+from anabranch.reading.iteration import Readers
 from anabranch.schemas.records import BaseRow
 from anabranch.tables.replica import ReadReplica, ReplicaSettings
 from anabranch.topics.names import stream_topic

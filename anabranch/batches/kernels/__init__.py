@@ -1,4 +1,14 @@
-"""Compiled walks over record batches; the only importer of numba."""
+"""Compiled walks over the bytes of batches and of history records; the only importer of numba.
+
+- `parts`: numbers, CRCs and positions of keys in bytes, for all others; and the cache of compiled code.
+- `scan`: the runs of a journal batch. `copy`: records into another batch, by offsets or by keys.
+- `columns_read`, `columns_write`: records into columns, and columns into records.
+- `history`: the commits of one partition, from records of a stream's history.
+
+Each is loaded by one module of `anabranch.batches` or `anabranch.reading`, which prepares its arrays and checks
+them; no other module imports it. Each has an oracle in plain Python, named at its top. The audit has a walk of its
+own (`anabranch.audit.kernel`), which shares nothing with these except the cache.
+"""
 
 from anabranch.extras import need
 

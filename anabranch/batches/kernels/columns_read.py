@@ -1,8 +1,8 @@
 """A compiled walk over a record batch's body that puts its records into columns.
 
 Import it only through `anabranch.batches.columns_read`: numba takes a second to load. Everything is checked
-against the body's bounds before it is read; the caller has made room in the columns. Data that does not fit
-gives a negative result, never an exception. The oracle is `anabranch.batches.records.decode_records`.
+against the body's bounds before it is read; the caller has made room in the columns. Malformed data gives a
+negative result, never an exception. The oracle is `anabranch.batches.records.decode_records`.
 """
 # The types of this code are numba's, not Python's.
 # mypy: ignore-errors
@@ -33,17 +33,17 @@ from anabranch.batches.kernels.parts import (
 )
 from anabranch.core.ids import TXN_ID_SIZE
 
-# Counts in the state: of filled rows and bytes.
+# Counts in the state: rows and bytes that are filled.
 ROWS, KEY_BYTES, VALUE_BYTES, HEADERS, NAME_BYTES, HEADER_BYTES = range(6)
-# Nulls among keys, values, transaction ids and headers' values; and whether a header's name is not ASCII.
+# Counts of nulls: keys, values, transaction ids and headers' values. Then: whether a header's name is not ASCII.
 NULL_KEYS, NULL_VALUES, NULL_TXNS, NULL_HEADERS, NOT_ASCII = range(6, 11)
 STATE_SIZE = 11
 
 # Rows of the 2-dimensional columns.
-OFFSET, TIMESTAMP = range(2)  # in longs
-KEY, VALUE, TXN = range(3)  # in flags (1: there is one), and KEY and VALUE in ends
-HEADER_LIST = 2  # in ends
-HEADER_NAME, HEADER_VALUE = range(2)  # in header ends
+OFFSET, TIMESTAMP = range(2)  # rows of ``longs``
+KEY, VALUE, TXN = range(3)  # rows of ``flags`` (1: there is one); KEY and VALUE also of ``ends``
+HEADER_LIST = 2  # a row of ``ends``
+HEADER_NAME, HEADER_VALUE = range(2)  # rows of ``header_ends``
 
 
 @intrinsic
@@ -106,8 +106,8 @@ def _columns(
 ):
     """Append the records of a body whose offsets are wanted to the columns.
 
-    ``wanted``: rising ranges of offsets, firsts in one row, ends in the other. ``fixed``: the timestamp of all, if
-    ``append_time``. All columns but the headers' have room for ``count`` rows, or for the body's bytes, more.
+    ``wanted``: rising ranges of offsets, a row of firsts and a row of ends. ``fixed``: the timestamp of all, if
+    ``append_time``. All columns except the headers' have room for ``count`` more rows, or for the body's bytes.
     Returns 0, or a negative result (then ``state`` is as it was).
     """
     end = np.int64(body.shape[0])

@@ -1,7 +1,7 @@
 """The compiled part of writing columns: places rows by their keys and lays out records of RecordBatch v2.
 
-Import it only through `anabranch.batches.columns_write`: numba takes a second to load. The arrays come from
-there, checked: this code does not look whether a field lies inside its data. The oracle is
+Import it only through `anabranch.batches.columns_write`: numba takes a second to load. The arrays are
+checked there: this code does not check whether a field is within its data. The oracle is
 `anabranch.client.receipts.StreamLane` with `anabranch.batches.builder.BatchBuilder`.
 """
 # The types of this code are numba's, not Python's.
@@ -24,17 +24,17 @@ from anabranch.batches.kernels.parts import (
     compiled,
 )
 
-# A journal partition's slot is a row of an array: where its batch begins in the room, where the next record
-# goes and where the room ends; the batch's records, base and highest timestamp; and, since `counted` was last
-# called, the records laid out and the sum of their checksums (below 2^63: 2^31 rows of 32 bits).
+# A journal partition's slot is a row of an array: the places in the room where its batch begins, where the next
+# record goes, and where the slot ends; the batch's number of records, base and highest timestamp; and, since
+# `counted` was last called, the records laid out and the sum of their checksums (below 2^63: 2^31 rows of 32 bits).
 BASE, AT, STOP, COUNT, BASE_TIMESTAMP, MAX_TIMESTAMP, ROWS, CRC_SUM = range(8)
 SLOT_SIZE = 8
 
-# The walk: the next row; the range that rows without a key go to now, and how many bytes it still takes; and
-# the bytes of the record that had no room.
+# The walk: the next row; the range to which rows without a key go now, and the bytes that it still takes; and
+# the size of the record that had no room.
 ROW, STICKY, STICKY_LEFT, NEEDED = range(4)
 
-# The result when all rows are laid out; else the slot in which the next row has no room.
+# The result when all rows are laid out. Another result is the slot in which the next row has no room.
 DONE = -1
 
 _MOST_RECORDS = (1 << 31) - 1
@@ -42,7 +42,7 @@ _MOST_RECORDS = (1 << 31) - 1
 
 @_inline
 def _put_bytes(room, at, data, start, size):
-    """A field with its length in front; a size below 0 is null."""
+    """Write a field after its length; a size below 0 is null."""
     if size < 0:
         room[_U(at)] = np.uint8(1)
         return at + 1
@@ -82,11 +82,11 @@ def _lay(
     slots,
     walk,
 ):
-    """Lay out rows from ``walk[ROW]`` on, until all are or one has no room in its slot.
+    """Lay out rows from ``walk[ROW]`` on, until all are laid out, or one has no room in its slot.
 
     A column is starts, sizes (-1: null) and data. A missing one has no sizes (keys: all null).
-    ``timestamps``: 0, or none at all, is ``now``. ``constant``: the encoded ab.txn header. ``lows``:
-    rising, the first 0: where key ranges begin; ``slots_of``: the slot of each of them.
+    ``timestamps``: 0, or an empty column, is ``now``. ``constant``: the encoded ab.txn header. ``lows``:
+    the beginnings of key ranges, rising, the first 0; ``slots_of``: the slot of each range.
     """
     rows = value_sizes.shape[0]
     ranges = lows.shape[0]

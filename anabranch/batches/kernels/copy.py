@@ -1,8 +1,7 @@
-"""Compiled walks over a record batch's body that copy its records into new ones, as runs or by their keys.
+"""Compiled walks over a record batch's body that copy its records into new ones: a run's, or those of some keys.
 
 Import it only through `anabranch.batches.framing`: numba takes a second to load. Everything is checked
-against the body's bounds before it is read; what does not fit gives a negative result, never an
-exception.
+against the body's bounds before it is read. Malformed data gives a negative result, never an exception.
 """
 # The types of this code are numba's, not Python's.
 # mypy: ignore-errors
@@ -33,7 +32,7 @@ from anabranch.batches.kernels.parts import (
     compiled,
 )
 
-# A copy's state is an array: where to go on in the source, in the target, the next offset delta, the number
+# A copy's state is an array: the next place in the source and in the target, the next offset delta, the number
 # of records copied, the base and the highest timestamp of the target.
 SOURCE_AT, TARGET_AT, NEXT_DELTA, COPIED, BASE_TIMESTAMP, MAX_TIMESTAMP = range(6)
 STATE_SIZE = 6
@@ -102,7 +101,7 @@ def _copy(body, first_delta, last_delta, base_timestamp, fixed, append_time, out
 def _place(body, count, lows, places_of, keyless, starts, deltas, places):
     """Write each record's start, its offset delta, and the place of its key.
 
-    ``lows``: rising, the first 0: where key ranges begin; ``places_of``: the place of each of them;
+    ``lows``: the beginnings of key ranges, rising, the first 0; ``places_of``: the place of each range;
     ``keyless``: the place of records without a key. ``starts`` is longer by one: it ends with the body's end.
     Returns 0, or `MALFORMED_RESULT`.
     """
@@ -151,7 +150,7 @@ def _copy_placed(
 ):
     """Copy the records of one place, up to record number ``stop_at``, as far as they fit into ``out``.
 
-    As `_copy`, but SOURCE_AT counts records, and where there is no room it stops before the record.
+    As `_copy`, but SOURCE_AT counts records, and it stops before a record that has no room.
     ``starts`` and ``places`` are as `_place` left them.
     """
     room = np.int64(out.shape[0])

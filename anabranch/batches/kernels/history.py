@@ -1,7 +1,7 @@
 """A compiled walk over history records (`CommitRecord`, `EpochRecord`), for one partition of the stream.
 
-Import it only through `anabranch.reading.commit_index`: numba takes a second to load. Everything is checked
-against the record's bounds; any other record gives a negative result, and the codec says what is wrong with it.
+Import it only through `anabranch.reading.commit_columns`: numba takes a second to load. Everything is checked
+against the record's bounds. Any other record gives a negative result, and the codec says what is wrong with it.
 The oracle is `anabranch.schemas.codec.decode`.
 """
 # The types of this code are numba's, not Python's.
@@ -16,11 +16,11 @@ from numba import types
 from anabranch.batches.kernels.parts import _MAX_I32, _U, MALFORMED_RESULT, _inline, _long, compiled
 from anabranch.core.ids import TXN_ID_SIZE
 
-# Rows of the spans; a transaction id is two halves, as they lie in memory.
+# Rows of the spans; a transaction id is two numbers, its halves in memory order.
 FIRST, END, TIMESTAMP, SEGMENT, TXN_HEAD, TXN_TAIL, COUNT = range(7)
 SPAN_ROWS = 7
-# The state: how many spans there are, the end of the partition as of the last record that names it, and the
-# timestamp of the last record.
+# The state: the number of spans, the end of the partition as of the last record that names it, and the timestamp
+# of the last record.
 SPANS, REACHED, LAST_TIMESTAMP = range(3)
 STATE_SIZE = 3
 MIN_SPAN_BYTES = 5
@@ -32,7 +32,7 @@ _OWN = -1
 
 @_inline
 def _int(data, at, end):
-    """`_long` of a number that has to fit 32 bits."""
+    """`_long`, of a number that has to fit 32 bits."""
     value, at = _long(data, at, end)
     if value < -_MAX_I32 - 1 or value > _MAX_I32:
         at = np.int64(-1)
@@ -55,7 +55,7 @@ def _block(data, at, end):
 
 @_inline
 def _skip(data, at, end, numbers, narrow):
-    """The place behind an array of items of so many numbers; the one at ``narrow`` has to fit 32 bits."""
+    """The place after an array. Each item has ``numbers`` numbers; the one at ``narrow`` has to fit 32 bits."""
     while at >= 0:
         number, at = _block(data, at, end)
         if number == 0:
@@ -80,9 +80,9 @@ def _half(data, at):
 
 
 def _commits(data, ends, partition, spans, state):
-    """Append the spans of a partition; ``ends``: where the records end in ``data``, 0 first.
+    """Append the spans of a partition; ``ends``: the end of each record in ``data``, after a 0.
 
-    ``spans`` has room for all that the bytes can hold. Returns 0, or a negative result.
+    ``spans`` has room for as many as the bytes can hold. Returns 0, or a negative result.
     """
     count = state[SPANS]
     for record in range(ends.shape[0] - 1):
@@ -93,7 +93,7 @@ def _commits(data, ends, partition, spans, state):
         kind = data[_U(at + 1)]
         at += 2
         first = count
-        told = moved = state[REACHED]
+        named = moved = state[REACHED]
         if kind == _COMMIT_RECORD:
             txn = at
             at += TXN_ID_SIZE
@@ -138,13 +138,13 @@ def _commits(data, ends, partition, spans, state):
                 if at < 0:
                     break
                 if where == partition:
-                    told = offset
+                    named = offset
         _, at = _long(data, at, end)
         if kind == _COMMIT_RECORD:
             vector_at, at = _long(data, at, end)
             if vector_at != _OWN:
-                told = moved  # the record has its own ends only
-        state[REACHED] = told
+                named = moved  # the record has its own ends only
+        state[REACHED] = named
         if at != end:
             return MALFORMED_RESULT
         for i in range(first, count):

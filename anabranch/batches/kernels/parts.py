@@ -1,9 +1,9 @@
-"""Parts of the kernels beside this file: numbers, checksums and positions of keys, in and out of bytes.
+"""Parts of all kernels: numbers, checksums and positions of keys in bytes, and the cache of compiled code.
 
-A function without an end argument checks no bounds: its caller has.
+A function without an ``end`` argument checks no bounds: its caller has checked them.
 
-The walks each step over a record's length, timestamp and offset by themselves. One inlined function for that step
-takes 10 to 20 ns a record more, and a whole copy takes 20 (measured).
+Each walk reads a record's length, timestamp and offset by itself. One inlined function for that step takes 10 to
+20 ns a record more, and a whole copy takes 20 (measured).
 """
 # The types of this code are numba's, not Python's.
 # mypy: ignore-errors
@@ -40,7 +40,7 @@ _MAX_I32 = (1 << 31) - 1
 
 
 def _crc_tables(polynomial: int) -> np.ndarray[tuple[int], np.dtype[np.uint32]]:
-    """Slicing-by-16 tables of a CRC-32 (its polynomial reflected)."""
+    """Tables of a CRC-32 for 16 bytes at once (slicing by 16); its polynomial is reflected."""
     tables = np.zeros((16, 256), dtype=np.uint32)
     for byte in range(256):
         crc = byte
@@ -63,15 +63,15 @@ _BYTES_OUT = types.Array(types.uint8, 1, "C")
 _LONG = types.int64
 _LONGS = types.int64[::1]
 
-# A process's own folder for compiled code, such as a controller's; before any kernel is imported.
+# A process's own folders for compiled code, such as a controller's: add one before any kernel is imported.
 own_folders: list[Path] = []
 kept_in: set[str] = set()  # folders with the code that this process uses
-_told: set[str] = set()
+_warned: set[str] = set()
 _SOURCE = __loader__.get_data(__file__)
 
 
 def compiled(signature: Any = None) -> Callable[..., Any]:
-    """Compiles a function at import, from the cache if it is there: callers never wait in mid-round.
+    """Compile a function at import, or load it from the cache, so that callers never wait in the middle of a round.
 
     Without a signature it is compiled at its first call.
     """
@@ -88,7 +88,7 @@ def compiled(signature: Any = None) -> Callable[..., Any]:
 
 
 def _folders(file: str) -> list[Path]:
-    """The folders for compiled code of a source file, in the order in which it is looked for and kept."""
+    """The folders for compiled code of a source file, in the order of searching and storing."""
     part = caching._CacheLocator.get_suitable_cache_subpath(file)
     asked, chosen = numba.config.CACHE_DIR, os.environ.get("ANABRANCH_CACHE")
     found = [Path(asked) / part] if asked else []
@@ -96,32 +96,33 @@ def _folders(file: str) -> list[Path]:
     found += [Path(chosen) / "compiled" / part] if chosen else []
     found += [folder / part for folder in own_folders]
     found += [] if chosen else [Path(os.path.expanduser("~/.cache/anabranch/compiled")) / part]
-    # The package's own folder is trusted like the code beside it.
+    # The package's own folder is trusted like its code.
     return [folder for folder in found if folder.name == "__pycache__" or _is_safe(folder)]
 
 
 def _is_safe(folder: Path) -> bool:
-    """Whether only this user, or root, can have put code there."""
+    """Whether only this user, or root, can have written code there."""
     for part in (folder.parent, folder):
         try:
             found = part.stat()
         except OSError:
-            return True  # a missing folder is made so that only this user may write
+            return True  # a missing folder is made for this user alone
         if found.st_uid not in (0, os.geteuid()) or found.st_mode & 0o022:
-            _tell(f"others may write to {part}: compiled code is not kept there; chmod go-w {part}")
+            _warn_once(
+                f"others may write to {part}: compiled code is not kept there; chmod go-w {part}"
+            )
             return False
     return True
 
 
-def _tell(text: str) -> None:
-    """Warn, once."""
-    if text not in _told:
-        _told.add(text)
+def _warn_once(text: str) -> None:
+    if text not in _warned:
+        _warned.add(text)
         log.warning("%s", text)
 
 
 class _Caches:
-    """numba's cache of one function, in several folders: read from each, kept in the first that can be written."""
+    """numba's cache of one function in several folders: read from each, stored in the first writable one."""
 
     def __init__(self, function) -> None:
         self._caches = [
@@ -136,7 +137,7 @@ class _Caches:
             except OSError:
                 continue
             except _DAMAGED as error:  # the code is compiled again
-                _tell(f"compiled code in {cache.cache_path} can't be read: {error!r}")
+                _warn_once(f"compiled code in {cache.cache_path} can't be read: {error!r}")
                 continue
             if found is not None:
                 kept_in.add(cache.cache_path)
@@ -144,7 +145,7 @@ class _Caches:
         return None
 
     def save_overload(self, signature, compiled_function) -> None:
-        """Keep the function. If no folder can be written, each process compiles for itself."""
+        """Store the function. If no folder is writable, each process compiles for itself."""
         for cache in self._caches:
             try:
                 cache.save_overload(signature, compiled_function)
@@ -153,7 +154,7 @@ class _Caches:
             kept_in.add(cache.cache_path)
             return
         tried = ", ".join(str(cache.cache_path) for cache in self._caches)
-        _tell(
+        _warn_once(
             f"compiled code can't be kept ({tried}): each start takes half a minute more; set $ANABRANCH_CACHE"
         )
 
@@ -172,7 +173,7 @@ def _cache_in(folder: Path, function):
             return str(folder)
 
         def get_source_stamp(self):
-            # numba's own sees changes in the function's own file alone.
+            # numba's own stamp covers only the function's own file.
             read = function.__globals__["__loader__"].get_data
             return hashlib.sha256(read(inspect.getfile(function)) + _SOURCE).hexdigest()
 
@@ -204,7 +205,7 @@ def _load64(context, array, index):
 
 @intrinsic
 def _move(context, target, target_at, source, source_at, size):
-    """memcpy between two byte arrays; the caller has checked the bounds."""
+    """Copy bytes between two arrays; the caller has checked the bounds."""
 
     def generate(context, builder, signature, arguments):
         into = context.make_array(signature.args[0])(context, builder, arguments[0])
@@ -228,7 +229,7 @@ def _byte(body, at):
 
 
 def _crc_by(tables):
-    """A walk that goes on with a CRC's running value."""
+    """A function that continues a CRC's running value over more bytes."""
     T = tables
 
     @_inline
@@ -284,7 +285,7 @@ _crc, _crc32c = _crc_by(_ZLIB), _crc_by(_CASTAGNOLI)
 
 @_inline
 def _position(crc):
-    """The position of a key, of the CRC's running value."""
+    """The position of a key, from the CRC's running value."""
     mixed = np.uint32(crc ^ _U(0xFFFFFFFF))
     mixed = np.uint32(mixed ^ (mixed >> np.uint32(16)))
     mixed = np.uint32(mixed * np.uint32(0x85EBCA6B))
@@ -296,7 +297,7 @@ def _position(crc):
 
 @_inline
 def _varint(body, at, end):
-    """(value, next) of a zigzag varint of 32 bits; next is -1 if it is none."""
+    """(value, next) of a zigzag varint of 32 bits; next is -1 if it is malformed."""
     if at < end and _byte(body, at) < 0x80:
         raw = _byte(body, at)
         return (raw >> 1) ^ -(raw & 1), at + 1
@@ -321,7 +322,7 @@ def _varint(body, at, end):
 
 @_inline
 def _long(body, at, end):
-    """(value, next) of any zigzag varint of 64 bits; next is -1 if it is none, and stays -1."""
+    """(value, next) of any zigzag varint of 64 bits; next is -1 if it is malformed, or was -1."""
     bits = np.uint64(0)
     shift = 0
     while at >= 0 and shift < 70:
@@ -343,7 +344,7 @@ def _long(body, at, end):
 
 @_inline
 def _varlong(body, at, end):
-    """`_long`, quicker where the number is short."""
+    """`_long`, quicker for short numbers."""
     if at < end and _byte(body, at) < 0x80:
         raw = _byte(body, at)
         return (raw >> 1) ^ -(raw & 1), at + 1

@@ -1,8 +1,8 @@
-"""Compiled walks over a record batch's body that cut it into runs.
+"""Compiled walks over a record batch's body that divide it into runs.
 
 Import it only through `anabranch.batches.framing`: numba takes a second to load. Everything is checked
-against the body's bounds before it is read; what does not fit gives a negative result, never an
-exception. The oracle in plain Python is `anabranch.batches.framing_oracle`: change both.
+against the body's bounds before it is read. Malformed data gives a negative result, never an exception.
+`anabranch.batches.framing_plain` is the same walk in plain Python, and its oracle: change both.
 """
 # The types of this code are numba's, not Python's.
 # mypy: ignore-errors
@@ -35,8 +35,8 @@ from anabranch.batches.kernels.parts import (
 from anabranch.core.ids import TXN_HEADER_SIZE
 from anabranch.core.limits import HEADERS, NO_TIME, ROW_KEY
 
-# Columns of a run's row. Positions are -1 where no record has a key; TXN_AT is the place of the ab.txn
-# header's 28 bytes in the body, -1 if there is none. EARLIEST, LATEST: times of records, Unix milliseconds.
+# Columns of a run's row. Positions are -1 if no record has a key. TXN_AT is the place of the ab.txn
+# header's 28 bytes in the body, -1 without one. EARLIEST, LATEST: times of records, Unix milliseconds.
 FIRST, LAST, COUNT, CHECKSUM, TXN_AT, LOW, HIGH, KEYLESS, BYTES, KIND, EARLIEST, LATEST = range(12)
 COLUMNS = 12
 MOST_KEY = ROW_KEY.value
@@ -48,7 +48,7 @@ MOST, IS_TABLE, LATEST_PLAIN = range(3)
 # Columns of `bounds`: the places in the body of a run's least and greatest key, in byte order.
 LEAST_AT, LEAST_SIZE, GREATEST_AT, GREATEST_SIZE = range(4)
 
-# Kinds; the order of the BAD ones is the order in which they are looked for.
+# Kinds, in the order in which bad ones are found.
 WRITE, PLAIN, OP, MALFORMED, DOUBLE_TXN, TXN_AND_OP, DOUBLE_OP, TXN_LENGTH, RESERVED, NO_TEXT = (
     range(10)
 )
@@ -96,7 +96,7 @@ def _is_utf8(body, at, last):
 
 @_inline
 def _is_text(body, at, last):
-    """`_is_utf8`, quick where all is ASCII."""
+    """`_is_utf8`, quick if all is ASCII."""
     high = np.int64(0)
     for i in range(at, last):
         high |= _byte(body, i)
@@ -105,7 +105,7 @@ def _is_text(body, at, last):
 
 @_inline
 def _is_name(body, at, last):
-    """The kind of a header, by its name: 1 ab.txn, 2 ab.op, 3 another that starts with ab., 0 not ours."""
+    """The kind of a header, by its name: 1 ab.txn, 2 ab.op, 3 another one that starts with ab., 0 any other."""
     size = last - at
     if size < 3:
         return 0
@@ -125,7 +125,7 @@ def _is_name(body, at, last):
 
 @_inline
 def _ordered(word):
-    """Eight bytes as a number that is as great as they are in byte order."""
+    """Eight bytes as a number that compares as they do in byte order."""
     word = (word & _U(0x00FF00FF00FF00FF)) << _U(8) | (word >> _U(8)) & _U(0x00FF00FF00FF00FF)
     word = (word & _U(0x0000FFFF0000FFFF)) << _U(16) | (word >> _U(16)) & _U(0x0000FFFF0000FFFF)
     return word << _U(32) | word >> _U(32)
@@ -150,7 +150,7 @@ def _is_less(body, left, left_size, right, right_size):
 
 
 def _scan(body, count, last_offset_delta, base_timestamp, rules, rows, keys, bounds):
-    """Cut into runs. ``keys``, ``bounds``: filled unless they are empty; then they have room for all."""
+    """Divide a body into runs. ``keys``, ``bounds``: filled unless they are empty, and with room for all."""
     most, is_table, latest_plain = rules[MOST], rules[IS_TABLE] != 0, rules[LATEST_PLAIN]
     end = np.int64(body.shape[0])
     if count < 0 or count > end // _MIN_RECORD:

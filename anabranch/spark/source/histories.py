@@ -11,8 +11,7 @@ from functools import cached_property
 
 from anabranch.ports import TopicPartition
 from anabranch.reading.committed_log import CommittedLog, StreamIds, ids_of, partitions_of
-from anabranch.reading.history import Found, HistoryCursor
-from anabranch.reading.history_search import HistorySearch, heads
+from anabranch.reading.history import Found, HistoryCursor, HistorySearch, heads
 from anabranch.schemas.records import CommitRecord
 from anabranch.spark.clients import client_of
 from anabranch.spark.options import Connection

@@ -14,8 +14,7 @@ from pyspark.sql.types import StructType
 from anabranch.core.history_records import NO_PREVIOUS
 from anabranch.core.ids import segment_epoch
 from anabranch.errors import InvalidArgument
-from anabranch.reading.history import Found
-from anabranch.reading.history_search import HistorySearch
+from anabranch.reading.history import Found, HistorySearch
 from anabranch.reading.snapshot import Mode
 from anabranch.schemas.records import CommitRecord
 from anabranch.spark.clients import client_of

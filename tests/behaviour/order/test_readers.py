@@ -14,9 +14,10 @@ from anabranch.core.hybrid_time import to_datetime
 from anabranch.core.ids import make_txn_id
 from anabranch.ports import TopicPartition
 from anabranch.ports import TopicPartition as Partition
-from anabranch.reading import stream_order as ordered
-from anabranch.reading.history_index import NO_SEGMENT
+from anabranch.reading import ordered_reader as ordered
+from anabranch.reading.commit_index import NO_SEGMENT
 from anabranch.reading.ranges import RangeReader
+from anabranch.reading.snapshot import take
 from anabranch.schemas.records import CommitRecord
 from tests.client.members import LONG_S, by_key
 from tests.client.written import ONE, Keys, WrittenStream, scaled
@@ -232,9 +233,8 @@ def test_no_reader_passes_off_records_of_others_as_committed(
         assert by_key(found) == keys.expected
         unknown = [event for event in found if event.segment_id == NO_SEGMENT]
         assert [(e.key, e.value, e.txn_id) for e in unknown] == [(k, v, None) for k, v in adopted]
-    plan = client._reading.readers().plan(
-        [written.stream], written.timestamp, time.monotonic() + LONG_S
-    )
+    with client._reading.readers().source() as source:
+        plan = take(source, [written.stream], written.timestamp, time.monotonic() + LONG_S)
     snapshot = client.open_snapshot(plan)
     assert by_key(snapshot.read(written.stream)) == keys.expected
     transactions = client.read_transactions(written.stream, timeout=QUIET_S)

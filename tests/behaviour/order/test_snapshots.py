@@ -10,10 +10,11 @@ import pytest
 import anabranch
 from anabranch.core.ids import NO_TXN
 from anabranch.ports import TopicPartition
-from anabranch.reading import history_index as history
-from anabranch.reading import stream_order as ordered
+from anabranch.reading import commit_index as history
+from anabranch.reading import ordered_reader as ordered
+from anabranch.reading.commit_index import CommitIndex
 from anabranch.reading.history import HistoryCursor
-from anabranch.reading.history_index import HistoryIndex
+from anabranch.reading.snapshot import take
 from anabranch.schemas.records import CommitRecord
 from tests.client.members import by_key
 from tests.client.written import ONE, Keys, WrittenStream, scaled
@@ -27,12 +28,12 @@ LONG_S = 60.0
 def slow_history(monkeypatch: pytest.MonkeyPatch) -> None:
     """The history is read ahead by a few commits only, and comes with pauses."""
     asked = itertools.count()
-    read_on, one = HistoryIndex.read_on, HistoryCursor.next
+    read_on, one = CommitIndex.read_on, HistoryCursor.next
 
-    def halting(index: HistoryIndex, deadline: float = 0.0) -> bool:
+    def halting(index: CommitIndex, deadline: float = 0.0) -> bool:
         return next(asked) % 3 == 2 and read_on(index, deadline)
 
-    monkeypatch.setattr(HistoryIndex, "read_on", halting)
+    monkeypatch.setattr(CommitIndex, "read_on", halting)
     monkeypatch.setattr(HistoryCursor, "next", lambda *given: one(given[0], given[1], 1))
     monkeypatch.setattr(history, "MOST_SPANS", 2)
     monkeypatch.setattr(ordered, "_STARTS_EVERY_S", 1e9)  # nor is it helped on by other means
@@ -41,9 +42,8 @@ def slow_history(monkeypatch: pytest.MonkeyPatch) -> None:
 def as_of(client: anabranch.Client, written: WrittenStream, timestamp: int) -> anabranch.Snapshot:
     """A snapshot of a stream that has no controller: every time in its past is safe."""
     deadline = time.monotonic() + LONG_S
-    return client.open_snapshot(
-        client._reading.readers().plan([written.stream], timestamp, deadline)
-    )
+    with client._reading.readers().source() as source:
+        return client.open_snapshot(take(source, [written.stream], timestamp, deadline))
 
 
 @pytest.mark.slow(4)

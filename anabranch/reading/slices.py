@@ -1,4 +1,4 @@
-"""Shares of commits' events for readers of tasks: in columns, until the events are needed."""
+"""Slices of commits' events, for the tasks of a processor: in columns, until the events are needed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ EVENT_BYTES = 32  # counted for an event, in addition to its key and value
 
 
 @dataclass(slots=True)
-class Share:
+class Slice:
     """Some events of a run. ``places``: their places in the run, rising; None: all. ``tasks``: the task of each."""
 
     run: Run
@@ -34,11 +34,11 @@ class Share:
         sizes = self.run.block.sizes(low, low + self.run.stretch.length) + EVENT_BYTES
         return np.cumsum(sizes if self.places is None else sizes[self.places])
 
-    def split(self, at: int) -> tuple[Share, Share]:
+    def split(self, at: int) -> tuple[Slice, Slice]:
         """The first ``at`` events, and the others."""
         places = np.arange(len(self.tasks)) if self.places is None else self.places
         halves = slice(at), slice(at, None)
-        first, rest = (Share(self.run, self.tasks[half], places[half]) for half in halves)
+        first, rest = (Slice(self.run, self.tasks[half], places[half]) for half in halves)
         return first, rest
 
     def last(self) -> tuple[int, int]:
@@ -57,18 +57,18 @@ class Share:
 
 
 @dataclass(slots=True)
-class Shares:
+class Slices:
     """The events of one stream; each iteration makes them again."""
 
     stream: str
-    shares: list[Share] = field(default_factory=list)
+    slices: list[Slice] = field(default_factory=list)
 
     def __len__(self) -> int:
-        return sum(len(share.tasks) for share in self.shares)
+        return sum(len(each.tasks) for each in self.slices)
 
     def __iter__(self) -> Iterator[Event]:
-        for share in self.shares:
-            yield from share.events(self.stream)
+        for each in self.slices:
+            yield from each.events(self.stream)
 
 
 class Place(NamedTuple):
@@ -89,7 +89,7 @@ class Piece(NamedTuple):
 
     stream: str
     timestamp: int
-    events: Sequence[Event] | Shares
+    events: Sequence[Event] | Slices
     tasks: list[int]
     whole: bool = True  # whether this is the last part of the commit
     before: Place | None = None  # all earlier events of the input were returned up to there
@@ -106,7 +106,7 @@ class Piece(NamedTuple):
 
         from anabranch.reading.event_columns import batch_of, batch_of_run
 
-        if not isinstance(self.events, Shares):
+        if not isinstance(self.events, Slices):
             return batch_of(self.events)
-        found = [batch_of_run(self.stream, one.run, one.places) for one in self.events.shares]
+        found = [batch_of_run(self.stream, one.run, one.places) for one in self.events.slices]
         return found[0] if len(found) == 1 else pa.concat_batches(found)

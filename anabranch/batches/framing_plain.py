@@ -1,5 +1,6 @@
-"""The walk of `anabranch.batches.kernels.scan` in plain Python: the oracle of tests, also used for small
-batches.
+"""The walk of `anabranch.batches.kernels.scan` in plain Python, for small batches while the kernels are not loaded.
+
+Tests compare the compiled walk with it: change both.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ def _scan(
 
 
 def _kind(reader: Reader) -> tuple[int, int, int]:
-    """A record's kind by its headers; the place of its ab.txn value (-1 if it is not a WRITE); the bytes of
+    """A record's kind by its headers, the place of its ab.txn value (-1 if it is not a WRITE), and the bytes of
     other headers.
     """
     txns = ops = others = no_text = size = 0

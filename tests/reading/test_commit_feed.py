@@ -1,8 +1,9 @@
-"""The events of whole transactions, where retention comes to them while a reader is at them."""
+"""The feed of commits: records stay first until they are passed; retention deletes events while they are read."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -12,11 +13,13 @@ from anabranch.clock import SystemClock
 from anabranch.core.ids import TXN_HEADER, pack_txn_header
 from anabranch.errors import DeadlineExceeded, MalformedRecord, SnapshotExpired
 from anabranch.ports import TopicPartition, TopicSpec
-from anabranch.reading import feed, transaction_reader
+from anabranch.reading import commit_feed, feed
+from anabranch.reading.commit_feed import CommitFeed, StreamParts
 from anabranch.reading.committed_log import CommittedLog
-from anabranch.reading.transaction_reader import StreamParts
+from anabranch.reading.history import Found
+from anabranch.schemas.codec import encode
 from anabranch.schemas.records import CommitRecord, Position, SegmentCommit
-from anabranch.topics.names import stream_topic
+from anabranch.topics.names import history_topic, stream_topic
 from tests.memory.log import MemoryCluster, MemoryLog
 
 STREAM = "nyc/a"
@@ -87,7 +90,7 @@ def test_what_retention_tears_is_passed_over(
 def test_a_big_one_that_is_torn_while_it_is_read_says_so(
     log: MemoryLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transaction_reader, "IN_HAND", 2)
+    monkeypatch.setattr(commit_feed, "IN_HAND", 2)
     write(log, *[TXN] * 10)
     events = parts(log).events(RECORD)
     assert events is not None
@@ -118,3 +121,64 @@ def test_what_is_there_whole_is_given(log: MemoryLog) -> None:
     assert [event.offset for event in reading.events(RECORD) or ()] == [4, 5, 6]
     behind = RECORD.__class__(TXN, 0, 11, (SegmentCommit(0, 0, 8, 10, 2),), (Position(0, 10),), -1)
     assert [event.offset for event in reading.events(behind) or ()] == [8, 9]
+
+
+# -- the feed ------------------------------------------------------------------------------------------------
+
+
+HISTORY = TopicPartition(history_topic(STREAM), 0)
+
+
+def commit(first: int, end: int, timestamp: int) -> CommitRecord:
+    part = SegmentCommit(0, 0, first, end, end - first)
+    return CommitRecord(TXN, 0, timestamp, (part,), (Position(0, end),), -1)
+
+
+@pytest.fixture
+def filled(log: MemoryLog) -> CommitFeed:
+    """The feed of a stream of two commits, of three events and of two; their records are read."""
+    log.create_topics([TopicSpec(HISTORY.topic, 1)])
+    write(log, *[TXN] * 5)
+    for record in (commit(0, 3, 10), commit(3, 5, 11)):
+        log.produce_batch(HISTORY, encode_batch([Record(0, 0, b"", encode(record))]))
+    made = CommitFeed(CommittedLog(log, SystemClock()), STREAM, 5.0)
+    while len(made.records) < 2:
+        made.read_on(0.0)
+    return made
+
+
+def offsets(feed: CommitFeed, most: int | None = None) -> list[int]:
+    """Of the rest of the first commit's events, from at most this many runs."""
+    runs = feed.runs()
+    assert runs is not None
+    return [offset for run in islice(runs, most) for offset in run.offsets]
+
+
+def test_the_events_of_the_first_record_come_once(filled: CommitFeed) -> None:
+    taken = offsets(filled, 1)
+    assert [*taken, *offsets(filled)] == [0, 1, 2]
+    assert offsets(filled) == []
+    assert filled.advance().record.timestamp == 10
+    assert offsets(filled) == [3, 4]
+    assert filled.first.record.timestamp == 11
+
+
+def test_it_reads_again_from_where_it_is_set(filled: CommitFeed) -> None:
+    offsets(filled, 1)
+    filled.seek(1)
+    assert not filled.records
+    assert filled.positions()[HISTORY] == 1
+    while not filled.records:
+        filled.read_on(0.0)
+    assert offsets(filled) == [3, 4]
+
+
+def test_records_that_fail_the_check_are_not_kept(filled: CommitFeed) -> None:
+    filled.seek(0)
+
+    def refuse(found: Found) -> None:
+        raise SnapshotExpired(f"record {found.offset}")
+
+    with pytest.raises(SnapshotExpired, match="record 0"):
+        filled.read_on(SystemClock().monotonic() + 5.0, check=refuse)
+    assert not filled.records

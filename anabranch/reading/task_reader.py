@@ -1,11 +1,12 @@
-"""The events of some tasks of a processor: `Client.read` with a task ownership."""
+"""The events of some tasks of a processor: `Client.read` with a task ownership (``docs/inside/processing.md``)."""
 
 from __future__ import annotations
 
 import math
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
 from zlib import crc32
 
@@ -14,14 +15,13 @@ import numpy as np
 from anabranch.batches.columns_read import Longs
 from anabranch.core.partitioner import SPACE
 from anabranch.errors import InvalidArgument, RetryError, SnapshotExpired
+from anabranch.reading.commit_feed import CommitFeed
 from anabranch.reading.committed_log import ReaderPorts
-from anabranch.reading.history import Found, HistoryCursor
-from anabranch.reading.history_search import HistorySearch
+from anabranch.reading.group_lag import check_same_topic
+from anabranch.reading.history import Found, HistorySearch
 from anabranch.reading.iteration import Iteration, check_timeout
-from anabranch.reading.tasks.lag import check_same_topic
-from anabranch.reading.tasks.shares import Piece, Share, Shares
-from anabranch.reading.tasks.shares import Place as Place
-from anabranch.reading.transaction_reader import StreamParts
+from anabranch.reading.slices import Piece, Slice, Slices
+from anabranch.reading.slices import Place as Place
 from anabranch.schemas.records import (
     CommitRecord,
     Consumed,
@@ -37,7 +37,7 @@ _ALL_S = 10.0  # how often the positions of all tasks move, also without events
 _ENDS_S = 5.0  # the longest wait for other inputs
 _NONE = (-1, -1, -1)
 _INSTEAD = (
-    "keep the stream for longer; now let it go on with on_lost='skip', or begin elsewhere with "
+    "keep the stream for longer; to continue now, use on_lost='skip', or begin elsewhere with "
     "`anabranch processor reset`"
 )
 _WITH_IT = SnapshotExpired("retention has deleted events that were committed with it")
@@ -45,7 +45,7 @@ _ALL = (1 << 63) - 1
 _KEPT = 64  # layouts; tasks are rarely more epochs apart
 
 
-class Dealing:
+class Assignment:
     """Assigns the events of one stream to a number of tasks, each an equal range of the key positions.
 
     Every reader finds the same task for an event. A keyed event belongs to the task of its key. An event without a
@@ -120,15 +120,13 @@ class Input:
 
     number: int
     stream: str
-    history: HistoryCursor
-    parts: StreamParts
-    dealing: Dealing
+    feed: CommitFeed
+    assignment: Assignment
     at: Place
     starts: dict[int, TaskPosition]
     order: dict[int, int] = field(default_factory=dict)  # segments of the present record
-    batch: deque[Found] = field(default_factory=deque)
-    rest: Iterator[Share] | None = None  # of the first record of the batch
-    # The rest of a share, for iteration over single events.
+    rest: Iterator[Slice] | None = None  # of the feed's first record
+    # The rest of a slice, for iteration over single events.
     given: Iterator[tuple[int, Event]] | None = None
     # Segment and offset returned of the present record, not yet in ``at``.
     last: tuple[int, int] | None = None
@@ -140,18 +138,19 @@ class Input:
         """The place up to which all events were returned."""
         if self.last is not None:
             segment, offset = self.last
-            inside = self.order[segment], offset + 1, segment
-            self.at, self.last = Place(self.batch[0].offset, *inside, self.at.timestamp), None
+            record = self.feed.first.offset
+            self.at = Place(record, self.order[segment], offset + 1, segment, self.at.timestamp)
+            self.last = None
         return self.at
 
     def begin_again(self) -> None:
-        """Read the first record of the batch again, from the last returned event on."""
+        """Read the feed's first record again, from the last returned event on."""
         self.place()
         self.rest = self.given = None
 
     def passed(self) -> None:
-        """Note that the first record of the batch is returned completely."""
-        offset, record = self.batch.popleft()
+        """Note that the feed's first record is returned completely."""
+        offset, record = self.feed.advance()
         self.at = Place(offset + 1, timestamp=record.timestamp)
         self.rest = self.given = self.last = None
 
@@ -246,19 +245,16 @@ class TaskReader(Iteration[Event]):
 
     def _open(self, number: int, stream: str, timeout: float) -> Input:
         begin = self._ownership.inputs[number]
-        history = HistoryCursor(self._source, stream)
         starts = {}
         for task, info in self._ownership.tasks.items():
             known = (p for p in info.positions if p.input == number)
             starts[task] = next(known, TaskPosition(number, begin.record, begin.timestamp))
         record, timestamp = min((at.record, at.timestamp) for at in starts.values())
-        history.seek(record)
+        feed = CommitFeed(self._source, stream, timeout)
+        feed.seek(record)
         search = HistorySearch(self._source, stream, timeout)
-        dealing = Dealing(search, self._ownership.task_count)
-        parts = StreamParts(self._source, stream, timeout)
-        return Input(
-            number, stream, history, parts, dealing, Place(record, timestamp=timestamp), starts
-        )
+        assignment = Assignment(search, self._ownership.task_count)
+        return Input(number, stream, feed, assignment, Place(record, timestamp=timestamp), starts)
 
     def _free(self) -> None:
         self._source.close()
@@ -287,55 +283,56 @@ class TaskReader(Iteration[Event]):
 
     def _new_of(self, one: Input, give_up: float) -> Iterator[Event]:
         """The events of the next records of an input's history."""
-        if not one.batch:
-            pause = 0.0 if any(each.batch for each in self._inputs) else _PACE_S / len(self._inputs)
-            self._look(one, min(give_up, self._clock.monotonic() + pause))
-        while one.batch and not self._closed:
+        if not one.feed.records:
+            pause = (
+                0.0
+                if any(each.feed.records for each in self._inputs)
+                else _PACE_S / len(self._inputs)
+            )
+            self._read_on(one, min(give_up, self._clock.monotonic() + pause))
+        while one.feed.records and not self._closed:
             for task, event in one.given or ():
                 one.last = event.segment_id, event.offset
                 self._touched.add(task)
                 yield event
-            share = self._next(one)
-            if share is None:
+            found = self._next(one)
+            if found is None:
                 one.passed()
             else:
-                one.given = zip(share.tasks, share.events(one.stream), strict=True)
+                one.given = zip(found.tasks, found.events(one.stream), strict=True)
 
-    def _look(self, one: Input, deadline: float) -> None:
+    def _read_on(self, one: Input, deadline: float) -> None:
         """Read more of an input's history."""
-        found = one.history.next(deadline)
-        if found:
-            self._check_whole(one, found[0])
-        one.batch.extend(found)
+        one.feed.read_on(deadline, check=partial(self._check_whole, one))
 
-    def _next(self, one: Input) -> Share | None:
+    def _next(self, one: Input) -> Slice | None:
         """The next events of the first record for these tasks; None at its end. Each call continues."""
         if one.rest is None:
-            offset, record = one.batch[0]
+            offset, record = one.feed.first
             if isinstance(record, EpochRecord):
-                one.dealing.note(record)
+                one.assignment.note(record)
                 return None
-            one.rest = self._shares(one, offset, record)
+            one.rest = self._slices(one, offset, record)
         try:
             return next(one.rest, None)
         except SnapshotExpired as error:
             one.begin_again()
-            at = one.batch[0].record.timestamp
+            at = one.feed.first.record.timestamp
             self._lose(one.stream, at, at, error)
             return None
         except BaseException:
             one.begin_again()
             raise
 
-    def _shares(self, one: Input, offset: int, record: CommitRecord) -> Iterator[Share]:
+    def _slices(self, one: Input, offset: int, record: CommitRecord) -> Iterator[Slice]:
         """The events of a commit that belong to this ownership's tasks and are not consumed yet."""
-        runs = one.parts.runs(record)
+        runs = one.feed.parts.runs(record)
         if runs is None:
             raise SnapshotExpired(
                 f"retention has deleted events of {one.stream} that processor {self._ownership.processor} has not "
                 f"consumed (record {offset} of its history): {_INSTEAD}"
             )
-        ranges = one.dealing.ranges(record.stream_epoch)
+        ranges = one.assignment.ranges(record.stream_epoch)
         one.order = order = {part.segment_id: i for i, part in enumerate(record.segments)}
         # The other tasks are before this record.
         not_consumed = {
@@ -348,19 +345,19 @@ class TaskReader(Iteration[Event]):
             segment = run.stretch.segment_id
             offsets = run.offsets
             keys = run.block.keys(run.low, run.low + len(offsets))
-            tasks = one.dealing.tasks_of(keys, offsets, ranges[segment])
-            if one.dealing.misplaced:
-                self.misplaced[one.stream] += one.dealing.misplaced
-                one.dealing.misplaced = 0
+            tasks = one.assignment.tasks_of(keys, offsets, ranges[segment])
+            if one.assignment.misplaced:
+                self.misplaced[one.stream] += one.assignment.misplaced
+                one.assignment.misplaced = 0
             here = offset, order[segment]
             begun = np.full(self._ownership.task_count, end_of(given, here))
             for task, place in not_consumed.items():
                 begun[task] = max(begun[task], end_of(place, here))
             places = np.flatnonzero(self._ours[tasks] & (np.array(offsets) >= begun[tasks]))
             if len(places) == len(offsets):
-                yield Share(run, tasks.tolist())
+                yield Slice(run, tasks.tolist())
             elif len(places):
-                yield Share(run, tasks[places].tolist(), places)
+                yield Slice(run, tasks[places].tolist(), places)
 
     # -- cuts -----------------------------------------------------------------------------------------
 
@@ -376,68 +373,74 @@ class TaskReader(Iteration[Event]):
         taken: list[Piece] = []
         size, full = 0, 0
         last: tuple[int, int] | None = None
-        if not any(one.batch for one in self._inputs):
+        if not any(one.feed.records for one in self._inputs):
             self._wait(until)
         while True:
             one = min(
-                self._ready(until), key=lambda one: one.batch[0].record.timestamp, default=None
+                self._ready(until),
+                key=lambda one: one.feed.first.record.timestamp,
+                default=None,
             )
             if one is None:
                 return taken
-            key = self._together[one.stream], one.batch[0].record.timestamp
+            record = one.feed.first.record
+            group, timestamp = key = self._together[one.stream], record.timestamp
             if size >= most_bytes and key != last:
                 return taken
             if key != last:
                 last, full = key, size + (part_bytes or most_bytes)
-            if isinstance(one.batch[0].record, CommitRecord) and self._is_half(*key):
-                self._lose(one.stream, key[1], key[1])
+            if isinstance(record, CommitRecord) and self._is_half(group, timestamp):
+                self._lose(one.stream, timestamp, timestamp)
                 one.passed()
                 continue
             if one.given is not None:
                 one.begin_again()
-            before, shares, tasks = one.place(), Shares(one.stream), list[int]()
+            before, slices, tasks = one.place(), Slices(one.stream), list[int]()
             while size <= full:
-                share = self._next(one)
-                if share is None:
+                found = self._next(one)
+                if found is None:
                     one.passed()
                     break
-                ends = share.ends()
+                ends = found.ends()
                 count = int(np.searchsorted(ends, full - size)) + 1
                 if count < len(ends) and one.rest is not None:
-                    share, left = share.split(count)
+                    found, left = found.split(count)
                     one.rest = chain([left], one.rest)
-                size += int(ends[len(share.tasks) - 1])
-                one.last = share.last()
-                shares.shares.append(share)
-                tasks += share.tasks
-            if self._is_half(*key):  # also drop its events from other inputs
+                size += int(ends[len(found.tasks) - 1])
+                one.last = found.last()
+                slices.slices.append(found)
+                tasks += found.tasks
+            if self._is_half(group, timestamp):  # also drop its events from other inputs
                 while taken and (self._together[taken[-1].stream], taken[-1].timestamp) == key:
-                    self._lose(taken.pop().stream, key[1], key[1])
+                    self._lose(taken.pop().stream, timestamp, timestamp)
             elif tasks:
                 self._touched.update(tasks)
                 whole = one.rest is None
-                taken.append(Piece(one.stream, key[1], shares, tasks, whole, before))
+                taken.append(Piece(one.stream, timestamp, slices, tasks, whole, before))
             if one.rest is not None:
                 return taken
 
     def _ready(self, until: float) -> list[Input]:
         """The inputs whose first records may be taken. Checking one may fill another that was empty before."""
         while True:
-            filled = [bool(one.batch) for one in self._inputs]
-            ready = [one for one in self._inputs if one.batch and self._is_complete(one, until)]
-            if filled == [bool(one.batch) for one in self._inputs]:
+            filled = [bool(one.feed.records) for one in self._inputs]
+            ready = [
+                one for one in self._inputs if one.feed.records and self._is_complete(one, until)
+            ]
+            if filled == [bool(one.feed.records) for one in self._inputs]:
                 return ready
 
     def _wait(self, until: float) -> None:
         """Read the histories until something comes."""
         while not self._closed:
             for one in self._inputs:
-                self._look(one, until if len(self._inputs) == 1 else 0.0)
-            if any(one.batch for one in self._inputs) or self._clock.monotonic() >= until:
+                self._read_on(one, until if len(self._inputs) == 1 else 0.0)
+            if any(one.feed.records for one in self._inputs) or self._clock.monotonic() >= until:
                 return
             if len(self._inputs) > 1:
                 self._source.wait_for(
-                    {each.history.place: each.history.position for each in self._inputs}, until
+                    {each.feed.history.place: each.feed.history.position for each in self._inputs},
+                    until,
                 )
 
     def _is_complete(self, one: Input, until: float) -> bool:
@@ -449,22 +452,22 @@ class TaskReader(Iteration[Event]):
         """
         home = self._together[one.stream]
         others = [each for each in self._inputs if self._together[each.stream] == home]
-        first = one.batch[0].record.timestamp
+        first = one.feed.first.record.timestamp
         if len(others) == 1 or first <= self._complete.get(home, -1):
             return True
         for each in others:
-            if not each.batch:
-                self._look(each, 0.0)
-        sure = min(each.batch[-1].record.timestamp for each in others if each.batch)
+            if not each.feed.records:
+                self._read_on(each, 0.0)
+        sure = min(each.feed.records[-1].record.timestamp for each in others if each.feed.records)
         deadline = max(until, self._clock.monotonic() + _ENDS_S)
-        ends = self._source.end_offsets([each.history.place for each in others], deadline)
+        ends = self._source.end_offsets([each.feed.history.place for each in others], deadline)
         for each in others:
-            while each.history.position < ends[each.history.place] and (
-                not each.batch or each.batch[-1].record.timestamp < sure
+            while each.feed.history.position < ends[each.feed.history.place] and (
+                not each.feed.records or each.feed.records[-1].record.timestamp < sure
             ):
                 if self._closed or self._clock.monotonic() >= deadline:
                     return False
-                self._look(each, deadline)
+                self._read_on(each, deadline)
         self._complete[home] = sure
         return first <= sure
 
@@ -487,13 +490,13 @@ class TaskReader(Iteration[Event]):
 
     def _check_whole(self, one: Input, first: Found) -> None:
         """Check that the history was not truncated between what was read and this record."""
-        last = one.batch[-1] if one.batch else None
+        last = one.feed.records[-1] if one.feed.records else None
         expected = one.at.record if last is None else last.offset + 1
         if first.before >= expected:
             since = one.at.timestamp if last is None else last.record.timestamp
             error = SnapshotExpired(
-                f"the history of {one.stream} is cut behind record {expected}, which is not consumed yet: commits "
-                f"are gone for this processor: {_INSTEAD}"
+                f"the history of {one.stream} is truncated past record {expected}, which is not consumed yet: "
+                f"commits are gone for this processor: {_INSTEAD}"
             )
             last_lost = first.record.timestamp - 1
             self._lose(one.stream, since + 1, last_lost, error, first.before + 1 - expected)

@@ -1,4 +1,4 @@
-"""Shares of runs: the same events singly, as an Arrow batch and in parts, from columns as from records."""
+"""Slices of runs: the same events singly, as an Arrow batch and in parts, from columns as from records."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from anabranch.batches.records import Record
 from anabranch.core.ids import TXN_HEADER
 from anabranch.reading.decoded import RecordsBlock, Run, Stretch
 from anabranch.reading.event_columns import batch_of
-from anabranch.reading.tasks.shares import EVENT_BYTES, Piece, Share, Shares
+from anabranch.reading.slices import EVENT_BYTES, Piece, Slice, Slices
 from anabranch.types import Event
 from tests.reading.test_decoded import columns
 
@@ -26,8 +26,8 @@ _HEADERS: tuple[tuple[tuple[str, bytes | None], ...], ...] = (
 )
 
 
-def piece(*shares: Share) -> Piece:
-    return Piece("s/t", 1, Shares("s/t", list(shares)), [7 for one in shares for _ in one.tasks])
+def piece(*slices: Slice) -> Piece:
+    return Piece("s/t", 1, Slices("s/t", list(slices)), [7 for one in slices for _ in one.tasks])
 
 
 def bytes_of(events: Sequence[Event]) -> list[int]:
@@ -51,15 +51,15 @@ def test_a_share_is_the_same_in_all_its_forms(data: st.DataObject) -> None:
     for block in (columns(records), RecordsBlock(records)):
         run = Run(block, 3, low, stretch)
         wanted = [e for n, e in enumerate(run.events("s/t")) if chosen is None or n in chosen]
-        share = Share(run, [7] * len(wanted), None if chosen is None else np.array(chosen))
-        found = piece(share)
+        made = Slice(run, [7] * len(wanted), None if chosen is None else np.array(chosen))
+        found = piece(made)
         assert [*found.events] == [*found.events] == wanted
         assert len(found.events) == len(wanted)
         assert found.batch().equals(batch_of(wanted)), found.batch()
-        assert share.last() == (6, wanted[-1].offset)
-        assert share.ends().tolist() == np.cumsum(bytes_of(wanted)).tolist()
+        assert made.last() == (6, wanted[-1].offset)
+        assert made.ends().tolist() == np.cumsum(bytes_of(wanted)).tolist()
         at = data.draw(st.integers(1, len(wanted)))
-        parts = [part for part in share.split(at) if part.tasks]
+        parts = [part for part in made.split(at) if part.tasks]
         assert len(parts[0].tasks) == at
         assert [*piece(*parts).events] == wanted
         assert piece(*parts).batch().equals(batch_of(wanted))

@@ -1,4 +1,7 @@
-"""Positions and Kafka's consumer groups: the mirror of a processor, and inputs that start at a group's position."""
+"""Positions of processors in their inputs, and Kafka's consumer groups.
+
+Here are the start of a new processor, inputs that start at a group's position, and the mirror of a processor.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +16,16 @@ from anabranch.core.history_records import has_vector
 from anabranch.core.hybrid_time import from_us
 from anabranch.errors import AnabranchError, InvalidArgument, SnapshotExpired
 from anabranch.ports import TopicPartition
-from anabranch.reading.committed_log import CommittedLog, ReaderPorts, ids_of, partitions_of
-from anabranch.reading.history_search import HistorySearch, Start, check_start, heads
-from anabranch.reading.tasks.lag import positions_of
+from anabranch.reading.committed_log import (
+    CommittedLog,
+    ReaderPorts,
+    first_offsets,
+    ids_of,
+    partitions_of,
+    places_of,
+)
+from anabranch.reading.group_lag import positions_of
+from anabranch.reading.history import HistorySearch, Start, check_start, heads
 from anabranch.schemas.records import CommitRecord, ProcessorInfo, ProcessorInput
 from anabranch.topics.names import history_topic, mirror_group, stream_topic
 
@@ -34,7 +44,7 @@ class Mirror:
     ) -> None:
         """``ask``: describes the processor with its tasks. ``timeout``: seconds of each question."""
         self._ask, self._timeout = ask, timeout
-        self._told: dict[str, int] = {}
+        self._mirrored: dict[str, int] = {}
         self._source = ports.committed_log(timeout)
         self._member = ports.member(mirror_group(processor))
 
@@ -49,7 +59,7 @@ class Mirror:
             records: dict[str, int] = {}
             for number, one in enumerate(info.inputs):
                 lowest = min(at.record for at in positions_of(info, number).values())
-                if self._told.get(one.stream) != lowest:
+                if self._mirrored.get(one.stream) != lowest:
                     records[one.stream] = lowest
                     offsets |= mirrored(self._source, one.stream, lowest, self._timeout)
             if not offsets or not self._member.commit(offsets, wait=True):
@@ -57,7 +67,7 @@ class Mirror:
         except AnabranchError as error:
             log.info("the positions of a processor are not mirrored: %s", error)
             return False
-        self._told |= records
+        self._mirrored |= records
         return True
 
     def close(self) -> None:
@@ -76,8 +86,7 @@ def mirrored(
     """
     topic, history = stream_topic(stream), TopicPartition(history_topic(stream), 0)
     deadline = source.clock.monotonic() + timeout
-    count = partitions_of(source, [stream], deadline)[topic]
-    places = [TopicPartition(topic, partition) for partition in range(count)]
+    places = places_of(source, stream, deadline)
     # Asked for before the search, so that the history has all commits below these ends.
     ends = source.end_offsets([history, *places], deadline, committed=True)
     search = HistorySearch(source, stream, timeout)
@@ -156,8 +165,8 @@ def passed(search: HistorySearch, offsets: Mapping[int, int]) -> tuple[int, int,
         ends = oldest.vector().items()
         if not has_vector(oldest.record) or any(end > offsets.get(p, 0) for p, end in ends):
             raise SnapshotExpired(
-                "retention has cut the history above where the group stands, or it can't be told any more: events "
-                "that it has not read are gone. Start at 'begin' instead"
+                "retention has truncated the history after the group's offsets, or their place in it is not known "
+                "any more: events that it has not read are gone. Start at 'begin' instead"
             )
     for at, record in search.since(start):
         if isinstance(record, CommitRecord) and any(
@@ -243,10 +252,8 @@ def _oldest(
     source: CommittedLog, stream: str, search: HistorySearch, deadline: float
 ) -> tuple[int, int]:
     """The place in a history after all commits with deleted events, and the timestamp of what is before it."""
-    history, topic = TopicPartition(history_topic(stream), 0), stream_topic(stream)
-    count = partitions_of(source, [stream], deadline)[topic]
-    places = [TopicPartition(topic, partition) for partition in range(count)]
-    firsts = {p.partition: at for p, at in source.start_offsets(places, deadline).items()}
+    history = TopicPartition(history_topic(stream), 0)
+    firsts = first_offsets(source, stream, deadline)
     begin, timestamp = source.start_offsets([history], deadline)[history], 0
     near = search.not_beyond(firsts) if any(firsts.values()) else None
     if near is None:

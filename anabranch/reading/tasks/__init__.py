@@ -1,1 +1,0 @@
-"""Reading for the tasks of a processor (``docs/inside/processing.md``)."""
