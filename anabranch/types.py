@@ -9,9 +9,6 @@ from datetime import UTC, datetime
 from typing import NamedTuple, Protocol, Self, TypeAlias, TypeVar
 
 from anabranch.core.authorize import Right
-from anabranch.core.hybrid_time import to_datetime
-from anabranch.core.ids import hash_of, txn_text
-from anabranch.core.legal_names import OPEN_LANE, check_type, state_stream
 from anabranch.core.stream_states import ACTIVE
 from anabranch.core.transaction_states import locks_broken
 from anabranch.errors import (
@@ -22,9 +19,12 @@ from anabranch.errors import (
     ReservedByPrepared,
     TransactionAborted,
 )
-from anabranch.schemas import records as r
-from anabranch.schemas.codec import decode_as, encode
-from anabranch.schemas.records import QuarantineRow, SegmentRange, TxnState
+from anabranch.protocol.hybrid_time import to_datetime
+from anabranch.protocol.ids import hash_of, txn_text
+from anabranch.protocol.legal_names import OPEN_LANE, check_type, state_stream
+from anabranch.protocol.schemas import records as r
+from anabranch.protocol.schemas.codec import decode_as, encode
+from anabranch.protocol.schemas.records import QuarantineRow, SegmentRange, TxnState
 
 log = logging.getLogger("anabranch.client")
 

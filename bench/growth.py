@@ -20,11 +20,11 @@ from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, C
 
 import anabranch
 from anabranch.batches.records import decode_records
-from anabranch.core.ids import TXN_ID_SIZE
 from anabranch.core.rows import Entry
 from anabranch.infra.broker import EmbeddedBroker
 from anabranch.kafka.log import KafkaLog
 from anabranch.ports import TopicPartition
+from anabranch.protocol.ids import TXN_ID_SIZE
 from bench.setting import Place, controller
 
 COMMITS = 200_000

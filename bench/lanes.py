@@ -18,11 +18,12 @@ from typing import Any
 from confluent_kafka import Consumer, Producer, TopicPartition
 
 import anabranch
-from anabranch.core import authorize, tokens
-from anabranch.core.ids import CORRELATION_HEADER, REPLY_HEADER, make_txn_id
+from anabranch.core import authorize
 from anabranch.core.state import State
-from anabranch.schemas.codec import decode_as, encode
-from anabranch.schemas.records import Event, OneShot, Outcome, Reply
+from anabranch.protocol import tokens
+from anabranch.protocol.ids import CORRELATION_HEADER, REPLY_HEADER, make_txn_id
+from anabranch.protocol.schemas.codec import decode_as, encode
+from anabranch.protocol.schemas.records import Event, OneShot, Outcome, Reply
 from anabranch.topics.names import commands_topic, replies_topic
 from bench.setting import Place, percentile
 

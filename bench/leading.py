@@ -22,12 +22,12 @@ from typing import Any
 import anabranch
 from anabranch.batches.records import Record, decode_records, encode_batch
 from anabranch.core import rows as k
-from anabranch.core.ids import control_partition_of, make_txn_id
 from anabranch.infra.broker import EmbeddedBroker
 from anabranch.kafka.log import KafkaLog
 from anabranch.ports import TopicPartition
-from anabranch.schemas.codec import encode
-from anabranch.schemas.records import NameRow, TxnRow
+from anabranch.protocol.ids import control_partition_of, make_txn_id
+from anabranch.protocol.schemas.codec import encode
+from anabranch.protocol.schemas.records import NameRow, TxnRow
 from anabranch.topics.names import DEFAULT_PREFIX, status_topic
 
 TRANSACTIONS, QUICK_TRANSACTIONS = 1_000_000, 100_000

@@ -24,11 +24,11 @@ from typing import Any
 import anabranch
 from anabranch.client.replica import Replica
 from anabranch.client.table_transaction import TableTransaction
-from anabranch.core.hybrid_time import from_us
 from anabranch.core.locks.recent_writes import RecentWrites
 from anabranch.core.locks.table_writes import Write, fingerprint
 from anabranch.errors import AnabranchError
 from anabranch.infra.broker import EmbeddedBroker
+from anabranch.protocol.hybrid_time import from_us
 from bench.bulk import transaction
 from bench.oneshot import measure
 from bench.setting import WARM_S, Place, controller, one_shots

@@ -17,12 +17,12 @@ from typing import Any
 
 import anabranch
 from anabranch.batches.records import Record, encode_batch
-from anabranch.core.hybrid_time import from_us, to_ms
-from anabranch.core.partitioner import SPACE
 from anabranch.kafka.log import KafkaLog
 from anabranch.ports import TopicPartition
-from anabranch.schemas.codec import encode
-from anabranch.schemas.records import (
+from anabranch.protocol.hybrid_time import from_us, to_ms
+from anabranch.protocol.partitioner import SPACE
+from anabranch.protocol.schemas.codec import encode
+from anabranch.protocol.schemas.records import (
     CommitRecord,
     EpochRecord,
     EpochSegment,

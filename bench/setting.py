@@ -24,7 +24,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 import anabranch
 from anabranch.errors import AnabranchError
 from anabranch.infra.broker import EmbeddedBroker
-from anabranch.schemas.records import Begin, Outcome
+from anabranch.protocol.schemas.records import Begin, Outcome
 
 WARM_S = 15.0  # for as long a broker's JVM gets quicker under one-shots
 

@@ -29,7 +29,6 @@ from anabranch.batches import framing
 from anabranch.batches.format import crc_of, patch_parts
 from anabranch.batches.journal_refetch import JournalReaders
 from anabranch.batches.splice import Piece, Splice
-from anabranch.core.ids import TXN_HEADER, pack_txn_header
 from anabranch.core.journal_runs import StoredRun
 from anabranch.kafka import data
 from anabranch.kafka.calls import PRODUCE
@@ -38,6 +37,7 @@ from anabranch.kafka.connection import Connection
 from anabranch.kafka.log import KafkaLog
 from anabranch.kafka.settings import parse_settings
 from anabranch.ports import Log, RawBatch, TopicPartition, TopicSpec
+from anabranch.protocol.ids import TXN_HEADER, pack_txn_header
 
 TXN_RECORDS = 100_000
 IN_FLIGHT = 5

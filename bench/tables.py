@@ -26,8 +26,8 @@ import pyarrow as pa
 from rocksdict import Options, Rdict, WriteBatch
 
 import anabranch
-from anabranch.core.legal_names import ADMIN_LANE, base_stream
 from anabranch.ports import TopicPartition
+from anabranch.protocol.legal_names import ADMIN_LANE, base_stream
 from anabranch.tables.replica import ReadReplica, ReplicaSettings
 from anabranch.topics.names import stream_topic
 from bench.setting import Place, noise_values

@@ -23,9 +23,9 @@ from typing import Any
 from confluent_kafka import Consumer, Producer, TopicPartition
 
 import anabranch
-from anabranch.core.ids import CORRELATION_HEADER, REPLY_HEADER, make_marked_id, make_txn_id
-from anabranch.schemas.codec import decode_as, encode
-from anabranch.schemas.records import (
+from anabranch.protocol.ids import CORRELATION_HEADER, REPLY_HEADER, make_marked_id, make_txn_id
+from anabranch.protocol.schemas.codec import decode_as, encode
+from anabranch.protocol.schemas.records import (
     Consumed,
     Event,
     OneShot,

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 
-from anabranch.core.legal_names import ADMIN_LANE, OPEN_LANE
+from anabranch.protocol.legal_names import ADMIN_LANE, OPEN_LANE
 from anabranch.topics import rights
 from tests.owned import send_signal, start_module
 from tests.secured import CLIENT, CONTROLLER, entrance, grant

@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 from unittest.mock import patch
 
+from anabranch.controller.controller import Controller
+from anabranch.controller.leader import Leader
 from anabranch.core.decisions.turn import Turn
 from anabranch.ports import (
     Fetched,
@@ -30,8 +32,6 @@ from anabranch.ports import (
     TopicPartition,
     TopicSpec,
 )
-from anabranch.processors.controller import Controller
-from anabranch.processors.leader import Leader
 
 Hook = Callable[[str, str], None]  # (name of the call, "before" or "after")
 T = TypeVar("T")

@@ -13,12 +13,12 @@ import pytest
 from confluent_kafka.admin import AclBindingFilter, AdminClient
 
 from anabranch.client.client import Client
-from anabranch.core.legal_names import split_stream
 from anabranch.errors import InvalidArgument
 from anabranch.infra.broker import EmbeddedBroker
 from anabranch.infra.settings import SecureListener
 from anabranch.librdkafka.admin import binding_of
 from anabranch.librdkafka.options import Options
+from anabranch.protocol.legal_names import split_stream
 from anabranch.topics import rights
 from anabranch.topics.rights import GROUP, Acl, Right
 from anabranch.types import StreamDescription

@@ -31,7 +31,7 @@ IMPORTERS = {
     "numba": ("anabranch/batches/kernels/",),
     "rocksdict": (
         "anabranch/processing/table.py",
-        "anabranch/processors/rocksdb_table.py",
+        "anabranch/controller/rocksdb_table.py",
         "anabranch/tables/rocks.py",
         "anabranch/tables/store.py",
     ),
@@ -55,12 +55,12 @@ WIDE = {
         "a thread of its own: raised by the caller's",
     ),
     "anabranch/processing/failures.py": (3, "what handlers raise is judged; an error is pickled"),
-    "anabranch/processors/carrier.py": (1, "a thread of its own: raised by the leader's"),
-    "anabranch/processors/durability.py": (1, "a controller's process: it becomes leader again"),
-    "anabranch/processors/leader.py": (1, "a controller's process: it resigns, and logs the error"),
-    "anabranch/processors/service.py": (2, "a controller's process: it ends with the error"),
-    "anabranch/processors/jobs.py": (1, "kept for the taker of the result"),
-    "anabranch/processors/stream_topics.py": (1, "a controller's process: it tries again"),
+    "anabranch/controller/carrier.py": (1, "a thread of its own: raised by the leader's"),
+    "anabranch/controller/durability.py": (1, "a controller's process: it becomes leader again"),
+    "anabranch/controller/leader.py": (1, "a controller's process: it resigns, and logs the error"),
+    "anabranch/controller/service.py": (2, "a controller's process: it ends with the error"),
+    "anabranch/controller/jobs.py": (1, "kept for the taker of the result"),
+    "anabranch/controller/stream_topics.py": (1, "a controller's process: it tries again"),
     "anabranch/reading/decoded.py": (
         1,
         "a thread of its own: reading goes on without compiled code",
@@ -101,7 +101,7 @@ PRINTING = {
 }  # fmt: skip
 PRINTERS = {
     "anabranch/cli/output.py": "the one place",
-    "anabranch/processors/service.py": "a controller's log, which has names and reasons as `repr`",
+    "anabranch/controller/service.py": "a controller's log, which has names and reasons as `repr`",
     "anabranch/infra/__main__.py": "its own words, before the command line is there",
     "anabranch/infra/fetch.py": "its own words and numbers",
 }

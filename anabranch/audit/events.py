@@ -11,7 +11,7 @@ from pyspark.sql import functions as F
 
 from anabranch.audit.findings import ALL, Counts, Findings, Rule, hex_of
 from anabranch.audit.log import PLAIN, WRITE
-from anabranch.core.ids import NO_TXN
+from anabranch.protocol.ids import NO_TXN
 
 # Events and ranges are joined in blocks of this many offsets, in parallel tasks.
 _BLOCK_BITS = 16

@@ -13,7 +13,7 @@ from anabranch.audit.findings import ALL, Findings, Rule
 from anabranch.audit.report import Example
 from anabranch.audit.tables import COMMIT, EPOCH, FOREIGN
 from anabranch.core.history_records import DIRECTLY_BEFORE, NO_PREVIOUS, OWN
-from anabranch.core.ids import NO_TXN
+from anabranch.protocol.ids import NO_TXN
 
 POSITIONS = 1 << 32
 _NUMBER = (1 << 32) - 1

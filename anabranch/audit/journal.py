@@ -14,8 +14,8 @@ from pyspark.sql import functions as F
 from anabranch.audit.events import big_endian
 from anabranch.audit.findings import Counts, Findings, Rule
 from anabranch.audit.log import PLAIN, WRITE
-from anabranch.core.ids import NO_TXN
 from anabranch.core.rows import Entry
+from anabranch.protocol.ids import NO_TXN
 
 KEY = ["stream", "txn_id", "writer", "source"]  # source: a journal partition
 _NUMBER = (1 << 32) - 1

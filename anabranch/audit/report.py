@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC
 from typing import Any, NamedTuple
 
-from anabranch.core import hybrid_time
 from anabranch.errors import InvalidArgument
+from anabranch.protocol import hybrid_time
 
 MOST_EXAMPLES = 10  # of a check and a stream
 

@@ -26,14 +26,14 @@ from anabranch.audit.history import Extent
 from anabranch.audit.log import Span, open_log, read_records
 from anabranch.audit.report import AuditReport, Gone
 from anabranch.audit.tables import COMMIT, FOREIGN, Scopes, find_scopes, read_history, read_status
-from anabranch.core.hybrid_time import MAX
-from anabranch.core.ids import control_partition_of
-from anabranch.core.legal_names import is_state, split_stream
 from anabranch.core.rows import Entry
 from anabranch.errors import DeadlineExceeded, InvalidArgument, NotReady, UnknownStream
 from anabranch.kafka.log import KafkaLog
 from anabranch.ledger.book import BEGUN, Row
 from anabranch.ports import TopicPartition
+from anabranch.protocol.hybrid_time import MAX
+from anabranch.protocol.ids import control_partition_of
+from anabranch.protocol.legal_names import is_state, split_stream
 from anabranch.spark.options import Connection
 from anabranch.topics.names import history_topic, journal_topic, status_topic, stream_topic
 

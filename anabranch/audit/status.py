@@ -11,8 +11,8 @@ from pyspark.sql import functions as F
 from anabranch.audit.findings import Counts, Findings, Rule
 from anabranch.audit.report import Prepared
 from anabranch.audit.tables import COMMIT
-from anabranch.core.ids import MARK_MS, NO_TXN
 from anabranch.core.rows import Entry
+from anabranch.protocol.ids import MARK_MS, NO_TXN
 
 
 def commits_of(ranges: DataFrame) -> DataFrame:

@@ -21,15 +21,15 @@ from anabranch.audit.log import (
     records_of,
 )
 from anabranch.core.history_records import OWN, ends_in
-from anabranch.core.hybrid_time import MAX, from_us
-from anabranch.core.ids import DIRECTORY
 from anabranch.core.rows import ROUND_KEY, Entry, forgotten_key, scope_key, stream_key
 from anabranch.core.stream_states import ACTIVE, GIVEN_UP
 from anabranch.errors import AnabranchError, InvalidArgument, NotReady, UnknownScope
 from anabranch.kafka.log import KafkaLog
 from anabranch.ports import RawBatch, TopicPartition
-from anabranch.schemas.codec import decode, decode_as
-from anabranch.schemas.records import (
+from anabranch.protocol.hybrid_time import MAX, from_us
+from anabranch.protocol.ids import DIRECTORY
+from anabranch.protocol.schemas.codec import decode, decode_as
+from anabranch.protocol.schemas.records import (
     CommitRecord,
     EpochRecord,
     ForgottenRow,

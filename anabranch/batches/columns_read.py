@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from anabranch.batches.compression import MAX_UNPACKED_BYTES, decompress_scratch
 from anabranch.batches.format import HEADER_SIZE, read_header
 from anabranch.batches.records import MIN_RECORD_BYTES
-from anabranch.core.ids import TXN_ID_SIZE
 from anabranch.ports import CorruptBatch, RawBatch
+from anabranch.protocol.ids import TXN_ID_SIZE
 
 Longs: TypeAlias = NDArray[np.int64]
 Ints: TypeAlias = NDArray[np.int32]

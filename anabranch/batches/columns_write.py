@@ -18,9 +18,9 @@ import numpy.typing as npt
 from anabranch.batches.compression import NONE, compress
 from anabranch.batches.format import HEADER_SIZE, Packed
 from anabranch.batches.records import put_varint
-from anabranch.core.ids import TXN_HEADER
-from anabranch.core.limits import ROW_KEY
 from anabranch.extras import has
+from anabranch.protocol.ids import TXN_HEADER
+from anabranch.protocol.limits import ROW_KEY
 
 if TYPE_CHECKING:
     from types import ModuleType

@@ -17,10 +17,10 @@ from anabranch.batches import framing_plain
 from anabranch.batches.compression import MAX_UNPACKED_BYTES, decompress_scratch
 from anabranch.batches.format import HEADER_SIZE, BatchHeader, Buffer, read_header
 from anabranch.batches.records import decode_body
-from anabranch.core import limits
-from anabranch.core.ids import TXN_HEADER_SIZE
 from anabranch.core.locks.table_writes import FEW_KEYS, Keys
 from anabranch.ports import CorruptBatch, RawBatch
+from anabranch.protocol import limits
+from anabranch.protocol.ids import TXN_HEADER_SIZE
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -66,11 +66,12 @@ class Run(NamedTuple):
     first_delta: int
     last_delta: int
     records: int
-    # The sum of the records' checksums (`anabranch.core.partitioner.record_checksum`) modulo 2^63.
+    # The sum of the records' checksums (`anabranch.protocol.partitioner.record_checksum`) modulo 2^63.
     checksum: int
-    # The value of the ab.txn header (`anabranch.core.ids.unpack_txn_header`); empty unless the kind is WRITE.
+    # The value of the ab.txn header (`anabranch.protocol.ids.unpack_txn_header`); empty unless the kind is WRITE.
     txn: bytes
-    # The lowest and the highest position (`anabranch.core.partitioner.position_of`) of the keys; -1 without keys.
+    # The lowest and the highest position of the keys (`anabranch.protocol.partitioner.position_of`);
+    # -1 without keys.
     low: int
     high: int
     # The number of records without a key.

@@ -9,10 +9,10 @@ from zlib import crc32
 
 from anabranch.batches.format import Buffer
 from anabranch.batches.records import MIN_RECORD_BYTES, Reader
-from anabranch.core.ids import OP_HEADER, TXN_HEADER, TXN_HEADER_SIZE
-from anabranch.core.limits import HEADERS, NO_TIME, ROW_KEY, Room
-from anabranch.core.partitioner import mix
 from anabranch.ports import CorruptBatch
+from anabranch.protocol.ids import OP_HEADER, TXN_HEADER, TXN_HEADER_SIZE
+from anabranch.protocol.limits import HEADERS, NO_TIME, ROW_KEY, Room
+from anabranch.protocol.partitioner import mix
 
 _TXN = TXN_HEADER.encode()
 _OP = OP_HEADER.encode()

@@ -16,10 +16,10 @@ from anabranch.batches.framing import kernels_for
 from anabranch.batches.packer import DEFAULT_LIMIT, Made, Packer, worth_packing, worth_splicing
 from anabranch.batches.records import Record, decode_body
 from anabranch.core.journal_runs import StoredRun
-from anabranch.core.partitioner import Layout
 from anabranch.errors import check
 from anabranch.ports import CorruptBatch, RawBatch
-from anabranch.schemas.records import SegmentRange
+from anabranch.protocol.partitioner import Layout
+from anabranch.protocol.schemas.records import SegmentRange
 
 if TYPE_CHECKING:
     from types import ModuleType

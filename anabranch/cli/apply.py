@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from anabranch.cli.options import OperatorOptions, argument, option
 from anabranch.cli.output import Grid, print_result
-from anabranch.core.legal_names import split_stream
 from anabranch.core.stream_settings import BYTES, EVENTS, FIXED, SEGMENT_BYTES, check_settings
 from anabranch.errors import InvalidArgument, UnknownScope, UnknownStream, WouldDelete
+from anabranch.protocol.legal_names import split_stream
 
 if TYPE_CHECKING:
     from anabranch import Client

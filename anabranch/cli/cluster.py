@@ -17,7 +17,7 @@ from anabranch.cli.errors import ChildFailed, ExitCode
 from anabranch.infra.process import SupervisedProcess, log_tail
 
 if TYPE_CHECKING:
-    from anabranch.processors.config import ControllerOptions
+    from anabranch.controller.config import ControllerOptions
 
 STOP_TIMEOUT_S = 10.0
 _TAIL_LINES = 15
@@ -49,7 +49,7 @@ class ControllerProcess:
         cls, folder: Path, name: str, bootstrap: str, session_timeout_s: float, **more: Any
     ) -> Self:
         """A controller with its tables, status file and log in a folder. ``more``: further options."""
-        from anabranch.processors.config import ControllerOptions
+        from anabranch.controller.config import ControllerOptions
 
         options = ControllerOptions(
             bootstrap=bootstrap,

@@ -21,11 +21,11 @@ from anabranch.cli.options import (
     parse_kafka,
 )
 from anabranch.cli.output import print_result
-from anabranch.core import defaults
+from anabranch.protocol import defaults
 from anabranch.topics.names import DEFAULT_PREFIX
 
 if TYPE_CHECKING:
-    from anabranch.processors.config import ControllerOptions
+    from anabranch.controller.config import ControllerOptions
 
 
 # Options with another name than their field of `ControllerOptions`.
@@ -198,8 +198,8 @@ def command(given: Given) -> None:
 
     Run two or more on different machines: when one ends, another takes over.
     """
-    from anabranch.processors.config import ControllerOptions
-    from anabranch.processors.service import run_controller
+    from anabranch.controller.config import ControllerOptions
+    from anabranch.controller.service import run_controller
 
     names = [each.name for each in fields(ControllerOptions)]
     values = {name: getattr(given, name) for name in names} | {

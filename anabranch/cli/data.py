@@ -27,11 +27,11 @@ from anabranch.cli.options import (
     start_of,
 )
 from anabranch.cli.output import begin_task, print_json, print_line, print_result, progress_bar
-from anabranch.core import defaults
-from anabranch.core.hybrid_time import to_text
-from anabranch.core.legal_names import split_stream
 from anabranch.errors import InvalidArgument
 from anabranch.presentation.rows import bytes_fields, count_of
+from anabranch.protocol import defaults
+from anabranch.protocol.hybrid_time import to_text
+from anabranch.protocol.legal_names import split_stream
 
 if TYPE_CHECKING:
     from anabranch import Committed, Event, Transaction

@@ -15,10 +15,10 @@ from anabranch.cli.controller import AskedOfBrokers
 from anabranch.cli.errors import CheckFailed
 from anabranch.cli.options import ClusterOptions, option
 from anabranch.cli.output import Column, Grid, print_result
-from anabranch.core import defaults
 from anabranch.errors import AnabranchError, FixCallError, NotAuthorized
 from anabranch.ports import LogError
 from anabranch.presentation.rows import count_of
+from anabranch.protocol import defaults
 
 if TYPE_CHECKING:
     from anabranch import Client
@@ -319,7 +319,7 @@ def _settings(cluster: Cluster, streams: list[StreamDescription]) -> Iterator[Ro
 
 def _clock(client: Client, stream: str) -> Row:
     """The difference between the controllers' time and this machine's clock."""
-    from anabranch.core.hybrid_time import to_us
+    from anabranch.protocol.hybrid_time import to_us
 
     before = time.time()
     at = to_us(client.snapshot(stream).timestamp) / 1e6

@@ -17,9 +17,9 @@ from anabranch.cli.options import (
     option,
 )
 from anabranch.cli.output import Column, Grid, Row, print_line, print_result, show
-from anabranch.core.legal_names import OPEN_LANE
 from anabranch.errors import InvalidArgument
 from anabranch.presentation.rows import commands_row, count_of, time_text
+from anabranch.protocol.legal_names import OPEN_LANE
 
 if TYPE_CHECKING:
     from anabranch import Grant, Lane

@@ -20,8 +20,8 @@ from json.encoder import encode_basestring
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, cast
 
-from anabranch.core.limits import LATEST
 from anabranch.errors import InvalidArgument
+from anabranch.protocol.limits import LATEST
 
 if TYPE_CHECKING:
     import pyarrow as pa

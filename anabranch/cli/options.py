@@ -24,12 +24,12 @@ import typer
 from typer.models import CommandFunctionType
 
 from anabranch.cli.output import is_agreed, print_note
-from anabranch.core import defaults
-from anabranch.core.hybrid_time import read_moment
-from anabranch.core.ids import segment_id
-from anabranch.core.legal_names import ADMIN_LANE, OPEN_LANE
-from anabranch.core.partitioner import SPACE
 from anabranch.errors import InvalidArgument, NotReady
+from anabranch.protocol import defaults
+from anabranch.protocol.hybrid_time import read_moment
+from anabranch.protocol.ids import segment_id
+from anabranch.protocol.legal_names import ADMIN_LANE, OPEN_LANE
+from anabranch.protocol.partitioner import SPACE
 from anabranch.topics.names import DEFAULT_PREFIX
 
 if TYPE_CHECKING:

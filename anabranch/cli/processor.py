@@ -39,8 +39,6 @@ from anabranch.cli.output import (
     show_failure,
 )
 from anabranch.clock import SystemClock
-from anabranch.core.hybrid_time import to_ms, to_text
-from anabranch.core.legal_names import is_plain
 from anabranch.errors import AnabranchError, InvalidArgument
 from anabranch.presentation.rows import (
     bytes_fields,
@@ -51,12 +49,14 @@ from anabranch.presentation.rows import (
     segment_name,
     time_text,
 )
+from anabranch.protocol.hybrid_time import to_ms, to_text
+from anabranch.protocol.legal_names import is_plain
 
 if TYPE_CHECKING:
     from anabranch.cli.options import Target
     from anabranch.processing.app import Processor
+    from anabranch.protocol.schemas.records import ProcessorInfo, TaskInfo, TaskPosition
     from anabranch.reading.group_lag import InputLag, Lag
-    from anabranch.schemas.records import ProcessorInfo, TaskInfo, TaskPosition
 
 
 app = App(

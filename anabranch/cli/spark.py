@@ -30,9 +30,9 @@ from anabranch.cli.output import (
     print_note,
     print_result,
 )
-from anabranch.core import hybrid_time
 from anabranch.errors import NotReady
 from anabranch.presentation.rows import count_of, time_text
+from anabranch.protocol import hybrid_time
 from anabranch.topics.names import commands_topic
 
 if TYPE_CHECKING:
@@ -486,7 +486,7 @@ def _export_line(exported: Exported) -> str:
 
 
 def _compact_line(compacted: Compacted) -> str:
-    from anabranch.core import hybrid_time
+    from anabranch.protocol import hybrid_time
 
     if compacted.already_committed:
         return (

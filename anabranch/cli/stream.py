@@ -33,7 +33,6 @@ from anabranch.cli.output import (
     print_result,
     show,
 )
-from anabranch.core.hybrid_time import to_text
 from anabranch.core.stream_states import FORGOTTEN
 from anabranch.errors import (
     IllegalState,
@@ -43,6 +42,7 @@ from anabranch.errors import (
     UnknownStream,
 )
 from anabranch.presentation.rows import count_of, events_of, segment_name, stream_row, topic_id_of
+from anabranch.protocol.hybrid_time import to_text
 from anabranch.topics.names import topics_of
 
 if TYPE_CHECKING:

@@ -32,7 +32,6 @@ from anabranch.cli.output import (
     print_table,
     show,
 )
-from anabranch.core.ids import NO_TXN, TXN_ID_SIZE, parse_txn_text
 from anabranch.errors import (
     AlreadyCommitted,
     AnabranchError,
@@ -49,6 +48,7 @@ from anabranch.presentation.rows import (
     time_text,
     transaction_row,
 )
+from anabranch.protocol.ids import NO_TXN, TXN_ID_SIZE, parse_txn_text
 
 if TYPE_CHECKING:
     from anabranch import Client, TransactionInfo

@@ -21,7 +21,7 @@ A transaction on tables (docs/inside/tables.md) passes through these first:
 - `table_locks`: what was read, and whether it has newer versions; registered with the controller in a long one.
 - `own_writes`: what it wrote itself, from memory or read back from journals.
 
-The client never imports `anabranch.processors`: it knows controllers by the protocol. Only `connect` imports the
+The client never imports `anabranch.controller`: it knows controllers by the protocol. Only `connect` imports the
 libraries of brokers, and only `arrow` and `compact` import pyarrow. Two threads exist: that of heartbeats
 (`shared.Heart`), and that of each replica; the simulator runs both step by step.
 """

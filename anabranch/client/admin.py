@@ -8,13 +8,13 @@ from functools import reduce
 from operator import or_
 
 from anabranch.client.shared import Shared
-from anabranch.core import limits
 from anabranch.core.authorize import ADD, changed
-from anabranch.core.defaults import FIRST_RETRY_S
-from anabranch.core.legal_names import check_lane
 from anabranch.errors import IllegalState, InvalidArgument, NotAuthorized, NotReady, UnknownLane
 from anabranch.ports import Log, LogDenied, LogError, LogRefused
-from anabranch.schemas import records as r
+from anabranch.protocol import limits
+from anabranch.protocol.defaults import FIRST_RETRY_S
+from anabranch.protocol.legal_names import check_lane
+from anabranch.protocol.schemas import records as r
 from anabranch.topics.creation import (
     create_lane_topics,
     grow_lane_topic,

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from anabranch.batches.columns_write import Bytes, BytesColumn, EventColumns, HeadersColumn, Numbers
-from anabranch.core.limits import HEADERS, LATEST, RESERVED, bad_time, check_header_name
 from anabranch.errors import InvalidArgument
+from anabranch.protocol.limits import HEADERS, LATEST, RESERVED, bad_time, check_header_name
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -36,11 +36,7 @@ from anabranch.client.shared import Handle, Heart, Shared
 from anabranch.client.streams import Streams, given
 from anabranch.client.transaction import Transaction
 from anabranch.client.writer import Writer, join
-from anabranch.core import defaults
 from anabranch.core.authorize import ADD, ALL, TAKE
-from anabranch.core.hybrid_time import MAX, to_text
-from anabranch.core.legal_names import check_number, check_scope, check_type
-from anabranch.core.limits import Room
 from anabranch.core.stream_settings import TABLE
 from anabranch.errors import ClockSkew, InvalidArgument, NotForkSafe
 from anabranch.extras import need
@@ -52,6 +48,11 @@ from anabranch.presentation.system_tables import (
     VersionRow,
     check_call,
 )
+from anabranch.protocol import defaults
+from anabranch.protocol.hybrid_time import MAX, to_text
+from anabranch.protocol.legal_names import check_number, check_scope, check_type
+from anabranch.protocol.limits import Room
+from anabranch.protocol.schemas import records as r
 from anabranch.reading.committed_log import ReaderPorts
 from anabranch.reading.group_lag import (
     ConsumerGroup,
@@ -69,7 +70,6 @@ from anabranch.reading.positions import Mirror
 from anabranch.reading.snapshot import At, Mode, Snapshot, SnapshotPlan
 from anabranch.reading.store_lookup import stored
 from anabranch.reading.transaction_reader import TransactionReader
-from anabranch.schemas import records as r
 from anabranch.topics.rights import Acl
 from anabranch.types import (
     AuditEntry,

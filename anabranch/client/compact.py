@@ -16,12 +16,8 @@ from anabranch.client.reservation import keepalive_ms_of
 from anabranch.client.shared import Shared
 from anabranch.client.streams import Streams
 from anabranch.client.transaction import Transaction
-from anabranch.core import defaults, limits
 from anabranch.core import stream_settings as settings
 from anabranch.core.decisions.scopes import text_of
-from anabranch.core.hybrid_time import from_s, to_s, to_text
-from anabranch.core.ids import NO_TXN, VERSION_HEADER, pack_version
-from anabranch.core.legal_names import base_stream, split_stream
 from anabranch.errors import (
     AlreadyCommitted,
     AnabranchError,
@@ -31,9 +27,13 @@ from anabranch.errors import (
     NotReady,
     UnknownStream,
 )
+from anabranch.protocol import defaults, limits
+from anabranch.protocol.hybrid_time import from_s, to_s, to_text
+from anabranch.protocol.ids import NO_TXN, VERSION_HEADER, pack_version
+from anabranch.protocol.legal_names import base_stream, split_stream
+from anabranch.protocol.schemas.records import BaseRow, CommitRecord, SeriesInfo
 from anabranch.reading.group_lag import HISTORY, ConsumerGroup, Lag, groups_of
 from anabranch.reading.history import HistorySearch
-from anabranch.schemas.records import BaseRow, CommitRecord, SeriesInfo
 from anabranch.tables.replica import ReadReplica
 from anabranch.types import StreamDescription
 

@@ -13,8 +13,6 @@ from typing import Any
 from anabranch.client.client import Client
 from anabranch.client.ports import ClientPorts
 from anabranch.clock import SystemClock, SystemEntropy
-from anabranch.core import defaults
-from anabranch.core.legal_names import OPEN_LANE, check_lane
 from anabranch.errors import InvalidArgument, NotSupported
 from anabranch.kafka.log import KafkaLog
 from anabranch.kafka.settings import addresses, parse_settings
@@ -23,6 +21,8 @@ from anabranch.librdkafka.command_bus import KafkaBus
 from anabranch.librdkafka.groups import KafkaGroupMember, KafkaGroups
 from anabranch.librdkafka.journal_writer import KafkaJournals
 from anabranch.librdkafka.options import Options, named_options
+from anabranch.protocol import defaults
+from anabranch.protocol.legal_names import OPEN_LANE, check_lane
 from anabranch.reading.committed_log import ReaderPorts
 from anabranch.reading.iteration import Readers
 from anabranch.topics.names import DEFAULT_PREFIX, check_prefix

@@ -21,7 +21,6 @@ from anabranch.batches.records import Record, decode_records
 from anabranch.client.session import Session
 from anabranch.client.transaction import Transaction
 from anabranch.client.writer import Writer
-from anabranch.core.ids import TXN_HEADER, TXN_ID_SIZE, pack_txn_header
 from anabranch.errors import NotReady
 from anabranch.ports import (
     Log,
@@ -32,9 +31,10 @@ from anabranch.ports import (
     RecordsGone,
     TopicPartition,
 )
+from anabranch.protocol.ids import TXN_HEADER, TXN_ID_SIZE, pack_txn_header
+from anabranch.protocol.schemas import records as r
+from anabranch.protocol.schemas.records import WriterAt
 from anabranch.reading.committed_log import ReaderPorts, client_errors
-from anabranch.schemas import records as r
-from anabranch.schemas.records import WriterAt
 from anabranch.tables.store import DELETED, THERE, Rows, Seen, Store
 from anabranch.topics.names import journal_topic
 

@@ -11,8 +11,6 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from anabranch.core import defaults
-from anabranch.core.legal_names import OPEN_LANE
 from anabranch.ports import (
     Clock,
     Entropy,
@@ -22,6 +20,8 @@ from anabranch.ports import (
     RecordHeaders,
     TopicPartition,
 )
+from anabranch.protocol import defaults
+from anabranch.protocol.legal_names import OPEN_LANE
 from anabranch.topics.names import DEFAULT_PREFIX
 from anabranch.topics.rights import Acl
 

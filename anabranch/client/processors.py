@@ -11,14 +11,20 @@ from dataclasses import replace
 from anabranch.client.reading import Reading
 from anabranch.client.receipts import RECORD_OVERHEAD
 from anabranch.client.shared import Shared
-from anabranch.core.ids import FENCING_TOKEN_SIZE
-from anabranch.core.legal_names import check_scope, check_type, is_plain, split_stream, state_stream
-from anabranch.core.limits import Room
 from anabranch.core.stream_settings import PROCESSOR, is_table, latest_time
 from anabranch.errors import AnabranchError, IllegalState, InvalidArgument, NotAuthorized, NotReady
+from anabranch.protocol.ids import FENCING_TOKEN_SIZE
+from anabranch.protocol.legal_names import (
+    check_scope,
+    check_type,
+    is_plain,
+    split_stream,
+    state_stream,
+)
+from anabranch.protocol.limits import Room
+from anabranch.protocol.schemas import records as r
 from anabranch.reading.history import Start
 from anabranch.reading.positions import group_inputs
-from anabranch.schemas import records as r
 from anabranch.topics.names import journal_topic, mirror_group
 from anabranch.types import TaskOwnership
 

@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from anabranch.client.shared import Shared
-from anabranch.core.hybrid_time import to_text
-from anabranch.core.legal_names import check_scope, check_type
 from anabranch.core.stream_settings import is_table, versions_ms
 from anabranch.core.stream_states import CREATING, GIVEN_UP
 from anabranch.errors import (
@@ -29,6 +27,10 @@ from anabranch.presentation.system_tables import (
     transaction_rows,
     version_rows,
 )
+from anabranch.protocol.hybrid_time import to_text
+from anabranch.protocol.legal_names import check_scope, check_type
+from anabranch.protocol.schemas import records as r
+from anabranch.protocol.schemas.records import ProcessorInput
 from anabranch.reading.history import Start, check_at, check_start
 from anabranch.reading.iteration import Readers, check_group
 from anabranch.reading.ordered_reader import Reader
@@ -46,8 +48,6 @@ from anabranch.reading.snapshot import (
     take,
 )
 from anabranch.reading.transaction_reader import TransactionReader
-from anabranch.schemas import records as r
-from anabranch.schemas.records import ProcessorInput
 from anabranch.types import (
     Listed,
     StreamDescription,

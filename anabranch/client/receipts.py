@@ -14,19 +14,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from zlib import crc32
 
 from anabranch.client.ports import JournalWriter
-from anabranch.core.ids import TXN_HEADER, pack_txn_header
 from anabranch.core.journal_runs import CRC_MODULUS, not_covered
-from anabranch.core.limits import (
+from anabranch.errors import AlreadyCommitted, InvalidArgument, MalformedRecord
+from anabranch.ports import JournalRecord, RecordHeaders, TopicPartition
+from anabranch.protocol.ids import TXN_HEADER, pack_txn_header
+from anabranch.protocol.limits import (
     check_bytes,
     check_event,
     check_headers,
     check_row_key,
     headers_size,
 )
-from anabranch.core.partitioner import mix, record_checksum
-from anabranch.errors import AlreadyCommitted, InvalidArgument, MalformedRecord
-from anabranch.ports import JournalRecord, RecordHeaders, TopicPartition
-from anabranch.schemas.records import Extent, Outcome, Receipt, SegmentRange, Touched
+from anabranch.protocol.partitioner import mix, record_checksum
+from anabranch.protocol.schemas.records import Extent, Outcome, Receipt, SegmentRange, Touched
 from anabranch.topics.names import journal_topic
 from anabranch.types import Headers
 

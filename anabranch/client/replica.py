@@ -12,12 +12,12 @@ from anabranch.client.shared import Shared
 from anabranch.client.table_locks import explained
 from anabranch.client.table_transaction import Isolation, JoinedTransaction, TableTransaction
 from anabranch.client.writer import join
-from anabranch.core import defaults
-from anabranch.core.legal_names import check_name
 from anabranch.core.transaction_states import locks_broken
 from anabranch.errors import InvalidArgument, LocksBroken, RetryError, TransactionAborted
+from anabranch.protocol import defaults
+from anabranch.protocol.legal_names import check_name
+from anabranch.protocol.schemas import records as r
 from anabranch.reading.committed_log import ReaderPorts
-from anabranch.schemas import records as r
 from anabranch.tables.replica import ReadReplica, ReplicaSettings
 from anabranch.types import Result
 

@@ -8,9 +8,13 @@ from typing import TypeAlias
 
 from anabranch.client.session import Session
 from anabranch.clock import SystemClock
-from anabranch.core.ids import TXN_ID_SIZE, parse_txn_text, txn_text
-from anabranch.core.legal_names import check_name, check_scope, check_type
-from anabranch.core.tokens import (
+from anabranch.core.transaction_states import FINISHED
+from anabranch.errors import AlreadyCommitted, InvalidArgument
+from anabranch.protocol.ids import TXN_ID_SIZE, parse_txn_text, txn_text
+from anabranch.protocol.legal_names import check_name, check_scope, check_type
+from anabranch.protocol.schemas import records as r
+from anabranch.protocol.schemas.codec import decode_as, encode
+from anabranch.protocol.tokens import (
     SEE,
     Rights,
     TokenBytes,
@@ -19,11 +23,7 @@ from anabranch.core.tokens import (
     peek,
     rights_of_names,
 )
-from anabranch.core.tokens import narrow as narrow_exactly
-from anabranch.core.transaction_states import FINISHED
-from anabranch.errors import AlreadyCommitted, InvalidArgument
-from anabranch.schemas import records as r
-from anabranch.schemas.codec import decode_as, encode
+from anabranch.protocol.tokens import narrow as narrow_exactly
 from anabranch.types import committed, result_of
 
 

@@ -20,35 +20,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from anabranch.backoff import Backoff
 from anabranch.client.ports import ClientPorts
-from anabranch.core import hybrid_time, limits
 from anabranch.core.decisions.times import SETS
-from anabranch.core.defaults import (
-    FIRST_REPEAT_S,
-    FIRST_RETRY_S,
-    LEAST_MARGIN_S,
-    LONGEST_REPEAT_S,
-    LONGEST_RETRY_S,
-    MOST_MARGIN_S,
-    RESOLVE_SHARE,
-)
-from anabranch.core.hybrid_time import to_text, to_us
-from anabranch.core.ids import (
-    CORRELATION_ID_SIZE,
-    DIRECTORY,
-    SECRET_SIZE,
-    TIME_HEADER,
-    TXN_ID_SIZE,
-    WAIT_HEADER,
-    command_digest,
-    control_partition_of,
-    made_ms_of,
-    make_marked_id,
-    make_txn_id,
-    txn_text,
-)
-from anabranch.core.legal_names import OPEN_LANE, check_scope, split_stream
-from anabranch.core.limits import MAX_WAIT_MS
-from anabranch.core.tokens import Token, TokenBytes, id_named, make, peek
 from anabranch.core.transaction_states import FINISHED
 from anabranch.errors import (
     AlreadyCommitted,
@@ -70,8 +42,36 @@ from anabranch.errors import (
     error_of,
 )
 from anabranch.ports import RecordHeaders
-from anabranch.schemas import records as r
-from anabranch.schemas.codec import decode_as, encode
+from anabranch.protocol import hybrid_time, limits
+from anabranch.protocol.defaults import (
+    FIRST_REPEAT_S,
+    FIRST_RETRY_S,
+    LEAST_MARGIN_S,
+    LONGEST_REPEAT_S,
+    LONGEST_RETRY_S,
+    MOST_MARGIN_S,
+    RESOLVE_SHARE,
+)
+from anabranch.protocol.hybrid_time import to_text, to_us
+from anabranch.protocol.ids import (
+    CORRELATION_ID_SIZE,
+    DIRECTORY,
+    SECRET_SIZE,
+    TIME_HEADER,
+    TXN_ID_SIZE,
+    WAIT_HEADER,
+    command_digest,
+    control_partition_of,
+    made_ms_of,
+    make_marked_id,
+    make_txn_id,
+    txn_text,
+)
+from anabranch.protocol.legal_names import OPEN_LANE, check_scope, split_stream
+from anabranch.protocol.limits import MAX_WAIT_MS
+from anabranch.protocol.schemas import records as r
+from anabranch.protocol.schemas.codec import decode_as, encode
+from anabranch.protocol.tokens import Token, TokenBytes, id_named, make, peek
 from anabranch.types import Listed, committed
 
 log = logging.getLogger("anabranch.client")

@@ -16,10 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 from anabranch.client.ports import ClientPorts, JournalWriter
 from anabranch.client.receipts import check_layout, warn_of_seconds
 from anabranch.client.session import Session
-from anabranch.core.legal_names import check_type, is_state
-from anabranch.core.limits import AHEAD_MS, check_ahead, check_timestamp
 from anabranch.core.stream_settings import latest_time
-from anabranch.core.tokens import peek
 from anabranch.errors import (
     AnabranchError,
     IllegalState,
@@ -28,7 +25,10 @@ from anabranch.errors import (
     NotForkSafe,
 )
 from anabranch.extras import need
-from anabranch.schemas.records import Outcome, SegmentRange, StreamInfo
+from anabranch.protocol.legal_names import check_type, is_state
+from anabranch.protocol.limits import AHEAD_MS, check_ahead, check_timestamp
+from anabranch.protocol.schemas.records import Outcome, SegmentRange, StreamInfo
+from anabranch.protocol.tokens import peek
 
 if TYPE_CHECKING:
     import pyarrow as pa

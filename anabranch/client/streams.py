@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from anabranch.client.shared import Shared
-from anabranch.core.legal_names import check_scope
 from anabranch.core.stream_settings import REPLICATION, TOPIC
 from anabranch.errors import InvalidArgument, MalformedRecord, UnknownStream, UnsupportedSetting
 from anabranch.ports import TopicInfo
+from anabranch.protocol.legal_names import check_scope
+from anabranch.protocol.schemas import records as r
 from anabranch.reading.committed_log import client_errors
-from anabranch.schemas import records as r
 from anabranch.topics.names import stream_topic
 from anabranch.types import StreamDescription, description_of
 

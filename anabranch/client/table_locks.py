@@ -10,9 +10,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 
 from anabranch.client.shared import Shared
-from anabranch.core import limits
-from anabranch.core.hybrid_time import to_text
-from anabranch.core.ids import txn_text
 from anabranch.core.locks.table_writes import fingerprint
 from anabranch.core.transaction_states import locks_broken
 from anabranch.errors import (
@@ -22,7 +19,10 @@ from anabranch.errors import (
     TooManyLocks,
     TransactionAborted,
 )
-from anabranch.schemas import records as r
+from anabranch.protocol import limits
+from anabranch.protocol.hybrid_time import to_text
+from anabranch.protocol.ids import txn_text
+from anabranch.protocol.schemas import records as r
 from anabranch.tables.replica import ReadReplica
 from anabranch.tables.snapshot import TableSnapshot
 from anabranch.tables.store import Seen

@@ -21,11 +21,6 @@ from anabranch.client.shared import Shared, entered
 from anabranch.client.table_locks import Locks, RegisteredLocks, broken
 from anabranch.client.transaction import Transaction
 from anabranch.client.writer import Writer
-from anabranch.core import defaults
-from anabranch.core.hybrid_time import to_text
-from anabranch.core.ids import NO_TXN, txn_text
-from anabranch.core.legal_names import split_stream
-from anabranch.core.limits import check_row_key
 from anabranch.errors import (
     AlreadyCommitted,
     AnabranchError,
@@ -44,7 +39,12 @@ from anabranch.errors import (
     UnsupportedSetting,
     UnsupportedVersion,
 )
-from anabranch.schemas import records as r
+from anabranch.protocol import defaults
+from anabranch.protocol.hybrid_time import to_text
+from anabranch.protocol.ids import NO_TXN, txn_text
+from anabranch.protocol.legal_names import split_stream
+from anabranch.protocol.limits import check_row_key
+from anabranch.protocol.schemas import records as r
 from anabranch.tables.replica import ReadReplica
 from anabranch.tables.snapshot import TableSnapshot, bounds, check_limit
 from anabranch.types import Counts, Receipt, Result, result_of

@@ -16,10 +16,6 @@ from anabranch.client.reservation import WRITER, Reservation, RightNames, abort_
 from anabranch.client.session import no_replica, unknown
 from anabranch.client.shared import Shared
 from anabranch.client.writer import AllOrNothing, Writer, again, chunks_of, end_of, left_early
-from anabranch.core.ids import is_marked, txn_text
-from anabranch.core.legal_names import check_number, check_type, is_state
-from anabranch.core.limits import EVENTS, check_event, check_headers, headers_size
-from anabranch.core.tokens import TokenBytes
 from anabranch.core.transaction_states import HANDLES, IN_DOUBT, USABLE, HandleOp, HandleState
 from anabranch.errors import (
     AlreadyCommitted,
@@ -40,7 +36,11 @@ from anabranch.errors import (
     WriteFailed,
 )
 from anabranch.ports import RecordHeaders
-from anabranch.schemas import records as r
+from anabranch.protocol.ids import is_marked, txn_text
+from anabranch.protocol.legal_names import check_number, check_type, is_state
+from anabranch.protocol.limits import EVENTS, check_event, check_headers, headers_size
+from anabranch.protocol.schemas import records as r
+from anabranch.protocol.tokens import TokenBytes
 from anabranch.types import (
     Headers,
     Receipt,

@@ -19,11 +19,7 @@ from anabranch.client.receipts import (
 )
 from anabranch.client.reservation import Reservation, token_to_write
 from anabranch.client.shared import Shared
-from anabranch.core.ids import txn_text
-from anabranch.core.legal_names import check_type
-from anabranch.core.limits import LABEL, check_event, check_headers
 from anabranch.core.stream_states import ACTIVE, FORGOTTEN, WAITING
-from anabranch.core.tokens import Rights, Token, check_right, peek
 from anabranch.core.transaction_states import locks_broken
 from anabranch.errors import (
     AlreadyCommitted,
@@ -37,7 +33,11 @@ from anabranch.errors import (
     WriteFailed,
 )
 from anabranch.ports import JournalMissing, RecordHeaders
-from anabranch.schemas import records as r
+from anabranch.protocol.ids import txn_text
+from anabranch.protocol.legal_names import check_type
+from anabranch.protocol.limits import LABEL, check_event, check_headers
+from anabranch.protocol.schemas import records as r
+from anabranch.protocol.tokens import Rights, Token, check_right, peek
 from anabranch.types import Headers, Receipt
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 The core does no I/O, and has no clock, no randomness and no threads: times, ids and what was read are given. So the
 same commands on the same rows give the same result, in production, on replay and in the simulator. The *shell* is
-the code of the controller around the core (`anabranch.processors`): it reads commands and journals, calls the core,
+the code of the controller around the core (`anabranch.controller`): it reads commands and journals, calls the core,
 and appends what was decided.
 
 Start with `transaction_states`, one page that says what a transaction can do. Then read `decisions.turn` (what a
@@ -22,10 +22,8 @@ The state of a control partition:
 A turn makes a `round`, which the shell writes in one native transaction; `history_records` makes the records of
 histories from it.
 
-Clients use these, too: `ids`, `legal_names`, `tokens`, `partitioner`, `limits`, `defaults`, `hybrid_time`.
-
 Two folders decide: `decisions` has a file for each kind of command, `locks` what concerns reads of tables.
 
-The core imports `anabranch.schemas` and `anabranch.errors`, and nothing else of anabranch. `ruff.toml` here bans
+The core imports `anabranch.protocol` and `anabranch.errors`, and nothing else of anabranch. `ruff.toml` here bans
 clocks, randomness, threads and I/O.
 """

@@ -7,12 +7,12 @@ from dataclasses import replace
 from enum import IntFlag
 from typing import TYPE_CHECKING, Any
 
-from anabranch.core.ids import NO_TXN
-from anabranch.core.legal_names import ADMIN_LANE, OPEN_LANE, STATE, is_plain, is_state
-from anabranch.core.legal_names import BASE as BASES
 from anabranch.core.stream_settings import BASE
 from anabranch.errors import NotAuthorized
-from anabranch.schemas import records as r
+from anabranch.protocol.ids import NO_TXN
+from anabranch.protocol.legal_names import ADMIN_LANE, OPEN_LANE, STATE, is_plain, is_state
+from anabranch.protocol.legal_names import BASE as BASES
+from anabranch.protocol.schemas import records as r
 
 if TYPE_CHECKING:
     from anabranch.core.state import State

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from anabranch.core.round import Landed, NewEpoch, Round, StreamCommit
 from anabranch.errors import check
-from anabranch.schemas.records import (
+from anabranch.protocol.schemas.records import (
     CommitRecord,
     EpochRecord,
     EpochSegment,

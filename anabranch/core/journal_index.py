@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 
 from anabranch.core import rows as k
-from anabranch.core.ids import NO_TXN, TXN_ID_SIZE
 from anabranch.core.journal_runs import CRC_MODULUS as CRC_MODULUS
 from anabranch.core.journal_runs import (
     Run,
@@ -33,10 +32,11 @@ from anabranch.core.journal_runs import (
     txn_of,
     unpack_run,
 )
-from anabranch.core.legal_names import is_state
 from anabranch.core.rows import Rows
 from anabranch.core.state import OpenTxn, State
-from anabranch.schemas.records import Extent, Receipt, SegmentRange
+from anabranch.protocol.ids import NO_TXN, TXN_ID_SIZE
+from anabranch.protocol.legal_names import is_state
+from anabranch.protocol.schemas.records import Extent, Receipt, SegmentRange
 
 _COUNT = struct.Struct(">q")
 

@@ -17,9 +17,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from anabranch.core import rows as k
-from anabranch.core.ids import TXN_ID_SIZE
 from anabranch.core.rows import Rows
-from anabranch.schemas.records import Extent, MovedRow, MovedRun, Receipt, RunsWanted
+from anabranch.protocol.ids import TXN_ID_SIZE
+from anabranch.protocol.schemas.records import Extent, MovedRow, MovedRun, Receipt, RunsWanted
 
 # End, records, sum of checksums; base offset and size of the batch; new place (0: not moved); pure; CRC; latest.
 _VALUE = struct.Struct(">qqqqqq?Iq")

@@ -10,12 +10,12 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Generic, Literal, NamedTuple, Protocol, Self, TypeVar
 
-from anabranch.core.ids import txn_text
 from anabranch.core.journal_index import Place
 from anabranch.core.locks.recent_writes import RecentWrites, RecentWritesDraft
 from anabranch.core.locks.table_writes import Write
 from anabranch.core.state import OpenTxn, State
 from anabranch.core.stream_states import ACTIVE, FORGETTING, FORGOTTEN, LOST, state_of
+from anabranch.protocol.ids import txn_text
 
 K = TypeVar("K")
 V = TypeVar("V")

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from anabranch.core.journal_runs import StoredRun
-from anabranch.core.legal_names import OPEN_LANE
-from anabranch.schemas import records as r
+from anabranch.protocol.legal_names import OPEN_LANE
+from anabranch.protocol.schemas import records as r
 
 
 class Landed(NamedTuple):

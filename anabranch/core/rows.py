@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator
 from enum import IntEnum
 from typing import Any, Protocol
 
-from anabranch.core.ids import NO_TXN, TXN_ID_SIZE
 from anabranch.errors import MalformedRecord, UnsupportedVersion
-from anabranch.schemas import records as r
-from anabranch.schemas.codec import decode
+from anabranch.protocol.ids import NO_TXN, TXN_ID_SIZE
+from anabranch.protocol.schemas import records as r
+from anabranch.protocol.schemas.codec import decode
 
 
 class Entry(IntEnum):

@@ -11,11 +11,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from anabranch.core import limits
-from anabranch.core.ids import segment_epoch, segment_id, segment_number
-from anabranch.core.partitioner import even_ranges, tiles
 from anabranch.errors import InvalidArgument, InvariantViolation, check
-from anabranch.schemas.records import KeyRange, SegmentRange
+from anabranch.protocol import limits
+from anabranch.protocol.ids import segment_epoch, segment_id, segment_number
+from anabranch.protocol.partitioner import even_ranges, tiles
+from anabranch.protocol.schemas.records import KeyRange, SegmentRange
 
 MAX_SEGMENTS = limits.SEGMENTS.value
 

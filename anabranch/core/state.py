@@ -16,17 +16,17 @@ from itertools import islice
 from typing import Any, Generic, TypeVar
 
 from anabranch.core import rows as k
-from anabranch.core.ids import NO_TXN, TXN_ID_SIZE
 from anabranch.core.journal_runs import extents_of
-from anabranch.core.legal_names import OPEN_LANE, as_kafka_compares
-from anabranch.core.limits import size_of
 from anabranch.core.locks.lock_table import LockTable
-from anabranch.core.partitioner import Layout
 from anabranch.core.rows import Entry, Rows
 from anabranch.core.transaction_states import FINISHED
 from anabranch.errors import InvariantViolation, MalformedRecord, UnsupportedVersion
-from anabranch.schemas import records as r
-from anabranch.schemas.codec import decode, encode
+from anabranch.protocol.ids import NO_TXN, TXN_ID_SIZE
+from anabranch.protocol.legal_names import OPEN_LANE, as_kafka_compares
+from anabranch.protocol.limits import size_of
+from anabranch.protocol.partitioner import Layout
+from anabranch.protocol.schemas import records as r
+from anabranch.protocol.schemas.codec import decode, encode
 
 _SERIES = NO_TXN + bytes((Entry.SERIES,))
 _NO_ROUND = r.RoundRow(0, 0, 0, 0, 0)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from anabranch.core import limits
 from anabranch.errors import InvalidArgument, UnsupportedSetting
+from anabranch.protocol import limits
 
 REPLICATION = "replication.factor"
 MIN_ISR = "min.insync.replicas"

@@ -10,7 +10,7 @@ from typing import Final, Literal, get_args
 
 from anabranch.core.transaction_states import Machine, Verdict
 from anabranch.errors import AnabranchError, IllegalState, NotReady, StreamLost, UnknownStream
-from anabranch.schemas.records import StreamRow, StreamState
+from anabranch.protocol.schemas.records import StreamRow, StreamState
 
 CREATING: Final = "CREATING"
 ACTIVE: Final = "ACTIVE"

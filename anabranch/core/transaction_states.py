@@ -13,8 +13,8 @@ from enum import Enum
 from typing import Generic, Literal, TypeVar, get_args
 
 from anabranch import errors
-from anabranch.core import hybrid_time
-from anabranch.schemas.records import BrokenLock, TxnRow, TxnState
+from anabranch.protocol import hybrid_time
+from anabranch.protocol.schemas.records import BrokenLock, TxnRow, TxnState
 
 Op = Literal[
     "begin",  # a client begins it (again)

@@ -12,7 +12,7 @@ from dataclasses import fields
 from functools import cache
 from typing import Any
 
-from anabranch.schemas.records import Event, Receipt
+from anabranch.protocol.schemas.records import Event, Receipt
 
 COMMAND = 6  # a command, taken out of its record and judged
 ROW = 2  # a row that is written, and later deleted

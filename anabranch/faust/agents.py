@@ -19,12 +19,12 @@ from faust.streams import maybe_forward
 from faust.types import TP
 from faust.types.tuples import Message
 
+from anabranch.controller.monitor import Numbers
 from anabranch.errors import IllegalState
 from anabranch.faust.refusals import AGENT, STREAM, refuse, refusing
 from anabranch.processing.batch import HandlerContext, Undo, WorkBatch, begin_context
 from anabranch.processing.failures import PATIENCE_S, Case, HandlerFailed, is_from_outside
 from anabranch.processing.handlers import Handlers, closed_by_failure
-from anabranch.processors.monitor import Numbers
 from anabranch.reading.slices import Piece
 from anabranch.types import Event
 

@@ -14,7 +14,7 @@ from faust.app import BootStrategy
 
 from anabranch.client.client import Client
 from anabranch.client.connect import connect
-from anabranch.core.legal_names import split_stream
+from anabranch.controller.monitor import Numbers
 from anabranch.errors import IllegalState, InvalidArgument
 from anabranch.faust.agents import Agent, AgentHandlers, Stream
 from anabranch.faust.refusals import APP, TABLE, refuse, refusing
@@ -23,7 +23,7 @@ from anabranch.processing.app import Processor
 from anabranch.processing.batch import HandlerContext, Written
 from anabranch.processing.stores import Codec, Store
 from anabranch.processing.worker import Worker
-from anabranch.processors.monitor import Numbers
+from anabranch.protocol.legal_names import split_stream
 
 _HANDOVER_S = 10.0  # how long a commit under way may take at the end
 _OURS = (

@@ -11,11 +11,11 @@ import faust
 from faust.agents import current_agent
 from faust.types import TP, RecordMetadata
 
-from anabranch.core.legal_names import split_stream
-from anabranch.core.limits import copied_time
 from anabranch.errors import InvalidArgument
 from anabranch.faust.refusals import refuse
 from anabranch.processing.batch import current_context, outside
+from anabranch.protocol.legal_names import split_stream
+from anabranch.protocol.limits import copied_time
 
 
 class Sent:

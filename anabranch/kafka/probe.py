@@ -22,7 +22,6 @@ from kio.schema.errors import ErrorCode
 from anabranch.batches.builder import BatchBuilder
 from anabranch.batches.compression import CODECS, Codec
 from anabranch.batches.format import HEADER_SIZE, Packed
-from anabranch.core.legal_names import STATE
 from anabranch.core.stream_settings import MAX_MESSAGE, MIN_ISR, REPLICATION, RETENTION_MS
 from anabranch.errors import AnabranchError, NotAuthorized, TopicMisconfigured
 from anabranch.kafka import admin, needs
@@ -43,6 +42,7 @@ from anabranch.ports import (
     TopicInfo,
     TopicPartition,
 )
+from anabranch.protocol.legal_names import STATE
 from anabranch.topics import declarations as declared
 from anabranch.topics.creation import (
     INVALID_REPLICATION_FACTOR,

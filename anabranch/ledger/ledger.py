@@ -22,8 +22,6 @@ from weakref import WeakSet
 
 from anabranch.client.client import Client
 from anabranch.client.transaction import QUIET_S, Transaction
-from anabranch.core import defaults
-from anabranch.core.ids import control_partition_of, txn_text
 from anabranch.errors import (
     AlreadyCommitted,
     AnabranchError,
@@ -39,6 +37,8 @@ from anabranch.errors import (
 )
 from anabranch.ledger.book import BEGUN, COMMIT, FIRST, Book, Meta, Row
 from anabranch.ledger.dialects import Dialect
+from anabranch.protocol import defaults
+from anabranch.protocol.ids import control_partition_of, txn_text
 from anabranch.types import Receipt, TransactionInfo
 
 log = logging.getLogger("anabranch.ledger")

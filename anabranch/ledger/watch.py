@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 
+from anabranch.controller.monitor import Monitor, Number, Numbers, Table
 from anabranch.ledger.ledger import Recovered
-from anabranch.processors.monitor import Monitor, Number, Numbers, Table
 
 LONGEST_LOOK_S = 60.0
 NUMBERS = {

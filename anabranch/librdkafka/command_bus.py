@@ -14,8 +14,6 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer, Topic
 from confluent_kafka.admin import AclOperation
 
 from anabranch.backoff import Backoff
-from anabranch.core.ids import CORRELATION_HEADER, REPLY_HEADER
-from anabranch.core.legal_names import ADMIN_LANE, OPEN_LANE
 from anabranch.errors import (
     AnabranchError,
     ClockSkew,
@@ -30,6 +28,8 @@ from anabranch.librdkafka.handles import LAST_WORDS_S, HandleHealth, drop, leak,
 from anabranch.librdkafka.options import Options
 from anabranch.librdkafka.reconnecting_consumer import LastingConsumer, make_consumer
 from anabranch.ports import Clock, Entropy, RecordHeaders
+from anabranch.protocol.ids import CORRELATION_HEADER, REPLY_HEADER
+from anabranch.protocol.legal_names import ADMIN_LANE, OPEN_LANE
 from anabranch.topics.names import commands_topic, prefixes_of, replies_topic
 
 log = logging.getLogger("anabranch.client")

@@ -10,11 +10,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from anabranch.core import limits
-from anabranch.core.legal_names import check_text
 from anabranch.errors import InvalidArgument, UnsupportedSetting
 from anabranch.kafka.oauth_tokens import token_and_end
 from anabranch.kafka.settings import TOKEN_FILE, option_names
+from anabranch.protocol import limits
+from anabranch.protocol.legal_names import check_text
 
 _PROMISE = "anabranch's promises rest on it"
 _OWN = "anabranch chooses it"

@@ -9,14 +9,14 @@ from html import escape
 from itertools import pairwise
 from math import log10, sqrt
 
-from anabranch.core import defaults
-from anabranch.core.hybrid_time import to_ms, to_text
-from anabranch.core.ids import NO_TXN, segment_epoch, segment_number
-from anabranch.core.partitioner import SPACE
 from anabranch.presentation.rows import count_of
+from anabranch.protocol import defaults
+from anabranch.protocol.hybrid_time import to_ms, to_text
+from anabranch.protocol.ids import NO_TXN, segment_epoch, segment_number
+from anabranch.protocol.partitioner import SPACE
+from anabranch.protocol.schemas.records import CommitRecord, EpochRecord, EpochSegment
 from anabranch.reading.committed_log import ReaderPorts
 from anabranch.reading.history import HistorySearch
-from anabranch.schemas.records import CommitRecord, EpochRecord, EpochSegment
 
 
 @dataclass(slots=True)

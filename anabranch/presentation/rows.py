@@ -14,13 +14,13 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from anabranch.core.hybrid_time import to_text
-from anabranch.core.ids import segment_epoch, segment_number
 from anabranch.errors import AnabranchError
+from anabranch.protocol.hybrid_time import to_text
+from anabranch.protocol.ids import segment_epoch, segment_number
 
 if TYPE_CHECKING:
+    from anabranch.protocol.schemas.records import ProcessorInfo
     from anabranch.reading.group_lag import ConsumerGroup, InputLag, Lag
-    from anabranch.schemas.records import ProcessorInfo
     from anabranch.types import CommandsInfo, OpenTransaction, StreamDescription, TransactionInfo
 
 

@@ -10,15 +10,15 @@ from contextlib import closing
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, NamedTuple
 
-from anabranch.core.hybrid_time import to_datetime
-from anabranch.core.ids import NO_TXN
-from anabranch.core.legal_names import split_stream
 from anabranch.core.stream_settings import is_table, versions_ms
 from anabranch.core.transaction_states import broken_text
 from anabranch.errors import InvalidArgument
+from anabranch.protocol.hybrid_time import to_datetime
+from anabranch.protocol.ids import NO_TXN
+from anabranch.protocol.legal_names import split_stream
+from anabranch.protocol.schemas.records import TableLockInfo
 from anabranch.reading.committed_log import ReaderPorts
 from anabranch.reading.history import HistorySearch
-from anabranch.schemas.records import TableLockInfo
 from anabranch.types import OpenTransaction, StreamDescription, TransactionInfo
 
 if TYPE_CHECKING:

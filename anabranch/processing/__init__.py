@@ -1,6 +1,6 @@
 """Processors as programs: handlers, stores and timers, whose effects are in one commit (`docs/processing.md`).
 
-(The controller, whose folder is `anabranch.processors`, decides the transactions of these programs.)
+(The controller, whose folder is `anabranch.controller`, decides the transactions of these programs.)
 
 Start with `worker.Worker`: it takes tasks, reads their state, and handles one batch of events after another,
 each in one commit. The life of a batch:
@@ -17,7 +17,7 @@ A worker's copy of its state is in ``table`` (RocksDB), read from the log by ``s
 ``plain`` reads plain Kafka topics in place of streams. ``run`` is a whole process with signals, HTTP and the
 mirror of positions, whose numbers are in ``metrics``.
 
-This folder may import the client, `anabranch.processors.monitor`, reading, tables and what is below them. Only
+This folder may import the client, `anabranch.controller.monitor`, reading, tables and what is below them. Only
 Faust's adapter and the command line import it.
 """
 

@@ -6,8 +6,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from anabranch.core import defaults
-from anabranch.core.legal_names import PLAIN, check_input, check_type, split_stream
 from anabranch.errors import InvalidArgument
 from anabranch.processing.plain import Cluster
 from anabranch.processing.program import (
@@ -22,6 +20,8 @@ from anabranch.processing.program import (
 )
 from anabranch.processing.stores import Store, codec_of
 from anabranch.processing.timers import Timer, Windows
+from anabranch.protocol import defaults
+from anabranch.protocol.legal_names import PLAIN, check_input, check_type, split_stream
 from anabranch.reading.history import Start
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -18,16 +18,16 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 from anabranch.client.arrow import columns_of
-from anabranch.core.limits import (
+from anabranch.errors import AnabranchError, EventTooLarge, IllegalState, InvalidArgument
+from anabranch.processing.table import Table
+from anabranch.protocol.limits import (
     LATEST,
     Room,
     check_event,
     check_headers,
     headers_size,
 )
-from anabranch.core.partitioner import task_of
-from anabranch.errors import AnabranchError, EventTooLarge, IllegalState, InvalidArgument
-from anabranch.processing.table import Table
+from anabranch.protocol.partitioner import task_of
 from anabranch.reading.slices import Piece
 from anabranch.types import Headers
 

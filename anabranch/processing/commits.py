@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from anabranch.backoff import Backoff
 from anabranch.client.client import Client
 from anabranch.client.transaction import Transaction
+from anabranch.controller.monitor import Numbers
 from anabranch.errors import (
     AskOutcomeError,
     BeginAgainError,
@@ -36,8 +37,7 @@ from anabranch.ports import TopicPartition
 from anabranch.processing.batch import Limits, WorkBatch, Written
 from anabranch.processing.state import StateReader
 from anabranch.processing.table import Table
-from anabranch.processors.monitor import Numbers
-from anabranch.schemas.records import Consumed
+from anabranch.protocol.schemas.records import Consumed
 from anabranch.types import TaskOwnership
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from anabranch.backoff import Backoff
 from anabranch.clock import SystemClock
-from anabranch.core.limits import HEADERS, copied_name, copied_time
+from anabranch.controller.monitor import Numbers
 from anabranch.errors import (
     AnabranchError,
     EventTooLarge,
@@ -25,7 +25,7 @@ from anabranch.errors import (
 from anabranch.ports import TableError
 from anabranch.processing.batch import HandlerContext
 from anabranch.processing.program import NotAHandler, Program
-from anabranch.processors.monitor import Numbers
+from anabranch.protocol.limits import HEADERS, copied_name, copied_time
 from anabranch.types import Event
 
 log = logging.getLogger("anabranch.processor")

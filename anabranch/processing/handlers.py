@@ -12,7 +12,7 @@ from inspect import isawaitable
 from itertools import chain, groupby
 from typing import TYPE_CHECKING, Any
 
-from anabranch.core.legal_names import is_plain
+from anabranch.controller.monitor import Numbers
 from anabranch.errors import IllegalState
 from anabranch.processing.batch import HandlerContext, WorkBatch, begin_context
 from anabranch.processing.failures import (
@@ -28,7 +28,7 @@ from anabranch.processing.failures import (
 from anabranch.processing.metrics import TABLE
 from anabranch.processing.program import Awaited, Program, Registered, check_result
 from anabranch.processing.timers import TimeOfTasks, Timer, Windows
-from anabranch.processors.monitor import Numbers
+from anabranch.protocol.legal_names import is_plain
 from anabranch.reading.slices import Piece
 from anabranch.reading.store_lookup import FIRST_STORE
 from anabranch.types import Event

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from anabranch.processors.monitor import Number, Table
+from anabranch.controller.monitor import Number, Table
 
 NUMBERS = {
     "processor_tasks": Number("gauge", "Tasks that this worker has"),

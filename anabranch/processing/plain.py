@@ -15,16 +15,22 @@ from typing import TYPE_CHECKING, Any
 
 from anabranch.client.client import Client
 from anabranch.client.connect import reader_ports
-from anabranch.core.legal_names import PLAIN
-from anabranch.core.limits import LATEST, RESERVED
 from anabranch.errors import IllegalState, InvalidArgument, SnapshotExpired, UnknownStream
 from anabranch.ports import TopicPartition
+from anabranch.protocol.legal_names import PLAIN
+from anabranch.protocol.limits import LATEST, RESERVED
+from anabranch.protocol.schemas.records import (
+    Consumed,
+    ProcessorInput,
+    TaskInfo,
+    TaskPosition,
+    TaskStep,
+)
 from anabranch.reading.committed_log import CommittedLog, ReaderPorts
 from anabranch.reading.decoded import Portion, Run, Stretch
 from anabranch.reading.feed import Feed
 from anabranch.reading.group_lag import check_same_topic
 from anabranch.reading.slices import Piece, Slice, Slices
-from anabranch.schemas.records import Consumed, ProcessorInput, TaskInfo, TaskPosition, TaskStep
 from anabranch.types import TaskOwnership
 
 if TYPE_CHECKING:

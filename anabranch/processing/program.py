@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from anabranch.core.legal_names import is_plain, split_stream
-from anabranch.core.limits import copied_time
 from anabranch.errors import InvalidArgument
 from anabranch.processing.batch import current_context
 from anabranch.processing.plain import Cluster
 from anabranch.processing.stores import Codec, Keyed
+from anabranch.protocol.legal_names import is_plain, split_stream
+from anabranch.protocol.limits import copied_time
 from anabranch.reading.history import Start
 from anabranch.types import Headers
 

@@ -13,13 +13,13 @@ from functools import partial
 from pathlib import Path
 
 from anabranch.client.client import Client
+from anabranch.controller.monitor import Monitor
 from anabranch.errors import AnabranchError
 from anabranch.processing.metrics import TABLE
 from anabranch.processing.program import Program
 from anabranch.processing.worker import IDLE_S, MIRROR_S, Worker
-from anabranch.processors.monitor import Monitor
+from anabranch.protocol.schemas.records import ProcessorInfo
 from anabranch.reading.positions import Mirror
-from anabranch.schemas.records import ProcessorInfo
 
 log = logging.getLogger("anabranch.processor")
 

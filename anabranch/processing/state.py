@@ -11,15 +11,15 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from anabranch.batches.format import read_header
-from anabranch.core.legal_names import state_stream
 from anabranch.errors import IllegalState, NotReady
 from anabranch.ports import RawBatch, TopicPartition
 from anabranch.processing.table import NOT_WHOLE, Mark, Table
+from anabranch.protocol.legal_names import state_stream
+from anabranch.protocol.schemas.records import TaskInfo
 from anabranch.reading.committed_log import CommittedLog
 from anabranch.reading.decoded import Portion, Rows
 from anabranch.reading.feed import Feed
 from anabranch.reading.store_lookup import state_key
-from anabranch.schemas.records import TaskInfo
 from anabranch.topics.names import stream_topic
 
 log = logging.getLogger("anabranch.processor")

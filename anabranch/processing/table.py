@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from rocksdict import WriteBatch, WriteOptions
 
+from anabranch.controller.rocksdb_table import open_rows
 from anabranch.errors import IllegalState
-from anabranch.processors.rocksdb_table import open_rows
 from anabranch.tables.rocks import Walk, is_full, named, of_disk, table_error
 
 _TASK = 2  # bytes of a task's number

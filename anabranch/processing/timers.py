@@ -11,13 +11,13 @@ from contextlib import closing
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from anabranch.core.legal_names import check_type
-from anabranch.core.limits import copied_name, copied_time
 from anabranch.errors import IllegalState, InvalidArgument
 from anabranch.processing.batch import HandlerContext, WorkBatch, current_context
 from anabranch.processing.failures import Case, Failures, failure_of
 from anabranch.processing.program import Output, TimerHandler, check_plain, check_result
 from anabranch.processing.stores import RAW, TIME, Codec, Keyed, after, prefix_of
+from anabranch.protocol.legal_names import check_type
+from anabranch.protocol.limits import copied_name, copied_time
 
 if TYPE_CHECKING:
     from anabranch.processing.table import Table

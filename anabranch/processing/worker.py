@@ -19,9 +19,7 @@ from pathlib import Path
 from anabranch.backoff import Backoff
 from anabranch.batches import columns_read, columns_write
 from anabranch.client.client import Client
-from anabranch.core.defaults import SESSION_S
-from anabranch.core.hybrid_time import to_ms
-from anabranch.core.legal_names import PLAIN, state_stream
+from anabranch.controller.monitor import Numbers
 from anabranch.errors import (
     AnabranchError,
     AskOutcomeError,
@@ -41,11 +39,13 @@ from anabranch.processing.plain import PlainReader, plain_inputs, plain_ports
 from anabranch.processing.program import Program
 from anabranch.processing.state import StateReader
 from anabranch.processing.table import Table
-from anabranch.processors.monitor import Numbers
+from anabranch.protocol.defaults import SESSION_S
+from anabranch.protocol.hybrid_time import to_ms
+from anabranch.protocol.legal_names import PLAIN, state_stream
+from anabranch.protocol.schemas.records import ProcessorInfo, ProcessorInput, TaskInfo
 from anabranch.reading.history import check_start
 from anabranch.reading.slices import Piece
 from anabranch.reading.task_reader import TaskReader
-from anabranch.schemas.records import ProcessorInfo, ProcessorInput, TaskInfo
 from anabranch.topics.names import stream_topic
 from anabranch.types import TaskOwnership
 

@@ -20,9 +20,9 @@ from anabranch.batches.records import decode_records
 from anabranch.core.history_records import ends_in
 from anabranch.errors import InvalidArgument, MalformedRecord, NotReady
 from anabranch.ports import TopicPartition
+from anabranch.protocol.schemas.records import CommitRecord
 from anabranch.reading.committed_log import CommittedLog, client_errors
 from anabranch.reading.history import HistoryRecord, HistorySearch, history_record
-from anabranch.schemas.records import CommitRecord
 from anabranch.topics.names import history_topic
 
 _HALVES = Struct("<qq")

@@ -12,14 +12,14 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from itertools import chain
 
-from anabranch.core.ids import NO_TXN
 from anabranch.errors import DeadlineExceeded, IllegalState, MalformedRecord, SnapshotExpired
 from anabranch.ports import TopicPartition
+from anabranch.protocol.ids import NO_TXN
+from anabranch.protocol.schemas.records import CommitRecord, SegmentCommit
 from anabranch.reading.committed_log import CommittedLog, Foreign
 from anabranch.reading.decoded import Portion, Run, Stretch
 from anabranch.reading.feed import Feed
 from anabranch.reading.history import Found, HistoryCursor
-from anabranch.schemas.records import CommitRecord, SegmentCommit
 from anabranch.topics.names import stream_topic
 from anabranch.types import Event
 

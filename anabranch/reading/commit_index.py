@@ -13,11 +13,11 @@ from collections.abc import Container, Mapping, Set
 from typing import NamedTuple
 
 from anabranch.core.history_records import NO_PREVIOUS, ends_in
-from anabranch.core.ids import NO_TXN
+from anabranch.protocol.ids import NO_TXN
+from anabranch.protocol.schemas.records import CommitRecord, EpochRecord
 from anabranch.reading.committed_log import CommittedLog
 from anabranch.reading.epoch_order import StreamOrder
 from anabranch.reading.history import Found, HistoryCursor, HistorySearch
-from anabranch.schemas.records import CommitRecord, EpochRecord
 
 MOST_SPANS = 100_000  # commits known ahead of the events; the history is not read further than that
 NO_SEGMENT = -1  # the segment of events that were in the topic before the stream was created

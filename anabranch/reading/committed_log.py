@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from typing import NamedTuple, Never, Protocol, TypeVar
 
 from anabranch.backoff import Backoff
-from anabranch.core.limits import READ
 from anabranch.errors import (
     BatchTooLarge,
     FixCallError,
@@ -45,6 +44,7 @@ from anabranch.ports import (
     UnpacksToMore,
     answered,
 )
+from anabranch.protocol.limits import READ
 from anabranch.topics.names import history_topic, stream_topic
 
 log = logging.getLogger("anabranch.client")

@@ -17,11 +17,11 @@ from itertools import chain, islice, pairwise, repeat, starmap
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from anabranch.batches.records import Record, decode_records, header_name
-from anabranch.core.ids import OP_HEADER, TXN_HEADER, TXN_ID_SIZE
-from anabranch.core.limits import READ
 from anabranch.errors import NotInstalled
 from anabranch.extras import need
 from anabranch.ports import CorruptBatch, RawBatch, TopicPartition
+from anabranch.protocol.ids import OP_HEADER, TXN_HEADER, TXN_ID_SIZE
+from anabranch.protocol.limits import READ
 from anabranch.reading.committed_log import unreadable
 from anabranch.types import Event
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Container, Iterable, Mapping
 
-from anabranch.schemas.records import EpochRecord, EpochSegment
+from anabranch.protocol.schemas.records import EpochRecord, EpochSegment
 
 
 class _End:

@@ -10,7 +10,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from anabranch.batches.columns_read import MAX_BYTES, MAX_ROWS, Binary, Columns, Longs
-from anabranch.core.ids import TXN_ID_SIZE
+from anabranch.protocol.ids import TXN_ID_SIZE
 from anabranch.reading.commit_columns import Joined, Spans
 from anabranch.reading.decoded import ColumnsBlock, Run
 from anabranch.types import Event

@@ -14,14 +14,19 @@ from operator import itemgetter
 from typing import NamedTuple
 
 from anabranch.batches.records import decode_records
-from anabranch.core.hybrid_time import to_ms
-from anabranch.core.legal_names import PLAIN, is_plain, split_stream
 from anabranch.errors import AnabranchError, IllegalState, InvalidArgument, UnknownStream
 from anabranch.ports import TopicPartition
+from anabranch.protocol.hybrid_time import to_ms
+from anabranch.protocol.legal_names import PLAIN, is_plain, split_stream
+from anabranch.protocol.schemas.records import (
+    CommitRecord,
+    ProcessorInfo,
+    ProcessorInput,
+    TaskPosition,
+)
 from anabranch.reading.committed_log import CommittedLog, Groups, ReaderPorts, first_offsets
 from anabranch.reading.history import HistorySearch, Start, check_start
 from anabranch.reading.ordered_reader import Starting
-from anabranch.schemas.records import CommitRecord, ProcessorInfo, ProcessorInput, TaskPosition
 from anabranch.topics.names import history_topic, stream_topic
 
 _COUNTED = 10_000  # most records that are read of one history: some tenths of a second

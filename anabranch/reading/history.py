@@ -21,7 +21,6 @@ from anabranch.core.history_records import (
     has_vector,
     vector_place,
 )
-from anabranch.core.hybrid_time import MAX, from_datetime, from_us, to_ms
 from anabranch.errors import (
     FixCallError,
     InvalidArgument,
@@ -31,9 +30,10 @@ from anabranch.errors import (
     UnsupportedVersion,
 )
 from anabranch.ports import RawBatch, TopicPartition
+from anabranch.protocol.hybrid_time import MAX, from_datetime, from_us, to_ms
+from anabranch.protocol.schemas.codec import decode
+from anabranch.protocol.schemas.records import CommitRecord, EpochRecord
 from anabranch.reading.committed_log import CommittedLog, client_errors
-from anabranch.schemas.codec import decode
-from anabranch.schemas.records import CommitRecord, EpochRecord
 from anabranch.topics.names import history_topic
 
 log = logging.getLogger("anabranch.client")

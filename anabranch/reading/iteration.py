@@ -9,9 +9,9 @@ from collections.abc import Generator, Iterator
 from contextlib import AbstractContextManager, closing
 from typing import Any, Generic, Self, TypeVar
 
-from anabranch.core.legal_names import check_text, check_type
 from anabranch.errors import AnabranchError, InvalidArgument, RetryError, UnsupportedSetting
 from anabranch.ports import GroupMember
+from anabranch.protocol.legal_names import check_text, check_type
 from anabranch.reading.committed_log import CommittedLog, Groups, ReaderPorts
 
 T = TypeVar("T")

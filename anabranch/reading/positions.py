@@ -13,9 +13,10 @@ from itertools import groupby
 from operator import itemgetter
 
 from anabranch.core.history_records import has_vector
-from anabranch.core.hybrid_time import from_us
 from anabranch.errors import AnabranchError, InvalidArgument, SnapshotExpired
 from anabranch.ports import TopicPartition
+from anabranch.protocol.hybrid_time import from_us
+from anabranch.protocol.schemas.records import CommitRecord, ProcessorInfo, ProcessorInput
 from anabranch.reading.committed_log import (
     CommittedLog,
     ReaderPorts,
@@ -26,7 +27,6 @@ from anabranch.reading.committed_log import (
 )
 from anabranch.reading.group_lag import positions_of
 from anabranch.reading.history import HistorySearch, Start, check_start, heads
-from anabranch.schemas.records import CommitRecord, ProcessorInfo, ProcessorInput
 from anabranch.topics.names import history_topic, mirror_group, stream_topic
 
 log = logging.getLogger("anabranch.client")

@@ -13,9 +13,9 @@ import pyarrow as pa
 
 from anabranch.batches import columns_read
 from anabranch.batches.columns_read import MAX_BYTES, MAX_ROWS, Columns, ColumnsBuilder, Longs
-from anabranch.core import defaults
 from anabranch.errors import DeadlineExceeded, InvalidArgument
 from anabranch.ports import CorruptBatch, Fetched, RawBatch, TopicPartition
+from anabranch.protocol import defaults
 from anabranch.reading import commit_columns as commits_module
 from anabranch.reading.commit_columns import CommitColumns, CommitFilter
 from anabranch.reading.committed_log import (

@@ -16,8 +16,6 @@ from datetime import datetime
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 from zlib import crc32
 
-from anabranch.core.hybrid_time import to_text
-from anabranch.core.legal_names import split_stream
 from anabranch.errors import (
     AnabranchError,
     DeadlineExceeded,
@@ -26,6 +24,9 @@ from anabranch.errors import (
     SnapshotExpired,
 )
 from anabranch.ports import TopicPartition
+from anabranch.protocol.hybrid_time import to_text
+from anabranch.protocol.legal_names import split_stream
+from anabranch.protocol.schemas.records import CommitRecord
 from anabranch.reading.committed_log import (
     UNKNOWN_IDS,
     CommittedLog,
@@ -38,7 +39,6 @@ from anabranch.reading.feed import Feed
 from anabranch.reading.history import Found, HistorySearch
 from anabranch.reading.iteration import Iteration
 from anabranch.reading.ordered_reader import IDLE_S, OrderedStream, Step, turn_pauses
-from anabranch.schemas.records import CommitRecord
 from anabranch.topics.names import history_topic, stream_topic
 from anabranch.types import Event
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from anabranch.batches.records import decode_records
-from anabranch.core.legal_names import state_stream
-from anabranch.core.partitioner import task_of
 from anabranch.errors import InvalidArgument, NotReady
 from anabranch.ports import TopicPartition
+from anabranch.protocol.legal_names import state_stream
+from anabranch.protocol.partitioner import task_of
+from anabranch.protocol.schemas.records import ProcessorInfo
 from anabranch.reading.committed_log import CommittedLog, client_errors
-from anabranch.schemas.records import ProcessorInfo
 from anabranch.topics.names import stream_topic
 
 FIRST_STORE = 2  # the lower numbers belong to the head and the hidden store

@@ -13,8 +13,15 @@ from zlib import crc32
 import numpy as np
 
 from anabranch.batches.columns_read import Longs
-from anabranch.core.partitioner import SPACE
 from anabranch.errors import InvalidArgument, RetryError, SnapshotExpired
+from anabranch.protocol.partitioner import SPACE
+from anabranch.protocol.schemas.records import (
+    CommitRecord,
+    Consumed,
+    EpochRecord,
+    TaskPosition,
+    TaskStep,
+)
 from anabranch.reading.commit_feed import CommitFeed
 from anabranch.reading.committed_log import ReaderPorts
 from anabranch.reading.group_lag import check_same_topic
@@ -22,13 +29,6 @@ from anabranch.reading.history import Found, HistorySearch
 from anabranch.reading.iteration import Iteration, check_timeout
 from anabranch.reading.slices import Piece, Slice, Slices
 from anabranch.reading.slices import Place as Place
-from anabranch.schemas.records import (
-    CommitRecord,
-    Consumed,
-    EpochRecord,
-    TaskPosition,
-    TaskStep,
-)
 from anabranch.topics.names import history_topic
 from anabranch.types import Event, TaskOwnership
 

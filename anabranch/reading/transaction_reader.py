@@ -6,13 +6,14 @@ import logging
 import math
 from collections.abc import Generator
 
-from anabranch.core.ids import NO_TXN
-from anabranch.core.legal_names import split_stream
 from anabranch.errors import (
     RetryError,
     SnapshotExpired,
 )
 from anabranch.ports import TopicPartition
+from anabranch.protocol.ids import NO_TXN
+from anabranch.protocol.legal_names import split_stream
+from anabranch.protocol.schemas.records import CommitRecord
 from anabranch.reading.commit_feed import CommitFeed
 from anabranch.reading.committed_log import (
     ReaderPorts,
@@ -20,7 +21,6 @@ from anabranch.reading.committed_log import (
 )
 from anabranch.reading.history import HistorySearch, Start, check_start
 from anabranch.reading.iteration import Iteration, check_group, check_timeout
-from anabranch.schemas.records import CommitRecord
 from anabranch.topics.names import history_topic
 from anabranch.types import Committed
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as F
 from pyspark.sql.types import NumericType, StringType
 
-from anabranch.core.legal_names import split_stream
 from anabranch.errors import InvalidArgument
+from anabranch.protocol.legal_names import split_stream
 from anabranch.spark.clients import connect
 from anabranch.spark.failures import named_failures
 from anabranch.spark.jobs import committed_under, options_of, saved

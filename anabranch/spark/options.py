@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from anabranch.client.connect import BOOTSTRAP_VARIABLE, given_lane, reader_ports
-from anabranch.core import defaults
-from anabranch.core.hybrid_time import MAX, read_moment
-from anabranch.core.legal_names import OPEN_LANE, check_lane
 from anabranch.errors import InvalidArgument
+from anabranch.protocol import defaults
+from anabranch.protocol.hybrid_time import MAX, read_moment
+from anabranch.protocol.legal_names import OPEN_LANE, check_lane
 from anabranch.reading.committed_log import ReaderPorts
 from anabranch.topics.names import DEFAULT_PREFIX
 

@@ -7,13 +7,13 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
 from typing import TYPE_CHECKING, NamedTuple
 
-from anabranch.core.hybrid_time import to_text
 from anabranch.errors import NotReady, SnapshotExpired
+from anabranch.protocol.hybrid_time import to_text
+from anabranch.protocol.schemas.records import BaseRow
 from anabranch.reading.committed_log import ReaderPorts
 from anabranch.reading.history import HistorySearch
 from anabranch.reading.iteration import Iteration
 from anabranch.reading.transaction_reader import TransactionReader
-from anabranch.schemas.records import BaseRow
 from anabranch.types import Committed
 
 if TYPE_CHECKING:

@@ -9,16 +9,16 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Protocol
 
-from anabranch.core.hybrid_time import to_text
-from anabranch.core.legal_names import base_stream
 from anabranch.errors import AnabranchError, NotReady, RetryError, SnapshotExpired, UnknownStream
 from anabranch.ports import LogError, TopicPartition
+from anabranch.protocol.hybrid_time import to_text
+from anabranch.protocol.legal_names import base_stream
+from anabranch.protocol.schemas.records import BaseRow, CommitRecord, EpochRecord, SegmentCommit
 from anabranch.reading.commit_feed import CommitFeed, StreamParts
 from anabranch.reading.committed_log import CommittedLog, ReaderPorts
 from anabranch.reading.decoded import Run
 from anabranch.reading.feed import FETCH_BYTES
 from anabranch.reading.history import HistorySearch
-from anabranch.schemas.records import BaseRow, CommitRecord, EpochRecord, SegmentCommit
 from anabranch.tables.store import Mark, Rows, Store
 from anabranch.topics.names import history_topic, stream_topic
 

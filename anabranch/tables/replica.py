@@ -19,11 +19,11 @@ from typing import NamedTuple, Self
 from weakref import WeakSet
 
 from anabranch.backoff import Backoff
-from anabranch.core import defaults
-from anabranch.core.hybrid_time import from_us, to_text, to_us
 from anabranch.core.stream_settings import DEFAULT_VERSIONS_MS, LEAST_HISTORY_MS
 from anabranch.errors import AnabranchError, IllegalState, NotReady, RetryError
 from anabranch.ports import Clock, TableError
+from anabranch.protocol import defaults
+from anabranch.protocol.hybrid_time import from_us, to_text, to_us
 from anabranch.reading.committed_log import ReaderPorts
 from anabranch.reading.history import check_at
 from anabranch.reading.iteration import check_timeout

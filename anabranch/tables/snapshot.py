@@ -7,10 +7,10 @@ from itertools import islice
 from types import TracebackType
 from typing import Self, TypeVar
 
-from anabranch.core.hybrid_time import to_text
-from anabranch.core.legal_names import check_type
-from anabranch.core.limits import ROW_KEY, check_row_key
 from anabranch.errors import IllegalState, InvalidArgument, SnapshotExpired
+from anabranch.protocol.hybrid_time import to_text
+from anabranch.protocol.legal_names import check_type
+from anabranch.protocol.limits import ROW_KEY, check_row_key
 from anabranch.tables.indexes import Indexed
 from anabranch.tables.store import Seen, Store
 

@@ -35,8 +35,8 @@ from rocksdict import (
     WriteOptions,
 )
 
-from anabranch.core.ids import NO_TXN, TXN_ID_SIZE, VERSION_HEADER, unpack_version
 from anabranch.errors import IllegalState, NotForkSafe
+from anabranch.protocol.ids import NO_TXN, TXN_ID_SIZE, VERSION_HEADER, unpack_version
 from anabranch.tables.indexes import Entry, Indexed, Indexes, entries_of
 from anabranch.tables.rocks import (
     Walk,

@@ -13,9 +13,6 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import NamedTuple
 
-from anabranch.core import limits
-from anabranch.core.legal_names import ADMIN_LANE
-from anabranch.core.partitioner import even_ranges
 from anabranch.core.stream_settings import (
     FIXED,
     MAX_MESSAGE,
@@ -45,7 +42,10 @@ from anabranch.ports import (
     TopicSpec,
     answered,
 )
-from anabranch.schemas.records import StreamRow
+from anabranch.protocol import limits
+from anabranch.protocol.legal_names import ADMIN_LANE
+from anabranch.protocol.partitioner import even_ranges
+from anabranch.protocol.schemas.records import StreamRow
 from anabranch.topics import declarations as declared
 from anabranch.topics.declarations import MAX_LONG, STREAM_SETTINGS, Setting
 from anabranch.topics.names import (

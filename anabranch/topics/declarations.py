@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from anabranch.core import limits, stream_settings
-from anabranch.core.legal_names import is_state
+from anabranch.core import stream_settings
 from anabranch.core.stream_settings import MAX_MESSAGE
+from anabranch.protocol import limits
+from anabranch.protocol.legal_names import is_state
 
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS

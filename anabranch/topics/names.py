@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import lru_cache
 
-from anabranch.core.legal_names import OPEN_LANE, split_stream
 from anabranch.errors import InvalidArgument
+from anabranch.protocol.legal_names import OPEN_LANE, split_stream
 
 DEFAULT_PREFIX = "anabranch"
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from itertools import groupby
 from typing import NamedTuple
 
-from anabranch.core.legal_names import ADMIN_LANE, OPEN_LANE
+from anabranch.protocol.legal_names import ADMIN_LANE, OPEN_LANE
 from anabranch.topics.names import (
     DEFAULT_PREFIX,
     commands_topic,

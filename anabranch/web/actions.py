@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from anabranch.client.client import Client
-from anabranch.core.ids import parse_txn_text, segment_number
-from anabranch.core.limits import SEGMENTS
 from anabranch.core.segments import even_plan
 from anabranch.errors import IllegalState, InvalidArgument
 from anabranch.presentation.rows import count_of, events_of, segment_name, topic_id_of
+from anabranch.protocol.ids import parse_txn_text, segment_number
+from anabranch.protocol.limits import SEGMENTS
 from anabranch.types import TransactionInfo
 
 _REASON = "by an operator, in the browser"

@@ -10,8 +10,6 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from anabranch.client.client import Client
-from anabranch.core.hybrid_time import to_text
-from anabranch.core.ids import parse_txn_text
 from anabranch.errors import AnabranchError, NotAuthorized
 from anabranch.presentation.history import Follower, draw
 from anabranch.presentation.rows import (
@@ -25,6 +23,8 @@ from anabranch.presentation.rows import (
     stream_row,
     time_text,
 )
+from anabranch.protocol.hybrid_time import to_text
+from anabranch.protocol.ids import parse_txn_text
 from anabranch.types import Listed, StreamDescription
 from anabranch.web.hub import View
 

@@ -25,11 +25,11 @@ import psutil  # type: ignore[import-untyped]
 from confluent_kafka.admin import AdminClient, NewTopic
 
 import anabranch
-from anabranch.core.partitioner import SPACE, position_of
 from anabranch.infra.fetch import cache_root, ensure_broker
 from anabranch.infra.java import find_java
+from anabranch.protocol.partitioner import SPACE, position_of
+from anabranch.protocol.schemas.records import Consumed, TaskStep
 from anabranch.reading.store_lookup import state_key
-from anabranch.schemas.records import Consumed, TaskStep
 from bench.processing.ends import Ends, produce
 
 HERE = Path(__file__).parent

@@ -7,9 +7,9 @@ import signal
 from typing import Any
 
 from anabranch.cli import app
+from anabranch.controller.controller import Controller
+from anabranch.controller.leader import Leader
 from anabranch.core.decisions.turn import Turn
-from anabranch.processors.controller import Controller
-from anabranch.processors.leader import Leader
 
 
 class Armed(Controller):

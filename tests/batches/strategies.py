@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 
 from anabranch.batches.format import read_header
 from anabranch.batches.records import Record
-from anabranch.core.ids import OP_HEADER, TXN_HEADER, pack_txn_header
 from anabranch.core.journal_runs import StoredRun
 from anabranch.ports import RawBatch
+from anabranch.protocol.ids import OP_HEADER, TXN_HEADER, pack_txn_header
 
 CODECS = (None, "gzip", "snappy", "lz4", "zstd")
 

@@ -17,8 +17,8 @@ from anabranch.batches.records import (
     decode_records,
     encode_batch,
 )
-from anabranch.core.ids import TXN_HEADER, TXN_ID_SIZE
 from anabranch.ports import CorruptBatch, RawBatch
+from anabranch.protocol.ids import TXN_HEADER, TXN_ID_SIZE
 from tests.batches.made import encode_sparse
 from tests.batches.strategies import CODECS, raw, records
 from tests.batches.test_format import edited

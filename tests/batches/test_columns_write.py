@@ -21,10 +21,10 @@ from anabranch.batches.records import Record, decode_records
 from anabranch.client import receipts as writing
 from anabranch.client.arrow import columns_of
 from anabranch.client.receipts import StreamLane, WriterAccount
-from anabranch.core.limits import LATEST
-from anabranch.core.partitioner import SPACE, even_ranges, position_of
 from anabranch.errors import EventTooLarge
-from anabranch.schemas.records import SegmentRange, Touched
+from anabranch.protocol.limits import LATEST
+from anabranch.protocol.partitioner import SPACE, even_ranges, position_of
+from anabranch.protocol.schemas.records import SegmentRange, Touched
 from tests.client.doubles import ListJournal
 from tests.conftest import some
 

@@ -18,11 +18,11 @@ from anabranch.batches.framing import Kind, Run, scan_batch
 from anabranch.batches.kernels import scan as scan_kernel
 from anabranch.batches.kernels.parts import MALFORMED_RESULT
 from anabranch.batches.records import MIN_RECORD_BYTES, Record, decode_records, encode_batch
-from anabranch.core.ids import OP_HEADER, TXN_HEADER, pack_txn_header
-from anabranch.core.limits import LATEST, ROW_KEY, Room
 from anabranch.core.locks.table_writes import FEW_KEYS, Keys
-from anabranch.core.partitioner import position_of, record_checksum
 from anabranch.ports import RawBatch
+from anabranch.protocol.ids import OP_HEADER, TXN_HEADER, pack_txn_header
+from anabranch.protocol.limits import LATEST, ROW_KEY, Room
+from anabranch.protocol.partitioner import position_of, record_checksum
 from tests.batches.made import encode_sparse
 from tests.batches.strategies import CODECS, raw, records
 from tests.batches.test_format import edited

@@ -13,7 +13,6 @@ from anabranch.batches.framing import Kind, scan_batch
 from anabranch.batches.journal_refetch import JournalReader, JournalReaders
 from anabranch.batches.records import Record, decode_records, encode_batch
 from anabranch.batches.splice import Piece, Splice
-from anabranch.core.ids import TXN_HEADER, pack_txn_header
 from anabranch.core.journal_runs import StoredRun
 from anabranch.core.round import Landed
 from anabranch.errors import InvariantViolation
@@ -25,6 +24,7 @@ from anabranch.ports import (
     TopicPartition,
     TopicSpec,
 )
+from anabranch.protocol.ids import TXN_HEADER, pack_txn_header
 from tests.batches.strategies import stored_run
 from tests.contract.conftest import SteppedClock
 from tests.memory.log import MemoryCluster

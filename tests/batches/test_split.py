@@ -18,12 +18,12 @@ from anabranch.batches.format import HEADER_SIZE, LOG_APPEND_TIME, read_header
 from anabranch.batches.packer import MIN_SPLICED_RECORDS
 from anabranch.batches.records import Record, decode_records, encode_batch
 from anabranch.batches.split import Split
-from anabranch.core.ids import segment_id
 from anabranch.core.journal_runs import StoredRun
-from anabranch.core.partitioner import even_ranges, position_of
 from anabranch.errors import InvariantViolation
 from anabranch.ports import CorruptBatch, RawBatch
-from anabranch.schemas.records import SegmentRange
+from anabranch.protocol.ids import segment_id
+from anabranch.protocol.partitioner import even_ranges, position_of
+from anabranch.protocol.schemas.records import SegmentRange
 from tests.batches.made import encode_sparse
 from tests.batches.strategies import CODECS, raw, records, stored_run
 from tests.batches.test_format import edited

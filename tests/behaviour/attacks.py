@@ -6,9 +6,9 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
-from anabranch.core import limits
-from anabranch.schemas import records as r
-from anabranch.schemas.codec import TYPES, encode
+from anabranch.protocol import limits
+from anabranch.protocol.schemas import records as r
+from anabranch.protocol.schemas.codec import TYPES, encode
 from tests.crash.raw import make_txn_id
 from tests.fuzz.samples import sample
 

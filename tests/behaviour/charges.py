@@ -16,10 +16,10 @@ from dataclasses import dataclass, fields, is_dataclass
 from random import Random
 from typing import Any
 
+from anabranch.controller.lanes import Command, decide_command
 from anabranch.core.round import ReplyTo
-from anabranch.processors.lanes import Command, decide_command
-from anabranch.schemas.codec import encode
-from anabranch.schemas.records import Refusal
+from anabranch.protocol.schemas.codec import encode
+from anabranch.protocol.schemas.records import Refusal
 from tests.core.harness import World
 from tests.core.test_costs import MOST, WORST, crowded
 from tests.fuzz.samples import sample

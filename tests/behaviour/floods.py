@@ -30,13 +30,13 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 import anabranch
 from anabranch.batches.records import decode_records
-from anabranch.core import hybrid_time, tokens
 from anabranch.core.authorize import CREATORS, names_of
 from anabranch.infra.broker import EmbeddedBroker
 from anabranch.kafka.log import KafkaLog
 from anabranch.ports import TopicPartition
-from anabranch.schemas import records as r
-from anabranch.schemas.codec import decode, encode
+from anabranch.protocol import hybrid_time, tokens
+from anabranch.protocol.schemas import records as r
+from anabranch.protocol.schemas.codec import decode, encode
 from anabranch.topics.names import commands_topic, journal_topic, replies_topic
 from tests.behaviour.attacks import ATTACKS, SMALL, STREAM
 from tests.cluster import Cluster, start_cluster

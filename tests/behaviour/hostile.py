@@ -22,7 +22,7 @@ from confluent_kafka import Producer
 import anabranch
 from anabranch.infra.broker import EmbeddedBroker
 from anabranch.kafka.log import KafkaLog
-from anabranch.schemas.codec import encode
+from anabranch.protocol.schemas.codec import encode
 from tests.behaviour.attacks import ATTACKS, SCOPE, STREAM, event, shot
 from tests.behaviour.floods import FLOODS, GOOD, Sender, Sent, prepare, resident, terms
 from tests.cluster import Cluster, start_cluster

@@ -8,7 +8,7 @@ from collections import defaultdict
 import pytest
 
 import anabranch
-from anabranch.core.partitioner import SPACE, tiles
+from anabranch.protocol.partitioner import SPACE, tiles
 
 pytestmark = pytest.mark.broker
 SETTINGS = {"scale.events.per.second": 100, "scale.cooldown.ms": 1000, "scale.max.segments": 8}

@@ -20,13 +20,13 @@ from confluent_kafka.admin import (
 from anabranch import errors
 from anabranch.client.receipts import RECORD_OVERHEAD, WriterAccount
 from anabranch.clock import SystemClock
-from anabranch.core.partitioner import even_ranges
 from anabranch.infra.broker import EmbeddedBroker
 from anabranch.librdkafka.admin import KafkaAdmin
 from anabranch.librdkafka.journal_writer import KafkaJournal, KafkaJournals
 from anabranch.librdkafka.options import Options
 from anabranch.ports import TopicPartition as Place
-from anabranch.schemas.records import SegmentRange, Touched
+from anabranch.protocol.partitioner import even_ranges
+from anabranch.protocol.schemas.records import SegmentRange, Touched
 from anabranch.topics.names import journal_topic
 from anabranch.topics.rights import TOPIC, Right
 from tests import secured

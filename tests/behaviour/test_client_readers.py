@@ -11,8 +11,8 @@ import pytest
 
 import anabranch
 from anabranch import errors
+from anabranch.protocol.schemas.records import CommitRecord
 from anabranch.reading.commit_feed import IN_HAND
-from anabranch.schemas.records import CommitRecord
 from tests.cluster import Cluster
 
 pytestmark = pytest.mark.broker

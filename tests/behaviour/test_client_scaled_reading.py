@@ -13,7 +13,7 @@ import pytest
 from confluent_kafka import Consumer
 
 import anabranch
-from anabranch.core.hybrid_time import to_datetime
+from anabranch.protocol.hybrid_time import to_datetime
 from anabranch.topics.names import stream_topic
 from tests.client.members import LONG_S, Members, by_key
 from tests.client.written import Keys

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 import anabranch
-from anabranch.core.hybrid_time import from_us, to_datetime
 from anabranch.errors import (
     IllegalState,
     InvalidArgument,
@@ -24,6 +23,7 @@ from anabranch.errors import (
 )
 from anabranch.kafka.log import KafkaLog
 from anabranch.ports import TopicPartition
+from anabranch.protocol.hybrid_time import from_us, to_datetime
 from anabranch.topics.names import history_topic, stream_topic
 from tests.client.members import by_key
 from tests.client.written import Keys

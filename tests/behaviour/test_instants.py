@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 import anabranch
-from anabranch.core.hybrid_time import MAX
 from anabranch.errors import InvalidArgument, NotReady, SnapshotExpired, UnknownStream
 from anabranch.kafka.log import KafkaLog
 from anabranch.ports import TopicPartition
+from anabranch.protocol.hybrid_time import MAX
 from anabranch.topics.names import history_topic, stream_topic
 from tests.cluster import Cluster, start_cluster
 from tests.conftest import Broker

@@ -10,7 +10,6 @@ from contextlib import contextmanager
 import pytest
 
 import anabranch
-from anabranch.core.legal_names import ADMIN_LANE
 from anabranch.errors import (
     IllegalState,
     InvalidArgument,
@@ -18,6 +17,7 @@ from anabranch.errors import (
     StreamExists,
     UnknownStream,
 )
+from anabranch.protocol.legal_names import ADMIN_LANE
 from tests.cluster import Cluster
 
 pytestmark = pytest.mark.broker

@@ -18,7 +18,7 @@ from anabranch.client.replica import Replica
 from anabranch.client.table_transaction import TableTransaction
 from anabranch.errors import IllegalState, InvalidArgument, LocksBroken, WritersUnfinished
 from anabranch.ports import Log
-from anabranch.schemas import records as r
+from anabranch.protocol.schemas import records as r
 from anabranch.topics.names import journal_topic
 from tests.behaviour.test_tables import bank, put, tables
 from tests.cluster import Cluster

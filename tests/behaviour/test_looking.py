@@ -20,8 +20,8 @@ from confluent_kafka.admin import (
 
 import anabranch
 from anabranch import Client
-from anabranch.core.tokens import peek
 from anabranch.errors import IllegalState, InvalidArgument, WritersUnfinished
+from anabranch.protocol.tokens import peek
 from anabranch.reading.group_lag import HISTORY
 from tests.behaviour.test_cli import Shell
 from tests.cluster import Cluster, start_cluster

@@ -9,7 +9,7 @@ import pytest
 from confluent_kafka.admin import AdminClient, NewPartitions
 
 import anabranch
-from anabranch.core.ids import control_partition_of
+from anabranch.protocol.ids import control_partition_of
 from anabranch.topics.names import commands_topic, control_topic, status_topic
 from tests.cluster import START_DEADLINE_S, start_cluster
 from tests.conftest import Broker

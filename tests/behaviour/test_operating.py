@@ -31,6 +31,7 @@ from confluent_kafka.admin import (
 import anabranch
 from anabranch.client.client import Client
 from anabranch.clock import SystemClock
+from anabranch.controller.metrics import NUMBERS
 from anabranch.errors import AnabranchError, NotAuthorized, NotReady, OutcomeUnknown
 from anabranch.infra.broker import EmbeddedBroker
 from anabranch.infra.sockets import free_port
@@ -40,7 +41,6 @@ from anabranch.librdkafka.groups import KafkaGroupMember
 from anabranch.librdkafka.journal_writer import KafkaJournals
 from anabranch.librdkafka.options import Options
 from anabranch.ports import TopicPartition
-from anabranch.processors.metrics import NUMBERS
 from anabranch.topics.names import stream_topic
 from tests.cluster import ControllerProcess
 

@@ -15,14 +15,14 @@ import anabranch
 from anabranch.batches.compression import NONE
 from anabranch.batches.format import Packed
 from anabranch.batches.records import Record, encode_record
-from anabranch.core.ids import NO_TXN
-from anabranch.core.partitioner import position_of
 from anabranch.kafka.cluster import Cluster as Wire
 from anabranch.kafka.idempotent_producer import JournalProducer
 from anabranch.kafka.log import KafkaLog
 from anabranch.kafka.settings import parse_settings
 from anabranch.ports import TopicPartition
-from anabranch.schemas.records import CommitRecord
+from anabranch.protocol.ids import NO_TXN
+from anabranch.protocol.partitioner import position_of
+from anabranch.protocol.schemas.records import CommitRecord
 from tests.cluster import Cluster, start_cluster
 from tests.conftest import Broker
 from tests.crash.oracle import StreamLog, check_epochs, check_stream, read_stream

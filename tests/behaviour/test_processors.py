@@ -17,7 +17,6 @@ from typing import Any
 import pytest
 
 import anabranch
-from anabranch.core.partitioner import SPACE, position_of
 from anabranch.core.rows import split_key
 from anabranch.errors import IllegalState, UnknownStream
 from anabranch.kafka.log import KafkaLog
@@ -27,6 +26,7 @@ from anabranch.processing.app import Processor
 from anabranch.processing.failures import HandlerFailed
 from anabranch.processing.table import Table
 from anabranch.processing.worker import AllTasks, Worker
+from anabranch.protocol.partitioner import SPACE, position_of
 from anabranch.reading import task_reader as reader
 from anabranch.topics.names import stream_topic
 from tests.cluster import Cluster

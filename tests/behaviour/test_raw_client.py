@@ -18,7 +18,7 @@ import pytest
 
 import anabranch
 from anabranch.client.table_transaction import TableTransaction
-from anabranch.core.partitioner import position_of
+from anabranch.protocol.partitioner import position_of
 
 pytestmark = pytest.mark.broker
 

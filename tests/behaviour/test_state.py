@@ -11,10 +11,10 @@ from random import randbytes
 import pytest
 
 import anabranch
-from anabranch.core.legal_names import state_stream
-from anabranch.core.partitioner import position_of
 from anabranch.errors import InvalidArgument, OwnershipLost, UnknownProcessor, UnsupportedSetting
-from anabranch.schemas.records import Consumed, TaskStep
+from anabranch.protocol.legal_names import state_stream
+from anabranch.protocol.partitioner import position_of
+from anabranch.protocol.schemas.records import Consumed, TaskStep
 from tests.behaviour.test_tasks import QUIET_S, committed
 from tests.cluster import start_cluster
 from tests.conftest import Broker

@@ -8,7 +8,7 @@ import pytest
 
 import anabranch
 from anabranch.presentation.history import read_history
-from anabranch.schemas.records import CommitRecord
+from anabranch.protocol.schemas.records import CommitRecord
 
 pytestmark = pytest.mark.broker
 

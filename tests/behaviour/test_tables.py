@@ -18,9 +18,6 @@ from confluent_kafka import Producer
 
 import anabranch
 from anabranch.client.replica import Replica
-from anabranch.core.hybrid_time import from_us
-from anabranch.core.ids import unpack_version
-from anabranch.core.legal_names import ADMIN_LANE, base_stream
 from anabranch.errors import (
     AnabranchError,
     IllegalState,
@@ -36,6 +33,9 @@ from anabranch.errors import (
     UnknownStream,
     UnsupportedSetting,
 )
+from anabranch.protocol.hybrid_time import from_us
+from anabranch.protocol.ids import unpack_version
+from anabranch.protocol.legal_names import ADMIN_LANE, base_stream
 from anabranch.tables import replica
 from anabranch.topics.names import journal_topic
 from tests.cluster import Cluster

@@ -24,8 +24,8 @@ from anabranch.errors import (
 )
 from anabranch.kafka.log import KafkaLog
 from anabranch.ports import TopicPartition
-from anabranch.schemas import records as r
-from anabranch.schemas.codec import decode, encode
+from anabranch.protocol.schemas import records as r
+from anabranch.protocol.schemas.codec import decode, encode
 from anabranch.topics.names import history_topic, stream_topic
 from tests.cluster import Cluster
 

@@ -14,12 +14,12 @@ import pytest
 
 import anabranch
 from anabranch.clock import SystemClock
-from anabranch.core import hybrid_time
+from anabranch.controller.leader import Leader
 from anabranch.core.decisions.turn import Settings
-from anabranch.core.ids import control_partition_of
 from anabranch.errors import ClockSkew, InvalidArgument
 from anabranch.kafka.log import KafkaLog
-from anabranch.processors.leader import Leader
+from anabranch.protocol import hybrid_time
+from anabranch.protocol.ids import control_partition_of
 from anabranch.topics.creation import create_control_topics
 from tests.conftest import Broker
 

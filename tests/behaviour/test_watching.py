@@ -14,9 +14,9 @@ from typer.testing import CliRunner
 
 import anabranch
 from anabranch.cli.main import app
-from anabranch.core.legal_names import state_stream
-from anabranch.core.partitioner import position_of
 from anabranch.errors import IllegalState, InvalidArgument
+from anabranch.protocol.legal_names import state_stream
+from anabranch.protocol.partitioner import position_of
 from anabranch.reading.store_lookup import state_key
 from anabranch.topics.rights import reader_rights
 from tests.behaviour.test_tasks import KEYS, QUIET_S, Place, copy

@@ -21,11 +21,11 @@ from anabranch.batches.compression import NAMES
 from anabranch.batches.format import read_header
 from anabranch.client.receipts import RECORD_OVERHEAD
 from anabranch.client.writer import Writer
-from anabranch.core.partitioner import position_of
 from anabranch.kafka import data
 from anabranch.kafka.log import KafkaLog
 from anabranch.ports import TopicPartition
-from anabranch.schemas.records import Extent
+from anabranch.protocol.partitioner import position_of
+from anabranch.protocol.schemas.records import Extent
 from anabranch.topics.names import journal_topic
 from tests.cluster import Cluster
 from tests.contract.helpers import read_all

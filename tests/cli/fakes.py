@@ -9,15 +9,7 @@ from typing import Any
 from anabranch.cli.options import Target
 from anabranch.errors import AnabranchError
 from anabranch.presentation.system_tables import LockRow
-from anabranch.reading.group_lag import (
-    HISTORY,
-    ConsumerGroup,
-    GroupPosition,
-    InputLag,
-    Lag,
-    positions_of,
-)
-from anabranch.schemas.records import (
+from anabranch.protocol.schemas.records import (
     ProcessorInfo,
     ProcessorInput,
     QuarantineRow,
@@ -28,6 +20,14 @@ from anabranch.schemas.records import (
     TaskPosition,
     WaitInfo,
     WriterInfo,
+)
+from anabranch.reading.group_lag import (
+    HISTORY,
+    ConsumerGroup,
+    GroupPosition,
+    InputLag,
+    Lag,
+    positions_of,
 )
 from anabranch.topics.rights import Acl
 from anabranch.types import (

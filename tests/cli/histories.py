@@ -6,10 +6,10 @@ import random
 from itertools import pairwise
 
 from anabranch.core import segments as seg
-from anabranch.core.hybrid_time import from_us
-from anabranch.core.ids import segment_id, segment_number
-from anabranch.core.partitioner import SPACE
-from anabranch.schemas.records import (
+from anabranch.protocol.hybrid_time import from_us
+from anabranch.protocol.ids import segment_id, segment_number
+from anabranch.protocol.partitioner import SPACE
+from anabranch.protocol.schemas.records import (
     CommitRecord,
     EpochRecord,
     EpochSegment,

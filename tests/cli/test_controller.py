@@ -12,12 +12,12 @@ import pytest
 
 from anabranch.cli import cluster
 from anabranch.cli.controller import Given, arguments_of
+from anabranch.controller import service
+from anabranch.controller.config import ControllerOptions, parse_place
 from anabranch.errors import InvalidArgument
 from anabranch.infra import __main__ as infra
 from anabranch.infra import broker
 from anabranch.infra.process import SupervisedProcess
-from anabranch.processors import service
-from anabranch.processors.config import ControllerOptions, parse_place
 from tests.cli.conftest import Run
 
 

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from anabranch.cli.errors import EXIT_CODES, ExitCode
+from anabranch.controller.metrics import TABLE as OF_LEADERS
+from anabranch.controller.monitor import Table
 from anabranch.ledger.watch import TABLE as OF_LEDGERS
 from anabranch.processing.app import Processor
 from anabranch.processing.metrics import TABLE as OF_WORKERS
-from anabranch.processors.metrics import TABLE as OF_LEADERS
-from anabranch.processors.monitor import Table
 from tests.cli.conftest import Run
 from tests.cli.reference import PAGE, commands, described, renewed
 

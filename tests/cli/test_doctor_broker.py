@@ -18,7 +18,8 @@ from confluent_kafka.admin import AdminClient
 from anabranch.cli import doctor, options
 from anabranch.cli.doctor import State
 from anabranch.cli.options import Target
-from anabranch.core.legal_names import STATE
+from anabranch.controller import service
+from anabranch.controller.config import ControllerOptions
 from anabranch.errors import NotAuthorized
 from anabranch.infra.broker import EmbeddedBroker
 from anabranch.kafka import admin, calls
@@ -30,8 +31,7 @@ from anabranch.kafka.log import KafkaLog
 from anabranch.kafka.probe import FAILS, LOSS, WORKS
 from anabranch.kafka.transactional_producer import KafkaProducer
 from anabranch.ports import LogRefused, TopicInfo
-from anabranch.processors import service
-from anabranch.processors.config import ControllerOptions
+from anabranch.protocol.legal_names import STATE
 from anabranch.topics.creation import create_control_topics
 from anabranch.topics.rights import GROUP, TOPIC, Right, controller_rights
 from tests.cli.conftest import Run

@@ -8,7 +8,7 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from anabranch.presentation.history import History, draw
-from anabranch.schemas.records import CommitRecord, EpochRecord
+from anabranch.protocol.schemas.records import CommitRecord, EpochRecord
 from tests.cli.histories import random_history, rolled_history
 
 SVG = "{http://www.w3.org/2000/svg}"

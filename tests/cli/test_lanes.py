@@ -9,7 +9,7 @@ import pytest
 
 from anabranch.cli.errors import ExitCode
 from anabranch.cli.lane import differences
-from anabranch.core.legal_names import ADMIN_LANE, OPEN_LANE
+from anabranch.protocol.legal_names import ADMIN_LANE, OPEN_LANE
 from anabranch.topics.names import commands_topic
 from anabranch.topics.rights import Acl, Right, client_rights, writer_rights
 from anabranch.types import Grant

@@ -12,9 +12,9 @@ from typing import Any, Self
 import pytest
 
 from anabranch.cli.errors import ExitCode
-from anabranch.core.hybrid_time import read_moment
-from anabranch.core.ids import NO_TXN
 from anabranch.errors import UnknownStream
+from anabranch.protocol.hybrid_time import read_moment
+from anabranch.protocol.ids import NO_TXN
 from anabranch.tables.replica import Lag
 from anabranch.tables.store import Seen
 from anabranch.types import StreamDescription

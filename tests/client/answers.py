@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from anabranch.core.ids import control_partition_of, make_txn_id
-from anabranch.core.partitioner import even_ranges
-from anabranch.core.tokens import Token, TokenBytes, id_named, make
-from anabranch.schemas import records as r
-from anabranch.schemas.records import TxnState
+from anabranch.protocol.ids import control_partition_of, make_txn_id
+from anabranch.protocol.partitioner import even_ranges
+from anabranch.protocol.schemas import records as r
+from anabranch.protocol.schemas.records import TxnState
+from anabranch.protocol.tokens import Token, TokenBytes, id_named, make
 
 STREAM = "nyc/flights"
 TXN = make_txn_id(0, 1_700_000_000_000, 42)

@@ -10,11 +10,11 @@ from typing import Any
 
 from anabranch.batches.columns_write import EventColumns, Placing
 from anabranch.client.ports import ClientPorts, Journals
-from anabranch.core.ids import command_digest
 from anabranch.errors import AnabranchError, EventTooLarge, NotReady, WriteFailed
 from anabranch.ports import Entropy, JournalRecord, Opened, RecordHeaders, TopicPartition
-from anabranch.schemas import records as r
-from anabranch.schemas.codec import decode, encode
+from anabranch.protocol.ids import command_digest
+from anabranch.protocol.schemas import records as r
+from anabranch.protocol.schemas.codec import decode, encode
 
 START_S = 1_700_000_000.0
 HYBRID_TIME = 7

@@ -14,9 +14,6 @@ from typing import TYPE_CHECKING
 from anabranch.batches.records import Record, decode_records
 from anabranch.client.client import Client
 from anabranch.client.ports import ClientPorts
-from anabranch.core import defaults
-from anabranch.core.ids import CORRELATION_HEADER, REPLY_HEADER
-from anabranch.core.legal_names import OPEN_LANE
 from anabranch.errors import DeadlineExceeded, NotReady, WriteFailed
 from anabranch.ports import (
     Clock,
@@ -30,6 +27,9 @@ from anabranch.ports import (
     TopicGone,
     TopicPartition,
 )
+from anabranch.protocol import defaults
+from anabranch.protocol.ids import CORRELATION_HEADER, REPLY_HEADER
+from anabranch.protocol.legal_names import OPEN_LANE
 from anabranch.topics.names import DEFAULT_PREFIX, commands_topic, replies_topic
 from tests.memory.log import MemoryLog
 

@@ -15,10 +15,10 @@ from anabranch import errors
 from anabranch.batches.records import Record, decode_records
 from anabranch.client.client import Client
 from anabranch.core.authorize import changed
-from anabranch.core.ids import CORRELATION_HEADER, REPLY_HEADER, command_digest
 from anabranch.ports import LogUncertain, TopicPartition, TopicSpec
-from anabranch.schemas import records as r
-from anabranch.schemas.codec import encode
+from anabranch.protocol.ids import CORRELATION_HEADER, REPLY_HEADER, command_digest
+from anabranch.protocol.schemas import records as r
+from anabranch.protocol.schemas.codec import encode
 from anabranch.topics.creation import create_control_topics, create_lane_topics
 from anabranch.topics.declarations import COMMANDS, REPLIES
 from anabranch.topics.rights import Acl, client_rights

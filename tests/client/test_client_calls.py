@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from anabranch import errors
+from anabranch.protocol.schemas import records as r
 from anabranch.reading.committed_log import ReaderPorts
 from anabranch.reading.iteration import Readers
 from anabranch.reading.snapshot import SnapshotPlan
-from anabranch.schemas import records as r
 from tests.client.answers import STREAM, obliging, outcome, token_of
 from tests.client.bench import Bench, override
 

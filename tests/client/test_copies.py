@@ -10,14 +10,14 @@ import pytest
 from anabranch.batches.records import Record, decode_records
 from anabranch.client.client import Client
 from anabranch.client.session import Session
-from anabranch.core.defaults import FIRST_REPEAT_S
-from anabranch.core.hybrid_time import from_us, parse
-from anabranch.core.ids import TIME_HEADER, command_digest
-from anabranch.core.legal_names import ADMIN_LANE
 from anabranch.errors import NotReady
 from anabranch.ports import TopicPartition
-from anabranch.schemas import records as r
-from anabranch.schemas.codec import decode, encode
+from anabranch.protocol.defaults import FIRST_REPEAT_S
+from anabranch.protocol.hybrid_time import from_us, parse
+from anabranch.protocol.ids import TIME_HEADER, command_digest
+from anabranch.protocol.legal_names import ADMIN_LANE
+from anabranch.protocol.schemas import records as r
+from anabranch.protocol.schemas.codec import decode, encode
 from anabranch.topics.names import commands_topic, stream_topic
 from tests.client.answers import STREAM
 from tests.client.doubles import scripted_ports

@@ -11,7 +11,7 @@ import pytest
 
 from anabranch import errors
 from anabranch.client.shared import Heart
-from anabranch.schemas import records as r
+from anabranch.protocol.schemas import records as r
 from anabranch.types import Receipt, Result
 from tests.client.answers import STREAM, outcome, refusal, token_of
 from tests.client.bench import Bench, override

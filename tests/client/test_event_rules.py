@@ -13,11 +13,11 @@ import pyarrow as pa
 import pytest
 
 from anabranch import errors
-from anabranch.core.limits import AHEAD_MS, LATEST, ROW_KEY
 from anabranch.core.stream_settings import TABLE
 from anabranch.processing.batch import Limits, WorkBatch, begin_context
 from anabranch.processing.table import Table
-from anabranch.schemas import records as r
+from anabranch.protocol.limits import AHEAD_MS, LATEST, ROW_KEY
+from anabranch.protocol.schemas import records as r
 from tests.client.answers import STREAM, segments, stream_info, token_of
 from tests.client.bench import Bench, override
 

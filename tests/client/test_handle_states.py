@@ -11,7 +11,7 @@ import pytest
 from anabranch import errors
 from anabranch.client.transaction import Transaction
 from anabranch.core.transaction_states import HandleState
-from anabranch.schemas import records as r
+from anabranch.protocol.schemas import records as r
 from tests.client.answers import STREAM, obliging, outcome, refusal
 from tests.client.bench import Bench, override
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from anabranch.errors import MalformedRecord
-from anabranch.schemas import records as r
+from anabranch.protocol.schemas import records as r
 from tests.client.answers import STREAM, stream_info
 from tests.client.bench import Bench, override
 

@@ -9,11 +9,11 @@ from typing import Any, cast
 import pytest
 
 from anabranch import errors
-from anabranch.core.tokens import id_named
 from anabranch.librdkafka.admin import KafkaAdmin
 from anabranch.librdkafka.journal_writer import Channel, KafkaJournal
 from anabranch.ports import JournalMissing, TopicPartition
-from anabranch.schemas import records as r
+from anabranch.protocol.schemas import records as r
+from anabranch.protocol.tokens import id_named
 from tests.client.answers import STREAM, obliging, outcome, refusal, stream_info
 from tests.client.bench import Bench, override
 from tests.client.doubles import ListJournal, ManualClock

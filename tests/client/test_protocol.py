@@ -11,11 +11,11 @@ import pytest
 from anabranch import errors
 from anabranch.client.session import Session
 from anabranch.core import authorize
-from anabranch.core.defaults import FIRST_REPEAT_S
 from anabranch.core.stream_states import STREAMS
-from anabranch.core.tokens import peek
 from anabranch.core.transaction_states import TRANSACTIONS
-from anabranch.schemas import records as r
+from anabranch.protocol.defaults import FIRST_REPEAT_S
+from anabranch.protocol.schemas import records as r
+from anabranch.protocol.tokens import peek
 from tests.client.answers import STREAM, TXN, obliging, outcome, refusal, token_of
 from tests.client.doubles import HYBRID_TIME, ManualClock, ScriptedBus, scripted_ports
 

@@ -8,8 +8,8 @@ import pytest
 
 from anabranch import errors
 from anabranch.client.reservation import Reservation
-from anabranch.schemas import records as r
-from anabranch.schemas.codec import decode
+from anabranch.protocol.schemas import records as r
+from anabranch.protocol.schemas.codec import decode
 from anabranch.types import Result
 from tests.client.answers import STREAM
 from tests.client.world import World

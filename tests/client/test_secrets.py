@@ -16,12 +16,12 @@ from anabranch import errors
 from anabranch.cli.options import Target
 from anabranch.client.reservation import Reservation
 from anabranch.clock import SystemEntropy
+from anabranch.controller.config import ControllerOptions
+from anabranch.controller.lanes import Command
 from anabranch.core.state import OpenTxn
-from anabranch.core.tokens import Token, TokenBytes, make, narrow, peek
-from anabranch.processors.config import ControllerOptions
-from anabranch.processors.lanes import Command
-from anabranch.schemas import records as r
-from anabranch.schemas.codec import encode
+from anabranch.protocol.schemas import records as r
+from anabranch.protocol.schemas.codec import encode
+from anabranch.protocol.tokens import Token, TokenBytes, make, narrow, peek
 from examples.flights.run import Settings as Flights
 from tests.client.answers import STREAM
 from tests.client.world import World

@@ -19,9 +19,9 @@ import pytest
 import anabranch
 from anabranch.client.replica import Replica
 from anabranch.kafka import calls
+from anabranch.protocol.schemas import records as r
+from anabranch.protocol.schemas.codec import decode, encode
 from anabranch.reading.iteration import Readers
-from anabranch.schemas import records as r
-from anabranch.schemas.codec import decode, encode
 from tests.client.world import World
 from tests.tables.worlds import reader_ports
 

@@ -10,9 +10,9 @@ import pytest
 import anabranch
 from anabranch import errors
 from anabranch.client.client import Client
-from anabranch.core.ids import make_txn_id
-from anabranch.core.tokens import peek
-from anabranch.schemas import records as r
+from anabranch.protocol.ids import make_txn_id
+from anabranch.protocol.schemas import records as r
+from anabranch.protocol.tokens import peek
 from tests.client.answers import STREAM, TXN, outcome, refusal, token_of
 from tests.client.bench import Bench, override
 from tests.client.world import World

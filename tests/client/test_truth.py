@@ -15,11 +15,11 @@ import pytest
 from anabranch import errors
 from anabranch.batches.records import Record
 from anabranch.client.transaction import Transaction
-from anabranch.core.ids import make_txn_id
+from anabranch.controller import suspects
 from anabranch.ports import TopicPartition
-from anabranch.processors import suspects
-from anabranch.schemas import records as r
-from anabranch.schemas.codec import encode
+from anabranch.protocol.ids import make_txn_id
+from anabranch.protocol.schemas import records as r
+from anabranch.protocol.schemas.codec import encode
 from anabranch.topics.names import commands_topic
 from anabranch.types import Receipt
 from tests.client.answers import STREAM, TXN, obliging, token_of

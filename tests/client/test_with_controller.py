@@ -11,11 +11,11 @@ import pytest
 
 from anabranch import errors
 from anabranch.client.reservation import Reservation
-from anabranch.core import limits
-from anabranch.core.tokens import make, peek
 from anabranch.ports import LogError, LogUnavailable, LogUncertain, TopicPartition
-from anabranch.schemas.codec import decode, encode
-from anabranch.schemas.records import Commit, GetState, OneShot
+from anabranch.protocol import limits
+from anabranch.protocol.schemas.codec import decode, encode
+from anabranch.protocol.schemas.records import Commit, GetState, OneShot
+from anabranch.protocol.tokens import make, peek
 from anabranch.topics.names import journal_topic
 from anabranch.types import Listed
 from tests.client.answers import STREAM

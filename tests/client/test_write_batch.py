@@ -10,8 +10,8 @@ import pytest
 
 from anabranch import errors
 from anabranch.client.writer import Writer
-from anabranch.core.limits import LATEST
-from anabranch.schemas import records as r
+from anabranch.protocol.limits import LATEST
+from anabranch.protocol.schemas import records as r
 from tests.batches.test_columns_write import HEADERS
 from tests.client.answers import STREAM, token_of
 from tests.client.bench import Bench

@@ -12,7 +12,7 @@ from anabranch import errors
 from anabranch.client.client import Client
 from anabranch.client.transaction import Transaction
 from anabranch.client.writer import Writer
-from anabranch.schemas import records as r
+from anabranch.protocol.schemas import records as r
 from tests.client.answers import STREAM, token_of
 from tests.client.bench import Bench
 

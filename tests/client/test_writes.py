@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from anabranch import errors
-from anabranch.core.ids import TXN_HEADER, unpack_txn_header
-from anabranch.core.partitioner import position_of, record_checksum
-from anabranch.schemas import records as r
+from anabranch.protocol.ids import TXN_HEADER, unpack_txn_header
+from anabranch.protocol.partitioner import position_of, record_checksum
+from anabranch.protocol.schemas import records as r
 from anabranch.types import Receipt
 from tests.client.answers import STREAM, obliging, refusal, token_of
 from tests.client.bench import Bench, override

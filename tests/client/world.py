@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 from anabranch.batches.records import Record, decode_records
 from anabranch.client.client import Client
+from anabranch.controller.controller import Controller
 from anabranch.core.decisions.turn import Settings
 from anabranch.ports import TopicPartition
-from anabranch.processors.controller import Controller
-from anabranch.schemas import records as r
-from anabranch.schemas.codec import decode
+from anabranch.protocol.schemas import records as r
+from anabranch.protocol.schemas.codec import decode
 from anabranch.topics.creation import create_control_topics
 from anabranch.topics.names import DEFAULT_PREFIX, history_topic, stream_topic
 from tests.client.doubles import ManualClock, counted

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from anabranch.batches.records import Record, encode_batch
-from anabranch.core.hybrid_time import from_us
-from anabranch.core.ids import NO_TXN, TXN_HEADER, make_txn_id, pack_txn_header, segment_id
-from anabranch.core.partitioner import SPACE, position_of
 from anabranch.kafka.log import KafkaLog
 from anabranch.ports import TopicPartition
-from anabranch.schemas.codec import encode
-from anabranch.schemas.records import (
+from anabranch.protocol.hybrid_time import from_us
+from anabranch.protocol.ids import NO_TXN, TXN_HEADER, make_txn_id, pack_txn_header, segment_id
+from anabranch.protocol.partitioner import SPACE, position_of
+from anabranch.protocol.schemas.codec import encode
+from anabranch.protocol.schemas.records import (
     CommitRecord,
     EpochRecord,
     EpochSegment,

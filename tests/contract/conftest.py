@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from confluent_kafka.admin import AdminClient
 
+from anabranch.controller.rocksdb_table import RocksTable
 from anabranch.kafka import transactional_producer
 from anabranch.kafka.log import KafkaLog
 from anabranch.ports import Log, Producer, Table, TopicPartition, TopicSpec
-from anabranch.processors.rocksdb_table import RocksTable
 from anabranch.topics import rights
 from anabranch.topics.rights import Right
 from tests.contract.proxy import Proxy

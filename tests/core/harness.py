@@ -24,14 +24,14 @@ from anabranch.core.decisions.decide import decide, decide_due
 from anabranch.core.decisions.streams import stream_created, stream_refused
 from anabranch.core.decisions.turn import Settings, Turn, close_round
 from anabranch.core.journal_index import JournalIndex
-from anabranch.core.legal_names import ADMIN_LANE, OPEN_LANE
 from anabranch.core.locks.recent_writes import RecentWrites
 from anabranch.core.memory import DraftMap, Keepalives, LeaderMemory
 from anabranch.core.round import ReplyTo, Round
 from anabranch.core.state import State
 from anabranch.errors import AnabranchError
-from anabranch.schemas import records as r
-from anabranch.schemas.codec import decode, encode
+from anabranch.protocol.legal_names import ADMIN_LANE, OPEN_LANE
+from anabranch.protocol.schemas import records as r
+from anabranch.protocol.schemas.codec import decode, encode
 from tests.core.journals import Journals
 from tests.core.labels import MINUTE, SECRET
 from tests.core.tables import Memory, Row, fold, table_of, views_of

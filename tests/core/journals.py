@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import NamedTuple
 from zlib import crc32
 
-from anabranch.core.ids import NO_TXN
 from anabranch.core.journal_index import CRC_MODULUS, JournalIndex
 from anabranch.core.journal_runs import Run
 from anabranch.core.state import State
-from anabranch.schemas import records as r
+from anabranch.protocol.ids import NO_TXN
+from anabranch.protocol.schemas import records as r
 from tests.core.labels import Labels
 from tests.core.tables import Memory
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from anabranch.core.decisions.turn import Settings
-from anabranch.core.ids import make_txn_id
-from anabranch.core.tokens import Token, TokenBytes, make
-from anabranch.schemas import records as r
+from anabranch.protocol.ids import make_txn_id
+from anabranch.protocol.schemas import records as r
+from anabranch.protocol.tokens import Token, TokenBytes, make
 
 SECRET = bytes(range(32, 64))  # of every transaction that a test begins by hand
 MINUTE = 60_000

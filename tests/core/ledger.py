@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from anabranch.core.decisions.turn import WAITING
-from anabranch.core.tokens import peek
-from anabranch.schemas import records as r
+from anabranch.protocol.schemas import records as r
+from anabranch.protocol.tokens import peek
 from tests.core.harness import World
 
 OPEN, DECIDED, COMMITTED, ABORTED = "OPEN", "COMMIT_IN_PROGRESS", "COMMITTED", "ABORTED"

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from anabranch.core.decisions.transactions import PURGE_SHARE
-from anabranch.core.partitioner import SPACE, position_of
-from anabranch.schemas import records as r
+from anabranch.protocol.partitioner import SPACE, position_of
+from anabranch.protocol.schemas import records as r
 from tests.core.ledger import (
     ABORTED,
     CHECK_MS,

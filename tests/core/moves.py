@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from anabranch.core.stream_states import CREATING
 from anabranch.errors import InvalidArgument
-from anabranch.schemas import records as r
+from anabranch.protocol.schemas import records as r
 from tests.core.harness import DAY, World, event, nyc
 from tests.core.labels import MINUTE, SECRET
 

@@ -20,7 +20,7 @@ from anabranch.core.history_records import Tail, history_records
 from anabranch.core.journal_index import extents_by_place
 from anabranch.core.round import Landed, Round
 from anabranch.core.stream_states import ACTIVE
-from anabranch.schemas import records as r
+from anabranch.protocol.schemas import records as r
 from anabranch.topics.names import journal_topic, stream_topic
 from tests.core.harness import World
 from tests.core.tables import txn_rows

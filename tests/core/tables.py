@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from anabranch.core.state import State
-from anabranch.schemas.records import TxnRow
+from anabranch.protocol.schemas.records import TxnRow
 
 Row = tuple[bytes, bytes | None]
 

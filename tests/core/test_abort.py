@@ -6,7 +6,7 @@ import pytest
 
 from anabranch.core import rows as k
 from anabranch.core.decisions.transactions import silent_lanes
-from anabranch.schemas import records as r
+from anabranch.protocol.schemas import records as r
 from tests.core.harness import World, nyc
 from tests.core.labels import MINUTE
 

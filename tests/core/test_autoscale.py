@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from anabranch.core import segments as seg
 from anabranch.core.decisions.scale import Autoscaler, Load, Proposal, cut, propose
-from anabranch.core.ids import segment_id
-from anabranch.core.partitioner import SPACE
 from anabranch.core.stream_settings import HISTORY, Policy, parse_policy
 from anabranch.errors import InvalidArgument
-from anabranch.schemas.records import KeyRange, SegmentRange
+from anabranch.protocol.ids import segment_id
+from anabranch.protocol.partitioner import SPACE
+from anabranch.protocol.schemas.records import KeyRange, SegmentRange
 
 EVENTS = Policy(events_per_s=1000)
 QUICK = Policy(events_per_s=1000, cooldown_ms=8000)

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from anabranch.core import segments as seg
 from anabranch.core.decisions.scale import Autoscaler, Proposal
-from anabranch.core.ids import segment_number
-from anabranch.core.partitioner import SPACE
 from anabranch.core.stream_settings import Policy
-from anabranch.schemas.records import KeyRange, SegmentRange
+from anabranch.protocol.ids import segment_number
+from anabranch.protocol.partitioner import SPACE
+from anabranch.protocol.schemas.records import KeyRange, SegmentRange
 from tests.conftest import some
 
 # Events a second by cells of the key space: (low, high, rate), each spread evenly.

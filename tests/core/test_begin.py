@@ -8,7 +8,7 @@ import pytest
 
 from anabranch.core import rows as k
 from anabranch.core.decisions.turn import DAY_MS
-from anabranch.schemas import records as r
+from anabranch.protocol.schemas import records as r
 from tests.core.harness import DAY, World, nyc
 from tests.core.labels import MINUTE
 

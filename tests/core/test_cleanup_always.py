@@ -8,7 +8,7 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from anabranch.core.decisions import cleanup
-from anabranch.schemas import records as r
+from anabranch.protocol.schemas import records as r
 from tests.conftest import some
 from tests.core.cleaning import PLACE, begin, crowd, opened, rebuild, relocate
 from tests.core.harness import World, index_rows

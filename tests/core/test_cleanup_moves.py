@@ -11,7 +11,7 @@ from anabranch.core import rows as k
 from anabranch.core.decisions import cleanup
 from anabranch.core.decisions.cleanup import runs_to_move
 from anabranch.core.decisions.scale import partitions_added
-from anabranch.schemas import records as r
+from anabranch.protocol.schemas import records as r
 from tests.core.cleaning import PLACE, crowd, end, low, opened, relocate
 from tests.core.harness import World
 

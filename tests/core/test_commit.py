@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from anabranch.core import hybrid_time, limits
 from anabranch.core.decisions.decide import decide_due
-from anabranch.schemas import records as r
+from anabranch.protocol import hybrid_time, limits
+from anabranch.protocol.schemas import records as r
 from tests.core.harness import World, nyc, states
 
 # -- the usual way -----------------------------------------------------------------------------

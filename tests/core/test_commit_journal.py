@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from anabranch.core import rows as k
-from anabranch.core.limits import MAX_WAIT_MS
+from anabranch.protocol.limits import MAX_WAIT_MS
 from tests.core.harness import World, nyc, states
 from tests.core.labels import MINUTE
 

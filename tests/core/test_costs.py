@@ -17,15 +17,15 @@ from typing import Any
 
 import pytest
 
+from anabranch.controller.lanes import Command, decide_command
 from anabranch.core import rows as k
 from anabranch.core import work
 from anabranch.core.authorize import ALL, RULES, Right
 from anabranch.core.decisions.turn import Turn
-from anabranch.core.limits import WRITERS
 from anabranch.core.round import ReplyTo
-from anabranch.processors.lanes import Command, decide_command
-from anabranch.schemas import records as r
-from anabranch.schemas.codec import encode
+from anabranch.protocol.limits import WRITERS
+from anabranch.protocol.schemas import records as r
+from anabranch.protocol.schemas.codec import encode
 from tests.core import harness
 from tests.core.harness import World, event, nyc
 from tests.core.labels import SECRET

@@ -10,7 +10,7 @@ from anabranch.core import rows as k
 from anabranch.core.decisions import merge
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.state import OpenTxn
-from anabranch.schemas import records as r
+from anabranch.protocol.schemas import records as r
 from tests.core.harness import World, nyc
 
 CHUNK = 1000  # bytes

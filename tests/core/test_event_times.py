@@ -8,7 +8,7 @@ import pytest
 
 from anabranch.core import rows as k
 from anabranch.core.journal_runs import NEVER
-from anabranch.core.limits import AHEAD_MS, LATEST, copied_time
+from anabranch.protocol.limits import AHEAD_MS, LATEST, copied_time
 from tests.core.cleaning import crowd, relocate
 from tests.core.cleaning import opened as crowded
 from tests.core.harness import DAY, World, event, nyc, states

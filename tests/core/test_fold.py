@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from anabranch.core import rows as k
 from anabranch.core.journal_index import JournalIndex
 from anabranch.core.state import State
-from anabranch.schemas import records as r
-from anabranch.schemas.codec import encode
+from anabranch.protocol.schemas import records as r
+from anabranch.protocol.schemas.codec import encode
 from tests.conftest import some
 from tests.core.harness import World, nyc
 from tests.core.moves import everything, lives, new_world, play

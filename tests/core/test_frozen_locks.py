@@ -15,7 +15,7 @@ from anabranch.core.decisions.scale import partitions_added
 from anabranch.core.journal_index import extents_by_place
 from anabranch.core.locks import frozen
 from anabranch.core.locks.table_writes import FEW_KEYS, Keys
-from anabranch.schemas import records as r
+from anabranch.protocol.schemas import records as r
 from tests.core.test_registered_locks import Long
 from tests.core.test_table_locks import PLAIN, A, B
 

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from anabranch.core import limits
 from anabranch.core import rows as k
 from anabranch.core.authorize import ADD, ALL, CREATORS, TAKE, Right
 from anabranch.core.decisions import transactions
 from anabranch.core.decisions.streams import give_up_stream, stream_recovered
-from anabranch.core.legal_names import ADMIN_LANE, OPEN_LANE
-from anabranch.schemas import records as r
+from anabranch.protocol import limits
+from anabranch.protocol.legal_names import ADMIN_LANE, OPEN_LANE
+from anabranch.protocol.schemas import records as r
 from tests.core.harness import DAY, World, event, nyc
 from tests.core.labels import SECRET
 

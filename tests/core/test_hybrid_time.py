@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anabranch.core import hybrid_time as ht
 from anabranch.errors import InvalidArgument, InvariantViolation
+from anabranch.protocol import hybrid_time as ht
 
 MAX_US = (1 << 51) - 1
 us_values = st.integers(0, MAX_US)

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from anabranch.core import ids, legal_names
 from anabranch.errors import InvalidArgument, MalformedRecord
+from anabranch.protocol import ids, legal_names
 from anabranch.topics import names
 
 partitions = st.integers(0, (1 << 16) - 1)

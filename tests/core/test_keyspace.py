@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anabranch.core import partitioner as ks
 from anabranch.errors import InvalidArgument
+from anabranch.protocol import partitioner as ks
 
 u32 = st.integers(0, (1 << 32) - 1)
 

@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from anabranch.core import limits
 from anabranch.core.authorize import Right
 from anabranch.core.decisions.lanes import position_of, resume
 from anabranch.core.decisions.transactions import UNREAD_MS, silent_lanes
 from anabranch.core.decisions.turn import AT_END
-from anabranch.core.legal_names import ADMIN_LANE, OPEN_LANE
 from anabranch.core.rows import writer_key
 from anabranch.core.state import State
-from anabranch.schemas import records as r
+from anabranch.protocol import limits
+from anabranch.protocol.legal_names import ADMIN_LANE, OPEN_LANE
+from anabranch.protocol.schemas import records as r
 from tests.core.harness import World, nyc, states
 from tests.core.labels import MINUTE
 

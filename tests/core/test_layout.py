@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anabranch.core.ids import segment_id
-from anabranch.core.partitioner import SPACE, Layout, even_ranges, position_of
 from anabranch.errors import InvalidArgument
-from anabranch.schemas.records import Event, SegmentRange
+from anabranch.protocol.ids import segment_id
+from anabranch.protocol.partitioner import SPACE, Layout, even_ranges, position_of
+from anabranch.protocol.schemas.records import Event, SegmentRange
 
 
 def segments_of(bounds: list[tuple[int, int]]) -> tuple[SegmentRange, ...]:

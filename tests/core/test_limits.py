@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 from anabranch.batches.packer import BATCH_BYTES
-from anabranch.core import limits
-from anabranch.core.partitioner import SPACE
-from anabranch.processors.durability import HISTORY_BYTES
-from anabranch.schemas import records as r
-from anabranch.schemas.codec import encode
+from anabranch.controller.durability import HISTORY_BYTES
+from anabranch.protocol import limits
+from anabranch.protocol.partitioner import SPACE
+from anabranch.protocol.schemas import records as r
+from anabranch.protocol.schemas.codec import encode
+from tests.controller.world import World
 from tests.core.labels import SECRET
-from tests.processors.world import World
 
 PAGE = Path(__file__).parents[2] / "docs" / "operations.md"
 _PART = re.compile(r"(<!-- limits -->\n).*?(<!-- end -->)", re.DOTALL)

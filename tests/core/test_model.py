@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from anabranch.core import rows as k
 from anabranch.core.round import Part
-from anabranch.schemas import records as r
-from anabranch.schemas.codec import decode
+from anabranch.protocol.schemas import records as r
+from anabranch.protocol.schemas.codec import decode
 from tests.conftest import some
 from tests.core.harness import World
 from tests.core.labels import SECRET

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from anabranch.core import rows as k
-from anabranch.core.partitioner import SPACE, position_of
-from anabranch.schemas import records as r
+from anabranch.protocol.partitioner import SPACE, position_of
+from anabranch.protocol.schemas import records as r
 from tests.core.harness import DAY, World, event, nyc
 
 HALF = SPACE // 2

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from anabranch.core.ids import segment_id
+from anabranch.protocol.ids import segment_id
+from anabranch.protocol.schemas.records import EpochRecord, EpochSegment, SegmentEnd
 from anabranch.reading.epoch_order import StreamOrder
-from anabranch.schemas.records import EpochRecord, EpochSegment, SegmentEnd
 from tests.conftest import some
 
 KEYS = 8  # the key space of these tests

@@ -25,7 +25,7 @@ from anabranch.core.decisions import (
 )
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.round import ReplyTo
-from anabranch.schemas import records as r
+from anabranch.protocol.schemas import records as r
 from tests.core.harness import DAY, World, event, nyc, states
 
 REFUSED = "NotAuthorized"

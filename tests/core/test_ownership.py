@@ -17,9 +17,9 @@ from anabranch.core.decisions import commit, one_shot, ownership, positions, tra
 from anabranch.core.decisions import decide as decide_module
 from anabranch.core.decisions.ownership import create_processor
 from anabranch.core.decisions.streams import give_up_stream
-from anabranch.core.ids import make_marked_id
 from anabranch.errors import AnabranchError, IllegalState
-from anabranch.schemas import records as r
+from anabranch.protocol.ids import make_marked_id
+from anabranch.protocol.schemas import records as r
 from tests.core.harness import World, event
 from tests.core.labels import MINUTE, SECRET
 

@@ -9,10 +9,10 @@ from anabranch.core.decisions.decide import decide_due
 from anabranch.core.decisions.merge import give_up
 from anabranch.core.decisions.scale import partitions_added
 from anabranch.core.history_records import Tail, history_records
-from anabranch.core.ids import NO_TXN
 from anabranch.core.round import Landed, NewEpoch, PlainWrites, Round, StreamCommit
 from anabranch.core.state import State
-from anabranch.schemas import records as r
+from anabranch.protocol.ids import NO_TXN
+from anabranch.protocol.schemas import records as r
 from tests.core.harness import World, event, nyc
 from tests.core.tables import fold, rows_of, views_of
 

@@ -6,7 +6,7 @@ import pytest
 
 from anabranch.core.history_records import DIRECTLY_BEFORE, NO_PREVIOUS, Tail, history_records
 from anabranch.core.round import Landed, NewEpoch, Part, Round, StreamCommit
-from anabranch.schemas import records as r
+from anabranch.protocol.schemas import records as r
 
 TXN = [bytes([n]) * 16 for n in range(5)]
 

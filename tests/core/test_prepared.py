@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from anabranch.core import limits
 from anabranch.core.decisions import streams
 from anabranch.core.decisions.cleanup import runs_to_move
 from anabranch.core.rows import stream_key
-from anabranch.schemas import records as r
+from anabranch.protocol import limits
+from anabranch.protocol.schemas import records as r
 from tests.core.cleaning import PLACE, crowd, rebuild, relocate
 from tests.core.cleaning import opened as crowded
 from tests.core.harness import DAY, START_MS, World, event, nyc, states

@@ -18,9 +18,9 @@ from anabranch.core import rows as k
 from anabranch.core.authorize import Right
 from anabranch.core.decisions import commit, merge, ownership, positions, scale, streams
 from anabranch.core.decisions.streams import stream_forgotten
-from anabranch.core.partitioner import Layout
 from anabranch.errors import AnabranchError, UnknownStream
-from anabranch.schemas import records as r
+from anabranch.protocol.partitioner import Layout
+from anabranch.protocol.schemas import records as r
 from tests.core.harness import World, event
 from tests.core.labels import MINUTE, SECRET
 from tests.core.test_ownership import ALL, INPUTS, NAME, Tasks, check_unmoved

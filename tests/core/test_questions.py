@@ -7,14 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from anabranch.core import limits
 from anabranch.core import rows as k
 from anabranch.core.authorize import Right
 from anabranch.core.decisions.questions import MAX_LISTED
-from anabranch.core.ids import make_txn_id
-from anabranch.core.tokens import Rights
 from anabranch.errors import MalformedRecord
-from anabranch.schemas import records as r
+from anabranch.protocol import limits
+from anabranch.protocol.ids import make_txn_id
+from anabranch.protocol.schemas import records as r
+from anabranch.protocol.tokens import Rights
 from tests.core.cleaning import crowd, opened, relocate
 from tests.core.harness import DAY, World, event, nyc
 

@@ -8,11 +8,11 @@ from unittest.mock import patch
 
 import pytest
 
-from anabranch.core import limits
 from anabranch.core.authorize import Right
 from anabranch.core.decisions import quotas
-from anabranch.core.legal_names import ADMIN_LANE
-from anabranch.schemas import records as r
+from anabranch.protocol import limits
+from anabranch.protocol.legal_names import ADMIN_LANE
+from anabranch.protocol.schemas import records as r
 from tests.core.harness import World, event, nyc
 from tests.core.labels import SECRET
 

@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from anabranch.core import limits
 from anabranch.core import rows as k
 from anabranch.core.authorize import Right
 from anabranch.core.decisions import scopes
 from anabranch.core.decisions.decide import decide
 from anabranch.core.decisions.streams import give_up_stream
-from anabranch.core.hybrid_time import from_s, to_s
 from anabranch.core.locks.table_writes import FEW_KEYS, Keys, fingerprint
-from anabranch.schemas import records as r
-from anabranch.schemas.codec import encode
+from anabranch.protocol import limits
+from anabranch.protocol.hybrid_time import from_s, to_s
+from anabranch.protocol.schemas import records as r
+from anabranch.protocol.schemas.codec import encode
 from tests.core.tables import fold
 from tests.core.test_table_locks import PLAIN, A, B, Bank, told
 

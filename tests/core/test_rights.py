@@ -22,11 +22,11 @@ from anabranch.core import rows as k
 from anabranch.core.authorize import ALL, CREATORS, RULES, Right
 from anabranch.core.decisions import decide
 from anabranch.core.decisions.streams import give_up_stream
-from anabranch.core.ids import make_marked_id
-from anabranch.core.legal_names import OPEN_LANE
 from anabranch.errors import InvariantViolation
-from anabranch.schemas import records as r
-from anabranch.schemas.codec import TYPES
+from anabranch.protocol.ids import make_marked_id
+from anabranch.protocol.legal_names import OPEN_LANE
+from anabranch.protocol.schemas import records as r
+from anabranch.protocol.schemas.codec import TYPES
 from tests.core.harness import World, event, nyc
 from tests.core.labels import MINUTE, SECRET
 

@@ -9,14 +9,14 @@ from anabranch.core.decisions import decide as decide_module
 from anabranch.core.decisions import transactions
 from anabranch.core.decisions.decide import decide, decide_due
 from anabranch.core.decisions.turn import Turn, attempt, close_round
-from anabranch.core.ids import make_txn_id
 from anabranch.core.journal_index import JournalIndex
 from anabranch.core.memory import Keepalives, LeaderMemory
 from anabranch.core.round import ReplyTo
 from anabranch.core.state import State
 from anabranch.errors import InvariantViolation, NotReady
-from anabranch.schemas import records as r
-from anabranch.schemas.codec import decode
+from anabranch.protocol.ids import make_txn_id
+from anabranch.protocol.schemas import records as r
+from anabranch.protocol.schemas.codec import decode
 from tests.core.harness import DAY, START_MS, World, event, nyc, settings
 from tests.memory.table import MemoryStore
 

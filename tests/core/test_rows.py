@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from anabranch.core import rows as k
-from anabranch.core.ids import NO_TXN
 from anabranch.core.rows import Entry
 from anabranch.core.state import Overlay, State
 from anabranch.errors import InvariantViolation, MalformedRecord
-from anabranch.schemas import records as r
-from anabranch.schemas.codec import encode
+from anabranch.protocol.ids import NO_TXN
+from anabranch.protocol.schemas import records as r
+from anabranch.protocol.schemas.codec import encode
 from tests.core.tables import Memory
 
 TXN = bytes(range(16))

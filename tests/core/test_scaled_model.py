@@ -14,8 +14,8 @@ from typing import Any
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
-from anabranch.core.ids import segment_number
-from anabranch.schemas import records as r
+from anabranch.protocol.ids import segment_number
+from anabranch.protocol.schemas import records as r
 from tests.conftest import some
 from tests.core.harness import event as an_event
 from tests.core.scaled_world import ScaledWorld, Taken

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from anabranch.core.authorize import Right
-from anabranch.core.tokens import make, narrow, peek
-from anabranch.schemas import records as r
+from anabranch.protocol.schemas import records as r
+from anabranch.protocol.tokens import make, narrow, peek
 from tests.core.harness import World, nyc
 from tests.core.labels import MINUTE
 

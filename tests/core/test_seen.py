@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from anabranch.core import hybrid_time
 from anabranch.core import rows as k
 from anabranch.core.authorize import Right
-from anabranch.core.tokens import make, peek
-from anabranch.schemas import records as r
+from anabranch.protocol import hybrid_time
+from anabranch.protocol.schemas import records as r
+from anabranch.protocol.tokens import make, peek
 from tests.core.harness import START_MS, World, event, nyc
 from tests.core.labels import SECRET
 

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from anabranch.core import limits
 from anabranch.core import rows as k
 from anabranch.core.authorize import Right
 from anabranch.core.decisions import claims
-from anabranch.schemas import records as r
+from anabranch.protocol import limits
+from anabranch.protocol.schemas import records as r
 from tests.conftest import some
 from tests.core.harness import DAY, World, nyc
 from tests.core.labels import MINUTE

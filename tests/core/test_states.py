@@ -36,7 +36,7 @@ from anabranch.errors import (
     TransactionAborted,
     UnknownStream,
 )
-from anabranch.schemas.records import StreamState, TxnState
+from anabranch.protocol.schemas.records import StreamState, TxnState
 
 ROOT = Path(__file__).parents[2]
 

@@ -6,9 +6,9 @@ import pytest
 
 from anabranch.core import rows as k
 from anabranch.core.decisions.streams import stream_created
-from anabranch.core.partitioner import SPACE
 from anabranch.errors import TopicMisconfigured
-from anabranch.schemas import records as r
+from anabranch.protocol.partitioner import SPACE
+from anabranch.protocol.schemas import records as r
 from tests.core.harness import World, event
 
 # -- scopes ------------------------------------------------------------------------------------

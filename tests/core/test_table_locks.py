@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from anabranch.core.decisions.streams import stream_forgotten
-from anabranch.core.ids import NO_TXN
 from anabranch.core.locks import table_writes
 from anabranch.core.locks.recent_writes import RecentWrites
 from anabranch.core.locks.table_writes import FEW_KEYS, Keys, Write, fingerprint, write_of
 from anabranch.core.round import Part, StreamCommit
 from anabranch.errors import InvalidArgument, NotAuthorized, UnknownStream
-from anabranch.schemas import records as r
+from anabranch.protocol.ids import NO_TXN
+from anabranch.protocol.schemas import records as r
 from tests.core.harness import World
 
 A, B, PLAIN = "nyc/a", "nyc/b", "nyc/plain"

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
-from anabranch.core import hybrid_time
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.round import ReplyTo, Round
-from anabranch.schemas import records as r
+from anabranch.protocol import hybrid_time
+from anabranch.protocol.schemas import records as r
 from tests.conftest import some
 from tests.core.harness import START_MS, World
 from tests.core.harness import event as an_event

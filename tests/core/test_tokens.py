@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anabranch.core.tokens import (
+from anabranch.errors import InvalidArgument, InvalidToken
+from anabranch.protocol.tokens import (
     ALL_RIGHTS,
     MAX_CAVEATS,
     MAX_KEEPALIVE_MS,
@@ -24,7 +25,6 @@ from anabranch.core.tokens import (
     peek,
     rights_of_names,
 )
-from anabranch.errors import InvalidArgument, InvalidToken
 
 SECRET = bytes(range(64, 96))
 OTHER = bytes(32)

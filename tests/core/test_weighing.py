@@ -9,7 +9,7 @@ import pytest
 
 from anabranch.core.journal_index import CRC_MODULUS, segment_on, taken_runs
 from anabranch.core.journal_runs import Run, StoredRun, extents_of
-from anabranch.schemas import records as r
+from anabranch.protocol.schemas import records as r
 from tests.core.harness import World
 
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from anabranch.core import limits
 from anabranch.core import rows as k
 from anabranch.core.journal_runs import covers
-from anabranch.core.tokens import make, peek
-from anabranch.schemas import records as r
+from anabranch.protocol import limits
+from anabranch.protocol.schemas import records as r
+from anabranch.protocol.tokens import make, peek
 from tests.core.harness import World, nyc
 
 

@@ -12,12 +12,12 @@ from pathlib import Path
 from confluent_kafka import Producer
 
 from anabranch.clock import SystemClock
+from anabranch.controller.leadership import fold_to_end
+from anabranch.controller.rocksdb_table import RocksTable
 from anabranch.core import rows as k
 from anabranch.core.state import State
 from anabranch.ports import Log, TopicPartition
-from anabranch.processors.leadership import fold_to_end
-from anabranch.processors.rocksdb_table import RocksTable
-from anabranch.schemas.codec import decode
+from anabranch.protocol.schemas.codec import decode
 from anabranch.topics.names import status_topic
 from tests.crash.leader import Lead
 from tests.crash.oracle import check_answers

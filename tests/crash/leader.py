@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from anabranch.batches.records import Record, encode_batch
+from anabranch.controller.rocksdb_table import open_checkpoint
 from anabranch.core.decisions.turn import Settings
 from anabranch.errors import NotLeader
 from anabranch.kafka.log import KafkaLog
 from anabranch.kafka.transactional_producer import KafkaProducer
 from anabranch.ports import Log, LogError, LogFenced, Producer, Table
-from anabranch.processors.rocksdb_table import open_checkpoint
 from anabranch.topics.creation import create_control_topics
 from tests.core.labels import SECRET
 from tests.crash.points import Cut, Point
@@ -81,10 +81,10 @@ class FastClock:
 
 def warm_up() -> None:
     """Import, and have compiled, whatever a controller uses, so that children have it."""
+    from anabranch.controller import durability, rocksdb_table  # noqa: F401
+    from anabranch.controller import intake as journals
     from anabranch.ports import Fetched, RawBatch
-    from anabranch.processors import durability, rocksdb_table  # noqa: F401
-    from anabranch.processors import intake as journals
-    from anabranch.schemas import codec, records
+    from anabranch.protocol.schemas import codec, records
 
     record = records.Begin(bytes(16), "s", None, 1000, SECRET)
     codec.decode(codec.encode(record))

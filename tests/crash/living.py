@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from anabranch.core import rows as k
-from anabranch.core.legal_names import ADMIN_LANE
 from anabranch.ports import Log
-from anabranch.schemas import records as r
-from anabranch.schemas.codec import decode
+from anabranch.protocol.legal_names import ADMIN_LANE
+from anabranch.protocol.schemas import records as r
+from anabranch.protocol.schemas.codec import decode
 from anabranch.topics.names import journal_topic, stream_topic, topics_of
 from tests.crash.oracle import read_status, read_stream
 from tests.crash.raw import Raw

@@ -8,7 +8,7 @@ from typing import ClassVar, NamedTuple
 
 from anabranch.core.locks.table_writes import fingerprint
 from anabranch.ports import Log
-from anabranch.schemas import records as r
+from anabranch.protocol.schemas import records as r
 from tests.checker.tape import Tape
 from tests.crash.oracle import read_stream
 from tests.crash.raw import Raw

@@ -10,7 +10,7 @@ import pytest
 
 from anabranch.core.decisions.positions import hash_of
 from anabranch.ports import Log
-from anabranch.schemas import records as r
+from anabranch.protocol.schemas import records as r
 from tests.core.labels import SECRET, Begun
 from tests.crash.raw import Raw, Refused
 from tests.crash.scenario import LONG_MS, WAIT_MS, WIDE, Scenario

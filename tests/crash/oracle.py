@@ -12,11 +12,17 @@ from anabranch.batches.format import read_header
 from anabranch.batches.records import Record, decode_records
 from anabranch.core import rows as k
 from anabranch.core.history_records import has_vector
-from anabranch.core.ids import NO_TXN
 from anabranch.core.rows import Entry
 from anabranch.ports import Log, RawBatch, TopicPartition
-from anabranch.schemas.codec import decode
-from anabranch.schemas.records import CommitRecord, EpochRecord, EpochSegment, RoundRow, TermRow
+from anabranch.protocol.ids import NO_TXN
+from anabranch.protocol.schemas.codec import decode
+from anabranch.protocol.schemas.records import (
+    CommitRecord,
+    EpochRecord,
+    EpochSegment,
+    RoundRow,
+    TermRow,
+)
 from tests.crash.raw import position
 
 _FETCH_BYTES = 8 << 20

@@ -18,12 +18,12 @@ from fnmatch import fnmatchcase
 from types import FrameType
 from typing import NamedTuple
 
+from anabranch.controller.durability import write_round
 from anabranch.core import rows as k
 from anabranch.core.round import Round
-from anabranch.processors.durability import write_round
-from anabranch.schemas.codec import decode
+from anabranch.protocol.schemas.codec import decode
 
-_SHELL = ("anabranch.processors.", "anabranch.topics.creation")
+_SHELL = ("anabranch.controller.", "anabranch.topics.creation")
 
 
 class Point(NamedTuple):

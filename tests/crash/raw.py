@@ -17,10 +17,10 @@ from typing import Any
 from confluent_kafka import KafkaError, Message, Producer
 
 from anabranch.batches.records import decode_records
-from anabranch.core.legal_names import OPEN_LANE
 from anabranch.ports import Log, TopicPartition
-from anabranch.schemas.codec import decode, encode
-from anabranch.schemas.records import Extent, Receipt, Refusal, Reply, SegmentRange
+from anabranch.protocol.legal_names import OPEN_LANE
+from anabranch.protocol.schemas.codec import decode, encode
+from anabranch.protocol.schemas.records import Extent, Receipt, Refusal, Reply, SegmentRange
 from anabranch.topics.names import commands_topic, replies_topic
 from tests.core.labels import proved
 

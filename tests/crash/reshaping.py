@@ -9,9 +9,9 @@ from typing import ClassVar
 from anabranch.core import rows as k
 from anabranch.core.rows import Entry
 from anabranch.ports import Log
-from anabranch.schemas import records as r
-from anabranch.schemas.codec import decode
-from anabranch.schemas.records import StreamRow
+from anabranch.protocol.schemas import records as r
+from anabranch.protocol.schemas.codec import decode
+from anabranch.protocol.schemas.records import StreamRow
 from anabranch.topics.names import journal_topic
 from tests.crash.oracle import read_status
 from tests.crash.raw import Pen, Raw

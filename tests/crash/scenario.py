@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import pytest
 
 from anabranch.ports import Log
-from anabranch.schemas import records as r
+from anabranch.protocol.schemas import records as r
 from tests.core.labels import SECRET, Begun
 from tests.crash.oracle import StreamLog, check_stream, read_stream
 from tests.crash.raw import Pen, Raw, Refused, make_txn_id

@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 
 from anabranch.clock import SystemClock
+from anabranch.controller.controller import Controller
+from anabranch.controller.leadership import STATUS_POSITION
+from anabranch.controller.rocksdb_table import ORIGIN, WRITTEN, RocksTable, open_checkpoint
 from anabranch.core import rows as k
 from anabranch.core.decisions.turn import Settings
 from anabranch.ports import Fetched, Log, LogError, TopicPartition
-from anabranch.processors.controller import Controller
-from anabranch.processors.leadership import STATUS_POSITION
-from anabranch.processors.rocksdb_table import ORIGIN, WRITTEN, RocksTable, open_checkpoint
-from anabranch.schemas import records as r
+from anabranch.protocol.schemas import records as r
 from tests.conftest import Broker
 from tests.contract.helpers import wait_stable
 from tests.crash.cases import Case, Place

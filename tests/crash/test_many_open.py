@@ -14,7 +14,7 @@ import psutil  # type: ignore[import-untyped]
 import pytest
 
 from anabranch.ports import Log
-from anabranch.schemas import records as r
+from anabranch.protocol.schemas import records as r
 from tests.conftest import Broker
 from tests.core.labels import SECRET, Begun
 from tests.crash.leader import Lead

@@ -23,7 +23,7 @@ import pytest
 import anabranch
 from anabranch.errors import RetryError
 from anabranch.ports import Log
-from anabranch.schemas.records import CommitRecord, EpochRecord
+from anabranch.protocol.schemas.records import CommitRecord, EpochRecord
 from tests.conftest import Broker
 from tests.crash.load import read_diaries
 from tests.crash.mix import (

@@ -15,8 +15,8 @@ from confluent_kafka.admin import AdminClient
 
 from anabranch.kafka.log import KafkaLog
 from anabranch.ports import TopicPartition as Place
-from anabranch.schemas.codec import decode
-from anabranch.schemas.records import CommitRecord
+from anabranch.protocol.schemas.codec import decode
+from anabranch.protocol.schemas.records import CommitRecord
 from anabranch.topics.names import history_topic, stream_topic
 from checker.recorder import SUFFIX, Recorder
 from tests.faults.reading import id_of, txn_of

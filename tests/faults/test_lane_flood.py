@@ -19,10 +19,10 @@ from pathlib import Path
 import pytest
 
 import anabranch
-from anabranch.core.ids import SECRET_SIZE
 from anabranch.infra.broker import EmbeddedBroker
-from anabranch.schemas import records as r
-from anabranch.schemas.codec import encode
+from anabranch.protocol.ids import SECRET_SIZE
+from anabranch.protocol.schemas import records as r
+from anabranch.protocol.schemas.codec import encode
 from anabranch.topics.names import commands_topic
 from anabranch.types import Lane
 from tests.cluster import start_cluster

@@ -18,10 +18,10 @@ from pathlib import Path
 import pytest
 
 import anabranch
-from anabranch.core.ids import SECRET_SIZE
 from anabranch.errors import AnabranchError, NotReady, OutcomeUnknown, UnknownTransaction
 from anabranch.ports import TopicPartition, TopicSpec
-from anabranch.schemas import records as r
+from anabranch.protocol.ids import SECRET_SIZE
+from anabranch.protocol.schemas import records as r
 from anabranch.topics.names import commands_topic, replies_topic
 from anabranch.topics.rights import TOPIC, Right, client_rights
 from tests.crash.raw import Raw, make_txn_id

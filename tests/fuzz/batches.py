@@ -14,12 +14,12 @@ from anabranch.batches.compression import CODECS, MAX_UNPACKED_BYTES, compress, 
 from anabranch.batches.format import read_header, split_batches
 from anabranch.batches.records import decode_records
 from anabranch.batches.split import Split
+from anabranch.controller.intake import scan
 from anabranch.core.journal_runs import StoredRun
-from anabranch.core.limits import Room
-from anabranch.core.partitioner import SPACE
 from anabranch.ports import CorruptBatch, LogRefused, RawBatch
-from anabranch.processors.intake import scan
-from anabranch.schemas.records import SegmentRange
+from anabranch.protocol.limits import Room
+from anabranch.protocol.partitioner import SPACE
+from anabranch.protocol.schemas.records import SegmentRange
 from tests.batches.made import patch
 from tests.fuzz.mutate import mutated_batch
 from tests.fuzz.samples import batches

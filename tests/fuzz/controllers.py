@@ -12,22 +12,22 @@ from random import Random
 from typing import Any
 
 from anabranch.batches.records import Record, encode_batch
-from anabranch.core.ids import TXN_HEADER, pack_txn_header
+from anabranch.controller.history_tail import load_tail
+from anabranch.controller.leadership import fold_to_end
 from anabranch.core.rows import Entry
 from anabranch.core.state import State
 from anabranch.errors import InvariantViolation, MalformedRecord, UnsupportedVersion
 from anabranch.ports import CorruptBatch, LogRefused, TopicPartition
-from anabranch.processors.history_tail import load_tail
-from anabranch.processors.leadership import fold_to_end
-from anabranch.schemas import records as r
-from anabranch.schemas.codec import decode, encode
+from anabranch.protocol.ids import TXN_HEADER, pack_txn_header
+from anabranch.protocol.schemas import records as r
+from anabranch.protocol.schemas.codec import decode, encode
 from anabranch.topics.names import commands_topic, history_topic, journal_topic, status_topic
+from tests.controller.world import World
 from tests.core.labels import SECRET
 from tests.fuzz.mutate import mutated, mutated_batch
 from tests.fuzz.samples import records_of_all_types
 from tests.fuzz.target import Run, Target
 from tests.memory.table import MemoryStore
-from tests.processors.world import World
 
 STREAM = "nyc/flights"
 COMMANDS = TopicPartition(commands_topic(), 0)

@@ -15,10 +15,10 @@ from anabranch.batches.columns_read import _Room
 from anabranch.batches.compression import decompress
 from anabranch.batches.format import read_header
 from anabranch.batches.records import MIN_RECORD_BYTES
-from anabranch.core.limits import Room
 from anabranch.errors import MalformedRecord, UnsupportedVersion
-from anabranch.schemas import records as r
-from anabranch.schemas.codec import decode, encode
+from anabranch.protocol.limits import Room
+from anabranch.protocol.schemas import records as r
+from anabranch.protocol.schemas.codec import decode, encode
 from tests.fuzz.guarded import Guarded
 from tests.fuzz.samples import batches, sample
 from tests.fuzz.target import Run, Target

@@ -6,20 +6,20 @@ from functools import partial
 
 from anabranch.batches.records import Record
 from anabranch.client.reservation import Reservation
-from anabranch.core.ids import (
+from anabranch.core.locks.table_writes import Keys
+from anabranch.core.rows import epoch_key, name_key, split_key, txn_key, writer_key
+from anabranch.errors import InvalidArgument, InvalidToken, MalformedRecord, UnsupportedVersion
+from anabranch.protocol.ids import (
     make_txn_id,
     pack_txn_header,
     parse_txn_text,
     txn_text,
     unpack_txn_header,
 )
-from anabranch.core.locks.table_writes import Keys
-from anabranch.core.rows import epoch_key, name_key, split_key, txn_key, writer_key
-from anabranch.core.tokens import Token, is_genuine, make, narrow, peek
-from anabranch.errors import InvalidArgument, InvalidToken, MalformedRecord, UnsupportedVersion
+from anabranch.protocol.schemas import codec, fast
+from anabranch.protocol.schemas import records as r
+from anabranch.protocol.tokens import Token, is_genuine, make, narrow, peek
 from anabranch.reading.history import history_record
-from anabranch.schemas import codec, fast
-from anabranch.schemas import records as r
 from anabranch.types import Receipt
 from tests.fuzz.samples import records_of_all_types, sample
 from tests.fuzz.target import Run, Target

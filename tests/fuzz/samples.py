@@ -8,9 +8,9 @@ from random import Random
 from typing import Any
 
 from anabranch.batches.records import Record, encode_batch
-from anabranch.core.ids import OP_HEADER, TXN_HEADER, pack_txn_header
-from anabranch.schemas import records as r
-from anabranch.schemas.codec import TYPES, encode, schema_of
+from anabranch.protocol.ids import OP_HEADER, TXN_HEADER, pack_txn_header
+from anabranch.protocol.schemas import records as r
+from anabranch.protocol.schemas.codec import TYPES, encode, schema_of
 from tests.batches.made import encode_sparse
 
 CODECS = (None, "gzip", "snappy", "lz4", "zstd")

@@ -18,9 +18,9 @@ from anabranch.batches.framing import Kind, scan_batch
 from anabranch.batches.records import Record, encode_batch
 from anabranch.cli.load_csv import Events, opened
 from anabranch.cli.options import moment_of
-from anabranch.core import limits
+from anabranch.controller.history_tail import load_tail
+from anabranch.controller.leadership import fold_to_end
 from anabranch.core import rows as k
-from anabranch.core.ids import NO_TXN, TXN_HEADER, pack_txn_header
 from anabranch.core.state import State
 from anabranch.errors import (
     InvalidArgument,
@@ -38,11 +38,11 @@ from anabranch.kafka.calls import (
 )
 from anabranch.kafka.settings import parse_settings
 from anabranch.ports import RawBatch, TopicPartition
-from anabranch.processors.history_tail import load_tail
-from anabranch.processors.leadership import fold_to_end
+from anabranch.protocol import limits
+from anabranch.protocol.ids import NO_TXN, TXN_HEADER, pack_txn_header
+from anabranch.protocol.schemas import records as r
+from anabranch.protocol.schemas.codec import encode
 from anabranch.reading.history import history_record
-from anabranch.schemas import records as r
-from anabranch.schemas.codec import encode
 from anabranch.spark.options import moment
 from anabranch.spark.sink.avro_rows import parse
 from anabranch.spark.source.positions import from_json

@@ -16,9 +16,9 @@ from pyspark.sql import types as t
 
 from anabranch.cli.load_csv import Events, opened, parse_time
 from anabranch.cli.options import moment_of, parse_kafka, parse_range, parse_segment
-from anabranch.core.legal_names import check_scope, split_stream
 from anabranch.errors import InvalidArgument, MalformedRecord, UnsupportedSetting
 from anabranch.kafka.settings import parse_settings
+from anabranch.protocol.legal_names import check_scope, split_stream
 from anabranch.reading.committed_log import StreamIds
 from anabranch.reading.history import check_at
 from anabranch.reading.snapshot import SnapshotPlan, StreamCut

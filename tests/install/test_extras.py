@@ -70,7 +70,7 @@ def test_a_client_without_extras_does_all_that_one_with_them_does(
     ("code", "extra"),
     [
         ("import anabranch; anabranch.Processor", "controller"),
-        ("import anabranch.processors.service", "controller"),
+        ("import anabranch.controller.service", "controller"),
         ("import anabranch.faust", "faust"),
         ("import anabranch.spark", "spark"),
         # What `write_batch` of a transaction and of a writer begin with.

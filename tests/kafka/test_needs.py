@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from anabranch.core.limits import LEAST_RECORD
 from anabranch.kafka import calls
 from anabranch.kafka import probe as probes
 from anabranch.kafka.calls import Api, ConnectionBroken
@@ -18,6 +17,7 @@ from anabranch.kafka.cluster import Cluster
 from anabranch.kafka.needs import look_at
 from anabranch.kafka.probe import FAILS, WORKS, Probe
 from anabranch.kafka.settings import parse_settings
+from anabranch.protocol.limits import LEAST_RECORD
 
 AWAY_S = 0.3
 

@@ -18,7 +18,7 @@ from anabranch.cli import ledger as commands
 from anabranch.cli import options
 from anabranch.cli.main import app
 from anabranch.client.client import Client
-from anabranch.processors import monitor
+from anabranch.controller import monitor
 from tests.client.world import World
 from tests.ledger.places import Place, PostgresPlace, SQLitePlace
 from tests.ledger.races import STREAMS

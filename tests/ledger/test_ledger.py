@@ -20,12 +20,12 @@ from psycopg2.extras import RealDictCursor  # type: ignore[import-untyped]
 
 from anabranch import errors as e
 from anabranch.client.transaction import Transaction
-from anabranch.core.legal_names import ADMIN_LANE
 from anabranch.ledger import Ledger, Recovered
 from anabranch.ledger.book import Book
 from anabranch.ledger.dialects import SQLite, driver_of
 from anabranch.ledger.watch import Watch
 from anabranch.ports import TopicPartition
+from anabranch.protocol.legal_names import ADMIN_LANE
 from tests.client.memory import memory_client
 from tests.client.world import World
 from tests.ledger.places import Place, Psycopg2Place, SQLitePlace

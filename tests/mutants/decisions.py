@@ -9,17 +9,18 @@ from typing import Any
 from unittest.mock import patch
 
 from anabranch.client import receipts as written
-from anabranch.core import hybrid_time, journal_index, journal_runs, limits
+from anabranch.core import journal_index, journal_runs
 from anabranch.core import rows as k
 from anabranch.core.decisions import claims, commit, merge, one_shot, transactions
 from anabranch.core.decisions import turn as turn_module
 from anabranch.core.decisions.turn import Turn
-from anabranch.core.ids import NO_TXN
 from anabranch.core.journal_index import JournalIndex, Weighed
 from anabranch.core.journal_runs import StoredRun
 from anabranch.core.state import OpenTxn
-from anabranch.core.tokens import peek
-from anabranch.schemas.records import Commit, Receipt, SeriesRow, TxnRow, YieldedRow
+from anabranch.protocol import hybrid_time, limits
+from anabranch.protocol.ids import NO_TXN
+from anabranch.protocol.schemas.records import Commit, Receipt, SeriesRow, TxnRow, YieldedRow
+from anabranch.protocol.tokens import peek
 
 Planted = AbstractContextManager[object]
 

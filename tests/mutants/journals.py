@@ -7,6 +7,8 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 from unittest.mock import patch
 
+from anabranch.controller import cleanup, intake
+from anabranch.controller import intake as journals
 from anabranch.core import history_records
 from anabranch.core import rows as k
 from anabranch.core.decisions import cleanup as decide_cleanup
@@ -14,11 +16,9 @@ from anabranch.core.decisions import merge as decide_plain
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.round import PlainWrites, StreamCommit
 from anabranch.ports import TopicPartition
-from anabranch.processors import cleanup, intake
-from anabranch.processors import intake as journals
+from anabranch.protocol.schemas.codec import encode
+from anabranch.protocol.schemas.records import PlainRow
 from anabranch.reading import history as history_search
-from anabranch.schemas.codec import encode
-from anabranch.schemas.records import PlainRow
 from anabranch.topics.names import journal_topic
 
 Planted = AbstractContextManager[object]

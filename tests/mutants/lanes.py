@@ -6,14 +6,14 @@ from contextlib import AbstractContextManager
 from typing import Any
 from unittest.mock import patch
 
+from anabranch.controller import controller, durability
 from anabranch.core import rows as k
 from anabranch.core.decisions import decide, transactions
 from anabranch.core.decisions.lanes import position_of, set_lane
 from anabranch.core.decisions.turn import AT_END, Turn, close_round
-from anabranch.core.legal_names import OPEN_LANE
 from anabranch.core.round import ReplyTo
-from anabranch.processors import controller, durability
-from anabranch.schemas.records import LanePositionRow, SetLane
+from anabranch.protocol.legal_names import OPEN_LANE
+from anabranch.protocol.schemas.records import LanePositionRow, SetLane
 from anabranch.topics.names import replies_topic
 
 Planted = AbstractContextManager[object]

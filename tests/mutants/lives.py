@@ -9,15 +9,15 @@ from functools import partial
 from unittest.mock import patch
 
 from anabranch.client import session
+from anabranch.controller import history_tail
+from anabranch.controller import stream_topics as topics
+from anabranch.controller.stream_topics import Done, StreamTopics
 from anabranch.core.decisions.streams import stream_changed, stream_forgotten
-from anabranch.core.hybrid_time import MAX
 from anabranch.core.state import State
 from anabranch.ports import Clock, Log, TopicPartition
-from anabranch.processors import history_tail
-from anabranch.processors import stream_topics as topics
-from anabranch.processors.stream_topics import Done, StreamTopics
+from anabranch.protocol.hybrid_time import MAX
+from anabranch.protocol.schemas.records import ChangedRow, StreamRow
 from anabranch.reading.committed_log import CommittedLog
-from anabranch.schemas.records import ChangedRow, StreamRow
 
 
 @contextmanager

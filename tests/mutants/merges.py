@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
+from anabranch.controller import carrier, controller
 from anabranch.core import history_records
 from anabranch.core import history_records as plan
 from anabranch.core import rows as k
@@ -16,13 +17,17 @@ from anabranch.core.decisions import decide, transactions
 from anabranch.core.decisions import merge as decide_merge
 from anabranch.core.decisions import scale as decide_scale
 from anabranch.core.decisions.turn import Turn
-from anabranch.core.ids import segment_number
 from anabranch.core.round import NewEpoch, Part, StreamCommit
 from anabranch.core.state import State
-from anabranch.core.tokens import id_named
-from anabranch.processors import carrier, controller
-from anabranch.schemas import codec, records
-from anabranch.schemas.records import CommitRecord, EpochRecord, SegmentRange, StagedMergeRow
+from anabranch.protocol.ids import segment_number
+from anabranch.protocol.schemas import codec, records
+from anabranch.protocol.schemas.records import (
+    CommitRecord,
+    EpochRecord,
+    SegmentRange,
+    StagedMergeRow,
+)
+from anabranch.protocol.tokens import id_named
 
 Planted = AbstractContextManager[object]
 

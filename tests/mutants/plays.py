@@ -13,23 +13,23 @@ from unittest.mock import patch
 
 from anabranch.batches.records import Record, decode_records, encode_batch
 from anabranch.client.session import Session
+from anabranch.controller import suspects
+from anabranch.controller.controller import Controller
 from anabranch.core.authorize import ALL
-from anabranch.core.ids import make_txn_id
-from anabranch.core.legal_names import ADMIN_LANE
-from anabranch.core.tokens import Rights, narrow
 from anabranch.errors import AlreadyCommitted, NotLeader
 from anabranch.kafka.data import PartitionFetch, fetched
 from anabranch.ports import LogFenced, TopicPartition
-from anabranch.processors import suspects
-from anabranch.processors.controller import Controller
-from anabranch.schemas import records as r
+from anabranch.protocol.ids import make_txn_id
+from anabranch.protocol.legal_names import ADMIN_LANE
+from anabranch.protocol.schemas import records as r
+from anabranch.protocol.tokens import Rights, narrow
 from anabranch.topics.names import journal_topic, replies_topic, stream_topic, transactional_ids
 from tests.client.answers import outcome, token_of
 from tests.client.doubles import scripted_ports
 from tests.client.world import World as ClientWorld
+from tests.controller.world import World
 from tests.core.labels import SECRET
 from tests.memory.table import MemoryStore
-from tests.processors.world import World
 from tests.sim import poison
 
 STREAM = "nyc/a"

@@ -14,7 +14,7 @@ from anabranch.core.state import OpenTxn
 from anabranch.core.transaction_states import TRANSACTIONS, Op
 from anabranch.ledger import Ledger, Recovered, ledger
 from anabranch.ledger.book import ABORT, COMMIT, Row
-from anabranch.schemas.records import TxnRow, TxnState
+from anabranch.protocol.schemas.records import TxnRow, TxnState
 
 Planted = AbstractContextManager[object]
 

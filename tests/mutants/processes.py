@@ -17,12 +17,12 @@ from typing import Any
 
 import anabranch
 from anabranch.clock import SystemClock
+from anabranch.controller.controller import Controller
+from anabranch.controller.rocksdb_table import open_checkpoint
 from anabranch.core.decisions.turn import Settings
 from anabranch.errors import NotLeader
 from anabranch.kafka.log import KafkaLog
 from anabranch.ports import Log, LogError, LogFenced, Table
-from anabranch.processors.controller import Controller
-from anabranch.processors.rocksdb_table import open_checkpoint
 from anabranch.topics.creation import create_control_topics
 from checker.recorder import Recorder
 from tests.crash.children import run_guarded, until_told

@@ -9,17 +9,17 @@ from typing import Any
 from unittest.mock import patch
 
 from anabranch.batches.records import Record, encode_batch
+from anabranch.controller import controller, durability, leadership
+from anabranch.controller.durability import OffsetGuess
+from anabranch.controller.lanes import Lanes
 from anabranch.core import rows as k
 from anabranch.core.decisions import decide, questions, transactions
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.memory import Keepalives
 from anabranch.core.round import ReplyTo
 from anabranch.ports import LogUncertain, Producer, TopicPartition
-from anabranch.processors import controller, durability, leadership
-from anabranch.processors.durability import OffsetGuess
-from anabranch.processors.lanes import Lanes
-from anabranch.schemas.codec import encode
-from anabranch.schemas.records import Resolve, SafeTime, SafeTimeReply, TermRow
+from anabranch.protocol.schemas.codec import encode
+from anabranch.protocol.schemas.records import Resolve, SafeTime, SafeTimeReply, TermRow
 from anabranch.topics.names import carrier_ids, status_topic, transactional_ids
 
 Planted = AbstractContextManager[object]

@@ -15,11 +15,11 @@ from rocksdict import WriteBatch
 from anabranch.client.own_writes import ReadBack
 from anabranch.client.table_locks import Locks
 from anabranch.client.table_transaction import TableTransaction
-from anabranch.core import limits
+from anabranch.controller import history_tail
+from anabranch.controller import stream_topics as topics
 from anabranch.core.decisions import bases, decide, quotas, scopes
 from anabranch.core.decisions import one_shot as shots
 from anabranch.core.decisions.turn import Turn
-from anabranch.core.hybrid_time import MAX, from_us
 from anabranch.core.journal_index import JournalIndex
 from anabranch.core.locks import conflicts, frozen, registering
 from anabranch.core.locks.lock_table import LockTable
@@ -29,9 +29,9 @@ from anabranch.core.round import NewEpoch, StreamCommit
 from anabranch.core.stream_settings import is_table
 from anabranch.errors import AnabranchError, LocksBroken
 from anabranch.ports import LogError
-from anabranch.processors import history_tail
-from anabranch.processors import stream_topics as topics
-from anabranch.schemas.records import (
+from anabranch.protocol import limits
+from anabranch.protocol.hybrid_time import MAX, from_us
+from anabranch.protocol.schemas.records import (
     BaseRow,
     BrokenLock,
     OneShot,

@@ -11,10 +11,16 @@ from unittest.mock import patch
 
 from anabranch.core.decisions import commit, one_shot, ownership, positions
 from anabranch.core.decisions.turn import Turn
+from anabranch.protocol.schemas.records import (
+    CommitRecord,
+    Consumed,
+    TaskInfo,
+    TaskPosition,
+    TaskRow,
+)
 from anabranch.reading import task_reader as reader
 from anabranch.reading.slices import Slice
 from anabranch.reading.task_reader import Assignment, TaskReader
-from anabranch.schemas.records import CommitRecord, Consumed, TaskInfo, TaskPosition, TaskRow
 from anabranch.types import Event
 
 Planted = AbstractContextManager[object]

@@ -8,10 +8,10 @@ from typing import Any
 from unittest.mock import patch
 
 from anabranch.client.session import Session
+from anabranch.controller.lanes import Replies
 from anabranch.core.decisions import decide, times
 from anabranch.core.decisions.turn import Turn
-from anabranch.processors.lanes import Replies
-from anabranch.schemas.records import Register, Touch
+from anabranch.protocol.schemas.records import Register, Touch
 
 Planted = AbstractContextManager[object]
 

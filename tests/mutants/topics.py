@@ -6,17 +6,17 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from unittest.mock import patch
 
+from anabranch.controller import controller, durability, topic_trouble
+from anabranch.controller.background import LostMarkerSweep
+from anabranch.controller.carrier import Carriers
+from anabranch.controller.cleanup import Histories
+from anabranch.controller.leadership import Lease
+from anabranch.controller.topic_trouble import TopicTrouble
 from anabranch.core import rows as k
 from anabranch.core.decisions.streams import give_up_stream
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.state import State
 from anabranch.ports import LogError, TopicGone, TopicInfo
-from anabranch.processors import controller, durability, topic_trouble
-from anabranch.processors.background import LostMarkerSweep
-from anabranch.processors.carrier import Carriers
-from anabranch.processors.cleanup import Histories
-from anabranch.processors.leadership import Lease
-from anabranch.processors.topic_trouble import TopicTrouble
 from tests.memory.producer import MemoryProducer
 
 Planted = AbstractContextManager[object]

@@ -10,12 +10,12 @@ from typing import Any
 
 import anabranch
 from anabranch.batches.records import decode_records
-from anabranch.core.legal_names import state_stream
 from anabranch.kafka.log import KafkaLog
 from anabranch.ports import TopicPartition
 from anabranch.processing.table import Table
+from anabranch.protocol.legal_names import state_stream
+from anabranch.protocol.schemas.records import ProcessorInfo
 from anabranch.reading.store_lookup import FIRST_STORE
-from anabranch.schemas.records import ProcessorInfo
 from anabranch.topics.names import stream_topic
 from tests.processing.program import CUT_BYTES, TASKS, Fold, task_of
 from tests.processing.writing import Writing

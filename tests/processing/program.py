@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 from zlib import crc32
 
 import anabranch
-from anabranch.core.partitioner import SPACE, position_of
 from anabranch.processing.app import Processor
+from anabranch.protocol.partitioner import SPACE, position_of
 
 SCOPE_INPUTS = {"a": 3, "b": 1, "c": 4}  # and how many segments each has at first
 SCOPE = os.environ.get("ANABRANCH_TRIAL_SCOPE", "trial")

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from anabranch.batches.records import Record, encode_batch
-from anabranch.core.limits import LATEST
 from anabranch.errors import InvalidArgument
 from anabranch.ports import TopicPartition, TopicSpec
 from anabranch.processing.app import Processor
 from anabranch.processing.plain import outputs_of
+from anabranch.protocol.limits import LATEST
 from tests.processing.test_worker import Place, steps
 
 Headers = tuple[tuple[str, bytes | None], ...]

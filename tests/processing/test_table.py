@@ -15,8 +15,8 @@ from anabranch.errors import IllegalState, NotReady
 from anabranch.ports import TopicPartition, TopicSpec
 from anabranch.processing.state import StateReader
 from anabranch.processing.table import Mark, Table
+from anabranch.protocol.schemas.records import TaskInfo
 from anabranch.reading.committed_log import CommittedLog
-from anabranch.schemas.records import TaskInfo
 from tests.client.doubles import ManualClock
 from tests.memory.log import MemoryCluster
 

@@ -16,7 +16,7 @@ from unittest.mock import patch
 import pytest
 
 import anabranch
-from anabranch.core.partitioner import SPACE, position_of
+from anabranch.controller.monitor import Numbers
 from anabranch.errors import IllegalState, InvalidArgument
 from anabranch.processing import failures as failures_module
 from anabranch.processing import handlers as handlers_module
@@ -29,7 +29,7 @@ from anabranch.processing.metrics import TABLE
 from anabranch.processing.stores import RAW, prefix_of
 from anabranch.processing.table import Table
 from anabranch.processing.timers import Windows
-from anabranch.processors.monitor import Numbers
+from anabranch.protocol.partitioner import SPACE, position_of
 from anabranch.reading.slices import Piece
 
 TASKS = 4

@@ -21,8 +21,6 @@ import pytest
 from anabranch.batches.records import Record
 from anabranch.client.client import Client
 from anabranch.client.transaction import Transaction
-from anabranch.core.defaults import SESSION_S
-from anabranch.core.legal_names import ADMIN_LANE
 from anabranch.errors import BeginAgainError, IllegalState, InvalidArgument, NotReady, OwnershipLost
 from anabranch.ports import TableError, TopicPartition, TopicSpec
 from anabranch.processing.app import Processor
@@ -30,6 +28,8 @@ from anabranch.processing.failures import HandlerFailed
 from anabranch.processing.plain import import_group, outputs_of
 from anabranch.processing.state import StateReader
 from anabranch.processing.worker import AllTasks, Worker, make_processor
+from anabranch.protocol.defaults import SESSION_S
+from anabranch.protocol.legal_names import ADMIN_LANE
 from anabranch.reading.committed_log import ReaderPorts
 from anabranch.reading.feed import Feed
 from anabranch.reading.iteration import Readers

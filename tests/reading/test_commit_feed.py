@@ -10,15 +10,15 @@ import pytest
 
 from anabranch.batches.records import Record, encode_batch
 from anabranch.clock import SystemClock
-from anabranch.core.ids import TXN_HEADER, pack_txn_header
 from anabranch.errors import DeadlineExceeded, MalformedRecord, SnapshotExpired
 from anabranch.ports import TopicPartition, TopicSpec
+from anabranch.protocol.ids import TXN_HEADER, pack_txn_header
+from anabranch.protocol.schemas.codec import encode
+from anabranch.protocol.schemas.records import CommitRecord, Position, SegmentCommit
 from anabranch.reading import commit_feed, feed
 from anabranch.reading.commit_feed import CommitFeed, StreamParts
 from anabranch.reading.committed_log import CommittedLog
 from anabranch.reading.history import Found
-from anabranch.schemas.codec import encode
-from anabranch.schemas.records import CommitRecord, Position, SegmentCommit
 from anabranch.topics.names import history_topic, stream_topic
 from tests.memory.log import MemoryCluster, MemoryLog
 

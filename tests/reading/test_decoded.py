@@ -17,9 +17,9 @@ from anabranch.batches import columns_read
 from anabranch.batches.columns_read import ColumnsBuilder
 from anabranch.batches.format import with_base_offset
 from anabranch.batches.records import Record, encode_batch
-from anabranch.core.ids import TXN_HEADER
 from anabranch.errors import MalformedRecord
 from anabranch.ports import RawBatch, TopicPartition
+from anabranch.protocol.ids import TXN_HEADER
 from anabranch.reading import decoded as portions
 from anabranch.reading.decoded import (
     ColumnsBlock,

@@ -9,14 +9,14 @@ import pytest
 
 from anabranch.batches.records import Record, encode_batch
 from anabranch.clock import SystemClock
-from anabranch.core.hybrid_time import from_us, to_ms
 from anabranch.errors import InvalidArgument, MalformedRecord, NotReady, SnapshotExpired
 from anabranch.ports import TopicPartition, TopicSpec
+from anabranch.protocol.hybrid_time import from_us, to_ms
+from anabranch.protocol.schemas.codec import encode
+from anabranch.protocol.schemas.records import CommitRecord, EpochRecord, Position, SegmentCommit
 from anabranch.reading.commit_columns import CommitColumns
 from anabranch.reading.committed_log import CommittedLog
 from anabranch.reading.history import HistoryCursor, HistorySearch
-from anabranch.schemas.codec import encode
-from anabranch.schemas.records import CommitRecord, EpochRecord, Position, SegmentCommit
 from anabranch.topics.names import history_topic
 from tests.memory.log import MemoryCluster, MemoryLog
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from anabranch.clock import SystemClock
-from anabranch.core.partitioner import SPACE, position_of
 from anabranch.ports import TopicPartition
+from anabranch.protocol.partitioner import SPACE, position_of
 from anabranch.reading import ordered_reader as reader_module
 from anabranch.reading.committed_log import ReaderPorts
 from anabranch.reading.ordered_reader import Reader

@@ -6,21 +6,21 @@ import pytest
 
 from anabranch.batches.records import Record, encode_batch
 from anabranch.clock import SystemClock
-from anabranch.core.hybrid_time import from_us, to_ms
 from anabranch.errors import SnapshotExpired
 from anabranch.ports import TopicPartition, TopicSpec
-from anabranch.reading.committed_log import CommittedLog
-from anabranch.reading.group_lag import Lag, lags_behind
-from anabranch.reading.history import HistorySearch
-from anabranch.reading.positions import passed
-from anabranch.schemas.codec import encode
-from anabranch.schemas.records import (
+from anabranch.protocol.hybrid_time import from_us, to_ms
+from anabranch.protocol.schemas.codec import encode
+from anabranch.protocol.schemas.records import (
     CommitRecord,
     EpochRecord,
     EpochSegment,
     Position,
     SegmentCommit,
 )
+from anabranch.reading.committed_log import CommittedLog
+from anabranch.reading.group_lag import Lag, lags_behind
+from anabranch.reading.history import HistorySearch
+from anabranch.reading.positions import passed
 from anabranch.topics.names import history_topic
 from tests.memory.log import MemoryCluster, MemoryLog
 

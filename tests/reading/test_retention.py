@@ -15,10 +15,11 @@ from zlib import crc32
 import pytest
 
 from anabranch.client.client import Client
-from anabranch.core.partitioner import SPACE, position_of
+from anabranch.controller.cleanup import Histories
 from anabranch.errors import NotReady, SnapshotExpired, UnknownStream
 from anabranch.ports import LogUnavailable, TopicPartition
-from anabranch.processors.cleanup import Histories
+from anabranch.protocol.partitioner import SPACE, position_of
+from anabranch.protocol.schemas.records import CreateProcessor
 from anabranch.reading.committed_log import CommittedLog, ReaderPorts, StreamIds, partitions_of
 from anabranch.reading.group_lag import groups_of, lags_behind
 from anabranch.reading.history import HistorySearch
@@ -28,7 +29,6 @@ from anabranch.reading.ranges import RangeReader
 from anabranch.reading.snapshot import Snapshot, SnapshotReader, take
 from anabranch.reading.task_reader import TaskReader
 from anabranch.reading.transaction_reader import TransactionReader
-from anabranch.schemas.records import CreateProcessor
 from anabranch.topics.names import history_topic, stream_topic
 from tests.client.world import World
 from tests.memory.log import MemoryLog

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anabranch.batches.records import Record
-from anabranch.core.ids import TXN_HEADER
+from anabranch.protocol.ids import TXN_HEADER
 from anabranch.reading.decoded import RecordsBlock, Run, Stretch
 from anabranch.reading.event_columns import batch_of
 from anabranch.reading.slices import EVENT_BYTES, Piece, Slice, Slices

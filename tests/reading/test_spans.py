@@ -13,6 +13,15 @@ from anabranch.batches import columns_read
 from anabranch.batches.columns_read import Columns, ColumnsBuilder
 from anabranch.batches.records import Record, encode_batch
 from anabranch.errors import AnabranchError
+from anabranch.protocol.schemas.codec import decode, encode
+from anabranch.protocol.schemas.records import (
+    CommitRecord,
+    EpochRecord,
+    EpochSegment,
+    Position,
+    SegmentCommit,
+    SegmentEnd,
+)
 from anabranch.reading import commit_columns as commits
 from anabranch.reading.commit_columns import (
     NO_SPANS,
@@ -24,15 +33,6 @@ from anabranch.reading.commit_columns import (
     spans_of,
 )
 from anabranch.reading.history import HistoryRecord
-from anabranch.schemas.codec import decode, encode
-from anabranch.schemas.records import (
-    CommitRecord,
-    EpochRecord,
-    EpochSegment,
-    Position,
-    SegmentCommit,
-    SegmentEnd,
-)
 from tests.batches.strategies import raw
 from tests.conftest import some
 

@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 
 from anabranch.clock import SystemClock
-from anabranch.core.ids import NO_TXN
-from anabranch.core.partitioner import SPACE
 from anabranch.errors import NotReady
 from anabranch.ports import TopicPartition
+from anabranch.protocol.ids import NO_TXN
+from anabranch.protocol.partitioner import SPACE
+from anabranch.protocol.schemas.records import CommitRecord, EpochRecord, EpochSegment, SegmentEnd
 from anabranch.reading import commit_index as history
 from anabranch.reading import decoded as portions
 from anabranch.reading import ordered_reader as ordered
@@ -25,7 +26,6 @@ from anabranch.reading.epoch_order import StreamOrder
 from anabranch.reading.feed import Feed
 from anabranch.reading.history import Found, HistoryCursor
 from anabranch.reading.ordered_reader import OrderedStream, Step
-from anabranch.schemas.records import CommitRecord, EpochRecord, EpochSegment, SegmentEnd
 from anabranch.topics.names import history_topic
 from anabranch.types import Event
 from tests.client.members import by_key

@@ -9,21 +9,21 @@ from unittest.mock import Mock
 import pytest
 
 from anabranch.batches.records import Record
-from anabranch.core.legal_names import PLAIN
 from anabranch.errors import IllegalState, SnapshotExpired, UnknownStream
 from anabranch.ports import LogUnavailable, TopicPartition, TopicSpec
 from anabranch.processing.plain import PlainReader
-from anabranch.reading import history
-from anabranch.reading import task_reader as reader_module
-from anabranch.reading.committed_log import CommittedLog, ReaderPorts
-from anabranch.reading.task_reader import Assignment, Input, Place, TaskReader
-from anabranch.schemas.records import (
+from anabranch.protocol.legal_names import PLAIN
+from anabranch.protocol.schemas.records import (
     CreateProcessor,
     EpochRecord,
     ProcessorInput,
     TaskInfo,
     TaskPosition,
 )
+from anabranch.reading import history
+from anabranch.reading import task_reader as reader_module
+from anabranch.reading.committed_log import CommittedLog, ReaderPorts
+from anabranch.reading.task_reader import Assignment, Input, Place, TaskReader
 from anabranch.topics.names import history_topic, stream_topic
 from anabranch.types import TaskOwnership
 from tests.client.world import World

@@ -20,11 +20,11 @@ from confluent_kafka import KafkaException
 
 import anabranch
 from anabranch.batches.records import decode_records
-from anabranch.core.ids import SECRET_SIZE
-from anabranch.core.tokens import ALL_RIGHTS, Token, make, peek
 from anabranch.ports import LogError, TopicPartition
-from anabranch.schemas import records as r
-from anabranch.schemas.codec import encode
+from anabranch.protocol.ids import SECRET_SIZE
+from anabranch.protocol.schemas import records as r
+from anabranch.protocol.schemas.codec import encode
+from anabranch.protocol.tokens import ALL_RIGHTS, Token, make, peek
 from anabranch.topics.names import (
     commands_topic,
     control_topic,

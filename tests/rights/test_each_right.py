@@ -20,10 +20,10 @@ from typer.testing import CliRunner
 import anabranch
 from anabranch import Client, errors
 from anabranch.cli.main import app
-from anabranch.core.legal_names import ADMIN_LANE, OPEN_LANE
 from anabranch.infra.sockets import free_port
 from anabranch.kafka.log import KafkaLog
 from anabranch.ports import LogError
+from anabranch.protocol.legal_names import ADMIN_LANE, OPEN_LANE
 from anabranch.topics import rights
 from anabranch.topics.creation import create_control_topics
 from anabranch.topics.names import (

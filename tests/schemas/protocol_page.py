@@ -15,18 +15,18 @@ from typing import Any, cast, get_type_hints
 from zlib import crc32
 
 from anabranch import errors
-from anabranch.core import hybrid_time, ids, legal_names, limits, tokens
 from anabranch.core.decisions import questions, transactions
 from anabranch.core.decisions.turn import DAY_MS, Settings
 from anabranch.core.journal_index import CRC_MODULUS, REASONS
 from anabranch.core.locks.recent_writes import RecentWrites, RecentWritesDraft
 from anabranch.core.locks.table_writes import Write, fingerprint
-from anabranch.core.partitioner import SPACE, even_ranges, position_of, record_checksum
 from anabranch.core.rows import Entry
+from anabranch.protocol import hybrid_time, ids, legal_names, limits, tokens
+from anabranch.protocol.partitioner import SPACE, even_ranges, position_of, record_checksum
+from anabranch.protocol.schemas import records as r
+from anabranch.protocol.schemas.codec import TYPES, encode, schema_of
 from anabranch.reading.history import HistorySearch
 from anabranch.reading.task_reader import Assignment
-from anabranch.schemas import records as r
-from anabranch.schemas.codec import TYPES, encode, schema_of
 
 PAGE = Path(__file__).parents[2] / "docs" / "protocol.md"
 VECTORS = PAGE.with_name("protocol-examples.json")

@@ -1,12 +1,12 @@
-"""Writes anabranch/schemas/records.pyi, the classes for mypy: ``python -m tests.schemas.records_stub``."""
+"""Writes anabranch/protocol/schemas/records.pyi, the classes for mypy: ``python -m tests.schemas.records_stub``."""
 
 import subprocess
 import sys
 from pathlib import Path
 from typing import get_args
 
-from anabranch.schemas import records
-from anabranch.schemas.making import DEFAULTS, TUPLES, Schema, fields_of, schemas
+from anabranch.protocol.schemas import records
+from anabranch.protocol.schemas.making import DEFAULTS, TUPLES, Schema, fields_of, schemas
 
 STUB = Path(records.__file__).with_suffix(".pyi")
 HEAD = '''"""Generated from the schemas by ``python -m tests.schemas.records_stub``: do not edit."""

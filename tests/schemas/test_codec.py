@@ -13,9 +13,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from anabranch.errors import MalformedRecord, UnsupportedVersion
-from anabranch.schemas import records as r
-from anabranch.schemas.codec import FORMAT_VERSION, TYPES, decode, decode_as, encode, schema_of
-from anabranch.schemas.fast import EVENTS
+from anabranch.protocol.schemas import records as r
+from anabranch.protocol.schemas.codec import (
+    FORMAT_VERSION,
+    TYPES,
+    decode,
+    decode_as,
+    encode,
+    schema_of,
+)
+from anabranch.protocol.schemas.fast import EVENTS
 from tests.conftest import some
 from tests.core.labels import SECRET
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from anabranch.errors import MalformedRecord
-from anabranch.schemas import codec, fast
-from anabranch.schemas import records as r
+from anabranch.protocol.schemas import codec, fast
+from anabranch.protocol.schemas import records as r
 from tests.schemas.test_codec import HOSTILE_LENGTHS, patient, record_strategy, zigzag
 
 WRITTEN = sorted(fast.WRITERS, key=lambda cls: cls.__name__)

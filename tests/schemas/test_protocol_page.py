@@ -14,11 +14,11 @@ import pytest
 from crc32c import crc32c
 
 from anabranch import errors
-from anabranch.core import ids, tokens
 from anabranch.core.decisions.turn import DAY_MS
-from anabranch.core.partitioner import even_ranges, position_of, record_checksum
-from anabranch.schemas import records as r
-from anabranch.schemas.codec import FORMAT_VERSION, TYPES, decode, encode, schema_of
+from anabranch.protocol import ids, tokens
+from anabranch.protocol.partitioner import even_ranges, position_of, record_checksum
+from anabranch.protocol.schemas import records as r
+from anabranch.protocol.schemas.codec import FORMAT_VERSION, TYPES, decode, encode, schema_of
 from anabranch.topics.declarations import STREAM_SETTINGS
 from tests.schemas.protocol_page import (
     BLOCK,

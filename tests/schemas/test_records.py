@@ -5,9 +5,9 @@ from typing import Any, get_args
 
 import pytest
 
-from anabranch.schemas import records
-from anabranch.schemas.codec import TYPES, schema_of
-from anabranch.schemas.making import DEFAULTS, TUPLES, WORDS, fields_of, schemas
+from anabranch.protocol.schemas import records
+from anabranch.protocol.schemas.codec import TYPES, schema_of
+from anabranch.protocol.schemas.making import DEFAULTS, TUPLES, WORDS, fields_of, schemas
 from tests.schemas.records_stub import STUB, text
 
 SCHEMAS = {schema["name"]: schema for schema in schemas()}

@@ -6,11 +6,11 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from anabranch.controller import carrier
+from anabranch.controller.carrier import Carrier, Carriers
 from anabranch.core.journal_index import JournalIndex
 from anabranch.core.state import State
-from anabranch.processors import carrier
-from anabranch.processors.carrier import Carrier, Carriers
-from anabranch.schemas.records import StagedMergeRow
+from anabranch.protocol.schemas.records import StagedMergeRow
 from tests.sim.world import START_S, World
 
 _JOIN_S = 30.0

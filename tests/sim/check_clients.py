@@ -6,8 +6,8 @@ from collections import defaultdict
 from collections.abc import Iterable
 from itertools import pairwise
 
-from anabranch.core.ids import NO_TXN
 from anabranch.errors import AlreadyCommitted, NotAuthorized, TransactionAborted
+from anabranch.protocol.ids import NO_TXN
 from tests.sim.check_log import hold
 from tests.sim.ledger import Attempt, Deal, Ledger, Told
 from tests.sim.noise import FOREIGN_REASON

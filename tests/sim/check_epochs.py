@@ -10,10 +10,10 @@ from collections import Counter
 from dataclasses import dataclass, field, fields
 from itertools import groupby, pairwise
 
-from anabranch.core.ids import NO_TXN, segment_epoch, segment_number
-from anabranch.core.legal_names import is_state
-from anabranch.core.partitioner import SPACE, position_of
-from anabranch.schemas import records as r
+from anabranch.protocol.ids import NO_TXN, segment_epoch, segment_number
+from anabranch.protocol.legal_names import is_state
+from anabranch.protocol.partitioner import SPACE, position_of
+from anabranch.protocol.schemas import records as r
 from anabranch.topics.names import journal_topic, stream_topic
 from tests.sim.check_log import hold
 from tests.sim.picture import Picture, Seen

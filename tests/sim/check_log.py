@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from itertools import groupby
 
-from anabranch.core import hybrid_time
 from anabranch.core.history_records import DIRECTLY_BEFORE, NO_PREVIOUS, has_vector, vector_place
-from anabranch.core.ids import NO_TXN
-from anabranch.core.legal_names import ADMIN_LANE, is_state
 from anabranch.core.stream_states import LOST
-from anabranch.schemas import records as r
+from anabranch.protocol import hybrid_time
+from anabranch.protocol.ids import NO_TXN
+from anabranch.protocol.legal_names import ADMIN_LANE, is_state
+from anabranch.protocol.schemas import records as r
 from tests.sim.ledger import LIFE, NOISE, Ledger
 from tests.sim.picture import Picture, Placed, Seen
 from tests.sim.world import Violation

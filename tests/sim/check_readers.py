@@ -9,10 +9,10 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from random import Random
 
-from anabranch.core.legal_names import is_state
-from anabranch.core.partitioner import position_of
+from anabranch.protocol.legal_names import is_state
+from anabranch.protocol.partitioner import position_of
+from anabranch.protocol.schemas import records as r
 from anabranch.reading.epoch_order import StreamOrder
-from anabranch.schemas import records as r
 from tests.sim.check_log import hold
 from tests.sim.ledger import Ledger
 from tests.sim.picture import Picture, Placed

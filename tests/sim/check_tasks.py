@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from typing import NamedTuple
 from zlib import crc32
 
-from anabranch.core.ids import NO_TXN, is_marked
-from anabranch.core.legal_names import state_stream
-from anabranch.core.partitioner import mix
 from anabranch.errors import OwnershipLost
-from anabranch.schemas import records as r
+from anabranch.protocol.ids import NO_TXN, is_marked
+from anabranch.protocol.legal_names import state_stream
+from anabranch.protocol.partitioner import mix
+from anabranch.protocol.schemas import records as r
 from tests.sim.check_log import hold
 from tests.sim.ledger import Deal, Given, Ledger, Workplace
 from tests.sim.picture import Picture, Placed

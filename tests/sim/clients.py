@@ -9,7 +9,6 @@ from functools import partial
 from anabranch.client.client import Client
 from anabranch.client.reservation import Reservation
 from anabranch.client.transaction import Transaction
-from anabranch.core.legal_names import OPEN_LANE
 from anabranch.errors import (
     AnabranchError,
     EventTooLarge,
@@ -22,6 +21,7 @@ from anabranch.errors import (
     TopicMisconfigured,
     UnknownStream,
 )
+from anabranch.protocol.legal_names import OPEN_LANE
 from anabranch.types import Receipt, Result
 from tests.sim.faults import Faults
 from tests.sim.ledger import Attempt, Deal, Ledger

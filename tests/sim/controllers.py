@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from anabranch.controller.controller import Controller
+from anabranch.controller.leadership import STATUS_POSITION
 from anabranch.core import rows as k
 from anabranch.core.decisions.turn import Settings
 from anabranch.errors import NotLeader, NotReady
 from anabranch.ports import LogError, LogFenced, LogUnavailable, TableError, TopicPartition
-from anabranch.processors.controller import Controller
-from anabranch.processors.leadership import STATUS_POSITION
-from anabranch.schemas.codec import decode
-from anabranch.schemas.records import TermRow
+from anabranch.protocol.schemas.codec import decode
+from anabranch.protocol.schemas.records import TermRow
 from anabranch.topics.creation import create_control_topics
 from anabranch.topics.names import commands_topic, status_topic
 from tests.memory.table import MemoryStore
@@ -283,7 +283,7 @@ class Fleet:
     def _lead(
         self, machine: Machine, partition: int, controller: Controller, clock: SimClock
     ) -> None:
-        """As `anabranch.processors.leader` does it."""
+        """As `anabranch.controller.leader` does it."""
         try:
             while partition in machine.assigned:
                 try:

@@ -8,11 +8,11 @@ from random import Random
 
 from anabranch.batches.records import Record, encode_batch
 from anabranch.client.client import Client
-from anabranch.core.hybrid_time import from_us
-from anabranch.core.ids import CORRELATION_HEADER, REPLY_HEADER
 from anabranch.ports import LogError, TopicPartition
-from anabranch.schemas import records as r
-from anabranch.schemas.codec import encode
+from anabranch.protocol.hybrid_time import from_us
+from anabranch.protocol.ids import CORRELATION_HEADER, REPLY_HEADER
+from anabranch.protocol.schemas import records as r
+from anabranch.protocol.schemas.codec import encode
 from anabranch.topics.names import commands_topic
 from tests.sim.ledger import Ledger
 from tests.sim.ports import SimCluster

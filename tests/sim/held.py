@@ -12,16 +12,16 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
-from anabranch.core import limits
+from anabranch.controller.controller import Controller
 from anabranch.core import rows as k
 from anabranch.core.decisions import quotas
-from anabranch.core.hybrid_time import to_ms
-from anabranch.core.ids import TXN_ID_SIZE
 from anabranch.core.rows import Entry
 from anabranch.core.state import State
-from anabranch.processors.controller import Controller
-from anabranch.schemas.codec import encode
-from anabranch.schemas.records import ReadLockRow
+from anabranch.protocol import limits
+from anabranch.protocol.hybrid_time import to_ms
+from anabranch.protocol.ids import TXN_ID_SIZE
+from anabranch.protocol.schemas.codec import encode
+from anabranch.protocol.schemas.records import ReadLockRow
 from tests.sim.check_log import hold
 
 Rows = Mapping[
@@ -32,7 +32,7 @@ Rows = Mapping[
 class Thing(NamedTuple):
     """Something of which a transaction may hold many.
 
-    ``limit``: the name of its limit in `anabranch.core.limits`. ``few``: the limit in runs with greedy clients,
+    ``limit``: the name of its limit in `anabranch.protocol.limits`. ``few``: the limit in runs with greedy clients,
     which no other transaction of these runs comes to.
     """
 

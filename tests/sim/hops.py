@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from anabranch.client.client import Client
-from anabranch.core import hybrid_time
 from anabranch.errors import ClockSkew, UnknownScope, UnknownStream
+from anabranch.protocol import hybrid_time
 from tests.sim.check_log import hold
 from tests.sim.clients import ENDS, beat
 from tests.sim.faults import Faults

@@ -16,13 +16,13 @@ from typing import NamedTuple
 from anabranch.batches.records import Record, encode_batch
 from anabranch.client.client import Client
 from anabranch.client.transaction import Transaction
-from anabranch.core.ids import made_ms_of
-from anabranch.core.legal_names import ADMIN_LANE, OPEN_LANE
+from anabranch.controller.controller import Controller
 from anabranch.core.state import State
 from anabranch.errors import AnabranchError, OutcomeUnknown
 from anabranch.ports import LogError, TopicPartition
-from anabranch.processors.controller import Controller
-from anabranch.schemas import records as r
+from anabranch.protocol.ids import made_ms_of
+from anabranch.protocol.legal_names import ADMIN_LANE, OPEN_LANE
+from anabranch.protocol.schemas import records as r
 from anabranch.topics.names import journal_topic, topics_of
 from tests.memory.trouble import Kind, Trouble
 from tests.sim.clients import beat

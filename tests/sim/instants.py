@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from anabranch.errors import InvalidArgument
 from anabranch.ports import TopicPartition
+from anabranch.protocol.schemas import records as r
 from anabranch.reading.snapshot import Mode, Snapshot
-from anabranch.schemas import records as r
 from anabranch.topics.names import stream_topic
 from anabranch.types import Event
 from tests.sim.check_log import hold

@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from anabranch.batches.records import Record, decode_records
 from anabranch.core import rows as k
-from anabranch.core.ids import CORRELATION_HEADER
-from anabranch.core.legal_names import OPEN_LANE
 from anabranch.core.stream_states import LOST
-from anabranch.core.tokens import peek
 from anabranch.errors import AnabranchError
 from anabranch.ledger.book import Row
 from anabranch.ports import TopicPartition
+from anabranch.protocol.ids import CORRELATION_HEADER
+from anabranch.protocol.legal_names import OPEN_LANE
+from anabranch.protocol.schemas import records as r
+from anabranch.protocol.schemas.codec import decode
+from anabranch.protocol.tokens import peek
 from anabranch.reading.snapshot import StreamCut
-from anabranch.schemas import records as r
-from anabranch.schemas.codec import decode
 from anabranch.topics.names import history_topic, status_topic, stream_topic
 from anabranch.types import Result
 

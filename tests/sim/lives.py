@@ -10,9 +10,9 @@ from __future__ import annotations
 from random import Random
 
 from anabranch.client.client import Client
-from anabranch.core.legal_names import ADMIN_LANE
 from anabranch.errors import AnabranchError, UnknownStream
 from anabranch.ports import TopicPartition
+from anabranch.protocol.legal_names import ADMIN_LANE
 from anabranch.topics.names import history_topic, stream_topic, topics_of
 from tests.sim.check_log import hold
 from tests.sim.faults import Faults

@@ -9,8 +9,9 @@ from random import Random
 from zlib import crc32
 
 from anabranch.batches.records import Record, encode_batch
-from anabranch.core import hybrid_time
-from anabranch.core.ids import (
+from anabranch.ports import LogError, TopicPartition
+from anabranch.protocol import hybrid_time
+from anabranch.protocol.ids import (
     CORRELATION_HEADER,
     REPLY_HEADER,
     TIME_HEADER,
@@ -18,10 +19,9 @@ from anabranch.core.ids import (
     make_txn_id,
     pack_txn_header,
 )
-from anabranch.core.partitioner import even_ranges, position_of
-from anabranch.ports import LogError, TopicPartition
-from anabranch.schemas import records as r
-from anabranch.schemas.codec import encode
+from anabranch.protocol.partitioner import even_ranges, position_of
+from anabranch.protocol.schemas import records as r
+from anabranch.protocol.schemas.codec import encode
 from anabranch.topics.names import commands_topic, journal_topic
 from anabranch.types import Receipt
 from tests.sim.ledger import NOISE, Deal, Ledger

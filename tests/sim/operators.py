@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 from anabranch.batches.records import Record, encode_batch
 from anabranch.client.client import Client
-from anabranch.core.ids import make_txn_id
-from anabranch.core.legal_names import ADMIN_LANE, OPEN_LANE
 from anabranch.errors import IllegalState
 from anabranch.ports import LogError, TopicPartition
-from anabranch.schemas import records as r
-from anabranch.schemas.codec import encode
+from anabranch.protocol.ids import make_txn_id
+from anabranch.protocol.legal_names import ADMIN_LANE, OPEN_LANE
+from anabranch.protocol.schemas import records as r
+from anabranch.protocol.schemas.codec import encode
 from anabranch.topics.names import commands_topic
 from tests.sim.faults import Faults
 from tests.sim.ledger import NOISE, Ledger

@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 
 from anabranch.batches.records import Record
 from anabranch.core import rows as k
-from anabranch.core.ids import NO_TXN, TXN_HEADER, is_marked, unpack_txn_header
-from anabranch.core.legal_names import OPEN_LANE
 from anabranch.core.state import State
 from anabranch.core.transaction_states import born
 from anabranch.ports import TopicPartition
-from anabranch.schemas import records as r
-from anabranch.schemas.codec import decode
+from anabranch.protocol.ids import NO_TXN, TXN_HEADER, is_marked, unpack_txn_header
+from anabranch.protocol.legal_names import OPEN_LANE
+from anabranch.protocol.schemas import records as r
+from anabranch.protocol.schemas.codec import decode
 from anabranch.topics.names import (
     history_topic,
     journal_topic,

@@ -12,14 +12,14 @@ from unittest.mock import patch
 
 from anabranch.batches.records import Record, encode_batch
 from anabranch.client.client import Client
+from anabranch.controller import lanes as commands
 from anabranch.core.decisions.decide import decide
 from anabranch.core.decisions.turn import Turn
-from anabranch.core.ids import CORRELATION_HEADER, DIRECTORY, NO_TXN, REPLY_HEADER, make_txn_id
 from anabranch.core.round import ReplyTo
 from anabranch.ports import LogError, TopicPartition
-from anabranch.processors import lanes as commands
-from anabranch.schemas import records as r
-from anabranch.schemas.codec import encode
+from anabranch.protocol.ids import CORRELATION_HEADER, DIRECTORY, NO_TXN, REPLY_HEADER, make_txn_id
+from anabranch.protocol.schemas import records as r
+from anabranch.protocol.schemas.codec import encode
 from anabranch.topics.names import commands_topic, history_topic, journal_topic, stream_topic
 from tests.sim.greedy import Greedy
 from tests.sim.ledger import Ledger

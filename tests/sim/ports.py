@@ -13,7 +13,6 @@ from dataclasses import replace
 from anabranch.batches.format import Buffer
 from anabranch.batches.records import Record, decode_records, encode_batch
 from anabranch.client.ports import ClientPorts
-from anabranch.core.legal_names import OPEN_LANE
 from anabranch.errors import WriteFailed
 from anabranch.ports import (
     Failed,
@@ -27,6 +26,7 @@ from anabranch.ports import (
     TopicInfo,
     TopicPartition,
 )
+from anabranch.protocol.legal_names import OPEN_LANE
 from anabranch.topics.names import commands_topic, replies_topic, status_topic
 from tests.client.memory import MemoryBus, MemoryJournal, MemoryJournals
 from tests.memory.broker import Transactions

@@ -6,7 +6,6 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from anabranch.client.client import Client
-from anabranch.core.ids import is_marked
 from anabranch.errors import (
     BeginAgainError,
     ClockSkew,
@@ -14,6 +13,7 @@ from anabranch.errors import (
     RetryError,
     UnknownTransaction,
 )
+from anabranch.protocol.ids import is_marked
 from tests.sim.picture import STUCK
 from tests.sim.recorded import recorded_state, state_of
 from tests.sim.writers import SCOPE

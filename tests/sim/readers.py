@@ -10,11 +10,11 @@ from typing import Any, Protocol
 
 from anabranch.batches.records import decode_records
 from anabranch.client.client import Client
-from anabranch.core import hybrid_time
-from anabranch.core.ids import NO_TXN, TXN_HEADER, unpack_txn_header
-from anabranch.core.legal_names import OPEN_LANE
 from anabranch.errors import AnabranchError, SnapshotExpired, UnknownScope, UnknownStream
 from anabranch.ports import LogError, OffsetOutOfRange, TopicPartition
+from anabranch.protocol import hybrid_time
+from anabranch.protocol.ids import NO_TXN, TXN_HEADER, unpack_txn_header
+from anabranch.protocol.legal_names import OPEN_LANE
 from anabranch.reading.committed_log import ReaderPorts
 from anabranch.reading.iteration import Readers
 from anabranch.reading.snapshot import Snapshot

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from anabranch.core.ids import NO_TXN
+from anabranch.protocol.ids import NO_TXN
 from checker import Report, judge_entries
 from checker.recorder import SUFFIX, Recorder
 from tests.sim.picture import Placed, Seen

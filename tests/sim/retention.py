@@ -16,8 +16,8 @@ from zlib import crc32
 
 from anabranch.batches.records import decode_records
 from anabranch.ports import TopicPartition
-from anabranch.schemas import records as r
-from anabranch.schemas.codec import decode
+from anabranch.protocol.schemas import records as r
+from anabranch.protocol.schemas.codec import decode
 from anabranch.topics.names import (
     commands_topic,
     control_topic,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from anabranch.client.client import Client
-from anabranch.core import hybrid_time
 from anabranch.ports import TopicPartition
+from anabranch.protocol import hybrid_time
 from anabranch.topics.names import history_topic
 from tests.sim.check_log import hold
 from tests.sim.ledger import SafeAnswer

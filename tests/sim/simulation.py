@@ -13,18 +13,19 @@ from typing import Any
 from unittest.mock import patch
 
 from anabranch.batches import packer
-from anabranch.core import history_records, limits
+from anabranch.controller import background, durability, intake, suspects
+from anabranch.controller.controller import Controller
+from anabranch.controller.lanes import Command, Key
+from anabranch.controller.leadership import STATUS_POSITION
+from anabranch.controller.suspects import DIED, SuspectCommands
+from anabranch.core import history_records
 from anabranch.core import rows as k
 from anabranch.core.journal_runs import place_of, txn_of
-from anabranch.core.legal_names import split_stream
 from anabranch.core.stream_states import ACTIVE
 from anabranch.errors import AnabranchError, InvariantViolation
 from anabranch.ports import TopicPartition
-from anabranch.processors import background, durability, intake, suspects
-from anabranch.processors.controller import Controller
-from anabranch.processors.lanes import Command, Key
-from anabranch.processors.leadership import STATUS_POSITION
-from anabranch.processors.suspects import DIED, SuspectCommands
+from anabranch.protocol import limits
+from anabranch.protocol.legal_names import split_stream
 from anabranch.reading import feed as feeds
 from anabranch.topics.names import history_topic, status_topic, stream_topic, topics_of
 from tests.memory.table import MemoryStore

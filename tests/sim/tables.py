@@ -21,8 +21,6 @@ from anabranch.batches.records import Record, encode_batch
 from anabranch.client.client import Client
 from anabranch.client.own_writes import Local, Writers
 from anabranch.client.replica import Replica
-from anabranch.core.ids import NO_TXN
-from anabranch.core.legal_names import ADMIN_LANE, base_stream
 from anabranch.errors import (
     LocksBroken,
     NotAuthorized,
@@ -32,6 +30,8 @@ from anabranch.errors import (
     UnknownStream,
 )
 from anabranch.ports import LogError, TopicPartition
+from anabranch.protocol.ids import NO_TXN
+from anabranch.protocol.legal_names import ADMIN_LANE, base_stream
 from anabranch.topics.names import journal_topic
 from tests.sim.check_log import hold
 from tests.sim.clients import REFUSED, beat

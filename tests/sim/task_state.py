@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from anabranch.batches.records import decode_records
-from anabranch.core.partitioner import position_of
 from anabranch.errors import NotReady
 from anabranch.ports import TopicPartition
-from anabranch.schemas.records import Consumed
+from anabranch.protocol.partitioner import position_of
+from anabranch.protocol.schemas.records import Consumed
 from anabranch.topics.names import stream_topic
 from anabranch.types import Event, TaskOwnership
 from tests.sim.ledger import Given, Ledger

@@ -29,9 +29,9 @@ from anabranch.errors import (
     UnknownScope,
     UnknownStream,
 )
+from anabranch.protocol.schemas.records import Consumed
 from anabranch.reading.committed_log import client_errors
 from anabranch.reading.task_reader import TaskReader
-from anabranch.schemas.records import Consumed
 from anabranch.topics.names import history_topic, stream_topic
 from anabranch.types import Event, Result, TaskOwnership
 from tests.sim.clients import beat

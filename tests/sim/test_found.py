@@ -9,21 +9,21 @@ from unittest.mock import Mock
 import pytest
 
 from anabranch.batches.records import Record
-from anabranch.core import limits
-from anabranch.core.ids import SECRET_SIZE
-from anabranch.core.legal_names import ADMIN_LANE
 from anabranch.errors import OutcomeUnknown, TransactionAborted
 from anabranch.ports import LogFenced, TopicPartition
-from anabranch.schemas import records as r
+from anabranch.protocol import limits
+from anabranch.protocol.ids import SECRET_SIZE
+from anabranch.protocol.legal_names import ADMIN_LANE
+from anabranch.protocol.schemas import records as r
 from anabranch.topics.names import control_topic, history_topic, journal_topic, stream_topic
 from tests.client.doubles import counted
 from tests.client.memory import memory_client
 from tests.client.world import World as ClientWorld
+from tests.controller.losing import GONE, OTHER, Play
+from tests.controller.world import World
 from tests.core.labels import SECRET
 from tests.memory.table import MemoryStore
 from tests.memory.trouble import Kind, Trouble
-from tests.processors.losing import GONE, OTHER, Play
-from tests.processors.world import World
 from tests.sim.simulation import simulate
 from tests.sim.tables import Noted, TableMachine
 

@@ -8,11 +8,11 @@ import pytest
 
 from anabranch.core.stream_states import ACTIVE, LOST, WAITING
 from anabranch.ports import LogUnavailable, TopicInfo, TopicPartition
-from anabranch.schemas.records import Begin, Commit, Event, OneShot, Refusal, Scale, Touch
+from anabranch.protocol.schemas.records import Begin, Commit, Event, OneShot, Refusal, Scale, Touch
 from anabranch.topics.names import history_topic, journal_topic, stream_topic
+from tests.controller.losing import GONE, KEYS, LOST_S, OTHER, TOPICS, Play
 from tests.core.labels import SECRET
 from tests.memory.log import MemoryLog
-from tests.processors.losing import GONE, KEYS, LOST_S, OTHER, TOPICS, Play
 
 
 @pytest.mark.parametrize("anew", [False, True], ids=["deleted", "made anew"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from anabranch.core import limits
+from anabranch.protocol import limits
 from tests.sim.held import KINDS, THINGS
 
 # Limits that speak of a transaction, and not of what it holds in rows.

@@ -14,7 +14,7 @@ from anabranch.core.rows import txn_key
 from anabranch.core.transaction_states import born
 from anabranch.errors import AlreadyCommitted
 from anabranch.ports import TopicPartition
-from anabranch.schemas.codec import encode
+from anabranch.protocol.schemas.codec import encode
 from anabranch.topics.names import status_topic
 from checker import judge
 from tests.sim.check_clients import check_deal

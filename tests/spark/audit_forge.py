@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 
 from confluent_kafka import Message, Producer
 
-from anabranch.core import hybrid_time
 from anabranch.core import rows as k
-from anabranch.core.ids import make_txn_id, pack_txn_header
 from anabranch.kafka.log import KafkaLog
 from anabranch.ports import TopicPartition
-from anabranch.schemas.codec import encode
-from anabranch.schemas.records import (
+from anabranch.protocol import hybrid_time
+from anabranch.protocol.ids import make_txn_id, pack_txn_header
+from anabranch.protocol.schemas.codec import encode
+from anabranch.protocol.schemas.records import (
     CommitRecord,
     EpochRecord,
     Extent,

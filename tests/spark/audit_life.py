@@ -8,8 +8,8 @@ from contextlib import suppress
 from confluent_kafka import Producer
 
 import anabranch
-from anabranch.core.ids import pack_txn_header
-from anabranch.schemas.records import Consumed, TaskStep
+from anabranch.protocol.ids import pack_txn_header
+from anabranch.protocol.schemas.records import Consumed, TaskStep
 
 KEYS = [f"key-{n}".encode() for n in range(24)]
 

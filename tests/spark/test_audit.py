@@ -23,11 +23,11 @@ from anabranch.audit.report import AuditReport
 from anabranch.audit.run import audit
 from anabranch.cli.main import app
 from anabranch.core import rows as k
-from anabranch.core.ids import NO_TXN, make_txn_id, pack_txn_header
 from anabranch.kafka.log import KafkaLog
 from anabranch.ledger import Ledger
-from anabranch.schemas.codec import encode
-from anabranch.schemas.records import CommitRecord, EpochRecord, PlainRow, Receipt
+from anabranch.protocol.ids import NO_TXN, make_txn_id, pack_txn_header
+from anabranch.protocol.schemas.codec import encode
+from anabranch.protocol.schemas.records import CommitRecord, EpochRecord, PlainRow, Receipt
 from anabranch.spark.options import Connection
 from anabranch.types import TransactionInfo
 from tests.cluster import Cluster, start_cluster

@@ -26,14 +26,14 @@ from anabranch.batches.format import HEADER_SIZE, read_header, with_base_offset
 from anabranch.batches.records import Record, encode_batch
 from anabranch.cli.errors import ExitCode
 from anabranch.cli.main import app
-from anabranch.core import hybrid_time
 from anabranch.core.stream_states import LOST
 from anabranch.errors import InvalidArgument, NotReady, UnknownStream
 from anabranch.kafka.log import KafkaLog
 from anabranch.ports import RawBatch, TopicPartition
+from anabranch.protocol import hybrid_time
+from anabranch.protocol.schemas.codec import encode
+from anabranch.protocol.schemas.records import ForgottenRow
 from anabranch.reading.committed_log import CommittedLog
-from anabranch.schemas.codec import encode
-from anabranch.schemas.records import ForgottenRow
 from anabranch.spark.options import Connection
 from anabranch.topics.names import stream_topic
 from tests.client.world import World

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 import anabranch
 from anabranch.cli.main import app
-from anabranch.core.legal_names import ADMIN_LANE
+from anabranch.protocol.legal_names import ADMIN_LANE
 from tests.spark.pipeline_input import files
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow(60)]

@@ -12,8 +12,8 @@ from pyspark.sql import functions as F
 
 from anabranch.batches.records import decode_records
 from anabranch.ports import TopicPartition
-from anabranch.schemas.codec import decode
-from anabranch.schemas.records import Begin
+from anabranch.protocol.schemas.codec import decode
+from anabranch.protocol.schemas.records import Begin
 from anabranch.spark.clients import close_clients
 from anabranch.topics import rights
 from anabranch.topics.names import commands_topic

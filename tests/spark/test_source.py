@@ -13,8 +13,6 @@ from pyspark.sql import functions as F
 from pyspark.sql.datasource import EqualTo, Filter, GreaterThan, In, LessThanOrEqual
 
 import anabranch
-from anabranch.core.hybrid_time import to_datetime
-from anabranch.core.ids import segment_epoch
 from anabranch.errors import (
     AnabranchError,
     InvalidArgument,
@@ -22,6 +20,8 @@ from anabranch.errors import (
     UnknownScope,
     UnknownStream,
 )
+from anabranch.protocol.hybrid_time import to_datetime
+from anabranch.protocol.ids import segment_epoch
 from anabranch.spark.columns import EVENT_SCHEMA
 from anabranch.spark.options import Options
 from anabranch.spark.source.plan import EventRange

@@ -10,10 +10,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from anabranch.core.ids import NO_TXN, make_txn_id, segment_id
 from anabranch.errors import MalformedRecord
-from anabranch.reading.history import Found
-from anabranch.schemas.records import (
+from anabranch.protocol.ids import NO_TXN, make_txn_id, segment_id
+from anabranch.protocol.schemas.records import (
     CommitRecord,
     EpochRecord,
     EpochSegment,
@@ -21,6 +20,7 @@ from anabranch.schemas.records import (
     SegmentCommit,
     SegmentEnd,
 )
+from anabranch.reading.history import Found
 from anabranch.spark.source.admission import Admitted, Limits, NotYet, admit
 from anabranch.spark.source.positions import BEGIN, from_json, is_new, to_json
 from anabranch.spark.source.positions import Position as At

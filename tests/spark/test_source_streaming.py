@@ -19,8 +19,8 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from pyspark.sql.streaming.query import StreamingQuery
 
 import anabranch
-from anabranch.core.legal_names import ADMIN_LANE
 from anabranch.errors import SnapshotExpired, UnknownStream
+from anabranch.protocol.legal_names import ADMIN_LANE
 from anabranch.spark.columns import EVENT_SCHEMA
 from anabranch.spark.options import Options
 from anabranch.spark.source.histories import HistoryTail

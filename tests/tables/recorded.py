@@ -14,7 +14,6 @@ from anabranch.client.own_writes import Local
 from anabranch.client.replica import Replica
 from anabranch.client.table_transaction import JoinedTransaction, TableTransaction
 from anabranch.client.transaction import Transaction
-from anabranch.core.ids import NO_TXN
 from anabranch.errors import (
     DeadlineExceeded,
     LocksBroken,
@@ -22,6 +21,7 @@ from anabranch.errors import (
     TransactionAborted,
     WritersUnfinished,
 )
+from anabranch.protocol.ids import NO_TXN
 from anabranch.tables.snapshot import TableSnapshot, bounds
 from anabranch.types import Receipt, Result
 from checker.recorder import Recorder

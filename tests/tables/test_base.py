@@ -21,8 +21,6 @@ from anabranch.cli import table as table_commands
 from anabranch.cli.main import app
 from anabranch.client import compact
 from anabranch.client.client import Client
-from anabranch.core.hybrid_time import from_s, to_text
-from anabranch.core.ids import txn_text
 from anabranch.errors import (
     IllegalState,
     NotAuthorized,
@@ -33,6 +31,8 @@ from anabranch.errors import (
     UnknownStream,
 )
 from anabranch.ports import LogUnavailable, TopicPartition
+from anabranch.protocol.hybrid_time import from_s, to_text
+from anabranch.protocol.ids import txn_text
 from anabranch.reading.iteration import Readers
 from anabranch.tables import follow
 from anabranch.tables.replica import ReadReplica

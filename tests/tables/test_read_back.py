@@ -15,14 +15,14 @@ from anabranch.client.own_writes import Local, ReadBack, Written
 from anabranch.client.session import Session
 from anabranch.client.transaction import Transaction
 from anabranch.client.writer import Writer
+from anabranch.controller import cleanup as moving
 from anabranch.core.decisions.cleanup import Lying, runs_to_move
 from anabranch.core.decisions.turn import Settings, Turn
-from anabranch.core.ids import TXN_HEADER, TXN_ID_SIZE, pack_txn_header, unpack_txn_header
 from anabranch.core.journal_index import Place
 from anabranch.errors import NotAuthorized, NotReady, TransactionAborted
 from anabranch.ports import TopicPartition
-from anabranch.processors import cleanup as moving
-from anabranch.schemas import records as r
+from anabranch.protocol.ids import TXN_HEADER, TXN_ID_SIZE, pack_txn_header, unpack_txn_header
+from anabranch.protocol.schemas import records as r
 from anabranch.topics.names import journal_topic
 from tests.client import world as worlds
 from tests.client.world import World

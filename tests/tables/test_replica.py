@@ -18,7 +18,6 @@ import pytest
 
 from anabranch.batches.records import Record
 from anabranch.client import receipts
-from anabranch.core.hybrid_time import to_us
 from anabranch.errors import (
     IllegalState,
     InvalidArgument,
@@ -30,6 +29,7 @@ from anabranch.errors import (
     UnknownStream,
 )
 from anabranch.ports import LogUnavailable, TableError, TopicPartition
+from anabranch.protocol.hybrid_time import to_us
 from anabranch.reading.history import HistoryCursor
 from anabranch.tables import follow
 from anabranch.tables import replica as replica_module

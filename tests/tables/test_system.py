@@ -8,11 +8,11 @@ from functools import partial
 
 import pytest
 
-from anabranch.core.hybrid_time import from_us
-from anabranch.core.ids import NO_TXN
 from anabranch.errors import InvalidArgument
 from anabranch.presentation import system_tables as system
-from anabranch.schemas.records import BrokenLock
+from anabranch.protocol.hybrid_time import from_us
+from anabranch.protocol.ids import NO_TXN
+from anabranch.protocol.schemas.records import BrokenLock
 from anabranch.tables.store import Seen
 from tests.cli.fakes import TXN_ID, opened, transaction
 from tests.client.world import World

@@ -19,10 +19,11 @@ from anabranch.client import table_locks as client_locks
 from anabranch.client.replica import Replica
 from anabranch.client.table_transaction import JoinedTransaction, TableTransaction
 from anabranch.client.transaction import Transaction
+from anabranch.controller import intake
+from anabranch.controller.controller import Controller
 from anabranch.core.decisions import decide
 from anabranch.core.decisions.turn import Settings
 from anabranch.core.journal_runs import unpack_run
-from anabranch.core.limits import Room
 from anabranch.core.locks import frozen, table_writes
 from anabranch.core.locks.recent_writes import RecentWrites
 from anabranch.core.rows import INDEX
@@ -43,11 +44,10 @@ from anabranch.errors import (
     UnknownStream,
 )
 from anabranch.ports import RawBatch, TopicPartition
-from anabranch.processors import intake
-from anabranch.processors.controller import Controller
+from anabranch.protocol.limits import Room
+from anabranch.protocol.schemas import records as r
+from anabranch.protocol.schemas.codec import decode
 from anabranch.reading.iteration import Readers
-from anabranch.schemas import records as r
-from anabranch.schemas.codec import decode
 from anabranch.tables.indexes import Indexed
 from anabranch.tables.snapshot import TableSnapshot
 from anabranch.topics.names import history_topic, journal_topic

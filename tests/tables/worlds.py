@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from anabranch.client.client import Client
-from anabranch.core.hybrid_time import from_us
-from anabranch.core.legal_names import ADMIN_LANE
 from anabranch.errors import NotReady
 from anabranch.ports import TopicPartition
+from anabranch.protocol.hybrid_time import from_us
+from anabranch.protocol.legal_names import ADMIN_LANE
+from anabranch.protocol.schemas.records import BaseRow
 from anabranch.reading.committed_log import ReaderPorts
 from anabranch.reading.iteration import Readers
-from anabranch.schemas.records import BaseRow
 from anabranch.tables.replica import ReadReplica, ReplicaSettings
 from anabranch.topics.names import stream_topic
 from tests.client.memory import memory_client

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import anabranch
-from anabranch.core.ids import txn_text
+from anabranch.protocol.ids import txn_text
 from tests.web.conftest import WebProcess
 
 if TYPE_CHECKING:

@@ -31,7 +31,7 @@ from anabranch.batches.kernels.parts import (
     _varlong,
     compiled,
 )
-from anabranch.core.ids import TXN_ID_SIZE
+from anabranch.protocol.ids import TXN_ID_SIZE
 
 # Counts in the state: rows and bytes that are filled.
 ROWS, KEY_BYTES, VALUE_BYTES, HEADERS, NAME_BYTES, HEADER_BYTES = range(6)

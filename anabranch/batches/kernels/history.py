@@ -2,7 +2,7 @@
 
 Import it only through `anabranch.reading.commit_columns`: numba takes a second to load. Everything is checked
 against the record's bounds. Any other record gives a negative result, and the codec says what is wrong with it.
-The oracle is `anabranch.schemas.codec.decode`.
+The oracle is `anabranch.protocol.schemas.codec.decode`.
 """
 # The types of this code are numba's, not Python's.
 # mypy: ignore-errors
@@ -14,7 +14,7 @@ import numpy as np
 from numba import types
 
 from anabranch.batches.kernels.parts import _MAX_I32, _U, MALFORMED_RESULT, _inline, _long, compiled
-from anabranch.core.ids import TXN_ID_SIZE
+from anabranch.protocol.ids import TXN_ID_SIZE
 
 # Rows of the spans; a transaction id is two numbers, its halves in memory order.
 FIRST, END, TIMESTAMP, SEGMENT, TXN_HEAD, TXN_TAIL, COUNT = range(7)

@@ -32,8 +32,8 @@ from anabranch.batches.kernels.parts import (
     _varlong,
     compiled,
 )
-from anabranch.core.ids import TXN_HEADER_SIZE
-from anabranch.core.limits import HEADERS, NO_TIME, ROW_KEY
+from anabranch.protocol.ids import TXN_HEADER_SIZE
+from anabranch.protocol.limits import HEADERS, NO_TIME, ROW_KEY
 
 # Columns of a run's row. Positions are -1 if no record has a key. TXN_AT is the place of the ab.txn
 # header's 28 bytes in the body, -1 without one. EARLIEST, LATEST: times of records, Unix milliseconds.

@@ -7,19 +7,19 @@ does the rest.
 
 from __future__ import annotations
 
-from anabranch.core import limits
 from anabranch.core import rows as k
 from anabranch.core.decisions.scopes import active_stream, consuming, oldest_snapshot
 from anabranch.core.decisions.streams import begin_change, idle_row, stream_changed
 from anabranch.core.decisions.times import admit_change
 from anabranch.core.decisions.turn import Turn
-from anabranch.core.hybrid_time import from_s, to_s, to_text
-from anabranch.core.ids import txn_text
-from anabranch.core.legal_names import base_stream, split_stream
 from anabranch.core.round import ReplyTo
 from anabranch.core.stream_settings import BASE
 from anabranch.errors import IllegalState, InvalidArgument, NotReady
-from anabranch.schemas import records as r
+from anabranch.protocol import limits
+from anabranch.protocol.hybrid_time import from_s, to_s, to_text
+from anabranch.protocol.ids import txn_text
+from anabranch.protocol.legal_names import base_stream, split_stream
+from anabranch.protocol.schemas import records as r
 
 
 def publish_base(turn: Turn, command: r.PublishBase, to: ReplyTo | None) -> None:

@@ -17,20 +17,21 @@ from __future__ import annotations
 from dataclasses import replace
 
 from anabranch import errors
-from anabranch.core import limits, work
 from anabranch.core import rows as k
+from anabranch.core import work
 from anabranch.core.authorize import Right, check_right, of_scope, rights_of, table_of
 from anabranch.core.decisions import quotas
 from anabranch.core.decisions.prepared import held
 from anabranch.core.decisions.scopes import check_served
 from anabranch.core.decisions.times import admit_change, is_repeated
 from anabranch.core.decisions.turn import Turn
-from anabranch.core.hybrid_time import to_ms
-from anabranch.core.ids import NO_TXN, made_ms_of
-from anabranch.core.legal_names import ADMIN_LANE, OPEN_LANE, check_name
 from anabranch.core.round import ReplyTo
 from anabranch.errors import check
-from anabranch.schemas import records as r
+from anabranch.protocol import limits
+from anabranch.protocol.hybrid_time import to_ms
+from anabranch.protocol.ids import NO_TXN, made_ms_of
+from anabranch.protocol.legal_names import ADMIN_LANE, OPEN_LANE, check_name
+from anabranch.protocol.schemas import records as r
 
 _NONE = -1  # in rows: no number
 MAX_JUMP = 1 << 32

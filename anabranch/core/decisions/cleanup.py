@@ -24,7 +24,7 @@ from anabranch.core.decisions.turn import Turn
 from anabranch.core.journal_index import Place, Use, uses
 from anabranch.core.journal_runs import StoredRun, moved_run
 from anabranch.core.round import NewEpoch
-from anabranch.schemas.records import LowWaterRow, MovedRow, MovedRun
+from anabranch.protocol.schemas.records import LowWaterRow, MovedRow, MovedRun
 
 MAX_MOVED = 2_000  # runs moved in one round: they fit into one row for each transaction
 LATER = 12  # pause where nothing could be moved, in multiples of `clean_ms`

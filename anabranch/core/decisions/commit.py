@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from anabranch import errors
-from anabranch.core import limits, work
 from anabranch.core import rows as k
+from anabranch.core import work
 from anabranch.core.authorize import check_writes
 from anabranch.core.decisions import claims, one_shot, positions, prepared
 from anabranch.core.decisions.merge import merge_decided
@@ -34,18 +34,19 @@ from anabranch.core.decisions.writers import (
     take_exactly,
     writers_text,
 )
-from anabranch.core.ids import txn_text
 from anabranch.core.journal_index import JournalIndex, Weighed
 from anabranch.core.journal_runs import not_covered
-from anabranch.core.legal_names import check_name, check_number
 from anabranch.core.locks import conflicts
 from anabranch.core.memory import STUCK, Merging, wait_text
 from anabranch.core.round import ReplyTo
 from anabranch.core.state import OpenTxn, State
-from anabranch.core.tokens import Rights, id_named
 from anabranch.core.transaction_states import TRANSACTIONS, Op
 from anabranch.errors import check
-from anabranch.schemas import records as r
+from anabranch.protocol import limits
+from anabranch.protocol.ids import txn_text
+from anabranch.protocol.legal_names import check_name, check_number
+from anabranch.protocol.schemas import records as r
+from anabranch.protocol.tokens import Rights, id_named
 
 
 @dataclass(slots=True)

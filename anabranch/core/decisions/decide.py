@@ -27,7 +27,7 @@ from anabranch.core.decisions.turn import Turn, attempt
 from anabranch.core.locks import registering
 from anabranch.core.round import ReplyTo
 from anabranch.errors import AnabranchError, MalformedRecord, check
-from anabranch.schemas import records as r
+from anabranch.protocol.schemas import records as r
 
 _DECISIONS: dict[type, Callable[[Turn, Any, ReplyTo | None], None]] = {
     r.FindScope: scopes.find_scope,

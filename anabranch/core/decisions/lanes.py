@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import islice
 
-from anabranch.core import limits, work
 from anabranch.core import rows as k
+from anabranch.core import work
 from anabranch.core.authorize import (
     ADD,
     ALL,
@@ -27,11 +27,18 @@ from anabranch.core.decisions import quotas
 from anabranch.core.decisions.times import admit_change
 from anabranch.core.decisions.transactions import end_pending
 from anabranch.core.decisions.turn import AT_END, Turn
-from anabranch.core.legal_names import ADMIN_LANE, OPEN_LANE, check_lane, check_scope, split_stream
 from anabranch.core.round import ReplyTo
 from anabranch.core.state import OpenTxn, State
 from anabranch.errors import IllegalState, InvalidArgument, NotAuthorized
-from anabranch.schemas import records as r
+from anabranch.protocol import limits
+from anabranch.protocol.legal_names import (
+    ADMIN_LANE,
+    OPEN_LANE,
+    check_lane,
+    check_scope,
+    split_stream,
+)
+from anabranch.protocol.schemas import records as r
 
 
 def is_blocked(state: State, lane: str) -> bool:

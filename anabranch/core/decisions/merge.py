@@ -25,10 +25,8 @@ from anabranch.core.decisions.prepared import leave_out_lost, needed
 from anabranch.core.decisions.scale import duplicate_active, idle_partitions, want_partitions
 from anabranch.core.decisions.transactions import abort_txn, end_pending, finish, journal_op
 from anabranch.core.decisions.turn import Turn
-from anabranch.core.ids import NO_TXN, segment_number
 from anabranch.core.journal_index import JournalIndex, extents_by_place, taken_runs
 from anabranch.core.journal_runs import StoredRun, digest_key, stored_run_key
-from anabranch.core.legal_names import is_state
 from anabranch.core.locks import conflicts, frozen
 from anabranch.core.locks.table_writes import Write
 from anabranch.core.memory import STUCK, Why, unusable
@@ -36,7 +34,15 @@ from anabranch.core.round import Landed, NewEpoch, Part, PlainWrites, Round, Str
 from anabranch.core.segments import TxnSegment
 from anabranch.core.state import OpenTxn
 from anabranch.errors import check
-from anabranch.schemas.records import Extent, JournalOp, PlainRow, SegmentRange, StagedMergeRow
+from anabranch.protocol.ids import NO_TXN, segment_number
+from anabranch.protocol.legal_names import is_state
+from anabranch.protocol.schemas.records import (
+    Extent,
+    JournalOp,
+    PlainRow,
+    SegmentRange,
+    StagedMergeRow,
+)
 
 # Pause before a commit that waits for a carrier or for partitions is checked again.
 RECHECK_MS = 50

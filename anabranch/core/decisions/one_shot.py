@@ -7,7 +7,7 @@ from contextlib import suppress
 from hmac import compare_digest
 
 from anabranch import errors
-from anabranch.core import history_records, limits
+from anabranch.core import history_records
 from anabranch.core import rows as k
 from anabranch.core.authorize import check_right, writing
 from anabranch.core.decisions import positions, prepared
@@ -22,9 +22,6 @@ from anabranch.core.decisions.transactions import (
     supersede,
 )
 from anabranch.core.decisions.turn import Turn
-from anabranch.core.ids import is_marked
-from anabranch.core.legal_names import check_name, is_state
-from anabranch.core.limits import LATEST, NO_TIME, RESERVED
 from anabranch.core.locks import conflicts, frozen
 from anabranch.core.memory import is_gone
 from anabranch.core.round import Part, ReplyTo, StreamCommit
@@ -33,7 +30,11 @@ from anabranch.core.stream_settings import MAX_MESSAGE
 from anabranch.core.stream_states import RECOVERING, state_of
 from anabranch.core.transaction_states import born
 from anabranch.errors import check
-from anabranch.schemas import records as r
+from anabranch.protocol import limits
+from anabranch.protocol.ids import is_marked
+from anabranch.protocol.legal_names import check_name, is_state
+from anabranch.protocol.limits import LATEST, NO_TIME, RESERVED
+from anabranch.protocol.schemas import records as r
 
 _KEEPALIVE_MS = 1_000  # of a transaction prepared by its first command, which no keepalive ends
 

@@ -5,19 +5,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from anabranch.core import limits, work
 from anabranch.core import rows as k
+from anabranch.core import work
 from anabranch.core.decisions import quotas
 from anabranch.core.decisions.positions import check_tasks, processor_of, task_of
 from anabranch.core.decisions.scopes import check_served
 from anabranch.core.decisions.streams import end_stream, with_aborted
 from anabranch.core.decisions.times import admit_change, check_informed, is_repeated, note_change
 from anabranch.core.decisions.turn import Turn
-from anabranch.core.ids import NO_TXN
-from anabranch.core.legal_names import check_input, is_plain, is_state, split_stream, state_stream
 from anabranch.core.round import ReplyTo
 from anabranch.errors import IllegalState, InvalidArgument, NotReady, OwnershipLost
-from anabranch.schemas import records as r
+from anabranch.protocol import limits
+from anabranch.protocol.ids import NO_TXN
+from anabranch.protocol.legal_names import (
+    check_input,
+    is_plain,
+    is_state,
+    split_stream,
+    state_stream,
+)
+from anabranch.protocol.schemas import records as r
 
 TASKS_IN_ANSWER = 128
 # A new processor's incarnation is below this: keys of states have room for 65,535, so it can be reset often.

@@ -14,12 +14,12 @@ from typing import NamedTuple
 from anabranch.core import rows as k
 from anabranch.core.authorize import Right, check_right
 from anabranch.core.decisions.turn import Turn
-from anabranch.core.ids import FENCING_TOKEN_SIZE, HASH_SIZE, NO_TXN
-from anabranch.core.ids import hash_of as hash_of
-from anabranch.core.legal_names import is_state, split_stream, state_stream
 from anabranch.errors import InvalidArgument, NotReady, OwnershipLost, UnknownProcessor
-from anabranch.schemas import records as r
-from anabranch.schemas.codec import encode
+from anabranch.protocol.ids import FENCING_TOKEN_SIZE, HASH_SIZE, NO_TXN
+from anabranch.protocol.ids import hash_of as hash_of
+from anabranch.protocol.legal_names import is_state, split_stream, state_stream
+from anabranch.protocol.schemas import records as r
+from anabranch.protocol.schemas.codec import encode
 
 STATE_IS_MOVED = (
     "only commits that move positions of a processor write its state, that of these tasks"

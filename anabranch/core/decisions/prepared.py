@@ -14,16 +14,16 @@ from hashlib import sha256
 from hmac import compare_digest
 
 from anabranch import errors
-from anabranch.core import limits
 from anabranch.core import rows as k
 from anabranch.core.decisions import quotas
 from anabranch.core.decisions.turn import Turn
-from anabranch.core.ids import SECRET_SIZE, TXN_ID_SIZE, txn_text
 from anabranch.core.journal_index import Weighed
 from anabranch.core.memory import is_gone
 from anabranch.core.state import OpenTxn, State
 from anabranch.core.stream_settings import MAX_MESSAGE
-from anabranch.schemas import records as r
+from anabranch.protocol import limits
+from anabranch.protocol.ids import SECRET_SIZE, TXN_ID_SIZE, txn_text
+from anabranch.protocol.schemas import records as r
 
 MAX_ATTEMPT = 64  # bytes
 

@@ -8,25 +8,26 @@ from dataclasses import replace
 from heapq import merge, nsmallest
 from typing import TypeVar
 
-from anabranch.core import hybrid_time, limits, work
 from anabranch.core import rows as k
+from anabranch.core import work
 from anabranch.core.authorize import EVERYWHERE, Right, check_writes, operates, rights_of, sees
 from anabranch.core.decisions.prepared import proves
 from anabranch.core.decisions.scopes import active_stream, check_served
 from anabranch.core.decisions.transactions import check_id_partition, named_by
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.decisions.writers import label_of
-from anabranch.core.ids import NO_TXN, TXN_ID_SIZE
 from anabranch.core.journal_index import segment_on
 from anabranch.core.journal_runs import wanted_runs
 from anabranch.core.locks import conflicts, frozen
 from anabranch.core.memory import Who, wait_text, way_to_end
 from anabranch.core.round import ReplyTo
 from anabranch.core.state import OpenTxn, Ordered
-from anabranch.core.tokens import SEE, Rights
 from anabranch.core.transaction_states import TRANSACTIONS
 from anabranch.errors import InvalidArgument, NotReady, UnknownStream
-from anabranch.schemas import records as r
+from anabranch.protocol import hybrid_time, limits
+from anabranch.protocol.ids import NO_TXN, TXN_ID_SIZE
+from anabranch.protocol.schemas import records as r
+from anabranch.protocol.tokens import SEE, Rights
 
 T = TypeVar("T")
 Hold = tuple[bytes, str]  # a transaction, and a table that it has locks on

@@ -11,13 +11,14 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from anabranch import errors
-from anabranch.core import limits, work
+from anabranch.core import work
 from anabranch.core.decisions.turn import Turn
-from anabranch.core.hybrid_time import to_us
 from anabranch.core.journal_index import Uncommitted
-from anabranch.core.legal_names import ADMIN_LANE
 from anabranch.core.state import State
-from anabranch.schemas.records import StreamRow
+from anabranch.protocol import limits
+from anabranch.protocol.hybrid_time import to_us
+from anabranch.protocol.legal_names import ADMIN_LANE
+from anabranch.protocol.schemas.records import StreamRow
 
 _ERRORS: dict[str, type[errors.AnabranchError]] = {
     "open": errors.TooManyTransactions,

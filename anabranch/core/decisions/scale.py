@@ -26,18 +26,15 @@ from itertools import accumulate, pairwise
 from math import ceil
 from typing import Any, NamedTuple
 
-from anabranch.core import limits, work
 from anabranch.core import rows as k
 from anabranch.core import segments as seg
+from anabranch.core import work
 from anabranch.core.authorize import Right, rights_of
 from anabranch.core.decisions.quotas import partitions_of
 from anabranch.core.decisions.scopes import active_stream, check_room, stream_info
 from anabranch.core.decisions.times import check_informed, is_repeated, note_change
 from anabranch.core.decisions.transactions import drop_epoch
 from anabranch.core.decisions.turn import Turn, refuse
-from anabranch.core.ids import segment_number
-from anabranch.core.legal_names import is_state
-from anabranch.core.partitioner import SPACE
 from anabranch.core.round import NewEpoch, ReplyTo
 from anabranch.core.stream_settings import (
     BYTES,
@@ -48,7 +45,11 @@ from anabranch.core.stream_settings import (
     Policy,
 )
 from anabranch.errors import AnabranchError, InvalidArgument, NotReady, TopicMisconfigured
-from anabranch.schemas import records as r
+from anabranch.protocol import limits
+from anabranch.protocol.ids import segment_number
+from anabranch.protocol.legal_names import is_state
+from anabranch.protocol.partitioner import SPACE
+from anabranch.protocol.schemas import records as r
 
 MAX_PARTITIONS = limits.STREAM_PARTITIONS.value
 PASSING = (

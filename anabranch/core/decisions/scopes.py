@@ -8,22 +8,12 @@ from heapq import merge
 from itertools import islice, takewhile
 
 from anabranch import errors
-from anabranch.core import limits, work
 from anabranch.core import rows as k
+from anabranch.core import work
 from anabranch.core.authorize import CREATORS, EVERYWHERE, Right, of_scope, rights_of, sees
 from anabranch.core.decisions import quotas
 from anabranch.core.decisions.turn import Turn
-from anabranch.core.hybrid_time import from_us, to_ms, to_text
-from anabranch.core.ids import DIRECTORY, txn_text
 from anabranch.core.journal_runs import REFUSED
-from anabranch.core.legal_names import (
-    ADMIN_LANE,
-    OPEN_LANE,
-    as_kafka_compares,
-    check_scope,
-    names_beside,
-    split_stream,
-)
 from anabranch.core.round import ReplyTo
 from anabranch.core.stream_settings import (
     DEFAULT_VERSIONS_MS,
@@ -32,7 +22,18 @@ from anabranch.core.stream_settings import (
     versions_ms,
 )
 from anabranch.core.stream_states import CREATING, GIVEN_UP, STREAMS, WAITING, state_of
-from anabranch.schemas import records as r
+from anabranch.protocol import limits
+from anabranch.protocol.hybrid_time import from_us, to_ms, to_text
+from anabranch.protocol.ids import DIRECTORY, txn_text
+from anabranch.protocol.legal_names import (
+    ADMIN_LANE,
+    OPEN_LANE,
+    as_kafka_compares,
+    check_scope,
+    names_beside,
+    split_stream,
+)
+from anabranch.protocol.schemas import records as r
 
 MAX_BLOCKERS = 100  # listed of one stream
 

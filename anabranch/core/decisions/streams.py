@@ -16,8 +16,8 @@ from dataclasses import replace
 from typing import Any
 
 from anabranch import errors
-from anabranch.core import limits, work
 from anabranch.core import rows as k
+from anabranch.core import work
 from anabranch.core.authorize import Right, rights_of, table_of
 from anabranch.core.decisions.positions import processor_of
 from anabranch.core.decisions.questions import make_safe
@@ -35,12 +35,7 @@ from anabranch.core.decisions.scopes import (
 from anabranch.core.decisions.times import admit_change, check_informed, is_repeated, note_change
 from anabranch.core.decisions.transactions import abort_txn
 from anabranch.core.decisions.turn import Turn, refuse
-from anabranch.core.hybrid_time import to_text
-from anabranch.core.ids import txn_text
-from anabranch.core.legal_names import BASE as BASES
-from anabranch.core.legal_names import STATE, base_stream, is_state, split_stream, state_stream
 from anabranch.core.memory import way_to_end
-from anabranch.core.partitioner import even_ranges
 from anabranch.core.round import NewEpoch, ReplyTo
 from anabranch.core.segments import create
 from anabranch.core.state import State
@@ -65,7 +60,13 @@ from anabranch.core.stream_states import (
     state_of,
 )
 from anabranch.core.transaction_states import TRANSACTIONS
-from anabranch.schemas import records as r
+from anabranch.protocol import limits
+from anabranch.protocol.hybrid_time import to_text
+from anabranch.protocol.ids import txn_text
+from anabranch.protocol.legal_names import BASE as BASES
+from anabranch.protocol.legal_names import STATE, base_stream, is_state, split_stream, state_stream
+from anabranch.protocol.partitioner import even_ranges
+from anabranch.protocol.schemas import records as r
 
 
 def _move(

@@ -16,15 +16,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from anabranch.core import hybrid_time
 from anabranch.core import rows as k
 from anabranch.core.authorize import Right, rights_within
 from anabranch.core.decisions.turn import Turn
-from anabranch.core.ids import TXN_ID_SIZE
 from anabranch.core.round import ReplyTo
-from anabranch.core.tokens import peek
 from anabranch.errors import ClockSkew, InvalidArgument, NotReady
-from anabranch.schemas import records as r
+from anabranch.protocol import hybrid_time
+from anabranch.protocol.ids import TXN_ID_SIZE
+from anabranch.protocol.schemas import records as r
+from anabranch.protocol.tokens import peek
 
 # Commands that lead to a timestamp. All others are carried out whatever their sender has seen, and raise nothing.
 _OF_SCOPES = (r.Begin, r.OneShot, r.PrepareEvents, r.SafeTime)

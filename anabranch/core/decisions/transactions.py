@@ -6,14 +6,19 @@ from collections.abc import Callable
 from hmac import compare_digest
 
 from anabranch import errors
-from anabranch.core import limits, work
 from anabranch.core import rows as k
+from anabranch.core import work
 from anabranch.core.authorize import EVERYWHERE, Right, check_right, check_writes
 from anabranch.core.decisions import claims, positions, prepared, quotas
 from anabranch.core.decisions.scopes import active_stream, check_served, check_snapshot
 from anabranch.core.decisions.turn import DAY_MS, FORGOTTEN, Turn, is_finished, refuse
 from anabranch.core.decisions.writers import check_room, put_receipt
-from anabranch.core.ids import (
+from anabranch.core.memory import Keepalives
+from anabranch.core.round import ReplyTo
+from anabranch.core.state import OpenTxn, State
+from anabranch.core.transaction_states import TRANSACTIONS, Op, born, locks_broken
+from anabranch.protocol import limits
+from anabranch.protocol.ids import (
     DIRECTORY,
     HASH_SIZE,
     control_partition_of,
@@ -21,13 +26,9 @@ from anabranch.core.ids import (
     made_ms_of,
     txn_text,
 )
-from anabranch.core.legal_names import check_name, check_scope, is_state, split_stream
-from anabranch.core.memory import Keepalives
-from anabranch.core.round import ReplyTo
-from anabranch.core.state import OpenTxn, State
-from anabranch.core.tokens import SEE, Rights, peek
-from anabranch.core.transaction_states import TRANSACTIONS, Op, born, locks_broken
-from anabranch.schemas import records as r
+from anabranch.protocol.legal_names import check_name, check_scope, is_state, split_stream
+from anabranch.protocol.schemas import records as r
+from anabranch.protocol.tokens import SEE, Rights, peek
 
 MIN_KEEPALIVE_MS = 1000
 

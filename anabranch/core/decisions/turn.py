@@ -14,12 +14,10 @@ from operator import attrgetter
 from typing import Any
 
 from anabranch import errors
-from anabranch.core import hybrid_time, limits, work
 from anabranch.core import rows as k
+from anabranch.core import work
 from anabranch.core.authorize import Right, of_scope, rights_of, shown
-from anabranch.core.ids import TXN_ID_SIZE, control_partition_of, made_ms_of
 from anabranch.core.journal_index import JournalIndex
-from anabranch.core.legal_names import OPEN_LANE
 from anabranch.core.locks.recent_writes import RecentWritesDraft
 from anabranch.core.memory import (
     Cleaning,
@@ -36,10 +34,13 @@ from anabranch.core.memory import (
 from anabranch.core.round import ReplyTo, Round
 from anabranch.core.state import OpenTxn, State
 from anabranch.core.stream_settings import RETENTION_MS, latest_time
-from anabranch.core.tokens import MAX_KEEPALIVE_MS, Rights, check_right, is_genuine, peek
 from anabranch.core.transaction_states import FINISHED, TRANSACTIONS, Op
 from anabranch.errors import check
-from anabranch.schemas import records as r
+from anabranch.protocol import hybrid_time, limits
+from anabranch.protocol.ids import TXN_ID_SIZE, control_partition_of, made_ms_of
+from anabranch.protocol.legal_names import OPEN_LANE
+from anabranch.protocol.schemas import records as r
+from anabranch.protocol.tokens import MAX_KEEPALIVE_MS, Rights, check_right, is_genuine, peek
 
 DAY_MS = 86_400_000
 FORGOTTEN = (

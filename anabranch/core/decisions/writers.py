@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from heapq import nsmallest
 
-from anabranch.core import limits, work
 from anabranch.core import rows as k
+from anabranch.core import work
 from anabranch.core.authorize import Right, check_writes, refusal
 from anabranch.core.decisions import quotas
 from anabranch.core.decisions.turn import Turn
@@ -18,10 +18,11 @@ from anabranch.core.journal_index import segment_on
 from anabranch.core.journal_runs import covers
 from anabranch.core.round import ReplyTo
 from anabranch.core.state import OpenTxn, State
-from anabranch.core.tokens import Rights
 from anabranch.core.transaction_states import TRANSACTIONS
 from anabranch.errors import InvalidArgument, ReceiptMismatch, UnknownStream, WritersUnfinished
-from anabranch.schemas import records as r
+from anabranch.protocol import limits
+from anabranch.protocol.schemas import records as r
+from anabranch.protocol.tokens import Rights
 
 _NAMED = 10  # writers, in a message
 

@@ -13,8 +13,8 @@ from itertools import pairwise
 from operator import lt
 
 from anabranch import errors
-from anabranch.core import limits, work
 from anabranch.core import rows as k
+from anabranch.core import work
 from anabranch.core.authorize import Right, check_right
 from anabranch.core.decisions.transactions import abort_txn, end_pending
 from anabranch.core.decisions.turn import Turn
@@ -27,7 +27,8 @@ from anabranch.core.round import StreamCommit
 from anabranch.core.state import OpenTxn
 from anabranch.core.stream_states import STREAMS, state_of
 from anabranch.core.transaction_states import TRANSACTIONS, broken_text, locks_broken
-from anabranch.schemas import records as r
+from anabranch.protocol import limits
+from anabranch.protocol.schemas import records as r
 
 Taken = tuple[int, Sequence[StoredRun]]  # runs of a journal partition
 

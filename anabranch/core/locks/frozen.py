@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from anabranch.core.decisions.turn import Turn
-from anabranch.core.ids import NO_TXN
 from anabranch.core.locks.table_writes import FEW_POINTS, Write
 from anabranch.core.memory import Waiting, Who
 from anabranch.errors import NotReady
-from anabranch.schemas.records import Event, SegmentRange
+from anabranch.protocol.ids import NO_TXN
+from anabranch.protocol.schemas.records import Event, SegmentRange
 
 BARS_MS = 1_000  # a commit that has waited this long prevents new freezes of the locks it needs
 HEARD_MS = 5_000  # … unless it is a one-shot that was not sent again within this time

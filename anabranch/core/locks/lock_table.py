@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from anabranch.core import rows as k
 from anabranch.core.locks.table_writes import Write
-from anabranch.schemas import records as r
+from anabranch.protocol.schemas import records as r
 
 
 @dataclass(slots=True)

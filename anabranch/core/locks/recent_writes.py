@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 
 from anabranch.core.locks.table_writes import WINDOW_BYTES, Write
-from anabranch.schemas import records as r
+from anabranch.protocol.schemas import records as r
 
 # Bounded commits that are compared; a validation by the client is cheaper than more.
 MOST_BOUNDED = 100

@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import Iterable
 
 from anabranch import errors
-from anabranch.core import limits, work
 from anabranch.core import rows as k
+from anabranch.core import work
 from anabranch.core.authorize import check_writes, shown
 from anabranch.core.decisions import quotas
 from anabranch.core.decisions.scopes import check_readable
@@ -28,9 +28,10 @@ from anabranch.core.locks.conflicts import (
 )
 from anabranch.core.locks.lock_table import count_of, held_by
 from anabranch.core.round import ReplyTo
-from anabranch.core.tokens import Rights
 from anabranch.core.transaction_states import TRANSACTIONS
-from anabranch.schemas import records as r
+from anabranch.protocol import limits
+from anabranch.protocol.schemas import records as r
+from anabranch.protocol.tokens import Rights
 
 
 def lock_reads(turn: Turn, command: r.LockReads, to: ReplyTo | None) -> None:

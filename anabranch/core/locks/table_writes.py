@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 from crc32c import crc32c
 
-from anabranch.core.partitioner import position_of
 from anabranch.core.round import StreamCommit
 from anabranch.errors import MalformedRecord
-from anabranch.schemas.records import LockedRange
+from anabranch.protocol.partitioner import position_of
+from anabranch.protocol.schemas.records import LockedRange
 
 # Up to this many keys of a commit are compared with ranges; of more only their bounds.
 FEW_KEYS = 64

@@ -22,8 +22,6 @@ from pyspark.sql.types import StructType
 
 import anabranch
 from anabranch.client.reservation import Reservation
-from anabranch.core import defaults
-from anabranch.core.legal_names import check_name, check_scope, split_stream
 from anabranch.errors import (
     AlreadyCommitted,
     AnabranchError,
@@ -36,6 +34,8 @@ from anabranch.errors import (
     UnknownTransaction,
     check,
 )
+from anabranch.protocol import defaults
+from anabranch.protocol.legal_names import check_name, check_scope, split_stream
 from anabranch.spark.api import DataSourceStreamArrowWriter
 from anabranch.spark.clients import client_of
 from anabranch.spark.options import Connection, Options

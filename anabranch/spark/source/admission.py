@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
 from anabranch.core.history_records import ends_in
-from anabranch.core.ids import NO_TXN
+from anabranch.protocol.ids import NO_TXN
+from anabranch.protocol.schemas.records import CommitRecord, EpochRecord, SegmentCommit
 from anabranch.reading.history import Found
-from anabranch.schemas.records import CommitRecord, EpochRecord, SegmentCommit
 from anabranch.spark.source.positions import Position
 
 

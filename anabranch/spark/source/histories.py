@@ -10,9 +10,9 @@ from collections.abc import Collection, Iterable, Mapping
 from functools import cached_property
 
 from anabranch.ports import TopicPartition
+from anabranch.protocol.schemas.records import CommitRecord
 from anabranch.reading.committed_log import CommittedLog, StreamIds, ids_of, partitions_of
 from anabranch.reading.history import Found, HistoryCursor, HistorySearch, heads
-from anabranch.schemas.records import CommitRecord
 from anabranch.spark.clients import client_of
 from anabranch.spark.options import Connection
 from anabranch.spark.source.admission import NotYet

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
 
-from anabranch.core import defaults
-from anabranch.core.legal_names import split_stream
 from anabranch.errors import InvalidArgument, SnapshotExpired
+from anabranch.protocol import defaults
+from anabranch.protocol.legal_names import split_stream
 from anabranch.reading.committed_log import UNKNOWN_IDS, StreamIds
 from anabranch.spark.api import arrow_schema
 from anabranch.spark.options import Connection, Options

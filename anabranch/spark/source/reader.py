@@ -12,11 +12,11 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from anabranch.core.history_records import NO_PREVIOUS
-from anabranch.core.ids import segment_epoch
 from anabranch.errors import InvalidArgument
+from anabranch.protocol.ids import segment_epoch
+from anabranch.protocol.schemas.records import CommitRecord
 from anabranch.reading.history import Found, HistorySearch
 from anabranch.reading.snapshot import Mode
-from anabranch.schemas.records import CommitRecord
 from anabranch.spark.clients import client_of
 from anabranch.spark.columns import check_schema
 from anabranch.spark.options import Options, moment

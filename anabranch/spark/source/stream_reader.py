@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
-from anabranch.core.hybrid_time import from_datetime
 from anabranch.errors import (
     InvalidArgument,
     NotReady,
@@ -23,8 +22,9 @@ from anabranch.errors import (
     UnknownStream,
     UnsupportedSetting,
 )
+from anabranch.protocol.hybrid_time import from_datetime
+from anabranch.protocol.schemas.records import CommitRecord
 from anabranch.reading.history import Found
-from anabranch.schemas.records import CommitRecord
 from anabranch.spark.api import (
     HAS_ADMISSION,
     ReadAllAvailable,

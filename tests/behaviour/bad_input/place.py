@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import anabranch
 from anabranch.ports import Log
-from anabranch.schemas import records as r
+from anabranch.protocol.schemas import records as r
 from tests.cluster import Cluster
 from tests.core.labels import SECRET, Begun
 from tests.crash.oracle import check_stream, read_stream

@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 from confluent_kafka import Producer
 
-from anabranch.schemas import records as r
-from anabranch.schemas.codec import encode
+from anabranch.protocol.schemas import records as r
+from anabranch.protocol.schemas.codec import encode
 from tests.behaviour.bad_input.place import SOON_S, WAIT_MS, Place
 from tests.crash.raw import Refused, make_txn_id
 

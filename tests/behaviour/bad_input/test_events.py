@@ -13,9 +13,9 @@ import pytest
 
 import anabranch
 from anabranch import errors
-from anabranch.core.limits import AHEAD_MS, HEADERS, LATEST, ROW_KEY
 from anabranch.ports import Log
-from anabranch.schemas import records as r
+from anabranch.protocol.limits import AHEAD_MS, HEADERS, LATEST, ROW_KEY
+from anabranch.protocol.schemas import records as r
 from tests.behaviour.bad_input.place import SOON_S, WAIT_MS, Place
 from tests.cluster import Cluster
 from tests.crash.raw import Raw, Refused, Written, make_txn_id

@@ -20,7 +20,7 @@ from confluent_kafka.admin import (
 import anabranch
 from anabranch import errors
 from anabranch.ports import Log
-from anabranch.schemas import records as r
+from anabranch.protocol.schemas import records as r
 from anabranch.topics.names import topics_of
 from tests.behaviour.bad_input.place import WAIT_MS, Place
 from tests.cluster import Cluster, start_cluster
@@ -75,7 +75,7 @@ def test_event_that_the_library_does_not_take(place: Place) -> None:
 def test_data_that_the_stream_refuses_once_merged(place: Place) -> None:
     """The limits of stream and journal were lowered: that transaction is aborted, others go on.
 
-    Where the stream's alone is lower, the stream waits (tests/processors/test_trouble.py).
+    Where the stream's alone is lower, the stream waits (tests/controller/test_trouble.py).
     """
     token, pen, touched = place.touched()
     pen.write(place.stream, touched.segments, [(b"k", b"x" * 50_000)])

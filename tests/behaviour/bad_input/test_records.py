@@ -15,12 +15,12 @@ from confluent_kafka import Producer
 from anabranch.batches.compression import NONE, ZSTD, compress
 from anabranch.batches.format import Packed
 from anabranch.batches.records import put_varint
-from anabranch.core import limits
 from anabranch.kafka.cluster import Cluster as Brokers
 from anabranch.kafka.idempotent_producer import JournalProducer
 from anabranch.kafka.settings import parse_settings
 from anabranch.ports import TopicPartition
-from anabranch.schemas import records as r
+from anabranch.protocol import limits
+from anabranch.protocol.schemas import records as r
 from tests.behaviour.bad_input.place import SEGMENTS, SOON_S, WAIT_MS, Place
 from tests.crash.raw import make_txn_id, partition_of
 

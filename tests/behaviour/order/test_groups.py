@@ -15,8 +15,8 @@ from confluent_kafka import Consumer, TopicPartition
 import anabranch
 from anabranch.batches import columns_read
 from anabranch.errors import NotReady
+from anabranch.protocol.schemas.records import CommitRecord
 from anabranch.reading import ordered_reader as client_reader
-from anabranch.schemas.records import CommitRecord
 from tests.client.members import LONG_S, Members, by_key
 from tests.client.written import ONE, Keys, WrittenStream, scaled
 from tests.conftest import Broker

@@ -10,15 +10,15 @@ import pytest
 
 import anabranch
 from anabranch.batches.records import Record, encode_batch
-from anabranch.core.hybrid_time import to_datetime
-from anabranch.core.ids import make_txn_id
 from anabranch.ports import TopicPartition
 from anabranch.ports import TopicPartition as Partition
+from anabranch.protocol.hybrid_time import to_datetime
+from anabranch.protocol.ids import make_txn_id
+from anabranch.protocol.schemas.records import CommitRecord
 from anabranch.reading import ordered_reader as ordered
 from anabranch.reading.commit_index import NO_SEGMENT
 from anabranch.reading.ranges import RangeReader
 from anabranch.reading.snapshot import take
-from anabranch.schemas.records import CommitRecord
 from tests.client.members import LONG_S, by_key
 from tests.client.written import ONE, Keys, WrittenStream, scaled
 

@@ -8,14 +8,14 @@ import time
 import pytest
 
 import anabranch
-from anabranch.core.ids import NO_TXN
 from anabranch.ports import TopicPartition
+from anabranch.protocol.ids import NO_TXN
+from anabranch.protocol.schemas.records import CommitRecord
 from anabranch.reading import commit_index as history
 from anabranch.reading import ordered_reader as ordered
 from anabranch.reading.commit_index import CommitIndex
 from anabranch.reading.history import HistoryCursor
 from anabranch.reading.snapshot import take
-from anabranch.schemas.records import CommitRecord
 from tests.client.members import by_key
 from tests.client.written import ONE, Keys, WrittenStream, scaled
 

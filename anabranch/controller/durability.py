@@ -1,0 +1,594 @@
+"""The orders in which rounds, carried chunks and moved runs become durable.
+
+A round:
+
+1. *append* stream data, journal ops, status rows and commands to other control partitions. Nothing
+   of it is visible yet. Data come first, for the next step's sake:
+2. *append* the history records, which name the offsets that step 1 returned. They can't be known before: the
+   markers of the round before may land in between. Mostly they don't, so a small round is first tried with
+   guessed offsets (`OffsetGuess`), data and history in one request. If the broker returns others, that native
+   transaction is aborted, and the round is written step by step.
+3. *commit* the native transaction. From here the round has happened, for everyone, whole.
+4. *answer*: send the replies, outside of any native transaction, and wait for none of them.
+5. *write* the table: the rows and how far the status log is folded, in one batch. A crash before it costs
+   nothing: the rows are read again from the log.
+6. only then let memory follow, and look at the next command. Memory, too, is a copy of what is on the log.
+
+The table comes after the commit, or a round that never happened would be believed. So do the answers, and they need
+no transaction: the commit has proved that this process led, and a round with answers has a row at least, so there
+is a commit. Once EndTxn is acknowledged each answer is true for good, or was true while its client waited, however
+late it is sent, even by a process that is no longer leader. If EndTxn failed or is uncertain, no answer is sent. A
+crash in between, or a broker that is away, loses answers: their clients ask again, as every command can be
+repeated. So topics of replies are not part of a round, and cannot stop one.
+
+A chunk of a big merge (`carrier`): *append* its data; *append* the STAGED_MERGE row, which moves the cursor over it
+and names the offsets that the data got; *commit* both; *report* to the leader, whose table follows. So the logged
+cursor agrees with the partition, and the next carrier continues from it.
+
+Runs that are moved (`cleanup`): *append* copies to their journal; then the rows with their places, as a round of
+the same native transaction. Before its end none is moved, after it all are. The low water rises in a later round.
+Records are deleted only below a low water that is on the log: a successor does that again.
+
+If an append is refused, or in doubt where an abort makes it harmless (KIP-890), the native transaction is aborted:
+nothing happened. If anything else before the commit is uncertain, all that is unlogged is dropped, to lead again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import contextmanager
+from itertools import chain
+from typing import NamedTuple
+
+from anabranch.batches.builder import BatchBuilder, Row
+from anabranch.batches.format import read_header
+from anabranch.batches.journal_refetch import JournalReaders
+from anabranch.batches.packer import BATCH_BYTES, DEFAULT_LIMIT, batch_limit
+from anabranch.batches.splice import Piece, Splice
+from anabranch.batches.split import Split
+from anabranch.controller.history_tail import check_unread
+from anabranch.controller.leadership import STATUS_POSITION
+from anabranch.core.history_records import Tail, anchored, history_records
+from anabranch.core.round import Answer, Landed, NewEpoch, Part, Round, StreamCommit
+from anabranch.core.state import Overlay, State
+from anabranch.errors import InvariantViolation
+from anabranch.ports import (
+    Clock,
+    Log,
+    LogError,
+    LogFenced,
+    LogUncertain,
+    OffsetOutOfRange,
+    Producer,
+    RawBatch,
+    RecordsGone,
+    Table,
+    TopicGone,
+    TopicPartition,
+)
+from anabranch.protocol import hybrid_time
+from anabranch.protocol.ids import OP_HEADER, TXN_HEADER, pack_txn_header
+from anabranch.protocol.schemas.codec import encode
+from anabranch.protocol.schemas.records import EpochRecord, Reply
+from anabranch.topics.names import (
+    control_topic,
+    history_topic,
+    journal_topic,
+    replies_topic,
+    status_topic,
+    stream_topic,
+)
+
+MOST_SKIPPED = 1024  # rounds without an attempt while attempts keep failing
+_MARKER = 1
+Placed = tuple[TopicPartition, bytes | memoryview]
+SMALL_BYTES = 1 << 20  # merged data below this goes into one request with the records
+# Per batch of a history, besides keys and framing; a round may have several. No record of a history has more.
+HISTORY_BYTES = 1 << 20
+_OP_BYTES = 64  # an op's record without its value: key, header, framing
+_Place = tuple[TopicPartition, bytes]
+
+
+class Appended(NamedTuple):
+    """The data that a round appended to a partition of a stream.
+
+    ``first``: its first offset; ``known``: the end offset that the leader expected, so both should be equal.
+    """
+
+    stream: str
+    partition: int
+    known: int
+    first: int
+
+
+class Durable(NamedTuple):
+    """The topics and parts that rounds of one control partition are written with."""
+
+    log: Log
+    send: Callable[[Iterable[_Place]], None]  # answers, as `anabranch.ports.Log.send`
+    table: Table
+    clock: Clock
+    prefix: str
+    control_partition: int
+    journals: JournalReaders
+    offset_guess: OffsetGuess | None = None  # write the history together with the data
+    appended: Callable[[Sequence[Appended]], None] | None = (
+        None  # takes the places of a committed round's data
+    )
+
+
+@contextmanager
+def native_transaction(producer: Producer, *, commit: bool = True) -> Iterator[None]:
+    """Commit all that is appended inside at the end, or leave it open.
+
+    A failure inside aborts the native transaction, unless its outcome is unknown: then lead again.
+
+    Raises: RecordsGone, for an `OffsetOutOfRange`; all else as it comes.
+    """
+    try:
+        yield
+    except (LogFenced, LogUncertain):
+        raise
+    except OffsetOutOfRange as error:
+        producer.abort()
+        raise RecordsGone(error) from error
+    except Exception:
+        producer.abort()  # nothing happened: refused, not reached, or the data to append could not be made
+        raise
+    if commit:
+        producer.commit()
+
+
+def write_round(
+    to: Durable,
+    producer: Producer,
+    round_: Round,
+    state: State,
+    index_rows: Overlay,
+    tails: MutableMapping[str, Tail],
+    *,
+    wall_ms: int,
+    staging: bool = False,
+) -> None:
+    """Steps 1 to 5. ``tails`` are moved to the new end of each history.
+
+    ``staging``: carriers append to the status log too, and the state does not know all of their rows yet.
+    So the table's position in that log stays: to fold rows again is harmless, to skip a row is not.
+
+    ``index_rows``: changes of the journal index since the last round. They wait for this one, because its
+    commit proves that no other leader led while they were made; a zombie's are made with an old state.
+
+    Raises:
+        LogRefused: the broker refused some of it, or merged records are gone from a journal; the native
+            transaction is aborted, nothing happened.
+        LogUnavailable: likewise: a broker can't be reached, or a journal not be read.
+        LogUncertain, LogFenced: lead again.
+        TableError: the round has happened; the table can't follow.
+    """
+    answers = list(answers_of(to.prefix, round_.replies, state.round.hybrid_time, wall_ms))
+    with native_transaction(producer):
+        _find_starts(to.log, round_, tails)
+        done = _append(
+            to, producer, round_, state, tails, wall_ms=wall_ms, offset_guess=to.offset_guess
+        )
+        if done is None:
+            producer.abort()
+            done = _append(to, producer, round_, state, tails, wall_ms=wall_ms, offset_guess=None)
+        if done is None:
+            raise InvariantViolation("offsets that were not guessed can't come out otherwise")
+    try:
+        to.send(answers)
+        tails.update(done.tails)
+        if to.offset_guess is not None and done.history:
+            to.offset_guess.committed(done.data, done.bases)
+        if to.appended is not None:
+            to.appended(done.appended)
+    except Exception as error:  # the round has happened, and memory is from before it
+        raise LogUncertain(f"a defect behind a commit: {error!r}") from error
+    changes = index_rows.take() | state.take_changes()  # ended transactions' rows go, too
+    if done.status_end is not None and not staging:
+        changes[STATUS_POSITION] = done.status_end.to_bytes(8, "big")
+    to.table.write(changes)
+
+
+def _find_starts(log: Log, round_: Round, tails: Mapping[str, Tail]) -> None:
+    """Find where segments begin on partitions without our events: after foreign records."""
+    for i, step in enumerate(round_.history):
+        if isinstance(step, NewEpoch):
+            known = tails[step.stream].vector.keys() | step.starts.keys()
+            new = [s.partition for s in step.segments if s.partition not in known]
+            if new:
+                topic = stream_topic(step.stream)
+                places = [TopicPartition(topic, p) for p in new]
+                failed: dict[TopicPartition, LogError] = {}
+                ends = log.end_offsets(places, committed=False, failed=failed)
+                for error in failed.values():
+                    raise error
+                found = {place.partition: end for place, end in ends.items()}
+                round_.history[i] = step._replace(starts={**step.starts, **found})
+
+
+class _Appended(NamedTuple):
+    """A round's native transaction: small data batches and their offsets; the status log's end.
+
+    ``appended``: the places of all its data. ``tails``: of the histories, once it is committed.
+    """
+
+    data: list[Placed]
+    bases: list[int]
+    history: bool
+    status_end: int | None
+    appended: list[Appended]
+    tails: Mapping[str, Tail]
+
+
+def _append(
+    to: Durable,
+    producer: Producer,
+    round_: Round,
+    state: State,
+    tails: Mapping[str, Tail],
+    *,
+    wall_ms: int,
+    offset_guess: OffsetGuess | None,
+) -> _Appended | None:
+    """Steps 1 and 2, at once where offsets are guessed; None if they came out otherwise."""
+    try:
+        streams = round_.streams
+        merge = Merge(to.journals, round_, _limits(state, streams))
+        status = TopicPartition(status_topic(to.prefix), to.control_partition)
+        small = _append_if_big(producer, merge)
+        records = list(_records(to, round_, state, status, wall_ms))
+        guessed = offset_guess.guess(small) if offset_guess is not None and small else None
+        history = None
+        first: list[_Batch] = []
+        if guessed is not None:
+            merge.note(guessed)
+            history = _HistoryRecords(round_, streams, merge, tails)
+            first = history.next()
+        bases = producer.append([*small, *(record[:2] for record in (*records, *first))])
+        data = bases[: len(small)]
+        if history is None:
+            merge.note(data)
+            history = _HistoryRecords(round_, streams, merge, tails)
+        elif offset_guess is not None:
+            if data != guessed:
+                offset_guess.miss()
+                return None
+            offset_guess.hit()
+            history.place(bases[len(small) + len(records) :])
+        while more := history.next():
+            added = producer.append([record[:2] for record in more])
+            history.place(added)
+            bases += added
+        # Only now: guessed offsets, perhaps from before another leader, prove nothing.
+        appended = _check_behind(round_, history.landed, tails)
+    finally:
+        to.journals.trim()
+    ends = {
+        partition: base + count
+        for (partition, _, count), base in zip(records, bases[len(small) :], strict=False)
+    }
+    for stream, offsets in history.places():
+        place = TopicPartition(history_topic(stream), 0)
+        begins, before = offsets[0], tails[stream]
+        if begins <= before.last:
+            raise TopicGone.replaced(place, offsets[-1] + 1, before.last + 1, certain=True)
+        if before.read_to is not None and begins > before.read_to:
+            # The first record of this leader: only markers may lie between.
+            check_unread(to.log, to.clock, place, before.read_to, begins)
+    moved = history.moved()
+    return _Appended(small, data, bool(round_.history), ends.get(status), appended, moved)
+
+
+def _limits(state: State, streams: Sequence[str]) -> dict[str, int]:
+    """The most bytes of a batch of each stream."""
+    rows = {stream: state.streams.get(stream) for stream in streams}
+    return {stream: batch_limit(row.settings) for stream, row in rows.items() if row is not None}
+
+
+def _append_if_big(producer: Producer, merge: Merge) -> list[Placed]:
+    """Append the merged batches as a stream, if they are many bytes.
+
+    Else they are returned: a small round's data goes into one request with its records.
+    """
+    batches = merge.batches()
+    head: list[Placed] = []
+    size = 0
+    for placed in batches:
+        head.append(placed)
+        size += len(placed[1])
+        if size >= SMALL_BYTES:
+            merge.note(producer.append_stream(chain(head, batches)))
+            return []
+    return head
+
+
+_Batch = tuple[TopicPartition, bytes, int]  # its partition, the batch, its number of records
+
+
+_Pairs = Iterable[tuple[bytes, bytes | None]]
+
+
+def _records(
+    to: Durable, round_: Round, state: State, status: TopicPartition, wall_ms: int
+) -> Iterator[_Batch]:
+    """All records whose content does not depend on offsets."""
+    yield from _batches(status, round_.rows.items(), wall_ms)
+    ops: dict[tuple[str, int], list[tuple[bytes, bytes]]] = {}
+    for stream, partition, op in round_.ops:
+        ops.setdefault((stream, partition), []).append((op.txn_id, encode(op)))
+    for (stream, partition), pairs in ops.items():
+        where = TopicPartition(journal_topic(stream), partition)
+        # A stream may take small batches only, and its journal no bigger ones.
+        most = batch_limit(state.streams[stream].settings)
+        room = most - max(len(op) for _, op in pairs) - _OP_BYTES
+        limit = max(1, min(BATCH_BYTES, room))
+        yield from _batches(where, pairs, wall_ms, ((OP_HEADER, b""),), limit)
+    for partition, command in round_.commands:
+        where = TopicPartition(control_topic(to.prefix), partition)
+        yield from _batches(where, [(b"", encode(command))], wall_ms)
+
+
+def answers_of(prefix: str, of: Iterable[Answer], time: int, wall_ms: int) -> Iterator[_Place]:
+    """The replies of a round at this hybrid time, as batches."""
+    replies: dict[tuple[str, int], list[tuple[bytes, bytes]]] = {}
+    for to, result in of:
+        reply = Reply(to.correlation_id, to.command, time, result)
+        replies.setdefault((to.lane, to.partition), []).append((to.correlation_id, encode(reply)))
+    for (lane, partition), pairs in replies.items():
+        where = TopicPartition(replies_topic(prefix, lane), partition)
+        yield from (batch[:2] for batch in _batches(where, pairs, wall_ms))
+
+
+def _batches(
+    where: TopicPartition,
+    pairs: _Pairs,
+    wall_ms: int,
+    headers: tuple[tuple[str, bytes | None], ...] = (),
+    limit: int | None = None,
+) -> Iterator[_Batch]:
+    """Records of one time in as few batches as their sizes allow; the last one of each may go beyond ``limit``."""
+    rows = ((key, value, headers, wall_ms) for key, value in pairs)
+    builder = BatchBuilder()
+    while builder.add_all(rows, limit or BATCH_BYTES):
+        yield where, builder.build(), builder.count
+        builder = BatchBuilder()
+
+
+def _check_behind(
+    round_: Round, landed: Mapping[tuple[int, int], Landed], tails: Mapping[str, Tail]
+) -> list[Appended]:
+    """The places of events. `TopicGone` if they are below committed events: then the topic was replaced."""
+    appended = []
+    ends: dict[tuple[str, int], int] = {}
+    for i, commit in enumerate(round_.history):
+        if isinstance(commit, NewEpoch):
+            continue
+        known = tails[commit.stream].vector
+        for j, part in enumerate(commit.parts):
+            at = part.staged or landed.get((i, j))
+            if at is None or not at.records:
+                continue
+            if at.first < known.get(part.partition, 0):
+                topic = TopicPartition(stream_topic(commit.stream), part.partition)
+                raise TopicGone.replaced(topic, at.first, known[part.partition], certain=True)
+            place = commit.stream, part.partition
+            if ends.get(place) != at.first:  # else this part adds to the one before
+                behind = ends.get(place, known.get(part.partition, 0))
+                appended.append(Appended(commit.stream, part.partition, behind, at.first))
+            ends[place] = at.end
+    return appended
+
+
+class _HistoryRecords:
+    """The history records of a round, batch by batch: some name the places of records in former batches.
+
+    ``landed``: the places of the parts' events: as appended, or as guessed.
+    """
+
+    def __init__(
+        self, round_: Round, streams: Sequence[str], merge: Merge, tails: Mapping[str, Tail]
+    ) -> None:
+        self._moved = {stream: tails[stream].copy() for stream in streams}
+        self.landed = merge.landed()
+        self._records = history_records(round_, self.landed, self._moved)
+        self._offsets: dict[str, list[int]] = {stream: [] for stream in self._records}
+        self._next: list[tuple[str, int]] = []  # stream, number of records
+
+    def next(self) -> list[_Batch]:
+        """The next batch of each stream that has more records."""
+        batches = []
+        self._next = []
+        for stream, records in self._records.items():
+            offsets = self._offsets[stream]
+            if len(offsets) == len(records):
+                continue
+            rows: list[Row] = []
+            size = 0
+            for number in range(len(offsets), len(records)):
+                record = anchored(records[number], number, offsets)
+                value = encode(record)
+                size += len(value)
+                if rows and size > HISTORY_BYTES:
+                    break
+                key = b"" if isinstance(record, EpochRecord) else record.txn_id
+                rows.append((key, value, (), hybrid_time.to_ms(record.timestamp)))
+            builder = BatchBuilder()
+            builder.add_all(rows)
+            place = TopicPartition(history_topic(stream), 0)
+            batches.append((place, builder.build(), builder.count))
+            self._next.append((stream, builder.count))
+        return batches
+
+    def place(self, bases: Sequence[int]) -> None:
+        """Take in where the batches were appended."""
+        for (stream, count), base in zip(self._next, bases, strict=True):
+            self._offsets[stream] += range(base, base + count)
+
+    def places(self) -> Iterable[tuple[str, list[int]]]:
+        """(stream, offsets of its records)."""
+        return self._offsets.items()
+
+    def moved(self) -> Mapping[str, Tail]:
+        """The tails, at the new ends."""
+        for stream, tail in self._moved.items():
+            tail.place(self._offsets[stream])
+        return self._moved
+
+
+# -- the data that a round merges ---------------------------------------------------------------------
+
+
+class Merge:
+    """The data batches of a round: its events and journal runs, as batches of the streams in commit order.
+
+    `anabranch.batches.splice` copies batches or puts them together; this class says what goes where, and notes
+    where it landed. Everything is a stream of batches, so that a big merge is never whole in memory; only plain
+    writes are, which the round bounds.
+
+    Take the batches of `batches` in their order, append them, and give `note` the base offsets in that order.
+    """
+
+    def __init__(
+        self, readers: JournalReaders, round_: Round, limits: Mapping[str, int] | None = None
+    ) -> None:
+        """``limits``: the most bytes of a batch, by stream; others have the default."""
+        queues: dict[tuple[str, int], list[tuple[tuple[int, int], Piece]]] = {}
+        limits = limits or {}
+        for i, commit in enumerate(round_.history):
+            if isinstance(commit, NewEpoch):
+                continue
+            pieces = _pieces(readers, commit, limits.get(commit.stream, DEFAULT_LIMIT))
+            for j, part, piece in pieces:
+                queue = queues.setdefault((commit.stream, part.partition), [])
+                queue.append(((i, j), piece))
+        self._splices = [
+            (
+                [place for place, _ in queue],
+                Splice(
+                    readers,
+                    TopicPartition(stream_topic(stream), partition),
+                    [piece for _, piece in queue],
+                    limit=limits.get(stream, DEFAULT_LIMIT),
+                ),
+            )
+            for (stream, partition), queue in queues.items()
+        ]
+        self._yielded: list[Splice] = []
+
+    def batches(self) -> Iterator[Placed]:
+        """Partition by partition, each in commit order; made as they are taken."""
+        for _, splice in self._splices:
+            for placed in splice.batches():
+                self._yielded.append(splice)
+                yield placed
+
+    def note(self, base_offsets: Sequence[int]) -> None:
+        """Take in the base offsets of the batches, as far as they were appended."""
+        done, self._yielded = (
+            self._yielded[: len(base_offsets)],
+            self._yielded[len(base_offsets) :],
+        )
+        for splice, base in zip(done, base_offsets, strict=True):
+            splice.note((base,))
+
+    def landed(self) -> dict[tuple[int, int], Landed]:
+        """(index of the commit in the round's history, index of its part) -> its place."""
+        found: dict[tuple[int, int], Landed] = {}
+        for places, splice in self._splices:
+            found.update(zip(places, splice.landed(), strict=True))
+        return found
+
+
+def _pieces(
+    readers: JournalReaders, commit: StreamCommit, limit: int
+) -> Iterator[tuple[int, Part, Piece]]:
+    """The pieces to append for a commit's parts, by the parts' indexes."""
+    if commit.plain:
+        for j, batches in enumerate(_split(readers, commit, limit)):
+            if batches:
+                yield j, commit.parts[j], Piece(batches=batches)
+        return
+    header = (TXN_HEADER, pack_txn_header(commit.txn_id, 0, commit.stream_epoch))
+    only = (header,)  # one tuple for all: it is encoded once
+    for j, part in enumerate(commit.parts):
+        if part.staged is None:  # else it is in the stream already
+            yield j, part, _piece(commit, part, only)
+
+
+def _split(readers: JournalReaders, commit: StreamCommit, limit: int) -> list[list[RawBatch]]:
+    """The batches that plain writes bring to each segment."""
+    split = Split(commit.layout, limit)
+    for writes in commit.plain:
+        reader = readers.of(TopicPartition(journal_topic(commit.stream), writes.source))
+        keyless = split.keyless(writes.source)
+        for run in writes.runs:
+            split.add(reader.batch(run.batch_base, run.batch_crc), run, keyless)
+    return split.done()
+
+
+def _piece(commit: StreamCommit, part: Part, only: tuple[tuple[str, bytes]]) -> Piece:
+    if part.runs:
+        return Piece(
+            source=TopicPartition(journal_topic(commit.stream), part.source), runs=part.runs
+        )
+    now = hybrid_time.to_ms(commit.timestamp)
+    return Piece(
+        events=[
+            (key, value, (*own, *only) if own else only, stamp if stamp >= 0 else now)
+            for _, _, key, value, own, stamp in part.events
+        ]
+    )
+
+
+# -- where the next batches land ----------------------------------------------------------------------
+
+
+class OffsetGuess:
+    """Guesses where a stream's next batches land, so that the history can be written together with the data.
+
+    A leader appends to a stream's partitions in one native transaction after the other, and each leaves one marker
+    after its data. So the next batch lands right after the marker, unless the marker is late or another program
+    wrote. Then the broker returns other offsets, and the attempt is aborted. A guess is only ever a hint. Guesses
+    are kept from term to term.
+    """
+
+    def __init__(self) -> None:
+        self._next: dict[TopicPartition, int] = {}
+        self._skip = 0
+        self._failures = 0
+        self.misses = 0  # in all
+
+    def guess(self, batches: Sequence[Placed]) -> list[int] | None:
+        """The offsets that the batches should get, in their order; None: not known, so wait for them."""
+        if self._skip:
+            self._skip -= 1
+            return None
+        coming: dict[TopicPartition, int] = {}
+        bases = []
+        for partition, data in batches:
+            base = coming.get(partition, self._next.get(partition))
+            if base is None:
+                return None
+            bases.append(base)
+            coming[partition] = base + read_header(data, whole=False).record_count
+        return bases
+
+    def hit(self) -> None:
+        """An attempt went as guessed."""
+        self._failures = 0
+
+    def miss(self) -> None:
+        """An attempt failed. After each failure attempts get rarer: each costs an aborted native transaction."""
+        self._failures += 1
+        self.misses += 1
+        self._skip = min(1 << self._failures, MOST_SKIPPED)
+
+    def committed(self, batches: Sequence[Placed], bases: Sequence[int]) -> None:
+        """A native transaction with these small batches is committed; none if its data was big."""
+        if not batches:
+            self._next.clear()
+        for (partition, data), base in zip(batches, bases, strict=True):
+            records = read_header(data, whole=False).record_count
+            self._next[partition] = base + records + _MARKER

@@ -1,0 +1,218 @@
+"""Leading a control partition (design §5): the order that makes every other process harmless.
+
+1. initialise transactional id A, then B, the spare ones, then those of the carriers: no former leader can append
+   any more. All of them, always: an id initialised later, when it is needed, could be taken back by a former leader
+   that was frozen just before it did the same. One exception: an id is passed over if its last native transaction
+   can't end, as a partition of it has no leader. Only the last leader's process does that, or the one after a
+   leader that resigned. The status log shows no later term, so that leader made the transaction, as each has a
+   row there; and it has let the producer go
+2. fold the status log to its end: no other process can add to it now
+3. commit a TERM record through A: a rival that came in between has fenced A, and this fails
+4. fold again to the end: the TERM record must be the last one and ours
+5. only then act; consumed commands, hybrid time and horizon come from the folded ROUND record
+
+Every re-initialisation repeats all of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from itertools import chain
+
+from anabranch.batches.records import Record, decode_records, encode_batch
+from anabranch.core import rows as k
+from anabranch.core.state import State
+from anabranch.errors import NotLeader
+from anabranch.ports import Clock, Log, LogBusy, LogUnavailable, Producer, Table, TopicPartition
+from anabranch.protocol.schemas.codec import decode, encode
+from anabranch.protocol.schemas.records import TermRow
+from anabranch.topics.names import carrier_ids, status_topic, transactional_ids
+
+STATUS_POSITION = k.POSITION + b"status"
+STALL_S = 5.0  # a rival that came later may have died inside a round: its ids have to be initialised once more
+CARRIERS = 2  # the same in every controller: a leader fences the carriers of the one before
+_FETCH_BYTES = 8 << 20
+# Rows that `last_term` reads at most: it only reports, so its cost must not grow with the log.
+_TERM_OFFSETS = 20_000
+
+
+@dataclass(slots=True)
+class Lease:
+    """The right to act: initialised producers, two of them used in turn, and the term.
+
+    ``carriers``: up to two more for each carrier of merges. ``passed_over``: an id was busy at its begin.
+    """
+
+    producers: list[Producer]
+    term: int
+    turn: int = 0
+    carriers: list[list[Producer]] = field(default_factory=list)
+    passed_over: bool = False
+    _aside: list[Producer] = field(default_factory=list)
+
+    def next_producer(self) -> Producer:
+        """A, B, A, B, …: a round need not wait for the markers of the one before.
+
+        `LogUnavailable` if all ids wait for markers.
+        """
+        if not self.producers:
+            raise LogUnavailable("every transactional id waits for markers that can't be written")
+        self.turn += 1
+        return self.producers[self.turn % min(2, len(self.producers))]
+
+    @property
+    def lacks_ids(self) -> bool:
+        """Whether a transactional id waits for markers, or did so when this leadership began."""
+        return self.passed_over or bool(self._aside)
+
+    def leave_out(self, producer: Producer) -> None:
+        """Leave this producer out until leading begins again."""
+        self.producers = [other for other in self.producers if other is not producer]
+        self._aside.append(producer)
+
+    def check(self, partitions: Sequence[TopicPartition]) -> None:
+        """End transactions there that lack a marker: readers can't pass them. Carriers check their own.
+
+        Spare ids, too: a former leader may have used them.
+        """
+        for producer in [*self.producers, *self._aside]:
+            producer.check(partitions)
+
+    def close(self) -> None:
+        for producer in chain(self.producers, self._aside, *self.carriers):
+            producer.close()
+
+
+def become_leader(
+    log: Log,
+    table: Table,
+    state: State,
+    clock: Clock,
+    *,
+    control_partition: int,
+    prefix: str,
+    leader: str,
+    native_timeout: float,
+    terms: list[TermRow],
+    again: bool = False,
+) -> Lease:
+    """Go through the whole sequence. `LogFenced` or `NotLeader` if a rival was quicker.
+
+    ``terms``: this caller's last ones, perhaps; its leases are closed. The new one is added. ``again``: only if the
+    last one is among them.
+    """
+    status = TopicPartition(status_topic(prefix), control_partition)
+    # Most of the way, before the present leader is disturbed. Not further than the last stable offset: a dead
+    # leader's open round holds it, until its transactional id is initialised again.
+    fold_to_end(log, table, state, clock, status, stable_only=True)
+    if again and state.term not in terms:
+        raise NotLeader("another controller led since")
+    ids = transactional_ids(control_partition, prefix)
+    pairs = [carrier_ids(control_partition, n, prefix) for n in range(CARRIERS)]
+    busy: list[LogBusy] = []
+    with ExitStack() as failed:
+
+        def initialised(transactional_ids: Iterable[str]) -> dict[str, Producer]:
+            made = {}
+            for transactional_id in transactional_ids:
+                try:
+                    made[transactional_id] = log.producer(transactional_id, timeout=native_timeout)
+                except LogBusy as error:
+                    busy.append(error)
+                else:
+                    failed.callback(made[transactional_id].close)
+            return made
+
+        made = initialised(ids)
+        carriers = [list(initialised(pair).values()) for pair in pairs]
+        if busy and made:  # after a long wait a rival that can't pass it may have come meanwhile
+            first = next(iter(made))
+            made[first].close()
+            made |= initialised([first])
+        producers = list(made.values())
+        for producer in chain(producers, *carriers):
+            producer.check([status])
+        fold_to_end(log, table, state, clock, status)
+        former = state.term
+        own = former is not None and (former.resigned or former in terms)
+        if busy and not (producers and own):
+            raise busy[0]
+        row = TermRow(
+            term=(former.term if former else 0) + 1,
+            leader=leader,
+            since_ms=int(clock.wall() * 1000),
+            resigned=False,
+        )
+        terms[:] = [*(term for term in terms if term == former), row]  # its commit may be uncertain
+        record = Record(0, row.since_ms, k.TERM_KEY, encode(row))
+        producers[0].append([(status, encode_batch([record]))])
+        producers[0].commit()
+        fold_to_end(log, table, state, clock, status)
+        if state.term != row:
+            raise NotLeader(f"term {row.term} was not the last one: another controller leads")
+        failed.pop_all()
+        return Lease(producers, row.term, carriers=carriers, passed_over=bool(busy))
+
+
+def last_term(log: Log, status: TopicPartition, clock: Clock, deadline: float) -> TermRow | None:
+    """The last TERM row among the newest rows, as far as the deadline (monotonic) allows. Changes nothing."""
+    found: TermRow | None = None
+    end = log.end_offsets([status], committed=True)[status]
+    position = max(log.start_offsets([status])[status], end - _TERM_OFFSETS)
+    while position < end and clock.monotonic() < deadline:
+        fetched = log.fetch(
+            {status: position}, max_wait=0.5, max_bytes=_FETCH_BYTES, committed=True
+        ).get(status)
+        for batch in fetched.batches if fetched else ():
+            for record in decode_records(batch.data):
+                if record.key == k.TERM_KEY:
+                    found = None if record.value is None else decode(record.value)
+        position = fetched.next_offset if fetched else position
+    return found
+
+
+def fold_to_end(
+    log: Log,
+    table: Table,
+    state: State,
+    clock: Clock,
+    status: TopicPartition,
+    *,
+    stable_only: bool = False,
+) -> None:
+    """Apply the status log up to its end as of now, rows and position in one table write each.
+
+    The end is the high watermark, or the last stable offset if ``stable_only``.
+
+    Raises: LogError; MalformedRecord, UnsupportedVersion: a row of no controller, or of a newer one.
+    """
+    deadline = clock.monotonic() + STALL_S
+    end = log.end_offsets([status], committed=stable_only)[status]
+    stored = table.get(STATUS_POSITION)
+    position = int.from_bytes(stored, "big") if stored else log.start_offsets([status])[status]
+    while position < end:
+        if clock.monotonic() > deadline:
+            raise LogUnavailable(
+                f"{status.topic}[{status.partition}] could not be read from {position} to {end} in "
+                f"{STALL_S:.0f} s"
+            )
+        fetched = log.fetch(
+            {status: position}, max_wait=0.5, max_bytes=_FETCH_BYTES, committed=True
+        )
+        if status not in fetched:
+            continue
+        for batch in fetched[status].batches:
+            for record in decode_records(batch.data):
+                if record.key is not None and record.offset >= position:
+                    state.fold_row(record.key, record.value)
+        if fetched[status].next_offset > position:
+            deadline = clock.monotonic() + STALL_S
+        position = fetched[status].next_offset
+        if state.unreadable:
+            continue  # a later record may replace it; if none does, the table stays before it
+        changes = state.take_changes()
+        changes[STATUS_POSITION] = position.to_bytes(8, "big")
+        table.write(changes)
+    state.rederive()

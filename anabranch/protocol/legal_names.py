@@ -1,0 +1,146 @@
+"""Names that people give: scopes, lanes, streams, transactions, inputs. Each has its rule and its check here."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from anabranch.errors import InvalidArgument
+from anabranch.protocol import limits
+
+MAX_NAME = limits.NAME.value
+# The lanes that exist from the start.
+OPEN_LANE = "open"
+ADMIN_LANE = "admin"
+STATE = ".state"  # the end of the name of a processor's state, which no other stream has
+BASE = "-base"  # … and the end of the name of a table's companion stream
+PLAIN = "topic:"  # the prefix of inputs that are plain topics
+_BESIDE = (
+    "_journal",
+    "_history",
+)  # ends of the names of a stream's other topics, as Kafka compares them
+_TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
+_TEXT_BYTES = (1 << 15) - 1  # of a text in Kafka's protocol
+_LANE = re.compile(r"[a-z0-9][a-z0-9-]{0,49}")
+
+
+def check_type(what: str, value: object, *kinds: type) -> None:
+    """`InvalidArgument` unless a value has one of these types; a bool is not accepted as an int."""
+    if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+        due = " or ".join(kind.__name__ for kind in kinds)
+        raise InvalidArgument(f"{what} is {due}, not {type(value).__name__}")
+
+
+def check_text(what: str, text: str) -> str:
+    """Refuse a text that librdkafka would change: it drops leading blanks, and stops at a zero byte."""
+    check_type(what, text, str)
+    try:
+        size = len(text.encode())
+    except UnicodeEncodeError as error:
+        raise InvalidArgument(f"{what} is not a text in UTF-8: {error.reason}") from error
+    if not 0 < size <= _TEXT_BYTES:
+        raise InvalidArgument(f"{what} has {size} bytes: 1 to {_TEXT_BYTES:,} are allowed")
+    if text[0].isspace() or "\0" in text:
+        raise InvalidArgument(f"{what} begins with a blank, or has a zero byte: remove it")
+    return text
+
+
+def check_scope(scope: str) -> str:
+    """The scope's name; `InvalidArgument` if it is not a legal one."""
+    if type(scope) is not str:
+        check_type("a scope", scope, str)
+    if not _NAME.fullmatch(scope):
+        raise InvalidArgument(
+            f"{scope!r} is not a scope: letters, digits, _ and - (at most 100), not _ or - in front"
+        )
+    return scope
+
+
+def check_lane(lane: str) -> str:
+    """The lane's name; `InvalidArgument` if it is not a legal one."""
+    check_type("a lane", lane, str)
+    if not _LANE.fullmatch(lane):
+        raise InvalidArgument(
+            f"{lane!r} is not a lane: small letters, digits and - (at most 50), not - in front"
+        )
+    return lane
+
+
+def check_name(name: str | None) -> None:
+    """`InvalidArgument` unless a name, of a transaction or a series, has 1 to 256 characters."""
+    if name is not None:
+        check_type("a transaction's name", name, str)
+    if name is not None and not 1 <= len(name) <= MAX_NAME:
+        raise InvalidArgument(f"a transaction's name has 1 to {MAX_NAME} characters")
+
+
+def check_number(name: str | None, number: int | None) -> None:
+    """`InvalidArgument` unless a commit's number is 0 or more, of a series that has a name."""
+    if number is None:
+        return
+    if name is None:
+        raise InvalidArgument("a number is one of a series: give the series' name too")
+    check_type("a commit's number", number, int)
+    if not 0 <= number < 1 << 63:
+        raise InvalidArgument(f"number {number} of series {name!r}: numbers are 0 to 2^63 - 1")
+
+
+def split_stream(stream: str) -> tuple[str, str]:
+    """('nyc', 'flights') of 'nyc/flights'; names have no dots, so topic names can't be ambiguous.
+
+    One exception: a processor's state is 'nyc/delays.state'.
+    """
+    if type(stream) is not str:  # a fast path: each event of a batch comes here
+        check_type("a stream, scope/name,", stream, str)
+    scope, slash, name = stream.partition("/")
+    if not slash or not _NAME.fullmatch(scope) or not _NAME.fullmatch(name.removesuffix(STATE)):
+        raise InvalidArgument(
+            f"{stream!r} is not a stream: scope/stream, each of letters, digits, _ and - (at most 100)"
+        )
+    return scope, name
+
+
+def check_input(name: str) -> None:
+    """`InvalidArgument` unless a processor's input is a stream, or a plain topic: 'topic:orders'."""
+    if not is_plain(name):
+        split_stream(name)
+    elif not _TOPIC.fullmatch(name.removeprefix(PLAIN)):
+        raise InvalidArgument(f"{name!r} names no topic of Kafka's")
+
+
+def is_plain(name: str) -> bool:
+    """Whether an input is a plain topic, and not a stream."""
+    return name.startswith(PLAIN)
+
+
+def state_stream(processor: str) -> str:
+    """'nyc/delays' -> 'nyc/delays.state': the stream that is a processor's state."""
+    return processor + STATE
+
+
+def is_state(stream: str) -> bool:
+    """Whether a stream is the state of the processor `stream.removesuffix(STATE)`."""
+    return stream.endswith(STATE)
+
+
+def base_stream(table: str) -> str:
+    """'bank/accounts' -> 'bank/accounts-base': the companion stream, which has the table's bases."""
+    return table + BASE
+
+
+def as_kafka_compares(name: str) -> str:
+    """A stream's or a topic's name as Kafka compares it: with . and _ as equal."""
+    return name.replace("/", "_").replace(".", "_")
+
+
+def names_beside(stream: str) -> Iterator[str]:
+    """Names of streams, as Kafka compares them, that conflict with a stream: both would have a topic of the same
+    name.
+    """
+    own = as_kafka_compares(stream)
+    yield own
+    for end in _BESIDE:
+        yield own + end
+        if own.endswith(end):
+            yield own.removesuffix(end)

@@ -1,0 +1,385 @@
+"""All limits of what clients send and ask for, in one table; they are checked before anything is logged.
+
+The rules of events come after the table: legal keys, values, headers, times and sizes, however an event is written.
+
+`docs/operations.md` prints the table, and a test compares the two. Limits that an operator may choose are in
+`anabranch.core.decisions.turn.Settings`. Defaults, time-outs and pauses of clients and tools
+are in `anabranch.protocol.defaults`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+from anabranch.errors import EventTooLarge, InvalidArgument
+from anabranch.protocol.schemas import records as r
+from anabranch.protocol.schemas.fast import EVENTS as MOST_EVENTS
+from anabranch.protocol.schemas.fast import LIST as LIST_ITEMS
+
+
+class Limit(NamedTuple):
+    """The most that is allowed of something, in ``unit``; an operator may choose a value within ``bounds``."""
+
+    value: int
+    unit: str
+    bounds: str
+
+    def check(self, found: int, what: str, most: int | None = None) -> None:
+        """`InvalidArgument` if ``found`` exceeds the limit. ``most``: a lower one, for small records of logs."""
+        if found > self.value or (most is not None and found > most):
+            lower = most is not None and most < self.value
+            why = " (the topics of status and replies take small messages only: `--max-message-bytes`)"
+            allowed, because = (most, why) if lower else (self.value, "")
+            raise InvalidArgument(
+                f"{what} has {found:,} {self.unit}; {allowed:,} are allowed{because}"
+            )
+
+
+MAX_WAIT_MS = 600_000  # the longest wait for the journals to cover a commit's receipts
+
+COMMAND = Limit(
+    1 << 20,
+    "bytes",
+    "a command, unpacked; `OneShot`, `Commit`, `Register`: the limit of their topic",
+)
+LIST = Limit(LIST_ITEMS, "items", "a list in a command")
+EVENTS = Limit(
+    MOST_EVENTS, "events", "a `OneShot` or `PrepareEvents`; an event has fewer headers, too"
+)
+BATCH = Limit(17 << 20, "bytes", "a record batch of commands, unpacked")
+BATCH_RECORDS = Limit(100_000, "records", "a record batch of commands")
+QUEUED = Limit(
+    32 << 20,
+    "bytes",
+    "commands of all lanes that wait in a leader, about; and each lane's share of that",
+)
+TEXT = Limit(1 << 10, "characters", "a reason, or a refusal's text: the rest is cut off")
+NAME = Limit(256, "characters", "the name of a transaction or a series")
+SETTING = Limit(256, "characters", "a setting's name, or its value")
+DIGITS = Limit(20, "digits", "a number in a setting")
+CORRELATION_ID = Limit(64, "bytes", "a correlation id")
+TOKENS = Limit(1_000, "tokens", "a heartbeat")
+HELPERS = Limit(
+    8, "lanes", "lanes, not its owner's, that a leader knows to send a transaction's heartbeats"
+)
+UNREAD = Limit(
+    10,
+    "keepalives",
+    "a transaction's silence (10 minutes at least) while a lane of its heartbeats can't be read",
+)
+RECEIPTS = Limit(3 << 20, "bytes", "the receipts of a transaction's writers, about")
+WRITERS = Limit(20_000, "writers", "an open transaction")
+UNCOMMITTED = Limit(
+    32 << 30, "bytes", "an open transaction in journals; then it gets no more streams and writers"
+)
+WRITERS_LISTED = Limit(500, "writers", "an answer; as many: ask for those after its last one")
+LIST_ROWS = Limit(
+    400,
+    "rows",
+    "what a list reads for an answer, some 4 ms; it continues in the next one (`more`)",
+)
+WAITERS = Limit(1_000, "askers", "askers that wait for one commit")
+HEADERS = Limit(1_000, "headers", "an event")
+EVENT_TIME = Limit(253_402_300_799_999, "ms", "the time of an event, Unix (the end of 9999)")
+SEGMENTS = Limit(10_000, "segments", "a stream, and what one scaling seals or opens")
+STREAM_PARTITIONS = Limit(20_000, "partitions", "a stream")
+MESSAGE = Limit(64 << 20, "bytes", "`max.message.bytes` of a stream")
+RECORD = Limit(
+    16 << 20,
+    "bytes",
+    "a row of the status log, an answer, a step of a history: `--max-message-bytes`, or less if brokers take less",
+)
+LEAST_RECORD = Limit(
+    4 << 20, "bytes", "`--max-message-bytes`, and what topics show of it: this or more"
+)
+LEAST_MESSAGE = Limit(16 << 10, "bytes", "`max.message.bytes` of any topic: this or more")
+UNPACKED = Limit(
+    64 << 20,
+    "bytes",
+    "a record batch in a journal, unpacked; and 16 times the stream's `max.message.bytes`, or the packed batch",
+)
+JOURNAL_WORK = Limit(
+    20_000, "units of work a second", "the journals of a stream, while others wait for the leader"
+)
+PASS_WORK = Limit(
+    5_000, "units of work", "what is read of journals before commands are decided, about"
+)
+BUSY_PASS_WORK = Limit(500, "units of work", "… within a second after a command")
+BUSY_ROUND = Limit(
+    1 << 20,
+    "bytes",
+    "merges of one commit round, about, within a second after a command; else `--chunk-bytes`",
+)
+RUNS = Limit(10_000, "runs", "a record batch in a journal: each change of its writer begins one")
+PREPARED_EVENTS = Limit(
+    64 << 10, "bytes", "the events of a `PrepareEvents`, about; more of them go by journals"
+)
+LOCKS = Limit(
+    10_000, "locks", "a transaction's, points and ranges; lock a range, or read with `lock=False`"
+)
+LOCK_BYTES = Limit(256 << 10, "bytes", "the locks of one `LockReads`; more of them go in several")
+REGISTERED = Limit(1_000_000, "locks", "registered locks of a control partition")
+RANGES = Limit(
+    1_000, "ranges", "registered ranges of a table, in equal shares of the lanes that have some"
+)
+TABLES = Limit(1_000, "tables", "a transaction's, that it reads")
+ROW_KEY = Limit(8 << 10, "bytes", "the key of a table's row")
+PREPARED = Limit(10_000, "transactions", "PREPARED ones of a control partition")
+SCOPES = Limit(10_000, "scopes", "a control partition")
+PROCESSORS = Limit(1_000, "processors", "a control partition")
+TASKS = Limit(1_024, "tasks", "a processor")
+ALL_TASKS = Limit(32_768, "tasks", "all processors of a control partition")
+INPUTS = Limit(64, "inputs", "a processor")
+STORES = Limit(256, "stores", "a processor")
+LABEL = Limit(64, "characters", "the label of a writer")
+HOLDER = Limit(256, "characters", "the name of who takes tasks")
+GRANTS = Limit(10_000, "grants", "a control partition; those of scopes' creators come on top")
+AUDIT = Limit(10_000, "rows", "the audit rows of one lane; the oldest ones go first")
+LANES = Limit(1_000, "lanes", "a control partition")
+ANSWER = Limit(4 << 20, "bytes", "an answer; lists continue in the next one (`more`)")
+ROUND = Limit(
+    16 << 20,
+    "bytes",
+    "commands, rows and answers of one commit round, about; the rest comes in the next",
+)
+ROUND_WORK = Limit(
+    2_500, "units of work", "the commands of one commit round, about; the rest comes in the next"
+)
+QUARANTINED = Limit(
+    1_000, "records", "commands that are remembered as quarantined, the newest ones"
+)
+TRIES = Limit(
+    3, "tries", "a command that can't be decided, or that leaders die of; then it is quarantined"
+)
+UNSURE = Limit(
+    10,
+    "rounds",
+    "a command alone in rounds with an unknown outcome, while others succeed; then the same",
+)
+
+# Most that a lane may have at once, unless its row has another quota. `admin` has none, so it is never refused.
+QUOTAS = {
+    "open": Limit(1_000, "transactions", "open transactions of a lane"),
+    "staged": Limit(4 << 30, "bytes", "a lane's open transactions in journals"),
+    "work": Limit(
+        20_000,
+        "units a second",
+        "what a lane's commands cost, about 10 µs each; a small command has 10; more of them wait",
+    ),
+    "scopes": Limit(100, "scopes", "scopes that a lane made"),
+    "streams": Limit(100, "streams", "streams that a lane made"),
+    "partitions": Limit(2_000, "partitions", "partitions of streams that a lane made"),
+    "locks": Limit(100_000, "locks", "registered locks of a lane's open transactions"),
+    "prepared": Limit(1_000, "transactions", "PREPARED transactions of a lane"),
+    "processors": Limit(100, "processors", "processors that a lane made"),
+    "tasks": Limit(4_096, "tasks", "tasks of processors that a lane made"),
+    "series": Limit(10_000, "series", "series of numbers that a lane began"),
+    "keepalive": Limit(86_400_000, "ms", "the keepalive of a lane's transactions"),
+    "snapshot": Limit(
+        86_400_000, "ms", "the age of a snapshot that a lane's open transaction reads tables at"
+    ),
+}
+
+TABLE = tuple(found for found in list(globals().values()) if isinstance(found, Limit)) + tuple(
+    QUOTAS.values()
+)
+
+# Commands that carry events or receipts: as many bytes, unpacked, as their topic's max.message.bytes.
+BIG = (r.OneShot, r.PrepareEvents, r.Commit, r.Register)
+
+
+def cut(text: str, most: int = TEXT.value) -> str:
+    """A text for people, within its limit."""
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def size_of(receipts: Iterable[r.Receipt]) -> int:
+    """An upper bound of the bytes of receipts."""
+    return sum(48 + sum(len(e.stream) + 40 for e in receipt.extents) for receipt in receipts)
+
+
+def weight(answer: object) -> int:
+    """The bytes of an answer, about."""
+    match answer:
+        case r.Outcome():
+            size = 256 + 4 * (len(answer.name or "") + len(answer.reason))
+            if answer.writers:
+                size += size_of(answer.writers)
+            return size + sum(map(len, answer.streams))
+        case r.Ended():
+            return sum(map(weight, answer.not_open))
+        case r.TransactionList():
+            return sum(map(weight, answer.transactions))
+        case r.OpenList():
+            return sum(map(weight, answer.transactions))
+        case r.RunList():
+            return 64 * len(answer.runs) + 32 * len(answer.more)
+        case r.OpenInfo():
+            writers = sum(128 + 4 * len(one.label) for one in answer.writers)
+            return 96 + weight(answer.outcome) + writers + 160 * len(answer.staged_merges)
+        case r.SeriesList():
+            return sum(256 + 4 * len(one.series) + 8 * len(one.runs) for one in answer.series)
+        case r.AuditList():
+            return sum(256 + 4 * len(row.what) for row in answer.entries)
+        case r.GrantList():
+            return 512 * len(answer.grants)
+        case r.ProcessorList():
+            return sum(map(weight, answer.processors))
+        case r.ProcessorInfo():
+            tasks = sum(160 + len(task.holder) + 40 * len(task.positions) for task in answer.tasks)
+            return 256 + 160 * len(answer.inputs) + 4 * sum(map(len, answer.stores)) + tasks
+        case r.ReadsLocked():
+            spans = [span for each in answer.locks for span in each.ranges]
+            points = sum(len(each.points) for each in answer.locks)
+            bounds = sum(8 + len(span.low) + len(span.high or b"") for span in spans)
+            return 256 + 64 * len(answer.tables) + 10 * points + bounds
+        case r.StreamList():
+            return sum(map(weight, answer.streams))
+        case r.StreamInfo() | r.Touched():
+            maps = (answer.journal, answer.low_water) if isinstance(answer, r.StreamInfo) else ()
+            return 1024 + 32 * len(answer.segments) + 24 * sum(map(len, maps))
+        case _:
+            return 1024
+
+
+# -- events: one rule for all ways in -------------------------------------------------------------------
+#
+# Calls refuse an event by name. Records that other programs wrote to journals are rejected by the same rules, and
+# counted: `bad_header`, `bad_time`, `bad_key`, `too_large`.
+
+Pairs: TypeAlias = "Sequence[tuple[str, bytes | None]]"
+
+RESERVED = "ab."  # header names with this prefix are reserved for anabranch
+NO_TIME = -1  # the time of a record that has none; in commands: now
+LATEST = EVENT_TIME.value
+READ = UNPACKED.value + (64 << 10)  # a merge may add some bytes to a batch that it splits
+FRAMING = 68  # least bytes of a record batch with one record, besides key, value and headers
+AHEAD_MS = 3_600_000  # clocks may differ; Kafka's own default allows as much
+_HEADER_OVERHEAD = 6  # bytes of a header besides name and value, about
+
+
+class Room(NamedTuple):
+    """A stream's own limits of an event."""
+
+    stream: str = ""
+    most: int | None = None  # bytes of key, value and headers; None if not known here
+    is_table: bool = False
+    latest: int = LATEST  # the latest time that an event may have now, Unix milliseconds
+
+    def check(self, key: object, size: int, timestamp: int | None) -> None:
+        """Check an event against the stream's own limits. Raises: InvalidArgument, EventTooLarge."""
+        if timestamp is not None:
+            check_ahead(timestamp, self.latest, self.stream)
+        if self.is_table:
+            check_row_key(key)
+        if self.most is not None:
+            check_bytes(size, self.most, self.stream)
+
+
+def check_event(key: object, value: object, timestamp: object) -> None:
+    """Raise `InvalidArgument` for a key, value or time that no stream accepts."""
+    if key is not None and not isinstance(key, bytes):
+        raise InvalidArgument(f"a key is bytes or None, not {type(key).__name__}")
+    if value is not None and not isinstance(value, bytes):
+        raise InvalidArgument(f"a value is bytes or None, not {type(value).__name__}")
+    if timestamp is not None:
+        check_timestamp(timestamp)
+
+
+def check_timestamp(timestamp: object) -> None:
+    """Raise `InvalidArgument` unless it is Unix milliseconds, from 1 to the end of 9999."""
+    if isinstance(timestamp, bool) or not isinstance(timestamp, int) or not 0 < timestamp <= LATEST:
+        raise InvalidArgument(bad_time(timestamp))
+
+
+def bad_time(timestamp: object) -> str:
+    """The error message for a time that is out of range."""
+    return f"timestamp {timestamp!r}: Unix milliseconds above 0, up to {LATEST} (the end of 9999), or None for now"
+
+
+def check_ahead(timestamp: int, latest: int, stream: str) -> None:
+    """Raise `InvalidArgument` for a record's time that the stream does not accept now."""
+    if not NO_TIME <= timestamp <= LATEST:
+        raise InvalidArgument(
+            f"{stream}: an event's timestamp is out of range: {timestamp} ms; -1 (none) to {LATEST} are allowed"
+        )
+    if timestamp > latest:
+        raise InvalidArgument(
+            f"{stream}: an event's timestamp is {timestamp} ms, too far ahead; now {latest} is allowed: the "
+            "stream's retention.ms, or an hour, ahead, as a later time would delay the deletion of old events"
+        )
+
+
+def copied_time(timestamp: int | None) -> int | None:
+    """The time for a copy of an event; None (now) if its own time is one that no stream accepts."""
+    return timestamp if timestamp is not None and 0 < timestamp <= LATEST else None
+
+
+def check_headers(headers: Any) -> Pairs | None:
+    """Headers as (name, bytes or None) pairs; None without headers. `InvalidArgument`."""
+    if not headers:
+        return None
+    pairs: Iterable[tuple[Any, Any]] = headers.items() if isinstance(headers, Mapping) else headers
+    found: list[tuple[str, bytes | None]] = []
+    try:
+        for name, value in pairs:
+            if type(name) is not str or not name.isascii() or name.startswith(RESERVED):
+                check_header_name(name)
+            if value is not None and not isinstance(value, bytes):
+                raise InvalidArgument(f"header {name!r}: bytes or None, not {type(value).__name__}")
+            found.append((name, value))
+    except (TypeError, ValueError) as error:
+        raise InvalidArgument(
+            f"headers are (name, bytes) pairs or a mapping, not {headers!r:.80}"
+        ) from error
+    HEADERS.check(len(found), "an event")
+    return found
+
+
+def check_header_name(name: object) -> None:
+    """Raise `InvalidArgument` unless the name is a text that UTF-8 can encode, and is not reserved."""
+    if not isinstance(name, str) or name.startswith(RESERVED):
+        raise InvalidArgument(
+            f"header name {name!r}: a string that does not begin with {RESERVED!r}"
+        )
+    if not name.isascii():
+        try:
+            name.encode()
+        except UnicodeEncodeError:
+            # Such a name would crash librdkafka's producer in Python, and the process with it.
+            raise InvalidArgument(
+                f"header name {name!r}: a lone surrogate, which UTF-8 can't encode"
+            ) from None
+
+
+def copied_name(name: str) -> str:
+    """The name of a header in a copy of its record: reserved and non-UTF-8 names can't be written as they are."""
+    name = name.encode("utf-8", "replace").decode()
+    return f"_{name}" if name.startswith(RESERVED) else name
+
+
+def check_row_key(key: object) -> bytes:
+    """The key of a table's row. Raises: InvalidArgument."""
+    if not isinstance(key, bytes) or not 1 <= len(key) <= ROW_KEY.value:
+        what = f"{len(key)} bytes" if isinstance(key, bytes) else f"{key!r:.100}"
+        raise InvalidArgument(f"a row's key is bytes, 1 to {ROW_KEY.value:,} of them, not {what}")
+    return key
+
+
+def headers_size(headers: Pairs | None) -> int:
+    """About how many bytes headers take in a record."""
+    if not headers:
+        return 0
+    return sum(len(name) + len(value or b"") + _HEADER_OVERHEAD for name, value in headers)
+
+
+def check_bytes(size: int, most: int, stream: str, topic: str = "") -> None:
+    """Raise `EventTooLarge` if an event has more bytes than the stream accepts. ``topic``: what refuses it."""
+    if size > most:
+        error = EventTooLarge(
+            f"an event of {size} bytes; {topic or stream} takes up to {most} of key, value and headers "
+            "(topic setting max.message.bytes)"
+        )
+        error.stream, error.limit = stream, most
+        raise error

@@ -1,0 +1,111 @@
+"""The key space: a key's hash is its position in [0, 2^32); segments have ranges that tile this space.
+
+The position of a key is the CRC-32 (IEEE, as in zlib) of its bytes, mixed by MurmurHash3's 32-bit
+finaliser. Every language can compute both; the CRC is also the first half of a record's checksum, so
+a writer hashes each key once. Integers, not floats, so that ranges tile exactly (`docs/protocol.md` has
+test vectors).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import pairwise
+from zlib import crc32
+
+from anabranch.errors import InvalidArgument
+from anabranch.protocol.ids import segment_number
+from anabranch.protocol.schemas.records import Event, SegmentRange
+
+SPACE = 1 << 32
+_MASK = SPACE - 1
+
+
+def mix(h: int) -> int:
+    """MurmurHash3's fmix32: a bijection on 32 bits that spreads the CRC's structure."""
+    h ^= h >> 16
+    h = h * 0x85EBCA6B & _MASK
+    h ^= h >> 13
+    h = h * 0xC2B2AE35 & _MASK
+    return h ^ h >> 16
+
+
+def position_of(key: bytes) -> int:
+    """The key's position, 0 .. 2^32-1: `mix` of its CRC, written out because every event comes here."""
+    h = crc32(key)
+    h ^= h >> 16
+    h = h * 0x85EBCA6B & _MASK
+    h ^= h >> 13
+    h = h * 0xC2B2AE35 & _MASK
+    return h ^ h >> 16
+
+
+def task_of(key: bytes, tasks: int) -> int:
+    """The task of a key: which of ``tasks`` equal ranges of the space has its position."""
+    return position_of(key) * tasks // SPACE
+
+
+def record_checksum(key: bytes | None, value: bytes | None) -> int:
+    """CRC-32 of the key's bytes followed by the value's; null counts as empty."""
+    return crc32(value or b"", crc32(key or b""))
+
+
+def even_ranges(count: int) -> list[tuple[int, int]]:
+    """``count`` (low, high) ranges that tile the space as evenly as integers allow."""
+    if not 1 <= count <= 10_000:
+        raise InvalidArgument(f"a stream has 1 to 10,000 segments, not {count}")
+    bounds = [SPACE * i // count for i in range(count + 1)]
+    return list(pairwise(bounds))
+
+
+def tiles(ranges: Sequence[tuple[int, int]]) -> bool:
+    """Whether the ranges cover the space exactly: no gap, no overlap."""
+    ordered = sorted(ranges)
+    if not ordered or ordered[0][0] != 0 or ordered[-1][1] != SPACE:
+        return False
+    return all(low < high for low, high in ordered) and all(
+        a[1] == b[0] for a, b in pairwise(ordered)
+    )
+
+
+class Layout:
+    """The active segments of a stream, prepared for finding the segment of a key."""
+
+    __slots__ = ("_by_number", "_highs", "_lows", "_order", "segments")
+
+    def __init__(self, segments: Sequence[SegmentRange]) -> None:
+        self.segments = segments
+        self._order = sorted(range(len(segments)), key=lambda i: segments[i].low)
+        self._lows = [segments[i].low for i in self._order]
+        self._highs = [segments[i].high for i in self._order]
+        self._by_number = {segment_number(s.segment_id): i for i, s in enumerate(segments)}
+
+    def find(self, key: bytes) -> int:
+        """The index of the segment of a key."""
+        position = position_of(key)
+        at = bisect_right(self._lows, position) - 1
+        if at < 0 or position >= self._highs[at]:
+            raise InvalidArgument("the stream's segments do not hold this key")
+        return self._order[at]
+
+    def index_of(self, segment_id: int) -> int:
+        """The index of the segment that a client chose for events without a key; 0 if it is not active."""
+        return self._by_number.get(segment_number(segment_id), 0)
+
+    def spread(
+        self, events: Sequence[Event], *, by_key: bool = True
+    ) -> list[tuple[SegmentRange, list[Event]]]:
+        """Events by segment, in the order of the segments and of the events.
+
+        ``by_key`` False: each event goes to the segment that it names, although it has a key.
+        """
+        lists: dict[int, list[Event]] = {}
+        find = self.find
+        for event in events:
+            key = event.key
+            index = find(key) if by_key and key is not None else self.index_of(event.segment_id)
+            if index in lists:
+                lists[index].append(event)
+            else:
+                lists[index] = [event]
+        return [(self.segments[index], lists[index]) for index in sorted(lists)]

@@ -1,0 +1,417 @@
+"""Encoding and decoding records: ``[format version][record type][Avro body]``, see `docs/protocol.md`.
+
+With the first two bytes, every reader can refuse an unknown record by name before it parses anything. Lengths that
+a hostile sender claims cost nothing: fastavro reads from bytes in memory, and allocates no more than they are.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable, Sequence
+from functools import cache
+from importlib.resources import files
+from typing import Any, TypeVar
+
+from fastavro import schemaless_reader, schemaless_writer
+from fastavro.repository import AbstractSchemaRepository
+from fastavro.schema import load_schema
+
+from anabranch.errors import MalformedRecord, UnsupportedVersion
+from anabranch.protocol.schemas import fast
+from anabranch.protocol.schemas import records as r
+
+FORMAT_VERSION = 1
+
+# Record type -> class. A number is never reused; a changed record gets a new number or a new version.
+TYPES: dict[int, type] = {
+    1: r.FindScope,
+    2: r.CreateStream,
+    3: r.DescribeStreams,
+    4: r.Begin,
+    5: r.Touch,
+    6: r.Register,
+    7: r.Commit,
+    8: r.OneShot,
+    9: r.Abort,
+    10: r.Resolve,
+    11: r.GetState,
+    12: r.Heartbeat,
+    13: r.ListTransactions,
+    14: r.AdoptScope,
+    15: r.Scale,
+    16: r.SafeTime,
+    17: r.ForgetStream,
+    18: r.Force,
+    19: r.ListSeries,
+    20: r.SetSeries,
+    21: r.ListCommands,
+    22: r.SetLane,
+    23: r.ListLanes,
+    24: r.SetGrant,
+    25: r.ListGrants,
+    26: r.ListAudit,
+    27: r.CreateProcessor,
+    28: r.RecoverStream,
+    29: r.TakeTasks,
+    30: r.ReleaseTasks,
+    31: r.DescribeProcessors,
+    32: r.Reply,
+    33: r.Receipt,
+    34: r.Consumed,
+    35: r.ResetProcessor,
+    36: r.DeleteProcessor,
+    37: r.PrepareEvents,
+    38: r.DeleteStream,
+    39: r.AlterStream,
+    40: r.TruncateStream,
+    41: r.ListOpen,
+    42: r.LabelWriter,
+    43: r.LockReads,
+    44: r.ListLocks,
+    46: r.ListRuns,
+    48: r.ListTableLocks,
+    49: r.PublishBase,
+    64: r.TermRow,
+    65: r.RoundRow,
+    66: r.ScopeRow,
+    67: r.StreamRow,
+    68: r.TxnRow,
+    69: r.ParticipantRow,
+    70: r.WriterRow,
+    71: r.NameRow,
+    72: r.FormerPendingCommitRow,
+    73: r.EpochRow,
+    74: r.StagedMergeRow,
+    75: r.LowWaterRow,
+    76: r.PlainRow,
+    77: r.MovedRow,
+    78: r.SeriesRow,
+    79: r.YieldedRow,
+    80: r.ForgottenRow,
+    81: r.RetiredRow,
+    82: r.SuspectRow,
+    83: r.QuarantineRow,
+    84: r.LaneRow,
+    85: r.LanePositionRow,
+    86: r.GrantRow,
+    87: r.AuditRow,
+    88: r.ProcessorRow,
+    89: r.TaskRow,
+    90: r.PreparedRow,
+    93: r.LabelRow,
+    94: r.FormerTableRow,
+    96: r.JournalOp,
+    97: r.EpochRecord,
+    98: r.CommitRecord,
+    100: r.ReadLockRow,
+    101: r.ValidatedRow,
+    105: r.BaseRow,
+    106: r.ChangedRow,
+    107: r.ReadsRow,
+    108: r.TableRow,
+    109: r.PendingCommitRow,
+}
+_CODES = {cls: code for code, cls in TYPES.items()}
+_PREFIX = {cls: bytes((FORMAT_VERSION, code)) for cls, code in _CODES.items()}
+
+_BY_CONTROLLERS = 64  # from here on only controllers make the records; any program makes the others
+_ANY = 1 << 63  # items of a list in a reply, which only its size in bytes limits
+
+# Errors of fastavro and of the walks for bytes that are not Avro. Others may come from a signal handler.
+_NO_AVRO = (ValueError, LookupError, TypeError, EOFError, OverflowError, MemoryError)
+T = TypeVar("T")
+_Plain = Callable[[Any], Any]
+_Walk = Callable[[bytes, int], int]  # takes the offset of a value, and returns its end
+
+
+class _Packaged(AbstractSchemaRepository):
+    """Finds the schemas in this package."""
+
+    def load(self, name: str) -> Any:
+        file = files("anabranch.protocol.schemas") / (name.rpartition(".")[2] + ".avsc")
+        return json.loads(file.read_text("utf-8"))
+
+
+@cache
+def schema_of(cls: Any) -> Any:
+    """The parsed Avro schema of a record class."""
+    return load_schema(f"anabranch.{cls.__name__}", repo=_Packaged())
+
+
+def encode(record: Any) -> bytes:
+    """The framed bytes of a record (one of `TYPES`)."""
+    write = fast.WRITERS.get(type(record))
+    if write is not None:
+        try:
+            return write(record)
+        except fast.DECLINED:
+            pass
+    return _encode(record)
+
+
+def _encode(record: Any) -> bytes:
+    cls: Any = type(record)
+    out = io.BytesIO()
+    out.write(_PREFIX[cls])
+    try:
+        schemaless_writer(out, schema_of(cls), _to_plain(cls)(record))
+    except (ValueError, TypeError, OverflowError) as error:
+        raise MalformedRecord(f"{cls.__name__} can't be written: {error}") from error
+    return out.getvalue()
+
+
+def decode(data: bytes) -> Any:
+    """The record of framed bytes.
+
+    Raises: UnsupportedVersion (an unknown version or type), MalformedRecord (not exactly one record).
+    """
+    if len(data) < 2:
+        raise MalformedRecord(f"a record has at least 2 bytes, not {len(data)}")
+    if data[0] != FORMAT_VERSION:
+        raise UnsupportedVersion(
+            f"record format version {data[0]}; this side knows {FORMAT_VERSION}: upgrade it"
+        )
+    cls = TYPES.get(data[1])
+    if cls is None:
+        raise UnsupportedVersion(f"record type {data[1]} is not known here: upgrade this side")
+    read = fast.READERS.get(cls)
+    if read is not None:
+        try:
+            return read(data)
+        except fast.DECLINED:
+            pass
+    return _decode(cls, data)
+
+
+def _decode(cls: Any, data: bytes) -> Any:
+    body = io.BytesIO(data)
+    body.seek(2)
+    try:
+        if data[1] < _BY_CONTROLLERS:
+            _walk(cls, _ANY if cls is r.Reply else fast.LIST)(data, 2)
+        plain = schemaless_reader(body, schema_of(cls), None, return_record_name=True)
+        record = _from_plain(cls)(plain)
+    except _NO_AVRO as error:
+        raise MalformedRecord(f"not a {cls.__name__}: {error}") from error
+    if body.tell() != len(data):
+        raise MalformedRecord(f"{len(data) - body.tell()} bytes too many after {cls.__name__}")
+    return record
+
+
+def decode_as(cls: type[T], data: bytes) -> T:
+    """As `decode`, for a record that has to be of this class."""
+    record = decode(data)
+    if not isinstance(record, cls):
+        raise MalformedRecord(f"{type(record).__name__} where {cls.__name__} belongs")
+    return record
+
+
+@cache
+def _walk(cls: Any, most: int) -> _Walk:
+    """A walk over a record's bytes, which raises an error for the first field that is not valid Avro.
+
+    fastavro alone would accept -1 as the last branch of a union or symbol of an enum, and any byte as true.
+    ``most``: the most items of a list.
+    """
+    steps = [(name, _walker(avro, most)) for name, avro in _field_types(cls)]
+
+    def walk(data: bytes, at: int) -> int:
+        for name, step in steps:
+            try:
+                at = step(data, at)
+            except IndexError:
+                raise ValueError(f"{name}: the record ends early") from None
+            except ValueError as error:
+                raise ValueError(f"{name}: {error}") from None
+        return at
+
+    return walk
+
+
+def _walker(avro: Any, most: int) -> _Walk:
+    if isinstance(avro, str) and avro.startswith("anabranch."):
+        avro = load_schema(avro, repo=_Packaged())
+    cls = _record_class(avro)
+    if cls is not None:
+        return _walk(cls, most)
+    if isinstance(avro, list):
+        return _union([_walker(branch, most) for branch in avro])
+    form: dict[str, Any] = avro if isinstance(avro, dict) else {}
+    kind: str = form.get("type", avro)
+    if kind in ("null", "fixed"):
+        size = form.get("size", 0)
+        return lambda data, at: _room(data, at, size)
+    if kind == "array":
+        few = _record_class(form["items"]) in (r.Event, r.EventHeader)
+        return _list([_walker(form["items"], most)], min(most, fast.EVENTS) if few else most)
+    if kind == "map":
+        return _list([_text, _walker(form["values"], most)], most)
+    if kind == "enum":
+        return _union([_nothing] * len(form["symbols"]))
+    return {"boolean": _boolean, "string": _text, "bytes": _text}.get(kind, _number)
+
+
+def _union(branches: Sequence[_Walk]) -> _Walk:
+    def walk(data: bytes, at: int) -> int:
+        number, at = _long_at(data, at)
+        if not 0 <= number < len(branches):
+            return _wrong(f"one of {len(branches)} choices", number)
+        return branches[number](data, at)
+
+    return walk
+
+
+def _list(items: Sequence[_Walk], most: int) -> _Walk:
+    def walk(data: bytes, at: int) -> int:
+        count = 0
+        number, at = _long_at(data, at)
+        while number:
+            if number < 0:  # a block with its size in bytes
+                _, at = _long_at(data, at)
+            count += abs(number)
+            if count > most:
+                return _wrong(f"{most} items at most", count)
+            for _ in range(abs(number)):
+                for item in items:
+                    at = item(data, at)
+            number, at = _long_at(data, at)
+        return at
+
+    return walk
+
+
+def _nothing(_: bytes, at: int) -> int:
+    return at
+
+
+def _number(data: bytes, at: int) -> int:
+    return at + 1 if data[at] < 0x80 else _long_at(data, at)[1]
+
+
+def _boolean(data: bytes, at: int) -> int:
+    return at + 1 if data[at] < 2 else _wrong("a boolean", data[at])
+
+
+def _text(data: bytes, at: int) -> int:
+    size, at = _long_at(data, at)
+    return _room(data, at, size)
+
+
+def _long_at(data: bytes, at: int) -> tuple[int, int]:
+    value = data[at]
+    if value < 0x80:
+        return value >> 1 ^ -(value & 1), at + 1
+    value = 0
+    for shift in range(0, 70, 7):
+        byte = data[at]
+        value |= (byte & 0x7F) << shift
+        at += 1
+        if byte < 0x80:
+            return value >> 1 ^ -(value & 1), at
+    return _wrong("64 bits", "more"), at
+
+
+def _room(data: bytes, at: int, size: int) -> int:
+    return at + size if 0 <= size <= len(data) - at else _wrong(f"{len(data) - at} bytes", size)
+
+
+def _wrong(due: str, found: object) -> int:
+    raise ValueError(f"{found} where {due} should be")
+
+
+def _int32(value: int) -> int:
+    # fastavro reads any 64 bits as an Avro int, but every reader has to be able to write the value again.
+    if type(value) is not int:
+        raise TypeError(f"{value!r} is not an int")
+    if not -(1 << 31) <= value < 1 << 31:
+        raise ValueError(f"{value} is not within the 32 bits of an int")
+    return value
+
+
+def _optional(step: _Plain) -> _Plain:
+    return lambda value: None if value is None else step(value)
+
+
+def _tagged(record: Any) -> tuple[str, Any]:
+    cls: Any = type(record)
+    return f"anabranch.{cls.__name__}", _to_plain(cls)(record)
+
+
+def _record_class(avro: Any) -> Any:
+    """The dataclass of a schema's record type, or None."""
+    name = avro.get("name", "") if isinstance(avro, dict) and avro.get("type") == "record" else avro
+    if isinstance(name, str) and name.startswith("anabranch."):
+        found = getattr(r, name.rpartition(".")[2], None)
+        return found if isinstance(found, type) and r.is_record(found) else None
+    return None
+
+
+def _field_types(cls: Any) -> list[tuple[str, Any]]:
+    return [(f["name"], f["type"]) for f in schema_of(cls)["fields"]]
+
+
+@cache
+def _from_plain(cls: Any) -> _Plain:
+    steps = [(name, _reader(avro)) for name, avro in _field_types(cls)]
+
+    def build(plain: Any) -> Any:
+        return cls(*[step(plain[name]) if step else plain[name] for name, step in steps])
+
+    return build
+
+
+def _reader(avro: Any) -> _Plain | None:
+    cls = _record_class(avro)
+    if cls is not None:
+        return _from_plain(cls)
+    if avro == "int":
+        return _int32
+    if isinstance(avro, list):
+        if all(_record_class(branch) for branch in avro):
+            return lambda pair: _from_plain(getattr(r, pair[0].rpartition(".")[2]))(pair[1])
+        inner = _reader(avro[1])
+        if _record_class(avro[1]) is not None and inner is not None:
+            whole = inner
+            return _optional(lambda pair: whole(pair[1]))  # fastavro names the branch here too
+        if isinstance(avro[1], str) and avro[1].startswith("anabranch."):
+            return _optional(lambda pair: pair[1] if type(pair) is tuple else pair)  # and here
+        return _optional(inner) if inner else None
+    if isinstance(avro, dict) and avro["type"] == "array":
+        item = _reader(avro["items"])
+        if item is None:
+            return tuple
+        return lambda values: tuple([item(value) for value in values])
+    return None
+
+
+@cache
+def _to_plain(cls: Any) -> _Plain:
+    steps = [(name, _writer(avro)) for name, avro in _field_types(cls)]
+
+    def flatten(record: Any) -> Any:
+        return {
+            name: step(getattr(record, name)) if step else getattr(record, name)
+            for name, step in steps
+        }
+
+    return flatten
+
+
+def _writer(avro: Any) -> _Plain | None:
+    cls = _record_class(avro)
+    if cls is not None:
+        return _to_plain(cls)
+    if avro == "int":
+        return _int32
+    if isinstance(avro, list):
+        if all(_record_class(branch) for branch in avro):
+            return _tagged
+        inner = _writer(avro[1])
+        return _optional(inner) if inner else None
+    if isinstance(avro, dict) and avro["type"] == "array":
+        item = _writer(avro["items"])
+        if item is None:
+            return list
+        return lambda values: [item(value) for value in values]
+    return None

@@ -1,0 +1,588 @@
+"""Handwritten codecs of the most frequent records: a one-shot, and the records about it.
+
+`anabranch.protocol.schemas.codec` tries these functions first. They read and write the common form of a few
+records. Any other form (long forms of numbers, arrays in several blocks, values of other types, truncated
+bytes) raises `Unusual`, or when reading one of `DECLINED`; then fastavro reads or writes the record, or raises the error. So only
+fastavro decides what is accepted, and results here equal fastavro's, byte for byte.
+
+They exist because a controller reads and writes a one-shot, its reply and its rows for each small commit, and
+fastavro's general code would be most of that commit's cost. Encoders come first, then the decoders of the same
+records.
+
+Sizes that a hostile sender claims cost no more than the bytes that are there: every step takes at least one byte
+and never goes back, and the last one has to end where the data ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, TypeVar, get_args
+
+from anabranch.protocol.schemas import records as r
+
+# The most items of a list, of events or of headers in a record that any program may send.
+LIST = 20_000
+EVENTS = 5_000
+DECLINED = (AttributeError, IndexError, KeyError, TypeError, ValueError)
+
+_ONE_SHOT = b"\x01\x08"
+_REPLY = b"\x01\x20"
+_ROUND_ROW = b"\x01\x41"
+_TXN_ROW = b"\x01\x44"
+_TABLE_ROW = b"\x01\x6c"
+_COMMIT_RECORD = b"\x01\x62"
+_OUTCOME = 6  # index in the union of a reply's results
+_TXN_ID_SIZE = 16
+_SECRET_SIZE = 32
+_T = TypeVar("_T")
+_MAX_NAME = 256  # longer strings are not cached
+_NULL = b"\x00"
+_END = b"\x00"  # ends an array; an empty array is only this
+_NOT_PREPARED = b"\x00\x00"  # fields of an outcome: 0, no bytes
+_NO_READS = b"\x00\x00"  # last fields of an outcome: no snapshot, no broken lock
+_UNREAD = bytes(3)  # fields of a transaction: no positions, no snapshot, no broken lock
+_PLAIN_TAIL = b"\x00\x01"  # an event without headers, with timestamp -1
+_STATES: tuple[r.TxnState, ...] = get_args(r.TxnState)
+_STATE_BYTES = {state: bytes((2 * i,)) for i, state in enumerate(_STATES)}
+
+
+class Unusual(ValueError):
+    """Raised for a form that these functions don't handle."""
+
+
+def _once(value: int) -> bytes:
+    """A long that seldom repeats, so it is not cached."""
+    if type(value) is not int or not -(1 << 63) <= value < 1 << 63:
+        raise Unusual
+    return _varint(value << 1 ^ value >> 63)
+
+
+# An int or long. Times and offsets often repeat in the records of a round.
+_long = lru_cache(1 << 12, typed=True)(_once)
+
+
+@lru_cache(1 << 6, typed=True)  # mostly nothing is lost
+def _losses(rejected: int, left_out: int, reason: str) -> bytes:
+    return _long(rejected) + _long(left_out) + _string(reason)
+
+
+@lru_cache(1 << 10, typed=True)
+def _int(value: int) -> bytes:
+    if type(value) is not int or not -(1 << 31) <= value < 1 << 31:
+        raise Unusual
+    return _varint(value << 1 ^ value >> 63)
+
+
+_BYTES = tuple(bytes((number,)) for number in range(0x80))
+
+
+def _varint(number: int) -> bytes:
+    if number <= 0x7F:
+        return _BYTES[number]
+    if number <= 0x3FFF:
+        return bytes((number & 0x7F | 0x80, number >> 7))
+    if number <= 0x1FFFFF:
+        return bytes((number & 0x7F | 0x80, number >> 7 & 0x7F | 0x80, number >> 14))
+    out = bytearray()
+    while number > 0x7F:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    out.append(number)
+    return bytes(out)
+
+
+_SOME = tuple(b"\x02" + _varint(2 * size) for size in range(4096))
+
+
+def _some(size: int) -> bytes:
+    """The bytes before a nullable field that has ``size`` bytes."""
+    return _SOME[size] if size < len(_SOME) else b"\x02" + _varint(2 * size)
+
+
+def _string(text: str) -> bytes:
+    if type(text) is not str:
+        raise Unusual
+    data = text.encode()
+    return _varint(2 * len(data)) + data
+
+
+_known_string = lru_cache(1 << 10, typed=True)(_string)
+
+
+def _name(text: str) -> bytes:
+    """A string that often repeats, so it is cached."""
+    return _known_string(text) if len(text) <= _MAX_NAME else _string(text)
+
+
+def _optional_string(text: str | None) -> bytes:
+    return _NULL if text is None else b"\x02" + _string(text)
+
+
+def _txn_id(value: bytes) -> bytes:
+    if type(value) is not bytes or len(value) != _TXN_ID_SIZE:
+        raise Unusual
+    return value
+
+
+def _optional_secret(value: bytes | None) -> bytes:
+    if value is None:
+        return _NULL
+    if type(value) is not bytes or len(value) != _SECRET_SIZE:
+        raise Unusual
+    return b"\x02" + value
+
+
+def _write_one_shot(record: r.OneShot) -> bytes:
+    out = [_ONE_SHOT, _txn_id(record.txn_id), _name(record.scope), _optional_string(record.name)]
+    if record.events:
+        out.append(_varint(2 * len(record.events)))
+    add = out.append
+    former = None
+    head = b""
+    for stream, segment_id, key, value, headers, timestamp in record.events:
+        if (stream, segment_id) != former:
+            head = _name(stream) + _long(segment_id)
+            former = (stream, segment_id)
+        add(head)
+        for data in (key, value):
+            if type(data) is bytes:
+                size = len(data)
+                add(_SOME[size] if size < 4096 else _some(size))
+                add(data)
+            elif data is None:
+                add(_NULL)
+            else:
+                raise Unusual
+        if headers or timestamp != -1:
+            add(_headers(headers))
+            add(_long(timestamp))
+        else:
+            add(_PLAIN_TAIL)
+    if record.consumed is not None:
+        raise Unusual
+    add(_END + _NULL + _all(record.locks, _table_locks))
+    return b"".join(out)
+
+
+def _all(records: tuple[_T, ...], write: Callable[[_T], bytes]) -> bytes:
+    """An array."""
+    if not records:
+        return _END
+    return b"".join((_varint(2 * len(records)), *map(write, records), _END))
+
+
+def _table_locks(locks: r.TableLocks) -> bytes:
+    return b"".join(
+        (
+            _name(locks.table),
+            _long(locks.since),
+            _long(locks.last),
+            _all(locks.points, _once),
+            _all(locks.ranges, _range),
+        )
+    )
+
+
+def _range(locked: r.LockedRange) -> bytes:
+    low, high = locked.low, locked.high
+    if type(low) is not bytes or not (high is None or type(high) is bytes):
+        raise Unusual
+    end = _NULL if high is None else _some(len(high)) + high
+    return _varint(2 * len(low)) + low + end
+
+
+def _table_time(time: r.TableTime) -> bytes:
+    return _name(time.table) + _long(time.last)
+
+
+def _headers(headers: tuple[r.EventHeader, ...]) -> bytes:
+    if not headers:
+        return _END
+    out = [_varint(2 * len(headers))]
+    for key, value in headers:
+        out.append(_name(key))
+        if value is None:
+            out.append(_NULL)
+        elif type(value) is bytes:
+            out += (_some(len(value)), value)
+        else:
+            raise Unusual
+    out.append(_END)
+    return b"".join(out)
+
+
+def _write_reply(record: r.Reply) -> bytes:
+    found = record.result
+    if type(found) is not r.Outcome or found.writers:
+        raise Unusual
+    if found[-5:-3] != (0, b"") or found[-2:] != (0, None):
+        raise Unusual
+    if type(record.correlation_id) is not bytes or type(record.command) is not bytes:
+        raise Unusual
+    streams = b""
+    if found.streams:
+        streams = _varint(2 * len(found.streams)) + b"".join(map(_name, found.streams))
+    return b"".join(
+        (
+            _REPLY,
+            _varint(2 * len(record.correlation_id)),
+            record.correlation_id,
+            _varint(2 * len(record.command)),
+            record.command,
+            _long(record.hybrid_time),
+            bytes((2 * _OUTCOME,)) + _txn_id(found.txn_id),
+            _STATE_BYTES[found.state],
+            _name(found.scope),
+            _optional_string(found.name),
+            _long(found.commit_timestamp),
+            _long(found.committed),
+            _losses(found.rejected, found.left_out, found.reason),
+            _long(found.begun_ms),
+            _long(found.finished_ms),
+            _int(found.keepalive_ms),
+            streams,
+            _END + _END + _name(found.owner) + _NOT_PREPARED,
+            _all(found.tables, _table_time) + _NO_READS,
+        )
+    )
+
+
+def _write_txn_row(row: r.TxnRow) -> bytes:
+    if row[-3:] != (None, 0, None):
+        raise Unusual
+    return b"".join(
+        (
+            _TXN_ROW,
+            _txn_id(row.txn_id),
+            _name(row.scope),
+            _optional_string(row.name),
+            _STATE_BYTES[row.state],
+            _int(row.keepalive_ms),
+            _long(row.begun_ms),
+            _long(row.finished_ms),
+            _long(row.commit_timestamp),
+            _long(row.committed),
+            _losses(row.rejected, row.left_out, row.reason),
+            _optional_secret(row.secret) + _name(row.owner) + _UNREAD,
+        )
+    )
+
+
+def _write_round_row(row: r.RoundRow) -> bytes:
+    rest = row.commands_offset, row.control_offset, row.expired_ms
+    return b"".join((_ROUND_ROW, *map(_long, (row.term, row.hybrid_time, *rest))))
+
+
+def _write_table_row(row: r.TableRow) -> bytes:
+    return b"".join((_TABLE_ROW, _long(row.last), _long(row.unknown), _long(row.bounded)))
+
+
+def _write_commit_record(record: r.CommitRecord) -> bytes:
+    out = [_COMMIT_RECORD, _txn_id(record.txn_id), _int(record.stream_epoch)]
+    out.append(_long(record.timestamp))
+    if record.segments:
+        out.append(_varint(2 * len(record.segments)))
+        for at in record.segments:
+            out += (_long(at.segment_id), _int(at.partition))
+            out += (_long(at.first), _long(at.end), _long(at.count))
+    out.append(_END)
+    if record.vector:
+        out.append(_varint(2 * len(record.vector)))
+        for partition, offset in record.vector:
+            out += (_int(partition), _long(offset))
+    out += (_END, _long(record.previous), _long(record.vector_at))
+    return b"".join(out)
+
+
+WRITERS: dict[type, Callable[[Any], bytes]] = {
+    r.OneShot: _write_one_shot,
+    r.Reply: _write_reply,
+    r.RoundRow: _write_round_row,
+    r.TableRow: _write_table_row,
+    r.TxnRow: _write_txn_row,
+    r.CommitRecord: _write_commit_record,
+}
+
+
+_SHIFTS = tuple(range(7, 64, 7))  # for a number's bytes after the first
+_NO_LOSSES = b"\x00\x00\x00"  # nothing rejected or left out, no reason
+_new = tuple.__new__  # makes a named tuple without its checks, in half the time
+_STATE_OF = {2 * i: state for i, state in enumerate(_STATES)}
+
+
+def _read_long(data: bytes, at: int) -> tuple[int, int]:
+    """A long, and its end."""
+    value = data[at]
+    at += 1
+    if value > 0x7F:
+        for shift in _SHIFTS:
+            byte = data[at]
+            at += 1
+            # Subtract the bit that marks the previous byte as not the last.
+            value += (byte << shift) - (1 << shift)
+            if byte < 0x80:
+                break
+        else:
+            raise Unusual
+        if value >> 64:
+            raise Unusual
+    return value >> 1 ^ -(value & 1), at
+
+
+def _read_int(data: bytes, at: int) -> tuple[int, int]:
+    value = data[at]
+    if value < 0x80:
+        return value >> 1 ^ -(value & 1), at + 1
+    value, at = _read_long(data, at)
+    if not -(1 << 31) <= value < 1 << 31:
+        raise Unusual
+    return value, at
+
+
+def _read_size(data: bytes, at: int) -> tuple[int, int]:
+    """A size, and its end. A negative size is `Unusual`."""
+    size = data[at]
+    if size & 0x80:
+        more = data[at + 1]
+        if more & 0x80:
+            size, at = _read_long(data, at)
+            if size < 0:
+                raise Unusual
+            return size, at
+        size += (more << 7) - 0x80
+        at += 1
+    if size & 1:
+        raise Unusual
+    return size >> 1, at + 1
+
+
+def _read_string(data: bytes, at: int) -> tuple[str, int]:
+    size, start = _read_size(data, at)
+    at = start + size
+    return data[start:at].decode(), at
+
+
+_known_text = lru_cache(1 << 10)(bytes.decode)
+
+
+def _read_name(data: bytes, at: int) -> tuple[str, int]:
+    """A string that often repeats, so it is cached; and its end."""
+    size, start = _read_size(data, at)
+    if size > _MAX_NAME:
+        return _read_string(data, at)
+    at = start + size
+    return _known_text(data[start:at]), at
+
+
+def _read_optional_string(data: bytes, at: int) -> tuple[str | None, int]:
+    tag = data[at]
+    if not tag:
+        return None, at + 1
+    if tag != 2:
+        raise Unusual
+    return _read_string(data, at + 1)
+
+
+def _read_one_shot(data: bytes) -> r.OneShot:
+    scope, at = _read_name(data, 2 + _TXN_ID_SIZE)
+    name, at = _read_optional_string(data, at)
+    count, at = _read_size(data, at)
+    if count > EVENTS:
+        raise Unusual
+    events: list[r.Event] = []
+    at = _read_events(data, at, count, events) if count else at
+    if data[at]:  # the one-shot moves positions of tasks
+        raise Unusual
+    locks, at = _read_all(data, at + 1, _read_table_locks)
+    if at != len(data):
+        raise Unusual
+    return r.OneShot(data[2 : 2 + _TXN_ID_SIZE], scope, name, tuple(events), None, locks)
+
+
+def _read_all(
+    data: bytes, at: int, read: Callable[[bytes, int], tuple[_T, int]]
+) -> tuple[tuple[_T, ...], int]:
+    """An array of one block, and its end."""
+    count, at = _read_size(data, at)
+    if not count:
+        return (), at
+    if count > LIST:
+        raise Unusual
+    found = []
+    for _ in range(count):
+        one, at = read(data, at)
+        found.append(one)
+    return tuple(found), _after_array(data, at)
+
+
+def _read_table_locks(data: bytes, at: int) -> tuple[r.TableLocks, int]:
+    table, at = _read_name(data, at)
+    since, at = _read_long(data, at)
+    last, at = _read_long(data, at)
+    points, at = _read_all(data, at, _read_long)
+    ranges, at = _read_all(data, at, _read_range)
+    return r.TableLocks(table, since, last, points, ranges), at
+
+
+def _read_range(data: bytes, at: int) -> tuple[r.LockedRange, int]:
+    size, start = _read_size(data, at)
+    at = start + size
+    low = data[start:at]
+    high, at = _read_optional_bytes(data, at)
+    return r.LockedRange(low, high), at
+
+
+def _read_table_time(data: bytes, at: int) -> tuple[r.TableTime, int]:
+    table, at = _read_name(data, at)
+    last, at = _read_long(data, at)
+    return r.TableTime(table, last), at
+
+
+def _read_events(data: bytes, at: int, count: int, events: list[r.Event]) -> int:
+    """Read the events of an array's only block. Returns the end of the array.
+
+    Most events begin like the previous one, and have short fields, no headers and no timestamp of their own.
+    """
+    new, add = _new, events.append
+    begins_with = data.startswith
+    stream, segment_id, head, head_size = "", 0, b"", 0
+    for _ in range(count):
+        if head_size and begins_with(head, at):
+            at += head_size
+        else:
+            start = at
+            stream, at = _read_name(data, at)
+            segment_id, at = _read_long(data, at)
+            head = data[start:at]
+            head_size = at - start
+        size = data[at + 1]
+        if data[at] == 2 and not size & 0x81:
+            start = at + 2
+            at = start + (size >> 1)
+            key: bytes | None = data[start:at]
+        else:
+            key, at = _read_optional_bytes(data, at)
+        if data[at] == 2:
+            size, more = data[at + 1], data[at + 2]
+            if size & 0x80 and not (size | more << 7) & 0x4001:
+                start = at + 3
+                at = start + (size + (more << 7) - 0x80 >> 1)
+            else:
+                size, start = _read_size(data, at + 1)
+                at = start + size
+            value: bytes | None = data[start:at]
+        else:
+            value, at = _read_optional_bytes(data, at)
+        if begins_with(_PLAIN_TAIL, at):
+            at += 2
+            add(new(r.Event, (stream, segment_id, key, value, (), -1)))
+        else:
+            headers, at = _read_headers(data, at)
+            timestamp, at = _read_long(data, at)
+            add(new(r.Event, (stream, segment_id, key, value, headers, timestamp)))
+    return _after_array(data, at)
+
+
+def _after_array(data: bytes, at: int) -> int:
+    """The end of an array. Another block is `Unusual`."""
+    if data[at]:
+        raise Unusual
+    return at + 1
+
+
+def _read_optional_bytes(data: bytes, at: int) -> tuple[bytes | None, int]:
+    tag = data[at]
+    if not tag:
+        return None, at + 1
+    if tag != 2:
+        raise Unusual
+    size, start = _read_size(data, at + 1)
+    at = start + size
+    return data[start:at], at
+
+
+def _read_headers(data: bytes, at: int) -> tuple[tuple[r.EventHeader, ...], int]:
+    count, at = _read_size(data, at)
+    if not count:
+        return (), at
+    headers = []
+    for _ in range(count):
+        key, at = _read_name(data, at)
+        value, at = _read_optional_bytes(data, at)
+        headers.append(r.EventHeader(key, value))
+    return tuple(headers), _after_array(data, at)
+
+
+def _read_reply(data: bytes) -> r.Reply:
+    size, at = _read_size(data, 2)
+    correlation_id = data[at : at + size]
+    size, at = _read_size(data, at + size)
+    command = data[at : at + size]
+    hybrid_time, at = _read_long(data, at + size)
+    if data[at] != 2 * _OUTCOME:
+        raise Unusual
+    txn_id = data[at + 1 : at + 1 + _TXN_ID_SIZE]
+    at += 1 + _TXN_ID_SIZE
+    state = _STATE_OF[data[at]]
+    scope, at = _read_name(data, at + 1)
+    name, at = _read_optional_string(data, at)
+    commit_timestamp, at = _read_long(data, at)
+    committed, at = _read_long(data, at)
+    if data.startswith(_NO_LOSSES, at):
+        rejected, left_out, reason = 0, 0, ""
+        at += len(_NO_LOSSES)
+    else:
+        rejected, at = _read_long(data, at)
+        left_out, at = _read_long(data, at)
+        reason, at = _read_string(data, at)
+    begun_ms, at = _read_long(data, at)
+    finished_ms, at = _read_long(data, at)
+    keepalive_ms, at = _read_int(data, at)
+    owner, end = _read_name(data, at + 2)
+    # The usual form: no streams, no writers, not prepared.
+    usual = data.startswith(_END + _END, at) and data.startswith(_NOT_PREPARED, end)
+    tables, end = _read_all(data, end + len(_NOT_PREPARED), _read_table_time)
+    if not usual or data[end:] != _NO_READS:
+        raise Unusual
+    outcome = r.Outcome(
+        txn_id, state, scope, name, commit_timestamp, committed, rejected, left_out, reason, begun_ms,
+        finished_ms, keepalive_ms, (), (), owner, 0, b"", tables,
+    )  # fmt: skip
+    return r.Reply(correlation_id, command, hybrid_time, outcome)
+
+
+def _read_commit_record(data: bytes) -> r.CommitRecord:
+    at = 2 + _TXN_ID_SIZE
+    stream_epoch, at = _read_int(data, at)
+    timestamp, at = _read_long(data, at)
+    segments, at = _read_all(data, at, _read_segment)
+    vector, at = _read_all(data, at, _read_position)
+    previous, at = _read_long(data, at)
+    vector_at, at = _read_long(data, at)
+    if at != len(data):
+        raise Unusual
+    txn_id = data[2 : 2 + _TXN_ID_SIZE]
+    return r.CommitRecord(txn_id, stream_epoch, timestamp, segments, vector, previous, vector_at)
+
+
+def _read_segment(data: bytes, at: int) -> tuple[r.SegmentCommit, int]:
+    segment_id, at = _read_long(data, at)
+    partition, at = _read_int(data, at)
+    first, at = _read_long(data, at)
+    end, at = _read_long(data, at)
+    count, at = _read_long(data, at)
+    return r.SegmentCommit(segment_id, partition, first, end, count), at
+
+
+def _read_position(data: bytes, at: int) -> tuple[r.Position, int]:
+    partition, at = _read_int(data, at)
+    offset, at = _read_long(data, at)
+    return _new(r.Position, (partition, offset)), at
+
+
+READERS: dict[type, Callable[[bytes], Any]] = {
+    r.OneShot: _read_one_shot,
+    r.Reply: _read_reply,
+    r.CommitRecord: _read_commit_record,
+}

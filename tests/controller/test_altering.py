@@ -1,0 +1,275 @@
+"""A living stream's settings are altered, and its oldest events deleted, whoever leads meanwhile."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from anabranch.core import rows as k
+from anabranch.ports import LogRefused, LogUnavailable, TopicPartition
+from anabranch.protocol.hybrid_time import from_us, to_text
+from anabranch.protocol.schemas.records import (
+    AlterStream,
+    Commit,
+    CreateStream,
+    DeleteStream,
+    Outcome,
+    Refusal,
+    Scale,
+    StreamList,
+    TruncateStream,
+)
+from anabranch.topics.names import history_topic, journal_topic, stream_topic
+from tests.controller.losing import GONE as ONE
+from tests.controller.losing import OTHER, Play
+from tests.memory.log import MemoryLog
+
+TOPICS = {"stream": stream_topic(ONE), "journal": journal_topic(ONE), "history": history_topic(ONE)}
+KILLED_AT = [
+    "describe_topics",
+    "alter_topics",
+    "start_offsets",
+    "delete_records",
+    "append",
+    "commit",
+]
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+def alter(play: Play, *unset: str, **settings: object) -> Any:
+    named = {name.replace("_", "."): str(value) for name, value in settings.items()}
+    return play.ask(AlterStream(ONE, named, unset), seconds=0.2)
+
+
+def config(play: Play, name: str) -> dict[str, str]:
+    """Kind of topic -> its value of a setting."""
+    return {kind: play.world.cluster.topics[topic].config[name] for kind, topic in TOPICS.items()}
+
+
+def begins(play: Play, stream: str = ONE) -> list[int]:
+    """The first offset of each partition."""
+    partitions = range(play.world.cluster.topics[stream_topic(stream)].partitions)
+    log = play.world.cluster.log("reader")
+    starts = log.start_offsets([TopicPartition(stream_topic(stream), p) for p in partitions])
+    return [starts[TopicPartition(stream_topic(stream), p)] for p in partitions]
+
+
+def audited(play: Play) -> list[str]:
+    """The audit's rows, the newest first."""
+    rows = play.controller.state.rows_below(k.AUDIT_KEY, b"\xff" * 13)
+    return [f"{row.lane}: {row.command} {row.what}" for _, row in rows]
+
+
+def now(play: Play) -> int:
+    """The commit timestamp of all that is committed so far."""
+    return play.controller.state.round.hybrid_time
+
+
+def test_settings_are_altered_under_open_transactions_and_taken_back() -> None:
+    play = Play()
+    _, token, receipt = play.begun(ONE, OTHER)
+    before = config(play, "max.message.bytes")
+    answer = alter(play, retention_ms=60_000, max_message_bytes=2_000_000)
+    assert isinstance(answer, StreamList)
+    wanted = {"retention.ms": "60000", "max.message.bytes": "2000000"}
+    assert answer.streams[0].settings == wanted
+    assert config(play, "retention.ms") == {"stream": "60000", "journal": "-1", "history": "-1"}
+    raised = {"stream": "2000000", "journal": "2000000"}
+    assert config(play, "max.message.bytes") == before | raised
+    assert isinstance(play.ask(Commit(token, (receipt,), None, None, 60_000)), Outcome)
+    assert alter(play, retention_ms=60_000).streams[0].settings == wanted, "repeated"
+    assert alter(play, "retention.ms").streams[0].settings == {"max.message.bytes": "2000000"}
+    assert config(play, "retention.ms")["stream"] == "-1"
+    play.world.cluster.alter(
+        {TOPICS["stream"]: {"max.message.bytes": "3000000", "segment.ms": "7"}}
+    )
+    assert (
+        alter(play, segment_ms=9, scale_max_segments=9).streams[0].settings["scale.max.segments"]
+        == "9"
+    )
+    assert (config(play, "segment.ms")["stream"], config(play, "max.message.bytes")["stream"]) == (
+        "9",
+        "3000000",
+    )
+    play.world.cluster.alter({TOPICS["stream"]: {"segment.ms": "7"}})
+    alter(play, segment_ms=9)
+    assert config(play, "segment.ms")["stream"] == "9", "what was altered by hand is set again"
+    play.lead_anew(keeps_table=False)
+    assert play.one_shot(ONE) == "COMMITTED"
+    assert play.controller.state.streams[ONE].change is None
+
+
+def test_a_broker_that_tells_of_older_settings_loses_no_alteration(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    play = Play()
+    older = play.world.cluster.log("reader").describe_topics([*TOPICS.values()])
+    real = MemoryLog.describe_topics
+
+    def stale(self: MemoryLog, topics: Any, **how: Any) -> Any:
+        found = real(self, topics, **how)
+        return {name: older.get(name, info) for name, info in found.items()}
+
+    monkeypatch.setattr(MemoryLog, "describe_topics", stale)
+    alter(play, retention_ms=60_000, max_message_bytes=2_000_000)
+    assert config(play, "retention.ms")["stream"] == "60000"
+    assert isinstance(alter(play, "retention.ms"), StreamList)
+    assert config(play, "retention.ms")["stream"] == "-1"
+    refused = alter(play, max_message_bytes=1_500_000)
+    assert (refused.code, "only be raised" in refused.message) == ("InvalidArgument", True)
+
+
+@pytest.mark.parametrize(
+    ("settings", "code", "said"),
+    [
+        ({"replication.factor": "3"}, "UnsupportedSetting", "can't be altered"),
+        ({"cleanup.policy": "compact"}, "UnsupportedSetting", "has no setting"),
+        ({"no.such": ""}, "UnsupportedSetting", "no.such can't be taken back"),
+        ({"retention.ms": "soon"}, "InvalidArgument", "retention.ms=soon"),
+        ({"max.message.bytes": "20000"}, "InvalidArgument", "only be raised"),
+        ({"min.insync.replicas": "2"}, "TopicMisconfigured", "set 1"),
+        ({"scale.min.segments": "9", "scale.max.segments": "2"}, "InvalidArgument", "is above"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name_and_changes_nothing(
+    settings: dict[str, str], code: str, said: str
+) -> None:
+    play = Play()
+    before = dict(play.world.cluster.topics)
+    unset = tuple(name for name in settings if not settings[name])
+    given = {name: value for name, value in settings.items() if value}
+    refused = play.ask(AlterStream(ONE, given, unset), seconds=0.2)
+    assert isinstance(refused, Refusal)
+    assert (refused.code, said in refused.message) == (code, True), refused
+    assert play.world.cluster.topics == before
+    row = play.controller.state.streams[ONE]
+    assert (row.settings, row.change, row.correlation_id) == ({}, None, b"")
+    assert audited(play) == []
+    assert play.one_shot(ONE) == "COMMITTED"
+
+
+def test_a_change_that_brokers_refuse_or_never_do_is_taken_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    play = Play()
+    for error, code in (
+        (LogRefused("no such right", 29), "NotAuthorized"),
+        (LogUnavailable("no broker"), "NotReady"),
+    ):
+        with monkeypatch.context() as patched:
+
+            def refuse(*_: object, error: Exception = error) -> None:
+                raise error
+
+            patched.setattr(MemoryLog, "alter_topics", refuse)
+            first = play.world.send(AlterStream(ONE, {"retention.ms": "1"}, ()))
+            play.play(1)
+            if code == "NotReady":
+                for other in (AlterStream(ONE, {}, ("retention.ms",)), TruncateStream(ONE, 1)):
+                    assert play.ask(other).code == "NotReady", "one change after the other"
+            play.play(40, 40.0)
+        assert play.world.reply(first).code == code
+        assert play.controller.state.streams[ONE].settings == {}
+        assert audited(play) == [], "nothing was changed"
+        assert play.one_shot(ONE) == "COMMITTED"
+    assert config(play, "retention.ms")["stream"] == "-1"
+
+
+def test_events_go_up_to_a_commit_and_no_further() -> None:
+    play = Play()
+    ask_at = []
+    for _ in range(3):
+        for _, token, receipt in (play.begun(ONE, OTHER), play.begun(ONE, OTHER)):
+            assert isinstance(play.ask(Commit(token, (receipt,), None, None, 60_000)), Outcome)
+        ask_at.append(now(play))
+        play.world.clock.sleep(1)
+    _, token, receipt = play.begun(ONE)
+    assert isinstance(play.ask(Scale(ONE, 3, (), ()), seconds=0.2), StreamList)
+    others = begins(play, OTHER)
+    for at, left in zip(ask_at, (4 * 8, 2 * 8, 0), strict=True):
+        for _ in range(2):
+            assert isinstance(play.ask(TruncateStream(ONE, at), seconds=0.2), StreamList)
+            assert play.events(ONE) == left
+    assert begins(play, OTHER) == others
+    assert play.ask(TruncateStream(ONE, now(play) + from_us(60_000_000))).code == "NotReady"
+    assert play.ask(TruncateStream(ONE, -1)).code == "InvalidArgument"
+    assert isinstance(play.ask(TruncateStream(ONE, 0), seconds=0.2), StreamList)
+    assert isinstance(play.ask(Commit(token, (receipt,), None, None, 60_000)), Outcome)
+    assert play.events(ONE) == 8
+
+
+@pytest.mark.parametrize("phase", ["", ".after"])
+@pytest.mark.parametrize("call", KILLED_AT)
+@pytest.mark.parametrize("change", ["alter", "truncate"])
+def test_a_successor_goes_on_wherever_a_leader_ends(
+    change: str, call: str, phase: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for nth in range(1, 20):
+        play = Play()
+        events = play.events(ONE)
+        at = now(play)
+        play.world.clock.sleep(1)
+        assert play.one_shot(ONE) == "COMMITTED"
+        command: Any = AlterStream(ONE, {"retention.ms": "7"}, ())
+        if change == "truncate":
+            command = TruncateStream(ONE, at)
+        asked = play.world.send(command)
+        count = 0
+
+        def called(_: MemoryLog, what: str, last: int = nth) -> None:
+            nonlocal count
+            count += what == call + phase
+            if count == last:
+                raise Killed
+
+        with monkeypatch.context() as patched:
+            patched.setattr(MemoryLog, "called", called)
+            try:
+                play.play(20, 4.0)
+            except Killed:
+                pass
+            else:
+                break
+        play.lead_anew(keeps_table=bool(nth % 2))
+        play.play(20, 4.0)
+        if play.world.reply(asked) is None:  # lost with its leader
+            play.world.send(command, again=asked)
+            play.play(2, 0.2)
+        assert isinstance(play.world.reply(asked), StreamList)
+        row = play.controller.state.streams[ONE]
+        assert (row.change, row.correlation_id) == (None, b"")
+        what = "AlterStream nyc/gone: retention.ms=7"
+        if change == "truncate":
+            what = f"TruncateStream nyc/gone up to {at}, {to_text(at)}"
+        assert set(audited(play)) == {f"open: {what}"}  # a copy is carried out, too
+        if change == "alter":
+            assert config(play, "retention.ms")["stream"] == row.settings["retention.ms"] == "7"
+        else:
+            assert (events, play.events(ONE)) == (1, 1)
+        assert play.one_shot(ONE) == play.one_shot(OTHER) == "COMMITTED"
+    else:
+        raise AssertionError(f"{call} is called ever again")
+
+
+def test_a_stream_that_is_lost_or_deleted_meanwhile_answers_who_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    play = Play()
+    with monkeypatch.context() as patched:
+
+        def away(*_: object) -> None:
+            raise LogUnavailable("a broker is away")
+
+        patched.setattr(MemoryLog, "alter_topics", away)
+        waits = play.world.send(AlterStream(ONE, {"retention.ms": "1"}, ()))
+        play.play(2, 0.1)
+        assert play.world.reply(waits) is None
+        assert isinstance(play.ask(DeleteStream(ONE), seconds=0.2), StreamList)
+    assert play.world.reply(waits).code == "StreamLost"
+    assert audited(play) == [f"open: DeleteStream {ONE}"]
+    assert isinstance(play.ask(CreateStream(ONE, 2, {}), seconds=0.2), StreamList)
+    assert play.one_shot(ONE) == "COMMITTED"

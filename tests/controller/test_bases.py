@@ -1,0 +1,278 @@
+"""A table begins at a base, and what it covers is deleted, whoever leads meanwhile; what is no base is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from anabranch.batches.records import Record, encode_batch
+from anabranch.core.decisions import streams
+from anabranch.core.rows import base_key
+from anabranch.ports import TopicPartition, TopicSpec
+from anabranch.protocol.hybrid_time import from_s, to_s
+from anabranch.protocol.schemas.records import (
+    AlterStream,
+    Begin,
+    Commit,
+    CreateStream,
+    DeleteStream,
+    DescribeStreams,
+    Event,
+    OneShot,
+    Outcome,
+    Prepare,
+    PublishBase,
+    Refusal,
+    Scale,
+    StreamList,
+    TruncateStream,
+)
+from anabranch.topics.names import history_topic, status_topic, stream_topic, topics_of
+from tests.controller.losing import OTHER, Play
+from tests.controller.test_altering import KILLED_AT, Killed, begins
+from tests.core.labels import SECRET, Begun
+from tests.memory.log import MemoryLog
+
+TABLE, COMPANION = "nyc/rows", "nyc/rows-base"
+IS_TABLE = {"table": "true"}
+CALLS = [call for call in KILLED_AT if call != "alter_topics"]
+
+
+class Tabled(Play):
+    """A control partition with a table of some commits."""
+
+    def __init__(self, history_ms: int = 0, records: int = 0) -> None:
+        super().__init__()
+        settings = {"table": "true", "table.history.ms": str(history_ms)}
+        if records:
+            self.former(records)
+        create = CreateStream(TABLE, 2, settings, adopt=bool(records))
+        assert isinstance(self.ask(create, seconds=0.2), StreamList)
+        assert self.one_shot(TABLE) == "COMMITTED"
+        self.world.clock.sleep(2)
+        made = self.ask(CreateStream(COMPANION, 2, {"table.base": TABLE}), seconds=0.2)
+        assert isinstance(made, StreamList)
+
+    def former(self, records: int) -> None:
+        """So many records of others are in the topic."""
+        log, name = self.world.cluster.log("others"), stream_topic(TABLE)
+        config = log.describe_topics([stream_topic(OTHER)])[stream_topic(OTHER)].config
+        log.create_topics([TopicSpec(name, 2, dict(config))])
+        batch = encode_batch([Record(i, 0, b"k", b"old") for i in range(records)])
+        log.send([(TopicPartition(name, 0), batch)], {})
+
+    def base(self, *streams: str, number: int | None = None, series: str = COMPANION) -> Any:
+        """The command for a base of now, which is committed."""
+        number = to_s(self.info().oldest_snapshot) if number is None else number
+        txn_id, token, receipt = self.begun(*streams or (COMPANION,))
+        done = self.ask(Commit(token, (receipt,), None, series, 60_000, number), seconds=0.2)
+        assert isinstance(done, Outcome), done
+        return PublishBase(TABLE, from_s(number), txn_id)
+
+    def info(self) -> Any:
+        return self.ask(DescribeStreams(None, TABLE)).streams[0]
+
+
+def test_a_table_begins_at_a_base() -> None:
+    play = Tabled()
+    command = play.base()
+    assert play.one_shot(TABLE) == "COMMITTED"
+    base: Any = None
+    for _ in range(2):
+        base = play.ask(command, seconds=0.2).streams[0].base
+        assert (base.timestamp, base.txn_id, base.rows) == (command.timestamp, command.txn_id, 8)
+        assert base.last < base.timestamp < base.commit_timestamp
+    assert play.events(TABLE) == 1, "the one above it"
+    play.lead_anew(keeps_table=False)
+    assert play.info().base == base
+    play.world.clock.sleep(5)
+    before = begins(play, TABLE)
+    later = play.base()
+    assert play.ask(later, seconds=0.2).streams[0].base.timestamp > base.timestamp
+    assert (play.events(TABLE), begins(play, TABLE) > before) == (0, True)
+    assert play.events(COMPANION) == 8, "the base before is deleted, too"
+    assert play.ask(command).code == "IllegalState"
+    assert isinstance(play.ask(DeleteStream(TABLE), seconds=0.2), StreamList)
+    play.play(20, 4.0)
+    left = play.world.cluster.topics.keys() & {*topics_of(TABLE), *topics_of(COMPANION)}
+    assert (left, play.controller.state.bases) == (set(), {})
+
+
+def test_a_table_is_not_deleted_while_a_prepared_one_has_a_part_in_its_companion() -> None:
+    play = Tabled()
+    _, token, receipt = play.begun(COMPANION)
+    word = Commit(token, (receipt,), None, None, 60_000)
+    assert play.ask(replace(word, prepare=Prepare(b"", b"1"))).state == "PREPARED"
+    assert play.ask(DeleteStream(TABLE)).code == "IllegalState"
+    assert (play.one_shot(TABLE), play.stream_state(COMPANION)) == ("COMMITTED", "ACTIVE")
+    assert play.ask(word, seconds=0.2).state == "COMMITTED"
+    assert isinstance(play.ask(DeleteStream(TABLE), seconds=0.2), StreamList)
+
+
+def nothing(play: Tabled) -> PublishBase:
+    """A commit of nothing, as anybody may make one."""
+    txn_id, number = play.world.txn_id(), to_s(play.info().oldest_snapshot)
+    begun = play.ask(Begin(txn_id, "nyc", None, 600_000, SECRET))
+    assert isinstance(begun, Begun)
+    done = play.ask(Commit(begun.token, (), None, COMPANION, 60_000, number), seconds=0.2)
+    assert isinstance(done, Outcome)
+    return PublishBase(TABLE, from_s(number), txn_id)
+
+
+def one_shot(play: Tabled) -> PublishBase:
+    """It takes no number."""
+    txn_id = play.world.txn_id()
+    event = Event(COMPANION, 0, b"k", b"v", (), -1)
+    assert isinstance(play.ask(OneShot(txn_id, "nyc", None, (event,))), Outcome)
+    return PublishBase(TABLE, from_s(to_s(play.info().oldest_snapshot)), txn_id)
+
+
+def above_a_snapshot(play: Tabled) -> PublishBase:
+    return play.base(number=to_s(play.info().oldest_snapshot) + 1)  # type: ignore[no-any-return]
+
+
+def overtaken(play: Tabled) -> PublishBase:
+    first = play.base()
+    play.world.clock.sleep(2)
+    play.base()
+    return first  # type: ignore[no-any-return]
+
+
+def too_early(play: Tabled) -> PublishBase:
+    return play.base(number=1)  # type: ignore[no-any-return]
+
+
+def beside(play: Tabled, first: CreateStream, then: CreateStream) -> CreateStream:
+    assert isinstance(play.ask(first, seconds=0.2), StreamList)
+    return then
+
+
+REFUSED: dict[str, tuple[Callable[[Tabled], Any], str, str]] = {
+    "above a snapshot": (above_a_snapshot, "NotReady", "has to be readable from"),
+    "into the table, too": (lambda p: p.base(COMPANION, TABLE), "IllegalState", "alone"),
+    "into the table instead": (lambda p: p.base(TABLE), "IllegalState", "alone"),
+    "of nothing": (nothing, "IllegalState", "alone"),
+    "in one command": (one_shot, "IllegalState", "alone"),
+    "of another series": (lambda p: p.base(series="mine"), "IllegalState", "make another base"),
+    "with a later one": (overtaken, "IllegalState", "make another base"),
+    "of before the table": (too_early, "InvalidArgument", "was made after"),
+    "open": (lambda p: PublishBase(TABLE, from_s(5), p.begun(COMPANION)[0]), "IllegalState", "no base"),
+    "unknown": (lambda p: PublishBase(TABLE, from_s(5), b"x" * 16), "IllegalState", "no base"),
+    "no second": (lambda p: PublishBase(TABLE, 4097, b"x" * 16), "InvalidArgument", "whole second"),
+    "of no table": (lambda p: PublishBase(OTHER, from_s(5), b"x" * 16), "InvalidArgument", "no table"),
+    "a table's truncation": (lambda p: TruncateStream(TABLE, 5), "InvalidArgument", "compact"),
+    "its companion's": (lambda p: TruncateStream(COMPANION, 5), "InvalidArgument", "compact"),
+    "its companion's end": (lambda p: DeleteStream(COMPANION), "IllegalState", "with that table"),
+    "the name of a companion": (
+        lambda p: beside(p, CreateStream("nyc/x", 1, IS_TABLE), CreateStream("nyc/x-base", 1, {})),
+        "InvalidArgument",
+        "choose another",
+    ),
+    "a table beside such a stream": (
+        lambda p: beside(p, CreateStream("nyc/y-base", 1, {}), CreateStream("nyc/y", 1, IS_TABLE)),
+        "InvalidArgument",
+        "choose another",
+    ),
+    "a table of a topic with records": (
+        lambda p: CreateStream("nyc/z", 1, IS_TABLE, adopt=True), "InvalidArgument", "begins empty"
+    ),
+    "a companion of no table": (
+        lambda p: CreateStream("nyc/z-base", 1, {"table.base": "nyc/z"}), "InvalidArgument", "compact_table"
+    ),
+    "Kafka's compaction": (
+        lambda p: AlterStream(TABLE, {"cleanup.policy": "compact"}, ()), "UnsupportedSetting", "table compact"
+    ),
+    "the companion's retention": (
+        lambda p: AlterStream(COMPANION, {"retention.ms": "1"}, ()), "UnsupportedSetting", "bases has no setting"
+    ),
+    "a ratio of 1": (
+        lambda p: AlterStream(TABLE, {"table.compact.ratio": "1"}, ()), "InvalidArgument", "from 2"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_no_base_is_refused_and_deletes_nothing(case: str) -> None:
+    make, code, said = REFUSED[case]
+    play = Tabled()
+    command = make(play)
+    events = play.events(TABLE)
+    refused = play.ask(command, seconds=0.2)
+    assert isinstance(refused, Refusal), refused
+    assert (refused.code, said in refused.message) == (code, True), refused
+    assert (play.events(TABLE), play.controller.state.bases) == (events, {})
+    assert play.controller.state.streams[TABLE].change is None
+
+
+@pytest.mark.parametrize("deleted", [2, 3])
+def test_a_table_that_was_adopted_once_has_no_base(
+    deleted: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor are its former records deleted, which no base has; if retention has deleted them, it has one."""
+    monkeypatch.setattr(streams, "check_companion", lambda *_: None)
+    play, place = Tabled(records=3), TopicPartition(stream_topic(TABLE), 0)
+    play.world.cluster.log("retention").delete_records({place: deleted})
+    events = play.events(TABLE)
+    answer = play.ask(play.base(), seconds=0.2)
+    if deleted == 3:
+        assert (isinstance(answer, StreamList), play.events(TABLE)) == (True, 0)
+    else:
+        assert (answer.code, "was made of a topic" in answer.message) == ("IllegalState", True)
+        assert (play.events(TABLE), play.controller.state.bases) == (events, {})
+
+
+@pytest.mark.parametrize("phase", ["", ".after"])
+@pytest.mark.parametrize("call", CALLS)
+def test_a_successor_goes_on_wherever_a_leader_ends(
+    call: str, phase: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A record is never deleted before the base is on the log; in the end both are done."""
+    for nth in range(1, 20):
+        play = Tabled()
+        command = play.base()
+        assert play.one_shot(TABLE) == "COMMITTED"
+        asked, count = play.world.send(command), 0
+
+        def called(_: MemoryLog, what: str, last: int = nth) -> None:
+            nonlocal count
+            count += what == call + phase
+            if count == last:
+                raise Killed
+
+        with monkeypatch.context() as patched:
+            patched.setattr(MemoryLog, "called", called)
+            try:
+                play.play(20, 4.0)
+            except Killed:
+                pass
+            else:
+                break
+        if any(begins(play, TABLE)):
+            rows = play.world.committed(TopicPartition(status_topic("anabranch"), 0))
+            assert base_key(TABLE) in {row.key for row in rows}, "deleted, and no base is told"
+        play.lead_anew(keeps_table=bool(nth % 2))
+        play.play(20, 4.0)
+        if play.world.reply(asked) is None:  # lost with its leader
+            play.world.send(command, again=asked)
+            play.play(2, 0.2)
+        assert isinstance(play.world.reply(asked), StreamList)
+        assert play.controller.state.bases[TABLE].txn_id == command.txn_id
+        assert (play.controller.state.streams[TABLE].change, play.events(TABLE)) == (None, 1)
+        assert play.one_shot(TABLE) == play.one_shot(OTHER) == "COMMITTED"
+    else:
+        raise AssertionError(f"{call} is called ever again")
+
+
+def test_the_history_stays_from_where_replicas_begin() -> None:
+    """EPOCH records alone follow the base: the next cut would pass its position."""
+    play = Tabled()
+    base = play.ask(play.base(), seconds=0.2).streams[0].base
+    for count in (4, 2, 4):
+        assert isinstance(play.ask(Scale(TABLE, count, (), ()), seconds=0.5), StreamList)
+    play.play(40, 4000.0)
+    log = play.world.cluster.log("reader")
+    place = TopicPartition(history_topic(TABLE), 0)
+    assert log.start_offsets([place])[place] <= base.position

@@ -1,0 +1,531 @@
+"""The controller loop over the in-memory log: rounds, merges, takeover, several control partitions."""
+
+from __future__ import annotations
+
+import pytest
+
+from anabranch.batches.records import Record, encode_batch
+from anabranch.core.rows import ROUND_KEY
+from anabranch.ports import LogFenced, TopicPartition
+from anabranch.protocol.ids import (
+    CORRELATION_HEADER,
+    REPLY_HEADER,
+    TXN_HEADER,
+    pack_txn_header,
+    unpack_txn_header,
+)
+from anabranch.protocol.partitioner import record_checksum
+from anabranch.protocol.schemas.codec import decode, encode
+from anabranch.protocol.schemas.records import (
+    AdoptScope,
+    Begin,
+    Commit,
+    CommitRecord,
+    CreateStream,
+    DescribeStreams,
+    EpochRecord,
+    Event,
+    EventHeader,
+    Extent,
+    FindScope,
+    GetState,
+    ListCommands,
+    OneShot,
+    Outcome,
+    Receipt,
+    Refusal,
+    ScopeInfo,
+    SetGrant,
+    StreamList,
+    Touch,
+    Touched,
+)
+from anabranch.topics.names import (
+    commands_topic,
+    control_topic,
+    history_topic,
+    journal_topic,
+    status_topic,
+    stream_topic,
+)
+from tests.controller.world import World
+from tests.core.labels import SECRET, Begun
+from tests.memory.table import MemoryStore
+
+STREAM = "nyc/flights"
+
+
+def events_of(
+    world: World, stream: str = STREAM, segments: int = 2
+) -> list[tuple[bytes, bytes, bytes]]:
+    """(transaction, key, value) of all committed events, partition by partition."""
+    out = []
+    for partition in range(segments):
+        for record in world.committed(TopicPartition(stream_topic(stream), partition)):
+            txn_id, _, _ = unpack_txn_header(dict(record.headers)[TXN_HEADER] or b"")
+            out.append((txn_id, record.key or b"", record.value or b""))
+    return out
+
+
+def history_of(world: World, stream: str = STREAM) -> list[EpochRecord | CommitRecord]:
+    records = world.committed(TopicPartition(history_topic(stream), 0))
+    return [decode(record.value or b"") for record in records]
+
+
+def one_shot(world: World, count: int) -> OneShot:
+    events = tuple(
+        Event(STREAM, -1, b"key-%d" % i, b"value-%d" % i, (), 5_000 + i) for i in range(count)
+    )
+    return OneShot(world.txn_id(), "nyc", None, events)
+
+
+def test_a_one_shot_is_placed_by_key_and_stands_in_the_history() -> None:
+    world = World()
+    controller = world.controller()
+    controller.lead()
+    world.stream(controller, STREAM)
+    command = one_shot(world, 20)
+    outcome = world.ask(controller, command)
+    assert isinstance(outcome, Outcome)
+    assert (outcome.state, outcome.committed) == ("COMMITTED", 20)
+    seen = events_of(world)
+    assert sorted(e[1:] for e in seen) == sorted((e.key, e.value) for e in command.events)
+    epoch, commit = history_of(world)
+    assert isinstance(epoch, EpochRecord)
+    assert isinstance(commit, CommitRecord)
+    assert commit.timestamp == outcome.commit_timestamp > epoch.timestamp
+    assert sum(s.count for s in commit.segments) == 20
+    ends = {
+        p: world.committed(TopicPartition(stream_topic(STREAM), p))[-1].offset + 1 for p in (0, 1)
+    }
+    assert {p.partition: p.offset for p in commit.vector} == ends
+
+
+@pytest.mark.parametrize("one_batch", [True, False], ids=["spliced", "small batches"])
+def test_a_transaction_of_two_writers_is_merged_whole(one_batch: bool) -> None:
+    world = World()
+    controller = world.controller()
+    controller.lead()
+    world.stream(controller, STREAM)
+    txn_id = world.txn_id()
+    begun = world.ask(controller, Begin(txn_id, "nyc", None, 30_000, SECRET))
+    assert isinstance(begun, Begun)
+    touched = world.ask(controller, Touch(begun.token, STREAM))
+    assert isinstance(touched, Touched)
+    written = {w: [(b"k%d" % i, b"%d-%d" % (w, i)) for i in range(400)] for w in (1, 2, 3)}
+    receipts = {
+        w: world.write(txn_id, w, STREAM, touched.segments, rows, one_batch=one_batch)
+        for w, rows in written.items()
+    }
+    outcome = world.ask(controller, Commit(begun.token, (), (receipts[1], receipts[2]), None, 1000))
+    assert isinstance(outcome, Outcome)
+    assert (outcome.state, outcome.committed, outcome.left_out) == ("COMMITTED", 800, 400)
+    seen = events_of(world)
+    assert {e[0] for e in seen} == {txn_id}
+    assert sorted(e[1:] for e in seen) == sorted(written[1] + written[2])
+    for writer in (1, 2):  # per key and writer in the order of writing
+        for partition in (0, 1):
+            values = [
+                int((r.value or b"").split(b"-")[1])
+                for r in world.committed(TopicPartition(stream_topic(STREAM), partition))
+                if (r.value or b"").startswith(b"%d-" % writer)
+            ]
+            assert values == sorted(values)
+    commit = history_of(world)[-1]
+    assert isinstance(commit, CommitRecord)
+    assert sum(s.count for s in commit.segments) == 800
+
+
+def test_spliced_and_taken_apart_give_the_same_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    for minimum in (1, 10_000):
+        monkeypatch.setattr("anabranch.batches.packer.MIN_SPLICED_RECORDS", minimum)
+        world = World()
+        controller = world.controller()
+        controller.lead()
+        world.stream(controller, STREAM)
+        txn_id = world.txn_id()
+        begun = world.ask(controller, Begin(txn_id, "nyc", None, 30_000, SECRET))
+        touched = world.ask(controller, Touch(begun.token, STREAM))
+        rows = [(b"k%d" % i, b"v%d" % i) for i in range(1000)]
+        receipt = world.write(txn_id, 1, STREAM, touched.segments, rows)
+        world.ask(controller, Commit(begun.token, (receipt,), (), None, 1000))
+        seen.append(
+            [
+                (r.timestamp_ms, r.key, r.value, r.headers[0][0])
+                for p in (0, 1)
+                for r in world.committed(TopicPartition(stream_topic(STREAM), p))
+            ]
+        )
+    assert len(seen[0]) == 1000
+    assert seen[0] == seen[1]
+
+
+def test_the_history_is_one_chain_across_takeovers() -> None:
+    world = World()
+    leader = world.controller("c0")
+    leader.lead()
+    world.stream(leader, STREAM)
+    for number in range(1, 6):
+        world.ask(leader, one_shot(world, 3))
+        leader = world.controller(f"c{number}")  # from nothing: its own empty table
+        leader.lead()
+    records = world.committed(TopicPartition(history_topic(STREAM), 0))
+    before = -1
+    for record in records:
+        entry = decode(record.value or b"")
+        assert entry.previous in (before, -2)
+        before = record.offset
+    timestamps = [decode(r.value or b"").timestamp for r in records]
+    assert timestamps == sorted(set(timestamps))
+
+
+def test_a_fenced_leader_appends_and_answers_nothing() -> None:
+    world = World()
+    old = world.controller("old")
+    old.lead()
+    world.stream(old, STREAM)
+    new = world.controller("new")
+    new.lead()
+    correlation_id = world.send(one_shot(world, 3))
+    with pytest.raises(LogFenced):
+        old.step(0)
+    assert world.reply(correlation_id) is None
+    assert events_of(world) == []
+    new.step(0)
+    assert isinstance(world.reply(correlation_id), Outcome)
+    assert len(events_of(world)) == 3
+
+
+def test_a_pending_commit_survives_its_controller() -> None:
+    world = World()
+    first = world.controller("c0")
+    first.lead()
+    world.stream(first, STREAM)
+    txn_id = world.txn_id()
+    begun = world.ask(first, Begin(txn_id, "nyc", None, 30_000, SECRET))
+    touched = world.ask(first, Touch(begun.token, STREAM))
+    rows = [(b"k%d" % i, b"v") for i in range(10)]
+    receipt = world.write(txn_id, 1, STREAM, touched.segments, rows)
+    missing = world.write(txn_id, 2, STREAM, touched.segments, [])
+    later = Receipt(
+        txn_id,
+        2,
+        1,
+        True,
+        tuple(type(e)(e.stream, e.partition, e.end, e.end + 1, 1, 0) for e in receipt.extents[:1]),
+    )
+    assert missing.extents == ()
+    asked = world.send(Commit(begun.token, (receipt,), (later,), None, 60_000))
+    first.step(0)
+    first.step(0)
+    assert world.reply(asked) is None  # the second receipt claims what is not written yet
+    second = world.controller("c1")
+    second.lead()
+    second.step(0)
+    assert world.reply(asked) is None
+    world.clock.now += 61
+    second.step(0)
+    refusal = world.reply(asked)
+    assert isinstance(refusal, Refusal)
+    assert refusal.code == "ReceiptsNotCovered"
+    outcome = world.ask(second, Commit(begun.token, (receipt,), (), None, 1000))
+    assert outcome.state == "COMMITTED"
+    assert len(events_of(world)) == 10
+
+
+def test_scopes_are_served_where_the_directory_says() -> None:
+    world = World(control_partitions=3)
+    leaders = [world.controller(f"c{p}", p) for p in range(3)]
+    for leader in leaders:
+        leader.lead()
+    homes = {}
+    for scope in (f"scope-{i}" for i in range(8)):
+        info = world.ask(leaders[0], FindScope(scope, True))
+        assert isinstance(info, ScopeInfo)
+        homes[scope] = info.control_partition
+        leaders[info.control_partition].step(0)  # it reads that the scope is its own
+    assert set(homes.values()) == {0, 1, 2}
+    for scope, home in homes.items():
+        for partition, leader in enumerate(leaders):
+            answer = world.ask(leader, CreateStream(f"{scope}/s", 1, {}))
+            if partition == home:
+                assert isinstance(answer, StreamList), answer
+            else:
+                assert isinstance(answer, Refusal)
+                assert answer.code == "UnknownScope"
+    again = world.controller("again", 0)
+    again.lead()
+    assert world.ask(again, FindScope("scope-5", True)).control_partition == homes["scope-5"]
+
+
+@pytest.mark.parametrize(
+    ("payload", "code"),
+    [
+        (b"", "MalformedRecord"),
+        (b"\x01", "MalformedRecord"),
+        (b"\x02\x04rest", "UnsupportedVersion"),
+        (b"\x01\xfarest", "UnsupportedVersion"),
+        (b"\x01\x04rest", "MalformedRecord"),
+    ],
+)
+def test_commands_that_are_none_are_answered_by_name(payload: bytes, code: str) -> None:
+    world = World()
+    controller = world.controller()
+    controller.lead()
+    answer = world.ask(controller, payload)
+    assert isinstance(answer, Refusal)
+    assert answer.code == code
+
+
+def test_commands_in_native_transactions_are_refused() -> None:
+    world = World()
+    controller = world.controller()
+    controller.lead()
+    world.stream(controller, STREAM)
+    correlation_id = b"native"
+    headers = ((CORRELATION_HEADER, correlation_id), (REPLY_HEADER, bytes(4)))
+    batch = encode_batch([Record(0, 0, b"", encode(one_shot(world, 3)), headers)])
+    producer = world.cluster.log("raw").producer("raw", timeout=60)
+    producer.append([(TopicPartition(commands_topic(), 0), batch)])
+    controller.step(0)  # before it is decided whether the command was sent at all
+    producer.abort()
+    answer = world.reply(correlation_id)
+    assert isinstance(answer, Refusal)
+    assert answer.code == "InvalidArgument"
+    assert events_of(world) == []
+
+
+def test_what_controllers_say_to_each_other_counts_once_it_is_committed() -> None:
+    world = World()
+    store = MemoryStore()
+    controller = world.controller(store=store)
+    controller.lead()
+    control = TopicPartition(control_topic(), 0)
+    producer = world.cluster.log("other").producer("other", timeout=60)
+    refused = world.ask(controller, AdoptScope("taken", "open"))
+    assert (refused.code, "controllers" in refused.message) == ("InvalidArgument", True)
+    for end, scopes in ((producer.abort, {"own"}), (producer.commit, {"own", "told"})):
+        producer.append(
+            [(control, encode_batch([Record(0, 0, b"", encode(AdoptScope("told", "open")))]))]
+        )
+        world.ask(controller, FindScope("own", True))
+        assert "told" not in controller.state.scopes, "its native transaction is not over"
+        end()
+        controller.step(0)
+        assert set(controller.state.scopes) == scopes
+    # Every position that a round logs is one from which nothing is missed, and nothing is done twice.
+    read_to = controller.state.round.control_offset
+    assert read_to > 0
+    other = FindScope("other", True)  # controllers say nothing else there
+    world.cluster.produce(control, [Record(0, 0, b"", encode(other))])
+    world.cluster.produce(
+        control, [Record(0, 0, b"", encode(AdoptScope(f"s{i}", "open"))) for i in range(2)]
+    )
+    controller.resign()
+    successor = world.controller("d")
+    successor.lead()
+    assert successor.state.round.control_offset == read_to
+    assert set(successor.state.scopes) == {"own", "told"}
+    successor.step(0)
+    assert set(successor.state.scopes) == {"own", "told", "s0", "s1"}
+    end_offset = world.cluster.partition(control).end_offset
+    assert successor.state.round.control_offset == end_offset
+    # Retention may take unread records.
+    world.cluster.produce(control, [Record(0, 0, b"", encode(AdoptScope("gone", "open")))])
+    world.cluster.log("retention").delete_records({control: end_offset + 1})
+    successor.step(0)
+    world.cluster.produce(control, [Record(0, 0, b"", encode(AdoptScope("late", "open")))])
+    successor.step(0)
+    successor.step(0)
+    assert set(successor.state.scopes) == {"own", "told", "s0", "s1", "late"}
+
+
+def test_what_grows_is_shown() -> None:
+    world = World()
+    store = MemoryStore()
+    controller = world.controller("c0", store=store)
+    controller.lead()
+    world.stream(controller, STREAM)
+    for _ in range(3):
+        world.ask(controller, one_shot(world, 5))
+    ends = world.cluster.log("reader").end_offsets(
+        [place := TopicPartition(history_topic(STREAM), 0)], committed=True
+    )
+    for outcomes, history, leader in (
+        (3, ends[place] - 1, controller),  # behind its last record stands a marker
+        (3, 0, world.controller("c1")),
+        (0, 0, None),
+    ):
+        if leader is None:
+            world.clock.sleep(8 * 86_400)
+            controller.step(0)
+        elif leader is not controller:
+            controller = leader
+            controller.lead()
+        controller.update_metrics()
+        shown = {
+            name: controller.metrics.values[name][()] for name in ("outcomes", "history_offsets")
+        }
+        assert shown == {"outcomes": outcomes, "history_offsets": history}
+        listed = world.ask(controller, ListCommands())
+        assert (listed.open_transactions, listed.outcomes) == (0, outcomes)
+
+
+def test_what_operators_do_is_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "anabranch.controller")
+    world = World()
+    leader = world.controller()
+    leader.lead()
+    for _ in range(2):
+        world.ask(leader, SetGrant("open", "nyc/*", 12))
+    said = [found.getMessage() for found in caplog.records if "by lane" in found.getMessage()]
+    assert said == ["by lane open: SetGrant open on nyc/*: write, create"]
+
+
+def test_the_state_is_the_same_whoever_is_asked() -> None:
+    world = World()
+    store = MemoryStore()
+    first = world.controller("c0", store=store)
+    first.lead()
+    world.stream(first, STREAM)
+    done = one_shot(world, 5)
+    outcome = world.ask(first, done)
+    from_nothing = world.controller("c1")
+    from_nothing.lead()
+    assert world.ask(from_nothing, GetState(done.txn_id)) == outcome
+    assert world.ask(from_nothing, done) == outcome  # repeated: answered, not done again
+    assert len(events_of(world)) == 5
+
+
+def test_refused_headers_leave_nothing() -> None:
+    world = World()
+    controller = world.controller()
+    controller.lead()
+    world.stream(controller, STREAM)
+    bad = OneShot(
+        world.txn_id(),
+        "nyc",
+        None,
+        (Event(STREAM, -1, b"k", b"v", (EventHeader("ab.txn", b""),), -1),),
+    )
+    answer = world.ask(controller, bad)
+    assert isinstance(answer, Refusal)
+    assert answer.code == "InvalidArgument"
+    assert events_of(world) == []
+    described = world.ask(controller, DescribeStreams(None, STREAM))
+    assert described.streams[0].rejected == {}
+
+
+def test_a_successor_does_not_wait_for_the_open_round_of_a_dead_leader() -> None:
+    world = World()
+    old = world.controller("old")
+    old.lead()
+    world.stream(old, STREAM)
+    assert old.lease is not None
+    left_open = encode_batch([Record(0, 0, ROUND_KEY, encode(old.state.round))])
+    old.lease.next_producer().append([(TopicPartition(status_topic(), 0), left_open)])
+    before = world.clock.now
+    new = world.controller("new")
+    new.lead()
+    assert world.clock.now - before < 5
+    assert isinstance(world.ask(new, one_shot(world, 3)), Outcome)
+
+
+@pytest.mark.parametrize("more", [False, True], ids=["", "its first fetch brings more"])
+def test_what_was_left_out_is_not_rejected_too_after_a_takeover(more: bool) -> None:
+    world = World()
+    first = world.controller("c0")
+    first.lead()
+    world.stream(first, STREAM)
+    txn_id = world.txn_id()
+    begun = world.ask(first, Begin(txn_id, "nyc", None, 30_000, SECRET))
+    touched = world.ask(first, Touch(begun.token, STREAM))
+    rows = [(b"k%d" % i, b"v") for i in range(10)]
+    taken = world.write(txn_id, 1, STREAM, touched.segments, rows)
+    world.write(txn_id, 2, STREAM, touched.segments, rows)  # killed: it never gave a receipt
+    asked = world.send(Commit(begun.token, (taken,), (), None, 1000))
+    first.step(0)  # decided, and not merged
+    second = world.controller("c1")
+    second.lead()  # from an empty table: it reads the journal again
+    if more:
+        for partition in range(2):
+            place = TopicPartition(journal_topic(STREAM), partition)
+            world.cluster.produce(place, [Record(0, 0, b"k", b"plain")])
+    for _ in range(4):
+        second.step(0)
+    outcome = world.reply(asked)
+    assert (outcome.committed, outcome.left_out, outcome.rejected) == (10, 10, 0)
+
+
+SMALL_LIMIT = 20_000
+
+
+@pytest.mark.parametrize("mixed", [False, True], ids=["batches of one writer", "mixed batches"])
+def test_merged_batches_keep_the_streams_limit(mixed: bool) -> None:
+    world = World()
+    controller = world.controller()
+    controller.lead()
+    world.ask(controller, FindScope("nyc", True))
+    world.ask(controller, CreateStream(STREAM, 1, {"max.message.bytes": str(SMALL_LIMIT)}))
+    txn_id = world.txn_id()
+    begun = world.ask(controller, Begin(txn_id, "nyc", None, 30_000, SECRET))
+    world.ask(controller, Touch(begun.token, STREAM))
+    journal = TopicPartition("nyc.flights.journal", 0)
+    rows = [
+        (b"k%d" % i, b"%d-" % i + b"v" * size) for i, size in enumerate((7_000, 30, 12_000) * 30)
+    ]
+    records = {
+        w: [Record(0, 1, k, v, ((TXN_HEADER, pack_txn_header(txn_id, w, 0)),)) for k, v in rows]
+        for w in (1, 2)
+    }
+    if mixed:
+        turns = [r for pair in zip(records[1], records[2], strict=True) for r in pair]
+        batches = [encode_batch(turns[i : i + 6], "zstd") for i in range(0, len(turns), 6)]
+    else:
+        batches = [encode_batch([r], None) for w in (1, 2) for r in records[w]]
+    for batch in batches:
+        assert len(batch) <= SMALL_LIMIT
+        world.cluster.produce_batch(journal, batch)
+    end = world.cluster.log("x").end_offsets([journal], committed=False)[journal]
+    crc_sum = sum(record_checksum(k, v) for k, v in rows)
+    receipts = tuple(
+        Receipt(txn_id, w, 1, True, (Extent(STREAM, 0, 0, end, len(rows), crc_sum),))
+        for w in (1, 2)
+    )
+    big = OneShot(
+        world.txn_id(),
+        "nyc",
+        None,
+        tuple(
+            Event(STREAM, -1, b"k", b"e" * size, (), -1) for size in (9_000, 15_000, 100, 18_000)
+        ),
+    )
+    first = world.ask(controller, big)
+    assert isinstance(first, Outcome), first
+    outcome = world.ask(controller, Commit(begun.token, (), receipts, None, 1000))
+    assert (outcome.state, outcome.committed) == ("COMMITTED", 2 * len(rows))
+    seen = events_of(world, segments=1)
+    assert len(seen) == 2 * len(rows) + 4
+    for writer in (1, 2):
+        mine = [
+            (r.key, r.value)
+            for r in world.committed(TopicPartition(stream_topic(STREAM), 0))
+            if unpack_txn_header(dict(r.headers)[TXN_HEADER] or b"")[1] == writer
+        ]
+        assert mine == rows
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [("nyc/a", "nyc/a_journal"), ("nyc/a_history", "nyc/a"), ("x_y/z", "x/y_z")],
+)
+def test_a_name_that_kafka_takes_for_anothers_is_refused(first: str, second: str) -> None:
+    world = World()
+    controller = world.controller()
+    controller.lead()
+    world.stream(controller, first)
+    world.ask(controller, FindScope(second.partition("/")[0], True))
+    answer = world.ask(controller, CreateStream(second, 1, {}), steps=8)
+    assert (answer.code, first in answer.message) == ("InvalidArgument", True)
+    world.stream(controller, first + "2")
