@@ -2,7 +2,8 @@
 
 `anabranch.protocol.schemas.codec` tries these functions first. They read and write the common form of a few
 records. Any other form (long forms of numbers, arrays in several blocks, values of other types, truncated
-bytes) raises `Unusual`, or when reading one of `DECLINED`; then fastavro reads or writes the record, or raises the error. So only
+bytes) raises `Unusual`, or
+when reading one of `DECLINED`; then fastavro reads or writes the record, or raises the error. So only
 fastavro decides what is accepted, and results here equal fastavro's, byte for byte.
 
 They exist because a controller reads and writes a one-shot, its reply and its rows for each small commit, and
