@@ -15,5 +15,5 @@ describes it, and `docs/protocol-examples.json` has examples with their bytes.
 =================  ===================================================================================
 
 All layers above import this folder; this folder imports `anabranch.errors` alone. Start with `ids`, then read
-`schemas/Begin.avsc` and its neighbours.
+`protocol/schemas/Begin.avsc` and its neighbours.
 """

@@ -1,9 +1,8 @@
-"""The generated blocks of docs/protocol.md and the test vectors of docs/protocol-examples.json.
+"""The generated blocks of docs/protocol.md and docs/inside/status-rows.md, and docs/protocol-examples.json.
 
-``python -m tests.schemas.protocol_page`` writes both.
+``python -m tests.schemas.protocol_page`` writes all three.
 """
 
-import dataclasses
 import inspect
 import json
 import re
@@ -15,13 +14,12 @@ from typing import Any, cast, get_type_hints
 from zlib import crc32
 
 from anabranch import errors
-from anabranch.core.decisions import questions, transactions
-from anabranch.core.decisions.turn import DAY_MS, Settings
+from anabranch.core.decisions.turn import DAY_MS
 from anabranch.core.journal_index import CRC_MODULUS, REASONS
 from anabranch.core.locks.recent_writes import RecentWrites, RecentWritesDraft
 from anabranch.core.locks.table_writes import Write, fingerprint
 from anabranch.core.rows import Entry
-from anabranch.protocol import hybrid_time, ids, legal_names, limits, tokens
+from anabranch.protocol import hybrid_time, ids, tokens
 from anabranch.protocol.partitioner import SPACE, even_ranges, position_of, record_checksum
 from anabranch.protocol.schemas import records as r
 from anabranch.protocol.schemas.codec import TYPES, encode, schema_of
@@ -29,6 +27,7 @@ from anabranch.reading.history import HistorySearch
 from anabranch.reading.task_reader import Assignment
 
 PAGE = Path(__file__).parents[2] / "docs" / "protocol.md"
+ROWS_PAGE = PAGE.parent / "inside" / "status-rows.md"
 VECTORS = PAGE.with_name("protocol-examples.json")
 BLOCK = re.compile(r"(<!-- generated: (.+?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 
@@ -336,7 +335,7 @@ EXAMPLES: dict[str, Any] = {
     "ReleaseTasks": r.ReleaseTasks("nyc/delays", FENCING_TOKEN, (0, 1)),
     "JournalOp": r.JournalOp("FINALIZE_COMMIT", TXN, 0, STAMP),
 }
-IN_THE_TEXT = ("Begin", "Reply: Begun")
+IN_THE_TEXT = ("Begin",)
 
 # -- writing the blocks ---------------------------------------------------------------------------
 
@@ -390,19 +389,15 @@ def table(head: str, rows: list[list[Any]]) -> str:
 
 
 def types_block() -> str:
-    def kind(number: int) -> str:
-        if number in (32, 33, 34):
-            return "reply" if number == 32 else "from process to process"
-        if number < 64:
-            return "command"
-        if number < 96 or number > 98:
-            return "status row"
-        return "journal" if number == 96 else "history"
-
-    rows = [[n, f"{n:02x}", f"`{c.__name__}`", kind(n)] for n, c in sorted(TYPES.items())]
-    return table("type | byte 1 | record | what", rows) + (
-        "\n`AdoptScope` is said by controllers to each other, on `<prefix>.control`; nothing else is.\n"
-    )
+    """The type numbers of all records but status rows, as byte 1, in lines of five."""
+    others = (32, 33, 34)
+    commands = {n: c for n, c in TYPES.items() if n < 64 and n not in others}
+    rest = {n: c for n, c in TYPES.items() if n in others or 96 <= n <= 98}
+    lines = []
+    for kind, types in (("commands:", commands), ("other records:", rest)):
+        names = [f"{n:02x} {c.__name__:21}" for n, c in sorted(types.items())]
+        lines += [kind, *["".join(names[i : i + 5]).rstrip() for i in range(0, len(names), 5)]]
+    return "```\n" + "\n".join(lines) + "\n```\n"
 
 
 def header_lines(headers: list[tuple[str, bytes]]) -> str:
@@ -499,22 +494,43 @@ def checksum_vectors() -> list[dict[str, Any]]:
     ]
 
 
-def error_rows() -> list[list[str]]:
+# Errors that only client libraries and tools raise, or that controllers keep to themselves.
+NEVER_SENT = frozenset(
+    (
+        "DeadlineExceeded",
+        "WriteFailed",
+        "NotLeader",
+        "NoLedger",
+        "LedgerMoved",
+        "LedgerDiffers",
+        "BatchTooLarge",
+        "WouldDelete",
+        "RowExists",
+        "RowMissing",
+        "NonTransactional",
+        "NotForkSafe",
+    )
+)
+
+
+def errors_block() -> str:
+    """The codes of refusals, by kind."""
     kinds = {
-        "RetryError": "retry",
-        "BeginAgainError": "begin again",
-        "AskOutcomeError": "ask the outcome",
-        "FixCallError": "fix the call",
+        "Retry later": errors.RetryError,
+        "Begin again, with a new id": errors.BeginAgainError,
+        "Ask the outcome, by `Resolve`": errors.AskOutcomeError,
+        "Fix the call": errors.FixCallError,
     }
-    rows = []
-    for base, kind in kinds.items():
-        for cls in getattr(errors, base).__subclasses__():
-            if cls.__module__ != errors.__name__:
-                continue  # the broker's, for instance: they never come over the wire
-            doc = inspect.getdoc(cls) or ""
-            first = " ".join(doc.partition("\n\n")[0].split())
-            rows.append([f"`{cls.__name__}`", kind, first])
-    return rows
+    tables = []
+    for kind, base in kinds.items():
+        rows = [
+            [f"`{name}`", " ".join((inspect.getdoc(cls) or "").partition("\n\n")[0].split())]
+            for name, cls in vars(errors).items()
+            if inspect.isclass(cls) and issubclass(cls, base) and cls is not base
+            if name not in NEVER_SENT
+        ]
+        tables.append(table(f"{kind} | meaning", rows))
+    return "\n".join(tables)
 
 
 def rows_block() -> str:
@@ -544,7 +560,7 @@ def rows_block() -> str:
         Entry.LABEL: (r.LabelRow, "writer, 8 bytes"),
         Entry.READ_LOCK: (
             r.ReadLockRow,
-            "writer and number, 8 bytes each; number 0: a `ValidatedRow`",
+            "writer and number from 1 on, 8 bytes each",
         ),
         Entry.READS: (r.ReadsRow, "empty"),
         Entry.SUSPECT: (r.SuspectRow, "empty"),
@@ -560,35 +576,18 @@ def rows_block() -> str:
         Entry.BASE: (r.BaseRow, "scope/table"),
         Entry.CHANGED: (r.ChangedRow, "entry type, 1 byte, and identifier of the row of the thing"),
     }
+    also = {
+        Entry.READ_LOCK: (r.ValidatedRow, "writer, and number 0, 8 bytes each"),
+        Entry.TABLE: (r.FormerTableRow, "scope/stream"),
+        Entry.PENDING_COMMIT: (r.FormerPendingCommitRow, "empty"),
+    }
+    number_of = {cls: number for number, cls in TYPES.items()}
     rows = []
     for entry in Entry:
-        cls, identifier = record_of[entry]
-        doc = schema_of(cls)["doc"].removeprefix("Status row: ").removeprefix("Status row ")
-        of = "a transaction" if Entry.TXN <= entry < Entry.GRANT else "no transaction"
-        rows.append([int(entry), of, f"`{cls.__name__}`", identifier, doc])
-    return table("entry type | of | row | identifier | what", rows)
-
-
-def limits_block() -> str:
-    default: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(Settings)}
-    longest_ms = min(default["max_keepalive_ms"], tokens.MAX_KEEPALIVE_MS)
-    rows: list[list[Any]] = [
-        [
-            "keepalive, ms",
-            f"{transactions.MIN_KEEPALIVE_MS:,} to {longest_ms:,}",
-        ],
-        ["name, characters", f"1 to {legal_names.MAX_NAME}"],
-        ["`wait_ms`", f"0 to {limits.MAX_WAIT_MS:,}"],
-        ["`ListTransactions.limit`", f"1 to {questions.MAX_LISTED:,}"],
-        ["open transactions of a control partition", f"{default['max_open']:,} (default)"],
-        [
-            "bytes of open transactions in journals, by control partition",
-            f"{default['max_uncommitted_bytes']:,} (default)",
-        ],
-        ["outcomes are kept, days", f"{default['retention_ms'] // DAY_MS} (default)"],
-        *([limit.bounds, f"{limit.value:,} {limit.unit}"] for limit in limits.TABLE),
-    ]
-    return table("limit | value", rows)
+        for cls, identifier in filter(None, (record_of[entry], also.get(entry))):
+            doc = schema_of(cls)["doc"].removeprefix("Status row").lstrip(": ")
+            rows.append([int(entry), f"`{cls.__name__}`", f"{number_of[cls]:02x}", identifier, doc])
+    return table("entry type | row | type | identifier | what", rows)
 
 
 def token_block() -> str:
@@ -598,23 +597,6 @@ def token_block() -> str:
         cuts = pairwise((*ends, *caveats, len(token)))
         shown.append("\n".join(token[start:end].hex() for start, end in cuts))
     return "```token\n" + "\n\n".join(shown) + "\n```\n"
-
-
-# The same array of two numbers, 1 and 2, in every kind of form.
-ALSO = {
-    "the shortest": "04020400",
-    "two blocks": "0202020400",
-    "a block with its size": "0304020400",
-    "long numbers": "8400820084008000",
-}
-
-
-def also_block() -> str:
-    """Encodings of one command that say the same."""
-    whole = encode(r.Scale("nyc/a", 0, (1, 2), ())).hex()
-    shortest = ALSO["the shortest"]
-    rows = [[kind, whole.replace(shortest, form)] for kind, form in ALSO.items()]
-    return table("how | bytes", rows)
 
 
 def judged_block() -> str:
@@ -649,7 +631,6 @@ def judged_block() -> str:
 def blocks() -> dict[str, str]:
     found = {
         "types": types_block(),
-        "also": also_block(),
         "headers command": header_lines(
             [
                 (ids.CORRELATION_HEADER, cid(1)),
@@ -660,8 +641,7 @@ def blocks() -> dict[str, str]:
         "token": token_block(),
         "worked": worked_block(),
         "reasons": ", ".join(f"`{reason}`" for reason in REASONS) + ".\n",
-        "errors": table("code | kind | meaning", error_rows()),
-        "limits": limits_block(),
+        "errors": errors_block(),
         "judged": judged_block(),
         "rows": rows_block(),
     }
@@ -691,6 +671,7 @@ def vectors() -> str:
 
 if __name__ == "__main__":
     made = blocks()
-    page = BLOCK.sub(lambda m: m[1] + made[m[2]] + m[4], PAGE.read_text("utf-8"))
-    PAGE.write_text(page, "utf-8")
+    for page in (PAGE, ROWS_PAGE):
+        text = BLOCK.sub(lambda m: m[1] + made[m[2]] + m[4], page.read_text("utf-8"))
+        page.write_text(text, "utf-8")
     VECTORS.write_text(vectors(), "utf-8")

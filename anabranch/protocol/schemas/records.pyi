@@ -23,7 +23,7 @@ def is_record(cls: type) -> bool: ...
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """Command: abort. Repeating it is harmless."""
+    """Command: abort a transaction. Repeating it is harmless."""
 
     token: bytes
     reason: str
@@ -31,14 +31,14 @@ class Abort:
 
 @dataclass(frozen=True, slots=True)
 class AdoptScope:
-    """Command from the directory (control partition 0) to the partition that serves a new scope."""
+    """Message of the directory (control partition 0) to the control partition of a scope."""
 
     scope: str
     lane: str
 
 @dataclass(frozen=True, slots=True)
 class AlterStream:
-    """Command: give a stream other settings. Repeating it is harmless."""
+    """Command: change settings of a stream. Repeating it is harmless."""
 
     stream: str
     settings: Mapping[str, str]
@@ -103,7 +103,7 @@ class Begun:
 
 @dataclass(frozen=True, slots=True)
 class Blocker:
-    """A transaction or processor that keeps a stream from being deleted, or a table from being compacted."""
+    """A transaction or processor that blocks the deletion of a stream or the compaction of a table."""
 
     what: str
     name: str
@@ -113,7 +113,7 @@ class Blocker:
 
 @dataclass(frozen=True, slots=True)
 class BrokenLock:
-    """A lock of a transaction on a table, broken by another's commit."""
+    """A registered lock that another transaction's commit broke."""
 
     table: str
     key: bytes
@@ -123,7 +123,7 @@ class BrokenLock:
 
 @dataclass(frozen=True, slots=True)
 class ChangedRow:
-    """Status row: the last change of a thing that commands set."""
+    """Status row: the last change of something that commands set."""
 
     timestamp: int
     asker: bytes
@@ -140,7 +140,7 @@ class CommandList:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """Command: commit. Repeating it is harmless."""
+    """Command: commit a transaction, or prepare it. Repeating it is harmless."""
 
     token: bytes
     own: tuple[Receipt, ...]
@@ -154,7 +154,7 @@ class Commit:
     validated: tuple[Validated, ...] = ()
 
 class CommitRecord(NamedTuple):
-    """History: a transaction is committed in this stream."""
+    """History: the commit of a transaction, or of plain writes, in this stream."""
 
     txn_id: bytes
     stream_epoch: int
@@ -166,7 +166,7 @@ class CommitRecord(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Consumed:
-    """Positions of tasks that a commit moves together with its events."""
+    """Positions of tasks that a commit moves, together with its events."""
 
     processor: str
     fencing_token: bytes
@@ -174,7 +174,7 @@ class Consumed:
 
 @dataclass(frozen=True, slots=True)
 class CreateProcessor:
-    """Command: make a processor; answered again if it exists with equal tasks and inputs. New stores are added."""
+    """Command: make a processor, or add stores to one with equal tasks and inputs. Repeating it is harmless."""
 
     processor: str
     tasks: int
@@ -184,7 +184,7 @@ class CreateProcessor:
 
 @dataclass(frozen=True, slots=True)
 class CreateStream:
-    """Command: create a stream; answered again if it exists with equal settings."""
+    """Command: create a stream. Repeating it with equal settings is harmless."""
 
     stream: str
     segments: int
@@ -193,21 +193,21 @@ class CreateStream:
 
 @dataclass(frozen=True, slots=True)
 class DeleteProcessor:
-    """Command: take a processor away, with its state. Repeating it is harmless."""
+    """Command: delete a processor and its state. Repeating it is harmless."""
 
     processor: str
     resets: int
 
 @dataclass(frozen=True, slots=True)
 class DeleteStream:
-    """Command: take a stream away, LOST or not, with its topics. Repeating it is harmless."""
+    """Command: delete a stream with its topics and events, LOST or not. Repeating it is harmless."""
 
     stream: str
     despite: tuple[str, ...] = ()
 
 @dataclass(frozen=True, slots=True)
 class DescribeProcessors:
-    """Command: list the processors of a scope; or describe one, and its tasks."""
+    """Command: list the processors of a scope, or describe one with its tasks."""
 
     scope: str
     processor: str | None = None
@@ -216,7 +216,7 @@ class DescribeProcessors:
 
 @dataclass(frozen=True, slots=True)
 class DescribeStreams:
-    """Command: describe one stream, or all of a scope, or all of this control partition."""
+    """Command: describe one stream, all of a scope, or all of this control partition."""
 
     scope: str | None
     stream: str | None
@@ -224,13 +224,13 @@ class DescribeStreams:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """Reply to Heartbeat when some transaction is not open."""
+    """Reply to Heartbeat if some transactions are committed or aborted."""
 
     not_open: tuple[Outcome, ...]
 
 @dataclass(frozen=True, slots=True)
 class EpochRecord:
-    """History: a new stream epoch."""
+    """History: a new stream epoch, or the present one again."""
 
     stream_epoch: int
     reference_epoch: int
@@ -242,7 +242,7 @@ class EpochRecord:
 
 @dataclass(frozen=True, slots=True)
 class EpochRow:
-    """Status row: the layout of a reference epoch that may still be written to."""
+    """Status row: the segments of a reference epoch that may still be written to."""
 
     stream: str
     stream_epoch: int
@@ -287,7 +287,7 @@ class Extent:
 
 @dataclass(frozen=True, slots=True)
 class FindScope:
-    """Command to control partition 0, the directory: which control partition serves a scope?"""
+    """Command to control partition 0, the directory: find the control partition of a scope."""
 
     scope: str
     create: bool
@@ -295,7 +295,7 @@ class FindScope:
 
 @dataclass(frozen=True, slots=True)
 class Force:
-    """Command: abort a transaction whose merge can't finish (a LOST stream), or end a PREPARED one. Repeatable."""
+    """Command: abort a transaction whose merge can't finish, or end a PREPARED one. Repeating it is harmless."""
 
     token: bytes
     reason: str
@@ -303,20 +303,20 @@ class Force:
 
 @dataclass(frozen=True, slots=True)
 class ForgetStream:
-    """Command: take a LOST stream away, with what is left of its topics. Repeating it is harmless."""
+    """Command: delete a LOST stream with what is left of its topics. Repeating it is harmless."""
 
     stream: str
 
 @dataclass(frozen=True, slots=True)
 class ForgottenRow:
-    """Status row: a name whose stream was taken away, or is being taken away."""
+    """Status row: the name of a stream that was deleted, or is being deleted."""
 
     stream: str
     times: int
 
 @dataclass(frozen=True, slots=True)
 class FormerPendingCommitRow:
-    """Status row: a `PendingCommitRow` as older builds wrote it: it is read, and not written."""
+    """Status row: a `PendingCommitRow` as older builds wrote it. It is read, and not written any more."""
 
     correlation_ids: tuple[bytes, ...]
     reply_partitions: tuple[int, ...]
@@ -333,13 +333,13 @@ class FormerPendingCommitRow:
 
 @dataclass(frozen=True, slots=True)
 class FormerTableRow:
-    """Status row: a table's newest commit, as older builds wrote it: it is read, and not written."""
+    """Status row: a table's newest commit, as older versions wrote it. Controllers only read it."""
 
     last: int
 
 @dataclass(frozen=True, slots=True)
 class GetState:
-    """Command: the state of a transaction, changing nothing."""
+    """Command: the outcome of a transaction so far; changes nothing."""
 
     txn_id: bytes
     token: bytes | None = None
@@ -353,7 +353,7 @@ class GrantList:
 
 @dataclass(frozen=True, slots=True)
 class GrantRow:
-    """Status row: what a lane may do where."""
+    """Status row: the rights of a lane on a pattern."""
 
     lane: str
     pattern: str
@@ -361,13 +361,13 @@ class GrantRow:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """Command: these transactions live. Answered only if some of them is not open (any more)."""
+    """Command: keep transactions alive. Answered only if one is committed or aborted, or a token is refused."""
 
     tokens: tuple[bytes, ...]
 
 @dataclass(frozen=True, slots=True)
 class JournalOp:
-    """A participant op in a journal, by the controller (header ab.op)."""
+    """Journal: what a controller did with a transaction (header ab.op)."""
 
     op: ParticipantOp
     txn_id: bytes
@@ -389,7 +389,7 @@ class LabelRow:
 
 @dataclass(frozen=True, slots=True)
 class LabelWriter:
-    """Command: name a writer for people, after its first touch."""
+    """Command: give a registered writer a label for people."""
 
     token: bytes
     writer: int
@@ -397,7 +397,7 @@ class LabelWriter:
 
 @dataclass(frozen=True, slots=True)
 class LaneInfo:
-    """A lane, and what it has now."""
+    """A lane, its quotas and their usage."""
 
     lane: str
     blocked: bool
@@ -415,7 +415,7 @@ class LaneList:
     lanes: tuple[LaneInfo, ...]
 
 class LanePositionRow(NamedTuple):
-    """Status row: how far the commands of a lane other than `open` are decided."""
+    """Status row: up to where the commands of a lane other than `open` are decided."""
 
     commands_offset: int
 
@@ -430,13 +430,13 @@ class LaneRow:
 
 @dataclass(frozen=True, slots=True)
 class ListAudit:
-    """Command: list the admin commands that were carried out, the newest first."""
+    """Command: list what operators did, newest first."""
 
     before: bytes | None = None
 
 @dataclass(frozen=True, slots=True)
 class ListCommands:
-    """Command: how far a control partition is with its commands, and which of them it quarantined."""
+    """Command: up to where a control partition's commands are decided, and which were quarantined."""
 
 @dataclass(frozen=True, slots=True)
 class ListGrants:
@@ -448,7 +448,7 @@ class ListLanes:
 
 @dataclass(frozen=True, slots=True)
 class ListLocks:
-    """Command: list a set of registered locks, to validate it for a process that is gone."""
+    """Command: the next set of a writer's registered locks, to validate it in that writer's place."""
 
     token: bytes
     writer: int
@@ -456,7 +456,7 @@ class ListLocks:
 
 @dataclass(frozen=True, slots=True)
 class ListOpen:
-    """Command: open transactions, the oldest first, with what they hold and wait for."""
+    """Command: list open transactions, oldest first, with what they occupy and wait for."""
 
     scope: str | None
     txn_id: bytes | None
@@ -465,7 +465,7 @@ class ListOpen:
 
 @dataclass(frozen=True, slots=True)
 class ListRuns:
-    """Command: where the accepted records of writers lie in a stream's journal, as a merge would take them."""
+    """Command: where accepted records of writers are in a stream's journal, as a merge would take them."""
 
     token: bytes
     stream: str
@@ -473,7 +473,7 @@ class ListRuns:
 
 @dataclass(frozen=True, slots=True)
 class ListSeries:
-    """Command: list the series of a scope, the last name first."""
+    """Command: list the series of a scope, in falling order of names."""
 
     scope: str
     series: str | None
@@ -481,7 +481,7 @@ class ListSeries:
 
 @dataclass(frozen=True, slots=True)
 class ListTableLocks:
-    """Command: the registered locks of open transactions by table, the oldest first, and who waits for whom."""
+    """Command: list registered locks by open transaction and table, and which transactions wait for which."""
 
     scope: str | None
     limit: int
@@ -500,7 +500,7 @@ class ListTransactions:
 
 @dataclass(frozen=True, slots=True)
 class LockReads:
-    """Command: register what was read of tables: each later commit is held against it. Repeating it is harmless."""
+    """Command: register locks, which every later commit is checked against. Repeating it is harmless."""
 
     token: bytes
     writer: int
@@ -519,7 +519,7 @@ class LockedRange:
 
 @dataclass(frozen=True, slots=True)
 class LowWaterRow:
-    """Status row: the offset below which a journal partition, or a history, may be cut."""
+    """Status row: the offset below which a journal partition, or a history, may be truncated."""
 
     stream: str
     partition: int
@@ -536,7 +536,7 @@ class MovedRow:
 
 @dataclass(frozen=True, slots=True)
 class MovedRun:
-    """A run of a writer, and the place of its records now."""
+    """A run of a writer, and where its records are now."""
 
     writer: int
     first: int
@@ -550,12 +550,12 @@ class MovedRun:
 
 @dataclass(frozen=True, slots=True)
 class NameRow:
-    """Status row: a name and the transaction that holds it."""
+    """Status row: the transaction that has a name."""
 
     txn_id: bytes
 
 class OneShot(NamedTuple):
-    """Command: a whole transaction in one command. Repeating it is harmless."""
+    """Command: commit a whole transaction. Repeating it is harmless."""
 
     txn_id: bytes
     scope: str
@@ -566,7 +566,7 @@ class OneShot(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class OpenInfo:
-    """An open transaction as it is now."""
+    """An open transaction: what it occupies and waits for."""
 
     outcome: Outcome
     uncommitted_bytes: int
@@ -590,7 +590,7 @@ class OpenList:
     more: bytes | None = None
 
 class Outcome(NamedTuple):
-    """Reply to Commit, OneShot, Abort, Resolve, GetState, and to Begin on a committed name."""
+    """Reply to Commit, OneShot, PrepareEvents, Abort, Force, Resolve, GetState; to Begin if it is past OPEN."""
 
     txn_id: bytes
     state: TxnState
@@ -615,14 +615,14 @@ class Outcome(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ParticipantRow:
-    """Status row: a stream of a transaction."""
+    """Status row: a stream that a transaction has touched."""
 
     stream: str
     reference_epoch: int
 
 @dataclass(frozen=True, slots=True)
 class PendingCommitRow:
-    """Status row: a commit that waits for the journal, or that is decided and not yet merged."""
+    """Status row: a commit that waits for the journals, or is decided and not merged yet."""
 
     askers: tuple[Asker, ...]
     decided: bool
@@ -635,7 +635,7 @@ class PendingCommitRow:
 
 @dataclass(frozen=True, slots=True)
 class PlainRow:
-    """Status row: how far the plain writes of a journal partition are committed."""
+    """Status row: up to where the plain writes of a journal partition are committed."""
 
     stream: str
     partition: int
@@ -650,14 +650,14 @@ class Position(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Prepare:
-    """The coordinator that decides on a prepared transaction."""
+    """How a transaction is prepared: by which coordinator, in which attempt."""
 
     by: bytes
     attempt: bytes
 
 @dataclass(frozen=True, slots=True)
 class PrepareEvents:
-    """Command: prepare a whole transaction in one command; its events are placed when it commits. Repeatable."""
+    """Command: prepare a whole transaction, whose events are placed when it commits. Repeating it is harmless."""
 
     txn_id: bytes
     scope: str
@@ -668,7 +668,7 @@ class PrepareEvents:
 
 @dataclass(frozen=True, slots=True)
 class PreparedRow:
-    """Status row: a transaction was prepared; kept as long as its outcome."""
+    """Status row: how a transaction was prepared; kept as long as its outcome."""
 
     prepare: Prepare
     prepared_ms: int
@@ -727,7 +727,7 @@ class PublishBase:
 
 @dataclass(frozen=True, slots=True)
 class QuarantineRow:
-    """Status row: a command, or a record batch of commands, that was passed over."""
+    """Status row: a command, or a record batch of commands, that was quarantined."""
 
     offset: int
     at_ms: int
@@ -755,13 +755,13 @@ class ReadsLocked:
 
 @dataclass(frozen=True, slots=True)
 class ReadsRow:
-    """Status row: the tables that an open transaction reads at its snapshot. They are kept readable at it."""
+    """Status row: tables that are kept readable at the snapshot of an open transaction."""
 
     tables: Mapping[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """Cumulative account of one writer; of two, the one with the higher sequence wins."""
+    """What one writer wrote so far; the receipt with the highest sequence counts."""
 
     txn_id: bytes
     writer: int
@@ -772,13 +772,13 @@ class Receipt:
 
 @dataclass(frozen=True, slots=True)
 class RecoverStream:
-    """Command: take back a LOST stream whose old topics are there. Repeating it is harmless."""
+    """Command: make a LOST stream ACTIVE again if its former topics exist. Repeating it is harmless."""
 
     stream: str
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Reply: refused, nothing changed."""
+    """Reply: the command was refused, and nothing changed."""
 
     code: str
     message: str
@@ -798,14 +798,14 @@ class Registered:
 
 @dataclass(frozen=True, slots=True)
 class ReleaseTasks:
-    """Command: give up tasks; repeating it is harmless."""
+    """Command: give up tasks. Repeating it is harmless."""
 
     processor: str
     fencing_token: bytes
     tasks: tuple[int, ...]
 
 class Reply(NamedTuple):
-    """A controller's answer, on the replies topic."""
+    """The answer to a command, on a replies topic."""
 
     correlation_id: bytes
     command: bytes
@@ -836,7 +836,7 @@ class Reply(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ResetProcessor:
-    """Command: let a processor begin again; its tasks have no owner then. Repeating it is harmless."""
+    """Command: end all task ownership of a processor, and restart it. Repeating it is harmless."""
 
     processor: str
     resets: int
@@ -845,7 +845,7 @@ class ResetProcessor:
 
 @dataclass(frozen=True, slots=True)
 class Resolve:
-    """Command: the outcome of a transaction; without one, it is aborted first."""
+    """Command: the outcome of a transaction; an unknown one is aborted first."""
 
     txn_id: bytes
     scope: str
@@ -853,14 +853,14 @@ class Resolve:
 
 @dataclass(frozen=True, slots=True)
 class RetiredRow:
-    """Status row: a partition with stray chunks of an aborted transaction, used no more."""
+    """Status row: a partition with chunks of an aborted staged merge, which is not used again."""
 
     stream: str
     partition: int
 
 @dataclass(frozen=True, slots=True)
 class Revalidate:
-    """Reply to OneShot and Commit: not committed yet; validate the locks through this time, and send it again."""
+    """Reply to OneShot and Commit: not committed yet; validate the locks, and send the command again."""
 
     timestamp: int
     tables: tuple[TableTime, ...]
@@ -869,7 +869,7 @@ class Revalidate:
 
 @dataclass(frozen=True, slots=True)
 class RoundRow:
-    """Status row: how far the control partition has come; written by every round."""
+    """Status row: up to where the control partition has come. Each round writes it."""
 
     term: int
     hybrid_time: int
@@ -886,7 +886,7 @@ class RunList:
 
 @dataclass(frozen=True, slots=True)
 class RunPlace:
-    """Consecutive records of one writer, and where they lie now."""
+    """Consecutive records of one writer, and where they are now."""
 
     writer: int
     partition: int
@@ -898,7 +898,7 @@ class RunPlace:
 
 @dataclass(frozen=True, slots=True)
 class RunsWanted:
-    """A writer's records between two offsets of a journal partition, as its receipts speak of them."""
+    """A writer's records between two offsets of a journal partition, as in its receipts."""
 
     writer: int
     partition: int
@@ -907,7 +907,7 @@ class RunsWanted:
 
 @dataclass(frozen=True, slots=True)
 class SafeTime:
-    """Command: make a timestamp safe: all commits up to it are on the log, later ones exceed it."""
+    """Command: make a time safe: all commits up to it are on the log, and later ones exceed it."""
 
     scope: str
     at: int | None
@@ -923,7 +923,7 @@ class SafeTimeReply:
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Command: change the segments of a stream. A repeated command is answered as the first was."""
+    """Command: change the segments of a stream. Repeating it is harmless."""
 
     stream: str
     segments: int
@@ -950,7 +950,7 @@ class ScopeInfo:
 
 @dataclass(frozen=True, slots=True)
 class ScopeRow:
-    """Status row (control partition 0): a scope and its control partition."""
+    """Status row: a scope and its control partition; the directory has those of all scopes."""
 
     scope: str
     control_partition: int
@@ -959,7 +959,7 @@ class ScopeRow:
 
 @dataclass(frozen=True, slots=True)
 class SegmentCommit:
-    """The place of a transaction's events in a segment."""
+    """Where a transaction's events are in a segment."""
 
     segment_id: int
     partition: int
@@ -976,7 +976,7 @@ class SegmentEnd:
 
 @dataclass(frozen=True, slots=True)
 class SegmentRange:
-    """A segment of a stream epoch and the keys it holds."""
+    """A segment of a stream epoch, and its key range."""
 
     segment_id: int
     low: int
@@ -1003,7 +1003,7 @@ class SeriesList:
 
 @dataclass(frozen=True, slots=True)
 class SeriesRow:
-    """Status row: the highest number of a series and the transaction that has it."""
+    """Status row: the highest number of a series, and the transaction that has it."""
 
     number: int
     txn_id: bytes
@@ -1022,7 +1022,7 @@ class SetGrant:
 
 @dataclass(frozen=True, slots=True)
 class SetLane:
-    """Command: make a lane, or change it. Repeating it is harmless."""
+    """Command: make or change a lane. Repeating it is harmless."""
 
     lane: str
     blocked: bool
@@ -1031,7 +1031,7 @@ class SetLane:
 
 @dataclass(frozen=True, slots=True)
 class SetSeries:
-    """Command: set a series to a number, for an operator. Repeating it is harmless."""
+    """Command: set the number or the owner of a series. Repeating it is harmless."""
 
     scope: str
     series: str
@@ -1041,7 +1041,7 @@ class SetSeries:
 
 @dataclass(frozen=True, slots=True)
 class StagedMergeInfo:
-    """A segment of a decided transaction that is staged."""
+    """A segment whose events are being staged for a decided transaction."""
 
     stream: str
     partition: int
@@ -1052,7 +1052,7 @@ class StagedMergeInfo:
 
 @dataclass(frozen=True, slots=True)
 class StagedMergeRow:
-    """Status row: a segment of a decided transaction that is staged."""
+    """Status row: a segment whose events are being staged for a decided transaction."""
 
     txn_id: bytes
     stream: str
@@ -1067,7 +1067,7 @@ class StagedMergeRow:
 
 @dataclass(frozen=True, slots=True)
 class StreamChange:
-    """A change of a living stream's topics that is under way."""
+    """A change of a stream's topics that is under way."""
 
     settings: Mapping[str, str]
     until: int
@@ -1096,7 +1096,7 @@ class StreamInfo:
 
 @dataclass(frozen=True, slots=True)
 class StreamList:
-    """Reply to CreateStream and DescribeStreams."""
+    """Reply to commands about streams."""
 
     streams: tuple[StreamInfo, ...]
     more: str | None = None
@@ -1127,7 +1127,7 @@ class StreamRow:
 
 @dataclass(frozen=True, slots=True)
 class SuspectRow:
-    """Status row: commands that are about to be decided alone, as rounds with them may fail."""
+    """Status row: commands of a round that failed, which are decided alone."""
 
     offset: int
     end: int
@@ -1149,14 +1149,14 @@ class TableLockInfo:
 
 @dataclass(frozen=True, slots=True)
 class TableLockList:
-    """Result: registered locks by transaction and table."""
+    """Reply to ListTableLocks: locks by transaction and table."""
 
     locks: tuple[TableLockInfo, ...]
     more: bytes | None = None
 
 @dataclass(frozen=True, slots=True)
 class TableLocks:
-    """What a transaction read of a table, and through which time a replica validated it."""
+    """What a transaction read of a table, and through which time this is validated."""
 
     table: str
     since: int
@@ -1165,21 +1165,21 @@ class TableLocks:
     ranges: tuple[LockedRange, ...]
 
 class TableRow(NamedTuple):
-    """Status row: the times of a table's newest commits."""
+    """Status row: times of a table's newest commits."""
 
     last: int
     unknown: int = 0
     bounded: int = 0
 
 class TableTime(NamedTuple):
-    """A table's newest commit."""
+    """A table and its newest commit."""
 
     table: str
     last: int
 
 @dataclass(frozen=True, slots=True)
 class TakeTasks:
-    """Command: take tasks of a processor; no other owner commits for them any more. Repeating it is harmless."""
+    """Command: take tasks of a processor, so that no other owner commits for them. Repeating it is harmless."""
 
     processor: str
     fencing_token: bytes
@@ -1228,7 +1228,7 @@ class TaskRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TaskStep:
-    """A step of tasks with equal positions, by one commit."""
+    """A step of tasks that get the same positions by one commit."""
 
     tasks: tuple[int, ...]
     sequence: int
@@ -1236,7 +1236,7 @@ class TaskStep:
 
 @dataclass(frozen=True, slots=True)
 class TermRow:
-    """Status row: the leader, and its term."""
+    """Status row: the leader and its term."""
 
     term: int
     leader: str
@@ -1245,7 +1245,7 @@ class TermRow:
 
 @dataclass(frozen=True, slots=True)
 class Touch:
-    """Command: register a stream with a transaction before the first write to it."""
+    """Command: add a stream to a transaction, before the first write to it. Repeating it is harmless."""
 
     token: bytes
     stream: str
@@ -1297,7 +1297,7 @@ class TxnRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Validated:
-    """A client's report: no lock of these sets was broken by any commit above the snapshot and up to a time."""
+    """Report that no commit up to a time broke the locks of some sets."""
 
     writer: int
     sequence: int
@@ -1305,7 +1305,7 @@ class Validated:
 
 @dataclass(frozen=True, slots=True)
 class ValidatedRow:
-    """Status row: how far the registered locks of a writer are validated."""
+    """Status row: through which time the registered locks of a writer are validated."""
 
     sequence: int
     validated_through: int
@@ -1313,7 +1313,7 @@ class ValidatedRow:
 
 @dataclass(frozen=True, slots=True)
 class WaitInfo:
-    """What a decided transaction waits for before it is merged."""
+    """What the merge of a decided transaction waits for."""
 
     why: str
     stream: str
@@ -1339,14 +1339,14 @@ class WriterInfo:
 
 @dataclass(frozen=True, slots=True)
 class WriterRow:
-    """Status row: a writer's receipt."""
+    """Status row: the latest receipt of a writer."""
 
     receipt: Receipt
     lane: str
 
 @dataclass(frozen=True, slots=True)
 class YieldedRow:
-    """Status row: the claim that an aborted transaction's commit gave way to."""
+    """Status row: why a transaction was aborted by its own commit: an earlier one has the name or number."""
 
     name: str
     number: int | None
