@@ -38,7 +38,8 @@ from anabranch.spark.options import Options
 from anabranch.spark.sink.writer import BATCH_ID, BatchSink, StreamSink
 
 FOLDER = "DISTURB_FOLDER"
-LIVES = int(os.environ.get("ANABRANCH_SPARK_LIVES", "1"))  # drivers that are killed; docs/spark.md
+# Drivers that are killed: `docs/inside/spark.md`.
+LIVES = int(os.environ.get("ANABRANCH_SPARK_LIVES", "1"))
 SEED = int(os.environ.get("ANABRANCH_SEED", "0"))  # of the moments
 DEADLINE_S = 300.0  # a driver on a machine that is busy
 TASKS = {0: "middle", 1: "fail", 2: "zombie", 3: "early", 4: "late"}
