@@ -1,7 +1,7 @@
 """Tokens: the bytes by which another process acts for a transaction. Pure: the secret is given.
 
-``docs/security.md`` (Tokens) has the layout. The client with the secret that began the transaction makes tokens, a
-client with a token can narrow it, and a controller checks tokens against the transaction's row.
+``docs/protocol.md`` (The token) has the layout. The client with the secret that began the transaction makes
+tokens, a client with a token can narrow it, and a controller checks tokens against the transaction's row.
 """
 
 from __future__ import annotations

@@ -55,20 +55,24 @@ def controller_rights(prefix: str = DEFAULT_PREFIX, *scopes: str) -> Iterator[Ri
     control, status = control_topic(prefix), status_topic(prefix)
     of_admin = commands_topic(prefix, ADMIN_LANE), replies_topic(prefix, ADMIN_LANE)
     for name in (commands, control, status, replies, *of_admin):
-        yield Right(TOPIC, name, "Create", "make it, at the first start of all")
+        yield Right(TOPIC, name, "Create", "create it at the first start")
     for name in (control, status):
-        yield Right(TOPIC, name, "DescribeConfigs", "check its settings, at each start")
+        yield Right(TOPIC, name, "DescribeConfigs", "check its settings")
     for name in (commands, replies):
-        yield Right(TOPIC, name, "DescribeConfigs", "look at each lane's topics", True)
-    yield Right(TOPIC, commands, "Read", "carry out what clients ask, of all lanes", True)
-    yield Right(TOPIC, control, "Read", "hear other controllers")
-    yield Right(TOPIC, control, "Write", "speak to other controllers")
-    yield Right(TOPIC, status, "Read", "know what was decided before")
-    yield Right(TOPIC, status, "Write", "log what is decided")
-    yield Right(TOPIC, replies, "Write", "answer clients, of all lanes", True)
+        yield Right(TOPIC, name, "DescribeConfigs", "check their settings", True)
+    yield Right(TOPIC, commands, "Read", "read commands", True)
+    yield Right(TOPIC, control, "Read", "read messages of controllers")
+    yield Right(TOPIC, control, "Write", "send messages to controllers")
+    yield Right(TOPIC, status, "Read", "restore the state")
+    yield Right(TOPIC, status, "Write", "log decisions")
+    yield Right(TOPIC, replies, "Write", "send replies", True)
     yield Right(GROUP, controllers_group(prefix), "Read", "share control partitions")
     yield Right(
-        TRANSACTIONAL_ID, of_transactions(prefix), "Write", "lead: one round, one transaction", True
+        TRANSACTIONAL_ID,
+        of_transactions(prefix),
+        "Write",
+        "run native transactions",
+        True,
     )
     for scope in scopes:
         yield from scope_rights(scope)
@@ -77,33 +81,35 @@ def controller_rights(prefix: str = DEFAULT_PREFIX, *scopes: str) -> Iterator[Ri
 def scope_rights(scope: str) -> Iterator[Right]:
     """A controller's rights on the streams of a scope."""
     for operation, why in (
-        ("Create", "make a new stream's three topics"),
+        ("Create", "create a stream's three topics"),
         ("DescribeConfigs", "check their settings"),
         ("Read", "read journals and histories"),
         ("Write", "commit"),
-        ("Alter", "add partitions, when a stream is scaled"),
+        ("Alter", "add partitions when a stream is scaled"),
         ("AlterConfigs", "alter a stream's settings"),
-        ("Delete", "shorten journals and histories, and forget a stream"),
+        ("Delete", "truncate journals and histories, delete a stream's topics"),
     ):
         yield Right(TOPIC, of_scope(scope), operation, why, True)
 
 
 def client_rights(prefix: str = DEFAULT_PREFIX, lane: str = OPEN_LANE) -> Iterator[Right]:
     """The rights of a client that sends commands by a lane: writers, operators, readers of snapshots."""
-    yield Right(TOPIC, commands_topic(prefix, lane), "Write", "ask controllers")
-    yield Right(TOPIC, replies_topic(prefix, lane), "Read", "hear their answers")
+    yield Right(TOPIC, commands_topic(prefix, lane), "Write", "send commands")
+    yield Right(TOPIC, replies_topic(prefix, lane), "Read", "read replies")
 
 
 def lane_maker_rights(prefix: str = DEFAULT_PREFIX) -> Iterator[Right]:
     """The rights of an operator who adds lanes, besides those of a client of lane ``admin``."""
     for name in (commands_topic(prefix), replies_topic(prefix)):
-        yield Right(TOPIC, name, "Create", "make a lane's topics", True)
-        yield Right(TOPIC, name, "DescribeConfigs", "make them as the others are", True)
-    grow = "see that they are new, and their ids; let them grow with the control partitions"
+        yield Right(TOPIC, name, "Create", "create a lane's topics", True)
+        yield Right(
+            TOPIC, name, "DescribeConfigs", "copy the settings of other lanes' topics", True
+        )
+    grow = "check that they are new; add partitions"
     yield Right(TOPIC, commands_topic(prefix), "Alter", grow, True)
-    see = "see that they are new, and their ids"
+    see = "check that they are new"
     yield Right(TOPIC, replies_topic(prefix), "Describe", see, True)
-    yield Right(CLUSTER, THE_CLUSTER, "Alter", "let a lane's principals in, and list who may what")
+    yield Right(CLUSTER, THE_CLUSTER, "Alter", "grant and list ACLs")
 
 
 def writer_rights(*streams: str) -> Iterator[Right]:
@@ -111,32 +117,35 @@ def writer_rights(*streams: str) -> Iterator[Right]:
     for stream in streams:
         journal = journal_topic(stream)
         yield Right(TOPIC, journal, "Write", "write events")
-        yield Right(TOPIC, journal, "DescribeConfigs", "know how big an event may be")
+        yield Right(TOPIC, journal, "DescribeConfigs", "read the limit of an event's size")
 
 
 def reader_rights(groups: Iterable[str], *streams: str) -> Iterator[Right]:
     """A reader's rights."""
     for stream in streams:
         yield Right(TOPIC, stream_topic(stream), "Read", "read committed events")
-        yield Right(TOPIC, history_topic(stream), "Read", "know their order and transactions")
+        yield Right(TOPIC, history_topic(stream), "Read", "read their order and transactions")
     for group in groups:
-        yield Right(GROUP, group, "Read", "share a stream, keep positions")
+        yield Right(GROUP, group, "Read", "join the group, commit positions")
 
 
 def watcher_rights(groups: Iterable[str], *streams: str) -> Iterator[Right]:
     """The rights to see the lag of consumer groups. To reset a group takes a reader's rights."""
     for stream in streams:
+        yield Right(TOPIC, stream_topic(stream), "Describe", "read its first and last offsets")
         yield Right(
-            TOPIC, stream_topic(stream), "Describe", "see offsets in it, and its first ones"
+            TOPIC,
+            history_topic(stream),
+            "Read",
+            "count what was committed since",
         )
-        yield Right(TOPIC, history_topic(stream), "Read", "count what was committed since")
     for group in groups:
-        yield Right(GROUP, group, "Describe", "see it, its members and its offsets")
+        yield Right(GROUP, group, "Describe", "list members and offsets")
 
 
 def doctor_rights() -> Iterator[Right]:
     """The rights of `doctor`, besides those of a client."""
-    yield Right(CLUSTER, THE_CLUSTER, "Describe", "see the brokers' disks")
+    yield Right(CLUSTER, THE_CLUSTER, "Describe", "check the brokers' disks")
 
 
 def by_resource(found: Iterable[Right]) -> Iterator[tuple[Right, list[Right]]]:
