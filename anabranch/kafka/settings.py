@@ -142,7 +142,7 @@ def parse_settings(bootstrap: str | Settings, options: Mapping[str, object]) -> 
     if refused:
         raise UnsupportedSetting(
             f"{', '.join(sorted(refused))}: not known, or not to be honoured where anabranch speaks to brokers "
-            "itself; leave it out (operations.md tells what TLS and SASL take)"
+            "itself; leave it out (docs/security.md says what TLS and SASL need)"
         )
     secured, named = _protocol(security)
     sasl = _sasl(security, callback) if named else None

@@ -41,28 +41,24 @@ MAX_WAIT_MS = 600_000  # the longest wait for the journals to cover a commit's r
 COMMAND = Limit(
     1 << 20,
     "bytes",
-    "a command, unpacked; `OneShot`, `Commit`, `Register`: the limit of their topic",
+    "a command, unpacked (`OneShot`, `Commit`, `Register`: the limit of their topic)",
 )
 LIST = Limit(LIST_ITEMS, "items", "a list in a command")
-EVENTS = Limit(
-    MOST_EVENTS, "events", "a `OneShot` or `PrepareEvents`; an event has fewer headers, too"
-)
+EVENTS = Limit(MOST_EVENTS, "events", "a `OneShot` or `PrepareEvents`")
 BATCH = Limit(17 << 20, "bytes", "a record batch of commands, unpacked")
 BATCH_RECORDS = Limit(100_000, "records", "a record batch of commands")
 QUEUED = Limit(
     32 << 20,
     "bytes",
-    "commands of all lanes that wait in a leader, about; and each lane's share of that",
+    "commands that wait in a leader, about; lanes have equal shares",
 )
-TEXT = Limit(1 << 10, "characters", "a reason, or a refusal's text: the rest is cut off")
+TEXT = Limit(1 << 10, "characters", "a reason or a refusal's text; the rest is cut off")
 NAME = Limit(256, "characters", "the name of a transaction or a series")
 SETTING = Limit(256, "characters", "a setting's name, or its value")
 DIGITS = Limit(20, "digits", "a number in a setting")
 CORRELATION_ID = Limit(64, "bytes", "a correlation id")
 TOKENS = Limit(1_000, "tokens", "a heartbeat")
-HELPERS = Limit(
-    8, "lanes", "lanes, not its owner's, that a leader knows to send a transaction's heartbeats"
-)
+HELPERS = Limit(8, "lanes", "lanes, besides its owner's, that send a transaction's heartbeats")
 UNREAD = Limit(
     10,
     "keepalives",
@@ -71,15 +67,15 @@ UNREAD = Limit(
 RECEIPTS = Limit(3 << 20, "bytes", "the receipts of a transaction's writers, about")
 WRITERS = Limit(20_000, "writers", "an open transaction")
 UNCOMMITTED = Limit(
-    32 << 30, "bytes", "an open transaction in journals; then it gets no more streams and writers"
+    32 << 30, "bytes", "an open transaction in journals; beyond it, no more streams and writers"
 )
-WRITERS_LISTED = Limit(500, "writers", "an answer; as many: ask for those after its last one")
+WRITERS_LISTED = Limit(500, "writers", "an answer; ask for more after its last writer")
 LIST_ROWS = Limit(
     400,
     "rows",
-    "what a list reads for an answer, some 4 ms; it continues in the next one (`more`)",
+    "what a list reads for an answer; the next one continues (`more`)",
 )
-WAITERS = Limit(1_000, "askers", "askers that wait for one commit")
+WAITERS = Limit(1_000, "askers", "commands that wait for one commit")
 HEADERS = Limit(1_000, "headers", "an event")
 EVENT_TIME = Limit(253_402_300_799_999, "ms", "the time of an event, Unix (the end of 9999)")
 SEGMENTS = Limit(10_000, "segments", "a stream, and what one scaling seals or opens")
@@ -90,42 +86,40 @@ RECORD = Limit(
     "bytes",
     "a row of the status log, an answer, a step of a history: `--max-message-bytes`, or less if brokers take less",
 )
-LEAST_RECORD = Limit(
-    4 << 20, "bytes", "`--max-message-bytes`, and what topics show of it: this or more"
-)
-LEAST_MESSAGE = Limit(16 << 10, "bytes", "`max.message.bytes` of any topic: this or more")
+LEAST_RECORD = Limit(4 << 20, "bytes", "at least: `--max-message-bytes`, also as topics have it")
+LEAST_MESSAGE = Limit(16 << 10, "bytes", "at least: `max.message.bytes` of any topic")
 UNPACKED = Limit(
     64 << 20,
     "bytes",
-    "a record batch in a journal, unpacked; and 16 times the stream's `max.message.bytes`, or the packed batch",
+    "a record batch in a journal, unpacked; also 16 times the stream's `max.message.bytes`, or its packed size",
 )
 JOURNAL_WORK = Limit(
     20_000, "units of work a second", "the journals of a stream, while others wait for the leader"
 )
 PASS_WORK = Limit(
-    5_000, "units of work", "what is read of journals before commands are decided, about"
+    5_000, "units of work", "journals that are read before commands are decided, about"
 )
 BUSY_PASS_WORK = Limit(500, "units of work", "… within a second after a command")
 BUSY_ROUND = Limit(
     1 << 20,
     "bytes",
-    "merges of one commit round, about, within a second after a command; else `--chunk-bytes`",
+    "merges of one round, about, within a second after a command; else `--chunk-bytes`",
 )
-RUNS = Limit(10_000, "runs", "a record batch in a journal: each change of its writer begins one")
+RUNS = Limit(10_000, "runs", "a record batch in a journal; each change of its writer begins one")
 PREPARED_EVENTS = Limit(
-    64 << 10, "bytes", "the events of a `PrepareEvents`, about; more of them go by journals"
+    64 << 10, "bytes", "the events of a `PrepareEvents`, about; more go by journals"
 )
 LOCKS = Limit(
-    10_000, "locks", "a transaction's, points and ranges; lock a range, or read with `lock=False`"
+    10_000, "locks", "a transaction's points and ranges; lock a range, or read with `lock=False`"
 )
-LOCK_BYTES = Limit(256 << 10, "bytes", "the locks of one `LockReads`; more of them go in several")
+LOCK_BYTES = Limit(256 << 10, "bytes", "the locks of one `LockReads`; more go in several")
 REGISTERED = Limit(1_000_000, "locks", "registered locks of a control partition")
 RANGES = Limit(
-    1_000, "ranges", "registered ranges of a table, in equal shares of the lanes that have some"
+    1_000, "ranges", "registered ranges of a table; lanes that have some have equal shares"
 )
-TABLES = Limit(1_000, "tables", "a transaction's, that it reads")
+TABLES = Limit(1_000, "tables", "the tables that a transaction reads")
 ROW_KEY = Limit(8 << 10, "bytes", "the key of a table's row")
-PREPARED = Limit(10_000, "transactions", "PREPARED ones of a control partition")
+PREPARED = Limit(10_000, "transactions", "prepared transactions of a control partition")
 SCOPES = Limit(10_000, "scopes", "a control partition")
 PROCESSORS = Limit(1_000, "processors", "a control partition")
 TASKS = Limit(1_024, "tasks", "a processor")
@@ -133,29 +127,25 @@ ALL_TASKS = Limit(32_768, "tasks", "all processors of a control partition")
 INPUTS = Limit(64, "inputs", "a processor")
 STORES = Limit(256, "stores", "a processor")
 LABEL = Limit(64, "characters", "the label of a writer")
-HOLDER = Limit(256, "characters", "the name of who takes tasks")
-GRANTS = Limit(10_000, "grants", "a control partition; those of scopes' creators come on top")
-AUDIT = Limit(10_000, "rows", "the audit rows of one lane; the oldest ones go first")
+HOLDER = Limit(256, "characters", "the name of a worker that takes tasks")
+GRANTS = Limit(10_000, "grants", "a control partition, besides those of scopes' creators")
+AUDIT = Limit(10_000, "rows", "the audit rows of one lane; the oldest are deleted")
 LANES = Limit(1_000, "lanes", "a control partition")
-ANSWER = Limit(4 << 20, "bytes", "an answer; lists continue in the next one (`more`)")
+ANSWER = Limit(4 << 20, "bytes", "an answer; a list continues in the next one (`more`)")
 ROUND = Limit(
     16 << 20,
     "bytes",
-    "commands, rows and answers of one commit round, about; the rest comes in the next",
+    "commands, rows and answers of one round, about; the next has the rest",
 )
 ROUND_WORK = Limit(
-    2_500, "units of work", "the commands of one commit round, about; the rest comes in the next"
+    2_500, "units of work", "the commands of one round, about; the next has the rest"
 )
-QUARANTINED = Limit(
-    1_000, "records", "commands that are remembered as quarantined, the newest ones"
-)
-TRIES = Limit(
-    3, "tries", "a command that can't be decided, or that leaders die of; then it is quarantined"
-)
+QUARANTINED = Limit(1_000, "records", "the newest quarantined commands that are remembered")
+TRIES = Limit(3, "tries", "a command that fails, or ends leaders, before it is quarantined")
 UNSURE = Limit(
     10,
     "rounds",
-    "a command alone in rounds with an unknown outcome, while others succeed; then the same",
+    "a command alone in rounds of unknown outcome while others succeed, before it is quarantined",
 )
 
 # Most that a lane may have at once, unless its row has another quota. `admin` has none, so it is never refused.
@@ -165,19 +155,19 @@ QUOTAS = {
     "work": Limit(
         20_000,
         "units a second",
-        "what a lane's commands cost, about 10 µs each; a small command has 10; more of them wait",
+        "a lane's commands; a unit is about 10 µs, a small command 10 units; more commands wait",
     ),
     "scopes": Limit(100, "scopes", "scopes that a lane made"),
     "streams": Limit(100, "streams", "streams that a lane made"),
     "partitions": Limit(2_000, "partitions", "partitions of streams that a lane made"),
     "locks": Limit(100_000, "locks", "registered locks of a lane's open transactions"),
-    "prepared": Limit(1_000, "transactions", "PREPARED transactions of a lane"),
+    "prepared": Limit(1_000, "transactions", "prepared transactions of a lane"),
     "processors": Limit(100, "processors", "processors that a lane made"),
     "tasks": Limit(4_096, "tasks", "tasks of processors that a lane made"),
     "series": Limit(10_000, "series", "series of numbers that a lane began"),
     "keepalive": Limit(86_400_000, "ms", "the keepalive of a lane's transactions"),
     "snapshot": Limit(
-        86_400_000, "ms", "the age of a snapshot that a lane's open transaction reads tables at"
+        86_400_000, "ms", "the age of a snapshot at which a lane's open transaction reads tables"
     ),
 }
 
