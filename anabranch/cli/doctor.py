@@ -227,11 +227,7 @@ def _controllers(client: Client, cluster: Cluster, bootstrap: str) -> Iterator[R
             )
         )
         for one in ill:
-            do = (
-                'operations.md, "Streams that are lost"'
-                if one.state == "LOST"
-                else "remove the cause"
-            )
+            do = 'runbook.md, "A stream is LOST"' if one.state == "LOST" else "remove the cause"
             rows.append(
                 Row(f"stream {one.stream}", State.BAD, f"{one.state} {one.trouble}".strip(), do)
             )

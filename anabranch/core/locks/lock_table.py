@@ -1,4 +1,4 @@
-"""LockTable locks: rows of open transactions, which each commit is checked against.
+"""Registered locks: rows of open transactions, which each commit is checked against.
 
 `docs/inside/tables.md` has the rules.
 """
@@ -16,7 +16,7 @@ from anabranch.protocol.schemas import records as r
 
 @dataclass(slots=True)
 class TxnLocks:
-    """LockTable locks of an open transaction, by writer and sequence, and how far each writer's are validated.
+    """Registered locks of an open transaction, by writer and sequence, and how far each writer's are validated.
 
     ``count``: the number of locks, as `held_by` counts them.
     """
