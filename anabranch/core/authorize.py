@@ -106,8 +106,8 @@ def _keep(state: State, lane: str, what: str, rights: int) -> int:
 
 
 def check_right(state: State, lane: str, right: Right, what: str) -> None:
-    """`NotAuthorized` unless the lane has the right on ``what``, which is as for `rights_of`, or a scope's name: on
-    any of its streams.
+    """`NotAuthorized` unless the lane has the right on ``what``: as for `rights_of`, or a scope's name, for any of
+    its streams.
     """
     rights = state.rights.get((lane, what))  # each event's stream comes here
     if rights is None:

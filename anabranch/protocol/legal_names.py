@@ -38,7 +38,7 @@ def check_type(what: str, value: object, *kinds: type) -> None:
 
 
 def check_text(what: str, text: str) -> str:
-    """`InvalidArgument` for a text that librdkafka would change: it drops leading blanks and stops at a zero."""
+    """`InvalidArgument` for a text that librdkafka changes: it drops leading blanks, and stops at a zero byte."""
     check_type(what, text, str)
     try:
         size = len(text.encode())

@@ -423,8 +423,8 @@ def _has_room(turn: Turn, txn_id: bytes, places: Mapping[str, int]) -> bool:
     """Whether there are enough idle partitions to stage a transaction. If not, it waits for partitions that
     other staged merges release soon.
 
-    A stuck merge may keep its partitions for hours,
-    so then new ones are added. The oldest waiting transaction comes first.
+    A stuck merge may keep its partitions for hours, so then new ones are added. The oldest waiting transaction
+    comes first.
     """
     for stream, count in places.items():
         row = turn.state.streams[stream]

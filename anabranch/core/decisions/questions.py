@@ -351,7 +351,8 @@ def safe_time(turn: Turn, command: r.SafeTime, to: ReplyTo | None) -> None:
     A timestamp is safe when no commit at or before it can be added any more. Commit timestamps rise from the hybrid
     time of the state, which each round logs in its `RoundRow`. So it is enough, for this leader and all later ones,
     that hybrid time has reached the timestamp in the round of the answer. The question itself never moves hybrid
-    time beyond the clock, because all later commits would be dated ahead.
+    time beyond the clock, because all later commits would be dated ahead; the times that its sender has seen may
+    (`times`).
     """
     check_served(turn, command.scope)
     for table in command.tables:

@@ -50,7 +50,7 @@ def _default(state: State, lane: str, name: str) -> int | None:
 
 
 def own_quotas(state: State, lane: str, quotas: Mapping[str, int]) -> dict[str, int]:
-    """The quotas that differ from the defaults, because a user may send a listed set back."""
+    """The quotas that differ from the defaults, so that a listed set that is sent back does not fix these."""
     return {name: most for name, most in quotas.items() if most != _default(state, lane, name)}
 
 

@@ -5,7 +5,8 @@ partitions to the topics, and `partitions_added` continues. Segments are named b
 between change their ids.
 
 A policy over the load of each segment (`propose`), like Pravega's, scales streams automatically, with several
-averaging windows (shorter ones have higher thresholds) and a cool-down. Three rules keep it stable:
+averaging windows (shorter ones have higher thresholds) and a cool-down. Three rules keep it from splitting and
+merging again and again:
 
 - A segment is split if its load is more than 1.5 times its target over a whole cool-down, or sooner if the load is
   far above (`_RULES`), but never within a cool-down after it was opened.

@@ -3,10 +3,10 @@
 The stream's row logs each intent first. Then the shell changes the topics; the result is logged and answered.
 
 If a stream loses a topic, one round gives it up (docs/inside/decisions/0011): its row becomes LOST, and every
-transaction that touched it is aborted as a whole where that is legal. A transaction in FINALIZE_IN_PROGRESS is
-stuck until an operator forces its end. A LOST stream is recovered, or forgotten so that its name is free again
-(0012). The row that counts how often a name was forgotten stays: it distinguishes index rows of the old journal
-from those of the new one.
+transaction that touched it is aborted as a whole where that is legal, so that none commits in part. A transaction
+in FINALIZE_IN_PROGRESS is stuck until an operator forces its end. A LOST stream is recovered, or forgotten so that
+its name is free again (0012). The row that counts how often a name was forgotten stays: it distinguishes index rows
+of the old journal from those of the new one.
 """
 
 from __future__ import annotations

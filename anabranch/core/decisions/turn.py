@@ -115,7 +115,7 @@ class Turn:
     """The state as this round leaves it, and the round itself.
 
     ``now_us``: the wall clock, Unix microseconds. ``now_ms``: a monotonic clock, for keepalives, waits and pauses.
-    ``hybrid_time``: of the last timestamp so far.
+    ``hybrid_time``: the highest so far.
     """
 
     state: State
@@ -187,9 +187,8 @@ class Turn:
         value = self.state.apply(key, row)
         self.size += len(value or b"")
         self.puts += 1
-        self.round.rows.pop(
-            key, None
-        )  # so that a key's last row is logged in the order of last rows
+        # So a key's last row is logged in the order of last rows.
+        self.round.rows.pop(key, None)
         self.round.rows[key] = value
 
     def reply(self, to: ReplyTo | None, result: Any) -> None:

@@ -210,7 +210,7 @@ def to_revalidate(
 
 
 def _may_be_broken(turn: Turn, locks: r.TableLocks, through: int) -> bool:
-    """Whether a commit later than ``through`` may have broken one of these locks without being certain to.
+    """Whether a commit later than ``through`` may have broken one of these locks, but not for certain.
 
     The row of a lock's transaction names a commit that broke it for certain (`hold_against`). The table's row has
     the times of the latest commits with unknown keys or known bounds only, and the recent writes have the bounds.

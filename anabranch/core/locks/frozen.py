@@ -53,7 +53,7 @@ def waits(turn: Turn, who: Who, writes: Callable[[], Writes]) -> bool:
 
 
 def still_waits(turn: Turn, who: Who) -> bool:
-    """Whether a transaction for which it waited before is still frozen; this compares no lock."""
+    """Whether a transaction for which ``who`` waited before is still frozen. No lock is compared."""
     known = turn.memory.merging.waiting.get(who, None)
     if known is None or not any(txn_id in turn.state.locks.frozen for txn_id, _ in known.on):
         return False

@@ -199,7 +199,7 @@ class LockTable:
     def conflicts(self, table: str, write: Write, by: bytes) -> dict[bytes, r.BrokenLock]:
         """The transactions other than ``by`` whose locks a commit breaks for certain.
 
-        Equal fingerprints count as equal keys: two keys have the same in one of 2^64 cases. Ranges are compared
+        Equal fingerprints count as equal keys: two keys have equal ones in one of 2^64 cases. Ranges are compared
         with keys; if only the bounds of a commit's keys are known, the table's row has its time (`TableRow`).
         """
         found: dict[bytes, r.BrokenLock] = {}

@@ -21,8 +21,9 @@ MOST_BOUNDED = 100
 class _Table:
     """Writes to one table later than the reach, oldest first. ``before``: timestamp of the last commit before them.
 
-    ``packed``, ``bounded``: those of them. ``newest``: fingerprint -> timestamp of its newest write, without packed
-    and ``fresh`` writes. ``unknown``: timestamp of the newest write with unknown keys.
+    ``packed``, ``bounded``: the packed and the bounded ones among ``writes``. ``newest``: fingerprint -> timestamp
+    of its newest write, without packed and ``fresh`` writes. ``unknown``: timestamp of the newest write with
+    unknown keys.
     """
 
     before: int
@@ -145,10 +146,10 @@ class RecentWritesDraft:
         return [t for t in (self.tables.get(table), self.base.table(table)) if t]
 
     def spares(self, locks: r.TableLocks, through: int) -> bool:
-        """Whether each commit later than ``through`` is known to have broken none of these locks, or did so for
-        certain, so that `hold_against` logged it.
+        """Whether it is certain that no commit later than ``through`` broke one of these locks unnoticed.
 
-        This is certain if all these commits are here with their keys, or with bounds that enclose no locked range.
+        Breaks that are certain are noticed (`hold_against`). So the answer is yes if all these commits are here
+        with their keys, or with bounds that enclose no locked range.
         """
         known = self._known(locks.table)
         if through < self.base.reach or any(its.unknown > through for its in known):
