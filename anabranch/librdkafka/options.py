@@ -186,7 +186,6 @@ class Options:
         return f"these brokers take no {refused}, and {self.codec} is used from now on"
 
     def admin(self) -> dict[str, Any]:
-        """For the admin client."""
         return self._base()
 
     def commands(self, max_bytes: int) -> dict[str, Any]:
@@ -196,7 +195,6 @@ class Options:
         )
 
     def replies(self) -> dict[str, Any]:
-        """For the consumer of replies."""
         return _SMALL_DEFAULTS | self._base() | _REPLIES
 
     def journal(self, max_bytes: int) -> dict[str, Any]:
