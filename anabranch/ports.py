@@ -3,7 +3,7 @@
 Every port has two implementations: the real one (Kafka, RocksDB, the machine's clock), and an in-memory one with
 which the simulator runs whole clusters in one thread from one seed. One contract suite tests both. Implementations
 make no decisions, and callers do no other I/O. Calls block; in-memory ones hand over to the simulator's scheduler,
-which may stop the process there. Record batches are raw RecordBatch v2 bytes (KIP-98) in both.
+which may end the process in the middle of a call. Record batches are raw RecordBatch v2 bytes (KIP-98) in both.
 """
 
 from __future__ import annotations
