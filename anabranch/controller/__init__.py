@@ -34,8 +34,7 @@ One pass of a leader (`Controller.step`):
 
 1. Native transactions that lack a marker are ended. Streams that are lost are given up, each by a round of its own.
 2. The chunks that carriers have merged since the last pass are applied to state and table.
-3. Records below the logged low waters are deleted. One chunk of runs that keep a journal from being truncated is
-   moved.
+3. Records below the logged low waters are deleted. One chunk of runs that keep a low water down is moved.
 4. The first positions of new lanes are logged.
 5. Commands and journals are fetched; the wait ends at the next deadline. Journals are indexed.
 6. The commands of this round are chosen. A suspect one is logged before it is tried.

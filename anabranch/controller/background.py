@@ -44,7 +44,7 @@ log = logging.getLogger("anabranch.controller")
 QUIET_MS = 3_000  # since the last round to a stream
 LOOK_EVERY_MS = 1_000
 AGAIN_MS = 10_000  # where something is open, or partitions can't be reached
-_MOST_PLACES = 500  # in one look
+_MOST_PLACES = 500  # partitions in one comparison
 
 
 class BackgroundWork:

@@ -114,9 +114,8 @@ class Durable(NamedTuple):
     control_partition: int
     journals: JournalReaders
     offset_guess: OffsetGuess | None = None  # write the history together with the data
-    appended: Callable[[Sequence[Appended]], None] | None = (
-        None  # takes the places of a committed round's data
-    )
+    # Gets the places of a committed round's data.
+    appended: Callable[[Sequence[Appended]], None] | None = None
 
 
 @contextmanager
@@ -158,7 +157,7 @@ def write_round(
     keeps its position in that log: to fold rows again is harmless, to skip a row is not.
 
     ``index_rows``: changes of the journal index since the last round. They wait for this round, because its commit
-    proves that no other controller led while they were made: then they would be made with an old state.
+    proves that no other controller led while they were made, and so that their state was not an old one.
 
     Raises:
         LogRefused: the broker refused a part of it, or merged records are gone from a journal. The native
@@ -310,8 +309,6 @@ def _append_if_big(producer: Producer, merge: Merge) -> list[Placed]:
 
 
 _Batch = tuple[TopicPartition, bytes, int]  # partition, batch, number of its records
-
-
 _Pairs = Iterable[tuple[bytes, bytes | None]]
 
 
@@ -379,7 +376,7 @@ def _check_behind(
                 topic = TopicPartition(stream_topic(commit.stream), part.partition)
                 raise TopicGone.replaced(topic, at.first, known[part.partition], certain=True)
             place = commit.stream, part.partition
-            if ends.get(place) != at.first:  # else this part adds to the one before
+            if ends.get(place) != at.first:  # otherwise this part continues the last one
                 behind = ends.get(place, known.get(part.partition, 0))
                 appended.append(Appended(commit.stream, part.partition, behind, at.first))
             ends[place] = at.end

@@ -1,4 +1,4 @@
-"""Places in a stream's history: its end, for a leader's first round to the stream, and those for truncation."""
+"""Reads of a leader from a stream's history: its end, before the first round to it, and places for truncation."""
 
 from __future__ import annotations
 

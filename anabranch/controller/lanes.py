@@ -550,7 +550,6 @@ class Command:
 
 
 def weight_of(commands: Iterable[Command]) -> int:
-    """About how many bytes these commands take in a queue."""
     return sum([command.weight for command in commands])
 
 

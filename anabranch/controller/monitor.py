@@ -84,7 +84,6 @@ class Numbers:
         return sum(self.values[name].copy().values())
 
     def took(self, seconds: float) -> None:
-        """Count a duration."""
         self.seconds[bisect_left(BOUNDS_S, seconds)] += 1
         self.seconds_sum += seconds
 
