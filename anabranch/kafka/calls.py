@@ -45,7 +45,7 @@ class AuthenticationFailed(ConnectionBroken):
 
 
 class Reader:
-    """Reads an answer's fields. `MalformedAnswer`: the answer ends before a field does."""
+    """Reads an answer's fields. `MalformedAnswer`: a field does not fit into the answer."""
 
     def __init__(self, body: Buffer, flexible: bool) -> None:
         self.body = memoryview(body)

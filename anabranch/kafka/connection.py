@@ -88,10 +88,8 @@ class Connection:
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if tls is not None:
                 self._socket = tls.wrap_socket(self._socket, server_hostname=host)
-        except (
-            OSError,
-            ValueError,
-        ) as error:  # `ValueError`: the host in the metadata is malformed
+        except (OSError, ValueError) as error:
+            # `ValueError`: the host in the metadata is malformed.
             raise ConnectionBroken(
                 f"no connection to {self.address}: {error}", sent=False
             ) from error
@@ -383,9 +381,8 @@ class Pool:
         self._settings = settings
         self._lock = threading.Lock()
         self._idle: dict[tuple[str, int], list[Connection]] = {}
-        self._parked: dict[
-            tuple[str, int], list[Connection]
-        ] = {}  # connections with answers under way
+        # Connections with answers under way.
+        self._parked: dict[tuple[str, int], list[Connection]] = {}
         # Connections that wait for an answer that may never come.
         self._waiting: WeakSet[Connection] = WeakSet()
         self._closed = False

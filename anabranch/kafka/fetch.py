@@ -89,7 +89,6 @@ class Fetcher:
         committed: bool,
         failed: Failed | None = None,
     ) -> dict[TopicPartition, Fetched]:
-        """`anabranch.ports.Log.fetch`."""
         if not positions:
             return {}
         give_up = time.monotonic() + max_wait

@@ -1,6 +1,6 @@
 """Checks whether a cluster gives what anabranch needs: before a controller starts, or as a probe.
 
-`before_leading` creates nothing, and finds out whether a controller can be leader at all. `Probe` tries, on topics
+`before_leading` creates no topic, and finds out whether a controller can be leader at all. `Probe` tries, on topics
 of its own, everything that docs/inside/decisions/0039-what-a-broker-must-give.md lists.
 """
 

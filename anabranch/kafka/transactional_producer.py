@@ -86,13 +86,7 @@ class KafkaProducer:
     """`anabranch.ports.Producer` on brokers. Only one thread at a time may use it."""
 
     def __init__(self, cluster: Cluster, transactional_id: str, timeout: float) -> None:
-        """Initialise the transactional id. ``timeout``: limit of one native transaction, in seconds.
-
-        Raises:
-            LogBusy: the markers of its last native transaction can't be written.
-            LogUnavailable: no coordinator until the deadline.
-            LogRefused: the broker does not allow the id or the timeout.
-        """
+        """Initialise the transactional id; arguments and errors as for `Coordinator`."""
         self._cluster = cluster
         self._id = transactional_id
         # Partitions of the native transaction: added at the coordinator (V1), and appended to.
