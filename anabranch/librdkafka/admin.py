@@ -192,9 +192,8 @@ class KafkaAdmin:
             return self.ask(deadline, ask) if request else {}
         except NotReady as error:
             for place, end in low.items():
-                if (
-                    end >= 0
-                ):  # at first, and while leaders move, librdkafka may return -1001 without an error
+                if end >= 0:
+                    # At first, and while leaders move, librdkafka may return -1001 without an error.
                     raise NotReady(_TOO_LOW.format(*place, end, least[place])) from error
             raise
 
@@ -343,7 +342,7 @@ def _ignore(_: KafkaError) -> None:
 
 
 def no_broker(bootstrap: str) -> str:
-    """Why each address can't be reached, within two seconds; empty if something listens at one of them."""
+    """Why each address can't be reached within `_LOOK_S`; empty if something listens at one of them."""
     given = addresses(bootstrap)
     with ThreadPoolExecutor(len(given)) as pool:
         found = list(pool.map(_obstacle, given))

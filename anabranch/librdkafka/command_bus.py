@@ -215,7 +215,6 @@ class KafkaBus:
         payload: bytes,
         more: RecordHeaders = (),
     ) -> None:
-        """Queue a command."""
         producer = self._producer
         if producer is None or self._closed:
             return
@@ -284,7 +283,6 @@ class KafkaBus:
             slot.put(None)
 
     def trouble(self) -> str:
-        """The last error."""
         return self._trouble
 
     def _answer(self, correlation_id: bytes, answer: _Answer) -> None:

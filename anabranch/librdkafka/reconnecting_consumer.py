@@ -92,13 +92,11 @@ class LastingConsumer:
         self._learn(partitions)
 
     def incremental_unassign(self, partitions: Sequence[TopicPartition]) -> None:
-        """Stop reading these partitions."""
         self.native.incremental_unassign(list(partitions))
         for place in _places(partitions):
             self._offsets.pop(place, None)
 
     def unassign(self) -> None:
-        """Stop reading all partitions."""
         self.native.unassign()
         self._offsets.clear()
 
