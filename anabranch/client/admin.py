@@ -74,9 +74,10 @@ class Administration:
         return _grants(self._session.ask_each(r.ListGrants(), r.GrantList, deadline))
 
     def set_grant(self, lane: str, pattern: str, change: int, deadline: float) -> Grant:
-        """Send the change, not the result, to each control partition, as other operators may change grants, too.
+        """Add or remove rights in each control partition; returns the lane's rights on this pattern.
 
-        A control partition without this grant first gets the rights that others have.
+        The change is sent, not the result, as other operators may change grants at the same time. A control
+        partition without this grant gets the rights that others have, with the change.
         """
         check_lane(lane)
         parts = self._session.ask_each(r.ListGrants(), r.GrantList, deadline)
@@ -149,7 +150,7 @@ class Administration:
         return ids
 
     def _ids_at_last(self, log: Log, lane: str, deadline: float) -> tuple[str, ...]:
-        """The ids of a lane's topics, as soon as the broker that is asked knows them."""
+        """The ids of a lane's topics. Waits until the broker that answers knows them; raises `NotReady`."""
         while True:
             try:
                 return lane_topic_ids(log, self._shared.ports.prefix, lane)

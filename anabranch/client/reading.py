@@ -112,7 +112,7 @@ class Reading:
         *,
         whole: bool = False,
     ) -> TransactionReader:
-        """As `Client.read_transactions`. ``whole``: it raises instead of skipping deleted ones."""
+        """As `Client.read_transactions`. ``whole``: raise `SnapshotExpired` instead of skipping deleted ones."""
         readers = self.readers()
         return readers.add(
             TransactionReader(
@@ -195,7 +195,7 @@ class Reading:
         threads: bool = True,
         hold: int | None = None,
     ) -> ReadReplica:
-        """A replica of one table, only for reads. ``hold``: it keeps versions from this hybrid time on."""
+        """A replica of one table, only for reads. ``hold``: the hybrid time from which it keeps versions."""
         need("rocksdict", extra="tables")
         from anabranch.client.replica import ControllerTimes
         from anabranch.tables.replica import ReadReplica
@@ -356,7 +356,7 @@ class SystemTables:
         self, of: str, above: int | None, until: int | None, limit: int, deadline: float
     ) -> list[CommitRow]:
         scope, slash, _ = of.partition("/")
-        # The histories have all commits up to a safe time by now.
+        # Up to a safe time, the histories have all commits.
         until = self._session.instant(check_scope(scope), until, deadline)
         if above is not None and above > until:
             raise InvalidArgument(f"start {to_text(above)} is later than {to_text(until)}, the end")
@@ -376,7 +376,7 @@ class SystemTables:
             each.stream for each in found if is_table(each.settings) and each.state != CREATING
         ]
         for scope, its in groupby(tables, lambda table: table.partition("/")[0]):
-            # The latter if a table was deleted meanwhile.
+            # `InvalidArgument` if a table was deleted meanwhile.
             with suppress(NotAuthorized, InvalidArgument):
                 safe = self._session.safe_tables(scope, None, list(its), deadline)
                 newest |= {each.table: each.last for each in safe.tables}

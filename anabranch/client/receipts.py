@@ -1,4 +1,4 @@
-"""One writer of a transaction: it places each event by its key, writes it to the journal, and counts it.
+"""One writer's events in a transaction: their places, how they are written and counted, and the receipt.
 
 The receipt has, for each journal partition, the count of events and the sum of their checksums. A key is hashed
 once, for its place and its checksum. `StreamLane.write` is the hot path of bulk writes.
@@ -70,9 +70,10 @@ class Account:
 
 
 class _Places(NamedTuple):
-    """The places of events: account, checksum of the key, and the bytes that remain for the rest of the event.
+    """Finds the place of an event: account, checksum of the key, and the bytes left for the rest of the event.
 
-    ``known``: those of keys that came before. ``place``: of another key. ``spread``: of an event without a key.
+    ``known``: the places of keys that came before. ``place``: finds that of another key. ``spread``: finds that of
+    an event without a key.
     """
 
     known: dict[bytes, tuple[Account, int, int]]
@@ -101,7 +102,7 @@ class StreamLane:
         self.judge_time: Callable[[int], None] | None = None
 
     def write_many(self, events: Iterable[EventFields]) -> None:
-        """Write events. If one is refused, those before it are already written."""
+        """Write events. If one is refused, the earlier ones are already written."""
         self._journal.write_many(self.topic, self._records(events))
 
     def write_rows(self, partition: int, rows: Iterable[StateRow]) -> None:
@@ -311,7 +312,7 @@ def _unpack(event: EventFields) -> tuple[bytes | None, bytes | None, RecordHeade
 
 
 def check_fields(event: EventFields) -> None:
-    """Raise `InvalidArgument` unless these are the fields of an event; headers are not checked here."""
+    """Raise `InvalidArgument` unless these are the fields of an event. Headers are not checked."""
     given: Any = event  # callers without a type checker pass anything
     if not isinstance(given, tuple | list) or not 1 <= len(given) <= 4:
         raise InvalidArgument(
