@@ -1,8 +1,8 @@
-"""Fetched records of a partition, decoded block by block when they are about to be returned, as events.
+"""Fetched records of a partition, decoded block by block just before they are returned as events.
 
 A `Portion` is a partition's part of one fetch. A block has the offsets of its records, and returns the fields of
-any consecutive ones. Callers see no difference between blocks of columns and blocks of records that were decoded
-one by one. Events are made without Python code for each record.
+any consecutive ones: `ColumnsBlock` of records in columns, `RecordsBlock` of records that were decoded one by one.
+Events are made without Python code for each record.
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ from anabranch.types import Event
 if TYPE_CHECKING:
     from anabranch.batches.columns_read import Binary, Columns, ColumnsBuilder, Longs
 
-_OURS = (TXN_HEADER, OP_HEADER)  # plain topics may have other names with this prefix
+_OURS = (
+    TXN_HEADER,
+    OP_HEADER,
+)  # the records of plain topics may have other headers with this prefix
 _Headers = list[tuple[str, bytes | None]]
 
 
@@ -83,8 +86,8 @@ def events_of(
 ) -> Iterator[Event]:
     """The events from place ``low`` on, as many as the stretches have together.
 
-    Each event is made on demand, and its offset taken from ``offsets`` then: making many at once would keep the
-    garbage collector busy, which costs more than everything else.
+    Each event is made, and its offset taken from ``offsets``, on demand: many events at once would keep the garbage
+    collector busy, which costs more than everything else.
     """
     high = low + sum(stretch.length for stretch in stretches)
     keys, values, headers, timestamps = block.rows(low, high)
@@ -105,7 +108,7 @@ def events_of(
             repeat(s.commit_timestamp, s.length) for s in stretches
         )
         segment_ids = chain.from_iterable(repeat(s.segment_id, s.length) for s in stretches)
-    # Without any Python code for each: a named tuple's own `_make` costs as much as all of this.
+    # No Python code runs for each event: a named tuple's own `_make` would cost as much as all of this.
     fields = zip(
         repeat(stream),
         keys,
@@ -204,7 +207,7 @@ class ColumnsBlock:
         first, last = int(ends[0]), int(ends[-1])
         if first == last:
             return starmap(list, repeat(()))  # a new list each time
-        # Each list is also made together with its event, from the next pairs.
+        # Each list is made together with its event, from the next pairs.
         names = map(header_name, _cut(columns.names, first, last))
         pairs = zip(names, _cut(columns.header_values, first, last), strict=True)
         counts = ends[1:] - ends[:-1]
@@ -271,7 +274,7 @@ def _cut(column: Binary, low: int, high: int) -> list[bytes | None]:
 def split_headers(
     headers: Sequence[tuple[str, bytes | None]] | None,
 ) -> tuple[_Headers, bytes | None]:
-    """The caller's headers, and the transaction id of the ab.txn header. Headers ab.txn and ab.op are removed."""
+    """The headers without ab.txn and ab.op, and the transaction id of the ab.txn header, or None."""
     if not headers:
         return [], None
     if len(headers) > 1:
@@ -291,9 +294,8 @@ log = logging.getLogger("anabranch.client")
 _BLOCK_ROWS = 4096  # few enough to stay in a CPU core's cache
 _BLOCK_BYTES = 1 << 20
 _BLOCK_RECORDS = 256
-# Up to this many records of a fetch are decoded one by one, and of a process before it loads the compiled code.
-_FEW = 32
-_FEW_AT_ALL = 5000
+_FEW = 32  # up to this many records of a fetch are decoded one by one
+_FEW_AT_ALL = 5000  # records that a process decodes one by one before it loads the compiled code
 _NO_END = (1 << 63) - 1
 
 
@@ -301,7 +303,7 @@ class Portion:
     """Committed records of one partition, consumed in the order of their offsets. One thread at a time."""
 
     def __init__(self, place: TopicPartition, blocks: Iterator[Block]) -> None:
-        """``blocks``: all have records."""
+        """``blocks``: none is empty."""
         self.place = place
         self.end = _NO_END  # records from this offset on are skipped
         self._blocks = blocks
@@ -346,15 +348,15 @@ def portion_of_batches(
 class _Loading:
     """Loads the compiled code in the background when it is worth it; no reader waits for it.
 
-    Compiling may take many seconds. The end of the process waits for it: otherwise the compiler's state would be
-    corrupt, and the next process would find nothing in the cache.
+    Compiling may take many seconds. The end of the process waits for it: otherwise the compiler's state could
+    become corrupt, and the next process would find nothing in the cache.
     """
 
     def __init__(self) -> None:
         self.records = 0  # decoded without compiled code
         self._lock = threading.Lock()
         self._begun = False
-        # A child that is forked in mid-import could never import it; Windows has no forks.
+        # A child that is forked during the import could never import it. Windows has no forks.
         if not hasattr(os, "register_at_fork"):
             return
         os.register_at_fork(
@@ -393,7 +395,7 @@ _loading = _Loading()
 
 
 class _BatchBlocks(Iterator[Block]):
-    """Blocks of batches. A batch that fails once fails at each call: nothing is skipped."""
+    """Makes blocks of batches. A batch that can't be decoded raises at each call: nothing is skipped."""
 
     def __init__(
         self, place: TopicPartition, batches: Sequence[RawBatch], first: int, limit: int

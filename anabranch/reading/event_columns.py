@@ -68,9 +68,7 @@ class EventBatches:
             yield whole.slice(at, step)
 
     def places(self, spans: Spans, wanted: Collection[str]) -> Iterator[pa.RecordBatch]:
-        """Batches of at most `MAX_ROWS` rows, with these of `PLACES`; ``offset`` is right where there is no
-        marker.
-        """
+        """Batches of at most `MAX_ROWS` rows, with these of `PLACES`. ``offset`` is right where no marker is."""
         ends = np.cumsum(spans.counts)
         firsts = spans.firsts - (ends - spans.counts)
         for low in range(0, int(ends[-1]), MAX_ROWS):
@@ -93,7 +91,7 @@ class EventBatches:
             yield pa.RecordBatch.from_pydict({name: found[name] for name in wanted})
 
     def _constant(self, rows: int) -> None:
-        """Make the constant columns for up to this many rows; batches are slices of them."""
+        """Make the constant columns for this number of rows; batches are slices of them."""
         if len(self._streams) < rows:
             most = max(rows, MAX_ROWS)
             self._streams = pa.repeat(pa.scalar(self.stream, pa.string()), most)
