@@ -355,7 +355,7 @@ class Client:
     ) -> TransactionInfo:
         """As `state`, but a transaction that no controller knows is aborted, so that it can never begin.
 
-        Raises: Expired, ClockSkew (the id is unknown, and from more than a day after the controller's time: its
+        Raises: Expired, ClockSkew (an unknown id, made more than a day ahead of the controller's clock: its
         transaction can't begin), InvalidToken, NotReady, DeadlineExceeded (repeating is safe).
         """
         deadline = self._shared.checked_deadline(timeout)

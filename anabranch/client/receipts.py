@@ -38,7 +38,7 @@ log = logging.getLogger("anabranch.client")
 # Events without a key go to one segment up to this many bytes, then to the next.
 STICKY_BYTES = 32 << 10
 RECORD_OVERHEAD = 128  # upper bound of framing and the ab.txn header
-_SECONDS_MS = 10**11  # as milliseconds in March 1973, as seconds in the year 5138
+_SECONDS_MS = 10**11  # March 1973 if it is in milliseconds, the year 5138 if in seconds
 _KNOWN_KEYS = 20_000  # limit of each cache of the places of keys, one for each stream
 
 WriteFunction: TypeAlias = (
@@ -227,7 +227,7 @@ class StreamLane:
             account.crc_sum += crc
 
         def records(events: Iterable[EventFields]) -> Iterator[JournalRecord]:
-            # The same code as in `write`: one call for each event would be slower.
+            # The same code as in `write`, because one call for each event would be slower.
             for event in events:
                 timestamp, record_headers = 0, plain_headers
                 if len(event) == 2:

@@ -212,7 +212,7 @@ class Session:
                 over = result.code != NotReady.__name__ or self._closed
                 if over or not pauses.sleep(deadline):
                     raise error_of(result.code, _truly(result.message, unanswered))
-                # Raised if no other answer comes in time.
+                # To be raised if no other answer comes in time.
                 refused = result
                 if not (type(command) in SETS and copy.correlation_id in unanswered):
                     self._bus.forget(copy.correlation_id)
@@ -821,7 +821,7 @@ def _partition(token: bytes) -> int:
 
 
 def _truly(message: str, unanswered: Collection[bytes]) -> str:
-    """The text of a refusal, which also mentions earlier copies that were not answered."""
+    """The text of a refusal; it mentions earlier copies that were not answered, if there are any."""
     more = f"{_NOTHING} by this copy, but one sent before may be carried out"
     return message.replace(_NOTHING, more) if unanswered else message
 

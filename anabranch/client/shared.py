@@ -83,7 +83,7 @@ class Shared:
     handles: weakref.WeakSet[Handle] = field(default_factory=weakref.WeakSet)
     # By stream: when its description expires, and the description (None if the client can't get it).
     streams: dict[str, tuple[float, StreamInfo | None]] = field(default_factory=dict)
-    near_ms: int = 0  # event times up to this one are too far ahead for no stream
+    near_ms: int = 0  # no stream refuses event times up to this one as too far ahead
     # By scope: streams that its transactions may write to.
     legal: dict[str, set[str]] = field(default_factory=dict)
     dropped: deque[JournalWriter] = field(default_factory=deque)  # of garbage-collected handles

@@ -57,14 +57,14 @@ class Locks:
         self._registered: set[tuple[str, int]] = set()  # points
 
     def point(self, table: str, key: bytes) -> None:
-        """Lock a key, whether it has a row or not. `TooManyLocks`."""
+        """Lock a key, whether it has a row or not. Raises `TooManyLocks`."""
         points = self._points.setdefault(table, set())
         if key not in points:
             self._one_more()
             points.add(key)
 
     def span(self, table: str, low: bytes, high: bytes | None) -> Span:
-        """Lock a range, which the caller may make bigger. `TooManyLocks`."""
+        """Lock a range, which the caller may make bigger. Raises `TooManyLocks`."""
         self._one_more()
         self._spans.setdefault(table, []).append(span := Span(low, high))
         return span

@@ -430,9 +430,8 @@ class TableTransaction(TableWork):
                     self._events.popleft()
         except LocksBroken as error:
             self._fail(error)
-        if self._reads_others and isinstance(
-            self._own, Local
-        ):  # until now it has this process's rows
+        # Until now it has this process's rows only.
+        if self._reads_others and isinstance(self._own, Local):
             self._own.close()
             self._own = read_back(self._shared, opened)
         return opened, self._reads
@@ -469,7 +468,7 @@ class TableTransaction(TableWork):
             self._opened = None
 
     def _name_tables(self, opened: Transaction, timeout: float | None) -> None:
-        """Make the controller keep the tables readable at the snapshot. `TransactionAborted` if it is too old."""
+        """Make the controller keep the tables readable at the snapshot; raise `TransactionAborted` if too old."""
         named = r.LockReads(*opened.identity, 0, tables=self._replica.tables)
         try:
             self._session.lock_reads(named, self._shared.deadline(timeout))
@@ -546,9 +545,7 @@ class TableTransaction(TableWork):
         if self._opened is not None:
             try:
                 self._result = self._commit_open(receipts, name, timeout)
-            except (
-                AlreadyCommitted
-            ):  # another process committed it, perhaps with all writes of this one
+            except AlreadyCommitted:  # by another process, perhaps with all writes of this one
                 if self._events:
                     raise
                 self._result = self._opened.commit(receipts, name=name, timeout=timeout)
@@ -662,9 +659,8 @@ class TableTransaction(TableWork):
         opened, reads = self._open(timeout)
         try:
             with reads.explained():
-                if (
-                    opened.state == "open"
-                ):  # otherwise only the controller knows whether the locks are valid
+                # In other states only the controller knows whether the locks are valid.
+                if opened.state == "open":
                     if self._broken is not None:
                         raise self._broken
                     with suppress(OutcomeUnknown):  # another commit is under way

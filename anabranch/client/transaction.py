@@ -627,7 +627,7 @@ class Transaction:
                 self._move("refuse_shot")
                 return False
             self._failed_to_commit(error, "refuse_shot")
-            if self.state not in IN_DOUBT:  # RESOLVE may have used up the id
+            if self.state not in IN_DOUBT:  # RESOLVE may have aborted the id
                 self._shot = self._token = self._txn_id = None
             raise
         self._take_outcome(outcome)
@@ -653,7 +653,7 @@ class Transaction:
         except AnabranchError as error:
             self._failed_to_commit(error, "refuse_shot")
             if self.state == "buffered":
-                self._txn_id = None  # RESOLVE may have used up the id
+                self._txn_id = None  # RESOLVE may have aborted the id
             raise
         self._take_outcome(outcome)
         return self._done()

@@ -306,7 +306,7 @@ class CommitColumns:
         return parts
 
     def _check_once(self) -> None:
-        """`MalformedRecord` if the history names an offset twice."""
+        """Raise `MalformedRecord` if the history names an offset twice."""
         again = np.flatnonzero(self.spans.firsts[1:] < self.spans.ends[:-1])
         if len(again):
             raise MalformedRecord(

@@ -194,7 +194,7 @@ class StreamParts:
             )
 
     def _check_there(self, partition: int, offset: int, record: CommitRecord) -> None:
-        """`SnapshotExpired` if retention has deleted the offset meanwhile."""
+        """Raise `SnapshotExpired` if retention has deleted the offset meanwhile."""
         self._look_up_starts([partition])
         if offset < self._starts[partition]:
             raise self.expired(record)

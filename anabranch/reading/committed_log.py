@@ -464,7 +464,7 @@ def expired(what: str) -> SnapshotExpired:
 
 
 def partitions_of(source: CommittedLog, streams: Sequence[str], deadline: float) -> dict[str, int]:
-    """Topic -> number of partitions of each stream. `UnknownStream`."""
+    """Topic -> number of partitions of each stream. Raises `UnknownStream`."""
     counts = source.partition_counts([stream_topic(stream) for stream in streams], deadline)
     _check_there({stream: stream_topic(stream) for stream in streams}, counts)
     return counts
@@ -473,7 +473,7 @@ def partitions_of(source: CommittedLog, streams: Sequence[str], deadline: float)
 def places_of(
     source: CommittedLog, stream: str, deadline: float, least: int = 0
 ) -> list[TopicPartition]:
-    """All partitions of a stream, at least this many. `UnknownStream`."""
+    """All partitions of a stream, at least this many. Raises `UnknownStream`."""
     topic = stream_topic(stream)
     count = partitions_of(source, [stream], deadline)[topic]
     return [TopicPartition(topic, partition) for partition in range(max(count, least))]
@@ -493,7 +493,7 @@ def first_offsets(
 def ids_of(
     source: CommittedLog, streams: Sequence[str], deadline: float, *, agreed: bool = False
 ) -> dict[str, StreamIds]:
-    """Stream -> the ids of its topics. ``agreed``: as for `CommittedLog.topic_ids`. `UnknownStream`."""
+    """Stream -> the ids of its topics. ``agreed``: as for `CommittedLog.topic_ids`. Raises `UnknownStream`."""
     topics = {stream: _read_topics(stream) for stream in streams}
     names = [topic for both in topics.values() for topic in both]
     ids = source.topic_ids(names, deadline, agreed=agreed)

@@ -28,10 +28,8 @@ from anabranch.types import Event
 if TYPE_CHECKING:
     from anabranch.batches.columns_read import Binary, Columns, ColumnsBuilder, Longs
 
-_OURS = (
-    TXN_HEADER,
-    OP_HEADER,
-)  # the records of plain topics may have other headers with this prefix
+# Records of plain topics may have other headers with this prefix.
+_OURS = (TXN_HEADER, OP_HEADER)
 _Headers = list[tuple[str, bytes | None]]
 
 

@@ -62,7 +62,7 @@ class TransactionReader(Iteration[Committed]):
         self._timeout = check_timeout(timeout)
         self._start = check_start(start)
         self._done: int | None = None
-        self._term = 0  # raised when the history partition is revoked
+        self._term = 0  # rises when the history's partition is revoked
         self._assigned_by = self._clock.monotonic() + ask_timeout
         self._assigned = group is None
         self._gains = group is None  # the history is assigned, and its reading has not begun yet

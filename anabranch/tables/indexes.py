@@ -43,9 +43,8 @@ class Indexed(NamedTuple):
         return values
 
 
-Indexes = Sequence[
-    tuple[bytes, Indexed]
-]  # the indexes of a table, with their prefixes in the store
+# The indexes of a table, each with its prefix in the store.
+Indexes = Sequence[tuple[bytes, Indexed]]
 Entry = tuple[bytes, bytes]  # an entry of a known row: prefix of the index, value
 
 

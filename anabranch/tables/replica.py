@@ -354,9 +354,7 @@ class ReadReplica:
                     return
                 self._swept[table] = wanted
                 pauses.reset()
-                with (
-                    self._moved
-                ):  # so that no snapshot at an earlier time than the floor begins meanwhile
+                with self._moved:  # so that no snapshot of a time before the floor begins meanwhile
                     floor = min(self._floor(), oldest or wanted)
                     if floor > self._store.marks[table].floor:
                         self._follower.save()  # after a crash, the complete time must not be below the floor

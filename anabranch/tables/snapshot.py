@@ -173,7 +173,7 @@ class TableSnapshot:
             yield row
 
     def check_open(self) -> None:
-        """`IllegalState` once it or its replica is closed; `NotForkSafe`."""
+        """Raise `IllegalState` once it or its replica is closed, and `NotForkSafe` in a forked child."""
         self._store.check_open()
         if not self.is_open:
             raise IllegalState("the snapshot is closed: take another one")
@@ -207,7 +207,7 @@ def take_snapshot(
 
 
 def check_limit(limit: int | None) -> None:
-    """`InvalidArgument` unless the limit is a possible number of rows, or None."""
+    """Raise `InvalidArgument` unless the limit is a possible number of rows, or None."""
     if limit is not None:
         check_type("a limit", limit, int)
     if limit is not None and limit < 0:
@@ -217,7 +217,7 @@ def check_limit(limit: int | None) -> None:
 def bounds(
     low: bytes | None, high: bytes | None, prefix: bytes | None
 ) -> tuple[bytes, bytes | None]:
-    """A range of keys [low, high) from a caller's arguments; high None: to the end. `InvalidArgument`."""
+    """A range of keys [low, high) from a caller's arguments; high None: to the end. Raises `InvalidArgument`."""
     for end in (low, high, prefix):
         if end is not None and not isinstance(end, bytes):
             raise InvalidArgument(f"ranges and prefixes of keys are bytes, not {end!r:.100}")

@@ -130,7 +130,7 @@ def table_prefix(number: int) -> bytes:
 
 
 def place(prefix: bytes, key: bytes) -> bytes:
-    """A seek there finds the first key at or above this one."""
+    """The stored key from which a seek finds the first key at or above this one."""
     return prefix + (key.replace(b"\0", b"\0\xff") if 0 in key else key)
 
 
@@ -225,7 +225,7 @@ class ForkSafe:
     _db: Any = None
 
     def __init__(self) -> None:
-        """Raises: NotForkSafe: after a fork, RocksDB would wait for threads that don't exist in this process."""
+        """Raise `NotForkSafe` after a fork: RocksDB would wait for threads that don't exist in this process."""
         _opener[0] = _opener[0] or os.getpid()
         if _opener[0] != os.getpid():
             raise NotForkSafe(f"a replica was opened before a fork: {_SPAWN}")
@@ -235,7 +235,7 @@ class ForkSafe:
         _open_folders.add(self)
 
     def check_fork(self) -> None:
-        """`NotForkSafe` in a forked child."""
+        """Raise `NotForkSafe` in a forked child."""
         if self.forked:
             raise NotForkSafe(f"these tables were opened before a fork: {_SPAWN}")
 
@@ -255,7 +255,7 @@ class ForkSafe:
         yield from ()
 
     def check_open(self) -> None:
-        """`IllegalState` once it is closed; `NotForkSafe`."""
+        """Raise `IllegalState` once it is closed, and `NotForkSafe` in a forked child."""
         if self.forked or self._closed:
             self.check_fork()
             raise IllegalState("the replica is closed: open another one")
