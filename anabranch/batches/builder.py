@@ -76,7 +76,6 @@ class BatchBuilder:
 
     @property
     def count(self) -> int:
-        """The number of records."""
         return self._count
 
     @property
@@ -96,7 +95,6 @@ class BatchBuilder:
     def add(
         self, key: bytes | None, value: bytes | None, headers: Headers, timestamp_ms: int
     ) -> None:
-        """Add one record."""
         self.add_all(((key, value, headers, timestamp_ms),))
 
     def add_all(self, rows: Iterable[Row], limit: int = sys.maxsize) -> int:

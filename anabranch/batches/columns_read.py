@@ -36,7 +36,6 @@ def warm() -> None:
 
 
 def is_warm() -> bool:
-    """Whether the compiled code is loaded."""
     return _kernel is not None
 
 

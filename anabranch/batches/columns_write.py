@@ -65,7 +65,6 @@ class BytesColumn(NamedTuple):
     data: Bytes = _NO_BYTES
 
     def at(self, row: int) -> bytes | None:
-        """The bytes of one row."""
         size = int(self.sizes[row])
         if size < 0:
             return None
@@ -103,7 +102,6 @@ class EventColumns:
 
     @property
     def rows(self) -> int:
-        """The number of events."""
         return len(self.values.sizes)
 
     @property

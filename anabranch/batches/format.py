@@ -86,7 +86,6 @@ class BatchHeader(NamedTuple):
 
     @property
     def next_offset(self) -> int:
-        """The last offset + 1."""
         return self.base_offset + self.last_offset_delta + 1
 
 

@@ -288,7 +288,6 @@ class Reader:
         self.end = len(self.body)
 
     def skip(self, count: int) -> None:
-        """Skip ``count`` bytes."""
         if self.at + count > self.end:
             raise CorruptBatch("a record ends in the middle of a field")
         self.at += count
@@ -332,7 +331,6 @@ class Reader:
         return self.body[start : self.at]
 
     def header_count(self) -> int:
-        """The number of headers that follow."""
         count = self.varint()
         # Each header takes at least two bytes: the lengths of its name and its value.
         if not 0 <= count <= (self.end - self.at) // 2:
@@ -349,7 +347,6 @@ class Reader:
         return name, self.at - max(size, 0), size
 
     def headers(self) -> tuple[tuple[str, bytes | None], ...]:
-        """All headers."""
         return tuple(self._header() for _ in range(self.header_count()))
 
     def _header(self) -> tuple[str, bytes | None]:

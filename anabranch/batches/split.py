@@ -95,7 +95,6 @@ class _Out:
         self.packer = Packer(limit)
 
     def take(self, made: Iterable[Made]) -> None:
-        """Add batches."""
         for data, ((_, records),) in made:
             self.batches.append(RawBatch(0, records, memoryview(data)))
 
@@ -129,7 +128,7 @@ class _Plain(NamedTuple):
 
 
 class _Compiled(NamedTuple):
-    """A batch with the segment of each record (``places``), found by compiled code, in numpy arrays."""
+    """As `_Plain`, but the segments are found by compiled code, and are in numpy arrays."""
 
     batch: RawBatch
     header: BatchHeader
@@ -141,19 +140,16 @@ class _Compiled(NamedTuple):
     places: Any
 
     def numbers(self, first: int, end: int) -> tuple[int, int]:
-        """The numbers of the records with these offset deltas."""
         begin, stop = self.deltas.searchsorted((first, end)).tolist()
         return begin, stop
 
     def segments(self, begin: int, end: int) -> list[int]:
-        """The indexes of the segments that records of these numbers go to."""
         import numpy as np
 
         found: list[int] = np.unique(self.places[begin:end]).tolist()
         return found
 
     def copy(self, packer: Packer, index: int, begin: int, end: int) -> Iterator[Made]:
-        """Put the records of a segment into the packer."""
         header = self.header
 
         def some(into: Any, state: Any) -> int:

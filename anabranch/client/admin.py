@@ -26,14 +26,16 @@ from anabranch.types import AuditEntry, CommandsInfo, Grant, Lane, Listed, right
 
 
 class Administration:
-    """The calls of `Client` for operators, with the same arguments and errors; they ask all control partitions."""
+    """Calls of `Client` for operators, with its arguments and errors; names are the same unless one is given.
+
+    They ask all control partitions.
+    """
 
     def __init__(self, shared: Shared) -> None:
         self._shared = shared
         self._session = shared.session
 
     def lanes(self, deadline: float) -> list[Lane]:
-        """As `Client.lanes`."""
         return _lanes(self._session.ask_each(r.ListLanes(), r.LaneList, deadline))
 
     def add_lane(
@@ -70,7 +72,6 @@ class Administration:
         return self._set_lane(r.SetLane(name, blocked, lane.topic_ids, lane.quotas), deadline)
 
     def grants(self, deadline: float) -> list[Grant]:
-        """As `Client.grants`."""
         return _grants(self._session.ask_each(r.ListGrants(), r.GrantList, deadline))
 
     def set_grant(self, lane: str, pattern: str, change: int, deadline: float) -> Grant:
@@ -94,7 +95,6 @@ class Administration:
         return Grant(lane, pattern, right_words(left))
 
     def audit_log(self, limit: int, deadline: float) -> list[AuditEntry]:
-        """As `Client.audit_log`."""
         found: list[AuditEntry] = []
         for number, part in self._session.ask_each(r.ListAudit(), r.AuditList, deadline):
             rows = list(part.entries)
@@ -105,8 +105,6 @@ class Administration:
         return sorted(found, key=lambda entry: -entry.at_ms)[:limit]
 
     def commands(self, deadline: float) -> Listed[CommandsInfo]:
-        """As `Client.commands`."""
-
         def ask(n: int, until: float) -> list[CommandsInfo]:
             got = self._session.ask(n, r.ListCommands(), r.CommandList, until)
             info = CommandsInfo(
@@ -119,7 +117,6 @@ class Administration:
         return found
 
     def acls(self, deadline: float) -> list[Acl]:
-        """As `Client.acls`."""
         if self._shared.ports.acls is None:
             raise IllegalState("this client can't ask brokers who may do what")
         return self._shared.ports.acls.listed(deadline)

@@ -66,7 +66,7 @@ if TYPE_CHECKING:
 
 
 class Reading:
-    """The calls of `Client` that read streams and tables, with the same arguments and errors."""
+    """Calls of `Client` that read, with its arguments and errors; names are the same unless one is given."""
 
     def __init__(self, shared: Shared) -> None:
         self._shared = shared
@@ -87,7 +87,6 @@ class Reading:
         start: Start,
         ownership: TaskOwnership | None,
     ) -> Reader | TaskReader:
-        """As `Client.read`."""
         readers, names = self.readers(), streams_of(streams)
         if ownership is None:
             return readers.add(Reader(readers.ports, names, group, timeout, start, readers.timeout))
@@ -162,7 +161,6 @@ class Reading:
             return take(source, names, timestamp, deadline, begin)
 
     def progress(self, streams: str | Sequence[str], group: str, timeout: float | None) -> int:
-        """As `Client.progress`."""
         readers, names = self.readers(), streams_of(streams)
         if check_group(group) is None:
             raise InvalidArgument("progress is of a consumer group: give its name")
@@ -179,7 +177,6 @@ class Reading:
         threads: bool,
         index: Mapping[str, Index] | None,
     ) -> Replica:
-        """As `Client.replica`."""
         need("rocksdict", extra="tables")
         from anabranch.client.replica import Replica
 
@@ -245,7 +242,6 @@ class Reading:
         before: bool,
         folder: str | Path | None,
     ) -> Changes:
-        """As `Client.changes`."""
         from anabranch.client.replica import ControllerTimes
         from anabranch.tables.changes import Changes, end_at
 

@@ -568,7 +568,6 @@ class Session:
             return self.ask(_partition(token), command, r.Touched, deadline)
 
     def register(self, token: bytes, receipt: r.Receipt, deadline: float) -> r.Registered:
-        """Register a writer's receipt."""
         with _about(token):
             return self.ask(_partition(token), r.Register(token, receipt), r.Registered, deadline)
 

@@ -52,12 +52,10 @@ class Joined(NamedTuple):
 
     @property
     def segments(self) -> Longs:
-        """Segment ids."""
         return self.spans.segments[self.at]
 
     @property
     def timestamps(self) -> Longs:
-        """Commit timestamps."""
         return self.spans.timestamps[self.at]
 
     def of_txns(self, ids: Bytes) -> NDArray[np.bool_]:
@@ -129,7 +127,6 @@ class Spans:
 
     @property
     def columns(self) -> tuple[Longs, ...]:
-        """All columns."""
         txns = self.txn_heads, self.txn_tails
         return self.firsts, self.ends, self.timestamps, self.segments, *txns, self.counts
 
@@ -180,7 +177,6 @@ _NO_END = (1 << 63) - 1
 
 
 def warm() -> None:
-    """Load the compiled code."""
     from anabranch.batches.kernels import history  # noqa: F401
 
 
@@ -213,7 +209,6 @@ def _walk(columns: Columns, partition: int) -> Part | None:
 
 
 def _part(records: list[HistoryRecord], partition: int) -> Part:
-    """The part of decoded records."""
     reached = -1
     for record in records:
         for position in ends_in(record):

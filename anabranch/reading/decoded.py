@@ -133,11 +133,9 @@ class Run(NamedTuple):
 
     @property
     def offsets(self) -> list[int]:
-        """The offsets of the records."""
         return self.block.offsets[self.low : self.low + self.stretch.length]
 
     def events(self, stream: str) -> Iterator[Event]:
-        """The records as events."""
         offsets = iter(self.offsets)
         return events_of(stream, self.partition, self.block, self.low, [self.stretch], offsets)
 
@@ -309,10 +307,7 @@ class Portion:
         self._at = 0
 
     def first(self) -> int | None:
-        """The offset of the next record; None at the end.
-
-        Raises: MalformedRecord, BatchTooLarge, again at each call.
-        """
+        """The offset of the next record; None at the end. Raises, at each call: MalformedRecord, BatchTooLarge."""
         if self._block is None:
             self._block, self._at = next(self._blocks, None), 0
             if self._block is None:
@@ -336,10 +331,7 @@ class Portion:
 def portion_of_batches(
     place: TopicPartition, batches: Sequence[RawBatch], first: int, limit: int = READ
 ) -> Portion:
-    """A portion of the batches' records from offset ``first`` on.
-
-    ``limit``: the most bytes that a batch may unpack to.
-    """
+    """The batches' records from offset ``first`` on. ``limit``: the most bytes that a batch may unpack to."""
     return Portion(place, _BatchBlocks(place, batches, first, limit))
 
 

@@ -98,7 +98,6 @@ class EventBatches:
             self._partitions = pa.repeat(pa.scalar(self.partition, pa.int32()), most)
 
     def whole(self, columns: Columns, commits: Joined) -> pa.RecordBatch:
-        """All rows as one batch."""
         rows = len(columns)
         self._constant(rows)
         return pa.RecordBatch.from_arrays(
@@ -139,7 +138,6 @@ def batch_of_run(stream: str, run: Run, places: Longs | None) -> pa.RecordBatch:
 
 
 def batch_of(events: Sequence[Event]) -> pa.RecordBatch:
-    """Events as a batch."""
     columns = list(zip(*events, strict=True)) if events else [()] * len(Event._fields)
     found = dict(zip(Event._fields, columns, strict=True))
     headers = [[{"key": _utf8(k), "value": v} for k, v in pairs] for pairs in found["headers"]]

@@ -104,7 +104,6 @@ class Readers:
         return closing(self.ports.committed_log(self.timeout))
 
     def close(self) -> None:
-        """Close all."""
         for reader in list(self._open):
             reader.close()
 

@@ -476,10 +476,7 @@ class Reader(Iteration[Event]):
             self._step = following
 
     def _tick(self, step: Step) -> bool:
-        """Serve the group within a step.
-
-        Returns whether the step may continue: still assigned, and the reader open.
-        """
+        """Serve the group within a step; returns False if its partition is revoked, or the reader closed."""
         step.asked_for_more()
         now = self._clock.monotonic()
         self._next_tick = now + _TICK_S

@@ -72,10 +72,7 @@ class Slices:
 
 
 class Place(NamedTuple):
-    """A place in an input: a record of its history, and a place in the record.
-
-    Places compare in the order of reading.
-    """
+    """A place in an input: a history record, and a place in the record. They compare in the order of reading."""
 
     record: int
     part: int = -1  # index of the segment in the record; -1: before the first event

@@ -303,7 +303,6 @@ class TaskReader(Iteration[Event]):
                 one.given = zip(found.tasks, found.events(one.stream), strict=True)
 
     def _read_on(self, one: Input, deadline: float) -> None:
-        """Read more of an input's history."""
         one.feed.read_on(deadline, check=partial(self._check_whole, one))
 
     def _next(self, one: Input) -> Slice | None:

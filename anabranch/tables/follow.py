@@ -280,7 +280,6 @@ class Follower:
         return self._store.begin(stream, ids)
 
     def _read_history(self, table: _Table, deadline: float) -> None:
-        """Read more of a history."""
         try:
             found = table.feed.read_on(deadline)
         except SnapshotExpired as error:

@@ -285,10 +285,7 @@ class ReadReplica:
     # -- steps ----------------------------------------------------------------------------------------
 
     def step(self, deadline: float) -> bool:
-        """Do one piece of work, or wait for some until ``deadline``. Returns whether something came.
-
-        Raises: as `wait`.
-        """
+        """Do a piece of work, or wait for some until ``deadline``; returns whether any came. Raises: as `wait`."""
         self._store.check_fork()
         came = self._follower.step(deadline)
         floor = self._follower.floor

@@ -109,18 +109,15 @@ class Mark(NamedTuple):
     laid: Mapping[str, tuple[int, int]] = MappingProxyType({})
 
     def to_bytes(self) -> bytes:
-        """The bytes as stored."""
         loading = [self.base, dict(self.laid)] if self.base else []
         return json.dumps([*self[:6], dict(self.indexes), *loading]).encode()
 
     @classmethod
     def parse(cls, data: bytes) -> Mark:
-        """The mark of stored bytes."""
         return cls(*json.loads(data))
 
 
 def mark_key(stream: str) -> bytes:
-    """The key of a table's mark."""
     return MARKS + b"." + stream.encode()
 
 
@@ -150,7 +147,6 @@ def suffix(timestamp: int) -> bytes:
 
 
 def timestamp_of(raw: bytes) -> int:
-    """The timestamp of a row's key."""
     return _ALL - int.from_bytes(raw[-STAMP:], "big")
 
 
@@ -160,7 +156,6 @@ def entry(prefix: bytes, value: bytes, key: bytes) -> bytes:
 
 
 def unescaped(key: bytes) -> bytes:
-    """The key of an escaped one."""
     return key.replace(b"\0\xff", b"\0") if 0 in key else key
 
 
