@@ -100,8 +100,9 @@ class Committed:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Numbers of a transaction's events: committed, rejected (written too late or to the wrong place), and left out
-    (of writers that the commit did not take).
+    """Numbers of a transaction's events.
+
+    ``rejected``: written too late or to the wrong place. ``left_out``: of writers that the commit did not take.
     """
 
     committed: int
@@ -174,10 +175,11 @@ class Receipt:
 class TransactionInfo:
     """A transaction as the controller knows it.
 
-    Fields that end with ``_ms`` are Unix milliseconds (0: not yet), ``keepalive`` seconds, ``commit_timestamp`` and
-    ``snapshot``, the time of its reads of tables, hybrid times (0: not committed, no tables). ``streams`` and
-    ``writers`` are empty in lists and for one-shots. ``owner``: the lane that began it. ``prepared_by``: SHA-256 of
-    the secret without which it can't be ended, or empty. ``broken``: its first registered lock that broke.
+    Fields that end with ``_ms`` are Unix milliseconds (0: not yet), ``keepalive`` seconds. Hybrid times are
+    ``commit_timestamp`` (0: not committed) and ``snapshot``, that of its reads of tables (0: it reads none).
+    ``streams`` and ``writers`` are empty in lists and for one-shots. ``owner``: the lane that began it.
+    ``prepared_by``: SHA-256 of the secret without which it can't be ended, or empty. ``broken``: its first
+    registered lock that broke.
     """
 
     txn_id: bytes

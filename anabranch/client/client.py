@@ -708,7 +708,7 @@ class Client:
         call waits for a time in the future, if it comes before the timeout. None: now, including all commits
         answered before this call, and all that this client has seen. ``since``: only what was committed after this
         time. ``mode``: 'latest' takes all that the histories have, including all commits answered before this call;
-        it asks no controller, except where the scopes of the streams are, if there are several.
+        it asks no controller, except for the control partitions of several scopes.
 
         Raises: UnknownScope, UnknownStream, CrossScope, InvalidArgument (also if ``since`` is later than the
         snapshot); SnapshotExpired (retention has passed it); NotReady (also if the time is not reached, or the
@@ -1161,10 +1161,8 @@ class Client:
     ) -> Listed[Any]:
         """A system table: rows of named columns, as pandas takes them.
 
-        - 'transactions', of a scope or of all: open ones, the oldest first, then finished ones that are still
-          known.
-        - 'locks', of a scope or of all: registered locks of open transactions, and which transaction waits for
-          which.
+        - 'transactions', of a scope or of all: open ones, the oldest first, then finished ones that are known.
+        - 'locks', of a scope or of all: registered locks of open transactions; which transaction waits for which.
         - 'commits', of a scope or a stream: after ``start`` (None: all) and up to ``until`` (None: now), the newest
           first; for the next page, give the last timestamp - 1 as ``until``.
         - 'tables', of a scope or of all, by name.
