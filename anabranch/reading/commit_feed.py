@@ -245,10 +245,9 @@ class StreamParts:
 
 
 class TransactionEvents:
-    """The events of a transaction. Iterate as often as you like; ``len`` is their number.
+    """The `Events` of a `Committed`. More than `IN_HAND` are read while iterating, one partition after the other.
 
-    Up to 10,000 are in memory; more are read while you iterate, one partition after the other. `SnapshotExpired` if
-    retention deletes them meanwhile. Events of one key are in order.
+    Iterating raises `SnapshotExpired` if retention has deleted them meanwhile.
     """
 
     def __init__(self, parts: StreamParts, record: CommitRecord) -> None:

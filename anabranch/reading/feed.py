@@ -71,7 +71,7 @@ class Feed:
         ``waiting``: partitions with returned records that have to wait, which are not fetched. A partition that
         can't be read does not delay the others; it is fetched again soon.
 
-        Raises: FixCallError; UnknownStream, if a topic is gone, or another one.
+        Raises: FixCallError; UnknownStream (a topic is gone, or another one).
         """
         self.serve()
         now = self._clock.monotonic()
