@@ -16,6 +16,7 @@ from anabranch.cli.options import (
     ClusterOptions,
     ConnectionOptions,
     Into,
+    Json,
     LoadedAs,
     NewSegments,
     StreamName,
@@ -53,7 +54,7 @@ class ReadOptions(ConnectionOptions):
             "--timeout SECONDS", "Stop after this time without an event (default: never).", min=0.1
         ),
     ] = None
-    json: Annotated[bool, option("--json", "Print one JSON document per line.")] = False
+    json: Json = False
     verbose: Verbose = False
 
 
