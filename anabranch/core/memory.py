@@ -118,7 +118,7 @@ Why = Literal[
     "stream",  # one of its streams is in trouble, or lost
     "refused",  # a broker refuses its data
     "journal",  # this leader has not read its journals that far yet
-    "carriers",  # its data is being staged
+    "staging",  # its data is being staged
     "others",  # … and other staged merges have the partitions
     "partitions",  # a stream has too few partitions for it
     "locks",  # it would break frozen locks, or others would break its own
@@ -130,7 +130,7 @@ _TEXTS: dict[Why, str] = {
     "torn": "a journal lost records of it",
     "refused": "{on}",
     "journal": "the journal of {on} is read first",
-    "carriers": "its merge is being staged",
+    "staging": "its merge is being staged",
     "others": "another staged merge has the free partitions of {on}",
     "partitions": "{on} has too few partitions, and gets more",
     "locks": "it waits for frozen locks (`anabranch txn locks`)",
@@ -169,7 +169,7 @@ class Merging(Part):
         """Let a decided transaction wait for ``ms``. A known reason that says more than this one is kept."""
         known, since_ms = self.waits.get(txn_id, None), now_ms
         if known is not None:
-            if known.why == "torn" or (known.why == "refused" and why in ("carriers", "stream")):
+            if known.why == "torn" or (known.why == "refused" and why in ("staging", "stream")):
                 why, on = known.why, known.on
             if known.why == why:
                 since_ms = known.since_ms

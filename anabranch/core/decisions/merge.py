@@ -224,7 +224,7 @@ def _ready(turn: Turn, txn_id: bytes) -> Plan | None:
         return None
     left_out = leave_out_lost(turn, txn_id, txn)
     if not (left_out and all(staged.done for staged in txn.staged_merges.values())):
-        _wait(turn, txn_id, RECHECK_MS, "carriers")
+        _wait(turn, txn_id, RECHECK_MS, "staging")
         return None
     # Checked before planning, which takes time for a big one.
     if wait is not None and wait.why == "others" and not _has_room(turn, txn_id, _places(txn)):
@@ -411,7 +411,7 @@ def _begin_staged_merge(turn: Turn, plan: Plan) -> None:
     for row in rows:
         turn.put(k.staged_merge_key(plan.txn_id, row.stream, row.number), row)
     turn.round.reserved += [target.stream for target in plan.travels]
-    _wait(turn, plan.txn_id, 0, "carriers")
+    _wait(turn, plan.txn_id, 0, "staging")
 
 
 def _places(txn: OpenTxn) -> Counter[str]:
