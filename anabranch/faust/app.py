@@ -103,7 +103,7 @@ class Program(Processor):
 
 
 class Boot(BootStrategy):
-    """Faust's services without Kafka's. Our worker begins last and ends first."""
+    """Starts Faust's services without Kafka's. Our worker begins last and ends first."""
 
     app: Any
     enable_kafka = False
@@ -114,7 +114,7 @@ class Boot(BootStrategy):
 
 
 class Engine(mode.Service):
-    """A worker on a thread of its own, while the app runs."""
+    """Runs a worker in a thread of its own, while the app runs."""
 
     def __init__(self, app: App, **options: Any) -> None:
         super().__init__(**options)

@@ -57,10 +57,9 @@ class Table:
         self._to_flush = False
         self._logged, self._unlogged = WriteOptions(), WriteOptions()
         self._unlogged.disable_wal = True  # type: ignore[assignment, method-assign]
-        self.due: dict[
-            tuple[int, bytes], int
-        ] = {}  # see `WorkBatch.soonest`; shared with all batches
-        self.known: dict[bytes, int] = {}  # the tasks of some keys, shared with all batches
+        # Shared with all batches: answers of `WorkBatch.soonest`, and the tasks of some keys.
+        self.due: dict[tuple[int, bytes], int] = {}
+        self.known: dict[bytes, int] = {}
 
     def get(self, task: int, row: bytes) -> bytes | None:
         """The value of a row."""
@@ -82,7 +81,7 @@ class Table:
     ) -> None:
         """Change rows of tasks, and their marks, in one step.
 
-        Without ``logged`` it is faster, but a crash before `flush` undoes the changes of rows and marks.
+        Without ``logged`` it is faster, but a crash before `flush` undoes the changes.
         """
         if logged:
             self.flush()  # otherwise a crash could lose only the earlier changes
