@@ -1,7 +1,4 @@
-"""The SQL of a ledger, and the databases that it can be in.
-
-A dialect says how a database makes a commit durable, and how its server is identified.
-"""
+"""The SQL of a ledger, and its databases: how each makes commits durable, and how its server is identified."""
 
 from __future__ import annotations
 
@@ -56,7 +53,7 @@ class Dialect:
         return "savepoint" in str(error)
 
     def server(self, cursor: Any, facts: str | None) -> str:
-        """Make the commits of this transaction durable; returns the identity of the server, which a copy lacks.
+        """Make this transaction's commit durable; returns the identity of the server, which a copy of it lacks.
 
         Raises: InvalidArgument (a standby, or in memory), UnsupportedSetting (its commits can't be made durable).
         """
@@ -192,7 +189,7 @@ _MARKS = {"qmark": "?", "format": "%s", "pyformat": "%s"}
 
 
 def driver_of(connection: Any) -> ModuleType:
-    """The driver module of a connection, which has its exceptions and paramstyle. Raises `InvalidArgument`."""
+    """The driver module of a connection, with its exceptions and paramstyle. Raises: InvalidArgument."""
     for kind in type(connection).__mro__:
         module = sys.modules.get(kind.__module__.partition(".")[0])
         if module is not None and hasattr(module, "paramstyle"):
@@ -201,7 +198,7 @@ def driver_of(connection: Any) -> ModuleType:
 
 
 def dialect_of(driver: ModuleType) -> Dialect:
-    """The dialect of a driver's database. Raises `UnsupportedSetting`."""
+    """The dialect of a driver's database. Raises: UnsupportedSetting."""
     if driver.__name__ not in _DRIVERS or driver.paramstyle not in _MARKS:
         raise UnsupportedSetting(
             f"{driver.__name__} is not known to ledgers ({', '.join(_DRIVERS)} are): give a `dialect`"
