@@ -1,10 +1,10 @@
 """Handwritten codecs of the most frequent records: a one-shot, and the records about it.
 
 A controller reads and writes a one-shot, its reply and its rows for each small commit, and fastavro's general code
-would be most of that commit's cost. So `anabranch.protocol.schemas.codec` tries these functions first. They read and
-write the common form of a few records. For any other form (long forms of numbers, arrays in several blocks, values
-of other types, truncated bytes) they raise one of `DECLINED`; then fastavro reads or writes the record, or raises
-the error. So only fastavro decides what is accepted, and results here equal fastavro's, byte for byte.
+would be most of that commit's cost. So `anabranch.protocol.schemas.codec` tries these functions first. They read
+and write the common form of a few records. For any other form (long forms of numbers, arrays in several blocks,
+values of other types, truncated bytes) they raise one of `DECLINED`; then fastavro reads or writes the record, or
+raises the error. So only fastavro decides what is accepted, and results here equal fastavro's, byte for byte.
 
 Sizes that a hostile sender claims cost no more than the bytes that are there: every step takes at least one byte
 and never goes back, and the last one has to end where the data ends.
