@@ -47,7 +47,7 @@ def controllers_group(prefix: str = DEFAULT_PREFIX) -> str:
 
 
 def transactional_ids(control_partition: int, prefix: str = DEFAULT_PREFIX) -> tuple[str, ...]:
-    """The transactional ids of a control partition: rounds use the first two in turn; others replace a busy one."""
+    """The transactional ids of a control partition. Rounds use the first two in turn; others replace a busy one."""
     return tuple(f"{prefix}.control.{control_partition}.{letter}" for letter in "abcdef")
 
 
@@ -77,7 +77,7 @@ def stream_topic(stream: str) -> str:
 
 
 def journal_topic(stream: str) -> str:
-    """'nyc/flights' -> 'nyc.flights.journal': WRITEs and participant ops."""
+    """'nyc/flights' -> 'nyc.flights.journal': events of transactions, plain writes and participant ops."""
     return stream_topic(stream) + ".journal"
 
 
@@ -97,7 +97,7 @@ def mirror_group(processor: str) -> str:
 
 
 def check_prefix(prefix: str) -> str:
-    """Return the prefix if it can't collide with a stream's topic, which has the form scope.stream."""
+    """Return the prefix if it can't collide with a stream's topic (scope.stream). Raises: InvalidArgument."""
     if not prefix or not all(c.isalnum() or c in "_-" for c in prefix):
         raise InvalidArgument(f"topic prefix {prefix!r}: letters, digits, _ and - only")
     return prefix

@@ -58,7 +58,7 @@ class Guard:
             await self._app(scope, receive, guarded)
 
     def refusal(self, method: str, headers: Headers) -> str:
-        """Why a request is refused; empty if it is not."""
+        """Why a request is refused; empty if it is allowed."""
         hosts = headers.getlist("host")
         host = hosts[0] if len(hosts) == 1 else ""
         name = host[: host.find("]") + 1] if host.startswith("[") else host.partition(":")[0]
@@ -73,7 +73,7 @@ class Guard:
         if method != "POST":
             return f"method {method[:20]}: I know GET, HEAD and POST"
         origin = urlsplit(headers.get("origin") or headers.get("referer") or "")
-        # A proxy with TLS says so in a header, or requests name another host than this machine.
+        # If a proxy ends TLS, a header says https, or the host is not this machine's.
         proxied = headers.get("x-forwarded-proto", "").partition(",")[0].strip().lower()
         schemes = ("http",) if name.lower() in LOCAL else ("http", "https")
         own = origin.netloc == host and origin.scheme in ((proxied,) if proxied else schemes)
@@ -85,12 +85,12 @@ class Guard:
 class Confirmations:
     """Secrets of confirmation pages: each is valid for one action, once, for ten minutes, in this process.
 
-    A secret is signed, so none has to be stored, and requests of others can't push any out.
+    Secrets are signed and not stored, so many requests for new ones can't make earlier ones invalid.
     """
 
     def __init__(self) -> None:
         self._key = secrets.token_bytes(32)
-        self._used: dict[str, float] = {}  # secrets of actions that were done, until they expire
+        self._used: dict[str, float] = {}  # used secret -> when it expires
 
     def give(self, what: str) -> str:
         """A new secret for an action. ``what``: a digest of all that it will do."""
