@@ -15,7 +15,7 @@ from anabranch.spark.options import Options
 
 
 class AnabranchDataSource(DataSource):
-    """Streams as Spark's tables. Spark makes many of these objects; each has only the options."""
+    """Makes sources and sinks. Spark makes many of these objects; each has only the options."""
 
     @classmethod
     def name(cls) -> str:

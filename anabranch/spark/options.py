@@ -97,9 +97,9 @@ class Options:
         return tuple(word.strip() for word in text.split(",") if word.strip())
 
     def connection(self) -> Connection:
-        """The cluster of option ``bootstrap``, or else $ANABRANCH_BOOTSTRAP of the driver.
+        """The cluster, from option ``bootstrap`` or else the driver's $ANABRANCH_BOOTSTRAP.
 
-        Options ``kafka.…`` are passed to librdkafka. The lane comes from option ``lane``, or else $ANABRANCH_LANE.
+        Options ``kafka.…`` go to librdkafka. The lane is that of option ``lane``, or else $ANABRANCH_LANE.
         """
         self._asked.update(_CONNECTION)
         self._asked.update(name for name in self._given if name.startswith(_KAFKA))
