@@ -1,6 +1,6 @@
 """The audit: a check, on Spark, that the logs of a scope agree with each other (`docs/spark.md`, "Audit").
 
-Start in `run`, which asks for the ends of the topics, reads them in the right order, and calls all checks. `report`
+Start in `run`, which asks for the ends of the topics in the right order, reads them, and calls all checks. `report`
 has the table of checks (`CHECKS`): what each counts, what has to hold, what a breach concerns, and what to do about
 it.
 
@@ -11,6 +11,5 @@ it.
 - `findings` lets Spark apply rules, count, and take examples.
 
 The audit judges the other code, so it stays independent of it. They share only the fetching and unpacking of
-batches, and the records' schemas, but no kernel, checksum or hash. Modules here may import `spark.options`, `kafka`
-and `ledger` besides `core`, `schemas` and `batches`. Only the command line imports it.
+batches, and the records' schemas, but no kernel, checksum or hash. Only the command line imports it.
 """
