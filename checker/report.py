@@ -42,7 +42,7 @@ EXAMPLES = 20  # of one kind that are kept; the rest is only counted
 
 @dataclass(frozen=True, slots=True)
 class Anomaly:
-    """A fact that no sequence of whole transactions explains.
+    """A breach of a promise: no sequence of whole transactions explains what clients saw.
 
     ``kind``: one of `KINDS`. ``evidence``: ``file:line`` of the operations that contradict each other.
     """
@@ -59,8 +59,8 @@ class Anomaly:
 class Report:
     """The verdict on a history.
 
-    ``anomalies``: the first `EXAMPLES` of each kind. ``totals``: kind -> how many there are. ``counts``: how
-    much was judged, so that a check that judged nothing shows.
+    ``anomalies``: the first `EXAMPLES` of each kind. ``totals``: how many there are of each kind. ``counts``: how
+    many things each check judged: 0 shows that it judged nothing.
     """
 
     anomalies: list[Anomaly] = field(default_factory=list)

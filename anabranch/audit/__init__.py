@@ -11,5 +11,6 @@ it.
 - `findings` lets Spark apply rules, count, and take examples.
 
 The audit judges the other code, so it stays independent of it. They share only the fetching and unpacking of
-batches, and the records' schemas, but no kernel, checksum or hash. Only the command line imports it.
+batches, and the records' schemas, but no kernel, checksum or hash. Modules here may import `spark.options`, `kafka`
+and `ledger` besides `core`, `schemas` and `batches`. Only the command line imports it.
 """
