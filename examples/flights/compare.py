@@ -39,7 +39,7 @@ class Wanted:
 
 
 class Compared(NamedTuple):
-    """``matched``: how many rows came as expected. Any other event, or a missing one, is a difference."""
+    """The result. ``matched``: how many rows came as expected. Other events and missing ones are differences."""
 
     matched: int
     differences: list[str]
@@ -48,7 +48,7 @@ class Compared(NamedTuple):
 def compare(wanted: Wanted, came: Notes) -> Compared:
     """Compare events, in the order of their arrival, with the rows of a table.
 
-    Times are compared if the table has any: writers set none for other tables.
+    Times are compared only if the table has a time: for other tables writers set none.
     """
     found: _Rows = defaultdict(list)
     stamps = came["stamp"].tolist() if wanted.timed else [0] * len(came)

@@ -17,7 +17,7 @@ class Display:
     """Shows progress. This one shows nothing."""
 
     def __init__(self) -> None:
-        """Starts the clock of the timeline."""
+        """Start the clock of the timeline."""
         self.started = time.monotonic()
         self.timeline: list[tuple[float, str]] = []
 
@@ -27,7 +27,7 @@ class Display:
         return time.monotonic() - self.started
 
     def note(self, text: str, *, at: float | None = None) -> None:
-        """Keep an event for the report: now, or at a moment of the monotonic clock."""
+        """Note what happened, for the report: now, or at a moment of the monotonic clock."""
         moment = (time.monotonic() if at is None else at) - self.started
         self.timeline.append((moment, text))
         self._show_note(moment, text)
@@ -46,7 +46,7 @@ class Display:
 
 
 class LineDisplay(Display):
-    """Prints a line for each event on standard error."""
+    """Prints a line for each note on standard error."""
 
     def _show_note(self, moment: float, text: str) -> None:
         sys.stderr.write(f"{moment:7.1f} s  {text}\n")
@@ -54,7 +54,7 @@ class LineDisplay(Display):
 
 
 class LiveDisplay(Display):
-    """Prints the same lines above a few that change."""
+    """Prints the same lines, and under them a few that change."""
 
     def __init__(self, console: Console, states: Progress, bars: Progress) -> None:
         """The caller shows the two progresses."""
@@ -70,7 +70,7 @@ class LiveDisplay(Display):
         self._console.print(f"[dim]{moment:7.1f} s[/dim]  {text}", highlight=False)
 
     def state(self, text: str) -> None:
-        """Change the line beside the spinner."""
+        """Change the line with the spinner."""
         self._states.update(self._state, description=text)
 
     def wrote(self, done: int, total: int) -> None:

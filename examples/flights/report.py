@@ -12,7 +12,7 @@ from examples.flights.findings import Check
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The result of a run. ``timeline``: seconds since the start, and the event there.
+    """The result of a run. ``timeline``: seconds since the start, and what happened then.
 
     ``picture``: the file with the drawing of the flights' epochs.
     """

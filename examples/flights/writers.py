@@ -23,7 +23,7 @@ def target_from(parameters: Mapping[str, Any]) -> Target:
 
 
 def compile_code(parameters: Mapping[str, Any], say: Say, finish: Event) -> None:
-    """Load the code that controllers compile at their first use, so that they need not wait for it."""
+    """Compile the code that controllers compile at their first use, so that they need not wait for it."""
     framing.warm()
     say("finished")
 
@@ -47,7 +47,7 @@ def drive(parameters: Mapping[str, Any], say: Say, finish: Event) -> None:
         txn = client.begin(
             parameters["scope"], name=parameters["begin_as"], keepalive=parameters["keepalive"]
         )
-        # The least that works: some write, one other process commits or aborts.
+        # Tokens with the fewest rights: five processes write, and another one commits or aborts.
         token, ending = txn.token("write"), txn.token(("commit", "abort"))
         txn_id = txn.txn_id
         if txn_id is None:
@@ -58,7 +58,7 @@ def drive(parameters: Mapping[str, Any], say: Say, finish: Event) -> None:
 def write(parameters: Mapping[str, Any], say: Say, finish: Event) -> None:
     """Join by token and write a share of the given tables.
 
-    A ``victim`` flushes once after so many rows, writes on, and then waits to be killed.
+    With ``flush_at`` and ``hang_at`` it flushes after this many rows, continues, and then waits to be killed.
     """
     source = find_source(parameters["limit"])
     tables = [table for table in TABLES if table.name in parameters["tables"]]
