@@ -26,7 +26,6 @@ def build(operations: list[Operation]) -> History:
 
 
 def txn_of(history: History, op: Operation) -> Txn:
-    """The transaction of an operation's handle."""
     txn = history.txns.get(op.asked["txn"])
     if txn is None:
         raise op.broken(f"nobody began {op.asked['txn']!r}")

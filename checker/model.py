@@ -155,7 +155,6 @@ class Txn:
         return min(self.candidates, key=lambda op: op.at, default=None)
 
     def answered(self, *states: str) -> list[Answer]:
-        """Answers of these states."""
         return [answer for answer in self.answers if answer.state in states]
 
     def __str__(self) -> str:
@@ -181,8 +180,6 @@ class Reader:
 
 @dataclass(slots=True, eq=False)
 class Snapshot:
-    """A snapshot and its readings."""
-
     label: str
     streams: tuple[str, ...]
     op: Operation
@@ -191,8 +188,6 @@ class Snapshot:
 
 @dataclass(eq=False)
 class History:
-    """The whole recorded history."""
-
     operations: list[Operation]
     events: dict[str, Event] = field(default_factory=dict)
     txns: dict[str, Txn] = field(default_factory=dict)

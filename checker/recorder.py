@@ -76,7 +76,6 @@ class Recorder:
         self.told(op, "ok", **result)
 
     def close(self) -> None:
-        """Close the file."""
         os.close(self._file)
 
     def _put(self, entry: dict[str, Any]) -> None:

@@ -69,16 +69,13 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether there is no anomaly."""
         return not self.totals
 
     @property
     def kinds(self) -> set[str]:
-        """The kinds of all anomalies."""
         return set(self.totals)
 
     def add(self, kind: str, text: str, evidence: Iterable[str]) -> None:
-        """Add an anomaly."""
         if kind not in KINDS:
             raise ValueError(f"{kind!r} is no kind of anomaly")
         self.totals[kind] += 1
@@ -86,7 +83,6 @@ class Report:
             self.anomalies.append(Anomaly(kind, text, tuple(dict.fromkeys(evidence))))
 
     def to_json(self) -> dict[str, Any]:
-        """The report as plain data."""
         return {
             "ok": self.ok,
             "counts": dict(self.counts),

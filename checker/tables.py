@@ -26,7 +26,6 @@ class Version(NamedTuple):
     record: Record
 
     def is_of(self, txn: Txn) -> bool:
-        """Whether that transaction wrote it."""
         return txn.txn_id in self.record.ids
 
 

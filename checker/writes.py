@@ -217,7 +217,6 @@ def _written(event: Event) -> tuple[str, int, int]:
 
 
 def _some(events: set[Event]) -> str:
-    """The names of a few events."""
     names = [str(event) for event in sorted(events, key=_written)[:3]]
     more = len(events) - len(names)
     return ", ".join(names) + (f" and {more} more" if more else "")

@@ -110,11 +110,9 @@ class Plan:
         return Connection(self.bootstrap, "anabranch", 60.0, ())
 
     def stream(self, name: str) -> str:
-        """A stream's full name."""
         return f"{self.scope}/{name}"
 
     def options(self, **more: str) -> dict[str, str]:
-        """Options of ``format("anabranch")``."""
         return {"bootstrap": self.bootstrap, "timeout": "60", **more}
 
 
@@ -231,7 +229,6 @@ def _delay() -> Column:
 
 
 def checkpoint(plan: Plan) -> Path:
-    """The folder of the join's checkpoint."""
     return plan.folder / "join-checkpoint"
 
 
@@ -320,7 +317,6 @@ def export_result(spark: SparkSession, plan: Plan) -> Exported:
 
 
 def exported(spark: SparkSession, plan: Plan) -> pd.DataFrame:
-    """The rows of the export."""
     found = spark.read.parquet(str(plan.folder / "carrier_hours")).select("value.*").collect()
     # Spark gives local times without a zone.
     rows = [row.asDict() | {"hour": row.hour.astimezone(UTC)} for row in found]

@@ -57,8 +57,6 @@ def hex_of(data: bytes) -> str:
 
 
 class Findings:
-    """The findings of all checks."""
-
     def __init__(self) -> None:
         self._breaches: list[DataFrame] = []
         self._counts: list[DataFrame] = []

@@ -275,7 +275,6 @@ class _Epochs:
         self.unchecked = 0
 
     def take(self, record: Any) -> None:
-        """Check the next record."""
         self.seen += 1
         segments = {s["id"]: _Layout(*s) for s in record["layout"]}
         epoch, reference = record["epoch"], record["reference"]

@@ -183,7 +183,6 @@ def _read_task(
 
 
 def in_batches(rows: Iterable[dict[str, Any]], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Rows as Arrow batches."""
     taken: list[dict[str, Any]] = []
     for row in rows:
         taken.append(row)

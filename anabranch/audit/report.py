@@ -145,15 +145,12 @@ class AuditReport:
 
     @property
     def breaches(self) -> int:
-        """Breaches of all checks together."""
         return sum(check.breaches for check in self.checks)
 
     def check(self, name: str) -> Check:
-        """One check by its name."""
         return next(check for check in self.checks if check.name == name)
 
     def document(self) -> dict[str, Any]:
-        """The report as JSON."""
         return asdict(self) | {"at_text": hybrid_time.to_text(self.at), "breaches": self.breaches}
 
     def to_json(self) -> str:

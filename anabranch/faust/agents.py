@@ -59,8 +59,6 @@ class Hand:
 
 
 class Given(NamedTuple):
-    """An event for an actor."""
-
     hand: Hand
     task: int
     event: Event
@@ -79,7 +77,6 @@ class Inbox:
         self._wake: asyncio.Future[None] | None = None
 
     def wake(self, hand: Hand) -> None:
-        """Wake the actor: there are events."""
         self.hand = hand
         if self._wake is not None and not self._wake.done():
             self._wake.set_result(None)
@@ -226,7 +223,6 @@ class Agent(faust.Agent):
         self._running: list[asyncio.Task[None]] = []
 
     async def on_start(self) -> None:
-        """Start the actors."""
         self.inboxes, self._running = [], []
         for index in range(self.concurrency):
             inbox = Inbox(own_key=self.concurrency > 1, strays=self.app.strays)

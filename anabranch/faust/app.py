@@ -89,7 +89,6 @@ class Program(Processor):
     """The processor of an app: its agents are its handlers."""
 
     def table(self, table: Table) -> Table:
-        """Add a store."""
         found: Table = self._add(table.name, table)
         return found
 
@@ -131,7 +130,6 @@ class Engine(mode.Service):
         return () if self._worker is None else self._worker.tasks
 
     async def on_start(self) -> None:
-        """Start the worker's thread."""
         loop = asyncio.get_running_loop()
         threading.Thread(target=self._work, args=(loop,), name="anabranch", daemon=True).start()
 

@@ -125,12 +125,10 @@ class EmbeddedBroker:
         self._process: SupervisedProcess | None = None
 
     def __enter__(self) -> Self:
-        """Start the broker."""
         self.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Stop the broker."""
         self.stop()
 
     def __repr__(self) -> str:
@@ -191,7 +189,6 @@ class EmbeddedBroker:
         return self._process is not None and self._process.poll() is None
 
     def log_tail(self) -> list[str]:
-        """The last lines of the log."""
         return log_tail(self.log)
 
     def start(self) -> None:

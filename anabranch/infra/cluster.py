@@ -82,12 +82,10 @@ class EmbeddedCluster:
         }
 
     def __enter__(self) -> Self:
-        """Start all nodes."""
         self.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Stop all nodes."""
         self.stop()
 
     def __repr__(self) -> str:

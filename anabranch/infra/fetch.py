@@ -62,7 +62,6 @@ def cache_root() -> Path:
 
 
 def broker_cache() -> Path:
-    """The folder of the broker's jars."""
     return cache_root() / f"kafka-{broker_lock().kafka_version}"
 
 
@@ -244,7 +243,6 @@ class BrokerLock:
 
     @property
     def size(self) -> int:
-        """Bytes of all jars."""
         return sum(jar.size for jar in self.jars)
 
     @property
@@ -253,12 +251,10 @@ class BrokerLock:
         return 0 if self.kafka_version.startswith("3.") else 2
 
     def to_json(self) -> str:
-        """The lock file's text."""
         return json.dumps(asdict(self), indent=1) + "\n"
 
     @classmethod
     def from_json(cls, text: str) -> BrokerLock:
-        """The lock in a lock file's text."""
         loaded = json.loads(text)
         return cls(
             kafka_version=loaded["kafka_version"],
@@ -281,6 +277,5 @@ def _read_lock(path: str | None) -> BrokerLock:
 
 
 def sha256_of(path: Path) -> str:
-    """The hex SHA-256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -72,7 +72,6 @@ class Membership:
 
     @property
     def controller_port(self) -> int:
-        """The port of this node's controller."""
         return self.voters[self.node_id]
 
     def properties(self) -> dict[str, str]:

@@ -40,7 +40,6 @@ class History:
             self.commits = [c for c in self.commits if c.stream_epoch >= first]
 
     def of_epoch(self, stream_epoch: int) -> list[CommitRecord]:
-        """The commits of an epoch."""
         return [c for c in self.commits if c.stream_epoch == stream_epoch]
 
 
@@ -90,7 +89,6 @@ class Follower:
         return self.history
 
     def close(self) -> None:
-        """Close the connections."""
         self._source.close()
 
 

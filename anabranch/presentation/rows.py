@@ -82,7 +82,6 @@ def _escaped(one: str) -> str:
 
 
 def stream_row(found: StreamDescription) -> dict[str, Any]:
-    """A stream."""
     return {
         "stream": found.stream,
         "stream_epoch": found.stream_epoch,
@@ -101,7 +100,6 @@ def stream_row(found: StreamDescription) -> dict[str, Any]:
 
 
 def transaction_row(info: TransactionInfo) -> dict[str, Any]:
-    """A transaction."""
     return {
         "txn_id": info.txn_id.hex(),
         "state": info.state,

@@ -141,7 +141,6 @@ class WorkBatch:
         self._below = table
 
     def task_of(self, key: bytes) -> int:
-        """The task of a key."""
         task = self.known.get(key, -1)
         if task < 0:
             task = task_of(key, self._task_count)

@@ -108,7 +108,6 @@ class PlainReader:
         self._find_partitions()
 
     def _find_partitions(self) -> None:
-        """Start to read new partitions."""
         now = self._clock.monotonic()
         if now < self._find_at:
             return
@@ -208,7 +207,6 @@ class PlainReader:
         return Consumed(self._ownership.processor, self._ownership.fencing_token, tuple(steps))
 
     def close(self) -> None:
-        """Close the connections."""
         self._source.close()
 
 

@@ -145,7 +145,6 @@ class Store(Keyed):
 
     @property
     def kind(self) -> str:
-        """As of `Keyed`."""
         return f"a {'local ' if self.local else ''}store of {self._codec.name or 'values'}"
 
     def get(self, key: bytes | str, default: Any = None) -> Any:

@@ -62,7 +62,6 @@ class Table:
         self.known: dict[bytes, int] = {}
 
     def get(self, task: int, row: bytes) -> bytes | None:
-        """The value of a row."""
         try:
             value: bytes | None = self._get(self._tasks[task] + row)
         except Exception as error:
@@ -119,14 +118,12 @@ class Table:
         return Mark(topic_id, *map(int, numbers))
 
     def clear(self, task: int) -> None:
-        """Delete a task's rows and mark."""
         prefix = self._tasks[task]
         with named(self.folder, "written"):
             self._rows.delete(_MARKS + prefix)
             self._rows.delete_range(prefix, (task + 1).to_bytes(_TASK, "big"))
 
     def close(self) -> None:
-        """Close the folder."""
         with named(self.folder, "closed"):
             self._rows.close()
 

@@ -60,7 +60,6 @@ class Timer(Keyed):
 
     @property
     def kind(self) -> str:
-        """As of `Keyed`."""
         return "a timer by the wall clock" if self._kind == _WALL else "a timer by event time"
 
     def set(self, key: bytes | str, at: float) -> None:

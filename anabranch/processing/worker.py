@@ -85,7 +85,6 @@ class Membership:
         return self.wanted
 
     def close(self) -> None:
-        """Leave the group."""
         self._member.close()
 
     def _gained(self, places: list[TopicPartition]) -> None:
@@ -128,7 +127,6 @@ class AllTasks:
         self.wanted = frozenset(tasks)
 
     def serve(self, _: float) -> frozenset[int]:
-        """The tasks that this worker should have."""
         return self.wanted
 
     def close(self) -> None:

@@ -49,7 +49,6 @@ class DeltaFolder:
 
     @property
     def folder(self) -> Path:
-        """The table's folder."""
         return Path(urlsplit(self.to).path)
 
     def add(self, frame: DataFrame, number: int) -> None:

@@ -48,17 +48,14 @@ class Options:
         self._asked = set(_SPARKS)
 
     def all(self) -> list[tuple[str, str]]:
-        """All given options, by name."""
         return sorted(self._given.items())
 
     def text(self, name: str, default: str | None = None) -> str | None:
-        """An option's text, or the default."""
         self._asked.add(name)
         value = self._given.get(name, default)
         return value if value != "" else default
 
     def choice(self, name: str, allowed: Iterable[str], default: str) -> str:
-        """One of the ``allowed`` words."""
         value = (self.text(name, default) or default).lower()
         words = tuple(allowed)
         if value not in words:

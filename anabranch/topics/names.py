@@ -12,7 +12,6 @@ DEFAULT_PREFIX = "anabranch"
 
 
 def commands_topic(prefix: str = DEFAULT_PREFIX, lane: str = OPEN_LANE) -> str:
-    """The topic of a lane's commands."""
     return f"{prefix}.commands" + ("" if lane == OPEN_LANE else f".{lane}")
 
 
@@ -22,7 +21,6 @@ def control_topic(prefix: str = DEFAULT_PREFIX) -> str:
 
 
 def replies_topic(prefix: str = DEFAULT_PREFIX, lane: str = OPEN_LANE) -> str:
-    """The topic of replies to a lane."""
     return f"{prefix}.replies" + ("" if lane == OPEN_LANE else f".{lane}")
 
 
@@ -37,7 +35,6 @@ def prefixes_of(topics: Iterable[str], lane: str = OPEN_LANE) -> list[str]:
 
 
 def status_topic(prefix: str = DEFAULT_PREFIX) -> str:
-    """The topic of the status log."""
     return f"{prefix}.status"
 
 

@@ -121,7 +121,6 @@ def writer_rights(*streams: str) -> Iterator[Right]:
 
 
 def reader_rights(groups: Iterable[str], *streams: str) -> Iterator[Right]:
-    """A reader's rights."""
     for stream in streams:
         yield Right(TOPIC, stream_topic(stream), "Read", "read committed events")
         yield Right(TOPIC, history_topic(stream), "Read", "read their order and transactions")

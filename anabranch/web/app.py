@@ -266,7 +266,6 @@ async def _form(request: Request) -> dict[str, str]:
 
 
 def _status_of(error: Exception) -> int:
-    """The HTTP status of an error."""
     if isinstance(error, RetryError):
         return 503
     if isinstance(error, Expired):

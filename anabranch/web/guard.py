@@ -39,7 +39,6 @@ class Guard:
         self._names = frozenset(name.lower() for name in names)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle a request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return

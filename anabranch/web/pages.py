@@ -79,7 +79,6 @@ class Pages:
         return self._templates.get_template(f"{view.kind}.html").render(acts=self._acts, **facts)
 
     def close(self) -> None:
-        """Close all readers."""
         for river in self._rivers.values():
             river.close()
 

@@ -68,7 +68,6 @@ class _Protocol(H11Protocol):
         self._unset()
 
     def cut(self) -> None:
-        """End the connection."""
         self._unset()
         self.transport.abort()
 

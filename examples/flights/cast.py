@@ -66,7 +66,6 @@ class Cast:
         on_message: Callable[[Message], None] | None = None,
         **parameters: Any,
     ) -> Child:
-        """Start a child in a role."""
         common = {
             "target": asdict(self.place.target),
             "scope": self.place.scope,
@@ -99,7 +98,6 @@ class Cast:
         return read_notes(self._notes_of(observer.name))
 
     def scaler(self, segments: int) -> Child:
-        """Start the child that scales the flights."""
         return self.start(
             "scaler", name=f"scaler-{segments}", stream=self.flights, segments=segments
         )

@@ -107,7 +107,6 @@ class Controllers:
     """Two controllers. The armed one kills itself right after it has logged the decision of a commit."""
 
     def __init__(self, target: Target, folder: Path) -> None:
-        """Start nothing yet."""
         self.both = [
             ControllerProcess.inside(
                 folder,

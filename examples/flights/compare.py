@@ -30,7 +30,6 @@ class Wanted:
 
     @property
     def keys(self) -> int:
-        """How many keys the table has."""
         return len(self.rows.keys() - {NO_KEY})
 
     def name(self, key: int) -> str:

@@ -23,7 +23,6 @@ class Display:
 
     @property
     def elapsed(self) -> float:
-        """Seconds since the start."""
         return time.monotonic() - self.started
 
     def note(self, text: str, *, at: float | None = None) -> None:

@@ -21,7 +21,6 @@ class Check:
 
     @property
     def ok(self) -> bool:
-        """Whether there is no difference."""
         return not self.differences
 
 

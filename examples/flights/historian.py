@@ -33,7 +33,6 @@ class Epoch(NamedTuple):
 
 
 def scale(parameters: Mapping[str, Any], say: Say, finish: Event) -> None:
-    """Scale the stream to ``segments`` segments."""
     with connected(target_from(parameters)) as client:
         found = client.scale(parameters["stream"], segments=parameters["segments"])
     say("scaled", segments=len(found.segments), epoch=found.stream_epoch, done=time.monotonic())

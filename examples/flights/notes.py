@@ -72,7 +72,6 @@ class Small:
     sent: float
 
     def to_bytes(self) -> bytes:
-        """The event's value."""
         return SMALL_MARK + json.dumps(asdict(self)).encode()
 
     @classmethod
@@ -101,7 +100,6 @@ def kind_of(value: bytes | None) -> Kind:
 
 
 def stream_of(scope: str, table: Table) -> str:
-    """The stream of a table."""
     return f"{scope}/{table.name}"
 
 
@@ -116,7 +114,6 @@ class Notebook:
     """A reader's file, with a note of each event in the order of arrival."""
 
     def __init__(self, path: Path, scope: str) -> None:
-        """Open a new file."""
         self._file = path.open("wb")
         self._streams = {stream_of(scope, table): at for at, table in enumerate(TABLES)}
 

@@ -56,7 +56,6 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """The process id."""
         return self._process.pid
 
     def _read(self) -> None:
@@ -78,12 +77,10 @@ class Child:
                 self._on_message(message)
 
     def said(self, what: str) -> list[Message]:
-        """All messages of a kind."""
         with self._lock:
             return [message for message in self.messages if message["say"] == what]
 
     def last(self, what: str) -> Message | None:
-        """The last message of a kind."""
         found = self.said(what)
         return found[-1] if found else None
 
@@ -145,8 +142,6 @@ class Child:
 
 
 class Family:
-    """All children of a run."""
-
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self.children: list[Child] = []

@@ -26,11 +26,9 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether no check found a difference."""
         return all(check.ok for check in self.checks)
 
     def document(self) -> dict[str, Any]:
-        """As JSON."""
         return {
             "ok": self.ok,
             "seconds": round(self.seconds, 2),
@@ -45,7 +43,6 @@ class Report:
 
 
 def show_report(report: Report, *, as_json: bool) -> None:
-    """Print the report."""
     if as_json:
         print_json(report.document())
         return

@@ -26,7 +26,6 @@ class Story:
     """One run on a running cluster. Each step is a method, in the order of `tell`."""
 
     def __init__(self, cast: Cast, controllers: Controllers, display: Display) -> None:
-        """Start nothing yet."""
         self._cast = cast
         self._family = cast.family
         self._source = cast.source
@@ -37,7 +36,6 @@ class Story:
         self.measured: dict[str, Any] = {}
 
     def tell(self) -> Findings:
-        """Run all steps, in order."""
         cast = self._cast
         self._make_streams()
         observers, members, ticker = cast.observers(), cast.members(), cast.ticker()

@@ -26,7 +26,6 @@ _AUDIT_EVERY_S = 0.5
 
 
 def table_of(scope: str) -> str:
-    """The table of the accounts."""
     return f"{scope}/accounts"
 
 

@@ -29,7 +29,6 @@ def compile_code(parameters: Mapping[str, Any], say: Say, finish: Event) -> None
 
 
 def make(parameters: Mapping[str, Any], say: Say, finish: Event) -> None:
-    """Create the streams."""
     with connected(target_from(parameters)) as client:
         for table in TABLES:
             client.create_stream(
@@ -112,7 +111,6 @@ def commit(parameters: Mapping[str, Any], say: Say, finish: Event) -> None:
 
 
 def abort(parameters: Mapping[str, Any], say: Say, finish: Event) -> None:
-    """Abort by token."""
     with connected(target_from(parameters)) as client:
         token = bytes.fromhex(parameters["token"])
         client.abort(token)

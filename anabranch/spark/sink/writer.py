@@ -89,7 +89,6 @@ class Target:
 
     @property
     def client(self) -> anabranch.Client:
-        """The client of this process for the cluster."""
         return client_of(self.connection)
 
     def reserve(self, name: str | None = None) -> Reservation:
@@ -179,7 +178,6 @@ class BatchSink(DataSourceArrowWriter):
         self._reservation = self._target.reserve(self._name)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Write one task attempt."""
         try:
             return self._target.write(self._reservation, iterator, streaming=False)
         except AlreadyCommitted:
@@ -280,7 +278,6 @@ class StreamSink(DataSourceStreamArrowWriter):
         return self.__dict__
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Write one task attempt."""
         return self._target.write(self._reservation, iterator, streaming=True)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
@@ -374,7 +371,6 @@ def target_of(options: Options, schema: StructType) -> Target:
 
 
 def _query_and_batch() -> tuple[str, str]:
-    """The query and the batch of this task."""
     context = TaskContext.get()
     query_id = context.getLocalProperty(QUERY_ID) if context else None
     batch_id = context.getLocalProperty(BATCH_ID) if context else None

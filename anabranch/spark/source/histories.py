@@ -67,17 +67,14 @@ class Histories:
         return client_of(self._connection).together(self.streams)
 
     def close(self) -> None:
-        """Close all connections."""
         self._source.close()
 
     def search(self, stream: str) -> HistorySearch:
-        """Finds records in a stream's history."""
         if stream not in self._searches:
             self._searches[stream] = HistorySearch(self._source, stream, self.timeout)
         return self._searches[stream]
 
     def tail(self, stream: str) -> HistoryTail:
-        """Reads a stream's history forward."""
         if stream not in self._tails:
             self._tails[stream] = HistoryTail(self._source, stream)
         return self._tails[stream]

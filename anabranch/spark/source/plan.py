@@ -66,7 +66,6 @@ class Cutting:
 
     @staticmethod
     def of(options: Options) -> Cutting:
-        """Options ``rowsPerPartition`` and ``minPartitions``."""
         rows = options.number("rowsperpartition", defaults.SPARK_TASK_ROWS)
         least = options.number("minpartitions", 1)
         return Cutting(rows or defaults.SPARK_TASK_ROWS, least or 1)

@@ -109,7 +109,6 @@ class SnapshotReader(DataSourceReader):
         return [found for found in narrowed if found.first < found.end]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The events of a range, in order."""
         return read_range(self._connection, self._schema, partition, strict=self._strict)
 
 

@@ -110,7 +110,6 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return to_json(positions, new=self._start != "begin")
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """Option ``maxEventsPerTrigger``."""
         return ReadAllAvailable() if self._most is None else ReadMaxRows(self._most)
 
     def prepareForTriggerAvailableNow(self) -> None:
@@ -180,14 +179,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._cutting.cut(ranges)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The events of a range, in order."""
         return read_range(self._connection, self._schema, partition, strict=self._strict)
 
     def commit(self, end: dict[str, Any]) -> None:
         """Do nothing: Spark's checkpoint has the position, and streams keep events for other readers."""
 
     def stop(self) -> None:
-        """Close the planner's connections."""
         if self._found is not None:
             self._found.close()
             self._found = None
