@@ -47,7 +47,7 @@ class Group:
 
     @cached_property
     def starts(self) -> set[str | int]:
-        """Where its members start without a position: at the beginning, if nothing is recorded."""
+        """The starts of its members without a position: the beginning, if nothing is recorded."""
         return {reader.starts for reader in self.members} - {"position"} or {"start"}
 
     @cached_property

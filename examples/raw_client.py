@@ -509,7 +509,7 @@ class Bank:
         self.looked_again = self.begun_again = 0
 
     def transfer(self, payer: bytes, payee: bytes, amount: int) -> Any:
-        """The outcome. It begins again whenever others change one of the two rows meanwhile."""
+        """The outcome. The transfer begins again whenever others change one of the two rows meanwhile."""
         while True:
             about = {"scope": self._scope, "at": None, "tables": [self._name]}
             safe = self._ask("SafeTime", about)[1]

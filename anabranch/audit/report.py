@@ -117,7 +117,7 @@ class Gone:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """Prepared transactions. ``by``: the SHA-256 of the secret that ends them, hexadecimal; empty: there is none.
+    """Prepared transactions. ``by``: the SHA-256 of the secret that ends them, hexadecimal; empty: no secret.
 
     ``since_ms``: when the oldest was prepared, in Unix milliseconds.
     """

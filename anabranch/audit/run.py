@@ -3,7 +3,7 @@
 Spark's tasks read the records of status, histories, journals and streams, in parallel by offset ranges, and compare
 them. The driver only asks for the ends of topics, and checks the EPOCH records.
 
-It asks for ends in an order that lets a running system be audited: first the status log's hybrid time, then the
+Ends are asked for in an order that lets a running system be audited: first the status log's hybrid time, then the
 ends of the streams, of their histories, of the journals, and of the status log. So each event that it reads has its
 record in the history that it reads, and each commit up to that hybrid time is in all logs.
 """
@@ -336,7 +336,7 @@ def _named(sound: DataFrame) -> DataFrame:
 
 
 def _known(status: DataFrame, streams: Sequence[str]) -> _Known:
-    """What the few status rows that are not about a transaction say."""
+    """The facts in the few status rows that are not about a transaction."""
     rows = status.where(
         (F.col("entry") == Entry.ROUND)
         | F.col("entry").isin(Entry.LOW_WATER, Entry.PLAIN) & F.col("stream").isin(*streams)

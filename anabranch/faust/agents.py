@@ -1,7 +1,7 @@
 """Faust's agents as the handlers of a worker.
 
-`AgentHandlers` runs in the worker's thread. It puts events into inboxes, one for each actor (a running instance of
-an agent) on Faust's loop, and waits until the actors are done with them.
+`AgentHandlers`, in the worker's thread, puts events into inboxes, one for each actor (a running instance of an
+agent) on Faust's loop, and waits until the actors are done with them.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ Start with `broker.EmbeddedBroker`: its ``start`` calls the other modules in thi
 ``cluster.EmbeddedCluster`` starts several brokers. ``errors`` has the errors of all modules. ``python -m
 anabranch.infra`` fetches the broker and its archive ahead of time.
 
-This folder may import only ``errors`` and ``extras`` of anabranch. It refuses Windows.
+This folder may import only ``errors`` and ``extras`` of anabranch. Windows is refused here.
 """
 
 import sys

@@ -194,7 +194,7 @@ class EmbeddedBroker:
     def start(self) -> None:
         """Fetch missing jars, format a new folder, start the broker, and wait until it serves.
 
-        It does nothing if the broker runs already.
+        Nothing happens if the broker runs already.
 
         Raises:
             NoJava, DownloadFailed, HashMismatch, CacheBusy: as `find_java` and `ensure_broker`.
@@ -231,7 +231,7 @@ class EmbeddedBroker:
     def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
         """Shut the broker down, or kill it after ``timeout_s``; remove a temporary folder.
 
-        It does nothing in a child that the owner forked.
+        Nothing happens in a child that the owner forked.
         """
         if self._process is not None and self._process.foreign:
             return

@@ -1,4 +1,4 @@
-"""Errors of the embedded broker. What a caller should do is their base class, as in `anabranch.errors`."""
+"""Errors of the embedded broker. Their base classes say what a caller should do, as in `anabranch.errors`."""
 
 from __future__ import annotations
 

@@ -130,7 +130,7 @@ def ensure_formatted(
 
 
 def new_cluster_id() -> str:
-    """An id in Kafka's form. It has no leading dash, because it becomes an argument of a command."""
+    """An id in Kafka's form, without a leading dash, because it becomes an argument of a command."""
     return "A" + urlsafe_b64encode(uuid.uuid4().bytes).decode()[1:22]
 
 

@@ -318,7 +318,7 @@ def _check_cluster(meta: Meta, cluster: str) -> Meta:
 
 
 def _give_up(book: Book, txn: Transaction, secret: bytes | None, error: BaseException) -> None:
-    """Roll back and abort, as the database's commit was not sent. What fails here, recovery does later."""
+    """Roll back and abort, as the database's commit was not sent. Recovery does later what fails here."""
     if not book.rollback():
         log.warning("%r is left to recovery: the database could not roll back", txn)
         return

@@ -107,8 +107,8 @@ def use_installed_pyspark(context: SparkContext) -> None:
     Spark puts its pyspark.zip first on a worker's path. The zip has no compiled code, so each worker process and
     each planner compiles the modules that it imports. The installed package has the same modules, compiled.
 
-    It changes nothing for a cluster's workers (which may lack the package), for another Python, and for a Spark
-    that does not run from the installed package.
+    Nothing changes for a cluster's workers (which may lack the package), for another Python, and for a Spark that
+    does not run from the installed package.
     """
     master = context.master or ""
     local = master == "local" or master.startswith("local[")

@@ -616,7 +616,7 @@ def words_of(refused: LogRefused) -> str:
 
 
 def _due(specs: Sequence[TopicSpec], topics: Mapping[str, _Topic], refused: LogRefused) -> str:
-    """What brokers have to allow, as text: the refused settings. Empty if the user chose another value."""
+    """The refused settings, as a text that asks brokers to allow them. Empty if the user chose another value."""
     mine, values = _refused(specs, refused)
     for topic in (topics[spec.name] for spec in mine):
         due = {setting.name: setting.value for setting in topic.settings}

@@ -35,7 +35,7 @@ class Plan:
 def plan(client: Client, action: str, about: str, given: Mapping[str, str]) -> Plan:
     """The plan of an action on a transaction (its id) or a stream (its name). ``given``: the form's fields.
 
-    It only reads from the cluster. Raises: InvalidArgument, IllegalState, and as the client.
+    Making a plan changes nothing in the cluster. Raises: InvalidArgument, IllegalState, and as the client.
     """
     return PLANS[action](client, about, given)
 

@@ -72,7 +72,7 @@ class Guard:
         if method != "POST":
             return f"method {method[:20]}: I know GET, HEAD and POST"
         origin = urlsplit(headers.get("origin") or headers.get("referer") or "")
-        # If a proxy ends TLS, a header says https, or the host is not this machine's.
+        # The form may come over https if a proxy says so, or if the request names another host than this machine.
         proxied = headers.get("x-forwarded-proto", "").partition(",")[0].strip().lower()
         schemes = ("http",) if name.lower() in LOCAL else ("http", "https")
         own = origin.netloc == host and origin.scheme in ((proxied,) if proxied else schemes)
@@ -84,7 +84,7 @@ class Guard:
 class Confirmations:
     """Secrets of confirmation pages: each is valid for one action, once, for ten minutes, in this process.
 
-    Secrets are signed and not stored, so many requests for new ones can't make earlier ones invalid.
+    Secrets are signed, not stored: requests for new ones can't make earlier ones invalid.
     """
 
     def __init__(self) -> None:

@@ -43,7 +43,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 class _Protocol(H11Protocol):
-    """A connection. It ends if no whole request comes within `SEND_S`, or sooner if there are too many of them."""
+    """A connection that ends if no whole request comes within `SEND_S`, or sooner if there are too many."""
 
     ends: asyncio.TimerHandle | None = None  # ends the connection unless the request is complete
 

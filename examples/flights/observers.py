@@ -149,7 +149,7 @@ def read_whole(parameters: Mapping[str, Any], say: Say, finish: Event) -> None:
 
 
 def read_in_order(parameters: Mapping[str, Any], say: Say, finish: Event) -> None:
-    """A member of a group. It reports the last transaction's events that it gets, until the order to finish."""
+    """A member of a group, which reports the last transaction's events that it gets, until the order to finish."""
     group = f"{parameters['scope']}.ordered"
     with (
         _noting(parameters) as (client, notes),

@@ -140,7 +140,7 @@ def _out_of_order(found: Findings, came: Notes) -> list[str]:
 
 
 def _backward(found: Findings, by_key: Notes, back: NDArray[np.bool_], what: str) -> list[str]:
-    """``back``: whether an event is out of order after the one before it. That counts if both are of one key."""
+    """``back``: whether an event is out of order after the one before it. Only events of one key count."""
     wrong = by_key[1:][back & (np.diff(by_key["key"]) == 0)]
     names = map(found.wanted[0].name, wrong["key"].tolist())
     return [

@@ -58,7 +58,7 @@ def _open(table: str, txn: TableTransaction) -> None:
 def _pay(
     calls: list[str], table: str, payer: str, payee: str, amount: int, txn: TableTransaction
 ) -> None:
-    """Transfer. It is called again if others changed one of the two accounts meanwhile."""
+    """Transfer; called again if others changed one of the two accounts meanwhile."""
     calls.append(payer)
     for name, more in ((payer, -amount), (payee, amount)):
         held = int(txn.get(table, name.encode()) or 0)
