@@ -344,7 +344,7 @@ class Tasks:
         }
         take |= {"tasks": [*terms], "terms": [*terms.values()]}
         info = self._ask("TakeTasks", take)
-        while any(task["in_progress"] for task in info["tasks"]):  # decided before; merged soon
+        while any(task["in_progress"] for task in info["tasks"]):  # wait for commits under way
             time.sleep(0.1)
             info = self._ask("TakeTasks", take)
         self.inputs, self.count = info["inputs"], info["task_count"]
@@ -453,7 +453,7 @@ class Table:
         self._bootstrap, self._avro, self._table = bootstrap, avro, table
         self._history = table.replace("/", ".") + ".history"
         self._records, self._events, self._position = Log(bootstrap), Log(bootstrap), 0
-        self._versions: dict[bytes, list[tuple[int, bytes | None]]] = {}  # rising
+        self._versions: dict[bytes, list[tuple[int, bytes | None]]] = {}  # by time
         self.last = 0  # timestamp of the newest record that was read
         self.complete = 0  # the hybrid time up to which it has every commit
 
@@ -480,9 +480,7 @@ class Table:
             for key, row in rows.items():  # a transaction has one version of a key: its last value
                 version = record["timestamp"], row if isinstance(row, bytes) else None
                 self._versions.setdefault(key, []).append(version)
-        if (
-            name == "CommitRecord" or not self.last
-        ):  # of a table without commits it is when it was made
+        if name == "CommitRecord" or not self.last:  # without commits: the time of the first epoch
             self.last = record["timestamp"]
 
     def get(self, key: bytes, at: int) -> bytes | None:

@@ -106,9 +106,8 @@ def create_control_topics(
 ) -> ControlTopics:
     """Create the missing topics of commands, control, status and replies, also of lane `admin`, and check all.
 
-    There may be more control partitions than ``control_partitions``: they were added to serve new scopes. New
-    topics of status and replies get ``max_message_bytes``; the size that they then report counts, for all
-    controllers.
+    There may be more control partitions than ``control_partitions``: they were added for new scopes. New topics of
+    status and replies get ``max_message_bytes``; the size that they then report counts for all controllers.
 
     Raises:
         TopicMisconfigured: an existing topic is not as declared; the message says what to set.
@@ -319,7 +318,7 @@ def grow_lane_topic(log: Log, prefix: str, lane: str, *, like: str) -> None:
 
 
 def lane_topic_ids(log: Log, prefix: str, lane: str) -> tuple[str, ...]:
-    """The ids of a lane's commands and replies topics. `NotReady`: a topic is not known (yet)."""
+    """The ids of a lane's commands and replies topics. Raises: as `describe`."""
     names = commands_topic(prefix, lane), replies_topic(prefix, lane)
     infos = describe(log, names)
     return tuple(infos[name].topic_id for name in names)
@@ -373,7 +372,7 @@ def grow_stream_topics(log: Log, stream: str, partitions: int) -> None:
     make it fail once the topics have grown, since any client may then make plain writes to new partitions.
 
     Raises:
-        LogRefused: (3) a topic does not exist; or the broker does not grow it, with its reason.
+        LogRefused: a topic does not exist (error 3); or the broker does not grow it, with its reason.
         NotReady: the topics have grown, but the broker that answered does not show it yet.
         TopicMisconfigured: as `create_stream_topics`.
     """
@@ -384,7 +383,7 @@ def grow_stream_topics(log: Log, stream: str, partitions: int) -> None:
 
 
 def describe_grown(log: Log, stream: str, partitions: int) -> dict[str, TopicInfo]:
-    """A stream's topics, which have grown to ``partitions``. `NotReady`: the broker does not show that yet."""
+    """A stream's topics, which have grown to ``partitions``. Raises: NotReady (the broker does not show it yet)."""
     infos = describe(log, topics_of(stream))
     grown = stream_topic(stream), journal_topic(stream)
     behind = [name for name in grown if infos[name].partitions < partitions]
@@ -445,7 +444,7 @@ def _created(
 
 
 def _check_width(stream: str, infos: Mapping[str, TopicInfo], partitions: int) -> int:
-    """The number of the stream's partitions. `TopicMisconfigured`: its journal has fewer."""
+    """The number of the stream's partitions. Raises: TopicMisconfigured (its journal has fewer)."""
     target, journal = infos[stream_topic(stream)], infos[journal_topic(stream)]
     if partitions <= journal.partitions < target.partitions:
         raise TopicMisconfigured(
@@ -660,7 +659,7 @@ def _spec(log: Log, topic: _Topic, factor: int) -> TopicSpec:
 
 
 def describe(log: Log, names: Sequence[str]) -> dict[str, TopicInfo]:
-    """These topics, in this order. `NotReady`: a topic is not known (yet)."""
+    """These topics, in this order. Raises: NotReady (the broker does not know one of them, perhaps not yet)."""
     infos = log.describe_topics(names)
     missing = sorted(set(names) - set(infos))
     if missing:

@@ -46,7 +46,7 @@ class Cast:
         folder: Path,
         picture: Path,
     ) -> None:
-        """Starts nothing yet. ``picture``: the file for the drawing of the flights' epochs."""
+        """Start nothing yet. ``picture``: the file for the drawing of the flights' epochs."""
         self.place = place
         self.source = source
         self.family = family

@@ -36,8 +36,8 @@ class Front(Protocol):
 
 
 class Limits(NamedTuple):
-    """Limits of a micro-batch. ``events``: the most events; None: any number. ``whole``: split no transaction.
-    ``by_epoch``: take no events of one key from two segments."""
+    """Limits of a micro-batch. ``events``: None: any number. ``whole``: split no transaction. ``by_epoch``: take no
+    events of one key from two segments."""
 
     events: int | None = None
     whole: bool = False
