@@ -728,7 +728,6 @@ def whole_transaction(options: argparse.Namespace, commands: Commands) -> Any:
 def write(
     options: argparse.Namespace, transaction: Transaction, beat_s: float | None = None
 ) -> dict[str, Any]:
-    """Write all rows and register the receipt."""
     writer = Writer(options.bootstrap, transaction, options.stream)
     last_beat = time.monotonic()
     for key, value in rows_of(options):

@@ -106,7 +106,6 @@ class Plan:
 
     @property
     def connection(self) -> Connection:
-        """The cluster, for the library's pipelines."""
         return Connection(self.bootstrap, "anabranch", 60.0, ())
 
     def stream(self, name: str) -> str:

@@ -52,7 +52,6 @@ def shown(txn_id: Column) -> Column:
 
 
 def hex_of(data: bytes) -> str:
-    """Bytes as a literal in SQL."""
     return f"X'{data.hex()}'"
 
 

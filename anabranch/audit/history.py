@@ -31,7 +31,6 @@ class Extent(NamedTuple):
 
 
 def extents(history: DataFrame) -> dict[str, Extent]:
-    """The extent of each stream with history records."""
     records = history.where(F.col("kind") != FOREIGN)
     whole = F.when(F.col("vector_at") == OWN, F.col("offset"))
     rows = records.groupBy("stream").agg(

@@ -82,7 +82,6 @@ class Inbox:
             self._wake.set_result(None)
 
     async def wait(self) -> None:
-        """Wait until there are events."""
         self._wake = asyncio.get_running_loop().create_future()
         await self._wake
 

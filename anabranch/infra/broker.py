@@ -175,7 +175,6 @@ class EmbeddedBroker:
 
     @property
     def log(self) -> Path:
-        """The file of the broker's output."""
         return self._given_log or self.folder / "broker.log"
 
     @property

@@ -168,7 +168,6 @@ class SupervisedProcess:
         return True
 
     def _note_lines(self) -> None:
-        """Handle the whole lines in the buffer."""
         *lines, self._buffer = self._buffer.split(b"\n")
         for line in lines:
             word, _, value = line.decode(errors="replace").partition(" ")

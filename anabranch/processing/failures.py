@@ -181,7 +181,6 @@ def new_pauses() -> Backoff:
 
 
 def text_of(error: BaseException) -> str:
-    """An error's class and message."""
     return f"{type(error).__name__}: {error}"
 
 

@@ -236,7 +236,6 @@ def _copied(headers: pa.ListArray) -> pa.ListArray:
 
 
 def plain_ports(client: Client, cluster: Cluster) -> ReaderPorts:
-    """The ports with which a processor's plain topics are read."""
     if cluster.bootstrap is None:
         return client.reader_ports()
     return reader_ports(cluster.bootstrap, cluster.config)

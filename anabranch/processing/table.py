@@ -100,7 +100,6 @@ class Table:
         self._to_flush = not logged
 
     def flush(self) -> None:
-        """Store what was not logged."""
         if self._to_flush:
             with named(self.folder, "written"):
                 self._rows.flush()

@@ -84,7 +84,6 @@ class Timer(Keyed):
             at.put(task, self._kind + due + row, None)
 
     def fire(self, key: bytes, due: int) -> None:
-        """Call the function, because the key's time has come."""
         at = current_context()
         at.put(at.task, self.prefix + key, None)
         check_result(self._call, self._call(key, due))

@@ -264,7 +264,6 @@ class Worker:
             self._follow(self._ownership.tasks, _SLICE_S)
 
     def _follow(self, own: Collection[int], seconds: float = IDLE_S) -> None:
-        """Update the copies of other workers' tasks."""
         if self._standby:
             others = set(range(self._app.tasks)) - set(own)
             now = self._clock.monotonic()

@@ -71,8 +71,6 @@ class Pace:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A finished micro-batch."""
-
     number: int
     rows: int
 

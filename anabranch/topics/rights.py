@@ -79,7 +79,6 @@ def controller_rights(prefix: str = DEFAULT_PREFIX, *scopes: str) -> Iterator[Ri
 
 
 def scope_rights(scope: str) -> Iterator[Right]:
-    """A controller's rights on the streams of a scope."""
     for operation, why in (
         ("Create", "create a stream's three topics"),
         ("DescribeConfigs", "check their settings"),

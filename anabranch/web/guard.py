@@ -106,7 +106,6 @@ class Confirmations:
         return "" if is_late or secret in self._used else what
 
     def use(self, secret: str) -> None:
-        """Make a secret invalid, because it was used."""
         now = time.monotonic()
         self._used = {each: end for each, end in self._used.items() if end >= now}
         self._used[secret] = now + CONFIRM_S

@@ -33,7 +33,6 @@ class Wanted:
         return len(self.rows.keys() - {NO_KEY})
 
     def name(self, key: int) -> str:
-        """A key's text in messages about differences."""
         return self.names.get(key, f"a key that no row has ({key:016x})")
 
 

@@ -69,17 +69,14 @@ class LiveDisplay(Display):
         self._console.print(f"[dim]{moment:7.1f} s[/dim]  {text}", highlight=False)
 
     def state(self, text: str) -> None:
-        """Change the line with the spinner."""
         self._states.update(self._state, description=text)
 
     def wrote(self, done: int, total: int) -> None:
-        """Move the bar, and remove it once all are written."""
         if self._rows is None:
             self._rows = self._bars.add_task("rows written", total=total)
         self._bars.update(self._rows, completed=done, visible=done < total)
 
     def tick(self, count: int, seconds: float) -> None:
-        """Change the line of the small transactions."""
         if self._ticks is None:
             self._ticks = self._states.add_task("", total=None)
         text = f"{count:,} small transactions meanwhile, the last in {seconds * 1000:.0f} ms"

@@ -80,7 +80,6 @@ class Findings:
 
 
 def few(texts: Iterable[str], limit: int = 5) -> list[str]:
-    """The first texts, and how many more there are."""
     found = list(texts)
     if len(found) <= limit:
         return found

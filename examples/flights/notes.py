@@ -89,7 +89,6 @@ _NO_SMALL = Small(0, 0, 0, 0.0)
 
 
 def kind_of(value: bytes | None) -> Kind:
-    """The kind of an event, by its value."""
     if value is None:
         return Kind.OTHER
     if value.startswith(b"{"):
@@ -159,5 +158,4 @@ def read_notes(path: Path) -> Notes:
 
 
 def of_kind(notes: Notes, *kinds: Kind) -> Notes:
-    """The notes of events of these kinds."""
     return notes[np.isin(notes["kind"], kinds)]

@@ -68,11 +68,9 @@ class Source:
     limit: int | None = None
 
     def count(self, table: Table) -> int:
-        """How many rows of a table the run takes."""
         return table.rows if self.limit is None else min(self.limit, table.rows)
 
     def total(self) -> int:
-        """How many rows of all tables the run takes."""
         return sum(self.count(table) for table in TABLES)
 
     def rows(self, table: Table) -> Iterator[Row]:

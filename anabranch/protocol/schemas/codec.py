@@ -137,7 +137,6 @@ class _Packaged(AbstractSchemaRepository):
 
 @cache
 def schema_of(cls: Any) -> Any:
-    """The parsed Avro schema of a record class."""
     return load_schema(f"anabranch.{cls.__name__}", repo=_Packaged())
 
 

@@ -163,7 +163,6 @@ def _write_one_shot(record: r.OneShot) -> bytes:
 
 
 def _all(records: tuple[_T, ...], write: Callable[[_T], bytes]) -> bytes:
-    """An array."""
     if not records:
         return _END
     return b"".join((_varint(2 * len(records)), *map(write, records), _END))

@@ -123,7 +123,6 @@ def plain_texts(column: pa.Array, kind: t.DataType) -> pa.Array:
 
 
 def quoted(text: str) -> str:
-    """A string as JSON."""
     return f'"{text.translate(_ESCAPES)}"'
 
 

@@ -129,7 +129,6 @@ class _Batch:
         self._written: set[tuple[str, int]] = set()  # (stream, segment) with events in this batch
 
     def positions(self) -> dict[str, Position]:
-        """The positions at its end."""
         return {stream: self._position(stream) for stream in self._start}
 
     def _position(self, stream: str) -> Position:

@@ -193,7 +193,6 @@ class HistoryTail:
         return self._ahead[0] if self._ahead and self._ahead[0].offset < self._until else None
 
     def pop(self) -> None:
-        """Take the next record."""
         found = self._ahead.popleft()
         if isinstance(found.record, CommitRecord):
             self._base = found.offset  # an epoch without later events may be read twice
