@@ -89,10 +89,13 @@ class Topic(faust.Topic):
         return Sent(stream, timestamp or time.time())
 
     def send_soon(self, **_: Any) -> Any:
+        """Raises: InvalidArgument."""
         refuse("topic.send_soon", "await topic.send(…)")
 
     async def publish_message(self, *_: Any, **__: Any) -> Any:
+        """Raises: InvalidArgument."""
         refuse("topic.publish_message", "await topic.send(…)")
 
     async def declare(self) -> None:
+        """Raises: InvalidArgument."""
         refuse("topic.declare", "make streams with `anabranch stream create`")
