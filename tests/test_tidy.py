@@ -50,6 +50,7 @@ WIDE = {
         1,
         "a thread of its own, without which no call is answered",
     ),
+    "anabranch/librdkafka/groups.py": (1, "a thread of its own: its owner ends the process"),
     "anabranch/librdkafka/reconnecting_consumer.py": (
         1,
         "a thread of its own: raised by the caller's",

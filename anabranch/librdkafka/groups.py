@@ -60,7 +60,7 @@ class Membership:
         self._group = group
         self._stop = threading.Event()
         self._aside_until: float | None = None  # monotonic
-        self.error: KafkaException | None = None
+        self.error: Exception | None = None
         self.trouble = ""  # why this member gets no partition
         common = {"logger": logger, **for_librdkafka(options), "bootstrap.servers": bootstrap}
         self._consumer = LastingConsumer(
@@ -119,7 +119,7 @@ class Membership:
                 error = message.error() if message is not None else None
                 if error is not None:
                     self._complaint(error)
-        except KafkaException as error:
+        except Exception as error:  # noqa: BLE001 - `error` is for the owner, who ends the process
             self.error = error
         finally:
             self._consumer.close()

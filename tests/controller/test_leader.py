@@ -221,6 +221,29 @@ def test_who_stands_aside_leaves_the_group_for_so_long(monkeypatch: pytest.Monke
     assert done[2][1] - asked >= 0.3
 
 
+def test_whatever_ends_the_group_s_thread_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`ControllerService._watch` ends a process by it: otherwise it would stay up without a control partition."""
+
+    class Consumer:
+        def __init__(self, *_: Any) -> None: ...
+
+        def subscribe(self, *_: Any, **__: Any) -> None: ...
+
+        def poll(self, _: float) -> None:
+            raise RuntimeError("can't start new thread")
+
+        def close(self) -> None: ...
+
+    monkeypatch.setattr(groups, "LastingConsumer", Consumer)
+    member = Membership(
+        "", group="g", topic="t", session_timeout_s=6, options={},
+        on_gained=lambda _: None, on_lost=lambda _: None,
+    )  # fmt: skip
+    member.start()
+    member.stop(DEADLINE_S)
+    assert str(member.error) == "can't start new thread"
+
+
 def test_who_woke_late_does_not_wait_for_the_open_round_of_a_rival_that_died() -> None:
     world = World()
     late, rival = world.controller("late"), world.controller("rival")
