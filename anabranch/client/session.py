@@ -791,7 +791,7 @@ def unknown(why: str, txn_id: bytes, token: bytes | None) -> OutcomeUnknown:
     """The error for a commit that may or may not be carried out."""
     return OutcomeUnknown(
         f"the outcome of transaction {txn_text(txn_id)} {why}; "
-        "client.state tells it later, client.resolve makes it final",
+        "client.state shows it later, client.resolve makes it final",
         txn_id=txn_id,
         token=token,
     )

@@ -202,7 +202,7 @@ class LostMarkerSweep:
             ends = self._log.end_offsets(places, committed=False, failed=failed)
             stable = self._log.end_offsets(ends, committed=True, failed=failed)
         except LogError as error:
-            log.info("it can't be told whether readers get by: %s", error)
+            log.info("can't find out whether readers can read past it: %s", error)
             return dict.fromkeys(places.values(), False)
         unclean = {places[place]: False for place in failed}
         open_ = [place for place, end in ends.items() if stable.get(place, end) < end]

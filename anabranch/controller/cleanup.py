@@ -268,7 +268,11 @@ class Histories:
             try:
                 at = self._look(stream, partitions)
             except (LogError, CorruptBatch, OffsetOutOfRange) as error:
-                log.info("it can't be told how far the history of %s may be cut: %s", stream, error)
+                log.info(
+                    "can't find out up to where the history of %s may be truncated: %s",
+                    stream,
+                    error,
+                )
                 self._walks.pop(stream, None)
                 self.missed.add(stream)
                 continue

@@ -405,7 +405,6 @@ class Intake:
             self.unreadable[lane or OPEN_LANE] += 1
             if lane is not None:
                 self.lanes.charge({lane: work.of_batch(0, 0, limit)})
-            if lane is not None:
                 self.passed_over[lane, batch.base_offset] = str(error)
             if len(self.passed_over) > limits.QUARANTINED.value:
                 del self.passed_over[next(iter(self.passed_over))]

@@ -48,7 +48,7 @@ def find_java(minimum: int = MINIMUM_MAJOR) -> JavaRuntime:
             continue
         major = java_major(path)
         if major is None:
-            refused.append(f"{source}: {path} does not run, or tells no version")
+            refused.append(f"{source}: {path} does not run, or prints no version")
         elif major < minimum:
             refused.append(f"{source}: {path} is Java {major}")
         else:

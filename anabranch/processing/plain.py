@@ -149,7 +149,7 @@ class PlainReader:
     def _gone(self, place: TopicPartition, offset: int) -> None:
         error = SnapshotExpired(
             f"{place.topic}[{place.partition}] has lost offset {offset}, which is not consumed yet: keep it for "
-            "longer; to go on now, use on_lost='skip' (`anabranch bridge --lossy`)"
+            "longer; to continue now, use on_lost='skip' (`anabranch bridge --lossy`)"
         )
         if self.on_lost is None:
             raise error

@@ -232,7 +232,7 @@ class OrderedStream:
                     continue
                 passed = bisect_left(offsets, min(start, span.end, portion.end), at, most) - at
                 log.warning(
-                    "retention has deleted events of %s[%d] that were fetched and not given yet: reading goes on "
+                    "retention has deleted events of %s[%d] that were fetched and not given yet: reading continues "
                     "after offset %d",
                     self.topic,
                     partition,

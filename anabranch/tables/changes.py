@@ -113,7 +113,7 @@ class Changes(Iteration[Change]):
                 if self._end is not None and not self._closed:
                     raise NotReady(
                         f"{self._table} is read up to {to_text(self._at)}, not yet to {to_text(self._end.until)}: "
-                        "go on reading, or give it more time"
+                        "continue reading, or give it more time"
                     )
                 return
             # After an error it is still the next transaction.

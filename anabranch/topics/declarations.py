@@ -128,7 +128,7 @@ COMMANDS: tuple[Setting, ...] = (
     _at_least(
         _AHEAD,
         2 * DAY_MS,
-        "a client's clock may be a day ahead, and one that is further ahead is told so by a controller",
+        "a client's clock may be a day ahead; a controller refuses one that is further ahead",
         formerly=_BOTH_TIMES,
     ),
     _CLEAN,

@@ -200,8 +200,8 @@ def take(turn: Turn, command: r.TakeTasks, to: ReplyTo | None) -> None:
             continue  # a repeated command
         if known.term != term:
             raise OwnershipLost(
-                f"task {task} of {command.processor} was taken by {known.holder or 'somebody'} meanwhile: describe "
-                "the processor, and take it if it is yours"
+                f"task {task} of {command.processor} was taken by {known.holder or 'another worker'} meanwhile: "
+                "describe the processor, and take it if it is yours"
             )
         taken.append((task, known))
     for task, known in taken:

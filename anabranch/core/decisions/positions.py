@@ -88,7 +88,7 @@ def judge(turn: Turn, consumed: r.Consumed, txn_id: bytes, scope: str, lane: str
     fencing_hash = check_tasks(row, tuple(step.task for step in steps), consumed.fencing_token)
     lost = [step for step in steps if step.row.fencing_hash != fencing_hash]
     if lost:
-        holders = sorted({step.row.holder or "nobody" for step in lost})
+        holders = sorted({step.row.holder or "no worker" for step in lost})
         raise OwnershipLost(
             f"task {', '.join(str(step.task) for step in lost[:20])} of {row.processor} has another owner, "
             f"{', '.join(holders)[:200]}: take your tasks again; their positions say what is committed"

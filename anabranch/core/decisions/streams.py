@@ -421,10 +421,7 @@ def stream_forgotten(turn: Turn, stream: str) -> None:
         turn.put(key, None)
     times = turn.state.forgotten[stream].times
     for key, value in turn.index.drop_former(stream, times).items():
-        if value is None:
-            turn.state.keep(key, None)
-        else:
-            turn.state.keep(key, value)
+        turn.state.keep(key, value)
     turn.forgotten.append(stream)
     turn.reply(asker(row), r.StreamList(()))
 

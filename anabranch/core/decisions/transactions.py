@@ -416,7 +416,7 @@ def resolve(turn: Turn, command: r.Resolve, to: ReplyTo | None) -> None:
         check_right(turn.state, turn.lane, Right.WRITE, where)
         if is_marked(command.txn_id):
             raise errors.InvalidArgument(
-                "a one-shot that moves positions has no outcome of its own: take its tasks; where they stand says "
+                "a one-shot that moves positions has no outcome of its own: take its tasks; their positions say "
                 "whether it is committed"
             )
         if turn.is_forgotten(command.txn_id):

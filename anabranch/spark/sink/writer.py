@@ -330,7 +330,7 @@ class StreamSink(DataSourceStreamArrowWriter):
         command = f"anabranch series set {self._target.scope} {series}"
         return (
             f"no row of batch {batch} is visible, and somebody moved its series. To commit the batch: `{command} "
-            f"{batch - 1}`; to go on without it: `{command} {batch}`. Then start the query again"
+            f"{batch - 1}`; to continue without it: `{command} {batch}`. Then start the query again"
         )
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
@@ -376,7 +376,7 @@ def _query_and_batch() -> tuple[str, str]:
     batch_id = context.getLocalProperty(BATCH_ID) if context else None
     if query_id is None or batch_id is None:
         raise IllegalState(
-            f"Spark tells the task no {QUERY_ID} and {BATCH_ID}: this Spark's streaming sinks are others'"
+            f"Spark gives the task no {QUERY_ID} and {BATCH_ID}: this version of Spark has other streaming sinks"
         )
     return query_id, batch_id
 

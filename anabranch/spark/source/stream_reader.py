@@ -200,10 +200,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         what = f"the checkpoint is of a former stream {stream}, which was deleted and made again"
         if self._strict:
             raise UnknownStream(
-                f"{what}: give another checkpoint, or set option failOnDataLoss=false (export: --lossy) to go on "
-                "from the new one's beginning"
+                f"{what}: give another checkpoint, or set option failOnDataLoss=false (export: --lossy) to "
+                "continue from the new one's beginning"
             )
-        log.warning("%s: the query goes on from the new one's beginning", what)
+        log.warning("%s: the query continues from the new one's beginning", what)
 
     def _ends(self) -> dict[str, Position]:
         heads, ids = self._histories.heads(), self._histories.ids
@@ -294,7 +294,7 @@ def still_there(
                 )
                 if strict:
                     raise SnapshotExpired(
-                        f"{lost}; set option failOnDataLoss=false to go on without them, and keep the stream "
+                        f"{lost}; set option failOnDataLoss=false to continue without them, and keep the stream "
                         "for longer"
                     )
                 log.warning("%s", lost)
