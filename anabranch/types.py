@@ -328,7 +328,7 @@ class AuditEntry:
 class TaskOwnership:
     """Task ownership: the right to commit for tasks of a processor, until another worker takes them.
 
-    ``tasks``: by number, with their positions when they were taken. ``secret``: the fencing token, 16 bytes.
+    ``tasks``: by number, with their positions when they were taken. ``fencing_token``: 16 bytes.
     ``stores``: the first one has number 2. ``incarnation``: is part of each key of the processor's state.
     """
 
