@@ -1,7 +1,7 @@
 """One commit round, as it is written to the log: rows, replies, journal ops, merges and history records.
 
 A `Round` is data. The shell appends it in one native transaction, returns the offsets of the merged events, and
-sends the replies after the commit (`processors.durability` has the order). `history_records` makes a history's
+sends the replies after the commit (`controller.durability` has the order). `history_records` makes a history's
 records.
 """
 

@@ -12,7 +12,7 @@ Start with `replica`, whose `step` is all the work that a replica does:
 - `store`: rows and their versions in RocksDB, as bytes, written in batches with the mark of their table; safe
   under fork.
 - `indexes`: the functions by which rows are looked up.
-- `rocks`: complete reads of RocksDB and its errors, also for `processors` and `processing`.
+- `rocks`: complete reads of RocksDB and its errors, also for `controller` and `processing`.
 - `changes`: the changes of a table's rows in commit order, for `Client.changes`.
 """
 

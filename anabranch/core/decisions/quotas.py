@@ -2,7 +2,7 @@
 
 Lanes have the defaults of `limits.QUOTAS`, which a `LaneRow` replaces. The lane `admin` has no quotas, and neither
 has `open` where its senders are trusted. A quota refuses commands that create more, and never a commit, an abort, a
-question or a heartbeat. Only the quota of work delays these, in `processors.lanes`.
+question or a heartbeat. Only the quota of work delays these, in `controller.lanes`.
 """
 
 from __future__ import annotations
