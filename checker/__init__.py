@@ -1,6 +1,6 @@
 """An independent judge of recorded histories: requests of clients and their answers, events of readers, the log.
 
-`docs/inside/checker.md` is its design. From `anabranch` it imports only `anabranch.protocol.schemas`.
+`docs/inside/checker.md` is its design. It imports nothing of `anabranch`.
 """
 
 from checker.reading import BrokenHistory
