@@ -40,7 +40,7 @@ from zlib import crc32
 import fastavro
 from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
 
-SCHEMAS = Path(__file__).parents[1] / "anabranch" / "schemas"
+SCHEMAS = Path(__file__).parents[1] / "anabranch" / "protocol" / "schemas"
 ANSWER_S = 60
 REPEAT_S = 5
 VERSION = 1

@@ -28,6 +28,7 @@ from anabranch.cli.options import (
 )
 from anabranch.cli.output import begin_task, print_json, print_line, print_result, progress_bar
 from anabranch.errors import InvalidArgument
+from anabranch.extras import need
 from anabranch.presentation.rows import bytes_fields, count_of
 from anabranch.protocol import defaults
 from anabranch.protocol.hybrid_time import to_text
@@ -347,6 +348,7 @@ def load(
     """Load CSV files into a stream, in one transaction."""
     from anabranch.cli.load_csv import Events
 
+    need("pyarrow")
     started = time.monotonic()
     delimiter = "\t" if delimiter == "\\t" else delimiter
     if len(delimiter) != 1 or not delimiter.isascii() or delimiter in '"\r\n':

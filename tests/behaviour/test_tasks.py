@@ -145,7 +145,7 @@ def test_who_lost_its_tasks_leaves_nothing(
         consumed = reader.consumed()
         assert copy(other, place, other.take_tasks(place.processor), every=100) == 12
         for txn in (small, big):
-            with pytest.raises(OwnershipLost, match="is not of this ownership, but of "):
+            with pytest.raises(OwnershipLost, match="has another owner, "):
                 txn.commit(consumed=consumed)
             with pytest.raises((OwnershipLost, TransactionAborted)):
                 txn.commit(consumed=consumed)

@@ -68,7 +68,7 @@ def test_a_restore_in_silence_asks_for_the_end_again(
         ends = iter([{place: 5}, {place: later}])
         with (
             patch.object(log, "end_offsets", lambda *_, **__: next(ends)),
-            patch.object(reader._feed, "_look", None),
+            patch.object(reader._feed, "_check", None),
             pytest.raises(error, match=why),
         ):
             reader.restore({0: TaskInfo(0, 1, "h", 0, 3, b"", 0, None, (), 8)}, 60, lambda: None)

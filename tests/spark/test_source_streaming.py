@@ -288,7 +288,7 @@ def test_a_checkpoint_is_of_its_own_stream_alone(
     count: int,
 ) -> None:
     """A stream that is made again under its name is not read, whichever part of the source meets it first."""
-    monkeypatch.setattr("anabranch.spark.source.histories._LOOK_S", 0.0)
+    monkeypatch.setattr("anabranch.spark.source.histories._CHECK_S", 0.0)
     stream, other = f"s{unique}/again", f"s{unique}/other"
     for made in (stream, other):
         client.create_stream(made)
