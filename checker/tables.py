@@ -15,8 +15,6 @@ from checker.model import History, Record, Txn
 from checker.reading import Operation
 from checker.report import Report
 
-_Row = tuple[str, str | None]  # key, id
-
 
 class Version(NamedTuple):
     """What a commit made of a row. ``id`` None: it is deleted. ``record``: the commit."""
