@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# The homes of names that are not types of results.
+# The modules of names that are not in `anabranch.types`.
 _HOMES = {
     "Change": "anabranch.tables.changes",
     "Client": "anabranch.client.client",

@@ -19,11 +19,9 @@ class SystemClock:
     """`anabranch.ports.Clock` by the operating system."""
 
     def wall(self) -> float:
-        """Unix seconds."""
         return time.time()
 
     def monotonic(self) -> float:
-        """Seconds that never go back."""
         return time.monotonic()
 
     def sleep(self, seconds: float) -> None:

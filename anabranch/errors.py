@@ -1,7 +1,7 @@
 """All errors that a caller can see, grouped by what the caller does next.
 
-The groups are those of SlateDB's error model: *retry* the call, *begin again*, *ask for the outcome*, and
-*fix the call*. `InvariantViolation` is outside of them: it reports a defect in anabranch.
+The groups are *retry* the call, *begin again*, *ask for the outcome*, and *fix the call*, as in SlateDB's error
+model. `InvariantViolation` is in none of them: it reports a defect in anabranch.
 
 The class names are also the error codes of the wire protocol (``Refusal.code``), so that a client in any language
 can group them in the same way (``docs/protocol.md``).
@@ -16,7 +16,7 @@ from typing import Any
 def read_back(
     kind: type[BaseException], args: tuple[Any, ...], state: dict[str, Any]
 ) -> BaseException:
-    """Rebuild a pickled error. Its constructor is not called, as it may take other arguments than ``args``."""
+    """Rebuild a pickled error without its constructor, which may take other arguments than ``args``."""
     error = kind.__new__(kind, *args)
     error.__dict__.update(state)
     return error
@@ -38,7 +38,7 @@ class BeginAgainError(AnabranchError):
 
 
 class AskOutcomeError(AnabranchError):
-    """The effect is not known here: ask with ``client.state(token)``."""
+    """Whether the call took effect is not known here: ask with ``client.state(token)``."""
 
 
 class FixCallError(AnabranchError):
@@ -50,7 +50,7 @@ class InvariantViolation(AnabranchError):
 
 
 class NotInstalled(AnabranchError, ModuleNotFoundError):
-    """A package is missing that an extra installs. The message has the command to install it."""
+    """A package is missing. The message has the command that installs it."""
 
     __reduce__ = ModuleNotFoundError.__reduce__
 
@@ -114,8 +114,8 @@ class OwnershipLost(BeginAgainError):
 class LocksBroken(BeginAgainError):
     """Another commit changed rows that the transaction has read: begin it again, on the present rows.
 
-    ``table`` and ``key`` (bytes) name the row. ``by`` is the transaction that wrote it (16 bytes), and
-    ``commit_timestamp`` the hybrid time of that commit.
+    ``table`` and ``key`` (bytes) name the row; ``by`` is the transaction that wrote it (16 bytes),
+    ``commit_timestamp`` the hybrid time of that commit. They are empty or 0 where they are not known.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class LocksBroken(BeginAgainError):
 
 
 class Expired(BeginAgainError):
-    """The outcome is older than the retention of outcomes, or the id older than anything the controller knows."""
+    """The outcome is forgotten, or the id too old to begin: both are kept for the retention of outcomes only."""
 
 
 # -- ask for the outcome ----------------------------------------------------------------------------
@@ -332,13 +332,13 @@ _collect(AnabranchError)
 
 
 def error_of(code: str, message: str) -> AnabranchError:
-    """The error of a wire code. An unknown code, as of a newer controller, becomes `FixCallError`."""
+    """The error of a wire code. An unknown code, which a newer controller may send, becomes `FixCallError`."""
     kind = _CODES.get(code, FixCallError)
     return kind(message) if kind is not FixCallError else FixCallError(f"{code}: {message}")
 
 
 def chain_of(error: BaseException | None) -> Iterator[BaseException]:
-    """An error and its causes, each once: the chain of causes may be a circle."""
+    """An error and its causes, each once, as the chain of causes may be a circle."""
     seen = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))

@@ -32,7 +32,7 @@ def has(package: str) -> bool:
 
 
 def need(*packages: str, extra: str | None = None) -> None:
-    """Refuse if one of these packages is missing; ``extra`` brings all of them. Raises: NotInstalled."""
+    """Raise `NotInstalled` if one of these packages is missing. ``extra``: the extra that brings all of them."""
     for package in packages:
         if not has(package):
             raise missing(package, extra)
@@ -47,6 +47,6 @@ def missing(package: str, extra: str | None = None) -> NotInstalled:
 
 
 def named(error: BaseException) -> BaseException:
-    """An error by its own name: `NotInstalled` for the import of a package that an extra brings."""
+    """The error, or `NotInstalled` in its place if a package that an extra brings could not be imported."""
     package = (error.name or "").partition(".")[0] if type(error) is ModuleNotFoundError else ""
     return missing(package) if package in EXTRA_OF else error

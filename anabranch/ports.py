@@ -3,7 +3,7 @@
 Every port has two implementations: the real one (Kafka, RocksDB, the machine's clock), and an in-memory one with
 which the simulator runs whole clusters in one thread from one seed. One contract suite tests both. Implementations
 make no decisions, and callers do no other I/O. Calls block; in-memory ones hand over to the simulator's scheduler,
-which may stop the process there. Record batches are raw RecordBatch v2 bytes (KIP-98) in both.
+which may end the process in the middle of a call. Record batches are raw RecordBatch v2 bytes (KIP-98) in both.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import NamedTuple, Protocol, TypeAlias, TypeVar
 
 from anabranch.errors import AnabranchError, NotReady
 
-Entropy: TypeAlias = Callable[[int], bytes]  # a number of random bytes
-Failed: TypeAlias = "MutableMapping[TopicPartition, LogError]"  # gets errors, by partition
+Entropy: TypeAlias = Callable[[int], bytes]  # returns as many random bytes as it is asked for
+Failed: TypeAlias = "MutableMapping[TopicPartition, LogError]"  # a call adds each partition's error
 T = TypeVar("T")
 
 
@@ -43,7 +43,7 @@ class Fetched:
     """One fetch of one partition.
 
     ``batches`` hold data: no control batches, none below the requested offset, and none of an aborted native
-    transaction if the fetch was read_committed. ``next_offset``: where to fetch next, after what was left out.
+    transaction if the fetch was read_committed. ``next_offset``: where to fetch next; it is after batches left out.
     """
 
     batches: Sequence[RawBatch]
@@ -172,7 +172,7 @@ class Log(Protocol):
     def offsets_for_time(
         self, partitions: Iterable[TopicPartition], timestamp_ms: int
     ) -> dict[TopicPartition, int | None]:
-        """By partition, the first offset with a timestamp at or above ``timestamp_ms``, or None."""
+        """By partition, the first offset with a timestamp of ``timestamp_ms`` or later, or None."""
 
     def producer(self, transactional_id: str, *, timeout: float) -> Producer:
         """Initialise a transactional id. This fences every former producer of the id.
@@ -193,7 +193,7 @@ class Log(Protocol):
     def delete_records(self, before: Mapping[TopicPartition, int]) -> None:
         """Delete all records below these offsets. An offset at or below the log's start changes nothing.
 
-        `LogRefused` (1): an offset is beyond the high watermark.
+        `LogRefused` with `OFFSET_OUT_OF_RANGE`: an offset is beyond the high watermark.
         """
 
     def create_topics(self, specs: Sequence[TopicSpec]) -> dict[str, str]:
@@ -213,7 +213,7 @@ class Log(Protocol):
         """Grow a topic to ``partitions``. A topic that has as many or more is not changed.
 
         Returns when all partitions have leaders and can be used. Safe to repeat, and to call from several processes
-        at once. `LogRefused` (3): no such topic.
+        at once. `LogRefused` with `UNKNOWN_TOPIC_OR_PARTITION`: there is no such topic.
         """
 
     def alter_topics(self, changes: Mapping[str, Mapping[str, str | None]]) -> None:
@@ -222,7 +222,7 @@ class Log(Protocol):
     def replicas_of_new(self, topic: str, factor: int = -1) -> int | None:
         """The number of replicas of a new topic that is created with this replication factor (-1: the default).
 
-        ``topic``: its name, or that of a topic like it. None: a right to ask is missing. 0: it is not reported.
+        ``topic``: its name, or that of a topic like it. None: this client may not ask. 0: brokers don't report it.
         `LogRefused`: the brokers don't create topics with this factor.
         """
 
@@ -230,10 +230,10 @@ class Log(Protocol):
         """The existing topics of these names, as one broker knows them. Its metadata may lag."""
 
     def partition_counts(self, names: Sequence[str]) -> dict[str, int]:
-        """The same with numbers of partitions only. This takes no other right than Describe."""
+        """As `describe_topics`, with numbers of partitions only. This takes no other right than Describe."""
 
     def topic_ids(self, names: Sequence[str]) -> dict[str, str]:
-        """The same with topic ids only; empty if brokers have no ids."""
+        """As `describe_topics`, with topic ids only; empty if brokers have no ids."""
 
     def is_known(self, topic: str) -> bool:
         """Whether any broker knows the topic. This takes Describe only. `LogUnavailable`: one can't be asked."""
@@ -248,7 +248,7 @@ class Log(Protocol):
         """Whether the topic surely does not exist, has fewer partitions, or has another id than ``topic_id``.
 
         The first two are answered by the brokers' quorum, with a dry run of a creation or growth. The id, if
-        ``topic_id`` is not empty, is asked of every broker; those that don't answer soon are left out.
+        ``topic_id`` is not empty, is asked of every broker; brokers that don't answer soon are left out.
         """
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Types of results: events, receipts, results of commits and descriptions."""
+"""Types of results: events, receipts, results of commits, and descriptions. And their making from records."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ U = TypeVar("U")
 
 
 class Listed(list[T]):
-    """A list from all control partitions. ``missing``: the control partitions that did not answer, and why."""
+    """A list from all control partitions. ``missing``: control partitions that did not answer -> why."""
 
     def __init__(
         self, found: Iterable[T] = (), missing: Mapping[int, AnabranchError] | None = None
@@ -60,8 +60,9 @@ class Listed(list[T]):
 class Event(NamedTuple):
     """A committed event, as a reader sees it.
 
-    ``timestamp``: Unix milliseconds, the event's own. ``txn_id``: None for a plain write. ``commit_timestamp``:
-    hybrid time (microseconds << 12 | logical). ``offset`` and ``partition``: its place in the stream's topic.
+    ``timestamp``: Unix milliseconds, the event's own. ``txn_id``: 16 bytes; None for a plain write.
+    ``commit_timestamp``: hybrid time (Unix microseconds << 12 | a counter). ``offset`` and ``partition``: its place
+    in the stream's topic.
     """
 
     stream: str
@@ -88,7 +89,7 @@ class Events(Protocol):
 class Committed:
     """A whole transaction in one stream; ``txn_id`` is None for plain writes.
 
-    ``events``: the first 10,000 are in memory, more are read while you iterate. Events of one key are in order.
+    ``events``: up to 10,000 are in memory, more are read while you iterate. Events of one key are in order.
     """
 
     txn_id: bytes | None
@@ -99,10 +100,9 @@ class Committed:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Numbers of events of a transaction.
+    """Numbers of a transaction's events.
 
-    ``rejected``: those that were written too late or to the wrong place. ``left_out``: those of writers that the
-    commit did not take.
+    ``rejected``: written too late or to the wrong place. ``left_out``: of writers that the commit did not take.
     """
 
     committed: int
@@ -114,8 +114,8 @@ class Counts:
 class Result:
     """The outcome of a commit, which never changes.
 
-    ``txn_id``: another one than the handle's if the name was committed before. ``commit_timestamp``: hybrid time.
-    ``reason``: the stream whose events are missing, if a prepared transaction was committed after its loss.
+    ``txn_id``: 16 bytes, not those of the handle if the name was committed before. ``commit_timestamp``: hybrid
+    time. ``reason``: the stream whose events are missing, if it was lost while the transaction was prepared.
     """
 
     txn_id: bytes
@@ -132,7 +132,7 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """A summary of what one writer wrote. Pass it to the process that commits."""
+    """A summary of what one writer wrote: pass it, or its bytes, to the process that commits."""
 
     record: r.Receipt
 
@@ -162,7 +162,7 @@ class Receipt:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Receipt:
-        """The receipt of `to_bytes`. `InvalidArgument` if it is not one."""
+        """The receipt that `to_bytes` encoded. Raises `InvalidArgument` for other bytes."""
         try:
             return cls(decode_as(r.Receipt, bytes(data)))
         except FixCallError as error:
@@ -175,10 +175,11 @@ class Receipt:
 class TransactionInfo:
     """A transaction as the controller knows it.
 
-    Times are Unix milliseconds (0: not yet), ``keepalive`` seconds, ``commit_timestamp`` hybrid time (0: not
-    committed). ``streams`` and ``writers`` are empty in lists and for one-shots. ``owner``: the lane that began it.
-    ``prepared_by``: SHA-256 of the secret without which it can't be ended, or empty. ``snapshot``: hybrid time of
-    its reads of tables; 0: it does not read tables. ``broken``: its first registered lock that broke.
+    Fields that end with ``_ms`` are Unix milliseconds (0: not yet), ``keepalive`` seconds. Hybrid times are
+    ``commit_timestamp`` (0: not committed) and ``snapshot``, that of its reads of tables (0: it reads none).
+    ``streams`` and ``writers`` are empty in lists and for one-shots. ``owner``: the lane that began it.
+    ``prepared_by``: SHA-256 of the secret without which it can't be ended, or empty. ``broken``: its first
+    registered lock that broke.
     """
 
     txn_id: bytes
@@ -212,13 +213,13 @@ class TransactionInfo:
 class OpenTransaction:
     """A transaction that is not over, as its controller knows it: its resources, and why it waits.
 
-    Times are seconds: ``age``; ``silent``, since its last request or heartbeat; ``left``, of its keepalive (None
-    while the keepalive is suspended). Empty in lists: ``writers``; ``staged_merges``, the segments of its staged
-    merge; and ``journals``, the bytes of each stream's journal that are kept for it. ``locks``: their number, on
-    tables; while they are ``frozen``, commits that would break one wait. ``waits``: why its decided commit waits,
-    with
-    ``why``, ``stream``, ``text`` and ``age_ms`` (-1: not known). ``ends``: the command by which an operator ends
-    it.
+    - Seconds: ``age``; ``silent``, since its last request or heartbeat; ``left``, of its keepalive (None while that
+      is suspended).
+    - Empty in lists: ``writers``; ``staged_merges``, the segments of its staged merge; ``journals``, the bytes of
+      each stream's journal that are kept for it.
+    - ``locks``: the number of its registered locks; while they are ``frozen``, commits that would break one wait.
+    - ``waits``: why its decided commit waits, with ``why``, ``stream``, ``text`` and ``age_ms`` (-1: not known).
+    - ``ends``: the command by which an operator ends it.
     """
 
     info: TransactionInfo
@@ -273,7 +274,7 @@ class StreamDescription:
 
 @dataclass(frozen=True, slots=True)
 class CommandsInfo:
-    """A control partition's commands: those before ``position`` are processed, ``end`` is the end of the topic.
+    """A control partition's commands: those before offset ``position`` are processed; ``end``: the topic's end.
 
     ``quarantined``: quarantined commands, the oldest first, with ``offset``, ``at_ms`` (Unix milliseconds),
     ``what`` and ``reason``. ``open_transactions``, ``outcomes``: how many it keeps.
@@ -291,9 +292,9 @@ class CommandsInfo:
 class Lane:
     """A lane, in all control partitions together.
 
-    ``trouble``: why some control partition does not read its commands, though it is not blocked. ``waiting``: its
-    commands that are not decided yet. ``topic_ids``: of its command and reply topics; empty: any topics of these
-    names.
+    ``trouble``: why some control partition does not read its commands, though it is not blocked. ``waiting``: the
+    number of its commands that are not decided yet. ``topic_ids``: of its command and reply topics; empty: any
+    topics of these names.
     """
 
     name: str
@@ -328,8 +329,8 @@ class AuditEntry:
 class TaskOwnership:
     """Task ownership: the right to commit for tasks of a processor, until another worker takes them.
 
-    ``tasks``: by number, with their positions when they were taken. ``fencing_token``: 16 bytes.
-    ``stores``: the first one has number 2. ``incarnation``: is part of each key of the processor's state.
+    ``tasks``: by number, with their positions when they were taken. ``fencing_token``: 16 secret bytes. ``stores``:
+    the first one has number 2. ``incarnation``: a part of each key of the processor's state.
     """
 
     processor: str
@@ -365,7 +366,7 @@ def right_words(bits: int) -> tuple[str, ...]:
 
 
 def right_bits(words: Iterable[str]) -> int:
-    """The bits of rights. `InvalidArgument` if a word is not a right."""
+    """The bits of rights. Raises `InvalidArgument` for a word that is no right."""
     bits = 0
     for word in [words] if isinstance(words, str) else words:
         if word not in _RIGHTS:
@@ -461,7 +462,7 @@ def warn_left_out(outcome: r.Outcome, receipts: object) -> None:
 def receipt_records(
     receipts: Sequence[Receipt | bytes] | None, txn_id: bytes | None
 ) -> tuple[r.Receipt, ...] | None:
-    """The records of receipts, which are objects or bytes, all of one transaction. Raises: InvalidArgument."""
+    """The records of receipts, which may be bytes, and are all of one transaction. Raises: InvalidArgument."""
     if receipts is None:
         return None
     if isinstance(receipts, Receipt | bytes) or not isinstance(receipts, Iterable):

@@ -13,7 +13,7 @@ from checker import BrokenHistory, judge
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Judge a folder and print the report. Returns the exit status."""
+    """Judge a folder, and print the report. Returns the exit status."""
     parser = argparse.ArgumentParser(prog="checker", description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--json", action="store_true", help="the report as JSON")

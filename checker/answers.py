@@ -1,4 +1,4 @@
-"""Judging answers to clients about transactions: can all of them be true?"""
+"""Judges answers to clients about transactions: can all of them be true?"""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from checker.report import Report
 from checker.sweep import Told
 from checker.times import number_of
 
-# No answer is followed by one of a lower rank.
+# No answer may be followed by one of a lower rank.
 _RANKS = {
     "unknown": 0, "open": 1, "prepared": 2, "committing": 3, "aborting": 4, "aborted": 5, "committed": 5,
 }  # fmt: skip
@@ -28,7 +28,7 @@ def judge_answers(history: History, report: Report) -> None:
 
 
 def _judge_ends(report: Report, txn: Txn) -> None:
-    """A transaction is committed or aborted, not both."""
+    """Judge that a transaction is committed or aborted, not both."""
     committed = [answer.op for answer in txn.answered("committed")]
     aborted = [answer.op for answer in txn.answered("aborted", "aborting")] + txn.gave_way
     if committed and aborted:
@@ -37,7 +37,7 @@ def _judge_ends(report: Report, txn: Txn) -> None:
 
 
 def _judge_times(report: Report, txn: Txn) -> None:
-    """A transaction has one timestamp and one number of events."""
+    """Judge that a transaction has one timestamp and one number of events."""
     times: dict[int, str] = {}
     for answer in txn.answered("committed"):
         if answer.timestamp is not None:
@@ -54,7 +54,7 @@ def _judge_times(report: Report, txn: Txn) -> None:
 
 
 def _judge_order(report: Report, txn: Txn) -> None:
-    """A transaction goes on, never back."""
+    """Judge that a transaction's states follow each other as in `_RANKS`."""
     known = [(a.op, _RANKS[a.state], a) for a in txn.answers if a.state in _RANKS]
     if len({rank for _, rank, _ in known}) < 2:
         return
@@ -67,7 +67,9 @@ def _judge_order(report: Report, txn: Txn) -> None:
 
 
 def _judge_causes(report: Report, txn: Txn) -> None:
-    """Every committed transaction was asked to commit; a prepared one that is aborted was asked to be."""
+    """Judge that each committed transaction had a request to commit, and each prepared one that aborted a request
+    to abort.
+    """
     if not txn.handle:
         return
     prepared = txn.answered("prepared")
@@ -85,7 +87,7 @@ def _judge_causes(report: Report, txn: Txn) -> None:
 
 
 def _judge_holders(history: History, report: Report) -> None:
-    """A number or a name is committed once, and each repetition gets that commit as its answer."""
+    """Judge that a number or name is committed once, and that a repetition is answered with that commit."""
     holders: dict[tuple[object, ...], dict[Txn, str]] = defaultdict(dict)
     for txn in history.txns.values():
         for op in txn.commits:
@@ -114,7 +116,7 @@ def _judge_holders(history: History, report: Report) -> None:
 
 
 def _claims(txn: Txn, op: Operation) -> list[tuple[object, ...]]:
-    """The claims of a commit: (scope, series, number) or (scope, name)."""
+    """The number and name that a commit claims: (scope, series, number), (scope, name)."""
     found: list[tuple[object, ...]] = []
     if op.asked.get("series") is not None:
         found.append((txn.scope, op.asked["series"], op.asked["number"]))

@@ -1,4 +1,4 @@
-"""Building a history from operations: the transactions, events and readers that they name."""
+"""Builds a history from operations: the transactions, events and readers that they name."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def build(operations: list[Operation]) -> History:
     history = History(operations)
     logs = [op for op in operations if op.what == "log" and op.asked.get("table")]
     history.tables = {op.asked["stream"] for op in logs}
-    # Files are read one after the other: an operation in one may open what another one uses.
+    # Files are read one after the other: an operation in a later file may begin what an earlier one uses.
     for first in (True, False):
         for op in operations:
             if (op.what in _FIRST) == first:
@@ -26,7 +26,6 @@ def build(operations: list[Operation]) -> History:
 
 
 def txn_of(history: History, op: Operation) -> Txn:
-    """The transaction of an operation's handle."""
     txn = history.txns.get(op.asked["txn"])
     if txn is None:
         raise op.broken(f"nobody began {op.asked['txn']!r}")

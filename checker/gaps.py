@@ -1,4 +1,4 @@
-"""Judging gaps: items that a reader or a group never got, although they came after its start."""
+"""Judges gaps: items that a reader or a group never got, although they are after its start."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from checker.report import Report
 
 @dataclass(slots=True)
 class Gap:
-    """Items in a row that were never given. ``before``, ``after``: the given items on both sides, if any."""
+    """Consecutive items of a line that a group never got. ``before``, ``after``: the items around them, if any."""
 
     first: Item
     before: Item | None
     after: Item | None = None
 
     def may_be_of(self, poll: Operation, group: Group) -> bool:
-        """Whether a poll without a recorded end may have given these items: it came between both sides.
+        """Whether a poll without a recorded result may have got these items, because it was between both sides.
 
-        Or it also gave the item before them, another member repeated that item without knowing, and the poll's own
-        member had not gone on behind both.
+        Or it was earlier, and also got the item before them: then only other members got that item, again, and the
+        item after them, if any, went to a member that did not.
         """
         if self.before is not None and all(
             poll.ended_before(giving.poll) for giving in group.by_item[self.before]
@@ -41,10 +41,10 @@ class Gap:
 
 
 def judge_gaps(history: History, report: Report, group: Group) -> None:
-    """``poll-skip``, if a later item was given; ``unseen-commit``, if a reader has caught up without it."""
+    """``poll-skip``, if the group got a later item; ``unseen-commit``, if it has caught up without the item."""
     has_caught_up = _has_caught_up(group)
     for line in _lines(history, group):
-        used: set[Operation] = set()  # each may excuse one stretch of a line
+        used: set[Operation] = set()  # each poll may excuse one gap of a line
         for gap in _gaps(history, group, line, to_the_end=has_caught_up):
             polls = (poll for poll in group.unfinished if gap.may_be_of(poll, group))
             excuse = next((p for p in polls if p not in used or _went_on(group, gap, p)), None)
@@ -56,7 +56,7 @@ def judge_gaps(history: History, report: Report, group: Group) -> None:
 
 
 def gap_before(group: Group, item: Item, giving: Giving) -> Gap:
-    """An item, and those just before it on its line, that were not given before that giving."""
+    """An item, and the consecutive ones before it on its line, that the group had not got before that one."""
     items: Sequence[Item] = item.line.items if item.line is not None else ()
     rank = item.rank
     while rank > 0 and not group.gave_before(items[rank - 1], giving):
@@ -65,9 +65,9 @@ def gap_before(group: Group, item: Item, giving: Giving) -> Gap:
 
 
 def _went_on(group: Group, gap: Gap, poll: Operation) -> bool:
-    """Whether a poll's member went on behind a gap, and only others gave the item before it.
+    """Whether a poll's member got the item after a gap, and only others got the item before it.
 
-    Then the poll may have given it with an earlier gap, and others repeated what lies between.
+    Then the poll may have got this gap and an earlier one, and others got the items between them again.
     """
     before, after = (
         {giving.reader.name for giving in group.by_item[item]} if item is not None else set()
@@ -96,12 +96,12 @@ def _gaps(history: History, group: Group, line: Line, *, to_the_end: bool) -> li
 
 
 def _may_lack(history: History, item: Item) -> bool:
-    """Whether the readers need not give an item."""
+    """Whether readers need not get an item."""
     return _is_torn(history, item) if isinstance(item, Record) else item.is_adrift
 
 
 def _is_torn(history: History, record: Record) -> bool:
-    """Whether a commit is gone, or retention has deleted some of it: it can't be given whole."""
+    """Whether retention may have deleted some of a commit, or all: readers can't get it whole."""
     stream = record.line.stream
     return not record.events or any(
         history.was_deleted(stream, partition, first) for partition, first, _ in record.ranges
@@ -133,7 +133,7 @@ def _lines(history: History, group: Group) -> Iterator[Line]:
 
 
 def _has_caught_up(group: Group) -> bool:
-    """Whether a member says so, and every other one does too, or was not asked any more."""
+    """Whether all members report that they have caught up, apart from those that polled no more."""
     if not group.ends:
         return False
     first = min(group.ends, key=lambda op: op.at)

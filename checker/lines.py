@@ -14,7 +14,7 @@ Line = Part | Chronicle
 
 @dataclass(slots=True)
 class Giving:
-    """An item given to a reader. ``order``: how many items the reader had before."""
+    """An item that a reader got. ``order``: its number among the reader's items."""
 
     item: Item
     reader: Reader
@@ -22,7 +22,7 @@ class Giving:
     order: int
 
     def came_before(self, other: Giving) -> bool:
-        """Whether this came before, or may have, if the readers differ."""
+        """Whether this came before another one; if the readers differ, whether it may have."""
         if self.reader is other.reader:
             return self.order < other.order
         return not other.poll.ended_before(self.poll)
@@ -30,7 +30,7 @@ class Giving:
 
 @dataclass
 class Group:
-    """The members of a group, or one reader without a group."""
+    """The members of a group, or one reader without a group, and the items that they got."""
 
     members: list[Reader]
     givings: list[Giving] = field(default_factory=list)
@@ -38,24 +38,24 @@ class Group:
     by_reader: dict[Reader, list[Giving]] = field(default_factory=dict)
     lowest: dict[Line, int] = field(default_factory=dict)
     highest: dict[Line, int] = field(default_factory=dict)
-    first: Operation | None = None  # fixes the meaning of a start at the `end`
+    first: Operation | None = None  # what is requested after this is after a start at the `end`
 
     @property
     def is_group(self) -> bool:
-        """Whether its members may repeat items."""
+        """Whether it is a group: its members may repeat items."""
         return self.members[0].group is not None
 
     @cached_property
     def starts(self) -> set[str | int]:
-        """The starts of its members without a position: the beginning, if none is recorded."""
+        """The starts of its members without a position: the beginning, if nothing is recorded."""
         return {reader.starts for reader in self.members} - {"position"} or {"start"}
 
     @cached_property
     def unfinished(self) -> list[Operation]:
-        """Polls whose unrecorded results may include any later item, by time."""
+        """Polls without a recorded result, which may have got any later item, by time."""
         found = []
         for reader in self.members:
-            # A member that says it has caught up got nothing from polls that it still waits for.
+            # A member that has caught up got nothing from earlier polls without an answer.
             end = max((op.line for op in reader.caught_up if op.ok), default=0)
             for poll in reader.polls:
                 if poll.outcome == UNKNOWN and (poll.told is not None or poll.line > end):
@@ -64,11 +64,11 @@ class Group:
 
     @cached_property
     def ends(self) -> list[Operation]:
-        """The operations in which members said that they had caught up."""
+        """The operations by which members reported that they had caught up."""
         return [op for reader in self.members for op in reader.caught_up if op.ok]
 
     def must_give(self, item: Item) -> bool:
-        """Whether an item comes after every member's start."""
+        """Whether an item is after the start of every member."""
         for start in self.starts:
             if start == "end":
                 if self.first is None or not item.asked_after(self.first):
@@ -78,5 +78,5 @@ class Group:
         return True
 
     def gave_before(self, item: Item, giving: Giving) -> bool:
-        """Whether an item was given, or may have been, before that giving."""
+        """Whether the group got an item, or may have got it, before that one."""
         return any(other.came_before(giving) for other in self.by_item.get(item, ()))

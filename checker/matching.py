@@ -1,6 +1,6 @@
-"""Matching the log, the streams' histories and the answers: the place of each event, the id of each transaction.
+"""Matches the log, the streams' histories and the answers: the place of each event, the id of each transaction.
 
-Contradictions between the three are reported here; their consequences are left to the judges.
+Contradictions between the three are reported here; the judges report what follows from the result.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def match(history: History, report: Report) -> None:
         _chronicle(history, report, op)
     for part in history.parts.values():
         gone = (part.stream, "history") in history.deleted
-        if gone and part.stream not in history.chronicles:  # else its records give them
+        if gone and part.stream not in history.chronicles:  # else `_match` finds this
             for event in part.items:
                 event.is_adrift = _is_adrift(history, event)
     for txn in history.all_txns:
@@ -37,7 +37,7 @@ def match(history: History, report: Report) -> None:
 
 
 def bind(history: History, txn: Txn, txn_id: str) -> bool:
-    """Give the transaction that id. Returns False if either is taken."""
+    """Set the transaction's id. Returns False if it has another one, or another transaction has the id."""
     other = history.by_id.get(txn_id)
     if other is txn:
         return True
@@ -54,7 +54,7 @@ def bind(history: History, txn: Txn, txn_id: str) -> bool:
 
 
 def by_id(history: History, txn_id: str) -> Txn:
-    """The transaction of an id; a ghost, if no recorded client began it."""
+    """The transaction of an id; one without a handle, if no recorded client began it."""
     txn = history.by_id.get(txn_id)
     if txn is None:
         txn = history.by_id[txn_id] = Txn("", txn_id=txn_id)
@@ -62,7 +62,7 @@ def by_id(history: History, txn_id: str) -> Txn:
 
 
 def _bind_answers(history: History, report: Report) -> None:
-    """Match ids in answers, and the answers about them."""
+    """Match answers with transactions, by the ids in them."""
     for txn in history.txns.values():
         begin = txn.begin
         if begin is None or not begin.ok or begin.result["txn_id"] is None:
@@ -111,7 +111,7 @@ def _two_of_an_id(history: History, report: Report, txn: Txn, op: Operation) -> 
 
 
 def _bind_rows(history: History) -> None:
-    """Match ids of transactions by what tables have, so that their deletions are known, too."""
+    """Match ids of transactions by the rows of tables, so that their deletions are found, too."""
     for op in history.logs if history.tables else ():
         for _, _, name, txn_id in op.result["events"] if op.asked.get("table") else ():
             event = history.events.get(name)
@@ -120,7 +120,7 @@ def _bind_rows(history: History) -> None:
 
 
 def _deletion(history: History, part: Part, key: str | None, txn_id: str | None) -> Event | None:
-    """The deletion of a row by this transaction, or by the only one that it may be."""
+    """The deletion of a row by the transaction of this id, or else by the only one that may have the id."""
     left = [
         event
         for event in history.deletions.get((part.stream, key or ""), ())
@@ -128,7 +128,9 @@ def _deletion(history: History, part: Part, key: str | None, txn_id: str | None)
     ]
     mine = [event for event in left if event.txn is not None and event.txn.txn_id == txn_id]
     txn = history.by_id.get(txn_id or "")
-    if len({event.writer for event in mine}) > 1:  # which of them was taken, the log does not say
+    if (
+        len({event.writer for event in mine}) > 1
+    ):  # the log does not say whose deletion the commit took
         takes = choices(mine[0].txn) if mine[0].txn is not None else []
         mine.sort(key=lambda e: [-sum(e in c.must for c in takes), -sum(e in c.may for c in takes)])
     if mine or txn_id is None or (txn is not None and txn.handle):
@@ -142,7 +144,7 @@ def _deletion(history: History, part: Part, key: str | None, txn_id: str | None)
 
 
 def _may_delete(history: History, part: Part, key: str | None, txn_id: str | None) -> bool:
-    """Whether several transactions whose ids nobody was told may be the one that deleted a row."""
+    """Whether transactions whose ids are in no answer may have deleted a row."""
     txn = history.by_id.get(txn_id or "")
     return (txn is None or not txn.handle) and any(
         event.txn is not None and event.txn.txn_id is None and event.txn.candidates
@@ -155,7 +157,7 @@ def _bind_replays(history: History, report: Report) -> None:
     for txn in history.txns.values():
         for op in list(txn.gave_way):
             told = op.result["txn_id"]
-            if told == txn.txn_id:  # the log has shown it meanwhile
+            if told == txn.txn_id:  # the log has shown the id since
                 txn.gave_way.remove(op)
                 if op.what == "commit":
                     _answer(txn, op)
@@ -200,7 +202,7 @@ def _place(history: History, report: Report, part: Part) -> None:
 def check_written(
     report: Report, event: Event, stream: str, key: str | None, where: str, evidence: list[str]
 ) -> None:
-    """Check that an event was seen as it was written."""
+    """Check that an event was seen in the stream and with the key with which it was written."""
     if (event.stream, event.key) != (stream, key):
         written = f"{event.key!r} to {event.stream}"
         seen = f"{key!r} in {stream}"
@@ -228,7 +230,7 @@ def _check_id(
 
 
 def _chronicle(history: History, report: Report, op: Operation) -> None:
-    """Match a stream's history: each event of its log gets its record."""
+    """Match a stream's history with its log: each event gets its record."""
     stream = op.asked["stream"]
     is_cut = bool(op.result.get("start", 0)) or (stream, "history") in history.deleted
     line = Chronicle(stream, op, is_cut=is_cut)
@@ -322,7 +324,7 @@ def _match(
 
 
 def _is_adrift(history: History, event: Event) -> bool:
-    """Whether it was carried but can't be merged, because a topic of its transaction was deleted."""
+    """Whether it may be in the log without a commit, because a topic of its transaction was deleted."""
     txn = event.txn
     if history.may_be_left_out(event):
         return True

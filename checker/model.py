@@ -11,12 +11,12 @@ PLAIN = "0" * 32  # the transaction id of commits of plain writes
 
 @dataclass(slots=True, eq=False)
 class Event:
-    """An event that a client asked to write; ``is_deletion``: of a table's row, it has an id of ours.
+    """An event that a client asked to write. ``is_deletion``: of a table's row; then its id is made by the checker.
 
     ``txn``: None for a plain event, whose ``writer`` is its producer, if that promises an order. ``part``,
-    ``rank``, ``offset``: its place in the log; ``part`` None: it has none. ``record``: the record of the stream's
-    history that names it. ``timestamp``: of its commit, if known. ``is_adrift``: it stands in the log, but its
-    transaction can never be committed, because a topic that this needs was deleted.
+    ``rank``, ``offset``: its place in the log; ``part`` None: the log lacks it. ``record``: the record of the
+    stream's history that names it. ``timestamp``: of its commit, if known. ``is_adrift``: it is in the log, but its
+    transaction can never be committed, because one of its topics was deleted.
     """
 
     id: str
@@ -36,11 +36,11 @@ class Event:
 
     @property
     def line(self) -> Part | None:
-        """The sequence in which event readers get it."""
+        """The sequence in which readers of events get it."""
         return self.part
 
     def asked_after(self, op: Operation) -> bool:
-        """Whether each of its possible commits was asked after that operation had ended."""
+        """Whether each of its possible commits was requested after that operation had ended."""
         if self.txn is None:
             return op.ended_before(self.op)
         return all(op.ended_before(commit) for commit in self.txn.candidates)
@@ -59,7 +59,9 @@ class Part:
     start: int
     end: int
     items: list[Event] = field(default_factory=list)
-    passed_over: set[int] = field(default_factory=set)  # offsets of what several may have written
+    passed_over: set[int] = field(
+        default_factory=set
+    )  # offsets of deletions by an unknown transaction
 
     def __str__(self) -> str:
         return f"{self.stream}[{self.partition}]"
@@ -67,7 +69,7 @@ class Part:
 
 @dataclass(slots=True, eq=False)
 class Record:
-    """A commit record of a stream's history. ``ids`` is empty for plain writes. ``ranges``: partition, from, to."""
+    """A commit record of a history. ``ids``: empty for plain writes. ``ranges``: (partition, first, end)."""
 
     line: Chronicle
     rank: int
@@ -100,7 +102,9 @@ class Chronicle:
 
 @dataclass(slots=True, eq=False)
 class Answer:
-    """An answer about a transaction. ``events``: how many are committed; ``left_out``: how many not, if stated."""
+    """An answer about a transaction. ``events``: how many are committed; ``left_out``: how many are left out, if
+    the answer says so.
+    """
 
     op: Operation
     state: str
@@ -113,9 +117,9 @@ class Answer:
 class Txn:
     """A transaction. ``handle`` and ``scope`` are empty if only its id is known.
 
-    ``is_committed``: by any answer or the log; None: unknown. ``timestamp`` likewise. ``records``: in the
-    histories of its streams. ``gave_way``: commits whose answer was the outcome of an earlier one with the same
-    name or number.
+    ``is_committed``, ``timestamp``: by any answer or the log; None: unknown. ``records``: in the histories of its
+    streams. ``gave_way``: requests that were answered with the outcome of an earlier transaction of the same name
+    or number.
     """
 
     handle: str
@@ -135,23 +139,22 @@ class Txn:
 
     @property
     def candidates(self) -> list[Operation]:
-        """Commits that may have taken effect."""
+        """Its requests to commit that may have taken effect."""
         if self._candidates is None:
             self._candidates = [op for op in self.commits if op.outcome != FAILED]
         return self._candidates
 
     @property
     def is_prepared(self) -> bool:
-        """Whether a commit of it was prepared first, so that a coordinator decides."""
+        """Whether a request prepared it, so that its coordinator decides."""
         return any(op.asked.get("prepares") for op in self.commits)
 
     @property
     def first_asked(self) -> Operation | None:
-        """The first of the candidates by the clock."""
+        """The first of the candidates, by time."""
         return min(self.candidates, key=lambda op: op.at, default=None)
 
     def answered(self, *states: str) -> list[Answer]:
-        """Answers of these states."""
         return [answer for answer in self.answers if answer.state in states]
 
     def __str__(self) -> str:
@@ -177,8 +180,6 @@ class Reader:
 
 @dataclass(slots=True, eq=False)
 class Snapshot:
-    """A snapshot and its readings."""
-
     label: str
     streams: tuple[str, ...]
     op: Operation
@@ -187,16 +188,12 @@ class Snapshot:
 
 @dataclass(eq=False)
 class History:
-    """The whole recorded history."""
-
     operations: list[Operation]
     events: dict[str, Event] = field(default_factory=dict)
     txns: dict[str, Txn] = field(default_factory=dict)
     by_id: dict[str, Txn] = field(default_factory=dict)
     parts: dict[tuple[str, int], Part] = field(default_factory=dict)
-    unread: set[tuple[str, int]] = field(
-        default_factory=set
-    )  # logs that were asked for without an answer
+    unread: set[tuple[str, int]] = field(default_factory=set)  # (stream, partition) not read
     chronicles: dict[str, Chronicle] = field(default_factory=dict)
     readers: dict[str, Reader] = field(default_factory=dict)
     snapshots: dict[str, Snapshot] = field(default_factory=dict)
@@ -205,10 +202,12 @@ class History:
     states: list[Operation] = field(default_factory=list)
     takes: list[Operation] = field(default_factory=list)
     drained: list[Operation] = field(default_factory=list)
-    near: dict[str, str] = field(default_factory=dict)  # scope -> the least of those beside it
+    near: dict[str, str] = field(
+        default_factory=dict
+    )  # scope -> first scope of its control partition
     deleted: dict[tuple[str, str], Operation] = field(default_factory=dict)  # (stream, topic)
     truncations: dict[str, list[Operation]] = field(default_factory=dict)  # by stream
-    tables: set[str] = field(default_factory=set)  # streams whose last values are rows
+    tables: set[str] = field(default_factory=set)  # streams that are tables
     deletions: dict[tuple[str, str], list[Event]] = field(default_factory=dict)  # by table and key
     reads: list[Operation] = field(default_factory=list)
     changes: list[Operation] = field(default_factory=list)
@@ -218,11 +217,11 @@ class History:
 
     @property
     def all_txns(self) -> list[Txn]:
-        """Transactions with a handle, and those with a known id only."""
+        """Transactions with a handle, and those of which only the id is known."""
         return [*self.txns.values(), *(txn for txn in self.by_id.values() if not txn.handle)]
 
     def is_whole(self, stream: str) -> bool:
-        """Whether the stream was read at the end: then events that it lacks are not there."""
+        """Whether the stream's log was read whole at the end (or deleted): then no other event is in it."""
         if self._logged is None:
             left_out = {stream for stream, _ in self.unread - self.parts.keys()}
             gone = {stream for stream, topic in self.deleted if topic == "stream"}
@@ -230,9 +229,9 @@ class History:
         return stream in self._logged
 
     def is_trimmed(self, stream: str, event: Event | None = None) -> bool:
-        """Whether a deletion cut the beginning of a partition of a stream, or removed its whole topic.
+        """Whether the beginning of one of the stream's partitions, or its whole topic, was deleted.
 
-        ``event``: a removed topic does not count for an event that came later.
+        ``event``: a deleted topic does not count for an event that was requested later.
         """
         if self._starts is None:
             self._starts = {}
@@ -243,7 +242,7 @@ class History:
     def was_deleted(
         self, stream: str, partition: int, offset: int, event: Event | None = None
     ) -> bool:
-        """Whether retention may have deleted it, or an admin the topic. ``event``: as in `is_trimmed`."""
+        """Whether the event at an offset may have been deleted, or its topic. ``event``: as in `is_trimmed`."""
         part = self.parts.get((stream, partition))
         return (part is not None and offset < part.start) or self._went(stream, event)
 
@@ -262,19 +261,19 @@ class History:
         return any(name == stream for name, _ in self.deleted)
 
     def is_due(self, event: Event) -> bool:
-        """Whether log and snapshots must have an event that a commit took. Retention is not considered."""
+        """Whether log and snapshots must have an event that a commit took, if retention deleted nothing."""
         if event.is_adrift:
             return False
         return event.part is not None or not self.may_be_left_out(event)
 
     def may_be_left_out(self, event: Event) -> bool:
-        """Whether its transaction may be committed without it: a prepared one may, without a lost stream."""
+        """Whether its transaction may be committed without it: a prepared one may, if the stream lost a topic."""
         txn = event.txn
         if txn is None or not txn.is_prepared or not self.is_spoiled(event.stream):
             return False
         return all(answer.left_out != 0 for answer in txn.answered("committed"))
 
     def clock_of(self, name: str) -> str:
-        """The clock of a scope, or of a stream ``scope/stream``: scopes with the same one share transactions."""
+        """The clock of a scope or stream: scopes of one control partition have the same, and share transactions."""
         scope = name.split("/")[0]
         return self.near.get(scope, scope)

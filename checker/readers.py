@@ -1,4 +1,4 @@
-"""Judging readers and groups of readers: do they get everything, once, and in order?
+"""Judges readers and groups of readers: do they get everything, once, and in order?
 
 A group delivers at least once: any member may get items after the group's last position again. Readers get items
 along *lines*: a partition's events, or, in mode ``transactions``, the commits of a stream's history.
@@ -46,7 +46,7 @@ def judge_readers(history: History, report: Report) -> None:
 
 
 def _collect(history: History, report: Report, group: Group, reader: Reader) -> None:
-    """Gather the items given to a reader, in order."""
+    """Add the items that a reader got to its group, in order."""
     order = 0
     for poll in reader.polls:
         if not poll.ok:
@@ -74,7 +74,7 @@ def _events(history: History, poll: Operation) -> Iterator[Event]:
 
 
 def _units(history: History, report: Report, poll: Operation, items: list[Item]) -> Iterator[Item]:
-    """The commits in one poll's events: each has to be whole, its events in order."""
+    """The commits in a poll's events. Judge that each is whole, and its events are in order."""
     seen: dict[Record, list[Event]] = {}
     for event in items:
         if isinstance(event, Event) and event.record is not None:
@@ -105,7 +105,7 @@ def _units(history: History, report: Report, poll: Operation, items: list[Item])
 
 
 def _find_start(group: Group) -> None:
-    """Find the first poll that fixes the meaning of a start at the end."""
+    """Find the first answered poll: events requested after it are after a start at the `end`."""
     if group.is_group:
         polls = [giving.poll for giving in group.givings]
     else:
@@ -114,7 +114,7 @@ def _find_start(group: Group) -> None:
 
 
 def _judge_back(report: Report, group: Group) -> None:
-    """One reader without a group never goes back, and gets nothing twice."""
+    """Judge that a reader without a group never goes back, and gets nothing twice."""
     last: dict[Line, Giving] = {}
     for giving in group.givings:
         line = giving.item.line
@@ -146,10 +146,8 @@ def _place(item: Item) -> Place | None:
 
 
 def _judge_again(report: Report, group: Group) -> None:
-    """In a group, a later holder of a place does not get items below the committed position again."""
-    covers: dict[
-        Item, Operation
-    ] = {}  # given below a position: the first operation with that position
+    """Judge that no member of a group gets items before a committed position again."""
+    covers: dict[Item, Operation] = {}  # item -> the first operation with a position after it
     cuts: dict[Place, list[tuple[Operation, int, Operation]]] = defaultdict(list)
     for reader in group.members:
         for position in reader.positions:
@@ -175,10 +173,11 @@ def _judge_again(report: Report, group: Group) -> None:
 
 
 def _since(report: Report, group: Group, reader: Reader) -> Iterator[tuple[Giving, Operation]]:
-    """The givings of a member, each with the operation that decides which positions count: those before it.
+    """The items that a member got, each with an operation: positions that were committed before it count.
 
-    This is the poll, unless the member notes where it takes up its items. Then it may not know for a while that
-    its group gave a place to another member, and goes on there. Between two such notes it gets nothing twice.
+    This is the poll, unless the member records where it resumes (``resume``): then it is the last ``resume`` of the
+    item's place, because for a while the member may not know that its group gave the place to another one, and
+    continues there. Between two ``resume`` of a place it gets nothing twice.
     """
     at = 0
     taken: dict[Place, Operation] = {}
@@ -218,7 +217,7 @@ def _given_again(report: Report, group: Group, giving: Giving, position: Operati
 
 
 def _cover(report: Report, group: Group, reader: Reader, covers: dict[Item, Operation]) -> None:
-    """Apply a member's positions without offsets: only if it was alone at that time."""
+    """Add the items before a member's positions without offsets, which count only if it was alone at that time."""
     bare = [op for op in reader.positions if op.ok and "positions" not in op.asked]
     company = _company(group, reader) if bare else []
     given = group.by_reader.get(reader, [])
@@ -238,7 +237,7 @@ def _cover(report: Report, group: Group, reader: Reader, covers: dict[Item, Oper
 def _company(group: Group, reader: Reader) -> list[Reader]:
     """Other members that may at some time have taken a partition from it without a position.
 
-    One that was never closed may have died: its group deals places to it, until it misses it.
+    A member that was never closed may have died: for a while its group still assigns partitions to it.
     """
     found = []
     for other in group.members:
@@ -249,7 +248,7 @@ def _company(group: Group, reader: Reader) -> list[Reader]:
 
 
 def _judge_before(report: Report, group: Group) -> None:
-    """In a group, earlier items of a line are given earlier."""
+    """Judge that a group gets the items of a line in order."""
     if not group.is_group:
         return
     for giving in group.givings:
@@ -258,13 +257,13 @@ def _judge_before(report: Report, group: Group) -> None:
             continue
         before = line.items[rank - 1]
         if before not in group.by_item or group.gave_before(before, giving):
-            continue  # an item that is never given is a gap
+            continue  # an item that the group never gets is a gap
         if not _may_be_given(group, before, giving):
             _out_of_order(report, giving, group.by_item[before][0])
 
 
 def _may_be_given(group: Group, item: Item, giving: Giving) -> bool:
-    """Whether a member's poll without an end may have given an item before that giving. A group may repeat it."""
+    """Whether a member's poll without a result may have got an item before that one. A group may get it again."""
     if not group.is_group or not group.unfinished:
         return False
     gap = gap_before(group, item, giving)
@@ -272,7 +271,7 @@ def _may_be_given(group: Group, item: Item, giving: Giving) -> bool:
 
 
 def _chain(history: History, stream: str) -> dict[Event, Event]:
-    """Keyed event -> the event of its key committed before it, if that is on another partition."""
+    """Event with a key -> the last event of the key committed before it, if that is on another partition."""
     keys: dict[str, list[Event]] = defaultdict(list)
     for (name, _), part in history.parts.items():
         if name == stream:
@@ -289,7 +288,7 @@ def _chain(history: History, stream: str) -> dict[Event, Event]:
 
 
 def _judge_keys(report: Report, group: Group, chains: dict[str, dict[Event, Event]]) -> None:
-    """In mode ``ordered``, events of a key come in the order of their commits, also across partitions."""
+    """Judge that events of a key come in the order of their commits, also across partitions (mode ``ordered``)."""
     for giving in group.givings:
         if not isinstance(giving.item, Event):
             continue

@@ -1,4 +1,4 @@
-"""Reading the lines of a history's files into operations, each a question and its answer."""
+"""Reads the lines of a history's files into operations, each a request (``ask``) and its answer (``told``)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _NUMBER: _Types = (int,)
 _NUMBER_OR_NULL: _Types = (int, type(None))
 _LIST: _Types = (list,)
 
-# Each `what` -> the fields of its question, and those of an answer with ok.
+# Each `what` -> the fields of the request, and those of an answer with ``ok``.
 _FIELDS: dict[str, tuple[dict[str, _Types], dict[str, _Types]]] = {
     "begin": ({"txn": _TEXT, "scope": _TEXT}, {"txn_id": _TEXT_OR_NULL}),
     "write": ({"txn": _TEXT, "writer": _TEXT, "stream": _TEXT, "events": _LIST}, {}),
@@ -82,7 +82,7 @@ _FIELDS: dict[str, tuple[dict[str, _Types], dict[str, _Types]]] = {
 
 
 class BrokenHistory(Exception):
-    """The history itself is wrong, so nothing can be judged; the message begins with ``file:line``."""
+    """The history is malformed, so nothing can be judged; the message begins with ``file:line``."""
 
     def __init__(self, file: str, line: int, why: str) -> None:
         super().__init__(f"{file}:{line}: {why}")
@@ -90,10 +90,10 @@ class BrokenHistory(Exception):
 
 @dataclass(slots=True, eq=False)
 class Operation:
-    """A question and its answer.
+    """A request and its answer.
 
-    ``at``, ``told_at``: nanoseconds. Without an answer ``told_at`` and ``told_line`` are None, and ``outcome`` is
-    ``unknown``.
+    ``at``, ``told_at``: nanoseconds, of the request and of the answer. Without an answer, ``told_at`` and
+    ``told_line`` are None, and ``outcome`` is ``unknown``.
     """
 
     file: str
@@ -118,16 +118,16 @@ class Operation:
 
     @property
     def where(self) -> str:
-        """``file:line`` of the question."""
+        """``file:line`` of the request."""
         return f"{self.file}:{self.line}"
 
     @property
     def told_where(self) -> str:
-        """``file:line`` of the answer; of the question, if there is none."""
+        """``file:line`` of the answer; of the request, if there is no answer."""
         return f"{self.file}:{self.told_line or self.line}"
 
     def ended_before(self, other: Operation) -> bool:
-        """Whether its answer surely came before the other's question.
+        """Whether its answer surely came before the other's request.
 
         Equal times in different files decide nothing: either may be first.
         """
@@ -146,7 +146,7 @@ def read_folder(folder: Path) -> Iterator[Entry]:
     """All lines of a folder's files.
 
     Raises:
-        BrokenHistory: a line is no JSON object (a cut last line is allowed), or there is no file.
+        BrokenHistory: a line is no JSON object (except for an incomplete last line), or there is no file.
     """
     files = sorted(folder.glob(f"*{SUFFIX}"))
     if not files:
@@ -156,11 +156,11 @@ def read_folder(folder: Path) -> Iterator[Entry]:
 
 
 def read_file(file: Path) -> Iterator[Entry]:
-    """The lines of one file; errors as `read_folder`."""
+    """The lines of one file. Raises: as `read_folder`."""
     with file.open("rb") as lines:
         for number, line in enumerate(lines, 1):
             if not line.endswith(b"\n"):
-                return  # cut: its process was killed while writing it
+                return  # incomplete: its process was killed while writing it
             try:
                 entry = json.loads(line)
             except ValueError as error:
@@ -171,11 +171,11 @@ def read_file(file: Path) -> Iterator[Entry]:
 
 
 def pair(entries: Iterable[Entry]) -> list[Operation]:
-    """Operations in the order of their asks within each file.
+    """The operations, in the order of their requests within each file.
 
     Raises:
-        BrokenHistory: a field is missing or of a wrong type, a number is used twice, time goes back, an answer
-            has no question.
+        BrokenHistory: a field is missing or of a wrong type, a number is used twice, time goes back, or an answer
+            has no request.
     """
     operations: list[Operation] = []
     open_ones: dict[tuple[str, int], Operation] = {}

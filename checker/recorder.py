@@ -1,4 +1,4 @@
-"""Recording a history while it happens, as lines of JSON that survive a crash (`docs/inside/checker.md`)."""
+"""Records a history while it happens, as lines of JSON that survive a crash (`docs/inside/checker.md`)."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class Unknown(Exception):
 
 
 class Failed(Exception):
-    """Raised within `Recorder.asking`: the operation has had no effect, and never will."""
+    """Raised within `Recorder.asking`: the operation has had no effect, and never will have one."""
 
 
 class Recorder:
-    """The history of one process, which crashes as a whole. Threads may share it."""
+    """Writes the history of one process. Thread-safe."""
 
     def __init__(self, path: Path, clock: Callable[[], int] = time.monotonic_ns) -> None:
         """Start a new file, or continue an existing one.
@@ -36,13 +36,13 @@ class Recorder:
         if path.suffix != SUFFIX:
             raise ValueError(f"{path}: the name of a history ends in {SUFFIX}")
         self._clock = clock
-        # Ids have to differ from those of an earlier process with this name.
+        # Numbers have to differ from those of an earlier process that wrote this file.
         self._ids = itertools.count(_whole_lines(path) if path.exists() else 0)
         self._lock = threading.Lock()
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
 
     def ask(self, what: str, **more: Any) -> int:
-        """Record a question before the operation begins. Returns its number, for `told`."""
+        """Record a request before the operation begins. Returns its number, for `told`."""
         with self._lock:
             op = next(self._ids)
             self._put({"op": op, "kind": "ask", "what": what, **more})
@@ -59,9 +59,9 @@ class Recorder:
 
     @contextmanager
     def asking(self, what: str, **more: Any) -> Iterator[dict[str, Any]]:
-        """Record an operation; fields put into the given dictionary go into an answer with ``ok``.
+        """Record an operation. Fields that the block puts into the dictionary go into an answer with ``ok``.
 
-        `Failed` and `Unknown` are recorded as such and passed on, and so is any other exception, as ``unknown``.
+        An exception is recorded, and raised again: `Failed` as ``failed``, any other as ``unknown``.
         """
         op = self.ask(what, **more)
         result: dict[str, Any] = {}
@@ -76,16 +76,15 @@ class Recorder:
         self.told(op, "ok", **result)
 
     def close(self) -> None:
-        """Close the file."""
         os.close(self._file)
 
     def _put(self, entry: dict[str, Any]) -> None:
-        # One write, so that a line is whole, or cut at the very end of a killed process.
+        # One write for a line: only the last line of a killed process may be incomplete.
         os.write(self._file, json.dumps({"at": self._clock(), **entry}).encode() + b"\n")
 
 
 def _whole_lines(path: Path) -> int:
-    """Take the cut last line off a killed process's file; returns the bytes left."""
+    """Remove the incomplete last line of a killed process's file. Returns the bytes left."""
     with path.open("r+b") as file:
         size = file.read().rfind(b"\n") + 1
         file.truncate(size)

@@ -42,7 +42,7 @@ EXAMPLES = 20  # of one kind that are kept; the rest is only counted
 
 @dataclass(frozen=True, slots=True)
 class Anomaly:
-    """A fact that no sequence of whole transactions explains.
+    """A breach of a promise: no sequence of whole transactions explains what clients saw.
 
     ``kind``: one of `KINDS`. ``evidence``: ``file:line`` of the operations that contradict each other.
     """
@@ -59,8 +59,8 @@ class Anomaly:
 class Report:
     """The verdict on a history.
 
-    ``anomalies``: the first `EXAMPLES` of each kind. ``totals``: kind -> how many there are. ``counts``: how
-    much was judged, so that a check that judged nothing shows.
+    ``anomalies``: the first `EXAMPLES` of each kind. ``totals``: how many there are of each kind. ``counts``: how
+    many things each check judged: 0 shows that it judged nothing.
     """
 
     anomalies: list[Anomaly] = field(default_factory=list)
@@ -69,16 +69,13 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether there is no anomaly."""
         return not self.totals
 
     @property
     def kinds(self) -> set[str]:
-        """The kinds of all anomalies."""
         return set(self.totals)
 
     def add(self, kind: str, text: str, evidence: Iterable[str]) -> None:
-        """Add an anomaly."""
         if kind not in KINDS:
             raise ValueError(f"{kind!r} is no kind of anomaly")
         self.totals[kind] += 1
@@ -86,7 +83,6 @@ class Report:
             self.anomalies.append(Anomaly(kind, text, tuple(dict.fromkeys(evidence))))
 
     def to_json(self) -> dict[str, Any]:
-        """The report as plain data."""
         return {
             "ok": self.ok,
             "counts": dict(self.counts),

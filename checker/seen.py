@@ -1,4 +1,4 @@
-"""Judging each event of readers and snapshots: was it written and committed, and is it where the log has it?"""
+"""Judges each event of readers and snapshots: was it written and committed, and is it where the log has it?"""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def _judge_absent(
     place: tuple[int, int],
     accepted: dict[Txn, set[Event]],
 ) -> None:
-    """Judge an event that was seen and that the log lacks."""
+    """Judge an event that a reader got, and that the log lacks."""
     txn = event.txn
     is_gone = history.is_whole(event.stream) and not history.was_deleted(event.stream, *place)
     if txn is None:

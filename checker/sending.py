@@ -1,4 +1,4 @@
-"""Judging the log: are the events of a key in the order in which they were sent?"""
+"""Judges the log: are the events of a key in the order in which they were written?"""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def judge_sending(history: History, report: Report) -> None:
                 keys[event.stream, event.key].append(event)
     for (stream, _), events in keys.items():
         known = all(event.record for event in events)
-        # A state has the same key once in each task's partition: these have no order between them.
+        # In a state stream, each task's partition may have the same key: these rows have no order between them.
         if len({event.part for event in events}) == 1 or (known and not stream.endswith(".state")):
             # On one partition the offset gives the order; across partitions the history does.
             if len({event.part for event in events}) > 1:
@@ -37,13 +37,13 @@ def judge_sending(history: History, report: Report) -> None:
 
 
 def _within(report: Report, events: Iterable[Event]) -> None:
-    """Judge each writer's own events."""
+    """Judge the order of each writer's events."""
     writers: dict[tuple[object, str], list[Event]] = defaultdict(list)
     for event in events:
         if event.writer is not None:
             writers[event.txn, event.writer].append(event)
     for order in writers.values():
-        latest: dict[str, Event] = {}  # file -> the event with the latest question
+        latest: dict[str, Event] = {}  # file -> the event of the latest request
         highest: dict[Operation, Event] = {}  # operation -> its last event so far
         for event in order:
             others = {*latest.values(), highest.get(event.op, event)} - {event}
@@ -68,7 +68,7 @@ def _sent_before(one: Event, other: Event) -> bool:
 
 def _between(report: Report, events: Iterable[Event]) -> None:
     """Judge a transaction's events against those of transactions that began after its answer."""
-    latest: dict[str, tuple[Operation, Event]] = {}  # file -> the commit with the latest question
+    latest: dict[str, tuple[Operation, Event]] = {}  # file -> the latest request to commit
     for event in events:
         txn = event.txn
         if txn is None:

@@ -1,4 +1,4 @@
-"""Judging snapshots: do they have exactly the commits up to their timestamp, in order?"""
+"""Judges snapshots: do they have exactly the commits up to their timestamp, in order?"""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def judge_snapshots(history: History, report: Report) -> None:
 
 
 def _judge_times(history: History, report: Report, taken: list[Snapshot]) -> None:
-    """A snapshot of now has every commit answered before, and none that was asked for later."""
+    """Judge that a snapshot of now has every commit answered before, and no commit that was requested later."""
     asked: dict[str, list[tuple[Operation, Snapshot]]] = defaultdict(list)
     told: dict[str, list[tuple[Operation, int, Operation]]] = defaultdict(list)
     for snapshot in taken:
@@ -64,7 +64,7 @@ def _judge_times(history: History, report: Report, taken: list[Snapshot]) -> Non
 
 
 def _concerns(snapshot: Snapshot, whose: object) -> bool:
-    """Whether it has to have a commit that was told before. The latest is as new as its own streams are."""
+    """Whether a snapshot has to have a commit that was answered before: with ``latest`` only one in its streams."""
     if not snapshot.op.asked.get("latest"):
         return True
     events = whose.events if isinstance(whose, Txn) else [whose]
@@ -75,7 +75,7 @@ def _concerns(snapshot: Snapshot, whose: object) -> bool:
 
 
 def _expected(history: History) -> dict[str, list[Event]]:
-    """Stream -> all events with a known commit timestamp, in its order."""
+    """Stream -> all events with a known commit timestamp, in the order of these."""
     found: dict[str, list[Event]] = defaultdict(list)
     must: dict[Txn, set[Event]] = {}
     for event in history.events.values():

@@ -1,4 +1,4 @@
-"""Finding the answers that came before a question in real time, without comparing all pairs."""
+"""Finds the answers that came before a request in real time, without comparing all pairs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 class Told(Generic[T]):
-    """Facts with a rank: gives the highest one whose answer surely came before a question.
+    """Facts with a rank. Finds the highest one whose answer surely came before a request.
 
     Times in different files decide only if they differ, lines of one file always (`Operation.ended_before`).
     """
@@ -29,9 +29,8 @@ class Told(Generic[T]):
     def before(
         self, questions: Iterable[tuple[Operation, Any]]
     ) -> Iterator[tuple[Operation, Any, int, T]]:
-        """For each question (its operation, and a label) the highest earlier fact: its rank and the fact.
-
-        Questions without one are left out. The result is in the order of time.
+        """For each request (its operation, and a label), in the order of time: both, and the highest earlier fact
+        with its rank. Requests without an earlier fact are left out.
         """
         asked = sorted(questions, key=lambda question: (question[0].at, question[0].line))
         places: dict[str, int] = defaultdict(int)

@@ -1,4 +1,4 @@
-"""Judging tables: are transactions serializable in the order of their commit timestamps?
+"""Judges tables: are transactions serializable in the order of their commit timestamps?
 
 Every read, broken lock and change is compared with the rows as of its time, taken only from logs and histories.
 """
@@ -17,14 +17,13 @@ from checker.report import Report
 
 
 class Version(NamedTuple):
-    """What a commit made of a row. ``id`` None: it is deleted. ``record``: the commit."""
+    """A version of a row. ``id``: of the event that wrote it; None: the row was deleted. ``record``: the commit."""
 
     timestamp: int
     id: str | None
     record: Record
 
     def is_of(self, txn: Txn) -> bool:
-        """Whether that transaction wrote it."""
         return txn.txn_id in self.record.ids
 
 
@@ -37,7 +36,7 @@ class Rows:
 
     @classmethod
     def read(cls, history: History, table: str) -> Rows | None:
-        """By the history of the table and its log; None: not all is there."""
+        """The versions, from the table's history and log; None if some of these are deleted or were not read."""
         line = history.chronicles.get(table)
         if line is None or line.is_cut or not history.is_whole(table) or history.is_spoiled(table):
             return None
@@ -73,17 +72,17 @@ class Rows:
         return versions[found - 1] if found else None
 
     def within(self, low: str, high: str | None) -> list[str]:
-        """Keys of [low, high) that ever were there."""
+        """Keys of [low, high) that have ever had a row."""
         first = bisect_left(self.keys, low)
         return self.keys[first : None if high is None else bisect_left(self.keys, high)]
 
     def at(self, key: str, at: int) -> str | None:
-        """The id of a row as of a time; None: it is not there."""
+        """The id of a row as of a time; None: there is no row."""
         found = self.newest(key, at)
         return None if found is None else found.id
 
     def between(self, key: str, after: int, before: int) -> Iterator[Version]:
-        """Versions above a time and below another one."""
+        """Versions later than a time and earlier than another one."""
         versions = self.of.get(key, [])
         for version in versions[
             bisect_left(versions, after + 1, key=lambda version: version.timestamp) :
@@ -122,13 +121,13 @@ def judge_tables(history: History, report: Report) -> None:
 
 
 def snapshot_of(txn: Txn) -> int | None:
-    """The time that a transaction reads at, if it was told."""
+    """The time that a transaction reads at, if an answer says so."""
     told: int | None = txn.begin.result.get("snapshot") if txn.begin is not None else None
     return told
 
 
 def _written(history: History) -> dict[Txn, set[tuple[str, str]]]:
-    """Transaction -> table and key of all that the log has of it."""
+    """Transaction -> table and key of each of its events in the log."""
     found: dict[Txn, set[tuple[str, str]]] = defaultdict(set)
     for event in history.events.values():
         if event.txn is None or event.part is None or event.key is None:
@@ -142,12 +141,12 @@ def _written(history: History) -> dict[Txn, set[tuple[str, str]]]:
 
 
 def _seen(op: Operation) -> tuple[dict[str, str], set[str]]:
-    """Rows that a read gave, and keys that say nothing, as it had written them itself."""
+    """The rows that a read returned, and the keys that its transaction had written, so that they prove nothing."""
     return dict(op.result["rows"] or ()), set(op.result.get("own", ()))
 
 
 def _wrong(rows: Rows, op: Operation, at: int) -> list[str]:
-    """The keys of a read that stood otherwise at a time."""
+    """The keys of a read whose rows were others at a time."""
     seen, own = _seen(op)
     begins = op.asked.get("begins", "")
     low, high = op.result["low"], op.result["high"]
@@ -163,7 +162,7 @@ def _wrong(rows: Rows, op: Operation, at: int) -> list[str]:
 
 
 def _judge_at(report: Report, rows: Rows, op: Operation, at: int, told: Operation) -> bool:
-    """A read is what stood at its snapshot, in order."""
+    """Judge that a read returned the rows of its snapshot, in order."""
     if op.result["rows"] is None:
         return True
     keys = [key for key, _ in op.result["rows"]]
@@ -212,7 +211,7 @@ def _judge_txn_read(
 
 
 def _has_finished(txn: Txn, writer: str) -> bool:
-    """Whether a part was told that it has finished: its locks count, whether its writes are taken or not."""
+    """Whether an answer says that a writer has finished: then its locks count, even if its writes are left out."""
     finish = txn.finishes.get(writer)
     return finish is not None and finish.ok
 
@@ -237,7 +236,7 @@ def _at(op: Operation) -> Iterable[str]:
 
 
 def _judge_session(report: Report, txn: Txn) -> None:
-    """A snapshot has all that its client was told before."""
+    """Judge that a snapshot has all that its client had seen before."""
     at, begin = snapshot_of(txn), txn.begin
     if at is not None and begin is not None and at < (begin.asked.get("seen") or 0):
         text = f"{txn} reads at {at}; its client was told of {begin.asked['seen']} before"
@@ -250,7 +249,7 @@ def _judge_first_committer(
     txn: Txn,
     wrote: dict[Txn, set[tuple[str, str]]],
 ) -> None:
-    """What a transaction of snapshot isolation wrote, no other wrote since its snapshot."""
+    """Judge that no other transaction wrote the rows of one with snapshot isolation since its snapshot."""
     at = snapshot_of(txn)
     if at is None or _is_serializable(txn) or not txn.is_committed or txn.timestamp is None:
         return
@@ -267,7 +266,9 @@ def _judge_first_committer(
 def _judge_broken(
     history: History, report: Report, tables: dict[str, Rows | None], op: Operation
 ) -> None:
-    """Broken locks name a later write of another transaction; none are reported of a committed one."""
+    """Judge that a broken lock names a write of another transaction after the snapshot, and that no broken lock is
+    reported of a transaction after its commit was answered.
+    """
     table, key, by, timestamp = (op.told or {})["broken"]
     txn, rows = history.txns[op.asked["txn"]], tables.get(table)
     before = [a.op for a in txn.answered("committed") if a.op.ended_before(op)]
@@ -292,7 +293,7 @@ def _judge_broken(
 
 
 def _judge_changes(report: Report, rows: Rows, op: Operation) -> None:
-    """Changes are all versions of a time, in order, each with the row below it."""
+    """Judge that changes are all versions of their span of time, in order, each with the row before it."""
     given = [tuple(row) for row in op.result["rows"]]
     start, until = op.asked["start"], op.result["until"]
     if start is None:

@@ -1,4 +1,4 @@
-"""Judging processors: is each event consumed once, in order, and none by a worker that has lost its tasks?"""
+"""Judges processors: is each event consumed once, in order, and none by a worker that has lost its tasks?"""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from checker.sweep import Told
 
 
 class Move(NamedTuple):
-    """A committed transaction that moved tasks of a processor. ``commit``: the first one that may have been it."""
+    """A committed transaction that moved positions of tasks. ``commit``: its first request that may have won."""
 
     txn: Txn
     commit: Operation
@@ -45,7 +45,7 @@ def judge_tasks(history: History, report: Report) -> None:
 
 
 def _move(txn: Txn) -> Move | None:
-    """Nothing is said of one whose commits name different events: any of them may have been the one."""
+    """The move of a transaction; None if it has none, or its requests name different events (any may have won)."""
     if not txn.is_committed or txn.first_asked is None:
         return None
     found = {
@@ -64,7 +64,7 @@ def _move(txn: Txn) -> Move | None:
 
 
 def _judge_once(history: History, report: Report, moves: list[Move]) -> None:
-    """Each event by one transaction, once; and only what is committed."""
+    """Judge that each event was consumed by one transaction, once, and only if it is committed."""
     by: dict[str, Move] = {}
     for move in moves:
         for name in move.consumes:
@@ -83,7 +83,7 @@ def _judge_once(history: History, report: Report, moves: list[Move]) -> None:
 
 
 def _judge_order(history: History, report: Report, moves: list[Move]) -> None:
-    """Events of one key, written by transactions: in the order of their commits."""
+    """Judge that events of a key, written by transactions, were consumed in the order of their commits."""
     last: dict[tuple[str, str], tuple[tuple[int, int], str, Move]] = {}
     for move in moves:
         if move.txn.timestamp is None:
@@ -92,7 +92,7 @@ def _judge_order(history: History, report: Report, moves: list[Move]) -> None:
             event = history.events.get(name)
             if event is None or event.key is None or event.txn is None or event.timestamp is None:
                 continue
-            # A key lies in one partition of a commit.
+            # In a commit, a key is on one partition.
             at = event.timestamp, event.offset
             before = last.get((event.stream, event.key))
             if before is not None and at < before[0] and event.part is not None:
@@ -102,7 +102,9 @@ def _judge_order(history: History, report: Report, moves: list[Move]) -> None:
 
 
 def _judge_fences(report: Report, moves: list[Move], takes: list[Operation]) -> None:
-    """Nothing is asked under a former ownership, and committed; those of one task do not take turns."""
+    """Judge that no commit of a former ownership was requested after the next one was taken, and that an ownership
+    of a task does not commit again after another one.
+    """
     by_ownership = {op.asked["ownership"]: op for op in takes}
     of_task: dict[int, list[Move]] = defaultdict(list)
     for move in moves:
@@ -127,7 +129,7 @@ def _judge_fences(report: Report, moves: list[Move], takes: list[Operation]) -> 
 
 
 def _judge_rest(history: History, report: Report, op: Operation, moves: list[Move]) -> None:
-    """All of the inputs' events that are in the log were consumed."""
+    """Judge that all events of the inputs that are in the log were consumed."""
     consumed = {name for move in moves for name in move.consumes}
     streams = set(op.asked["streams"])
     for event in history.events.values():

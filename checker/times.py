@@ -1,4 +1,4 @@
-"""Judging commit timestamps: do they increase in real time, and with the numbers of a series?"""
+"""Judges commit timestamps: do they increase in real time, and with the numbers of a series?"""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from checker.reading import Operation
 from checker.report import Report
 from checker.sweep import Told
 
-# The operation with the answer, the timestamp, its owner.
+# The operation with the answer, the timestamp in it, and (the transaction or event with that timestamp, the
+# operation).
 Fact = tuple[Operation, int, tuple[object, Operation]]
-# The operation that asked, and its subject: a transaction, or a plain event.
+# The request, and its subject: a transaction, or a plain event.
 Question = tuple[Operation, Txn | Event]
 
 
@@ -34,7 +35,7 @@ def judge_times(history: History, report: Report) -> None:
 
 
 def _judge_seen(history: History, report: Report) -> None:
-    """A commit exceeds what whoever asked for it, and its writers, were told before: in any scope."""
+    """Judge that a commit is later than all that its client and its writers had seen before, in any scope."""
     for txn in history.txns.values():
         seen = min((op.asked.get("seen") or 0 for op in txn.candidates), default=0)
         if seen and txn.is_committed and txn.timestamp is not None:
@@ -45,7 +46,7 @@ def _judge_seen(history: History, report: Report) -> None:
 
 
 def facts(history: History) -> dict[str, list[Fact]]:
-    """Clock -> commit timestamps in answers, or from readers that go by the history."""
+    """Clock -> commit timestamps in answers, and those that readers by the history got."""
     found: dict[str, list[Fact]] = defaultdict(list)
     for txn in history.all_txns:
         clock = history.clock_of(txn.scope or next((r.line.stream for r in txn.records), ""))
@@ -82,20 +83,20 @@ def questions(history: History) -> dict[str, list[Question]]:
 
 
 def is_after(later: Txn | Event, told: Operation) -> bool:
-    """Whether all its possible commits were asked after that answer."""
+    """Whether all its possible commits were requested after that answer."""
     if isinstance(later, Event):
         return later.asked_after(told)
     return all(told.ended_before(commit) for commit in later.candidates)
 
 
 def asked_at(later: Txn | Event) -> Iterator[str]:
-    """The evidence of its question."""
+    """The evidence: where it was requested."""
     for op in later.candidates if isinstance(later, Txn) else [later.op]:
         yield op.where
 
 
 def _judge_series(history: History, report: Report) -> None:
-    """Commits of a series' numbers rise in time."""
+    """Judge that the commits of a series are in the order of their numbers."""
     series: dict[tuple[str, str], dict[tuple[int, int], Txn]] = defaultdict(dict)
     for txn in history.txns.values():
         number = number_of(txn)
@@ -111,7 +112,7 @@ def _judge_series(history: History, report: Report) -> None:
 
 
 def number_of(txn: Txn) -> tuple[str, str, int] | None:
-    """Scope, series and number of a transaction if it is committed; None if that is uncertain."""
+    """The scope, series and number of a transaction's commit; None if they are uncertain, or it has no number."""
     found = {(op.asked.get("series"), op.asked.get("number")) for op in txn.candidates}
     if len(found) != 1:
         return None

@@ -1,4 +1,4 @@
-"""Judging a whole history: from the lines of its files to a report."""
+"""Judges a whole history: from the lines of its files to a report."""
 
 from __future__ import annotations
 
@@ -34,16 +34,12 @@ _JUDGES = (
 
 
 def judge(folder: Path) -> Report:
-    """The report on the history in a folder.
-
-    Raises:
-        BrokenHistory: the history can't be read, or contradicts the format.
-    """
+    """The report on the history in a folder. Raises: BrokenHistory (unreadable, or against the format)."""
     return judge_entries(read_folder(folder))
 
 
 def judge_entries(entries: Iterable[Entry]) -> Report:
-    """The report on a history in memory: file, line (from 1) and the parsed line. Raises as `judge`."""
+    """The report on a history in memory. Raises: as `judge`."""
     report = Report()
     operations = pair(entries)
     report.counts["operations"] = len(operations)

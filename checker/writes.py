@@ -1,4 +1,4 @@
-"""Judging the log: does it have each transaction whole, and no foreign event?"""
+"""Judges the log: does it have each committed transaction whole, and no other event?"""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from checker.report import Report
 
 @dataclass(slots=True)
 class Choice:
-    """The events of one commit. ``must``: these; ``may``: any of these, as it is not known which."""
+    """The events that one commit takes. ``must``: surely; ``may``: perhaps."""
 
     commit: Operation
     must: set[Event]
     may: set[Event]
 
     def misfit(self, present: set[Event], judged: set[Event]) -> int:
-        """How many events of the log contradict it. ``judged``: events that the log would show."""
+        """How many events of the log contradict it. ``judged``: events that the log would have."""
         return len((self.must & judged) - present) + len(present - self.must - self.may)
 
 
@@ -41,7 +41,7 @@ def judge_writes(history: History, report: Report) -> None:
 
 
 def judge_truncations(history: History, report: Report) -> None:
-    """``lost-write`` above what was truncated, ``undeleted`` below it: commit by commit."""
+    """``lost-write`` of a commit later than a truncation's time, ``undeleted`` of one up to it."""
     for stream, ops in history.truncations.items():
         report.counts["truncations"] += len(ops)
         asked = max(op.asked["until"] for op in ops)
@@ -71,7 +71,7 @@ def choices(txn: Txn) -> list[Choice]:
     done = [answer.op for answer in txn.answered("committed")]
     for commit in txn.candidates:
         if any(op is not commit and op.ended_before(commit) for op in done):
-            continue  # it was decided before
+            continue  # an earlier request had committed the transaction
         writers, own = commit.asked["writers"], commit.asked.get("own") or []
         name = ("", *sorted(own)) if writers is None else tuple(sorted(writers))
         if name not in found:
@@ -97,7 +97,7 @@ def _choice(txn: Txn, commit: Operation) -> Choice:
 
 
 def _takes(txn: Txn, commit: Operation, writer: str | None) -> tuple[bool | None, Operation]:
-    """Whether a commit takes a writer (None: unknown), and the operation that ends its events."""
+    """Whether a commit takes a writer (None: unknown), and the operation that ends the writer's events."""
     finish = txn.finishes.get(writer or "")
     end = finish if finish is not None and not commit.ended_before(finish) else commit
     names = commit.asked["writers"]
@@ -152,7 +152,7 @@ def _judge_txn(history: History, report: Report, txn: Txn) -> None:
 
 
 def _judge_own(report: Report, txn: Txn, commit: Operation, absent: set[Event]) -> None:
-    """A client that learns of the commit may forget its own writes, whichever commit took effect."""
+    """Judge that a client whose commit was answered lost none of its own writes, whichever commit took effect."""
     if not commit.ok or commit.result.get("replayed"):
         return
     own = commit.asked.get("own") or ()
@@ -165,7 +165,7 @@ def _judge_own(report: Report, txn: Txn, commit: Operation, absent: set[Event]) 
 
 
 def _check_counts(report: Report, txn: Txn, present: set[Event], judged: set[Event]) -> None:
-    """Answers about a commit have the right number of events."""
+    """Judge the numbers of events in answers about a commit."""
     if not judged.issuperset(txn.events):
         return
     for answer in txn.answered("committed"):
@@ -175,7 +175,7 @@ def _check_counts(report: Report, txn: Txn, present: set[Event], judged: set[Eve
 
 
 def _is_judged(history: History, txn: Txn, event: Event) -> bool:
-    """Whether the log would show it: it was read, and retention has deleted nothing of the transaction."""
+    """Whether the log would have the event: it was read, and retention has deleted nothing of the transaction."""
     if not history.is_whole(event.stream):
         return False
     if not history.is_due(event):
@@ -217,7 +217,6 @@ def _written(event: Event) -> tuple[str, int, int]:
 
 
 def _some(events: set[Event]) -> str:
-    """The names of a few events."""
     names = [str(event) for event in sorted(events, key=_written)[:3]]
     more = len(events) - len(names)
     return ", ".join(names) + (f" and {more} more" if more else "")

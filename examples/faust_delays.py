@@ -1,9 +1,9 @@
-"""Delays by carrier: an agent of Faust's on anabranch streams, exactly once.
+"""Delays by carrier: a Faust agent on anabranch streams, exactly once.
 
     anabranch stream create nyc/flights --segments 4; anabranch stream create nyc/delays --segments 2
     ANABRANCH_BOOTSTRAP=localhost:9092 faust -A examples.faust_delays worker
 
-Kill it whenever you like: each flight is in the totals once. `curl localhost:6066/metrics` for Prometheus.
+Kill it at any time: each flight is in the totals once. `curl localhost:6066/metrics` for Prometheus.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ totals = app.Table("totals", key_type=str, value_type=Delays, default=Delays)
 
 @app.agent(flights)
 async def count(stream: Any) -> None:
-    """The flight, the carrier's new total and the event that tells it: one commit has all three, or nothing."""
+    """Count a flight. One commit has the flight's position, the carrier's new total, and the event with it."""
     async for carrier, flight in stream.items():
         total = totals[carrier]
         total = totals[carrier] = Delays(total.flights + 1, total.minutes + flight.delay)

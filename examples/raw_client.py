@@ -113,7 +113,7 @@ class Commands:
         return cid
 
     def ask(self, partition: int, name: str, command: dict[str, Any]) -> Any:
-        """The answer as (name of its record, record). Sends again until there is one (section 11)."""
+        """The answer as (name of its record, record). Sends the command again until it is answered (section 11)."""
         deadline, cid = time.monotonic() + ANSWER_S, b""
         while time.monotonic() < deadline:
             cid = self.send(partition, name, command, cid)
@@ -156,7 +156,7 @@ class Transaction:
 
     @property
     def seen(self) -> int:
-        """What writers' receipts carry."""
+        """The time for writers' receipts: see `Commands.seen`."""
         return self._commands.seen
 
     def ask(self, command: str, /, **fields: Any) -> Any:
@@ -166,7 +166,7 @@ class Transaction:
         self._commands.send(self.partition, "Heartbeat", {"tokens": [self.token]})
 
     def commit(self, own: list[dict[str, Any]]) -> Any:
-        """The outcome. Never guesses: an unanswered commit is resolved, then sent again if need be."""
+        """The outcome. An unanswered commit is resolved, and sent again if the transaction has not ended."""
         command = {"token": self.token, "own": own, "receipts": None, "name": None, "validated": []}
         while True:
             try:
@@ -225,7 +225,7 @@ def position(key: bytes) -> int:
 
 
 def fingerprint(key: bytes) -> int:
-    """Section 16: what stands for a key in a lock, as a signed 64-bit number."""
+    """Section 16: the hash by which a lock names a key, as a signed 64-bit number."""
     crc = 0xFFFFFFFF  # CRC-32C: Castagnoli's polynomial, reflected
     for byte in key:
         crc ^= byte
@@ -276,7 +276,7 @@ class Writer:
         extent["end"] = max(offset + 1, extent.get("end", 0))
 
     def receipt(self) -> dict[str, Any]:
-        """The receipt, once all is acknowledged. A writer that lost a write gives none."""
+        """The receipt, once all writes are acknowledged. A writer that lost a write has no receipt."""
         if self._producer.flush(120) or self._failed:
             raise SystemExit(f"a write failed: {self._failed or 'no acknowledgement'}; begin again")
         extents = [{"stream": self._stream, "partition": p, **e} for p, e in self._extents.items()]
@@ -323,7 +323,7 @@ def read(bootstrap: str, stream: str) -> Iterator[dict[str, Any]]:
 
 
 class Tasks:
-    """Section 10, "Positions": tasks of a processor, taken, and where they stand."""
+    """Section 10, "Positions": takes tasks of a processor, and keeps their positions."""
 
     def __init__(self, commands: Commands, processor: str, wanted: list[int] | None) -> None:
         self._commands, self._processor = commands, processor
@@ -344,7 +344,7 @@ class Tasks:
         }
         take |= {"tasks": [*terms], "terms": [*terms.values()]}
         info = self._ask("TakeTasks", take)
-        while any(task["in_progress"] for task in info["tasks"]):  # decided before; merged soon
+        while any(task["in_progress"] for task in info["tasks"]):  # wait for commits under way
             time.sleep(0.1)
             info = self._ask("TakeTasks", take)
         self.inputs, self.count = info["inputs"], info["task_count"]
@@ -360,7 +360,7 @@ class Tasks:
         return self._commands.ask(self._control, name, command)[1]["processors"][0]
 
     def commit(self, number: int, at: int, timestamp: int, events: list[dict[str, Any]]) -> None:
-        """Write events, and move the tasks behind the record ``at`` of an input: both or neither."""
+        """Write events, and move the tasks to after the record ``at`` of an input: both or neither."""
         here = {"input": number, "record": at + 1, "timestamp": timestamp}
         alike: dict[int, list[int]] = {}
         for task, (record, _, _) in self.stands[number].items():
@@ -392,7 +392,7 @@ def task_of(message: Message, low: int, high: int, tasks: int) -> int:
 
 
 def process(bootstrap: str, tasks: Tasks, output: str, avro: Avro) -> int:
-    """Copy what the tasks have not consumed yet, in capitals; returns how many events."""
+    """Copy the events that the tasks have not consumed yet, in capitals; returns how many."""
     copied = 0
     for number, one in enumerate(tasks.inputs):
         history, log, stands = Log(bootstrap), Log(bootstrap), tasks.stands[number]
@@ -437,7 +437,9 @@ def events_of(log: Log, stream: str, record: Any) -> Iterator[tuple[int, Message
         left = part["count"]
         for message in log.span(stream.replace("/", "."), *where):
             headers: Any = dict(message.headers() or [])
-            if headers.get("ab.txn", bytes(16))[:16] == record["txn_id"]:  # else of somebody else
+            if (
+                headers.get("ab.txn", bytes(16))[:16] == record["txn_id"]
+            ):  # else it is not of this commit
                 left -= 1
                 yield index, message
         if left:
@@ -445,18 +447,18 @@ def events_of(log: Log, stream: str, record: Any) -> Iterator[tuple[int, Message
 
 
 class Table:
-    """Section 16: the versions of a table's rows, laid down by the COMMIT records of its history alone."""
+    """Section 16: the versions of a table's rows, by the COMMIT records of its history."""
 
     def __init__(self, bootstrap: str, table: str, avro: Avro) -> None:
         self._bootstrap, self._avro, self._table = bootstrap, avro, table
         self._history = table.replace("/", ".") + ".history"
         self._records, self._events, self._position = Log(bootstrap), Log(bootstrap), 0
-        self._versions: dict[bytes, list[tuple[int, bytes | None]]] = {}  # rising
-        self.last = 0  # of the newest record that is laid down
-        self.complete = 0  # with every commit up to this hybrid time
+        self._versions: dict[bytes, list[tuple[int, bytes | None]]] = {}  # by time
+        self.last = 0  # timestamp of the newest record that was read
+        self.complete = 0  # the hybrid time up to which it has every commit
 
     def reach(self, timestamp: int, last: int) -> None:
-        """Read on until the controller's word holds: ``last`` is the newest commit up to ``timestamp``."""
+        """Read until the table is complete through ``timestamp``. ``last``: its newest commit up to then."""
         deadline = time.monotonic() + ANSWER_S
         while self.last < last:
             if time.monotonic() > deadline:
@@ -478,9 +480,7 @@ class Table:
             for key, row in rows.items():  # a transaction has one version of a key: its last value
                 version = record["timestamp"], row if isinstance(row, bytes) else None
                 self._versions.setdefault(key, []).append(version)
-        if (
-            name == "CommitRecord" or not self.last
-        ):  # of a table without commits it is when it was made
+        if name == "CommitRecord" or not self.last:  # without commits: the time of the first epoch
             self.last = record["timestamp"]
 
     def get(self, key: bytes, at: int) -> bytes | None:
@@ -489,12 +489,12 @@ class Table:
         return seen[-1] if seen else None
 
     def is_newer(self, key: bytes, than: int) -> bool:
-        """Whether a key was written after a hybrid time, as far as is known here."""
+        """Whether a key was written after a hybrid time, by the records read so far."""
         return any(timestamp > than for timestamp, _ in self._versions.get(key, []))
 
 
 class Broken(Exception):
-    """Something that was read has changed since: nothing was written."""
+    """A row that was read has changed since: nothing was written."""
 
 
 class Bank:
@@ -507,7 +507,7 @@ class Bank:
         self.looked_again = self.begun_again = 0
 
     def transfer(self, payer: bytes, payee: bytes, amount: int) -> Any:
-        """The outcome. Begins again for as long as others change the two rows meanwhile."""
+        """The outcome. The transfer begins again whenever others change one of the two rows meanwhile."""
         while True:
             about = {"scope": self._scope, "at": None, "tables": [self._name]}
             safe = self._ask("SafeTime", about)[1]
@@ -529,13 +529,13 @@ class Bank:
             time.sleep(random.uniform(0.002, 0.02))
 
     def _commit(self, snapshot: int, rows: dict[bytes, int]) -> Any:
-        """The outcome of a one-shot that commits if the rows are still what they were at the snapshot."""
+        """The outcome of a one-shot that commits if the rows have not changed since the snapshot."""
         events = [one_event(self._name, key, b"%d" % held) for key, held in rows.items()]
         shot: dict[str, Any] = {"txn_id": new_id(self._control), "scope": self._scope, "name": None}
         shot |= {"events": events, "consumed": None}
         points = sorted(map(fingerprint, rows))
         while True:
-            # In this order: what is laid down after ``since`` is taken is seen by the look, too.
+            # In this order: `is_newer` also sees the records read after ``since`` was taken.
             since, last = self._table.complete, self._table.last
             if any(self._table.is_newer(key, snapshot) for key in rows):
                 raise Broken
@@ -548,13 +548,13 @@ class Bank:
             }
             try:
                 kind, answer = self._ask("OneShot", shot | {"locks": [locks]})
-            except TimeoutError:  # aborted from now on, unless it is committed
+            except TimeoutError:  # `Resolve` aborts it, unless it is committed
                 return self._ask(
                     "Resolve", {**{k: shot[k] for k in ("txn_id", "scope")}, "token": None}
                 )[1]
             if kind == "Outcome":
                 return answer
-            self.looked_again += 1  # nothing was logged
+            self.looked_again += 1  # the table lacked commits: the controller logged nothing
             self._table.reach(answer["timestamp"], answer["tables"][0]["last"])
 
     def _ask(self, name: str, command: dict[str, Any]) -> Any:
@@ -562,7 +562,7 @@ class Bank:
 
 
 def transfer_all(options: argparse.Namespace, commands: Commands) -> dict[str, Any]:
-    """So many transfers; what became of them."""
+    """Make the transfers, and return their outcomes."""
     payer, payee, amount = options.transfer
     table = Table(options.bootstrap, options.stream, commands.avro)
     bank = Bank(commands, table, options.stream)
@@ -610,7 +610,7 @@ def consumer_of(bootstrap: str, isolation: str) -> Consumer:
             "group.id": "unused",
             "enable.auto.commit": False,
             "enable.partition.eof": True,
-            "fetch.wait.max.ms": 20,  # what is last is often a marker, which no message shows
+            "fetch.wait.max.ms": 20,  # the last record is often a marker, which is no message
             "isolation.level": isolation,
             "auto.offset.reset": "earliest",
         }
@@ -618,7 +618,7 @@ def consumer_of(bootstrap: str, isolation: str) -> Consumer:
 
 
 def ends_of(bootstrap: str, topic: str) -> list[TopicPartition]:
-    """High watermarks, which lie also behind invisible records (section 12)."""
+    """The partitions' high watermarks, which count invisible records, too (section 12)."""
     consumer = consumer_of(bootstrap, "read_uncommitted")
     partitions = consumer.list_topics(topic, timeout=30).topics[topic].partitions
     if not partitions:
@@ -693,9 +693,9 @@ def main() -> None:
 
 
 def process_all(options: argparse.Namespace, commands: Commands) -> str:
-    """Make the processor if it has to be, take its tasks, and consume what there is."""
+    """Make the processor if inputs are given, take its tasks, and consume all present events."""
     if options.input:
-        # An input that names no topic id is not told from another stream that gets its name later.
+        # Without a topic id, a later stream of the same name would be taken for this input.
         begin = {"topic_id": "", "record": 0, "timestamp": 0}
         inputs = [{"stream": stream, **begin} for stream in options.input]
         about = {
@@ -728,7 +728,6 @@ def whole_transaction(options: argparse.Namespace, commands: Commands) -> Any:
 def write(
     options: argparse.Namespace, transaction: Transaction, beat_s: float | None = None
 ) -> dict[str, Any]:
-    """Write all rows and register the receipt."""
     writer = Writer(options.bootstrap, transaction, options.stream)
     last_beat = time.monotonic()
     for key, value in rows_of(options):

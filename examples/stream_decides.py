@@ -1,8 +1,8 @@
-"""The stream decides: the commit of a transaction ends the one that a database has prepared.
+"""The stream decides: the outcome of a transaction ends a transaction that a database has prepared.
 
-The other way round than the ledger (docs/ledger.md): PostgreSQL's `PREPARE TRANSACTION` holds the rows and their
-locks, and the transaction's id names both. `recover` asks for the outcome, and makes it final. The server needs
-`max_prepared_transactions` above 0.
+This is the reverse of the ledger (docs/ledger.md). PostgreSQL's `PREPARE TRANSACTION` keeps the rows and their
+locks, under the id of the anabranch transaction. `recover` asks for the outcome, and ends the prepared one alike.
+The server needs `max_prepared_transactions` above 0.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ import psycopg
 
 import anabranch
 
-FORMAT = 0x616E6162  # marks our own among the server's prepared transactions
+FORMAT = 0x616E6162  # marks ours among the server's prepared transactions
 
 
 @contextmanager
 def decided_by_stream(
     txn: anabranch.Transaction, connection: psycopg.Connection
 ) -> Iterator[psycopg.Cursor]:
-    """A cursor whose statements are committed if the transaction is. ``connection`` has begun nothing."""
-    txn.token()  # it gets an id
+    """A cursor whose statements are committed if the transaction is. ``connection`` has begun no transaction."""
+    txn.token()  # gives it an id
     name = (txn.txn_id or b"").hex()
     connection.tpc_begin(connection.xid(FORMAT, name, "anabranch"))
     try:
@@ -44,12 +44,12 @@ def decided_by_stream(
 
 
 def recover(client: anabranch.Client, connection: psycopg.Connection) -> int:
-    """End what dead processes left prepared in the database; returns how many wait for their transaction's end."""
+    """End the prepared transactions of dead processes; returns how many of these can't be ended yet."""
     waiting = 0
     for xid in connection.tpc_recover():
         if xid.format_id != FORMAT:
             continue
-        state = client.resolve(xid.gtrid).state  # an unknown one is aborted by this
+        state = client.resolve(xid.gtrid).state  # aborts it if the controller does not know it
         if state == "COMMITTED":
             connection.tpc_commit(xid)
         elif state == "ABORTED":

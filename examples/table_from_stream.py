@@ -1,9 +1,9 @@
-"""Exactly once into a table from a stream: the position is a row beside it, and moves in the same commit.
+"""From a stream into a database table, exactly once: the position is a row, too, and moves in the same commit.
 
     anabranch stream create shop/orders
     python -m examples.table_from_stream localhost:9092 shop/orders totals.db
 
-Kill it whenever you like, or run two: each transaction of the stream is in the table once, whole, in commit order.
+Kill it at any time, or run two: each transaction of the stream is in the table once, whole, in commit order.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def copy(
                 "update positions set at = ? where stream = ? and at = ?",
                 (committed.commit_timestamp, stream, at),
             )
-            if moved.rowcount != 1:  # another process copies it: begin where that one stands
+            if moved.rowcount != 1:  # another process copies it, too
                 database.rollback()
                 raise RuntimeError(f"another process copies {stream}")
             for event in committed.events:

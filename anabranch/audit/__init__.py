@@ -1,6 +1,6 @@
 """The audit: a check, on Spark, that the logs of a scope agree with each other (`docs/spark.md`, "Audit").
 
-Start in `run`, which asks for the ends of the topics, reads them in the right order, and calls all checks. `report`
+Start in `run`, which asks for the ends of the topics in the right order, reads them, and calls all checks. `report`
 has the table of checks (`CHECKS`): what each counts, what has to hold, what a breach concerns, and what to do about
 it.
 

@@ -68,7 +68,7 @@ def slim(records: DataFrame) -> DataFrame:
 
 
 def big_endian(number: Column) -> Column:
-    """A number as the 4 bytes that headers hold."""
+    """A number as the 4 bytes in headers."""
     return F.unhex(F.lpad(F.hex(number), 8, "0"))
 
 
@@ -198,7 +198,7 @@ def _check_unnamed(
 ) -> None:
     """Check events outside of all ranges by the state of their transactions."""
     last = F.broadcast(named.groupBy("stream").agg(F.max("until").alias("last")))
-    # Part of a recent staged merge, or committed after the history was read.
+    # The event is of a staged merge that has not ended, or was committed after the history was read.
     under_way = (
         "not is_named and (state = 'FINALIZE_IN_PROGRESS'"
         " or state = 'COMMITTED' and timestamp > coalesce(last, 0))"

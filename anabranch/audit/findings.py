@@ -1,4 +1,4 @@
-"""The findings of checks: uniform rows, which Spark counts and samples."""
+"""The findings of checks: rows of one form, which Spark counts, and of which it takes examples."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _COLUMNS = ("check", "stream", "transaction", "partition", "offset", "expected",
 
 
 class Rule(NamedTuple):
-    """A way to break a check of `CHECKS`. ``wrong``: SQL over a row; null means that it holds.
+    """A way to break a check of `CHECKS`. ``wrong``: SQL that is true of a wrong row; null: the row is right.
 
     ``expected`` and ``found`` are texts, in which ``{SQL}`` is a value of the row.
     """
@@ -52,13 +52,10 @@ def shown(txn_id: Column) -> Column:
 
 
 def hex_of(data: bytes) -> str:
-    """Bytes as a literal in SQL."""
     return f"X'{data.hex()}'"
 
 
 class Findings:
-    """Gathers the findings of all checks."""
-
     def __init__(self) -> None:
         self._breaches: list[DataFrame] = []
         self._counts: list[DataFrame] = []
@@ -68,8 +65,8 @@ class Findings:
     def keep(self, rows: DataFrame) -> DataFrame:
         """Compute these rows now, and only once, since several checks use them.
 
-        A second computation could see a log that has grown. So if executors with the rows are lost, the audit
-        fails, unless the session has a checkpoint directory. Plans also stay small.
+        A second computation could see a longer log. So if executors with the rows are lost, the audit fails, unless
+        the session has a checkpoint directory. Plans also stay small.
         """
         if rows.sparkSession.sparkContext.getCheckpointDir() is not None:
             return rows.checkpoint()
@@ -85,7 +82,7 @@ class Findings:
         partition: str = "partition",
         offset: str = "offset",
     ) -> None:
-        """Check all rules against each row in one pass. The SQL of the other arguments is where a breach is."""
+        """Check all rules against each row in one pass. The other arguments are SQL for the place of a breach."""
         broken = [
             F.when(
                 F.expr(rule.wrong),
@@ -132,16 +129,16 @@ class Findings:
         self._counts.append(counts.select(F.inline("counts")))
 
     def examined(self, name: str) -> int:
-        """How many things a check examined. Call it after `checks`."""
+        """How many rows a check examined. Call it after `checks`."""
         return self._examined[name][0]
 
     def add(self, name: str, examined: int, unchecked: int = 0) -> None:
-        """Add to the number of examined things."""
+        """Add to a check's numbers of examined rows, and of rows that it could not check."""
         before = self._examined[name]
         self._examined[name] = before[0] + examined, before[1] + unchecked
 
     def checks(self) -> tuple[Check, ...]:
-        """All checks. This call runs Spark's jobs."""
+        """The results of all checks. This call runs Spark's jobs."""
         for row in reduce(DataFrame.unionByName, self._counts).collect():
             self.add(row["check"], row["examined"], row["unchecked"])
         rows = self.keep(reduce(DataFrame.unionByName, self._breaches))

@@ -20,9 +20,9 @@ _NUMBER = (1 << 32) - 1
 
 
 class Extent(NamedTuple):
-    """The part of a stream's history that still exists. ``floor``: partition -> the offset below which it has no
-    events; empty if it has the very first. ``vector``: of the last record. ``since``: the timestamp of the first
-    record. ``cut``: whether earlier records were deleted."""
+    """The part of a stream's history that still exists. ``floor``: partition -> offset below which it names no
+    events; empty if it has the stream's first record. ``vector``: of the last record. ``since``: the first record's
+    timestamp. ``cut``: whether earlier records were deleted."""
 
     vector: Mapping[int, int]
     floor: Mapping[int, int]
@@ -31,7 +31,6 @@ class Extent(NamedTuple):
 
 
 def extents(history: DataFrame) -> dict[str, Extent]:
-    """The extent of each stream with history records."""
     records = history.where(F.col("kind") != FOREIGN)
     whole = F.when(F.col("vector_at") == OWN, F.col("offset"))
     rows = records.groupBy("stream").agg(
@@ -119,7 +118,7 @@ def check_records(history: DataFrame, starts: Mapping[str, int], findings: Findi
 
 
 def _chained(history: DataFrame, starts: Mapping[str, int]) -> DataFrame:
-    """The valid records, each with what it says and what is true of the records before it."""
+    """The valid records, each with what it says about the records before it, and what is true of them."""
     order = Window.partitionBy("stream").orderBy("offset")
     earlier = order.rowsBetween(Window.unboundedPreceding, -1)
     is_whole = F.col("vector_at") == OWN
@@ -208,7 +207,7 @@ def check_ranges(sound: DataFrame, ranges: DataFrame, findings: Findings) -> Non
     following = ranges.withColumns(
         {
             "before": F.lag("end").over(order),
-            # Before the first EPOCH record of a truncated history.
+            # The range is before the first EPOCH record of a truncated history.
             "untold": F.expr("cut and active is null"),
         }
     )
@@ -261,7 +260,7 @@ def check_epochs(sound: DataFrame, findings: Findings) -> None:
 
 
 class _Epochs:
-    """Rules E1, E3 and E7 of docs/inside/epochs.md, and the segments' ends in EPOCH records."""
+    """Checks a stream's EPOCH records: rules E1, E3 and E7 of docs/inside/epochs.md, and the segments' ends."""
 
     def __init__(self, stream: str, findings: Findings) -> None:
         self._stream = stream
@@ -275,7 +274,6 @@ class _Epochs:
         self.unchecked = 0
 
     def take(self, record: Any) -> None:
-        """Check the next record."""
         self.seen += 1
         segments = {s["id"]: _Layout(*s) for s in record["layout"]}
         epoch, reference = record["epoch"], record["reference"]

@@ -1,7 +1,7 @@
 """Checks of streams against receipts and journals: a stream has the events of the writers, in their order.
 
-A commit takes a writer's first records in a journal partition, as many as its receipt covers. This receipt may be
-older than the newest registered one; then the journal has to agree with both.
+From a journal partition, a commit takes as many of a writer's records, the first ones, as its receipt covers. This
+receipt may be older than the newest registered one; then the journal has to agree with both.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ _NUMBER = (1 << 32) - 1
 
 
 class Evidence(NamedTuple):
-    """The tables to compare. ``matched``: the transactions (`status.match`). ``layouts``: as of
-    `history.layouts_of`.
+    """The tables to compare. ``matched``: as of `status.match`. ``layouts``: as of `history.layouts_of`.
 
     ``lows``: stream, source; low, the first remaining offset; since, the time up to which receipts are of a deleted
     stream of the same name.
@@ -66,7 +65,7 @@ def check_writers(evidence: Evidence, findings: Findings) -> None:
 
 
 def _taken(placed: DataFrame, sources: DataFrame, whole: DataFrame) -> DataFrame:
-    """The writers' events, each with its journal partition and its rank there."""
+    """The writers' events, each with its journal partition and its rank among the writer's events from there."""
     order = Window.partitionBy(*KEY).orderBy("partition", "offset")
     return (
         placed.where(
@@ -194,7 +193,7 @@ def _sums_of_journal(written: DataFrame) -> DataFrame:
 
 
 def _compared(groups: DataFrame) -> DataFrame:
-    """The results for each group: for the journal's sums, which are equal without evidence, and of the receipt."""
+    """Each group, with what holds of it. Without evidence in the journal, content and order hold."""
     same = "not (has_evidence and not (n = coalesce(j_n, 0) and {0}_low <=> j_{0}_low and {0}_high <=> j_{0}_high))"
     return (
         groups.withColumn("has_evidence", F.expr("n > 0 and covered"))
@@ -204,7 +203,7 @@ def _compared(groups: DataFrame) -> DataFrame:
                 "order_holds": F.expr(same.format("order")),
                 "exact": F.expr("n = due and crc = due_crc"),
                 "less": F.expr("n < due and fits"),
-                # The journal has what the receipt says.
+                # The journal has the records that the receipt covers.
                 "borne_out": F.expr(
                     "coalesce(j_due, 0) = due and coalesce(j_due_crc, 0) = due_crc"
                 ),
@@ -263,7 +262,7 @@ _PLAIN_RULES = (
 def _differences(
     taken: DataFrame, prefix: DataFrame, broken: DataFrame, findings: Findings
 ) -> None:
-    """Find the differing events where the sums differ."""
+    """Find the differing events of groups whose sums differ."""
     same = Window.partitionBy(*KEY, "digest").orderBy("offset")
 
     def numbered(rows: DataFrame) -> DataFrame:

@@ -1,4 +1,4 @@
-"""Compiled code that turns big batches into columns, written only from docs/protocol.md and KIP-98.
+"""Compiled code that turns big batches into columns, by docs/protocol.md and KIP-98 alone.
 
 `anabranch.audit.log` does the same for small batches in plain Python; a test compares the two.
 """
@@ -22,7 +22,7 @@ KEY, VALUE, HEADERS, TXN = range(4)
 _WRITE, _PLAIN, _OP, _BAD = range(4)  # as `anabranch.audit.log` has them
 _TXN_SIZE = 28
 _VARINT_BYTES = 10
-# Beyond its name and value a header takes at least two bytes, and nine in our form.
+# Besides name and value, a header has at least two bytes in a batch, and nine in `walk`'s form.
 HEADER_ROOM = 5
 
 
@@ -64,10 +64,10 @@ def walk(
     headers: Bytes,
     txns: Bytes,
 ) -> int:
-    """Take the records with offsets in [first, end). Returns how many, or MALFORMED.
+    """Write the records with offsets in [first, end) to the arrays. Returns how many, or MALFORMED.
 
-    ``numbers``: offset, timestamp, kind of each. ``ends``, ``flags``: for key, value, headers, ab.txn: its end
-    in its bytes, and whether it is there. ``txns`` has room for every ab.txn.
+    ``numbers``: offset, timestamp and kind of each. ``ends``, ``flags``: for each key, value, headers and ab.txn,
+    its end in ``keys``, ``values``, ``headers`` or ``txns``, and whether it is there.
     """
     at = 0
     row = 0

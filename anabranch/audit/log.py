@@ -1,4 +1,4 @@
-"""Spark's tasks read topics raw, by ranges of offsets, into plain columns.
+"""Reads topics in Spark's tasks, by ranges of offsets, into columns of the records' raw contents.
 
 Nothing is checked here. Only the fetching and splitting of record batches is shared with the controllers.
 """
@@ -26,12 +26,12 @@ from anabranch.kafka.log import KafkaLog
 from anabranch.ports import CorruptBatch, OffsetOutOfRange, RawBatch, TopicPartition
 from anabranch.spark.options import Connection
 
-SPAN_OFFSETS = 1 << 20  # of one task
+SPAN_OFFSETS = 1 << 20  # of one task, about
 Longs = NDArray[np.int64]
 Bytes = NDArray[np.uint8]
 
 TASKS_A_CORE = 2  # at least, so that a slow task delays little
-_SMALL = 256  # records of a batch for which compiled code is not worth loading
+_SMALL = 256  # the most records of a batch that plain Python reads
 _ROWS = 1 << 14  # of one Arrow batch
 _FETCH_BYTES = 8 << 20
 _FETCH_WAIT_S = 0.5
@@ -54,7 +54,7 @@ _OWN = RECORDS.names[2:]  # the columns that the partition does not give
 
 
 class Span(NamedTuple):
-    """Offsets of a partition, for one task. ``stream``: the label of its rows."""
+    """Offsets of a partition, for one task. ``stream``: the value of its rows' column ``stream``."""
 
     stream: str
     topic: str
@@ -82,7 +82,7 @@ def cut(span: Span, size: int = SPAN_OFFSETS) -> Iterator[Span]:
 def share(spans: Sequence[Span], least: int) -> tuple[tuple[Span, ...], ...]:
     """The spans of each task, about `SPAN_OFFSETS` offsets; small ones share a task.
 
-    ``least``: the least number of tasks, if there are as many spans.
+    ``least``: the least number of tasks, if there are this many spans.
     """
     total = sum(span.end - span.first for span in spans)
     count = min(len(spans), max(least, -(-total // SPAN_OFFSETS)))
@@ -102,7 +102,7 @@ def read_spans(
     read: Reading,
     schema: pa.Schema,
 ) -> DataFrame:
-    """The rows of all spans, read in tasks through ``read``, a function of a module."""
+    """The rows of all spans, read in tasks by ``read``, a function of a module (Spark pickles it)."""
     if not spans:
         return spark.createDataFrame([], from_arrow_schema(schema))
     shares = share(spans, TASKS_A_CORE * spark.sparkContext.defaultParallelism)
@@ -115,14 +115,14 @@ def in_arrow(
     task: Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]],
     schema: pa.Schema,
 ) -> DataFrame:
-    """``mapInArrow`` without PySpark's warning about pandas, which it does not use."""
+    """``mapInArrow`` without PySpark's warning about pandas, which this does not use."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas")
         return rows.mapInArrow(task, from_arrow_schema(schema))
 
 
 def read_records(spark: SparkSession, connection: Connection, spans: Sequence[Span]) -> DataFrame:
-    """Events, or journal records (`RECORDS`)."""
+    """Events or journal records, with the columns `RECORDS`."""
     cuts = [piece for span in spans for piece in cut(span)]
     return read_spans(spark, connection, cuts, _record_batches, RECORDS)
 
@@ -130,8 +130,7 @@ def read_records(spark: SparkSession, connection: Connection, spans: Sequence[Sp
 def batches_of(log: KafkaLog, span: Span, timeout: float) -> Iterator[RawBatch]:
     """The batches with offsets of a span. Batches deleted meanwhile are skipped.
 
-    Raises:
-        DeadlineExceeded: nothing came for ``timeout`` seconds.
+    Raises: DeadlineExceeded (nothing came for ``timeout`` seconds).
     """
     tp = TopicPartition(span.topic, span.partition)
     at = span.first
@@ -160,7 +159,7 @@ def batches_of(log: KafkaLog, span: Span, timeout: float) -> Iterator[RawBatch]:
 
 
 def records_of(span: Span, batches: Iterable[RawBatch]) -> Iterator[Record]:
-    """The records of a span, in order. `CorruptBatch` for an unreadable one."""
+    """The records of a span, in order. Raises: CorruptBatch."""
     for batch in batches:
         for record in decode_records(batch.data):
             if span.first <= record.offset < span.end:
@@ -184,7 +183,6 @@ def _read_task(
 
 
 def in_batches(rows: Iterable[dict[str, Any]], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Rows as Arrow batches."""
     taken: list[dict[str, Any]] = []
     for row in rows:
         taken.append(row)
@@ -288,7 +286,7 @@ def _binary(ends: Longs, flags: Bytes, data: Bytes) -> pa.Array:
 
 
 def _judge(headers: Sequence[tuple[str, bytes | None]]) -> tuple[int, bytes, bytes | None]:
-    """(kind, the user's headers in one piece, value of ab.txn). By docs/protocol.md, sections 8 and 14."""
+    """(kind, the user's headers as bytes, value of ab.txn), by docs/protocol.md, sections 8 and 14."""
     own = bytearray()
     txn: bytes | None = None
     ours = ops = 0

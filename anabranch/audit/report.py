@@ -1,4 +1,4 @@
-"""An audit's report: the table of all checks, how much each examined, and examples of breaches."""
+"""An audit's report: the table of all checks, the number of rows that each examined, and examples of breaches."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class Example:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One check (`Kind`). ``unchecked``: things whose evidence is missing; they do not count as passed."""
+    """The result of a check (`Kind`). ``unchecked``: rows without enough evidence; they don't count as passed."""
 
     name: str
     what: str
@@ -107,7 +107,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """A partition's events below offset ``low`` are gone; ``events``: of the ranges that begin there."""
+    """A partition's events below offset ``low`` are gone. ``events``: how many the ranges that begin there had."""
 
     stream: str
     partition: int
@@ -117,9 +117,9 @@ class Gone:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """Prepared transactions. ``by``: the SHA-256 of the secret that ends them, hexadecimal; empty: without one.
+    """Prepared transactions. ``by``: the SHA-256 of the secret that ends them, hexadecimal; empty: no secret.
 
-    ``since_ms``: Unix milliseconds, when the oldest was prepared.
+    ``since_ms``: when the oldest was prepared, in Unix milliseconds.
     """
 
     by: str
@@ -129,7 +129,7 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class AuditReport:
-    """The report. ``at``: status and history agree up to this hybrid time. ``gone``: deleted events.
+    """The report. ``at``: the hybrid time up to which status and history were compared. ``gone``: deleted events.
 
     ``prepared``: of the whole control partition, with any streams.
     """
@@ -145,15 +145,12 @@ class AuditReport:
 
     @property
     def breaches(self) -> int:
-        """Breaches of all checks together."""
         return sum(check.breaches for check in self.checks)
 
     def check(self, name: str) -> Check:
-        """One check by its name."""
         return next(check for check in self.checks if check.name == name)
 
     def document(self) -> dict[str, Any]:
-        """The report as JSON."""
         return asdict(self) | {"at_text": hybrid_time.to_text(self.at), "breaches": self.breaches}
 
     def to_json(self) -> str:
@@ -164,8 +161,7 @@ class AuditReport:
 def moment_of(text: str | None) -> int | None:
     """A hybrid time from a number, or from a time in ISO 8601 (without a zone: UTC). None stays None.
 
-    Raises:
-        InvalidArgument: the text is neither.
+    Raises: InvalidArgument (the text is neither).
     """
     if text is None:
         return None

@@ -1,11 +1,11 @@
-"""The audit: a proof from the log that streams hold what was committed, once, in order, complete, and no more.
+"""The audit: a proof from the logs that streams have what was committed, once, in order, complete, and no more.
 
-Tasks read status, history, journals and streams raw, in parallel by offset ranges, and compare them
-(`docs/spark.md`). The driver only asks for the ends of topics and walks the EPOCH records.
+Spark's tasks read the records of status, histories, journals and streams, in parallel by offset ranges, and compare
+them. The driver only asks for the ends of topics, and checks the EPOCH records.
 
-The order of the questions lets a running system be audited: first the status log's hybrid time, then the ends of
-the streams, of their histories, of the journals, and of the status log. So each event read has its record in the
-history read, and each commit up to that hybrid time is in all logs.
+Ends are asked for in an order that lets a running system be audited: first the status log's hybrid time, then the
+ends of the streams, of their histories, of the journals, and of the status log. So each event that it reads has its
+record in the history that it reads, and each commit up to that hybrid time is in all logs.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _POLL_S = 0.05
 # counted like checks
 EVENTS = "events"
 COMMITS = "commits"
-# No log has how far the journals' plain writes were committed at a past moment.
+# No log says how far the journals' plain writes were committed at a past moment.
 PLAIN_NOTE = "As of a moment that is given, plain writes are not compared with the journals."
 
 
@@ -61,9 +61,9 @@ def audit(
 
     Raises:
         InvalidArgument: no stream, or scopes of several control partitions.
-            UnknownScope, UnknownStream: the scope or stream does not exist.
-            NotReady: a broker lags: it does not show all partitions of a stream.
-            DeadlineExceeded: a partition gives nothing for as long as the connection's timeout.
+        UnknownScope, UnknownStream: the scope or stream does not exist.
+        NotReady: a broker lags: it does not show all partitions of a stream.
+        DeadlineExceeded: a partition returned nothing during the connection's timeout.
     """
     if not names:
         raise InvalidArgument("no stream to audit")
@@ -75,7 +75,7 @@ def audit(
 
 
 class _Ends(NamedTuple):
-    """The ends for reading. ``status_before``: the status log's end when the first of the others was taken."""
+    """The end offsets up to which topics are read. ``status_before``: the status log's end before all others."""
 
     streams: Mapping[TopicPartition, int]
     histories: Mapping[TopicPartition, int]
@@ -85,7 +85,7 @@ class _Ends(NamedTuple):
 
 
 class _Known(NamedTuple):
-    """The status log's facts about journals: low waters, and how far plain writes are committed."""
+    """Facts of the status log. ``low``: the journals' low waters. ``plain``: how far plain writes are committed."""
 
     expired_ms: int
     low: Mapping[tuple[str, int], int]
@@ -93,8 +93,6 @@ class _Known(NamedTuple):
 
 
 class _Audit:
-    """One audit."""
-
     def __init__(
         self, spark: SparkSession, connection: Connection, log: KafkaLog, at: int | None
     ) -> None:
@@ -116,7 +114,7 @@ class _Audit:
         at = there.hybrid_time if self._at is None else min(self._at, there.hybrid_time)
 
         history = self._history(streams, ends.histories)
-        # A transaction may have written to them, too; only with them its count can be judged.
+        # A transaction may have written to these, too: its count of events needs them.
         elsewhere = self._history(others, ends_of_others) if others else history.limit(0)
         extents = history_of.extents(history)
         begins = self._history_starts(streams)
@@ -200,7 +198,7 @@ class _Audit:
         )
 
     def _visible(self, places: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
-        """The offsets up to which events are visible, once everything written so far is.
+        """Wait until everything written so far is visible, and return the offsets up to which events are.
 
         A native transaction becomes visible partition by partition, and its status rows may be the first.
         """
@@ -268,7 +266,7 @@ class _Audit:
         begins: Mapping[str, int],
         ranges: DataFrame,
     ) -> tuple[DataFrame, DataFrame]:
-        """(where each partition's events begin and end, the events with their ranges)."""
+        """(first offset and end of each partition's events, the events with their ranges)."""
         until = dict(ends.streams)
         of = {stream_topic(stream): stream for stream in begins}
         if self._at is not None:
@@ -276,12 +274,12 @@ class _Audit:
                 vector = extents[of[tp.topic]].vector if of[tp.topic] in extents else {}
                 until[tp] = min(until[tp], vector.get(tp.partition, 0))
         events = self._records(list(begins), stream_topic, until, committed=True)
-        # After the reading: retention may have taken unread events meanwhile.
+        # Asked after the reading: retention may have removed unread events meanwhile.
         starts = self._log.start_offsets(until)
         rows = []
         for tp, end in until.items():
             stream = of[tp.topic]
-            floor = end if begins[stream] else 0  # all of its history was deleted
+            floor = end if begins[stream] else 0  # `end`: all of its history was deleted
             if stream in extents:
                 floor = extents[stream].floor.get(tp.partition, 0)
             rows.append((stream, tp.partition, max(starts[tp], floor), end))
@@ -338,7 +336,7 @@ def _named(sound: DataFrame) -> DataFrame:
 
 
 def _known(status: DataFrame, streams: Sequence[str]) -> _Known:
-    """The few status rows that are not about a transaction."""
+    """The facts in the few status rows that are not about a transaction."""
     rows = status.where(
         (F.col("entry") == Entry.ROUND)
         | F.col("entry").isin(Entry.LOW_WATER, Entry.PLAIN) & F.col("stream").isin(*streams)
@@ -355,7 +353,7 @@ def _known(status: DataFrame, streams: Sequence[str]) -> _Known:
 def _cuts(
     extents: Mapping[str, Extent], begins: Mapping[str, int], there: Scopes
 ) -> dict[str, int]:
-    """Streams whose histories may lack records, and up to which commit timestamp: cut, deleted or LOST ones."""
+    """Stream -> commit timestamp up to which its history may lack records: truncated, deleted or LOST ones."""
     cuts = {s: each.since for s, each in extents.items() if each.cut or s in there.again}
     unread = [s for s, at in begins.items() if (at or s in there.again) and s not in extents]
     return cuts | dict.fromkeys(unread, MAX) | there.gone
@@ -382,7 +380,7 @@ def _chosen(names: Sequence[str], known: Sequence[str]) -> tuple[str, ...]:
 
 
 def _with_fate(ranges: DataFrame, places: DataFrame) -> DataFrame:
-    """Ranges to be read; ``gone``: retention, or a cut of the history, took some of them."""
+    """The ranges up to the ends. ``gone``: whether retention, or truncation of the history, removed some of it."""
     return (
         ranges.join(places, ["stream", "partition"], "left")
         .where(F.col("until").isNull() | (F.col("end") <= F.col("until")))
@@ -391,7 +389,7 @@ def _with_fate(ranges: DataFrame, places: DataFrame) -> DataFrame:
 
 
 def _gone(ranges: DataFrame) -> tuple[Gone, ...]:
-    """The events of each partition that are out of reach."""
+    """The removed events of each partition."""
     places = ranges.where("gone").groupBy("stream", "partition")
     found = places.agg(F.max("floor").alias("low"), F.sum("count").alias("events"))
     rows = found.orderBy("stream", "partition").collect()

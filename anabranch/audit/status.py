@@ -32,7 +32,7 @@ def commits_of(ranges: DataFrame) -> DataFrame:
 
 
 def counts_of(history: DataFrame) -> DataFrame:
-    """How many events streams have of each transaction, by their histories: txn_id, there."""
+    """How many events of each transaction streams have, by their histories: txn_id, there."""
     commits = history.where((F.col("kind") == COMMIT) & F.col("txn_id").isNotNull())
     parts = commits.select("txn_id", F.inline("segments"))
     return parts.groupBy("txn_id").agg(F.sum("count").alias("there"))
@@ -41,7 +41,7 @@ def counts_of(history: DataFrame) -> DataFrame:
 class Asked(NamedTuple):
     """The subject of an audit: scopes, and their streams. ``moment``: all commits up to it are in both logs.
 
-    ``cuts``: streams whose histories may lack COMMIT records up to these timestamps.
+    ``cuts``: stream -> the timestamp up to which its history may lack COMMIT records.
     """
 
     scopes: Sequence[str]
@@ -51,7 +51,7 @@ class Asked(NamedTuple):
 
 
 def match(status: DataFrame, commits: DataFrame, elsewhere: DataFrame, asked: Asked) -> DataFrame:
-    """Transactions as both logs know them, one row each: those of the scopes, and those in the streams.
+    """Transactions as both logs have them, one row each: those of the scopes, and those in the streams.
 
     ``elsewhere``: as of `counts_of`, for all other streams of the control partition.
     """
@@ -83,7 +83,7 @@ def match(status: DataFrame, commits: DataFrame, elsewhere: DataFrame, asked: As
                 "has_row": F.col("state").isNotNull(),
                 "has_commit": F.col("told").isNotNull(),
                 "told": F.coalesce("told", F.lit(0)) + F.coalesce("there", F.lit(0)),
-                # One-shots have no participants: any stream may have been theirs.
+                # One-shots have no rows of participants: they may have written to any stream.
                 "may_be_cut": F.col("timestamp")
                 <= F.coalesce(F.col("cut"), F.lit(max(cuts.values(), default=-1))),
                 "decided": F.coalesce(F.col("committed_by"), F.col("timestamp")) <= F.lit(moment),
@@ -131,8 +131,8 @@ _MADE_MS = "cast(conv(hex(substring(txn_id, 3, 6)), 16, 10) as long)"
 
 
 def check_status(matched: DataFrame, expired_ms: int, findings: Findings) -> None:
-    """Check states, times and counts. ``expired_ms``: older transactions (by id) may be forgotten."""
-    # A one-shot that moves positions leaves no row: the rows of its tasks are its outcome.
+    """Check states, times and counts. ``expired_ms``: transactions begun before may have no row any more."""
+    # A one-shot that moves positions has no row: the rows of its tasks are its outcome.
     forgotten = f"({_MADE_MS} >= {MARK_MS} or {_MADE_MS} <= {expired_ms})"
     judged = matched.withColumns(
         {
@@ -169,7 +169,10 @@ _LEDGER_RULES = (
 
 
 def check_ledger(status: DataFrame, rows: DataFrame, expired_ms: int, findings: Findings) -> None:
-    """Compare a ledger's rows, read before the status log: txn_id, outcome. Older ones may be forgotten."""
+    """Compare a ledger's rows (txn_id, outcome), which were read before the status log, with the status log.
+
+    ``expired_ms``: as of `check_status`.
+    """
     states = status.where(F.col("entry") == Entry.TXN).select("txn_id", "state")
     waits = (
         f"state = 'unknown' and {_MADE_MS} <= {expired_ms}"

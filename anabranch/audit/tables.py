@@ -1,4 +1,4 @@
-"""History and status log as tables: a row for each history record, and for the newest of each status key."""
+"""History and status log as tables: a row for each history record, and for the newest record of each status key."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ from anabranch.topics.names import status_topic
 
 EPOCH, COMMIT, FOREIGN = range(3)
 _TAIL_OFFSETS = 64
-# Commit timestamps may be ahead of Kafka's, as after a clock that was set back.
+# How far commit timestamps may be ahead of Kafka's, as after a clock was set back.
 _CLOCKS_MS = 3_600_000
 
 _LISTS = {
@@ -57,7 +57,7 @@ _LISTS = {
     "sealed": "id int64, end int64",
     "vector": "partition int32, offset int64",
 }
-# ``vector``: the record's ends: of all partitions where ``vector_at`` is -1, else of those that it moved.
+# ``vector``: the record's ends: of all partitions if ``vector_at`` is -1, else of those that it moved.
 HISTORY = pa.schema(
     [
         *columns(
@@ -127,8 +127,9 @@ def _history_rows(span: Span, batches: Iterable[RawBatch]) -> Iterator[dict[str,
 # -- status ----------------------------------------------------------------------------------------------
 
 _RAW = columns("partition int32, offset int64, key binary, value binary, written int64")
-# A receipt's extents are rows of their own; their ``timestamp`` is what its writer had seen. ``offset``: of low
-# waters and plain writes. A PREPARED row's ``writer`` is its secret's hash, its ``timestamp`` Unix milliseconds.
+# Each extent of a receipt is a row, with the highest time that its writer had seen as ``timestamp``. ``offset``: of
+# low waters and plain writes. A PREPARED row has its secret's hash as ``writer``, and Unix milliseconds as
+# ``timestamp``.
 STATUS = columns(
     "entry int32, txn_id binary, scope string, state string, timestamp int64, committed int64, "
     "expired_ms int64, stream string, reference int32, writer binary, partition int32, "
@@ -219,7 +220,7 @@ def _status_rows(key: bytes, value: bytes) -> Iterator[dict[str, Any]]:
     try:
         row = decode(value)
     except AnabranchError:
-        return  # as if absent: a check that needs the row reports a breach
+        return  # a check that needs the row reports a breach
     common: dict[str, Any] = {"entry": entry, "txn_id": key[:16]}
     if isinstance(row, TxnRow):
         yield common | {
@@ -249,8 +250,8 @@ def _status_rows(key: bytes, value: bytes) -> Iterator[dict[str, Any]]:
 class Scopes(NamedTuple):
     """Scopes: their control partition, its streams, and a time up to which all its commits are on the log.
 
-    ``gone``: LOST and deleted streams, and up to which commit timestamp there may have been events.
-    ``again``: streams that were deleted, and made again. ``partitions``: of each stream, at least.
+    ``gone``: LOST or deleted stream -> the commit timestamp up to which it may have had events. ``again``: streams
+    that were deleted, and created again. ``partitions``: of each stream, at least.
     """
 
     control_partition: int
@@ -266,10 +267,7 @@ def find_scopes(
 ) -> Scopes:
     """The status log's rows of some scopes.
 
-    Raises:
-        UnknownScope: one of them does not exist.
-            InvalidArgument: they are on several control partitions.
-            NotReady: there is no status log.
+    Raises: UnknownScope, InvalidArgument (they are on several control partitions), NotReady (no status log).
     """
     topic = status_topic(connection.prefix)
     found = log.describe_topics([topic]).get(topic)
@@ -277,7 +275,7 @@ def find_scopes(
         raise NotReady(
             f"there is no topic {topic}: is the prefix right, and was there a controller?"
         )
-    # Times first: so the list has each stream with a commit up to them.
+    # Times are read first: so the list has each stream with a commit up to them.
     times = [_hybrid_time(connection, log, p) for p in range(found.partitions)]
     rows = _newest_rows(spark, connection, log, DIRECTORY)
     unknown = [scope for scope in scopes if scope_key(scope) not in rows]
@@ -295,7 +293,7 @@ def find_scopes(
 
 
 def scopes_of(control_partition: int, now: int, rows: Iterable[tuple[bytes, int]]) -> Scopes:
-    """The scopes by rows, and when these were written (Unix milliseconds)."""
+    """The scopes in rows, which come with the time when they were written (Unix milliseconds)."""
     decoded = [(decode(value), written) for value, written in rows]
     found = {row.stream: row for row, _ in decoded if isinstance(row, StreamRow)}
     states = {stream: row.state for stream, row in found.items()}

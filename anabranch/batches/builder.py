@@ -39,7 +39,7 @@ def _size(size: int) -> bytes:
 
 
 class _LastBody(threading.local):
-    """The batch that was unpacked last. Its runs are usually copied one after the other."""
+    """The batch that this thread unpacked last, as its runs are usually copied one after the other."""
 
     def __init__(self) -> None:
         self.data: object = None
@@ -53,7 +53,7 @@ _last = _LastBody()
 
 
 class Mark(NamedTuple):
-    """A builder's state at some time."""
+    """A builder's state, to return to."""
 
     size: int
     records: int
@@ -76,7 +76,6 @@ class BatchBuilder:
 
     @property
     def count(self) -> int:
-        """The number of records."""
         return self._count
 
     @property
@@ -96,12 +95,10 @@ class BatchBuilder:
     def add(
         self, key: bytes | None, value: bytes | None, headers: Headers, timestamp_ms: int
     ) -> None:
-        """Add one record."""
         self.add_all(((key, value, headers, timestamp_ms),))
 
     def add_all(self, rows: Iterable[Row], limit: int = sys.maxsize) -> int:
-        """Add records until `size_estimate` reaches ``limit``, taking no more from an iterator. Returns their
-        number.
+        """Add records until `size_estimate` reaches ``limit``; returns their number. No more rows are taken then.
 
         A tuple of headers that consecutive records share is encoded once.
         """
@@ -155,12 +152,10 @@ class BatchBuilder:
     def add_from_batch(self, batch: RawBatch, first_delta: int, last_delta: int) -> int:
         """Add the records of another batch with these offset deltas, both included. Returns their number.
 
-        Timestamps are kept, also those that the log has set; keys, values and headers are copied as they are.
-        Copying the runs of one batch in rising order walks it once. Records are not fully checked here:
-        `anabranch.batches.framing.scan_batch` has checked them before.
-
-        Raises:
-            CorruptBatch: the batch can't be read; nothing was added.
+        Timestamps are kept, also if the broker has set them; keys, values and headers are copied as they are.
+        Copying the runs of one batch in rising order walks it once. Records are not fully checked here, because
+        `anabranch.batches.framing.scan_batch` has checked them. Raises `CorruptBatch`, and adds nothing, if the
+        batch can't be read.
         """
         header = read_header(batch.data)
         if header.is_control:
@@ -212,10 +207,8 @@ class BatchBuilder:
     def add_encoded(self, copy: Callable[[Any, Any], int], at: int, room: int) -> int:
         """Let compiled code add records, from its ``at`` on, in at most ``room`` bytes; returns where it stopped.
 
-        ``copy`` gets the bytes to fill and the state of a copy (`anabranch.batches.kernels.copy`).
-
-        Raises:
-            CorruptBatch: nothing was added.
+        ``copy`` gets the bytes to fill and the state of a copy (`anabranch.batches.kernels.copy`). Raises
+        `CorruptBatch`, and adds nothing, if it returns an error.
         """
         import numpy as np
 
@@ -230,7 +223,7 @@ class BatchBuilder:
         return int(at)
 
     def build(self) -> bytes:
-        """The batch. `InvalidArgument` if it has no records."""
+        """The batch. Raises `InvalidArgument` if it has no records."""
         if not self._count:
             raise InvalidArgument("a batch has at least one record")
         return frame(
@@ -254,7 +247,7 @@ def _encode_headers(headers: Headers) -> bytes:
 
 def _unpacked(batch: RawBatch, header: BatchHeader) -> Buffer:
     if _last.data is not batch.data:
-        # Compared by identity. The reference keeps the object alive, so no other one can be taken for it.
+        # Compared by identity: the reference keeps the object alive, so that its address is not used again.
         _last.data = None
         _last.body = decompress(header.compression, memoryview(batch.data)[HEADER_SIZE:])
         _last.data = batch.data

@@ -1,4 +1,4 @@
-"""Record batches into columns: compiled code walks each body once, and no Python object is made per record.
+"""Record batches into columns: compiled code walks each body once, without a Python object for each record.
 
 Columns are numpy arrays in Arrow's layout (`Columns`): pyarrow wraps them without a copy.
 """
@@ -36,7 +36,6 @@ def warm() -> None:
 
 
 def is_warm() -> bool:
-    """Whether the compiled code is loaded."""
     return _kernel is not None
 
 
@@ -68,8 +67,8 @@ class Columns:
 
     ``timestamps``: Unix milliseconds, the batch's where the broker sets them. ``txns``: the transaction id in the
     header ab.txn, null without one. ``header_ends``: the end of each record's headers in ``names`` and
-    ``header_values``; ``ab.txn`` and ``ab.op`` are omitted. ``ascii_names``: whether all names are
-    ASCII; other names may not be text.
+    ``header_values``; ab.txn and ab.op are omitted. ``ascii_names``: whether all names are ASCII; others may not be
+    text.
     """
 
     offsets: Longs
@@ -101,10 +100,9 @@ class ColumnsBuilder:
     ) -> Columns | None:
         """Add a batch's records at the ``wanted`` offsets. Returns a chunk when one is full.
 
-        ``wanted``: rising, disjoint ranges of offsets: a row of firsts, and a row of ends (not included).
-
-        Raises:
-            CorruptBatch: malformed in any way, or unpacking to more than ``limit`` bytes; no record is added.
+        ``wanted``: rising, disjoint ranges of offsets: a row of firsts, and a row of ends (not included). Raises
+        `CorruptBatch`, and adds no record, if the batch is malformed in any way, or unpacks to more than ``limit``
+        bytes.
         """
         header = read_header(batch.data)
         if header.record_count == 0 and len(batch.data) == HEADER_SIZE:
@@ -156,7 +154,7 @@ class ColumnsBuilder:
         return self._room is None or not self._room.rows
 
     def finish(self) -> Columns | None:
-        """The rest; None if nothing is left."""
+        """The last chunk; None if nothing is left."""
         room, self._room = self._room, None
         return room.take() if room is not None and room.rows else None
 

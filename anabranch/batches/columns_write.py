@@ -1,7 +1,7 @@
 """Columns of events into record batches, without a Python object for each row.
 
 Compiled code walks the rows once: 13 million rows/s of 100 bytes on one core. The walk places each row by its key,
-lays out its record in the batch of its journal partition, and sums the checksums of receipts. numba takes half a
+encodes its record in the batch of its journal partition, and sums the checksums of receipts. numba takes half a
 second to load, so a few rows are written faster as events (`worth_it`).
 """
 
@@ -31,7 +31,7 @@ Headers: TypeAlias = "list[tuple[str, bytes | None]]"
 
 # Up to this many rows, plain Python is faster than loading numba.
 _FEW = 500
-# The limit of all batches together that a writer is filling, unless single rows are bigger.
+# The limit of all batches together that an encoder is filling, unless single rows are bigger.
 _ROOM_BYTES = 64 << 20
 _LEAST_SLOT_BYTES = 4 << 10
 _HEADER_FRAMING_BYTES = 6  # counted by the size limit for a header, in addition to name and value
@@ -52,7 +52,7 @@ def warm() -> None:
 
 
 def worth_it(rows: int) -> bool:
-    """Whether compiled code writes ``rows`` rows faster, including its loading."""
+    """Whether compiled code is faster for this number of rows, including the time to load it."""
     # The kernel reads numbers in memory order.
     return sys.byteorder == "little" and (_kernel is not None or (rows > _FEW and has("numba")))
 
@@ -65,7 +65,6 @@ class BytesColumn(NamedTuple):
     data: Bytes = _NO_BYTES
 
     def at(self, row: int) -> bytes | None:
-        """The bytes of one row."""
         size = int(self.sizes[row])
         if size < 0:
             return None
@@ -92,8 +91,8 @@ _NO_HEADERS = HeadersColumn()
 class EventColumns:
     """Events in columns, checked: fields are within their data, no header is null or has a reserved name.
 
-    ``keys`` without sizes are all null; ``headers`` without counts mean no headers. ``timestamps``: Unix
-    milliseconds; 0 means now, and an empty column now for all rows.
+    Without sizes all ``keys`` are null; without counts no event has ``headers``. ``timestamps``: Unix milliseconds;
+    0 means now, and an empty column means now for all rows.
     """
 
     values: BytesColumn
@@ -103,12 +102,11 @@ class EventColumns:
 
     @property
     def rows(self) -> int:
-        """The number of events."""
         return len(self.values.sizes)
 
     @property
     def has_row_keys(self) -> bool:
-        """Whether each of the events, at least one, has a key that a table's row can have."""
+        """Whether all events have a key that a table's row can have; False without events."""
         keys = self.keys.sizes
         return bool(len(keys)) and 0 < int(keys.min()) <= int(keys.max()) <= ROW_KEY.value
 
@@ -148,7 +146,7 @@ class EventColumns:
 
 
 class Placing(NamedTuple):
-    """The placing of a writer's events: key ranges, rising from 0, and the journal partition of each.
+    """The placing of a writer's events: the beginnings of key ranges, rising from 0, and the partition of each.
 
     ``txn``: the value of the ab.txn header. Rows without a key go to one range for about ``sticky_bytes``, counting
     ``overhead`` bytes for each, then to the next range; ``first_range`` is the first one.
@@ -189,7 +187,7 @@ class ColumnEncoder:
         self._room = np.empty(self._slot_bytes * len(partitions), dtype=np.uint8)
         self._slots = np.zeros((len(partitions), _kernel_now().SLOT_SIZE), dtype=np.int64)
         self._walk = np.array((0, placing.first_range, placing.sticky_bytes, 0), dtype=np.int64)
-        self._lent = -1  # the slot that uses the room for big rows
+        self._lent = -1  # the slot that uses the room for big rows; -1: none does
         for slot in range(len(partitions)):
             self._empty(slot)
 

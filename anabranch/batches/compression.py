@@ -1,4 +1,4 @@
-"""The four codecs of RecordBatch v2, with a limit on the unpacked bytes of a hostile batch."""
+"""The four codecs of RecordBatch v2. A limit on the unpacked bytes protects from hostile batches."""
 
 from __future__ import annotations
 
@@ -67,8 +67,7 @@ def compress(codec: int, data: Buffer) -> bytes:
 def decompress_scratch(codec: int, data: Buffer, *, limit: int = MAX_UNPACKED_BYTES) -> memoryview:
     """``data`` unpacked, in a buffer that the next call of the same thread overwrites.
 
-    Raises:
-        CorruptBatch: not of this codec. UnpacksToMore: more than ``limit`` bytes.
+    Raises: CorruptBatch (not of this codec), UnpacksToMore (more than ``limit`` bytes).
     """
     if codec == NONE:
         return memoryview(data)
@@ -99,7 +98,7 @@ def decompress_scratch(codec: int, data: Buffer, *, limit: int = MAX_UNPACKED_BY
 
 
 def decompress(codec: int, data: Buffer, *, limit: int = MAX_UNPACKED_BYTES) -> bytes:
-    """``data`` unpacked; `CorruptBatch` as in `decompress_scratch`."""
+    """As `decompress_scratch`, but the bytes stay."""
     return bytes(decompress_scratch(codec, data, limit=limit))
 
 

@@ -1,4 +1,4 @@
-"""RecordBatch v2 (KIP-98): reading the header, checking the CRC, and patching it for splicing.
+"""RecordBatch v2 (KIP-98): reading the header, checking the CRC, framing records, and patching for splicing.
 
 Layout, big endian: base offset i64, length i32 (of all that follows it), leader epoch i32, magic i8,
 CRC-32C u32 (of all that follows it), attributes i16, last offset delta i32, base timestamp i64, max
@@ -41,10 +41,7 @@ _LENGTH_FROM = 12
 
 
 class BatchHeader(NamedTuple):
-    """The header of a RecordBatch v2; timestamps in Unix milliseconds.
-
-    ``length`` counts the bytes after itself: the whole batch has 12 more.
-    """
+    """The header of a RecordBatch v2; timestamps in Unix milliseconds. A batch has ``length`` + 12 bytes."""
 
     base_offset: int
     length: int
@@ -82,19 +79,18 @@ class BatchHeader(NamedTuple):
 
     @property
     def is_dense(self) -> bool:
-        """Whether no record is missing (compaction leaves gaps): only dense batches can be produced as they are."""
+        """Whether no record is missing (compaction leaves gaps). Only dense batches can be produced as they are."""
         return self.record_count >= 1 and self.last_offset_delta == self.record_count - 1
 
     @property
     def next_offset(self) -> int:
-        """The last offset + 1."""
         return self.base_offset + self.last_offset_delta + 1
 
 
 def read_header(data: Buffer, *, whole: bool = True) -> BatchHeader:
-    """The header at the start of ``data``. `CorruptBatch` if it does not begin a RecordBatch v2.
+    """The header at the start of ``data``. Raises `CorruptBatch` if that is not a RecordBatch v2.
 
-    ``data`` must hold exactly one batch, unless ``whole`` is False.
+    ``data`` must be exactly one batch, unless ``whole`` is False.
     """
     if len(data) < HEADER_SIZE:
         raise CorruptBatch(
@@ -122,17 +118,16 @@ def crc_of(data: Buffer) -> int:
 
 
 def check_crc(data: Buffer) -> None:
-    """`CorruptBatch` unless the batch's CRC-32C matches its bytes."""
+    """Raise `CorruptBatch` unless the batch's CRC-32C matches its bytes."""
     if compute_crc(data) != crc_of(data):
         base = _OFFSET.unpack_from(data)[0]
         raise CorruptBatch(f"the batch at offset {base} does not match its CRC-32C")
 
 
 def split_batches(blob: Buffer) -> Iterator[RawBatch]:
-    """The batches of a fetched blob, control batches too; a partial last one is dropped.
+    """The batches of a fetched blob, also control batches; a partial last one is dropped.
 
-    Raises:
-        CorruptBatch: the CRC does not match, or it is not RecordBatch v2.
+    Raises `CorruptBatch` if a CRC does not match, or a batch is not RecordBatch v2.
     """
     view = memoryview(blob)
     at, end = 0, len(view)
@@ -165,16 +160,14 @@ def patch_parts(
 ) -> tuple[bytes, memoryview]:
     """The batch for another producer, as two buffers to be sent one after the other: header, records.
 
-    The records are not copied: ``data`` must stay as it is until they are sent.
-
-    Base offset 0 and no leader epoch, as the broker asks; the bits for LogAppendTime, a delete horizon
-    and transactions are set for the new log (the broker would store wrong ones silently). The old CRC is
-    checked, then a new one computed.
+    The records are not copied: ``data`` must stay unchanged until they are sent. The header has base offset 0 and
+    no leader epoch, as the broker requires. The bits for LogAppendTime, a delete horizon and transactions are set
+    for the new log, as the broker would store wrong ones silently. The old CRC is checked, then a new one computed.
 
     Raises:
         LogRefused: (87) a control batch, or one with gaps in its offsets. The broker refuses both, and
             a corrected header would be stored with broken offsets: re-encode such a batch.
-        CorruptBatch: not one RecordBatch v2, or the CRC it came with is wrong.
+        CorruptBatch: not one RecordBatch v2, or its CRC is wrong.
     """
     header = read_header(data)
     view = memoryview(data)
@@ -254,7 +247,7 @@ class Packed(NamedTuple):
         producer_epoch: int = NO_PRODUCER_EPOCH,
         base_sequence: int = NO_SEQUENCE,
     ) -> bytes:
-        """The batch, from a producer outside of transactions or without a producer."""
+        """The batch, outside of native transactions, of a producer or of none."""
         return frame(
             self.records,
             compression=self.codec,

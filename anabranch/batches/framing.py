@@ -1,4 +1,4 @@
-"""Dividing record batches into runs: consecutive records of one kind and, for WRITEs, of one writer.
+"""Dividing journal batches into runs: consecutive records of one kind and, for WRITEs, of one writer.
 
 A batch is spliced only if each of its records was checked, so compiled code walks the framing of all of them: about
 10 million records/s of 100 bytes. numba takes a second to load, so small batches are walked in plain Python until a
@@ -28,16 +28,16 @@ if TYPE_CHECKING:
 # Up to this many records, plain Python is faster than loading numba.
 _SMALL = 256
 _FIRST_ROWS = 256
-# Keys are collected from batches with up to this many records: more would take too long in Python, or much memory.
-_MOST_READ = 1 << 10
-_MOST_NOTED = 1 << 20
+# Keys are collected from batches with up to this many records.
+_MOST_READ = 1 << 10  # in plain Python: more would take too long
+_MOST_NOTED = 1 << 20  # by compiled code: more would take much memory
 MAX_RUNS = limits.RUNS.value  # a small batch can unpack to millions of records
 _ANY = limits.Room()
 _NO_LIMIT = (1 << 63) - 1
 
 
 class Kind(IntEnum):
-    """The kind of a run's records. From `MALFORMED` on they are bad: to be rejected and counted."""
+    """The kind of a run's records. From `MALFORMED` on they are bad: rejected, and counted by kind."""
 
     WRITE = 0  # one ab.txn header of 28 bytes
     PLAIN = 1  # no header that starts with ab.
@@ -48,7 +48,7 @@ class Kind(IntEnum):
     DOUBLE_OP = 6  # several ab.op headers
     TXN_LENGTH = 7  # an ab.txn header of other than 28 bytes
     RESERVED = 8  # another header that starts with ab., or too many headers
-    # A header whose name is not UTF-8: librdkafka's readers in Python could not read past it.
+    # A header whose name is not UTF-8: Python consumers over librdkafka could not read past it.
     NO_TEXT = 9
     # A WRITE or plain record that the stream does not accept.
     BAD_KEY = 10  # of a table: a key that no row can have
@@ -100,8 +100,8 @@ _kernels: Kernels | None = None
 def warm(folder: Path | None = None) -> None:
     """Load the compiled code, which is compiled once on a machine (1 s; 15 s the first time).
 
-    Call it where waiting is harmless: when a process starts. ``folder``: a folder of the process for compiled code
-    that can't be stored with the package.
+    Call it where waiting is harmless: when a process starts. ``folder``: a folder of this process, for compiled
+    code that can't be stored with the package.
     """
     if folder is not None:
         from anabranch.batches.kernels import parts as kernel_parts
@@ -136,7 +136,7 @@ def scan_batch(
 ) -> list[Run]:
     """The runs of a batch, in order; empty if compaction left it empty.
 
-    An error in the batch's content becomes a bad run; nothing is raised. ``rules``: those of the stream.
+    An error in the batch's content becomes a bad run; nothing is raised. ``rules``: what the stream accepts.
     ``limit``: the most bytes that it may unpack to. ``digests``: whether runs get digests of their keys.
     """
     try:
@@ -214,7 +214,7 @@ def _scan_compiled(
 def _found_keys(
     kernel: ModuleType, body: Buffer, rows: list[list[int]], keys: Any, bounds: Any
 ) -> list[Keys]:
-    """The keys of each run, from the notes of the compiled walk."""
+    """The keys of each run, from the compiled walk's arrays."""
     view, end, out = memoryview(body), 0, []
     for row, (least, its_size, greatest, size) in zip(
         rows, bounds[: len(rows)].tolist(), strict=True

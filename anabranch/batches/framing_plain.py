@@ -31,7 +31,7 @@ BAD_KEY, BAD_TIME, TOO_LARGE = range(10, 13)
 def scan(
     body: Buffer, count: int, last_offset_delta: int, base_timestamp: int, rules: Room
 ) -> list[list[int]] | None:
-    """Rows of runs, in the kernel's columns; None for a malformed body."""
+    """Rows of runs, in the columns of the compiled walk; None for a malformed body."""
     try:
         return _scan(bytes(body), count, last_offset_delta, base_timestamp, rules)
     except CorruptBatch:
@@ -93,9 +93,7 @@ def _scan(
 
 
 def _kind(reader: Reader) -> tuple[int, int, int]:
-    """A record's kind by its headers, the place of its ab.txn value (-1 if it is not a WRITE), and the bytes of
-    other headers.
-    """
+    """A record's kind by its headers, the place of its ab.txn value (-1 unless a WRITE), other headers' bytes."""
     txns = ops = others = no_text = size = 0
     txn_at, txn_size = -1, -1
     count = reader.header_count()

@@ -1,4 +1,7 @@
-"""Fetching given batches of a journal again, in rising order and with few requests, optionally ahead."""
+"""Fetching given batches of a journal again, in rising order and with few requests, optionally ahead.
+
+Merges use it, and transactions that read back their own writes.
+"""
 
 from __future__ import annotations
 
@@ -31,10 +34,10 @@ _Batches = Sequence[RawBatch]
 
 
 class JournalReaders:
-    """A reader for each journal partition. Readers stay for the next merge, with the fetched batches that are left.
+    """A reader for each journal partition. Readers stay for the next merge, with the fetched batches that remain.
 
     ``ahead``: fetch following batches on a helper thread while the caller works. Don't use it with the in-memory
-    log, whose calls hand control to a scheduler.
+    log, whose calls pass control to a scheduler.
     """
 
     def __init__(self, log: Log, *, ahead: bool = False) -> None:
@@ -85,9 +88,8 @@ class JournalReader:
         ``crc``: the CRC that its header must have (0: any), because a journal that was deleted and created again
         may have other records at the offset.
 
-        Raises:
-            LogUnavailable: there is no batch (yet), or no leader.
-            RecordsGone: no batch or another batch begins there, or the journal begins after it.
+        Raises: LogUnavailable (there is no batch yet, or no leader), RecordsGone (no batch or another batch begins
+        there, or the journal begins after it).
         """
         while self._here and self._here[0].base_offset < base_offset:
             self._here.popleft()
@@ -137,7 +139,7 @@ class JournalReader:
             self._coming.append(self._fetcher.submit(self._fetch_following, before, following))
 
     def _fetch_following(self, before: Future[_Batches] | None, following: int) -> _Batches:
-        """Fetch from the end of the fetch before, which this thread has finished already."""
+        """Fetch from where the fetch ``before`` ends (this thread has finished it), or from ``following``."""
         if before is not None:
             found = before.result()
             if not found:
@@ -160,7 +162,7 @@ class JournalReader:
         return ()
 
     def _fetch_once(self, position: int, max_wait: float) -> _Batches:
-        # Don't wait for a leader: all other merges would wait, too.
+        # Raise at once if there is no leader: waiting would delay all other merges.
         try:
             found = answered(
                 lambda failed: self._log.fetch(

@@ -15,7 +15,7 @@ from anabranch.ports import RawBatch
 
 # Below about 100 records, storing a batch costs the broker more than packing its records does (measured).
 MIN_SPLICED_RECORDS = 100
-# A batch that unpacks to more is copied as it is, however few records it has.
+# A batch of this size, packed or unpacked, is copied as it is, however few records it has.
 SPLICED_BYTES = 64 << 10
 BATCH_BYTES = 512 << 10
 # A batch that unpacks to this many times its bytes, and at least `SPLICED_BYTES`, is compressed again when split.
@@ -29,7 +29,7 @@ def batch_limit(settings: Mapping[str, str]) -> int:
 
 
 def worth_splicing(batch: RawBatch, records: int, unpacked: int = 0) -> bool:
-    """Whether to copy a batch as it is, if all its records go to one target. ``unpacked``: bytes, if known."""
+    """Whether to copy a batch as it is, if all its records go to one target. ``unpacked``: bytes; 0: not known."""
     return records >= MIN_SPLICED_RECORDS or max(len(batch.data), unpacked) >= SPLICED_BYTES
 
 
@@ -39,7 +39,7 @@ def worth_packing(batch: RawBatch, unpacked: int) -> bool:
 
 
 class Made(NamedTuple):
-    """A batch, with the caller's number and the number of records of each of its parts, in order."""
+    """A batch, and its parts in order: the caller's number (``of``), and the number of records."""
 
     data: bytes | memoryview
     parts: list[tuple[int, int]]
@@ -73,7 +73,7 @@ class Packer:
         self._builder = BatchBuilder(self._codec)
 
     def pack(self, codec: str | None) -> Iterator[Made]:
-        """Compress what is added from now on with this codec; None: don't compress."""
+        """Compress what is added from now on with this codec; None: don't."""
         if codec != self._codec:
             self._codec = codec
             yield from self.flush()
@@ -86,10 +86,7 @@ class Packer:
     def run(
         self, of: int, run: StoredRun, reader: JournalReader, *, divisible: bool = True
     ) -> Iterator[Made]:
-        """Add a journal's run. `InvariantViolation` if its batch has another number of records.
-
-        Other errors come from reading it.
-        """
+        """Add a journal's run. Raises `InvariantViolation` for another number of records, and errors of reading."""
         batch = reader.batch(run.batch_base, run.batch_crc)
         if run.pure and worth_splicing(batch, run.records):
             yield from self.whole(of, batch, run.records)
@@ -104,7 +101,7 @@ class Packer:
     ) -> Generator[Made, None, int]:
         """Add records of a batch, by offset deltas. Returns their number.
 
-        Records that make the batch too big go into a batch of their own; in halves if needed and ``divisible``.
+        Records that make the batch too big go into a batch of their own, or if ``divisible`` into several.
         """
         mark = self._builder.mark()
         taken = self._builder.add_from_batch(batch, first, last)
@@ -153,7 +150,7 @@ class Packer:
         """Let compiled code add some of a batch's records, from number ``at`` to before ``end``.
 
         ``copy``: as for `BatchBuilder.add_encoded`. ``starts``: an array of the records' starts. ``codec``:
-        compresses a record that is too big by itself. `CorruptBatch` if the records can't be split.
+        compresses a record that is too big by itself. Raises `CorruptBatch` if the records can't be split.
         """
         while True:
             left = int(starts[end] - starts[at]) + (end - at) * COPY_GROWTH

@@ -1,7 +1,7 @@
 """Records of a RecordBatch v2 in plain Python, for small batches; also the oracle of the compiled code.
 
-A record: length, attributes i8, timestamp delta, offset delta, key, value, headers; all numbers are
-zigzag varints, a length of -1 means null (KIP-98).
+A record (KIP-98): length, attributes i8, timestamp delta, offset delta, key, value, headers. All numbers are zigzag
+varints; a length of -1 means null.
 """
 
 from __future__ import annotations
@@ -39,12 +39,11 @@ class Record(NamedTuple):
 def decode_records(data: Buffer, *, limit: int = MAX_UNPACKED_BYTES) -> list[Record]:
     """All records of one batch; their offsets are those of the log.
 
-    Raises:
-        CorruptBatch: malformed in any way, or unpacking to more than ``limit`` bytes.
+    Raises `CorruptBatch` if it is malformed in any way, or unpacks to more than ``limit`` bytes.
     """
     header = read_header(data)
     if header.record_count == 0 and len(data) == HEADER_SIZE:
-        # Compaction keeps a producer's last batch for its sequence, even if no record is left.
+        # Compaction keeps a producer's last batch, for its sequence, even without records.
         return []
     body = decompress(header.compression, memoryview(data)[HEADER_SIZE:], limit=limit)
     return decode_body(body, header)
@@ -65,8 +64,7 @@ class _Unusual(Exception):
 
 
 def _decode_usual(body: bytes, header: BatchHeader) -> list[Record]:
-    """Decode records without rare forms (numbers of more than 28 bits, nulls in most places) in a quarter of the
-    time.
+    """Decode records without rare forms (numbers of more than 28 bits, most nulls) in a quarter of the time.
 
     Anything unusual, also broken bytes, raises `_Unusual` or IndexError. No field can go beyond its record: sizes
     are never negative, and each record must end where its length says.
@@ -208,8 +206,7 @@ def _decode_any(body: bytes, header: BatchHeader) -> list[Record]:
 def encode_batch(records: Sequence[Record], compression: str | None = None) -> bytes:
     """A batch with base offset 0 and no producer; the records' own offsets don't matter.
 
-    Raises:
-        InvalidArgument: no records, or a codec other than none, gzip, snappy, lz4, zstd.
+    Raises `InvalidArgument` without records, or for a codec that does not exist.
     """
     if not records:
         raise InvalidArgument("a batch has at least one record")
@@ -285,13 +282,12 @@ class Reader:
         self.skip(1)
 
     def leave_record(self) -> None:
-        """`CorruptBatch` unless the record was read to its end."""
+        """Raise `CorruptBatch` unless the record was read to its end."""
         if self.at != self.end:
             raise CorruptBatch("a record's length and its content disagree")
         self.end = len(self.body)
 
     def skip(self, count: int) -> None:
-        """Skip ``count`` bytes."""
         if self.at + count > self.end:
             raise CorruptBatch("a record ends in the middle of a field")
         self.at += count
@@ -324,7 +320,7 @@ class Reader:
         return value >> 1 ^ -(value & 1)
 
     def nullable(self) -> bytes | None:
-        """Bytes after their length; -1 is null."""
+        """A length, and as many bytes; None for the length -1."""
         size = self.varint()
         if size == -1:
             return None
@@ -335,7 +331,6 @@ class Reader:
         return self.body[start : self.at]
 
     def header_count(self) -> int:
-        """The number of headers that follow."""
         count = self.varint()
         # Each header takes at least two bytes: the lengths of its name and its value.
         if not 0 <= count <= (self.end - self.at) // 2:
@@ -352,7 +347,6 @@ class Reader:
         return name, self.at - max(size, 0), size
 
     def headers(self) -> tuple[tuple[str, bytes | None], ...]:
-        """All headers."""
         return tuple(self._header() for _ in range(self.header_count()))
 
     def _header(self) -> tuple[str, bytes | None]:

@@ -1,8 +1,8 @@
-"""Merging one partition's pieces, in commit order, into batches: spliced, split, or made of events.
+"""Making the batches that a merge appends to one partition, from the pieces of its commits, in commit order.
 
-A journal batch that belongs to one writer is copied as it is (a splice); the rest of the runs, and events, are
-packed into bigger batches. Everything is streamed: batches are fetched, checked and patched while the broker stores
-earlier ones, so a merge is about as fast as producing ready batches.
+A journal batch that belongs to one writer is copied as it is (a splice); other runs, and events, are packed into
+bigger batches. Everything is streamed: batches are fetched, checked and patched while the broker stores earlier
+ones, so a merge is about as fast as producing ready batches.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Splice:
             for batch in piece.batches:
                 header = read_header(batch.data)
                 records = header.record_count
-                # A compressed one was worth it, or has a record that only fits compressed.
+                # `Split` compressed it because that was worth it, or because a record fits only compressed.
                 if header.compression or worth_splicing(batch, records):
                     yield from packer.whole(index, batch, records)
                 else:
@@ -93,6 +93,6 @@ class Splice:
                 self._landed[index] = Landed(first, at, before.records + records)
 
     def landed(self) -> list[Landed]:
-        """The place of each piece, after all base offsets are noted."""
+        """The place of each piece. Call it after all base offsets are noted."""
         check(not self._yielded and self._packer.empty, "batches whose offsets are not known yet")
         return list(self._landed)

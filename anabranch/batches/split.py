@@ -1,6 +1,6 @@
 """Splitting record batches by key: each record goes to the segment of its key, in the order of the records.
 
-This is only for plain writes, which any producer writes to any journal partition. A batch with records of one
+Only plain writes need this, because any producer writes them to any journal partition. A batch with records of one
 segment is copied as it is, if that is worth it (`anabranch.batches.packer`); others are split.
 """
 
@@ -40,20 +40,17 @@ class Split:
         self._last: _Compiled | _Plain | None = None
 
     def keyless(self, partition: int) -> int:
-        """The index of the segment for keyless records of a journal partition: with its number, else the first."""
+        """The index of the segment for a journal partition's keyless records: of its number, else the first."""
         return self._by_partition.get(partition, 0)
 
     def add(self, batch: RawBatch, run: StoredRun, keyless: int) -> None:
         """Add a run of a batch. ``keyless``: the index of the segment for records without a key.
 
-        Raises:
-            CorruptBatch: the batch can't be read.
-            InvariantViolation: its records are not those of the run.
+        Raises: CorruptBatch (the batch can't be read), InvariantViolation (it has other records than the run).
         """
+        # The runs of one batch are added one after the other.
         if self._last is None or self._last.batch.data is not batch.data:
-            self._last = self._placed(
-                batch, keyless
-            )  # runs of one batch are added one after the other
+            self._last = self._placed(batch, keyless)
         placed = self._last
         begin, end = placed.numbers(run.first - batch.base_offset, run.end - batch.base_offset)
         check(
@@ -98,13 +95,12 @@ class _Out:
         self.packer = Packer(limit)
 
     def take(self, made: Iterable[Made]) -> None:
-        """Add batches."""
         for data, ((_, records),) in made:
             self.batches.append(RawBatch(0, records, memoryview(data)))
 
 
 class _Plain(NamedTuple):
-    """A batch with the segment of each record, in plain Python."""
+    """A batch with the segment of each record (``places``), found in plain Python."""
 
     batch: RawBatch
     header: BatchHeader
@@ -132,7 +128,7 @@ class _Plain(NamedTuple):
 
 
 class _Compiled(NamedTuple):
-    """A batch with the segment of each record, by compiled code, in numpy arrays."""
+    """As `_Plain`, but the segments are found by compiled code, and are in numpy arrays."""
 
     batch: RawBatch
     header: BatchHeader
@@ -144,19 +140,16 @@ class _Compiled(NamedTuple):
     places: Any
 
     def numbers(self, first: int, end: int) -> tuple[int, int]:
-        """The numbers of the records with these offset deltas."""
         begin, stop = self.deltas.searchsorted((first, end)).tolist()
         return begin, stop
 
     def segments(self, begin: int, end: int) -> list[int]:
-        """The indexes of the segments that records of these numbers go to."""
         import numpy as np
 
         found: list[int] = np.unique(self.places[begin:end]).tolist()
         return found
 
     def copy(self, packer: Packer, index: int, begin: int, end: int) -> Iterator[Made]:
-        """Put the records of a segment into the packer."""
         header = self.header
 
         def some(into: Any, state: Any) -> int:
@@ -204,5 +197,5 @@ def _compiled(
 
 
 def _codec(batch: RawBatch, header: BatchHeader, unpacked: int) -> str | None:
-    """The codec for compressing its records again: its own, which the broker accepts."""
+    """The codec for compressing its records again, or None: its own one, which the broker accepts."""
     return NAMES[header.compression] if worth_packing(batch, unpacked) else None

@@ -46,22 +46,20 @@ class Change(NamedTuple):
 
 def command(
     options: OperatorOptions,
-    file: Annotated[
-        Path, argument("FILE", 'A TOML file with a table [streams."SCOPE/STREAM"] for each stream.')
-    ],
+    file: Annotated[Path, argument("FILE", "A TOML file with a table for each stream.")],
     dry_run: Annotated[bool, option("--dry-run", "Only show the differences.")] = False,
     allow_delete: Annotated[
         bool,
         option(
             "--allow-delete",
-            "Allow changes that delete events: deleted streams, shorter retention.",
+            "Allow changes that delete events.",
         ),
     ] = False,
 ) -> None:
     """Make streams match a file: create, alter, scale and delete them.
 
-    Streams that the file does not name stay as they are. If events would be deleted, nothing is changed without
-    --allow-delete.
+    Streams that the file does not name stay; settings that it does not name are removed. If events would be
+    deleted, nothing is changed without --allow-delete.
     """
     wanted = parse(file)
     with options.client() as client:

@@ -84,12 +84,12 @@ class Given(AskedOfBrokers):
         Path,
         option(
             "DIR",
-            "The folder of the status tables, of this controller alone. It is rebuilt if it is deleted.",
+            "The folder of this controller's status tables; it is rebuilt if deleted.",
         ),
     ] = Path("anabranch-data")
     retention_s: Annotated[
         float,
-        _seconds("retention_s", 1.0, "How long outcomes of transactions are kept."),
+        _seconds("retention_s", 1.0, "How long outcomes are kept."),
     ] = defaults.OUTCOME_RETENTION_S
     max_open: Annotated[int, option("", "The most open transactions.", min=1)] = 100_000
     max_streams: Annotated[int, option("", "The most streams of a control partition.", min=1)] = (
@@ -121,7 +121,7 @@ class Given(AskedOfBrokers):
         int,
         option(
             "",
-            "The most bytes of a journal that an old open transaction keeps before its events are moved forward.",
+            "The most bytes of a journal that an old transaction keeps until its events are moved forward.",
             min=1,
         ),
     ] = 256 << 20
@@ -130,7 +130,7 @@ class Given(AskedOfBrokers):
         _seconds(
             "lost_after_s",
             0.0,
-            "The time that a stream waits for a missing topic before it is LOST.",
+            "How long a stream waits for a missing topic before it is LOST.",
         ),
     ] = 30.0
     max_clock_skew_s: Annotated[
@@ -145,7 +145,7 @@ class Given(AskedOfBrokers):
         int | None,
         option(
             "",
-            "The most that any controller's clock differs from true time; commit wait needs it.",
+            "The most that a controller's clock differs from true time; for commit wait.",
             min=0,
         ),
     ] = None
@@ -154,37 +154,33 @@ class Given(AskedOfBrokers):
         typer.Option(
             RENAMED["skip_commands"],
             metavar="[LANE/]PARTITION:OFFSET",
-            help="Quarantine this command without trying it. May be repeated. The default of LANE is `open`.",
+            help="Quarantine this command without trying it; by default in the lane `open`. Repeatable.",
         ),
     ] = None
     lanes_only: Annotated[
         bool,
         option(
             "--lanes-only",
-            "Don't serve the lane `open`, which every client with Write on its topic may use.",
+            "Don't serve the lane `open`.",
         ),
     ] = False
     trusts_open: Annotated[
         bool,
         option(
             "--trusts-open",
-            "Allow the lane `open` to scale streams and set series, without quotas.",
+            "Let the lane `open` scale streams and set series, without quotas.",
         ),
     ] = False
     status_file: Annotated[
         Path | None,
-        option(
-            "FILE", "A JSON file that lists the control partitions of which this process is leader."
-        ),
+        option("FILE", "A JSON file with the control partitions of which this process is leader."),
     ] = None
     http: Annotated[
         str | None,
-        option(
-            "HOST:PORT", "Serve /metrics (Prometheus), /live and /ready here (default: not at all)."
-        ),
+        option("HOST:PORT", "Serve /metrics (Prometheus), /live and /ready here."),
     ] = None
     log_json: Annotated[
-        bool, option("--log-json", "Write the log as JSON, one document a line.")
+        bool, option("--log-json", "Write the log as JSON, one document per line.")
     ] = False
     bootstrap: Bootstrap = None
     prefix: Prefix = DEFAULT_PREFIX
@@ -213,7 +209,7 @@ def command(given: Given) -> None:
 def warm(json: Json = False, verbose: Verbose = False) -> None:
     """Compile all machine code ahead of time, for example while an image is built.
 
-    This takes half a minute, which every process saves that finds the code.
+    A process that finds the code starts half a minute sooner.
     """
     from anabranch.batches import columns_read, columns_write, framing
     from anabranch.batches.kernels import parts as kernel_parts

@@ -16,6 +16,7 @@ from anabranch.cli.options import (
     ClusterOptions,
     ConnectionOptions,
     Into,
+    Json,
     LoadedAs,
     NewSegments,
     StreamName,
@@ -54,7 +55,7 @@ class ReadOptions(ConnectionOptions):
             "--timeout SECONDS", "Stop after this time without an event (default: never).", min=0.1
         ),
     ] = None
-    json: Annotated[bool, option("--json", "One JSON document a line.")] = False
+    json: Json = False
     verbose: Verbose = False
 
 
@@ -66,11 +67,11 @@ class Part:
         str,
         option(
             "--from TIME",
-            "The start: begin, end, or after a time, as of --at. A group continues at its position.",
+            "Start at begin, at end, or after a time.",
         ),
     ] = "begin"
     to: Annotated[
-        str | None, option("--to TIME", "Stop at a time, as of --at, or at the present end.")
+        str | None, option("--to TIME", "Stop at a time, or at the present end: end.")
     ] = None
     segment: Annotated[
         str | None, option("--segment NUMBER@EPOCH", "Only events of this segment.")
@@ -79,18 +80,18 @@ class Part:
         str | None,
         option(
             "--at TIME",
-            "The stream as of a commit timestamp, an ISO 8601 time with its zone, or `now`.",
+            "The stream as of a commit timestamp, an ISO 8601 time, or `now`.",
         ),
     ] = None
     since: Annotated[
         str | None,
-        option("--since TIME", "Only events of later commits than this time, as of --at (or now)."),
+        option("--since TIME", "Only events of later commits than this time, as of --at or now."),
     ] = None
     latest: Annotated[
         bool, option("--latest", "As of the newest commit, or --at, without asking a controller.")
     ] = False
     changes: Annotated[
-        bool, option("--changes", "Only the last event of each key, as of --at (or now).")
+        bool, option("--changes", "Only the last event of each key, as of --at or now.")
     ] = False
 
     @property
@@ -131,9 +132,7 @@ def read(
     stream: StreamName,
     group: Annotated[
         str | None,
-        option(
-            "--group -g", "A consumer group, which continues at its position (default: a new one)."
-        ),
+        option("--group -g", "A consumer group, which continues at its position."),
     ] = None,
     transactions: Annotated[
         bool, option("--transactions -t", "Print transactions, one line each.")
@@ -172,7 +171,7 @@ def read(
         if wanted is not None:
             found = (each for each in found if each.segment_id == wanted)
         for each in islice(found, limit):
-            if options.json:  # either of them takes its time
+            if options.json:  # only one form is made: making both would be slow
                 print_json(document(each))
             else:
                 print_line(*line(each))
@@ -230,14 +229,14 @@ def write(
         str | None,
         option(
             "--key-separator TEXT",
-            "The text between key and value of each line.",
+            "The text between key and value of a line.",
         ),
     ] = None,
     name: LoadedAs = None,
 ) -> None:
     """Write the lines of standard input to a stream as events, in one transaction.
 
-    An event has the bytes of its line without the line end. An empty line is an event, too.
+    Line ends are no part of events. An empty line is an event, too.
     """
     if key is not None and separator is not None:
         raise InvalidArgument("--key and --key-separator exclude each other: give only one")
@@ -345,7 +344,7 @@ def load(
     segments: NewSegments = None,
     name: LoadedAs = None,
 ) -> None:
-    """Load CSV files into a stream, in one transaction."""
+    """Load CSV files into a stream, in one transaction. An error names the line."""
     from anabranch.cli.load_csv import Events
 
     need("pyarrow")

@@ -58,15 +58,13 @@ def command(
         bool,
         option(
             "--broker",
-            "Try all that anabranch needs of a cluster instead, on temporary topics.",
+            "Try instead what controllers with these options need of a cluster, on temporary topics.",
         ),
     ] = False,
 ) -> None:
     """Check brokers, rights, topics, clocks, disks and controllers: each is ok, warn or bad, with what to do.
 
-    Nothing is changed, and no question takes longer than 2 seconds. The exit code is 1 if a check is bad.
-    --broker needs no controller, and shows which needs the cluster meets, with which losses; the exit code is 1 if
-    one is not met. Add the options that your controllers will have: some needs depend on them.
+    Nothing is changed. The exit code is 1 if a check is bad.
     """
     from anabranch.cli.options import connected, raw_settings
     from anabranch.kafka.cluster import Cluster
@@ -211,11 +209,10 @@ def _controllers(client: Client, cluster: Cluster, bootstrap: str) -> Iterator[R
         return
     rows = []
     with _asked(rows, "quarantined commands", ""):
-        aside = sum(len(one.quarantined) for one in client.commands())
-        do = "see `anabranch command list --lane admin`" if aside else ""
-        rows.append(
-            Row("quarantined commands", State.WARN if aside else State.OK, f"{aside:,}", do)
-        )
+        count = sum(len(one.quarantined) for one in client.commands())
+        state = State.WARN if count else State.OK
+        do = "see `anabranch command list --lane admin`" if count else ""
+        rows.append(Row("quarantined commands", state, f"{count:,}", do))
     streams: list[StreamDescription] = []
     with _asked(rows, "streams", "read the controllers' logs"):
         streams = client.streams()

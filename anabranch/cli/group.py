@@ -36,10 +36,7 @@ def list_groups(
         option("--stream -s SCOPE/STREAM", "Only groups with a position in this stream."),
     ] = None,
 ) -> None:
-    """List the consumer groups with positions in streams, those of plain Kafka consumers included.
-
-    The lag counts committed events, without markers and dropped records.
-    """
+    """List the consumer groups with positions in streams."""
     with options.client() as client:
         found = client.groups(stream)
     show("groups", map(group_row, found), _COLUMNS, as_json=options.json, title="Consumer groups")
@@ -61,12 +58,12 @@ def reset(
         str,
         option(
             "--to TIME",
-            "begin, end, or after a commit timestamp or an ISO 8601 time with its zone.",
+            "begin, end, or after a commit timestamp or an ISO 8601 time.",
         ),
     ],
     yes: Yes = False,
 ) -> None:
-    """Reset the position of an inactive consumer group in a stream."""
+    """Reset the position of a consumer group in a stream. A group with members is refused."""
     start = start_of(to, "--to")
     connecting = options.client()  # wrong options are refused before the question
     confirm(f"The group {group} will continue from {to} in {stream}.", yes=yes)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 app = App(no_args_is_help=True, help="Add, list, block and unblock lanes.")
-Name = Annotated[str, argument("LANE", "The lane's name.")]
+Name = Annotated[str, argument("LANE", "The lane.")]
 
 
 @app.command("add")
@@ -36,15 +36,13 @@ def add(
     name: Name,
     principal: Annotated[
         list[str] | None,
-        option(
-            "--principal User:NAME", "A Kafka principal that may use the lane. May be repeated."
-        ),
+        option("--principal User:NAME", "A Kafka principal that may use the lane. Repeatable."),
     ] = None,
     quota: Annotated[
         list[str] | None,
         option(
             "--quota NAME=NUMBER",
-            "A quota; NAME=default removes it. May be repeated.",
+            "A quota; NAME=default removes it. Repeatable.",
         ),
     ] = None,
     apply: Annotated[
@@ -57,8 +55,8 @@ def add(
 ) -> None:
     """Make a lane for principals, or change a lane's quotas.
 
-    Brokers need ACLs first: --apply creates them, else the command shows them, and asks. Then it makes two topics,
-    and the lane in all control partitions. The command is safe to repeat.
+    The brokers' ACLs come first: --apply creates them, else the command shows them, and asks. Then it makes two
+    topics, and the lane.
     """
     from anabranch.client.admin import lane_acls
     from anabranch.topics.rights import acl_commands
@@ -142,7 +140,7 @@ def list_commands(options: OperatorOptions) -> None:
     with options.client() as client:
         found = client.commands()
     rows = [commands_row(each) for each in found]
-    aside = [
+    quarantined = [
         {**one, "control_partition": row["control_partition"]}
         for row in rows
         for one in row["quarantined"]
@@ -150,7 +148,7 @@ def list_commands(options: OperatorOptions) -> None:
     print_result(
         {"control_partitions": rows},
         Grid("Commands", rows, _COMMAND_COLUMNS),
-        *([Grid("Quarantined", aside, _ASIDE_COLUMNS)] if aside else ()),
+        *([Grid("Quarantined", quarantined, _QUARANTINED_COLUMNS)] if quarantined else ()),
         as_json=options.json,
     )
     found.check()
@@ -227,7 +225,7 @@ _COMMAND_COLUMNS = (
     "open_transactions",
     "outcomes",
 )
-_ASIDE_COLUMNS = (
+_QUARANTINED_COLUMNS = (
     "control_partition",
     "lane",
     "offset",
@@ -285,8 +283,8 @@ def remove_grant(
 def check_grants(options: OperatorOptions) -> None:
     """Compare grants with the brokers' ACLs of journals, and list the differences.
 
-    A lane's principals are those that may write to its command topic. Super users of the brokers have no ACLs, so
-    they are not checked.
+    A lane's principals are those that may write to its command topic. Super users are not checked, as they have no
+    ACLs. The exit code is 1 if there are differences.
     """
     from anabranch.topics.names import commands_topic
 

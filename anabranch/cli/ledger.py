@@ -88,10 +88,10 @@ def recover(
     older_than: Annotated[
         str,
         option(
-            "--older-than TIME", "Only transactions prepared at least this long ago: 90s, 30m, 1h."
+            "--older-than SPAN", "Only transactions prepared at least this long ago: 90s, 30m, 1h."
         ),
     ] = "60s",
-    every: Annotated[str, option("--every TIME", "The time between two checks.")] = "10s",
+    every: Annotated[str, option("--every SPAN", "The time between two checks.")] = "10s",
     once: Annotated[
         bool,
         option("--once", "Check once, and fail if there are alarms or waiting transactions."),
@@ -100,15 +100,15 @@ def recover(
         str | None,
         option(
             "--http HOST:PORT",
-            "Serve /metrics (Prometheus), /live and /ready here (default: not at all).",
+            "Serve /metrics (Prometheus), /live and /ready here.",
             show_default=False,
         ),
     ] = None,
 ) -> None:
     """End prepared transactions of dead processes as the database decided, until Ctrl-C or SIGTERM.
 
-    Run one such service for each ledger; several do no harm. Each check reads at most 1,000 rows. If the database
-    or the cluster does not answer, the service waits for it.
+    Run one such service for each ledger; several do no harm. A check reads at most 1,000 rows. The service waits
+    for a database or a cluster that does not answer.
     """
     from anabranch.ledger.watch import watched
 
@@ -184,7 +184,7 @@ def adopt(
     """Assign the ledger to its present server, after its database was restored, copied or promoted.
 
     The ledger gets a new secret. The command lists the transactions that were prepared with the former one: check
-    their rows in the former database, then end them by force (docs/ledger.md).
+    their rows in the former database, then end them by force.
     """
     ledger = options.ledger()
     connecting = options.client()

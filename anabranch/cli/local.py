@@ -43,8 +43,7 @@ def dev(
 ) -> None:
     """Run a broker and controllers for development, until Ctrl-C or SIGTERM.
 
-    The command prints the address for ANABRANCH_BOOTSTRAP once both answer. With --folder, the next run has the
-    same streams and transactions.
+    A controller that is killed is started again after 6 seconds; one that fails ends the command.
     """
     from tempfile import TemporaryDirectory
 
@@ -139,30 +138,28 @@ def web(
     options: OperatorOptions,
     host: Annotated[
         str,
-        option(
-            "--host ADDRESS", "The address to listen on; everyone who reaches it can use the page."
-        ),
+        option("--host ADDRESS", "The address to listen on."),
     ] = "127.0.0.1",
     port: Annotated[int, option("--port", "The port; 0: any free one.", min=0, max=65_535)] = 8090,
     host_name: Annotated[
         list[str] | None,
         option(
             "--host-name NAME",
-            "A host name that browsers may use, such as a proxy's. May be repeated.",
+            "A host name that browsers may use, such as a proxy's. Repeatable.",
         ),
     ] = None,
     allow_actions: Annotated[
         bool,
         option(
             "--allow-actions",
-            "Allow to abort, force, scale and delete, each after a confirmation.",
+            "Allow abort, force, scale and delete, each after a confirmation.",
         ),
     ] = False,
 ) -> None:
-    """Show streams, transactions, processors and controllers in the browser, live, until Ctrl-C or SIGTERM.
+    """Show the cluster in the browser, until Ctrl-C or SIGTERM.
 
-    The page has no login, so it listens only on this machine by default: use a proxy with a login for others. The
-    page changes nothing without --allow-actions.
+    The page has no login, so it listens only on this machine by default: use a proxy with a login for others.
+    Without --allow-actions it changes nothing.
     """
     from anabranch.web.app import Site
     from anabranch.web.guard import LOCAL

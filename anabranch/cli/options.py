@@ -68,7 +68,7 @@ def _streams(incomplete: str) -> list[str]:
         logging.getLogger("anabranch").setLevel(logging.CRITICAL)
         with anabranch.connect(address, prefix=prefix, lane=lane, timeout=1.0) as client:
             found = [one.stream for one in client.streams()]
-    except Exception:  # noqa: BLE001 - a shell shows nothing of it
+    except Exception:  # noqa: BLE001 - a shell can't show errors here
         return []
     return [name for name in found if name.startswith(incomplete)]
 
@@ -80,7 +80,7 @@ Bootstrap = Annotated[
     str | None,
     option(
         "--bootstrap -b HOST:PORT",
-        "Brokers of the cluster, separated by commas.",
+        "The cluster's brokers, separated by commas.",
         envvar=BOOTSTRAP_VARIABLE,
     ),
 ]
@@ -100,24 +100,24 @@ Kafka = Annotated[
     list[str] | None,
     option(
         "--kafka -X NAME=VALUE",
-        "A librdkafka setting, such as security.protocol=SASL_SSL. Visible in `ps`. May be repeated.",
+        "A librdkafka setting, such as security.protocol=SASL_SSL. Visible in `ps`. Repeatable.",
     ),
 ]
 KafkaFile = Annotated[
     Path | None,
     option(
         "--kafka-file FILE",
-        "A file of such settings, one a line; use it for passwords.",
+        "A file of such settings, one per line; use it for passwords.",
         envvar=KAFKA_FILE_VARIABLE,
     ),
 ]
 Timeout = Annotated[float, option("--timeout SECONDS", "Give up after this many seconds.", min=0.1)]
 Limit = Annotated[int, option("--limit -n", "At most this many.", min=1)]
-Json = Annotated[
-    bool, option("--json", "Print one JSON document instead of tables; errors are JSON too.")
-]
+Json = Annotated[bool, option("--json", "Print results and errors as JSON.")]
 Yes = Annotated[bool, option("--yes -y", "Don't ask for confirmation; needed without a terminal.")]
-Verbose = Annotated[bool, option("--verbose -v", "Show the traceback of an error.")]
+Verbose = Annotated[
+    bool, option("--verbose -v", "Show the library's log, and the traceback of an error.")
+]
 Into = Annotated[
     str,
     option("--stream -s SCOPE/STREAM", "The stream to write to.", autocompletion=_streams),
@@ -125,21 +125,18 @@ Into = Annotated[
 Segments = Annotated[int, option("--segments -s", "The number of segments.", min=1, max=10_000)]
 StreamSettings = Annotated[
     list[str] | None,
-    option(
-        "--setting NAME=VALUE", "A setting of the stream, such as retention.ms=-1. May be repeated."
-    ),
+    option("--setting NAME=VALUE", "A setting of the stream, such as retention.ms=-1. Repeatable."),
 ]
 Near = Annotated[
     str | None, option("--near SCOPE", "Put a new scope on the control partition of this scope.")
 ]
 At = Annotated[
     str | None,
-    option(
-        "--at TIME", "As of a commit timestamp, or an ISO 8601 time with its zone (default: now)."
-    ),
+    option("--at TIME", "As of a commit timestamp or an ISO 8601 time (default: now)."),
 ]
 NewSegments = Annotated[
-    int | None, option("--segments", "Create the stream first, with this many segments.", min=1)
+    int | None,
+    option("--segments", "Create the stream first, with this number of segments.", min=1),
 ]
 LoadedAs = Annotated[
     str | None, option("--name", "A name that commits only once, so the command is safe to repeat.")
@@ -180,7 +177,7 @@ class ClusterOptions(ConnectionOptions):
         return connected(self.target())
 
     def losses(self) -> list[str]:
-        """The losses where brokers don't offer a call, in sentences."""
+        """The features that don't work because brokers lack a call, in sentences."""
         return losses_of(self.target())
 
 
@@ -259,7 +256,7 @@ def moment_of(text: str, option: str = "--at") -> int | datetime | None:
     moment = read_moment(text)
     if moment is None:
         raise InvalidArgument(
-            f"{option} {text!r} must be a commit timestamp, an ISO 8601 time, or now"
+            f"{option} {text!r} must be a commit timestamp, an ISO 8601 time with its zone, or now"
         )
     return moment
 
@@ -371,7 +368,7 @@ def _is_secret(line: str) -> bool:
 
 
 def losses_of(target: Target) -> list[str]:
-    """The losses where brokers don't offer a call, in sentences; empty if they don't answer."""
+    """The features that don't work because brokers lack a call, in sentences; empty if they don't answer."""
     from anabranch.kafka.cluster import Cluster
     from anabranch.kafka.needs import lacking_of, look_at, losses
     from anabranch.ports import LogError
@@ -396,7 +393,7 @@ def connected(target: Target) -> Iterator[Client]:
     import anabranch
     from anabranch.librdkafka.admin import no_broker
 
-    if trouble := no_broker(target.bootstrap):  # without waiting: a wrong address stays wrong
+    if trouble := no_broker(target.bootstrap):  # a wrong address fails at once
         raise NotReady(f"{trouble}; start a broker there, or correct --bootstrap")
     if not logging.getLogger().handlers:
         # Without -v an error is one line, without librdkafka's messages.

@@ -73,8 +73,8 @@ def list_processors(
 ) -> None:
     """List the processors of a scope: tasks, inputs, workers, last commits, and lags.
 
-    The lag of an input is that of its task with the lowest position, as `describe` counts it. The last commit is
-    that of the task that has not committed for the longest time; tasks without a commit do not count.
+    An input's lag is that of its task with the lowest position. The last commit is that of the task that has not
+    committed for longest; tasks without a commit do not count.
     """
     with options.client() as client:
         infos = [client.processor(one.processor) for one in client.processors(scope)]
@@ -86,10 +86,9 @@ def list_processors(
 def describe(options: ClusterOptions, processor: Name) -> None:
     """Show a processor's tasks: the worker of each, its last commit, its positions, and its lag.
 
-    Lag in events: all committed events of the input from the position on, whatever their keys; a commit that is
-    consumed in part counts whole. `~` marks an estimate by offsets, which include markers: for a lag of more than
-    10,000 history records, and for plain topics. Lag in seconds: the age of the oldest of these commits, or of the
-    first record. A task without events moves with its worker's commits, every 10 s.
+    Lag in events counts the input's committed events from the position on; a commit that is consumed in part counts
+    whole. `~` marks an estimate by offsets: for more than 10,000 history records, and for plain topics. Lag in
+    seconds is the age of the oldest of these commits or records.
     """
     with options.client() as client:
         info = client.processor(processor)
@@ -119,14 +118,13 @@ def release(
     options: ClusterOptions,
     processor: Name,
     task: Annotated[
-        list[int] | None, option("--task -t", "Only this task. May be repeated.", min=0)
+        list[int] | None, option("--task -t", "Only this task. Repeatable.", min=0)
     ] = None,
     yes: Yes = False,
 ) -> None:
     """End the ownership of tasks, so that another worker can take them.
 
-    For a worker that hangs and can't be reached. This worker can't commit any more; commits that are already
-    decided are merged.
+    Use it for a worker that hangs and can't be reached: it can't commit any more. Decided commits are merged.
     """
     connecting = options.client()
     confirm(f"The workers of these tasks of {processor} lose them.", yes=yes)
@@ -146,7 +144,7 @@ def reset(
         str | None,
         option(
             "--to begin|end|TIME",
-            "The new start; TIME: after a commit timestamp or an ISO 8601 time with its zone.",
+            "The new start: begin, end, or after a commit timestamp or an ISO 8601 time.",
         ),
     ] = None,
     keep_state: Annotated[bool, option("--keep-state", "Keep the contents of its stores.")] = False,
@@ -155,7 +153,7 @@ def reset(
     """Restart a processor from another position, with empty stores. Its workers lose their tasks.
 
     Events that it has written stay. With --keep-state its stores stay too, so events that are read again count
-    twice; without --to its positions also stay, and only its workers lose their tasks.
+    twice; without --to its positions also stay.
     """
     start = None if to is None else start_of(to, "--to")
     connecting = options.client()
@@ -183,8 +181,8 @@ def delete(options: ClusterOptions, processor: Name, yes: Yes = False) -> None:
 def get(
     options: ClusterOptions,
     processor: Name,
-    store: Annotated[str, argument("STORE", "The store's name.")],
-    key: Annotated[str, argument("KEY", "The key, as text.")],
+    store: Annotated[str, argument("STORE", "The store.")],
+    key: Annotated[str, argument("KEY", "The key.")],
     task: Annotated[int | None, option("--task", "The task of a local store.", min=0)] = None,
 ) -> None:
     """Show the committed value of a key in a processor's store. The exit code is 2 if the key has no value.
@@ -206,7 +204,7 @@ def import_group(
     group: Annotated[str, option("--group -g", "The consumer group.")],
     stream: Annotated[
         list[str] | None,
-        option("--input SCOPE/STREAM", "Create the processor with this input. May be repeated."),
+        option("--input SCOPE/STREAM", "Create the processor with this input. Repeatable."),
     ] = None,
     tasks: Annotated[
         int, option("--tasks", "With --input: the number of tasks, a power of two.")
@@ -215,9 +213,9 @@ def import_group(
 ) -> None:
     """Start a processor at the offsets of a Kafka consumer group in the topics of its inputs.
 
-    With --input the processor is created; else it is reset, and its stores are emptied. The processor starts with
-    the first commit of each input that the group has not read completely, so no event is missed, but some may come
-    again. Stop the group's members first.
+    With --input the processor is created; else it is reset, with empty stores. The start is the first commit of
+    each input that the group has not read completely, so some events may come again. Stop the group's members
+    first.
     """
     connecting = options.client()
     if not stream:
@@ -339,7 +337,7 @@ def run(
         str | None,
         option(
             "--http HOST:PORT",
-            "Serve /metrics (Prometheus), /live and /ready here; other workers at the next ports (:0: any port).",
+            "Serve /metrics (Prometheus), /live and /ready here; other workers use the next ports (:0: any port).",
             show_default=False,
         ),
     ] = None,
@@ -511,7 +509,7 @@ def bridge(
         str | None,
         option(
             "--dead-letter SCOPE/STREAM",
-            "A stream for records that the stream does not accept, such as too large ones (default: stop).",
+            "A stream for records that the stream does not accept (default: stop).",
         ),
     ] = None,
     once: Annotated[bool, option("--once", "Stop at the end of the topic.")] = False,
@@ -525,10 +523,8 @@ def bridge(
 ) -> None:
     """Copy a plain topic into a stream, each record exactly once, until Ctrl-C or SIGTERM.
 
-    A processor named STREAM-bridge commits the positions with the copies. Bridges on several machines share the
-    partitions. Keys, values, headers and timestamps are kept, and records of native transactions are copied once
-    these commit. Exceptions: header names that begin with "ab." get a "_" before them, bytes of names that are not
-    UTF-8 become U+FFFD, and timestamps before 1970 or after 9999 become the time of the copy.
+    The processor STREAM-bridge commits positions with the copies. Bridges on several machines share the partitions.
+    Records of native transactions are copied once these commit.
     """
     import pyarrow as pa
 

@@ -57,7 +57,7 @@ Conf = Annotated[
     list[str] | None,
     option(
         "--conf NAME=VALUE",
-        "A setting of Spark, such as spark.driver.memory=4g. May be repeated.",
+        "A setting of Spark, such as spark.driver.memory=4g. Repeatable.",
     ),
 ]
 JobTimeout = Annotated[
@@ -88,7 +88,7 @@ class JobOptions(ClusterOptions, _SparkOptions):
 
         Raises:
             NotInstalled: PySpark is missing.
-                NoJdk: Spark finds no JDK 17 or later.
+            NoJdk: Spark finds no JDK 17 or later.
         """
         from anabranch.spark import spark_session
 
@@ -133,12 +133,12 @@ def audit(
         list[str],
         option(
             "--stream -s SCOPE/STREAM",
-            "A stream, or a scope for all its streams, of one control partition. May be repeated.",
+            "A stream, or a scope for all its streams, of one control partition. Repeatable.",
         ),
     ],
     at: At = None,
     report: Annotated[
-        Path | None, option("--report FILE", "Also write the report to a file, as JSON.")
+        Path | None, option("--report FILE", "Also write the report to this file, as JSON.")
     ] = None,
     complete: Annotated[
         bool, option("--complete", "Also exit with 1 if something is not checkable.")
@@ -151,7 +151,10 @@ def audit(
     ] = None,
     table: Table = TABLE,
 ) -> None:
-    """Check from the log that streams have exactly the committed events, each once and in order."""
+    """Check from the log that streams have exactly the committed events, each once and in order.
+
+    The exit code is 1 if it finds a breach.
+    """
     place = options.connection()
     spark = options.session("anabranch audit")
     from anabranch.audit.report import moment_of
@@ -254,9 +257,7 @@ class Whole(StrEnum):
 @app.command("load")
 def load(
     options: JobOptions,
-    files: Annotated[
-        list[str], argument("FILE...", "Files, folders or patterns for Spark to read.")
-    ],
+    files: Annotated[list[str], argument("FILE...", "Files, folders or patterns.")],
     stream: Into,
     form: Annotated[
         FileForm, option("--format", "The files' format. CSV files have a header row.")
@@ -265,14 +266,14 @@ def load(
         str | None,
         option(
             "--schema DDL",
-            "The columns, such as 'id BIGINT, name STRING' (default: from the files; CSV: texts).",
+            "The columns, such as 'id BIGINT, name STRING' (default: the files'; CSV: texts).",
         ),
     ] = None,
     read_option: Annotated[
         list[str] | None,
         option(
             "--read-option NAME=VALUE",
-            "An option of Spark's reader, such as sep=; or encoding=ISO-8859-1. May be repeated.",
+            "An option of Spark's reader, such as sep=; or encoding=ISO-8859-1. Repeatable.",
         ),
     ] = None,
     key: Annotated[
@@ -286,7 +287,7 @@ def load(
         str | None,
         option(
             "--timestamp COLUMN",
-            "The events' time: a timestamp, ISO 8601, or seconds or milliseconds since 1970.",
+            "The column of the events' times.",
         ),
     ] = None,
     order_by: Annotated[
@@ -324,7 +325,7 @@ def load(
 def export(
     options: JobOptions,
     stream: Annotated[
-        list[str], option("--stream -s SCOPE/STREAM", "A stream to export. May be repeated.")
+        list[str], option("--stream -s SCOPE/STREAM", "A stream to export. Repeatable.")
     ],
     to: Annotated[str, option("--to DIR", "The folder for the files.")],
     form: Annotated[TableForm, option("--format", "The files' format.")] = TableForm.PARQUET,
@@ -356,7 +357,7 @@ def export(
         str,
         option(
             "--start WHERE",
-            "The start of the first call: begin, end, a commit timestamp, or a time with its zone.",
+            "Where the first call starts: begin, end, a commit timestamp, or an ISO 8601 time.",
         ),
     ] = "begin",
     checkpoint: Annotated[
@@ -369,7 +370,7 @@ def export(
         bool,
         option(
             "--strict/--lossy",
-            "Stop, or continue, if events were deleted before their export, by retention or with their stream.",
+            "Stop, or continue, if events were deleted before their export.",
         ),
     ] = True,
 ) -> None:
@@ -411,7 +412,10 @@ def compact(
         str | None, option("--name", "With --into: a name that is committed only once.")
     ] = None,
 ) -> None:
-    """Write the latest value of each key, as of a commit timestamp; a null value deletes its key."""
+    """Write the latest value of each key, as of a commit timestamp; a null value deletes its key.
+
+    Events without a key are left out, and counted.
+    """
     place = options.connection()
     spark = options.session("anabranch compact")
     from anabranch.audit.report import moment_of

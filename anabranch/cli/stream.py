@@ -60,7 +60,7 @@ _COLUMNS = (
     "state",
     "trouble",
 )
-Last = Annotated[int, option("--last", "Only the newest epochs, this many.", min=1)]
+Last = Annotated[int, option("--last", "Only this number of the newest epochs.", min=1)]
 
 
 @app.command("create")
@@ -73,7 +73,7 @@ def create(
         bool,
         option(
             "--adopt",
-            "Use an existing topic with records, which readers will get. Needs --lane admin.",
+            "Use an existing topic with records, which readers will get.",
         ),
     ] = False,
     near: Near = None,
@@ -156,26 +156,26 @@ def scale(
         int | None,
         option(
             "--segments -s",
-            "Scale to this many segments of equal ranges; segments that fit stay.",
+            "Scale to this number of equal ranges; segments that fit stay.",
             min=1,
             max=10_000,
         ),
     ] = None,
     seal: Annotated[
         list[str] | None,
-        option("--seal SEGMENT", "Seal this segment (NUMBER@EPOCH, or an id). May be repeated."),
+        option("--seal SEGMENT", "Seal this segment (NUMBER@EPOCH, or an id). Repeatable."),
     ] = None,
     ranges: Annotated[
         list[str] | None,
         option(
             "--range LOW:HIGH",
-            "Open a segment with these key positions. May be repeated.",
+            "Open a segment with these key positions. Repeatable.",
         ),
     ] = None,
 ) -> None:
     """Change the segments of a stream. Open transactions continue.
 
-    Give --segments; or --seal and --range, which have to cover exactly the same keys.
+    Give --segments; or --seal and --range, which must cover exactly the same keys.
     """
     sealed = [parse_segment(each) for each in seal or ()]
     opened = [parse_range(each) for each in ranges or ()]
@@ -192,7 +192,7 @@ def progress(
     streams: Annotated[list[str], argument("SCOPE/STREAM", "The streams that are copied.")],
     group: Annotated[str, option("--group -g", "The consumer group that feeds the copy.")],
 ) -> None:
-    """Show up to which time a copy of streams is complete: its consumer group has read all earlier commits."""
+    """Show up to which time a copy of streams is complete: its consumer group has read all commits up to then."""
     with options.client() as client:
         at = client.progress(streams, group, timeout=options.timeout)
     document = {"group": group, "timestamp": at, "at": to_text(at)}
@@ -233,7 +233,10 @@ def draw_stream(
 
 @app.command("recover")
 def recover(options: OperatorOptions, stream: StreamName) -> None:
-    """Make a LOST stream ACTIVE again, if its topics are the same as before the loss."""
+    """Make a LOST stream ACTIVE again, if its topics are those from before the loss, by their ids.
+
+    Transactions that the loss aborted stay aborted.
+    """
     with options.client() as client:
         state = client.recover_stream(stream).state
     print_result({"stream": stream, "state": state}, f"{stream} is {state}", as_json=options.json)
@@ -241,10 +244,9 @@ def recover(options: OperatorOptions, stream: StreamName) -> None:
 
 @app.command("forget")
 def forget(options: OperatorOptions, stream: StreamName, yes: Yes = False) -> None:
-    """Remove a LOST stream for good, so that its name can be used again.
+    """Remove a LOST stream and the rest of its topics for good, so that its name can be used again.
 
-    The rest of its topics is deleted. A stream that an unfinished transaction writes to is refused, with the
-    command that ends the transaction.
+    The command is refused while an unfinished transaction writes to the stream.
     """
     connecting = options.client()  # wrong options are refused before the question
     confirm(f"The rest of {stream} and its topics will be deleted for good.", yes=yes)
@@ -260,14 +262,14 @@ def delete(
     stream: StreamName,
     despite: Annotated[
         list[str] | None,
-        option("--despite PROCESSOR", "A processor that may lose this input. May be repeated."),
+        option("--despite PROCESSOR", "A processor that may lose this input. Repeatable."),
     ] = None,
     yes: Yes = False,
 ) -> None:
     """Delete a stream with all its events, so that its name can be used again.
 
-    A stream is refused while an unfinished transaction writes to it, or while a processor reads it that --despite
-    does not name; `anabranch stream describe` shows them.
+    The command is refused while an unfinished transaction writes to the stream, or a processor reads it that
+    --despite does not name.
     """
     with options.client() as client:
         found = client.describe(stream)
@@ -297,7 +299,7 @@ def alter(
     setting: StreamSettings = None,
     unset: Annotated[
         list[str] | None,
-        option("--unset NAME", "Remove a setting. May be repeated."),
+        option("--unset NAME", "Remove a setting. Repeatable."),
     ] = None,
 ) -> None:
     """Change settings of a stream, such as retention.ms. Transactions and readers continue."""
@@ -317,11 +319,11 @@ def truncate(
     options: OperatorOptions,
     stream: StreamName,
     until: Annotated[
-        str, option("--until TIME", "A commit timestamp, or a time in ISO 8601 with its zone.")
+        str, option("--until TIME", "Delete up to a commit timestamp or an ISO 8601 time.")
     ],
     yes: Yes = False,
 ) -> None:
-    """Delete a stream's oldest transactions, up to a time of commit."""
+    """Delete the events of a stream that were committed up to a time."""
     moment = moment_of(until, "--until")
     if moment is None:
         raise InvalidArgument("--until can't be now: give a commit timestamp, or a time")

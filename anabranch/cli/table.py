@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 _LOOK_S = 0.2
 app = App(no_args_is_help=True, help="Create tables, and read and write their rows.")
 Table = Annotated[str, argument("SCOPE/TABLE", "The table.")]
-Key = Annotated[str, argument("KEY", "The row's key.")]
+Key = Annotated[str, argument("KEY", "The key.")]
 Folder = Annotated[
     Path | None,
     option("--folder DIR", "Keep the replica here for the next call (default: a temporary one)."),
@@ -134,7 +134,7 @@ def describe(options: ClusterOptions, table: Table) -> None:
 def get(
     options: ClusterOptions, table: Table, key: Key, at: At = None, folder: Folder = None
 ) -> None:
-    """Print a row. If it does not exist: nothing, and exit code 1."""
+    """Print a row. If it does not exist, nothing is printed, and the exit code is 1."""
     with _view(options, table, at, folder) as view:
         value = view.get(table, os.fsencode(key))
     if options.json:
@@ -161,7 +161,7 @@ def scan(
     """Print rows in the order of their keys, one line each: key, tab, row.
 
     Choose keys by --starts, or by --from and --to (--prefix is for the cluster's topics). In keys and rows, a tab
-    is \\t, a backslash \\\\, and a byte that is not UTF-8 \\xff; --json is exact.
+    is `\\t`, a backslash `\\\\`, and a byte that is not UTF-8 `\\xff`; --json is exact.
     """
     if starts is not None and (low is not None or high is not None):
         raise InvalidArgument("give --starts, or --from and --to")
@@ -196,8 +196,12 @@ def put(
     table: Table,
     key: Key,
     value: Annotated[str, argument("VALUE", "The row; - reads it from standard input.")],
-    insert: Annotated[bool, option("--insert", "Only if the key has no row.")] = False,
-    replace: Annotated[bool, option("--replace", "Only if the key has a row.")] = False,
+    insert: Annotated[
+        bool, option("--insert", "Only if the key has no row at the commit.")
+    ] = False,
+    replace: Annotated[
+        bool, option("--replace", "Only if the key has a row at the commit.")
+    ] = False,
     folder: Folder = None,
 ) -> None:
     """Write a row."""
@@ -243,19 +247,16 @@ def changes(
         str,
         option(
             "--from TIME",
-            "The start: begin, end, or after a commit timestamp or an ISO 8601 time with a zone. A group continues "
-            "at its position.",
+            "Start at begin, at end, or after a commit timestamp or an ISO 8601 time.",
         ),
     ] = "begin",
     to: Annotated[
         str | None,
-        option("--to TIME", "Stop at a time, as of --from, or at the present end."),
+        option("--to TIME", "Stop at a time, or at the present end: end."),
     ] = None,
     before: Annotated[
         bool,
-        option(
-            "--before", "Also show the row before each change, from a replica that is built first."
-        ),
+        option("--before", "Also show the row before each change, from a replica."),
     ] = False,
     limit: Annotated[
         int | None,
@@ -275,7 +276,7 @@ def changes(
 ) -> None:
     """Print changes of rows in commit order, one line each: time, key, row before, row after.
 
-    `-` means no row before, `(deleted)` no row after. Bytes are escaped as by `scan`; --json is exact.
+    `-` means no row before, `(deleted)` no row after.
     """
     end: Any = "end" if to in ("end", "now") else None if to is None else moment_of(to, "--to")
     first = start_of(start, "--from")
@@ -303,13 +304,13 @@ def changes(
 def compact(
     options: OperatorOptions,
     table: Annotated[
-        str | None, argument("SCOPE/TABLE", "The table (with --watch, default: all).")
+        str | None, argument("SCOPE/TABLE", "The table; with --watch by default all.")
     ] = None,
     plain: Annotated[
         bool,
         option(
             "--plain-readers-lose-history",
-            "Accept that consumers that read the topic from its beginning, miss unchanged rows.",
+            "Accept that consumers that read the topic from its beginning miss unchanged rows.",
         ),
     ] = False,
     folder: Folder = None,
@@ -317,7 +318,7 @@ def compact(
         bool,
         option(
             "--watch -w",
-            "Keep running, and compact each table that exceeds its table.compact.ratio.",
+            "Keep running, and compact tables that exceed their table.compact.ratio.",
         ),
     ] = False,
     every: Annotated[
@@ -326,8 +327,8 @@ def compact(
 ) -> None:
     """Write a base with all rows as of now minus table.history.ms, and delete the older events.
 
-    Rows, snapshots within table.history.ms, and changes that groups have not read yet stay. The command is safe to
-    repeat.
+    Rows, and snapshots since then, stay. The command is refused while a consumer group has not read all changes up
+    to the base.
     """
     if table is None and not watch:
         raise InvalidArgument("name a table, or give --watch")

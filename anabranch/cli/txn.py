@@ -61,7 +61,7 @@ app = App(no_args_is_help=True, help="List, describe, abort and force transactio
 _FINISHED = ("COMMITTED", "ABORTED")
 TxnIdText = Annotated[
     str,
-    argument("ID", "The transaction's id: 32 hexadecimal digits, or the first or last of them."),
+    argument("ID", "The id, or at least 4 of its first or last digits."),
 ]
 
 
@@ -130,11 +130,11 @@ def list_transactions(
     options: ClusterOptions,
     scope: OnlyScope = None,
     finished: Annotated[
-        bool, option("--finished -f", "All transactions, also committed and aborted ones.")
+        bool, option("--finished -f", "Also committed and aborted transactions.")
     ] = False,
     prepared: Annotated[bool, option("--prepared", "Only prepared transactions.")] = False,
     waiting: Annotated[
-        bool, option("--waiting", "Only decided transactions that are not merged yet, and why.")
+        bool, option("--waiting", "Only decided transactions that are not merged yet.")
     ] = False,
     limit: Limit = 100,
 ) -> None:
@@ -188,12 +188,12 @@ def locks(options: ClusterOptions, scope: OnlyScope = None, limit: Limit = 100) 
 @app.command("commits")
 def commits(
     options: ClusterOptions,
-    of: Annotated[str, argument("SCOPE[/STREAM]", "The scope, or the stream.")],
+    of: Annotated[str, argument("SCOPE[/STREAM]", "A scope or stream.")],
     start: Annotated[
         str | None,
-        option("--from TIME", "After a commit timestamp, or an ISO 8601 time with its zone."),
+        option("--from TIME", "Only commits after a commit timestamp or an ISO 8601 time."),
     ] = None,
-    until: Annotated[str | None, option("--to TIME", "Up to such a time (default: now).")] = None,
+    until: Annotated[str | None, option("--to TIME", "Only commits up to this time.")] = None,
     limit: Limit = 100,
 ) -> None:
     """List the commits of a scope or a stream, the newest first: transaction, streams, number of events."""
@@ -211,7 +211,7 @@ def describe(
     txn: TxnIdText,
     watch: Annotated[bool, option("--watch -w", "Repeat each second until it has ended.")] = False,
 ) -> None:
-    """Show a transaction: its state and outcome, streams, writers, and the progress of its merge."""
+    """Show a transaction: its state and outcome, streams, writers, locks, and the progress of its merge."""
     with options.client() as client:
         txn_id = id_of(client, txn)
         while True:
@@ -254,18 +254,17 @@ def abort(
     options: OperatorOptions,
     txns: Annotated[
         list[str] | None,
-        argument("ID...", "Open transactions, each by its id, or by first or last digits of it."),
+        argument("ID...", "Ids, or at least 4 of their first or last digits."),
     ] = None,
-    owner: Annotated[str | None, option("--owner LANE", "Open transactions of this lane.")] = None,
+    owner: Annotated[str | None, option("--owner LANE", "Transactions of this lane.")] = None,
     older_than: Annotated[
-        str | None, option("--older-than TIME", "Open transactions older than 90s, 30m, 1h, 2d.")
+        str | None, option("--older-than SPAN", "Transactions older than 90s, 30m, 1h, 2d.")
     ] = None,
     yes: Yes = False,
 ) -> None:
     """Abort open transactions as an operator: by id, or all of a lane or an age.
 
-    With --owner or --older-than it chooses among the 10,000 oldest, shows them, and asks. Programs with a
-    transaction's token call client.abort(token) instead.
+    With --owner or --older-than it chooses among the 10,000 oldest, and shows them first.
     """
     if bool(txns) == (owner is not None or older_than is not None):
         raise InvalidArgument("give ids, or --owner and --older-than")
@@ -326,7 +325,7 @@ def _choose(
 @app.command("force")
 def force(
     options: OperatorOptions,
-    txn: TxnIdText,
+    txn: Annotated[str, argument("ID", "The id: all 32 digits.")],
     outcome: Annotated[
         str | None,
         option(
@@ -338,10 +337,9 @@ def force(
 ) -> None:
     """Abort a transaction in all its streams if its merge can't finish, or end a PREPARED one.
 
-    A merge can't finish while a stream of it waits or is LOST: the transaction is in FINALIZE_IN_PROGRESS, and
-    `anabranch txn describe` says why it waits. Plain consumers of its other streams may have seen some of its
-    events, which stay; snapshots, ordered readers and Spark never show them. The coordinator of a PREPARED
-    transaction may have decided otherwise. Needs a lane with the right `operate` on the scope.
+    A merge can't finish while a stream of it waits or is LOST: `anabranch txn describe` says why. Plain consumers
+    of its other streams may have seen some of its events, and keep seeing them; snapshots, ordered readers and
+    Spark never show them. The coordinator of a PREPARED transaction may have decided otherwise.
     """
     if outcome not in (None, "commit", "abort"):
         raise InvalidArgument(f"--outcome {outcome!r} must be commit or abort")
@@ -394,7 +392,7 @@ series_app = App(no_args_is_help=True, help="List and set series of numbered com
 
 @series_app.command("list")
 def list_series(options: ClusterOptions, scope: Scope) -> None:
-    """List the series of a scope: highest number, its transaction, owner and time."""
+    """List the series of a scope: highest number, its transaction, owner, and time."""
     with options.client() as client:
         found = client.series(scope)
     rows = [
@@ -423,7 +421,7 @@ def set_series(
     """Set the latest number of a series (-1: none), or its owner. The next commit must have a higher number.
 
     If the number is too low, numbers are committed twice; if it is too high, the numbers up to it are never
-    committed. Needs the right `series` on the scope.
+    committed.
     """
     with options.client() as client:
         at = next((s.number for s in client.series(scope, series) if s.number >= 0), None)

@@ -1,7 +1,7 @@
 """The client: what users import.
 
 `connect` makes a `Client` of a real cluster. `client` has all its calls, with what they do and raise; start there.
-A call that needs more than one command is carried out by a part of the client: `streams`, `reading`, `processors`,
+Calls that need more than one command are carried out by the client's parts: `streams`, `reading`, `processors`,
 `admin`, `compact`. All parts and handles share one `shared.Shared`.
 
 A commit passes through these files, from the user to the bus:
@@ -16,12 +16,13 @@ A commit passes through these files, from the user to the bus:
 A transaction on tables (docs/inside/tables.md) passes through these first:
 
 - `replica`: a `tables.replica.ReadReplica` with `begin`, `join` and `transact`.
-- `table_transaction`: its two handles, of the process that begins it and of another one that joins, over one class
-  with what both do: reads of one snapshot, own writes, locks.
-- `table_locks`: what was read, and whether it has newer versions; registered with the controller in a long one.
-- `own_writes`: what it wrote itself, from memory or read back from journals.
+- `table_transaction`: the handle of the process that begins it, the handle of a process that joins it, and their
+  base class: reads of one snapshot, own writes, locks.
+- `table_locks`: what was read, and whether it has newer versions. Long transactions register it with the
+  controller.
+- `own_writes`: the rows that the transaction wrote, from memory or read back from journals.
 
 The client never imports `anabranch.controller`: it knows controllers by the protocol. Only `connect` imports the
-libraries of brokers, and only `arrow` and `compact` import pyarrow. Two threads exist: that of heartbeats
-(`shared.Heart`), and that of each replica; the simulator runs both step by step.
+libraries of brokers, and only `arrow` and `compact` import pyarrow. A client has one thread for heartbeats
+(`shared.Heart`), and one for each replica; the simulator runs both step by step.
 """

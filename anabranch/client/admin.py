@@ -26,14 +26,16 @@ from anabranch.types import AuditEntry, CommandsInfo, Grant, Lane, Listed, right
 
 
 class Administration:
-    """The calls of `Client` for operators, with the same arguments and errors; they ask all control partitions."""
+    """Calls of `Client` for operators, with its arguments and errors; names are the same unless one is given.
+
+    They ask all control partitions.
+    """
 
     def __init__(self, shared: Shared) -> None:
         self._shared = shared
         self._session = shared.session
 
     def lanes(self, deadline: float) -> list[Lane]:
-        """As `Client.lanes`."""
         return _lanes(self._session.ask_each(r.ListLanes(), r.LaneList, deadline))
 
     def add_lane(
@@ -70,13 +72,13 @@ class Administration:
         return self._set_lane(r.SetLane(name, blocked, lane.topic_ids, lane.quotas), deadline)
 
     def grants(self, deadline: float) -> list[Grant]:
-        """As `Client.grants`."""
         return _grants(self._session.ask_each(r.ListGrants(), r.GrantList, deadline))
 
     def set_grant(self, lane: str, pattern: str, change: int, deadline: float) -> Grant:
-        """Send the change, not the result, to each control partition, as other operators may change grants, too.
+        """Add or remove rights in each control partition; returns the lane's rights on this pattern.
 
-        A control partition without this grant first gets the rights that others have.
+        The change is sent, not the result, as other operators may change grants at the same time. A control
+        partition without this grant gets the rights that others have, with the change.
         """
         check_lane(lane)
         parts = self._session.ask_each(r.ListGrants(), r.GrantList, deadline)
@@ -93,7 +95,6 @@ class Administration:
         return Grant(lane, pattern, right_words(left))
 
     def audit_log(self, limit: int, deadline: float) -> list[AuditEntry]:
-        """As `Client.audit_log`."""
         found: list[AuditEntry] = []
         for number, part in self._session.ask_each(r.ListAudit(), r.AuditList, deadline):
             rows = list(part.entries)
@@ -104,8 +105,6 @@ class Administration:
         return sorted(found, key=lambda entry: -entry.at_ms)[:limit]
 
     def commands(self, deadline: float) -> Listed[CommandsInfo]:
-        """As `Client.commands`."""
-
         def ask(n: int, until: float) -> list[CommandsInfo]:
             got = self._session.ask(n, r.ListCommands(), r.CommandList, until)
             info = CommandsInfo(
@@ -118,7 +117,6 @@ class Administration:
         return found
 
     def acls(self, deadline: float) -> list[Acl]:
-        """As `Client.acls`."""
         if self._shared.ports.acls is None:
             raise IllegalState("this client can't ask brokers who may do what")
         return self._shared.ports.acls.listed(deadline)
@@ -149,7 +147,7 @@ class Administration:
         return ids
 
     def _ids_at_last(self, log: Log, lane: str, deadline: float) -> tuple[str, ...]:
-        """The ids of a lane's topics, as soon as the broker that is asked knows them."""
+        """The ids of a lane's topics. Waits until the broker that answers knows them; raises `NotReady`."""
         while True:
             try:
                 return lane_topic_ids(log, self._shared.ports.prefix, lane)

@@ -1,4 +1,4 @@
-"""Arrow tables as checked columns of events. Only this module imports pyarrow, at the first `write_batch`."""
+"""Arrow tables as checked columns of events, for `write_batch`: its first call imports this module and pyarrow."""
 
 from __future__ import annotations
 
@@ -21,10 +21,9 @@ _PER_SECOND = {"s": 1, "ms": 1000, "us": 1_000_000, "ns": 1_000_000_000}
 
 
 def columns_of(batch: pa.RecordBatch | pa.Table) -> list[EventColumns]:
-    """Split a batch or table into pieces of about 10,000 rows, without a copy; empty pieces are dropped.
+    """Split a batch or table into pieces of limited size, without a copy; empty pieces are dropped.
 
-    Raises:
-        InvalidArgument: names the column, type or field that `Transaction.write_batch` does not take.
+    Raises `InvalidArgument`, which names the column, type or field that `Transaction.write_batch` does not take.
     """
     import pyarrow as pa
 
@@ -163,7 +162,7 @@ def _check_names(names: BytesColumn, taken: np.ndarray[tuple[int], np.dtype[np.b
 
 
 def _timestamps(array: pa.Array) -> Numbers:
-    """Unix milliseconds; 0 is now."""
+    """Unix milliseconds; 0, in place of a null, means now."""
     import pyarrow as pa
 
     array = _plain(array)

@@ -1,7 +1,7 @@
 """The client that `anabranch.connect` makes.
 
 The file is long because it has every call of a client, with what it does and raises. Calls that need more than one
-command are carried out by parts of the client: `streams`, `reading`, `processors`, `admin`.
+command are carried out by the client's parts (see `anabranch.client`).
 """
 
 from __future__ import annotations
@@ -102,9 +102,10 @@ _clients: weakref.WeakSet[Client] = weakref.WeakSet()
 
 
 class Client:
-    """A connection to the controllers of a cluster. Thread-safe, but not usable in a forked child.
+    """A connection to the controllers of a cluster, made by `anabranch.connect`.
 
-    Made by `anabranch.connect`. Timeouts are in seconds; calls without a ``timeout`` use that of the client.
+    Thread-safe. Timeouts are in seconds; calls without a ``timeout`` use that of the client. In a forked child
+    calls raise `NotForkSafe`, and once the client is closed `IllegalState`.
     """
 
     def __init__(
@@ -153,16 +154,15 @@ class Client:
     def last_timestamp(self) -> int:
         """The highest hybrid time that this client has seen in answers, tokens and `observe`; 0: none yet.
 
-        Its transactions commit above this time, and its snapshots have all commits up to it. Readers don't raise
-        it.
+        Its transactions commit above it, and its snapshots have all commits up to it. Readers don't raise it.
         """
         return self._session.highest_timestamp
 
     def observe(self, timestamp: int) -> None:
-        """Make all later commits of this client get higher timestamps than this one.
+        """Make all later commits of this client get higher timestamps than this hybrid time. Nothing is sent.
 
-        Use it for a timestamp that did not come in an answer or a token, but in a message, or in an event that was
-        read. Nothing is sent.
+        Use it for a timestamp that came in a message, or in an event that was read: answers and tokens are observed
+        by themselves.
 
         Raises: ClockSkew (more than ``max_clock_skew`` ahead of this machine's clock), InvalidArgument; then
         nothing is changed.
@@ -194,10 +194,10 @@ class Client:
         """Begin a transaction in a scope.
 
         With a ``name``, which is unique in the scope, the controller begins it at once: if the name is committed
-        already, the handle has its `result`; an open transaction of the name is aborted. Without one nothing is
+        already, the handle has its `result`; an open transaction of the name is aborted. Without a name nothing is
         sent yet. ``keepalive``: seconds (at least 1) without a heartbeat after which the controller aborts the
-        transaction; the handle sends heartbeats. ``ownership``: ownership of the tasks whose positions the commit
-        will move; then without a name.
+        transaction; the handle sends heartbeats. ``ownership``, without a name: the ownership of the tasks whose
+        positions the commit will move.
 
         Raises: InvalidArgument; with a name also UnknownScope, TooManyTransactions, ClockSkew, NotReady,
         DeadlineExceeded.
@@ -266,8 +266,8 @@ class Client:
         With the ``secret`` that it was prepared with, the id (16 bytes) is enough, from any lane. Arguments and
         errors are those of `Transaction.commit`; `NotAuthorized`: the token lacks the right.
 
-        ``receipts``: exactly the writers to take; None: all finished writers. Repeating the call gives the same
-        result. If no writer has begun the transaction of a reservation, it commits empty.
+        ``receipts``: exactly the writers to take; None: all finished writers. Repeating the call returns the same
+        result. If no writer has begun the transaction of a reservation, it commits without events.
         """
         check_number(name, number)
         records = receipt_records(receipts, id_of(transaction))
@@ -324,12 +324,12 @@ class Client:
         outcome: bool | None = None,
         timeout: float | None = None,
     ) -> None:
-        """Force the end of a transaction: abort it if its merge can't finish, as a stream is LOST or in trouble.
+        """Force the end of a transaction, given its id or a token. For operators; repeating the call is fine.
 
-        ``outcome``: for a PREPARED one whose coordinator will never end it; True commits it, False aborts it.
-
-        For operators, given its id or a token. Repeating the call is fine. Consumers that read the topics of its
-        other streams without the history may have seen events of it, and still see them: events can't be removed.
+        Without ``outcome`` it aborts a transaction whose merge can't finish, as a stream is LOST or in trouble.
+        Events that were already merged into other streams can't be removed: consumers that read the topics without
+        the history see them. ``outcome``, for a PREPARED transaction whose coordinator will never end it: True
+        commits it, False aborts it.
 
         Raises: IllegalState (nothing stops its merge, or the merge has not begun: `abort` it), AlreadyCommitted,
         InvalidToken, UnknownTransaction, Expired, NotReady, DeadlineExceeded (repeating is safe).
@@ -342,9 +342,9 @@ class Client:
     ) -> TransactionInfo:
         """The state of a transaction, given its token, id (16 bytes or 32 digits) or reservation. Changes nothing.
 
-        Raises: UnknownTransaction (no controller knows it *yet*, though a command may be on its way: `resolve`
-        makes this final; or this client may not see it), NotAuthorized (the token has expired), Expired,
-        InvalidToken, NotReady, DeadlineExceeded.
+        Raises: UnknownTransaction (no controller knows it, or this client may not see it; a command that begins it
+        may still arrive, unless you `resolve` it), NotAuthorized (the token has expired), Expired, InvalidToken,
+        NotReady, DeadlineExceeded.
         """
         txn_id, _, token = asked_about(self._session, transaction)
         deadline = self._shared.checked_deadline(timeout)
@@ -353,10 +353,10 @@ class Client:
     def resolve(
         self, transaction: bytes | str | Reservation, *, timeout: float | None = None
     ) -> TransactionInfo:
-        """As `state`, but final: a transaction that no controller knows is aborted, so that it can never begin.
+        """As `state`, but a transaction that no controller knows is aborted, so that it can never begin.
 
-        Raises: Expired, ClockSkew (an unknown id, made more than a day ahead of the controller's clock: it can't
-        begin either), InvalidToken, NotReady, DeadlineExceeded (repeating is safe).
+        Raises: Expired, ClockSkew (an unknown id, made more than a day ahead of the controller's clock: its
+        transaction can't begin), InvalidToken, NotReady, DeadlineExceeded (repeating is safe).
         """
         deadline = self._shared.checked_deadline(timeout)
         txn_id, scope, token = asked_about(self._session, transaction)
@@ -393,10 +393,7 @@ class Client:
         return self._session.open_ones(r.ListOpen(scope, None, limit), deadline).each(open_of)
 
     def open_transaction(self, txn_id: bytes, *, timeout: float | None = None) -> OpenTransaction:
-        """One transaction by its id, open or not, with its writers and the progress of its merge.
-
-        Raises: as `state`.
-        """
+        """One transaction by its id, open or not, with its writers and its merge's progress. Raises: as `state`."""
         deadline = self._shared.checked_deadline(timeout)
         return open_of(self._session.open_ones(r.ListOpen(None, id_of(txn_id), 1), deadline)[0])
 
@@ -422,9 +419,8 @@ class Client:
     ) -> list[r.SeriesInfo]:
         """The latest number and the owner of each series of a scope, by name; ``name``: of this series only.
 
-        Number -1: the series has an ``owner``, but no commit yet. ``taken_ms``: Unix milliseconds.
-
-        Raises: UnknownScope, NotReady, DeadlineExceeded.
+        Number -1: the series has an ``owner``, but no commit yet. ``taken_ms``: Unix milliseconds. Raises:
+        UnknownScope, NotReady, DeadlineExceeded.
         """
         return self._session.series(scope, name, self._shared.checked_deadline(timeout))
 
@@ -466,9 +462,9 @@ class Client:
         """Create a stream (``scope/name``), and its scope if that is new. Repeating the call changes nothing.
 
         ``segments``: 1 to 10,000 key ranges, each a partition. ``settings``: of the stream's topic, under Kafka's
-        names. ``adopt``: the topic may exist and hold records, which readers get unchanged (this needs ``operate``
-        on ``*``). ``near``: a scope on whose control partition a new scope is put, so that transactions can write
-        to both. None: on the control partition with the fewest scopes.
+        names. ``adopt``: the topic may exist and have records, which readers get unchanged (this needs the right
+        operate on ``*``). ``near``: a new scope gets the control partition of this one, so that transactions can
+        write to both. None: the control partition with the fewest scopes.
 
         Raises: StreamExists (with other settings), TopicNotEmpty, InvalidArgument (also if the scope exists, but on
         another control partition than ``near``), NotAuthorized, UnknownScope (``near``), TopicMisconfigured,
@@ -488,8 +484,8 @@ class Client:
     ) -> StreamDescription:
         """Create a table: a stream whose newest value of a key is a row; an event without a value deletes it.
 
-        ``settings``: as of `create_stream`, without ``retention.*``; and ``table.history.ms``, the milliseconds
-        that replicas keep versions (default: an hour). Write to it as to any stream; read it with `replica`.
+        Write to it as to any stream; read it with `replica`. ``settings``: as of `create_stream`, without
+        ``retention.*``; and ``table.history.ms``, the milliseconds that replicas keep versions (default: an hour).
 
         Raises: as `create_stream`.
         """
@@ -537,12 +533,10 @@ class Client:
     def alter_stream(
         self, stream: str, settings: Mapping[str, Any], *, timeout: float | None = None
     ) -> StreamDescription:
-        """Change settings of a stream, without a stop of transactions and readers. Repeating the call is fine.
+        """Change settings of a stream, while transactions and readers continue. Repeating the call is fine.
 
         ``settings``: as of `create_stream`; ``replication.factor`` can't be changed, and ``max.message.bytes`` only
-        raised. The value None removes a setting.
-
-        For operators. After a refusal the settings are unchanged.
+        raised. The value None removes a setting. For operators. After a refusal the settings are unchanged.
 
         Raises: UnsupportedSetting, InvalidArgument (also if the brokers refuse), TopicMisconfigured, NotAuthorized,
         UnknownScope, UnknownStream, StreamLost, NotReady (another change is under way, or the brokers are away),
@@ -558,10 +552,8 @@ class Client:
 
         ``until``: a commit timestamp, or a datetime with its time zone. Each transaction is deleted whole or not at
         all in this stream, and across streams if all get the same time. Open transactions are not affected. Readers
-        whose position is before the time continue after it, or raise `SnapshotExpired`, as after retention.
-        Repeating the call is fine.
-
-        For operators.
+        whose position is before the time continue after it, or raise `SnapshotExpired`, as after retention. For
+        operators; repeating the call is fine.
 
         Raises: InvalidArgument (also for the state of a processor), NotAuthorized, UnknownScope, UnknownStream,
         StreamLost, NotReady (the time is in the future; another change is under way; the brokers are away),
@@ -580,8 +572,8 @@ class Client:
     def forget_stream(self, stream: str, *, timeout: float | None = None) -> None:
         """Remove a LOST stream, and what remains of its topics, for good. Its name can be used again.
 
-        For operators. Repeating the call is fine. Positions in the old stream (snapshots, checkpoints of Spark
-        queries) are invalid in a new stream of that name: delete them.
+        Positions in the old stream (snapshots, checkpoints of Spark queries) are invalid in a new stream of that
+        name: delete them. For operators; repeating the call is fine.
 
         Raises: IllegalState (the stream is not LOST, or is a participant of an unfinished transaction: `force`
         that one), UnknownScope, UnknownStream, InvalidArgument (the brokers don't delete topics), NotReady,
@@ -595,10 +587,10 @@ class Client:
     ) -> None:
         """Delete a stream for good: its topics, events and groups' positions. Its name can be used again.
 
-        For operators. Repeating the call is fine. Uncommitted plain writes are deleted, too; readers get
-        `UnknownStream`. Positions kept elsewhere are invalid, as after `forget_stream`. If the brokers don't delete
-        the topics, the stream is LOST: `recover_stream`, or repeat this. ``despite``: processors that read the
-        stream; their workers fail from then on.
+        Uncommitted plain writes are deleted, too; readers get `UnknownStream`. Positions kept elsewhere are
+        invalid, as after `forget_stream`. If the brokers don't delete the topics, the stream is LOST:
+        `recover_stream`, or repeat this. ``despite``: processors that read the stream; their workers fail from then
+        on. For operators; repeating the call is fine.
 
         Raises: IllegalState (unfinished transactions have touched it: commit or abort them; a processor reads it
         that ``despite`` does not name), UnknownScope, UnknownStream, InvalidArgument, NotAuthorized (the
@@ -610,7 +602,7 @@ class Client:
     def recover_stream(self, stream: str, *, timeout: float | None = None) -> StreamDescription:
         """Make a LOST stream usable again, if its topics are the same ones, and were only invisible for a while.
 
-        For operators. Transactions that were aborted when the stream became LOST stay aborted.
+        Transactions that were aborted when the stream became LOST stay aborted. For operators.
 
         Raises: IllegalState (a topic is missing, or was replaced), UnknownScope, UnknownStream, NotReady,
         DeadlineExceeded (repeating is safe).
@@ -619,9 +611,7 @@ class Client:
         return description_of(self._session.ask_stream(stream, r.RecoverStream(stream), deadline))
 
     def effective_settings(self, stream: str, *, timeout: float | None = None) -> dict[str, str]:
-        """All settings of the stream's topic, as the brokers report them.
-
-        `describe` has only the settings that were given.
+        """All settings of the stream's topic, as the brokers report them; `describe` has only the given ones.
 
         Raises: UnknownStream, NotAuthorized (``DescribeConfigs`` on the topic is missing), NotReady,
         UnsupportedSetting (the client has options that only librdkafka takes).
@@ -629,14 +619,14 @@ class Client:
         return self._streams.settings(stream, self._shared.checked_deadline(timeout))
 
     def topic_id(self, stream: str, *, timeout: float | None = None) -> str:
-        """The id of the stream's topic. A stream that is made later under the same name has another id.
+        """The id of the stream's topic, which no later stream of that name has; empty if brokers have no such ids.
 
-        Empty if the brokers have no topic ids. Raises: as `effective_settings`.
+        Raises: as `effective_settings`.
         """
         return self._streams.topic(stream, self._shared.checked_deadline(timeout)).topic_id
 
     def together(self, streams: Sequence[str]) -> dict[str, int]:
-        """A number for each stream; different numbers never share a transaction. Raises: UnknownScope."""
+        """Stream -> a number. Streams with different numbers never share a transaction. Raises: UnknownScope."""
         self._shared.check()
         return self._session.together(streams, self._shared.deadline(None))
 
@@ -676,12 +666,13 @@ class Client:
         Events of one key come in commit order, also across scalings.
 
         ``group``: its members share the events, and resume from its positions, so that each event comes at least
-        once. None: this reader gets all events, and keeps no position. ``timeout``: end after this many seconds
-        without an event; None: never. ``start``, used where there is no position yet: 'begin', 'end', or a commit
-        timestamp (a hybrid time, as of a `Result`, or a datetime with its time zone) after which to begin.
+        once. None: this reader gets all events, and keeps no position. ``timeout``: the iteration ends after this
+        many seconds without an event; None: never. ``start``, used where there is no position yet: 'begin', 'end',
+        or a commit timestamp (a hybrid time, as of a `Result`, or a datetime with its time zone) after which to
+        begin.
 
-        ``ownership``: only the events of these tasks of a processor, from their positions; commit the reader's
-        `consumed` to move these. Then without ``group`` and ``start``.
+        ``ownership``, without ``group`` and ``start``: only the events of these tasks of a processor, from their
+        positions; commit the reader's `consumed` to move these.
 
         Raises: UnknownStream, InvalidArgument, NotReady, DeadlineExceeded; while iterating NotReady and
         DeadlineExceeded (continuing is safe), FixCallError.
@@ -716,8 +707,8 @@ class Client:
         ``at``: a hybrid time (that of a `Result` includes its transaction) or a datetime with its time zone; the
         call waits for a time in the future, if it comes before the timeout. None: now, including all commits
         answered before this call, and all that this client has seen. ``since``: only what was committed after this
-        time. ``mode``: 'latest' takes all that the histories have, including all commits answered before this call,
-        without asking a controller (except for the control partitions of several scopes).
+        time. ``mode``: 'latest' takes all that the histories have, including all commits answered before this call;
+        it asks no controller, except for the control partitions of several scopes.
 
         Raises: UnknownScope, UnknownStream, CrossScope, InvalidArgument (also if ``since`` is later than the
         snapshot); SnapshotExpired (retention has passed it); NotReady (also if the time is not reached, or the
@@ -726,9 +717,9 @@ class Client:
         return self.open_snapshot(self._reading.plan(streams, at, since, mode, timeout))
 
     def open_snapshot(self, plan: SnapshotPlan | str) -> Snapshot:
-        """The snapshot of a plan, or the rest of one after a position; another process may have made them.
+        """The snapshot of a plan, or what remains of one after a position, made in any process. Nothing is sent.
 
-        Nothing is sent. Raises: InvalidArgument.
+        Raises: InvalidArgument.
         """
         if isinstance(plan, str):
             plan = SnapshotPlan.of_text(plan)
@@ -742,20 +733,18 @@ class Client:
     def progress(
         self, streams: str | Sequence[str], group: str, *, timeout: float | None = None
     ) -> int:
-        """The highest time up to which this consumer group has read all commits of these streams.
+        """The highest hybrid time up to which this consumer group has read all commits of these streams.
 
-        To check a copy that the group feeds, compare it with a `snapshot` at this time.
-
-        Raises: as `snapshot`; InvalidArgument: the group has no position in a stream.
+        To check a copy that the group feeds, compare it with a `snapshot` at this time. Raises: as `snapshot`;
+        InvalidArgument (the group has no position in a stream).
         """
         return self._reading.progress(streams, group, timeout)
 
     def count_events(self, stream: str) -> Lag:
         """The number of committed events of a stream, and the Unix ms of the oldest of their commits (0: none).
 
-        The count is not ``exact`` for a long history: then offsets are counted, including Kafka's markers.
-
-        Raises: UnknownStream, NotReady, NotAuthorized.
+        The count is not ``exact`` for a long history: then offsets are counted, including Kafka's markers. Raises:
+        UnknownStream, NotReady, NotAuthorized.
         """
         readers = self._reading.readers()
         return count_events(readers.ports, stream, readers.timeout)
@@ -802,11 +791,11 @@ class Client:
     ) -> Replica:
         """A replica of tables of one control partition, in RocksDB; close it, or use it as a context manager.
 
-        Its transactions and snapshots read all of the tables as of one moment. ``folder``: kept over restarts, for
-        this replica only; None: a temporary one. ``threads`` False: the replica advances only in calls that wait,
-        and in `step`. ``index``: by name of an index, a function of key and row that returns the values to find
-        rows by with `TableSnapshot.lookup` (bytes, several, or None); with several tables (table, function). A
-        folder with other names is loaded again; a changed function needs a new name.
+        Its transactions and snapshots read all of the tables as of one moment. ``folder``: a folder for this
+        replica only, kept over restarts; None: a temporary one. ``threads`` False: the replica advances only in
+        calls that wait, and in `step`. ``index``: name of an index -> a function of key and row that returns the
+        values (bytes, several, or None) by which `TableSnapshot.lookup` finds the row; with several tables
+        (table, function). A folder with other names is loaded again; a changed function needs a new name.
 
         Raises: NotInstalled, UnknownStream, InvalidArgument (not a table), CrossScope, IllegalState (the folder is
         in use, or of another cluster), NotReady, DeadlineExceeded.
@@ -826,10 +815,10 @@ class Client:
     ) -> Changes:
         """Read the changes of a table's rows in commit order. Iterate over the reader.
 
-        ``group``, ``timeout`` and ``start`` are those of `read_transactions`. ``until``: end after all that was
-        committed up to this time ('end': now), without ``group``; with ``start``, the difference between two times.
-        ``before``: include the former row. This needs a replica of the table in ``folder``, as of `replica`, for
-        this reader only.
+        ``group``, ``timeout`` and ``start`` are those of `read_transactions`. ``until``, without ``group``: end
+        after all that was committed up to this time ('end': now). With ``start`` the changes are then the
+        difference between two times. ``before``: include the former row, from a replica of the table that this
+        reader keeps in ``folder`` (as of `replica`).
 
         Raises: as `read_transactions` and `replica`; InvalidArgument: ``until`` with a group, or below ``start``.
         While iterating: NotReady and DeadlineExceeded (continuing is safe), SnapshotExpired, FixCallError.
@@ -851,12 +840,11 @@ class Client:
 
         The base has all rows as of now minus ``table.history.ms``, each with its own commit; new replicas start
         from it. The call may be repeated, and run in several processes at once: one finishes what another began.
-        ``folder``: of a replica, kept for the next time. ``progress``: called with the number of rows written.
+        ``folder``: where to keep the replica that it reads, for the next call. ``progress``: called with the number
+        of rows written so far. For operators, of the lane that made the first base.
 
         ``plain_readers_lose_history``: has to be True. A consumer that reads the topic from its beginning later, as
         a GlobalKTable does, lacks all rows that did not change since; the stream ``<table>-base`` has them.
-
-        For operators, of the lane that made the first base.
 
         Raises: InvalidArgument (also without ``plain_readers_lose_history``), IllegalState (names groups that have
         not yet read the changes), NotReady (the table is too young; a snapshot needs the events; another process
@@ -881,10 +869,8 @@ class Client:
         """Make a committed base the beginning of its table, for programs that make bases. Repeating it is harmless.
 
         ``timestamp``: the hybrid time of the base's rows, a whole second. ``txn_id``: the transaction that wrote
-        the base, only to the stream ``<table>-base``, with the second as its number in the series of that stream's
-        name.
-
-        For operators.
+        the base, only to the stream ``<table>-base``. Its number in the series of that stream's name has to be that
+        second. For operators.
 
         Raises: IllegalState (not a base, or there is a later one), InvalidArgument, NotReady (snapshots need events
         that would be deleted; another change is under way), NotAuthorized, UnknownStream, DeadlineExceeded.
@@ -906,9 +892,9 @@ class Client:
     ) -> r.ProcessorInfo:
         """Make a processor (``scope/name``, in an existing scope). Repeating the call can only add stores.
 
-        ``inputs``: streams, of any scopes, or a mapping of each to its start. ``tasks``: a power of two up to
-        1,024, which never changes; this many workers can share the work. ``start``: where its tasks begin, as of
-        `read`. ``stores``: names, or a mapping of each to its kind. They are in the state stream
+        ``inputs``: streams, of any scopes, which begin at ``start`` (as of `read`); or `ProcessorInput` records,
+        each with its own start. ``tasks``: a power of two up to 1,024, which never changes; this many workers can
+        share the work. ``stores``: names, or a mapping of each to its kind. They are in the state stream
         ``scope/name.state``, and are never removed. Another kind under the same name is refused until a reset.
 
         Raises: UnknownScope, UnknownStream, IllegalState (it exists with other tasks, inputs or kinds of stores),
@@ -963,9 +949,7 @@ class Client:
     def delete_processor(self, processor: str, *, timeout: float | None = None) -> None:
         """Delete a processor with its state. A later one of that name starts without it.
 
-        The topics of its state are deleted after the answer.
-
-        Raises: as `reset_processor`.
+        The topics of its state are deleted after the answer. Raises: as `reset_processor`.
         """
         deadline = self._shared.deadline_outside("delete_processor", timeout)
         self._processors.delete(processor, deadline)
@@ -1028,7 +1012,7 @@ class Client:
             return stored(source, info, store, key, task, readers.timeout)
 
     def mirror(self, processor: str, ask: Callable[[], r.ProcessorInfo] | None = None) -> Mirror:
-        """A mirror of a processor's positions for Kafka's tools: call its `step` every few seconds; close it.
+        """A mirror of a processor's positions, for Kafka's tools: call its `step` every few seconds, and close it.
 
         ``ask``: a function that describes the processor; default: `processor`.
         """
@@ -1063,10 +1047,9 @@ class Client:
     ) -> Lane:
         """Make a lane: its two topics, then the lane itself in all control partitions. Repeating the call is safe.
 
-        If control partitions were added, an existing lane gets more partitions for its commands.
-
-        Only its ``principals`` (``User:etl``) may be allowed to write to its command topic and read its reply
-        topic. With ``apply`` the call first adds these ACLs; otherwise add them before (see
+        If control partitions were added, an existing lane gets more partitions for its commands. Only its
+        ``principals`` (``User:etl``) may be allowed to write to its command topic and read its reply topic. With
+        ``apply`` the call first adds these ACLs; otherwise add them first yourself (see
         `anabranch.topics.rights.client_rights`). ``quotas``: those to set, None for the default; others stay as
         they are. ``adopt_topics``: the topics may exist, if they are empty and well configured, as after an
         interrupted call.
@@ -1079,14 +1062,14 @@ class Client:
         return self._admin.add_lane(name, acls, quotas, deadline, apply=apply, adopt=adopt_topics)
 
     def block_lane(self, name: str, *, timeout: float | None = None) -> Lane:
-        """Stop reading a lane's commands; its waiting, undecided commits are refused. Repeating the call is fine.
+        """Stop reading a lane's commands, and refuse its commits that wait undecided. Repeating the call is fine.
 
         Raises: UnknownLane, NotAuthorized, NotReady, DeadlineExceeded (repeating is safe).
         """
         return self._admin.block(name, True, self._shared.checked_deadline(timeout))
 
     def unblock_lane(self, name: str, *, timeout: float | None = None) -> Lane:
-        """Read a lane's commands again, from the present end: commands sent meanwhile are never carried out.
+        """Read a lane's commands again, from the topic's end: commands sent meanwhile are never carried out.
 
         Raises: as `block_lane`.
         """
@@ -1101,9 +1084,7 @@ class Client:
     ) -> Grant:
         """Add rights, such as ``("write", "describe")``, to those that a lane has on this pattern.
 
-        Patterns are ``scope/stream``, ``scope/*`` and ``*``. Returns all rights of the lane on exactly this
-        pattern.
-
+        Patterns are ``scope/stream``, ``scope/*`` and ``*``. Returns the lane's rights on exactly this pattern.
         Raises: InvalidArgument, UnknownLane, NotAuthorized, NotReady, DeadlineExceeded (repeating is safe).
         """
         deadline = self._shared.checked_deadline(timeout)
@@ -1117,10 +1098,7 @@ class Client:
         *,
         timeout: float | None = None,
     ) -> Grant:
-        """Remove rights (None: all) on exactly this pattern from a lane; returns those that remain.
-
-        Raises: as `grant`.
-        """
+        """Remove rights (None: all) on exactly this pattern; returns those that remain. Raises: as `grant`."""
         taken = int(ALL) if rights is None else right_bits(rights)
         deadline = self._shared.checked_deadline(timeout)
         return self._admin.set_grant(lane, pattern, TAKE | taken, deadline)
@@ -1183,15 +1161,16 @@ class Client:
     ) -> Listed[Any]:
         """A system table: rows of named columns, as pandas takes them.
 
-        'transactions', of a scope or of all: open ones, the oldest first, then finished ones that are still known.
-        'locks', of a scope or of all: registered locks of open transactions, and which transaction waits for which.
-        'commits', of a scope or a stream: after ``start`` (None: all) and up to ``until`` (None: now), the newest
-        first; for the next page, give the last timestamp - 1 as ``until``. 'tables', of a scope or of all, by name.
-        'versions', of a table's ``key``, from a replica (``folder``: as of `replica`). ``limit``: 1 to 10,000 rows.
-        ``timeout``: seconds for each question. The list's ``missing``: as in `transactions`.
+        - 'transactions', of a scope or of all: open ones, the oldest first, then finished ones that are known.
+        - 'locks', of a scope or of all: registered locks of open transactions; which transaction waits for which.
+        - 'commits', of a scope or a stream: after ``start`` (None: all) and up to ``until`` (None: now), the newest
+          first; for the next page, give the last timestamp - 1 as ``until``.
+        - 'tables', of a scope or of all, by name.
+        - 'versions', of a table's ``key``, from a replica (``folder``: as of `replica`).
 
-        Raises: InvalidArgument, UnknownScope, UnknownStream, NotAuthorized, NotReady, DeadlineExceeded;
-        'versions' as `replica`.
+        ``limit``: 1 to 10,000 rows. ``timeout``: seconds for each question. The list's ``missing``: as in
+        `transactions`. Raises: InvalidArgument, UnknownScope, UnknownStream, NotAuthorized, NotReady,
+        DeadlineExceeded; 'versions' as `replica`.
         """
         self._shared.check()
         check_call(name, of, key=key, start=start, until=until, folder=folder, limit=limit)
@@ -1202,7 +1181,7 @@ class Client:
     # -- its end ------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Free everything. Abort open transactions first: otherwise they stay open until their keepalive ends."""
+        """Free everything. Abort open transactions first, or they stay open until their keepalive ends."""
         if self._shared.forked:
             raise NotForkSafe("this client was made before a fork: the parent closes it")
         with self._close_lock:

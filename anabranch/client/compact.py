@@ -1,7 +1,7 @@
-"""Compacting a table: its rows as of a time are written to its companion stream, and the table then begins there.
+"""Compacting a table: its base, the rows as of a time, is written to the stream ``<table>-base``, its companion.
 
-Each step can be repeated, and another process can finish it: the rows are one transaction, whose number in the
-companion's series is the second that they are as of. If two processes make the same base, only one is committed.
+Each step can be repeated, and another process can finish it. One transaction writes the base, under a number in the
+series of the companion's name: the base's time in seconds. If two processes make the same base, only one commits.
 """
 
 from __future__ import annotations
@@ -74,10 +74,7 @@ class Compactor:
         timeout: float,
         progress: Callable[[int], None],
     ) -> BaseRow:
-        """Make a base of a table, or finish one that another process began, and let the table begin there.
-
-        ``open_replica``: opens a replica that keeps versions from a time on. ``timeout``: seconds.
-        """
+        """As `Client.compact_table`. ``open_replica``: opens a replica that keeps versions from a time on."""
         clock = self._reading.readers().ports.clock
         deadline = clock.monotonic() + timeout
         found = self._describe(table)
@@ -93,7 +90,7 @@ class Compactor:
                     f"reads of {blockers}"
                 )
             return base
-        # This finds a missing right first: no transaction has this id, so it has no other effect.
+        # To find a missing right before the work: no transaction has this id, so it has no other effect.
         with suppress(IllegalState, InvalidArgument, UnknownStream, NotReady):
             self._publish(table, at, NO_TXN)
         self._check_groups(found, at, timeout)
@@ -121,7 +118,7 @@ class Compactor:
         return self._publish(table, from_s(made.number), made.txn_id)
 
     def _made(self, companion: str, at: int) -> SeriesInfo | None:
-        """The last base, published or not, if it is as of this time or a later one."""
+        """The last committed base, published or not, if it is of this time or a later one."""
         scope, deadline = split_stream(companion)[0], self._deadline()
         for last in self._session.series(scope, companion, deadline):
             if last.number >= to_s(at):
@@ -131,9 +128,9 @@ class Compactor:
         return None
 
     def _check_groups(self, found: StreamDescription, at: int, timeout: float) -> None:
-        """Raise `IllegalState` if a group has not read all that was committed up to the time of the base.
+        """Raise `IllegalState` if a group has not read all commits up to the base's time.
 
-        `NotReady`: the table is younger than that time.
+        Raise `NotReady` if the table is younger than that.
         """
         table, readers = found.stream, self._reading.readers()
         ports = readers.ports
@@ -203,10 +200,9 @@ def history_ms(found: StreamDescription) -> int:
 
 
 def is_due(found: StreamDescription, events: int) -> bool:
-    """Whether a table with this number of events has more for each row than `table.compact.ratio` allows.
+    """Whether a table with this number of events has more for each row of its base than ``table.compact.ratio``.
 
-    The rows of its base are counted. There is at most one base in the time that versions are kept, or in a minute:
-    more bases would free little.
+    A table is not due again within the time that its versions are kept, or a minute: that would free little.
     """
     ratio, base = found.settings.get(settings.RATIO), found.base
     if ratio is None:

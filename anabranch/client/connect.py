@@ -54,8 +54,8 @@ def connect(
         timeout: seconds that a call without its own timeout may take.
         one_shot_bytes: the most bytes that a transaction keeps in memory before it opens; it also opens at 5,001
             events.
-        commit_wait: a commit returns only when its timestamp is past on the clocks of all controllers. Every
-            transaction that any client begins after that commits above it. The controllers need
+        commit_wait: a commit returns only when its timestamp is past on the clocks of all controllers, so that
+            transactions that any client begins afterwards commit above it. The controllers need
             ``--clock-error-ms``.
         max_clock_skew: how many seconds a timestamp from others may be ahead of this machine's clock.
         config: librdkafka options by their names; and ``max.event.bytes``, the most bytes that a batch of events
@@ -99,7 +99,7 @@ def connect(
 
 
 def _check_threads() -> None:
-    """Raise `NotSupported` if threads are greenlets: a call that waits for another thread would block them all."""
+    """Raise `NotSupported` if threads are greenlets: a call that waits for one thread would block them all."""
     for call in (_thread.start_new_thread, _thread.allocate_lock):
         library = (getattr(call, "__module__", None) or "").partition(".")[0]
         if library in ("gevent", "eventlet"):

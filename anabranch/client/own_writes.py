@@ -1,8 +1,8 @@
 """The rows that a transaction on tables wrote, which its reads see instead of the snapshot's.
 
-`Local` has the writes of this process. `ReadBack` reads journals, and so also has those of other processes of the
-transaction. The controller lists the accepted records and their places; a scan of the journal would also find
-rejected records, and take a moved copy for the newest.
+`Local` has the writes of this process. `ReadBack` reads them from journals, and so also has the writes of the
+transaction's other processes. The controller lists the accepted records and their places: a scan of the journal
+would also find rejected records, and take a moved copy for the newest.
 """
 
 from __future__ import annotations
@@ -44,11 +44,10 @@ _ROW_BYTES = 150
 _AT_ONCE = 4096  # rows
 _BATCH_BYTES = 8 << 20
 _NEWEST = (1 << 63) - 1
-_BY = struct.Struct(
-    ">qq"
-)  # a writer and its receipt's sequence: in place of a row's transaction; 0: this process
+# In place of a row's transaction id: a writer and its receipt's sequence; zeros for this process.
+_BY = struct.Struct(">qq")
 _ANSWER_S = 5.0  # the longest wait for one answer of a broker
-_FIRST_PAUSE_S = 0.02  # before runs are asked for again
+_FIRST_PAUSE_S = 0.02  # before moved runs are looked up again
 _LONGEST_PAUSE_S = 0.5
 _BEFORE_EPOCH = TXN_ID_SIZE + 8  # bytes of a header: transaction id, writer
 T = TypeVar("T")
@@ -219,8 +218,8 @@ def _first(one: bytes, other: bytes, reverse: bool) -> bool:
 class ReadBack:
     """The last row of each key that a transaction wrote, from journals. One thread at a time.
 
-    A table is read at the first question about it, and again after more writes of the handle. ``writers`` "all":
-    also rows of other writers that had finished at the first read of the table, or at the last `refresh`.
+    A table's journal is read when the table is first asked for, and again after more writes of the handle.
+    ``writers`` "all": also rows of other writers that had finished by then, or by the last `refresh`.
     """
 
     def __init__(
@@ -231,7 +230,7 @@ class ReadBack:
         deadline: Callable[[], float],
         writers: Writers = "all",
     ) -> None:
-        """``deadline``: gives the end of a read that begins now, monotonic seconds."""
+        """``deadline``: returns the deadline, monotonic seconds, of a read that begins now."""
         self._handle = handle
         self._session = session
         self._ports = ports
@@ -267,7 +266,7 @@ class ReadBack:
         self._known.clear()
 
     def close(self) -> None:
-        """Free all. Repeating the call is fine."""
+        """Free everything. Repeating the call is harmless."""
         if self._rows is not None:
             self._rows.close()
         if self._log is not None:
@@ -332,10 +331,7 @@ class ReadBack:
         table: str,
         runs: Iterable[r.RunPlace],
     ) -> None:
-        """Read runs and add their rows.
-
-        `_Moved`: one of them is not there any more; adding all again is harmless.
-        """
+        """Read runs and add their rows. Raise `_Moved` if one is elsewhere by now; adding all again is harmless."""
         if self._log is None:
             self._log = self._ports.open_log(_ANSWER_S)
         readers = self._readers = self._readers or JournalReaders(self._log)

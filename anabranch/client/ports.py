@@ -63,7 +63,7 @@ class CommandBus(Protocol):
     def wait(self, correlation_id: bytes, deadline: float) -> bytes | None:
         """The next reply with this correlation id, or None at the deadline or once forgotten.
 
-        `EventTooLarge` if the broker refused the command for its size.
+        Raises `EventTooLarge` if the broker refused the command for its size.
         """
 
     def forget(self, correlation_id: bytes) -> None:
@@ -83,7 +83,7 @@ class JournalWriter(Protocol):
     """One writer's journal records: idempotent, acks=all. A failed or uncertain write ends the writer."""
 
     def open(self, topic: str, partitions: Sequence[int], deadline: float) -> Opened:
-        """Prepare for writes to these partitions. `DeadlineExceeded` if the brokers don't answer in time."""
+        """Prepare for writes to these partitions. Raises `DeadlineExceeded` if the brokers don't answer in time."""
 
     def write(
         self,
@@ -99,7 +99,7 @@ class JournalWriter(Protocol):
     def write_many(self, topic: str, records: Iterable[JournalRecord]) -> None:
         """Queue records. Each one is queued before the next is taken from the iterable.
 
-        `WriteFailed` if this writer has failed; records queued before an error stay queued.
+        Raises `WriteFailed` if this writer has failed. Records queued before an error stay queued.
         """
 
     def write_columns(
@@ -118,7 +118,7 @@ class JournalWriter(Protocol):
 
         Returns an offset above the last record of each partition in ``written``, and not below the given one.
         Raises `WriteFailed` if a write failed or is unacknowledged at the deadline, and `DeadlineExceeded` if only
-        the offsets are unknown. `JournalMissing` comes long before the deadline: repeating is safe.
+        the offsets are unknown. Raises `JournalMissing` long before the deadline: repeating is safe.
         """
 
     def discard(self) -> None:
@@ -139,7 +139,7 @@ class Journals(Protocol):
 
 
 class Acls(Protocol):
-    """The brokers' ACLs. Raises `NotAuthorized`, and `IllegalState` if the brokers have no authorizer."""
+    """The brokers' ACLs. Calls raise `NotAuthorized`, and `IllegalState` if the brokers have no authorizer."""
 
     def allow(self, acls: Iterable[Acl], deadline: float) -> None:
         """Add ACLs. Repeating the call is harmless."""
@@ -152,7 +152,8 @@ class Acls(Protocol):
 class ClientPorts:
     """All ports of a client, and its settings of time.
 
-    ``log``: opens a log, for operators who add lanes; its argument limits the seconds of one answer.
+    ``log``: opens a log, for topics' settings and for operators who add lanes; its argument limits the seconds of
+    one answer. ``max_clock_skew``: seconds.
     """
 
     bus: CommandBus

@@ -33,7 +33,7 @@ _PAUSE_S = 0.02  # before asking again whether a commit is merged
 
 
 class Processors:
-    """The calls of `Client` about processors, with the same arguments and errors."""
+    """Calls of `Client` about processors, with its arguments and errors; names are the same unless one is given."""
 
     def __init__(self, shared: Shared, reading: Reading) -> None:
         self._shared = shared
@@ -80,7 +80,6 @@ class Processors:
     def import_group(
         self, processor: str, group: str, inputs: str | Sequence[str], tasks: int, deadline: float
     ) -> r.ProcessorInfo:
-        """As `Client.import_group`."""
         if not inputs:
             info = self.described(processor, deadline)
             if is_plain(info.inputs[0].stream):
@@ -126,7 +125,6 @@ class Processors:
     def check_outputs(
         self, processor: str, streams: Iterable[str], deadline: float
     ) -> dict[str, Room]:
-        """As `Client.check_outputs`."""
         names = sorted(streams)
         self._session.check_together(names, deadline, also=split_stream(processor)[0])
         found: dict[str, Room] = {}
@@ -151,7 +149,6 @@ class Processors:
     def take_tasks(
         self, processor: str, tasks: Iterable[int] | None, holder: str | None, deadline: float
     ) -> TaskOwnership:
-        """As `Client.take_tasks`."""
         known = self.described(processor, deadline)
         wanted = range(known.task_count) if tasks is None else sorted(set(tasks))
         terms = {task.task: task.term for task in known.tasks}
@@ -174,7 +171,6 @@ class Processors:
         )
 
     def release_tasks(self, ownership: TaskOwnership, deadline: float) -> None:
-        """As `Client.release_tasks`."""
         command = r.ReleaseTasks(
             ownership.processor, ownership.fencing_token, tuple(sorted(ownership.tasks))
         )

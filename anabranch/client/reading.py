@@ -66,7 +66,7 @@ if TYPE_CHECKING:
 
 
 class Reading:
-    """The calls of `Client` that read streams and tables, with the same arguments and errors."""
+    """Calls of `Client` that read, with its arguments and errors; names are the same unless one is given."""
 
     def __init__(self, shared: Shared) -> None:
         self._shared = shared
@@ -87,7 +87,6 @@ class Reading:
         start: Start,
         ownership: TaskOwnership | None,
     ) -> Reader | TaskReader:
-        """As `Client.read`."""
         readers, names = self.readers(), streams_of(streams)
         if ownership is None:
             return readers.add(Reader(readers.ports, names, group, timeout, start, readers.timeout))
@@ -112,7 +111,7 @@ class Reading:
         *,
         whole: bool = False,
     ) -> TransactionReader:
-        """As `Client.read_transactions`. ``whole``: it raises instead of skipping deleted ones."""
+        """As `Client.read_transactions`. ``whole``: raise `SnapshotExpired` instead of skipping deleted ones."""
         readers = self.readers()
         return readers.add(
             TransactionReader(
@@ -162,7 +161,6 @@ class Reading:
             return take(source, names, timestamp, deadline, begin)
 
     def progress(self, streams: str | Sequence[str], group: str, timeout: float | None) -> int:
-        """As `Client.progress`."""
         readers, names = self.readers(), streams_of(streams)
         if check_group(group) is None:
             raise InvalidArgument("progress is of a consumer group: give its name")
@@ -179,7 +177,6 @@ class Reading:
         threads: bool,
         index: Mapping[str, Index] | None,
     ) -> Replica:
-        """As `Client.replica`."""
         need("rocksdict", extra="tables")
         from anabranch.client.replica import Replica
 
@@ -195,7 +192,7 @@ class Reading:
         threads: bool = True,
         hold: int | None = None,
     ) -> ReadReplica:
-        """A replica of one table, only for reads. ``hold``: it keeps versions from this hybrid time on."""
+        """A replica of one table, only for reads. ``hold``: the hybrid time from which it keeps versions."""
         need("rocksdict", extra="tables")
         from anabranch.client.replica import ControllerTimes
         from anabranch.tables.replica import ReadReplica
@@ -245,7 +242,6 @@ class Reading:
         before: bool,
         folder: str | Path | None,
     ) -> Changes:
-        """As `Client.changes`."""
         from anabranch.client.replica import ControllerTimes
         from anabranch.tables.changes import Changes, end_at
 
@@ -356,7 +352,7 @@ class SystemTables:
         self, of: str, above: int | None, until: int | None, limit: int, deadline: float
     ) -> list[CommitRow]:
         scope, slash, _ = of.partition("/")
-        # The histories have all commits up to a safe time by now.
+        # Up to a safe time, the histories have all commits.
         until = self._session.instant(check_scope(scope), until, deadline)
         if above is not None and above > until:
             raise InvalidArgument(f"start {to_text(above)} is later than {to_text(until)}, the end")
@@ -376,7 +372,7 @@ class SystemTables:
             each.stream for each in found if is_table(each.settings) and each.state != CREATING
         ]
         for scope, its in groupby(tables, lambda table: table.partition("/")[0]):
-            # The latter if a table was deleted meanwhile.
+            # `InvalidArgument` if a table was deleted meanwhile.
             with suppress(NotAuthorized, InvalidArgument):
                 safe = self._session.safe_tables(scope, None, list(its), deadline)
                 newest |= {each.table: each.last for each in safe.tables}

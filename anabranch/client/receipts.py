@@ -1,4 +1,4 @@
-"""One writer of a transaction: it places each event by its key, writes it to the journal, and counts it.
+"""One writer's events in a transaction: their places, how they are written and counted, and the receipt.
 
 The receipt has, for each journal partition, the count of events and the sum of their checksums. A key is hashed
 once, for its place and its checksum. `StreamLane.write` is the hot path of bulk writes.
@@ -38,7 +38,7 @@ log = logging.getLogger("anabranch.client")
 # Events without a key go to one segment up to this many bytes, then to the next.
 STICKY_BYTES = 32 << 10
 RECORD_OVERHEAD = 128  # upper bound of framing and the ab.txn header
-_SECONDS_MS = 10**11  # as milliseconds in March 1973, as seconds in the year 5138
+_SECONDS_MS = 10**11  # March 1973 if it is in milliseconds, the year 5138 if in seconds
 _KNOWN_KEYS = 20_000  # limit of each cache of the places of keys, one for each stream
 
 WriteFunction: TypeAlias = (
@@ -70,9 +70,10 @@ class Account:
 
 
 class _Places(NamedTuple):
-    """The places of events: account, checksum of the key, and the bytes that remain for the rest of the event.
+    """Finds the place of an event: account, checksum of the key, and the bytes left for the rest of the event.
 
-    ``known``: those of keys that came before. ``place``: of another key. ``spread``: of an event without a key.
+    ``known``: the places of keys that came before. ``place``: finds that of another key. ``spread``: finds that of
+    an event without a key.
     """
 
     known: dict[bytes, tuple[Account, int, int]]
@@ -101,7 +102,7 @@ class StreamLane:
         self.judge_time: Callable[[int], None] | None = None
 
     def write_many(self, events: Iterable[EventFields]) -> None:
-        """Write events. If one is refused, those before it are already written."""
+        """Write events. If one is refused, the earlier ones are already written."""
         self._journal.write_many(self.topic, self._records(events))
 
     def write_rows(self, partition: int, rows: Iterable[StateRow]) -> None:
@@ -226,7 +227,7 @@ class StreamLane:
             account.crc_sum += crc
 
         def records(events: Iterable[EventFields]) -> Iterator[JournalRecord]:
-            # The same code as in `write`: one call for each event would be slower.
+            # The same code as in `write`, because one call for each event would be slower.
             for event in events:
                 timestamp, record_headers = 0, plain_headers
                 if len(event) == 2:
@@ -311,7 +312,7 @@ def _unpack(event: EventFields) -> tuple[bytes | None, bytes | None, RecordHeade
 
 
 def check_fields(event: EventFields) -> None:
-    """Raise `InvalidArgument` unless these are the fields of an event; headers are not checked here."""
+    """Raise `InvalidArgument` unless these are the fields of an event. Headers are not checked."""
     given: Any = event  # callers without a type checker pass anything
     if not isinstance(given, tuple | list) or not 1 <= len(given) <= 4:
         raise InvalidArgument(

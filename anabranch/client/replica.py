@@ -1,4 +1,4 @@
-"""`Replica`: tables in a folder, kept up to date, with transactions on them."""
+"""`Replica`: the replica that `Client.replica` makes, with transactions on its tables."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from anabranch.reading.committed_log import ReaderPorts
 from anabranch.tables.replica import ReadReplica, ReplicaSettings
 from anabranch.types import Result
 
-_LEAST_S = 0.05  # least time to begin
+_LEAST_S = 0.05  # the least time in which `transact` begins or commits
 _ISOLATIONS = get_args(Isolation)
 _WRITERS = get_args(Writers)
 
@@ -56,6 +56,9 @@ class ControllerTimes:
 class Replica(ReadReplica):
     """Tables in a folder, and transactions on them. Made by `Client.replica`.
 
+        with client.replica("bank/accounts") as replica:
+            replica.transact(lambda txn: txn.put("bank/accounts", b"anna", b"5"))
+
     Close it, or use it as a context manager. Thread-safe, except for `step`.
     """
 
@@ -73,10 +76,10 @@ class Replica(ReadReplica):
     ) -> TableTransaction:
         """Begin a transaction that reads all tables at the newest moment here, including all that this client saw.
 
-        ``isolation``: 'snapshot' locks written keys instead of read ones (the first committer wins). ``keepalive``:
-        for a long transaction: it is aborted after this many seconds without a heartbeat, and the handle sends
-        heartbeats. ``writers``: 'all' also reads what other processes of the transaction wrote, when they have
-        finished (`refresh`); this handle never finishes, so other processes can't read its writes. ``timeout``:
+        ``isolation``: 'snapshot' locks written keys instead of read ones (the first committer wins). ``keepalive``,
+        for a long transaction: it is aborted after this many seconds without a heartbeat; the handle sends them.
+        ``writers``: 'all' also reads what the transaction's other processes wrote, once they have finished
+        (`TableTransaction.refresh`); they can't read the writes of this handle, which never finishes. ``timeout``:
         seconds to catch up. Raises: as `snapshot`; with a keepalive as `Client.begin`.
         """
         _check(isolation, writers)
@@ -94,9 +97,9 @@ class Replica(ReadReplica):
         writers: Writers = "own",
         timeout: float | None = None,
     ) -> JoinedTransaction:
-        """Join a transaction that another process began, with its token. All processes read at its snapshot.
+        """Join a transaction that another process began, by its token. All its processes read at its snapshot.
 
-        ``heartbeat``, ``label``: as for `Client.join`. ``writers``: as for `begin`; 'all' needs the right `state`,
+        ``heartbeat``, ``label``: as for `Client.join`. ``writers``: as for `begin`; 'all' needs the right state,
         and never includes writes of the handle that began the transaction. ``timeout``: seconds. Raises: as
         `snapshot`, `Client.join`; LocksBroken, InvalidArgument (it was not begun by a replica).
         """
@@ -133,13 +136,11 @@ class Replica(ReadReplica):
         name: str | None = None,
         timeout: float | None = None,
     ) -> Result:
-        """Call ``function`` with a transaction, and commit it; repeat this while locks break, for ``timeout``
-        seconds.
+        """Call ``function`` with a transaction, and commit; repeat this while locks break, for ``timeout`` seconds.
 
         The function may be called several times, so it must have no side effects. An exception from it drops the
-        transaction, and is raised. An unknown outcome is resolved before the function is called again.
-
-        Raises: as `TableTransaction.commit`; LocksBroken after the timeout.
+        transaction, and is raised. An unknown outcome is resolved before the function is called again. Raises: as
+        `TableTransaction.commit`; LocksBroken after the timeout.
         """
         check_name(name)
         deadline = self.deadline(timeout)
@@ -180,7 +181,7 @@ def _check(isolation: Isolation, writers: Writers) -> None:
 
 
 def _check_called(returned: object) -> None:
-    """Raise `InvalidArgument` for the result of an async function or a generator, whose call has not run it."""
+    """Raise `InvalidArgument` if the function is async or a generator: calling it has not run it."""
     if isawaitable(returned) or isgenerator(returned) or isasyncgen(returned):
         if iscoroutine(returned):
             returned.close()  # otherwise Python warns that it was never awaited

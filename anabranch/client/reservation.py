@@ -29,11 +29,11 @@ from anabranch.types import committed, result_of
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """A transaction id with all that is needed to begin it; its first writer begins it.
+    """A transaction id with all that is needed to begin it; its first writer begins it. Made by `Client.reserve`.
 
     A plain value: pass it on pickled, or as bytes. Keep it secret: its holder may write, commit and abort. Share it
-    among writers of one lane, which then owns the transaction; writers of other lanes need a token. Made by
-    `Client.reserve`; valid during the retention of outcomes.
+    among writers of one lane, which then owns the transaction; writers of other lanes need a token. Valid during
+    the retention of outcomes.
     """
 
     scope: str
@@ -105,7 +105,7 @@ def reserve(
 def begin_reserved(
     session: Session, reservation: Reservation, deadline: float
 ) -> r.Begun | r.Outcome:
-    """Begin the transaction unless a writer has. An `Outcome`: it, or another one of its name, is committed.
+    """Begin the transaction unless a writer has. Returns an `Outcome` if it, or another of its name, is committed.
 
     Raises: TransactionAborted, AlreadyCommitted, Expired, and all that `begin` raises.
     """
@@ -146,9 +146,9 @@ def abort_reserved(
 def commit_by(
     session: Session, transaction: bytes | Reservation, command: r.Commit, deadline: float
 ) -> r.Outcome:
-    """Commit or prepare a transaction by its token, id or reservation. ``command``: complete except for the token.
+    """Commit or prepare a transaction by its token, id or reservation. Raises: as `Client.commit`.
 
-    Raises: as `Client.commit`.
+    ``command``: complete except for the token.
     """
     txn_id = id_of(transaction)
     if isinstance(transaction, Reservation):
@@ -192,9 +192,10 @@ def narrow(
     expires: float | None = None,
     lane: str | None = None,
 ) -> TokenBytes:
-    """A token with fewer rights than this one, or valid for less time, or in one lane; see `Transaction.token`.
+    """A token with fewer rights than this one, or valid for less time, or in one lane. Nothing is sent.
 
-    Nothing is sent. None keeps what the token has. Raises: InvalidArgument (more than it has), InvalidToken.
+    The arguments are those of `Transaction.token`; None keeps what the token has. Raises: InvalidArgument (more
+    than it has), InvalidToken.
     """
     return narrow_at(token, rights, expires, lane, SystemClock().wall())
 

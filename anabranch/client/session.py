@@ -4,8 +4,7 @@ A command is sent again under the same ids until it is answered. Every command i
 makes its ids before anything is sent. If a commit stays unanswered, RESOLVE asks for its outcome by id. Nothing
 here sleeps, starts a thread, reads a clock or makes a random number except through the ports.
 
-The file is long because each command has its call here, together with the loop that repeats it until an answer
-comes.
+The file is long because each command has its call here, over one loop that repeats it until an answer comes.
 """
 
 from __future__ import annotations
@@ -78,7 +77,7 @@ log = logging.getLogger("anabranch.client")
 
 T = TypeVar("T")
 P = TypeVar("P")
-_SCOPE_TRIES = 6  # how often a new scope is asked for: during 1.3 s
+_SCOPE_TRIES = 6  # attempts to reach a new scope, in 1.3 s
 # Refusals that hold for all copies of a command. Any other one is only about the copy that it answers.
 _FINAL = (TransactionAborted, LocksBroken, AlreadyCommitted, EventTooLarge, OwnershipLost)
 # A transaction in these states was not committed by any earlier copy.
@@ -90,8 +89,8 @@ _TOKENS_A_BEAT = 500
 class _Copy(NamedTuple):
     """A command to send, perhaps several times; every copy has the same bytes and headers.
 
-    The headers have the time that the client knew at the first copy. So the controller can refuse a late copy that
-    would undo a change made meanwhile.
+    The headers have the time that the client knew at the first copy, by which the controller refuses a late copy
+    that would undo a change made meanwhile.
     """
 
     partition: int
@@ -141,7 +140,7 @@ class Session:
         return f"{self._bus.cluster_id(deadline)}/{self._prefix}"
 
     def observe(self, timestamp: int) -> bool:
-        """Take over a timestamp from elsewhere: later commands carry it.
+        """Make later commands carry this timestamp from elsewhere.
 
         Returns False, and ignores it, if it is too far ahead of this machine's clock.
         """
@@ -182,8 +181,8 @@ class Session:
     ) -> Any | None:
         """As `ask`, for any type of answer; None if there was no answer in time.
 
-        Raises `NotReady` if all answers were that refusal. ``unanswered`` gets the ids of the copies that were sent
-        and not answered: these may still be carried out.
+        Raises `NotReady` if all answers were that refusal. The ids of copies that were sent and not answered are
+        added to ``unanswered``: these may still be carried out.
         """
         unanswered = [] if unanswered is None else unanswered
         self._bus.ready(deadline)
@@ -213,7 +212,7 @@ class Session:
                 over = result.code != NotReady.__name__ or self._closed
                 if over or not pauses.sleep(deadline):
                     raise error_of(result.code, _truly(result.message, unanswered))
-                # Raised if no other answer comes in time.
+                # To be raised if no other answer comes in time.
                 refused = result
                 if not (type(command) in SETS and copy.correlation_id in unanswered):
                     self._bus.forget(copy.correlation_id)
@@ -264,8 +263,8 @@ class Session:
     ) -> Any | None:
         """The next answer to a command with one of these digests; None at the deadline.
 
-        With ``command`` the answer has to be about its transaction. All other answers under this id are mistakes or
-        forgeries, and skipped.
+        If ``command`` is given, the answer has to be about its transaction. Other answers with this correlation id
+        are mistakes or forgeries, and are skipped.
         """
         while (data := self._bus.wait(correlation_id, deadline)) is not None:
             reply = decode_as(r.Reply, data)
@@ -345,7 +344,7 @@ class Session:
         return first
 
     def serves_all(self, streams: Iterable[str], deadline: float) -> bool:
-        """Whether one control partition serves all these streams; False if only a controller could answer that."""
+        """Whether one control partition serves all these streams; False if only a controller knows that."""
         if len({split_stream(stream)[0] for stream in streams}) == 1:
             return True
         self._bus.ready(deadline)
@@ -373,8 +372,8 @@ class Session:
             try:
                 return self.ask(partition, command, r.StreamList, deadline).streams[0]
             except UnknownScope as error:
-                # The directory's message to that partition was not read yet, or retention removed it: make the
-                # directory send it again.
+                # The partition has not read the directory's message about the scope yet, or retention removed it:
+                # forgetting the scope makes the directory send it again.
                 if pauses.count == _SCOPE_TRIES or not pauses.ends_by(deadline):
                     raise NotReady(
                         f"scope {scope!r} is new, and not known yet where it is served: call again"
@@ -407,8 +406,8 @@ class Session:
     ) -> Listed[T]:
         """The items of all control partitions, or of the one of a scope. Raises if no partition answers.
 
-        ``ask``: a function of a control partition and a deadline. Each partition gets a share of the time; those
-        that don't answer are asked once more in the time that remains.
+        ``ask``: a function of a control partition and a deadline. Each partition gets a share of the time;
+        partitions that don't answer are asked once more in the time that remains.
         """
         partitions = self._partitions(scope, deadline)
         found: Listed[T] = Listed()
@@ -444,7 +443,7 @@ class Session:
         return range(self._bus.control_partitions(deadline))
 
     def safe_time(self, scope: str, at: int | None, deadline: float) -> int:
-        """A timestamp that all later commits of the scope exceed; ``at`` None: one of now.
+        """The safe time ``at`` of a scope, which all its later commits exceed; None: a safe time of now.
 
         Raises `NotReady` if ``at`` is not safe yet.
         """
@@ -478,7 +477,7 @@ class Session:
     def list_runs(
         self, token: bytes, stream: str, wanted: Sequence[r.RunsWanted], deadline: float
     ) -> r.RunList:
-        """The places of some of the requested records of an open transaction, and which remain to be asked for."""
+        """The places of some of the wanted records of an open transaction, and which are still to be asked for."""
         there = control_partition_of(id_named(token))
         return self.ask(there, r.ListRuns(token, stream, tuple(wanted)), r.RunList, deadline)
 
@@ -526,7 +525,7 @@ class Session:
         *,
         by: str = "after",
     ) -> Listed[T]:
-        """`of_each` in pages, up to ``wanted.limit`` items of each. ``by``: the field that begins the next page."""
+        """`of_each` in pages, up to ``wanted.limit`` items of each. ``by``: the field that names the next page."""
 
         most: int | None = getattr(wanted, "limit", None)
 
@@ -569,12 +568,11 @@ class Session:
             return self.ask(_partition(token), command, r.Touched, deadline)
 
     def register(self, token: bytes, receipt: r.Receipt, deadline: float) -> r.Registered:
-        """Register a writer's receipt."""
         with _about(token):
             return self.ask(_partition(token), r.Register(token, receipt), r.Registered, deadline)
 
     def commit(self, command: r.Commit, deadline: float) -> r.Outcome:
-        """Commit until the outcome is COMMITTED; with ``prepare``, until it is PREPARED.
+        """Send a commit until its outcome is COMMITTED, or PREPARED if the command prepares.
 
         The call sets how long the controller may wait. After a refusal the transaction is still open. Raises
         `OutcomeUnknown` at the deadline, `AlreadyCommitted` if the series has a higher number, and `NotReady` while
@@ -596,7 +594,7 @@ class Session:
     def one_shot(self, command: r.OneShot, deadline: float) -> r.Outcome:
         """Send a one-shot until it is COMMITTED. Raises `OutcomeUnknown` at the deadline.
 
-        If it moves positions, its id is marked, and it may be refused by `OwnershipLost`.
+        A one-shot that moves positions needs a marked id; it may raise `OwnershipLost`.
         """
         txn_id = command.txn_id
         if command.consumed is None:
@@ -615,7 +613,7 @@ class Session:
         return committed(outcome)
 
     def locked_shot(self, command: r.OneShot, deadline: float) -> r.Outcome | r.Revalidate:
-        """Send a one-shot with locks until it is COMMITTED. If they have to be revalidated, nothing is logged.
+        """Send a one-shot with locks until it is COMMITTED. Returns `Revalidate`, without effect, for newer marks.
 
         Raises `OutcomeUnknown` at the deadline. An earlier copy that arrives late is judged by its own locks.
         """
@@ -630,9 +628,9 @@ class Session:
     ) -> r.Outcome | r.Revalidate:
         """Send a commit until its outcome is known, or its locks have to be validated again.
 
-        RESOLVE it if it stays unanswered.
+        If it stays unanswered, RESOLVE asks for the outcome.
         """
-        self._bus.ready(deadline)  # here, a missing right is a refusal
+        self._bus.ready(deadline)  # a right that is missing here is a refusal: nothing was sent yet
         unanswered: list[bytes] = []
         try:
             return self._try_until_known(txn_id, command, token, deadline, unanswered)
@@ -680,7 +678,7 @@ class Session:
             if getattr(outcome, "state", "") in _UNDONE:
                 unanswered.clear()
             if command.name is not None and getattr(outcome, "state", "") == "ABORTED":
-                # The name may be committed already: only the answer to the command itself has that outcome.
+                # Another transaction of the name may be committed: only the answer to the command has its outcome.
                 outcome = self.try_ask(partition, command, deadline) or outcome
             if isinstance(outcome, r.Revalidate):
                 return outcome
@@ -703,10 +701,7 @@ class Session:
     def force(
         self, token: bytes, reason: str, deadline: float, outcome: bool | None = None
     ) -> r.Outcome:
-        """Force the end of a transaction: abort one whose merge can't finish, as a stream of it is LOST.
-
-        ``outcome``: for a PREPARED one, whether to commit it. Raises `IllegalState` for any other transaction.
-        """
+        """As `Client.force`. Raises `IllegalState` for a transaction that can end without force."""
         return self.ask(_partition(token), r.Force(token, reason, outcome), r.Outcome, deadline)
 
     def state(self, txn_id: bytes, token: bytes | None, deadline: float) -> r.Outcome:
@@ -754,7 +749,7 @@ class Session:
     def beat(
         self, correlation_id: bytes, tokens: Sequence[bytes], deadline: float
     ) -> Collection[bytes]:
-        """Send heartbeats for these transactions. Returns digests, by which `receive_beat` knows the answers."""
+        """Send heartbeats for these transactions. Returns the digests that `receive_beat` needs."""
         self._bus.ready(deadline)
         digests = []
         by_partition: dict[int, list[bytes]] = {}
@@ -770,7 +765,7 @@ class Session:
     def receive_beat(
         self, correlation_id: bytes, digests: Collection[bytes], deadline: float
     ) -> Sequence[r.Outcome]:
-        """Wait for the answer to a heartbeat: the transactions that are over; empty at the deadline."""
+        """Wait for an answer to heartbeats. Returns the transactions that are over; empty at the deadline."""
         result = self._receive(correlation_id, digests, deadline)
         return result.not_open if isinstance(result, r.Ended) else ()
 
@@ -825,7 +820,7 @@ def _partition(token: bytes) -> int:
 
 
 def _truly(message: str, unanswered: Collection[bytes]) -> str:
-    """The text of a refusal, which also mentions earlier copies that were not answered."""
+    """The text of a refusal; it mentions earlier copies that were not answered, if there are any."""
     more = f"{_NOTHING} by this copy, but one sent before may be carried out"
     return message.replace(_NOTHING, more) if unanswered else message
 

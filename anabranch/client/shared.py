@@ -1,4 +1,4 @@
-"""State of a client that its parts and handles share: session, ports, known streams; and its heartbeats."""
+"""The state that a client's parts and handles share: session, ports, known streams. And its heartbeats."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class Shared:
     handles: weakref.WeakSet[Handle] = field(default_factory=weakref.WeakSet)
     # By stream: when its description expires, and the description (None if the client can't get it).
     streams: dict[str, tuple[float, StreamInfo | None]] = field(default_factory=dict)
-    near_ms: int = 0  # no stream refuses times up to this one as too far ahead
+    near_ms: int = 0  # no stream refuses event times up to this one as too far ahead
     # By scope: streams that its transactions may write to.
     legal: dict[str, set[str]] = field(default_factory=dict)
     dropped: deque[JournalWriter] = field(default_factory=deque)  # of garbage-collected handles
@@ -144,7 +144,7 @@ class Shared:
         self.streams[stream] = self.session.now() + _LAYOUT_S, found
 
     def check_stream(self, scope: str, stream: str) -> None:
-        """Raise unless transactions of this scope may write to the stream. Raises: as `Transaction.write`."""
+        """Raise, as `Transaction.write`, unless transactions of this scope may write to the stream."""
         legal = self.legal.get(scope)
         if legal is None:
             legal = self.legal[scope] = set()
@@ -196,7 +196,7 @@ class Shared:
 class Heart:
     """Sends heartbeats for handles, and calls `Handle.gone` when a reply says that a transaction is over.
 
-    References to handles are weak: the transaction of a handle that the program dropped is aborted in time.
+    References to handles are weak: if the program drops a handle, its heartbeats end, and the keepalive runs out.
     """
 
     def __init__(self, session: Session, *, thread: bool) -> None:
@@ -291,6 +291,6 @@ _entered: ContextVar[tuple[tuple[Shared, weakref.ref[Entered]], ...]] = ContextV
 
 
 def entered(shared: Shared, txn: Entered) -> None:
-    """Note that this thread or asyncio task is inside a transaction of the client until that is over."""
+    """Note that this thread or asyncio task is inside this transaction, until the transaction is over."""
     still = [each for each in _entered.get() if (other := each[1]()) and not other.is_over]
     _entered.set((*still, (shared, weakref.ref(txn))))

@@ -17,7 +17,7 @@ from anabranch.types import StreamDescription, description_of
 
 
 class Streams:
-    """The calls of `Client` about streams, with the same arguments and errors."""
+    """Calls of `Client` about streams, with its arguments and errors; names are the same unless one is given."""
 
     def __init__(self, shared: Shared) -> None:
         self._shared = shared
@@ -41,7 +41,6 @@ class Streams:
         return self._learn(stream, self._session.create_stream(command, deadline, near=near))
 
     def describe(self, stream: str, deadline: float) -> StreamDescription:
-        """As `Client.describe`."""
         return self._learn(stream, self._session.describe(stream, deadline))
 
     def scale(
@@ -52,7 +51,6 @@ class Streams:
         ranges: Sequence[tuple[int, int]],
         deadline: float,
     ) -> StreamDescription:
-        """As `Client.scale`."""
         if (segments is None) == (not seal and not ranges):
             raise InvalidArgument(
                 "give a number of segments, or what to seal and which ranges to open"
@@ -75,7 +73,6 @@ class Streams:
         self._shared.streams.pop(stream, None)
 
     def publish_base(self, table: str, timestamp: int, txn_id: bytes, deadline: float) -> r.BaseRow:
-        """As `Client.publish_base`."""
         info = self._session.ask_stream(table, r.PublishBase(table, timestamp, txn_id), deadline)
         if info.base is None:
             raise MalformedRecord(f"the controller's answer has no base of {table}")

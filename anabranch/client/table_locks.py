@@ -1,7 +1,7 @@
 """The locks of one process of a transaction on tables: what it read, and whether the replica has newer versions.
 
-A short transaction sends its `Locks` with its commit. In a long one `RegisteredLocks` sends them to the controller
-before, and validates them again when the controller is not sure.
+A short transaction sends its `Locks` with its commit. A long one registers them with the controller first, by
+`RegisteredLocks`, which validates them again when the controller asks for it.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from anabranch.tables.replica import ReadReplica
 from anabranch.tables.snapshot import TableSnapshot
 from anabranch.tables.store import Seen
 
-_PARTS = 16  # registered ranges of a scan under way; with more it is registered as a whole
+_PARTS = 16  # ranges that a scan registers while it grows; then its whole range is registered
 
 
 class Span:
-    """A range of keys that is being read: it begins as what was read, and grows. ``high`` None: to the end."""
+    """A range of keys that is being read; ``low`` and ``high``, None for the end, are what was read so far."""
 
     __slots__ = ("_whole", "high", "low", "registered")
 
@@ -42,13 +42,13 @@ class Span:
 
     @property
     def record(self) -> r.LockedRange:
-        """The range to be registered now."""
+        """The range to register now."""
         part = r.LockedRange(self.low, self.high)
         return part if len(self.registered) < _PARTS or part in self.registered else self._whole
 
 
 class Locks:
-    """Points and ranges, by table. One thread at a time."""
+    """The locks by table: points, each a key, and ranges. One thread at a time."""
 
     def __init__(self) -> None:
         self._points: dict[str, set[bytes]] = {}
@@ -57,14 +57,14 @@ class Locks:
         self._registered: set[tuple[str, int]] = set()  # points
 
     def point(self, table: str, key: bytes) -> None:
-        """Lock a key, whether it has a row or not. `TooManyLocks`."""
+        """Lock a key, whether it has a row or not. Raises `TooManyLocks`."""
         points = self._points.setdefault(table, set())
         if key not in points:
             self._one_more()
             points.add(key)
 
     def span(self, table: str, low: bytes, high: bytes | None) -> Span:
-        """Lock a range, which may grow. `TooManyLocks`."""
+        """Lock a range, which the caller may make bigger. Raises `TooManyLocks`."""
         self._one_more()
         self._spans.setdefault(table, []).append(span := Span(low, high))
         return span
@@ -80,10 +80,10 @@ class Locks:
     def validate(
         self, view: TableSnapshot, marks: Mapping[str, tuple[int, int]] | None = None
     ) -> LocksBroken | None:
-        """Validate the locks: the error if the replica has a version later than the snapshot of something locked.
+        """The error if the replica has a version, later than the snapshot, of something locked; else None.
 
-        ``marks``: those of the command, as for `records`. Tables without a commit later than the snapshot are
-        skipped: the controller checks what is later than the marks. A table without a mark is being loaded again.
+        ``marks``: as for `records`. If they show no commit later than the snapshot, nothing is searched: the
+        controller checks what is later than the marks. A table whose mark has no commit is being loaded again.
         """
         if marks is not None and all(0 < last <= view.timestamp for _, last in marks.values()):
             return None
@@ -112,9 +112,8 @@ class Locks:
             ranges: list[r.LockedRange] = []
             for span in joined(spans):
                 left -= len(span.low) + len(span.high or b"")
-                if left < 0 and (
-                    found or points or ranges
-                ):  # a single one too big is refused, not skipped
+                # A single range that is too big is sent, and refused by the controller.
+                if left < 0 and (found or points or ranges):
                     break
                 ranges.append(span)
             if points or ranges:
@@ -136,8 +135,7 @@ class Locks:
     def records(
         self, tables: Sequence[str], marks: Mapping[str, tuple[int, int]]
     ) -> tuple[r.TableLocks, ...]:
-        """The locks of a command. ``marks``: the time through which the replica validates a table, and its newest
-        commit.
+        """The locks of a command. ``marks``: table -> (validated through, its newest commit at the replica).
 
         All tables are named, so that the answer has the newest commits also of tables without a lock.
         """
@@ -171,7 +169,7 @@ def broken(table: str, seen: Seen, snapshot: int) -> LocksBroken:
 
 
 def joined(spans: Iterable[Span | r.LockedRange]) -> tuple[r.LockedRange, ...]:
-    """Ranges as a command needs them: rising and disjoint."""
+    """The union of ranges as a command needs it: rising and disjoint."""
     found: list[r.LockedRange] = []
     for span in sorted(spans, key=lambda span: span.low):
         before = found[-1] if found else None
@@ -184,7 +182,7 @@ def joined(spans: Iterable[Span | r.LockedRange]) -> tuple[r.LockedRange, ...]:
 
 @contextmanager
 def explained(shared: Shared, token: bytes) -> Iterator[None]:
-    """Add to an error about broken locks the lock, and the transaction that broke it."""
+    """Make an error about broken locks name the lock, and the transaction that broke it."""
     try:
         yield
     except (TransactionAborted, LocksBroken) as error:
@@ -203,7 +201,7 @@ class RegisteredLocks:
     A set of locks passes through three states. After an error the next call continues from the present one:
 
     - *sent*: in a command without an answer, which is repeated unchanged;
-    - *registered*: the controller has it, and the replica has not been compared with it yet;
+    - *registered*: the controller has it, and the replica was not searched for newer versions yet;
     - *validated* through a time. The commit names these sets, and the controller may ask for a later time.
     """
 
@@ -233,7 +231,9 @@ class RegisteredLocks:
         return tuple(r.Validated(*which, through) for which, through in self._through.items())
 
     def flush(self, deadline: float) -> None:
-        """Register what was read, validate it, and report that. From then on other processes may rely on it.
+        """Register what was read, validate it, and report that to the controller.
+
+        Then other processes may rely on what was read.
 
         Raises: LocksBroken, TooManyLocks, TooMuchLocked, NotReady (the replica did not catch up in time).
         """
@@ -241,10 +241,7 @@ class RegisteredLocks:
             self._ask(r.LockReads(self._token, self._writer, 0, validated=self.validated), deadline)
 
     def register(self, deadline: float) -> bool:
-        """Register what was read, and validate it.
-
-        Returns whether there is anything to report. Raises: as `flush`.
-        """
+        """Register what was read, and validate it; returns whether to report anything. Raises: as `flush`."""
         if self._sent is not None:
             self._register(self._sent, deadline)
         sources = self._fresh_sources()
@@ -307,9 +304,7 @@ class RegisteredLocks:
 
     @contextmanager
     def _shown(self) -> Iterator[TableSnapshot]:
-        """The snapshot, or an equal one if it is closed: commit and finish may be repeated after the `with`
-        block.
-        """
+        """The snapshot, or an equal one if it is closed, as `commit` and `finish` may follow the ``with`` block."""
         if self._view.is_open:
             yield self._view
         else:
@@ -319,7 +314,7 @@ class RegisteredLocks:
     # -- validation for a commit --------------------------------------------------------------------------
 
     def revalidate(self, answer: r.Revalidate, deadline: float) -> None:
-        """Validate the locks of the writers that the controller names, also of processes that ended."""
+        """Validate the locks of the writers that the controller names, also of processes that have ended."""
         self._validate(answer.timestamp, answer.tables, deadline)
         for writer in answer.writers:
             if writer != self._writer:

@@ -1,8 +1,7 @@
-"""Transactions that read and write tables.
+"""Transactions that read and write tables (docs/inside/tables.md).
 
-`TableTransaction` is the handle of the process that begins one, `JoinedTransaction` that of another process in it.
-
-The file is long because both handles share the state of `TableWork`: one snapshot, own writes, and locks.
+`TableTransaction` is the handle of the process that begins one, `JoinedTransaction` that of a process that joins
+it. The file is long because both share the state of `TableWork`: one snapshot, own writes, and locks.
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ T = TypeVar("T")
 
 
 def alone(call: Callable[Concatenate[W, P], T]) -> Callable[Concatenate[W, P], T]:
-    """Let one thread at a time into a transaction. Locks of the handle and the replica are taken after this one."""
+    """Let one thread at a time into a transaction. Locks of its `Transaction` and the replica are taken later."""
 
     @wraps(call)
     def method(self: W, /, *args: P.args, **named: P.kwargs) -> T:
@@ -147,8 +146,8 @@ class TableWork:
     ) -> Iterator[tuple[bytes, bytes]]:
         """Rows from ``low`` up to ``high`` (not included), or with a prefix, in byte order of their keys.
 
-        The part that was iterated over is locked, including its missing keys. Own writes during the iteration are
-        not seen. Raises: as `get`.
+        The part that was iterated over is locked, including keys without a row. Own writes during the iteration
+        are not seen. Raises: as `get`.
         """
         self._check()
         check_limit(limit)
@@ -224,7 +223,7 @@ class TableWork:
     def refresh(self) -> None:
         """Let later reads see the writes of this transaction's processes that have finished since the first read.
 
-        This needs ``writers`` "all". Raises: IllegalState.
+        This has an effect only with ``writers`` "all". Raises: IllegalState.
         """
         self._check()
         self._own.refresh()
@@ -294,9 +293,7 @@ class TableWork:
             self._fail(self._broken)
 
     def _fail(self, error: LocksBroken) -> NoReturn:
-        """End the transaction with this error, or with the controller's answer if another process has committed
-        it.
-        """
+        """End the transaction with this error, or with the controller's answer if that has ended it already."""
         self._broken = error
         self._replica.broken_at = max(self._replica.broken_at, error.commit_timestamp)
         self._give_up()
@@ -321,10 +318,15 @@ class TableWork:
 
 
 class TableTransaction(TableWork):
-    """Made by `Replica.begin`; use it as a context manager. Thread-safe.
+    """A transaction on tables that this process begins, by `Replica.begin`. Thread-safe.
+
+        with replica.begin() as txn:
+            balance = int(txn.get("bank/accounts", b"anna") or b"0")
+            txn.put("bank/accounts", b"anna", b"%d" % (balance + 5))
+            txn.commit()
 
     A short transaction is one command. A ``keepalive``, `token`, `flush`, or too many writes for one command make
-    it a long one, which is open at the controller. Leaving the block without a commit drops it.
+    it a long one, which is open at the controller. Leaving the ``with`` block without a commit drops it.
     """
 
     def __init__(
@@ -340,7 +342,7 @@ class TableTransaction(TableWork):
         super().__init__(shared, replica, view, isolation)
         self._keepalive = defaults.KEEPALIVE_S if keepalive is None else keepalive
         self._reads_others = writers == "all"
-        # Events that are not handed to the handle of a long one.
+        # Events that were not passed to the handle of a long one yet.
         self._events: deque[r.Event] = deque()
         self._bytes = 0
         self._txn_id: bytes | None = None
@@ -407,7 +409,7 @@ class TableTransaction(TableWork):
     # -- a long transaction ---------------------------------------------------------------------------
 
     def _open(self, timeout: float | None) -> tuple[Transaction, RegisteredLocks]:
-        """Begin it at the controller unless it is open, and hand over what was written so far."""
+        """Begin it at the controller unless it is open, and pass on what was written so far."""
         opened = self._opened
         if opened is None or self._reads is None:
             opened = self._begun(timeout)
@@ -428,15 +430,14 @@ class TableTransaction(TableWork):
                     self._events.popleft()
         except LocksBroken as error:
             self._fail(error)
-        if self._reads_others and isinstance(
-            self._own, Local
-        ):  # until now it has this process's rows
+        # Until now it has this process's rows only.
+        if self._reads_others and isinstance(self._own, Local):
             self._own.close()
             self._own = read_back(self._shared, opened)
         return opened, self._reads
 
     def _begun(self, timeout: float | None) -> Transaction:
-        """The handle of the transaction, begun at the controller with the tables that it reads at the snapshot.
+        """The handle of the transaction, begun at the controller, which then keeps the snapshot readable.
 
         A snapshot that is too old is replaced if it was not read yet.
         """
@@ -456,7 +457,8 @@ class TableTransaction(TableWork):
                 return opened
             except TransactionAborted:
                 self._txn_id = opened.txn_id
-                # Ask, also for the next transaction: without commits only a question moves the newest moment.
+                # This asks the controller. Without new commits only a question moves the newest moment of the
+                # replica, and the next transaction would begin at the same one.
                 view = self._replica.snapshot()
                 self._view.close()
                 self._view = view
@@ -466,7 +468,7 @@ class TableTransaction(TableWork):
             self._opened = None
 
     def _name_tables(self, opened: Transaction, timeout: float | None) -> None:
-        """Make the controller keep the tables readable at the snapshot. `TransactionAborted`: it is too old."""
+        """Make the controller keep the tables readable at the snapshot; raise `TransactionAborted` if too old."""
         named = r.LockReads(*opened.identity, 0, tables=self._replica.tables)
         try:
             self._session.lock_reads(named, self._shared.deadline(timeout))
@@ -523,18 +525,17 @@ class TableTransaction(TableWork):
         name: str | None = None,
         timeout: float | None = None,
     ) -> Result:
-        """Commit, if nothing that was read has changed at the commit timestamp. Repeating it returns the same
-        result.
+        """Commit, if nothing that was read has changed by the commit timestamp. Repeating it is fine.
 
         A transaction without writes and name succeeds without a command: its commit timestamp is that of the
-        snapshot. ``receipts``, ``name``: as for `Transaction.commit`. The reads of all its processes count, even if
+        snapshot. ``receipts``, ``name``: as for `Transaction.commit`. The locks of all its processes count, even if
         their writes are not taken.
 
         Raises:
             LocksBroken, TransactionAborted: it is over without effect; begin again.
-                DeadlineExceeded, NotReady, EventTooLarge, SnapshotExpired: nothing was written.
-                OutcomeUnknown: commit again, or ask ``client.state`` later.
-                WritersUnfinished, ReceiptMismatch and others: as `Transaction.commit`.
+            DeadlineExceeded, NotReady, EventTooLarge, SnapshotExpired: nothing was written.
+            OutcomeUnknown: commit again, or ask ``client.state`` later.
+            WritersUnfinished, ReceiptMismatch and others: as `Transaction.commit`.
         """
         if self._result is not None:
             return self._result
@@ -544,9 +545,7 @@ class TableTransaction(TableWork):
         if self._opened is not None:
             try:
                 self._result = self._commit_open(receipts, name, timeout)
-            except (
-                AlreadyCommitted
-            ):  # another process committed it, perhaps with all writes of this one
+            except AlreadyCommitted:  # by another process, perhaps with all writes of this one
                 if self._events:
                     raise
                 self._result = self._opened.commit(receipts, name=name, timeout=timeout)
@@ -567,7 +566,7 @@ class TableTransaction(TableWork):
         """Resolve the outcome of a short transaction whose commit was not answered."""
         outcome = self._session.resolve(self._txn_id or NO_TXN, self._scope(), None, deadline)
         if outcome.state != "COMMITTED" and self._shot is not None:
-            # If it gave way to an earlier commit of its name, only an answer to the command itself names that one.
+            # If its name was committed before, only an answer to the command itself has that outcome.
             answer = self._session.locked_shot(self._shot, deadline)
             outcome = answer if isinstance(answer, r.Outcome) else outcome
         if outcome.state != "COMMITTED":
@@ -591,7 +590,7 @@ class TableTransaction(TableWork):
             except SnapshotExpired as error:
                 found = error
             if found is not None and self._sent:
-                # The lock may be broken by its own commit, or after it.
+                # The lock may have been broken by this commit itself, or after it.
                 return self._given_up(txn_id, scope, found)
             if isinstance(found, LocksBroken):
                 self._fail(found)
@@ -660,9 +659,8 @@ class TableTransaction(TableWork):
         opened, reads = self._open(timeout)
         try:
             with reads.explained():
-                if (
-                    opened.state == "open"
-                ):  # otherwise only the controller knows whether the locks are valid
+                # In other states only the controller knows whether the locks are valid.
+                if opened.state == "open":
                     if self._broken is not None:
                         raise self._broken
                     with suppress(OutcomeUnknown):  # another commit is under way
@@ -687,10 +685,7 @@ class TableTransaction(TableWork):
         return bool(state.streams)
 
     def _drop(self, opened: Transaction, reason: str = _BROKEN) -> None:
-        """Abort it.
-
-        Raises: AlreadyCommitted, OutcomeUnknown (its commit came first, so broken locks do not matter).
-        """
+        """Abort it. Raises: AlreadyCommitted, OutcomeUnknown (its commit came first: broken locks don't matter)."""
         try:
             opened.abort(reason, timeout=_GRACE_S)
         except (AlreadyCommitted, OutcomeUnknown):
@@ -714,9 +709,9 @@ class TableTransaction(TableWork):
 
 
 class JoinedTransaction(TableWork):
-    """Reads and writes of a transaction begun elsewhere, at its snapshot. Made by `Replica.join`.
+    """Reads and writes in a transaction that another process began, at its snapshot. Made by `Replica.join`.
 
-    Leaving its `with` block without an exception finishes it. Thread-safe.
+    Leaving its ``with`` block without an exception finishes it. Thread-safe.
     """
 
     def __init__(
@@ -773,8 +768,7 @@ class JoinedTransaction(TableWork):
 
     @alone
     def flush(self, timeout: float | None = None) -> Receipt:
-        """Wait until what was read is registered and validated, and what was written is stored. The handle stays
-        usable.
+        """Wait until what was read is registered and validated, and what was written is stored.
 
         Pass on conclusions from these reads only after this call. Raises: LocksBroken; as `Writer.flush`.
         """
@@ -785,10 +779,9 @@ class JoinedTransaction(TableWork):
 
     @alone
     def finish(self, timeout: float | None = None) -> Receipt:
-        """`flush`, and end this part. Give the receipt to the process that commits. Later calls return the same
-        receipt.
+        """`flush`, and end this part. Pass the receipt to the process that commits. Later calls return it again.
 
-        After an error that says so it may be repeated, even after the `with` block.
+        After a `RetryError` it may be repeated, even after the ``with`` block.
         """
         if self._finished is None:
             if self._over != _IN_DOUBT:

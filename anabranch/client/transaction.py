@@ -62,12 +62,13 @@ log = logging.getLogger("anabranch.client")
 
 QUIET_S = 5.0  # limit of an abort while an exception leaves the with block
 _EVENT_OVERHEAD = 48  # upper bound of what an event adds to a command besides its bytes
-# Refusals that do not hold for an earlier copy: then the lane may have had the right, or the id was not too old.
+# Refusals of one copy of a command only: when an earlier copy arrived, the lane may have had the right, and the id
+# may not have been too old or too new.
 _OF_ONE_COPY = (NotAuthorized, Expired, ClockSkew)
 
 
 class Reads(Protocol):
-    """The reads of an open transaction on tables, as far as its commit needs them."""
+    """An open transaction's reads of tables, as far as its commit needs them."""
 
     @property
     def validated(self) -> tuple[r.Validated, ...]:
@@ -78,13 +79,16 @@ class Reads(Protocol):
 
 
 class Transaction:
-    """A transaction that this process begins. As a context manager it aborts unless it was committed.
+    """A transaction that this process begins, by `Client.begin`. Any thread may use it.
 
-    Writes stay in memory first. If all of them still are there at the commit, and no token was requested, the
-    transaction is a one-shot. Otherwise it opens: the controller begins it, and its writes go to journals. Made by
-    `Client.begin`. Any thread may use it.
+        with client.begin("nyc") as txn:
+            txn.write("nyc/flights", b"value", key=b"key")
+            txn.commit()
 
-    `anabranch.core.transaction_states.HANDLES` says which calls each `state` allows.
+    Leaving the ``with`` block aborts it unless it was committed. Writes stay in memory first. If they all still do
+    at the commit, and no token was requested, the transaction is a one-shot. Otherwise it opens: the controller
+    begins it, and its writes go to journals. `anabranch.core.transaction_states.HANDLES` says which calls each
+    `state` allows.
     """
 
     def __init__(
@@ -164,12 +168,12 @@ class Transaction:
 
     @property
     def result(self) -> Result | None:
-        """The result, once committed; `begin` already sets it if the name was committed before."""
+        """The result once it is committed, else None; `begin` sets it if the name was committed before."""
         return self._result
 
     @property
     def prepared(self) -> TransactionInfo | None:
-        """The prepared transaction: this one, or another one that holds its name; else None."""
+        """The prepared transaction: this one, or another one that has its name; None if neither is prepared."""
         outcome = self._outcome
         return info_of(outcome) if self.state == "prepared" and outcome is not None else None
 
@@ -187,7 +191,7 @@ class Transaction:
         return self._session.cluster(self._shared.deadline(None))
 
     def _move(self, op: HandleOp) -> None:
-        """Go to the state that follows this operation. Raises if the present state does not allow it."""
+        """Go to the state that follows this operation; raise if the present state does not allow it."""
         self.state = HANDLES.judge(self.state, op) or self.state
 
     # -- opening --------------------------------------------------------------------------------------
@@ -200,7 +204,7 @@ class Transaction:
     def _begin(self, deadline: float) -> None:
         txn_id = self._make_id(deadline)
         self._move("begin")
-        # The same one if begin is repeated.
+        # A repeated begin has to send the same one.
         self._secret = self._secret or self._session.new_secret()
         of = None if self._ownership is None else self._ownership.hash
         begin = r.Begin(
@@ -250,10 +254,11 @@ class Transaction:
     def token(
         self, rights: RightNames = WRITER, *, expires: float | None = None, lane: str | None = None
     ) -> TokenBytes:
-        """The secret bytes with which other processes take part. Opens the transaction.
+        """The secret bytes with which other processes take part. This opens the transaction.
 
         ``rights``: write (includes joining), heartbeat, commit (includes state), abort, state; one, several, or
-        "all". ``expires``: seconds from now; None: when the transaction ends. ``lane``: valid in this lane only.
+        "all". ``expires``: seconds from now; None: when the transaction ends. ``lane``: the only lane in which it
+        is valid; None: any.
 
         Raises: InvalidArgument, UnknownScope, NotReady, DeadlineExceeded; as `write` if the transaction is over.
         """
@@ -267,10 +272,7 @@ class Transaction:
             return narrow_at(token, rights, expires, lane, self._session.wall())
 
     def assign_id(self) -> bytes:
-        """The id of the transaction, 16 bytes, made now if it has none. This does not begin the transaction.
-
-        Raises: as `token`.
-        """
+        """The id, 16 bytes, made now if it has none. This does not begin the transaction. Raises: as `token`."""
         with self._lock:
             self._check_usable()
             return self._make_id(self._shared.deadline(None))
@@ -297,13 +299,13 @@ class Transaction:
 
         Raises:
             InvalidArgument, CrossScope, UnknownScope: the arguments are wrong; nothing was written.
-                EventTooLarge: the stream's journal takes no event of this size; nothing was written, and the
-                    transaction can be used further.
-                UnknownStream: raised by the first write that isn't buffered, or by the commit.
-                TransactionAborted, AlreadyCommitted, IllegalState: the transaction is over.
-                OutcomeUnknown: the transaction is being committed without this write; ask ``client.state``.
-                WriteFailed: a write of this writer failed; it makes no more receipts.
-                DeadlineExceeded: no room in the queue, or no answer, within the client's timeout.
+            EventTooLarge: the stream's journal takes no event of this size; nothing was written, and the
+                transaction stays usable.
+            UnknownStream: raised by the first write that isn't buffered, or by the commit.
+            TransactionAborted, AlreadyCommitted, IllegalState: the transaction is over.
+            OutcomeUnknown: the transaction is being committed without this write; ask ``client.state``.
+            WriteFailed: a write of this writer failed, so it makes no more receipts.
+            DeadlineExceeded: no room in the queue, or no answer, within the client's timeout.
         """
         pairs = check_headers(headers) if headers is not None else None
         if timestamp is not None:
@@ -322,12 +324,11 @@ class Transaction:
         """Write many events, faster than by `write`; returns how many.
 
         ``events``: tuples (value, key, headers, timestamp) as `write` takes them; trailing fields may be omitted.
-        The call takes a thousand events at a time from the iterable, which may be of any length.
+        The iterable may have any length: a thousand events at a time are in memory.
 
         All or nothing: a refused event, or an exception of the iterable, ends the call. If some events were already
-        written, every later call of this handle raises `WriteFailed`, so that no part of them is committed.
-
-        Raises: as `write`.
+        written, every later call of this handle raises `WriteFailed`, so that no part of them is committed. Raises:
+        as `write`.
         """
         written = 0
         with AllOrNothing("write_many", self._end_in_between) as call:
@@ -378,8 +379,8 @@ class Transaction:
         """Change the state of one task of the ``ownership`` given to `begin`; returns the number of rows.
 
         ``rows``: (key, value); a key is incarnation, number of the store, key in the store (``docs/protocol.md``).
-        The value None deletes. The last row of a key counts. The commit has to move the task's positions
-        (``consumed``). All rows of a commit take at most the controllers' chunk bytes.
+        The value None deletes; of several rows of a key the last one counts. The commit has to move the task's
+        positions (``consumed``). All rows of a commit may take at most the controllers' chunk bytes.
 
         All or nothing, as `write_many`. Raises: InvalidArgument (no task ownership, not one of its tasks, not
         bytes), UnknownStream (the processor has no stores), and as `write`.
@@ -460,7 +461,7 @@ class Transaction:
     # -- what was written -----------------------------------------------------------------------------
 
     def flush(self, timeout: float | None = None) -> None:
-        """Wait until everything written is acknowledged and its receipt registered. Opens the transaction.
+        """Wait until everything written is acknowledged and its receipt registered. This opens the transaction.
 
         ``timeout`` in seconds. Raises: WriteFailed, DeadlineExceeded (repeating is safe), NotReady (a stream's
         journal is missing: repeating is safe), StreamLost (the journal won't come back: abort), and as `write`.
@@ -483,7 +484,7 @@ class Transaction:
                 raise
 
     def acknowledged(self, deadline: float) -> tuple[bytes, r.Receipt]:
-        """The token, and the receipt of all that was written, which is not registered. Raises: as `flush`."""
+        """The token, and the unregistered receipt of all that was written. Raises: as `flush`."""
         with self._lock:
             self._check_not_over()
             self._open(deadline)
@@ -513,9 +514,9 @@ class Transaction:
 
         ``receipts``: the writers to take, besides this handle's own writes; None: all finished writers. ``name``:
         the name to commit under; if it is committed already, its outcome is the result, and this transaction has
-        no effect. ``number``, 0 or more: this number of the series ``name`` instead; it must be above all numbers
+        no effect. ``number``, 0 or more: commit as this number of the series ``name``; it must be above all numbers
         committed in the series before. ``consumed``: from a `TaskReader`; its positions are committed with the
-        events. The transaction has to be begun with its ``ownership``, without a name. ``secret``: the secret that
+        events, in a transaction that was begun with its ``ownership``, without a name. ``secret``: the secret that
         the transaction was prepared with (see `prepare`). ``timeout`` in seconds.
 
         Raises:
@@ -525,8 +526,9 @@ class Transaction:
                 is aborted.
             WritersUnfinished, ReceiptMismatch, ReceiptsNotCovered, UnknownStream, InvalidArgument, StreamLost,
                 NotAuthorized, ReservedByPrepared, EventTooLarge, IllegalState: nothing is changed; correct it and
-                commit again, or abort. NotReady, DeadlineExceeded, TooManyTransactions, TooManyUncommittedBytes:
-                likewise.
+                commit again, or abort.
+            NotReady, DeadlineExceeded, TooManyTransactions, TooManyUncommittedBytes: nothing is changed; commit
+                again, or abort.
             TransactionAborted, LocksBroken: it is over without effect; begin a new one.
             ClockSkew: not begun, as this machine's clock is more than a day ahead of the controller's.
             WriteFailed: a write of this handle failed; abort.
@@ -603,7 +605,7 @@ class Transaction:
             return info_of(self._outcome)
 
     def _prepare_events(self, name: str | None, prepare: r.Prepare, deadline: float) -> bool:
-        """Prepare with one command. False if the writes are too big for that, or are in journals already."""
+        """Prepare with one command. Returns False if the writes are too big for it, or in journals already."""
         if self._shot is None and (self._token is not None or self.state == "open"):
             return False
         txn_id = self._make_id(deadline)
@@ -625,7 +627,7 @@ class Transaction:
                 self._move("refuse_shot")
                 return False
             self._failed_to_commit(error, "refuse_shot")
-            if self.state not in IN_DOUBT:  # RESOLVE may have used up the id
+            if self.state not in IN_DOUBT:  # RESOLVE may have aborted the id
                 self._shot = self._token = self._txn_id = None
             raise
         self._take_outcome(outcome)
@@ -636,7 +638,7 @@ class Transaction:
     ) -> Result:
         txn_id = self._make_id(deadline, marked=consumed is not None)
         place_null_keys(self._shared, self._buffer, deadline)
-        # From here on an interruption leaves it in doubt.
+        # From here on an interruption leaves the outcome in doubt.
         self._move("send")
         try:
             shot = r.OneShot(txn_id, self._scope, name, tuple(self._buffer), consumed)
@@ -651,7 +653,7 @@ class Transaction:
         except AnabranchError as error:
             self._failed_to_commit(error, "refuse_shot")
             if self.state == "buffered":
-                self._txn_id = None  # RESOLVE may have used up the id
+                self._txn_id = None  # RESOLVE may have aborted the id
             raise
         self._take_outcome(outcome)
         return self._done()
@@ -676,7 +678,7 @@ class Transaction:
                 self._store(deadline)
                 self._own = self._writer.receipt(finished=True)
             own = (self._own,) if self._writer.has_touched else ()
-        # From here on an interruption leaves it in doubt.
+        # From here on an interruption leaves the outcome in doubt.
         self._move("send")
         reads = self._reads
         validated = () if reads is None else reads.validated
@@ -689,7 +691,7 @@ class Transaction:
                 self._move("under_way")
             if reads is None:
                 raise no_replica()
-            # If this raises, the commit that was sent stays undecided here.
+            # If this raises, the outcome of the commit that was sent stays unknown here.
             reads.revalidate(outcome, deadline)
             command = replace(command, validated=reads.validated)
             outcome = self._send(command, deadline)
@@ -709,7 +711,7 @@ class Transaction:
         return answer
 
     def _failed_to_commit(self, error: AnabranchError, refused: HandleOp) -> None:
-        """Handle an error of a sent commit. ``refused``: the operation if the commit surely had no effect."""
+        """Handle an error of a sent commit. ``refused``: what to do to the state if the commit had no effect."""
         if isinstance(error, TransactionAborted | LocksBroken | AlreadyCommitted | OwnershipLost):
             self._end(error)
             self._discard()
@@ -727,7 +729,7 @@ class Transaction:
         if outcome.state == "PREPARED":
             self._outcome = outcome
             self._move("prepare")
-            # Another one has the name; its id is a token in its owner's lane.
+            # Another transaction has the name; its id is as good as a token in its owner's lane.
             if outcome.txn_id != self._txn_id:
                 self._txn_id = self._token = outcome.txn_id
             self.beating = False
@@ -753,10 +755,10 @@ class Transaction:
         secret: bytes | None = None,
         timeout: float | None = None,
     ) -> None:
-        """Abort: no event of this transaction becomes visible after that. Repeating the call is fine.
+        """Abort: no event of this transaction will become visible. Repeating the call is fine.
 
-        ``secret``: as of `commit`. Raises: AlreadyCommitted. DeadlineExceeded, NotReady, OutcomeUnknown: the abort
-        is not certain; repeat it. (If no commit was sent, the controller aborts it when the keepalive ends.)
+        ``secret``: as of `commit`. Raises: AlreadyCommitted; DeadlineExceeded, NotReady, OutcomeUnknown (the abort
+        is not certain: repeat it; if no commit was sent, the controller aborts it when the keepalive ends).
         """
         with self._lock:
             if self._result is not None:
@@ -859,9 +861,7 @@ class Transaction:
 
 
 def check_consumed(ownership: TaskOwnership | None, consumed: r.Consumed | None) -> None:
-    """Raise `InvalidArgument` unless the commit moves positions of the task ownership that the transaction began
-    with.
-    """
+    """Raise `InvalidArgument` unless ``consumed`` belongs to the ownership that the transaction began with."""
     if consumed is not None:
         check_type("consumed", consumed, r.Consumed)
     began = None if ownership is None else (ownership.processor, ownership.fencing_token)
@@ -872,7 +872,7 @@ def check_consumed(ownership: TaskOwnership | None, consumed: r.Consumed | None)
 
 
 def place_null_keys(shared: Shared, events: list[r.Event], deadline: float) -> None:
-    """Spread the events without a key of a one-shot over the segments of their streams."""
+    """Spread a one-shot's events without a key over the segments of their streams."""
     turn: dict[str, int] = {}
     for i, event in enumerate(events):
         if event.key is None and event.segment_id == -1:

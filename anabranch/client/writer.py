@@ -1,4 +1,7 @@
-"""The handle of a writer: it writes events to the journals, and makes the receipt for them."""
+"""The handle of a writer: it writes events to the journals, and makes the receipt for them.
+
+A process that joins a transaction uses it directly; an open `Transaction` has one for its own events.
+"""
 
 from __future__ import annotations
 
@@ -47,10 +50,10 @@ _AT_ONCE = 1000  # events in a chunk of write_many
 
 
 class Writer:
-    """A writer of a transaction begun elsewhere. Leaving its `with` without an exception finishes it.
+    """A writer of a transaction that another process began. Any thread may use it.
 
-    Made by `Client.join`; each join is a writer of its own. Any thread may use it. An open `Transaction` has one,
-    too, for its own events.
+    Made by `Client.join`; each join is a writer of its own. Leaving its ``with`` block without an exception
+    finishes it.
     """
 
     def __init__(
@@ -311,9 +314,9 @@ class Writer:
             return self._finished
 
     def acknowledged(self, deadline: float) -> tuple[bytes, r.Receipt]:
-        """The token, and the receipt of all that was written, which is not registered. Raises: as `flush`.
+        """The token, and the unregistered receipt of all that was written. Raises: as `flush`.
 
-        After `finish` it is the receipt that `finish` returned.
+        After `finish` the receipt is that of `finish`.
         """
         if self._finished is not None and self._token is not None:
             return self._token, self._finished.record
@@ -373,7 +376,7 @@ class Writer:
     # -- its end --------------------------------------------------------------------------------------
 
     def discard(self) -> None:
-        """Drop unflushed writes. A commit takes the flushed ones only if it names their receipt."""
+        """Drop unflushed writes. A commit takes this writer's flushed ones only if it names their receipt."""
         with self._lock:
             if self._finished is None and self._over is None:
                 self._end(IllegalState("the writer was discarded"))
@@ -462,9 +465,9 @@ def chunks_of(events: Iterable[EventFields]) -> Iterator[list[EventFields]]:
 
 
 class AllOrNothing:
-    """A ``with`` in a call that writes all or nothing: an exception ends its handle once ``begun`` is set.
+    """The ``with`` block of a call that writes all or nothing: an exception ends its handle once ``begun`` is set.
 
-    ``end``: makes every later call of the handle raise an error that names this cause and call.
+    ``end``: makes every later call of the handle raise an error that names the exception and the call.
     """
 
     def __init__(

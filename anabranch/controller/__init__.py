@@ -34,7 +34,7 @@ One pass of a leader (`Controller.step`):
 
 1. Native transactions that lack a marker are ended. Streams that are lost are given up, each by a round of its own.
 2. The chunks that carriers have merged since the last pass are applied to state and table.
-3. Records below the logged low waters are deleted. One chunk of runs that keep a journal long is moved.
+3. Records below the logged low waters are deleted. One chunk of runs that keep a low water down is moved.
 4. The first positions of new lanes are logged.
 5. Commands and journals are fetched; the wait ends at the next deadline. Journals are indexed.
 6. The commands of this round are chosen. A suspect one is logged before it is tried.
@@ -43,8 +43,8 @@ One pass of a leader (`Controller.step`):
 9. Memory follows: the commands leave their queues, and what the round ended is forgotten.
 10. Finished work on topics is logged, and more is begun.
 
-If a round is refused, nothing of it has happened: it is decided again without its cause. If its outcome is unknown,
-the leader resigns, drops everything that is not logged, and becomes leader again.
+If a round is refused, nothing of it has happened: the rest is decided again without the cause. If its outcome is
+unknown, the leader resigns, drops everything that is not logged, and becomes leader again.
 """
 
 from anabranch.extras import need

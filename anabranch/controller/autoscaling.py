@@ -154,7 +154,7 @@ class Autoscaling:
         return tuple(segment.low + int(n * _GOLDEN % 1.0 * width) for n in range(first, last))
 
     def forget_stream(self, stream: str) -> None:
-        """Drop all about a forgotten stream: a new stream of its name has its own settings."""
+        """Drop everything about a forgotten stream: a new stream of its name has its own settings."""
         self._scalers.pop(stream, None)
         self._settings.pop(stream, None)
         self._asked.pop(stream, None)
@@ -226,7 +226,7 @@ def _ranges(round_: Round, commit: StreamCommit, row: StreamRow) -> dict[int, Se
 
 
 def _plain(load: StreamLoad, tail: Tail) -> Iterator[Taken]:
-    """Divide plain writes among segments by how far each partition's end moved, less other data of the round."""
+    """Divide plain writes among segments, by how far each partition's end moved because of them."""
     records, size = load.plain
     if not records:
         return

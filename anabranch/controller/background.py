@@ -1,7 +1,7 @@
-"""A leader's work outside of its rounds: big merges, topics, truncation, foreign records, lost markers.
+"""A leader's work outside of its rounds: staged merges, topics, truncation, foreign records, lost markers.
 
-On Kafka, helper threads do it, so that a slow broker delays no round. In the simulator it runs inside of the calls
-that ask for it.
+On Kafka, helper threads do this work, so that a slow broker delays no round. In the simulator it runs inside of the
+calls that begin it.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ log = logging.getLogger("anabranch.controller")
 QUIET_MS = 3_000  # since the last round to a stream
 LOOK_EVERY_MS = 1_000
 AGAIN_MS = 10_000  # where something is open, or partitions can't be reached
-_MOST_PLACES = 500  # in one look
+_MOST_PLACES = 500  # partitions in one comparison
 
 
 class BackgroundWork:
-    """The parts that do such work for one leadership. They are closed when it ends."""
+    """The parts that do the work outside of rounds for one leadership. They are closed when it ends."""
 
     def __init__(
         self,
@@ -114,7 +114,6 @@ class BackgroundWork:
         self.foreign_records.look(self._now_ms(), self._trouble.waiting)
 
     def forget_stream(self, stream: str) -> None:
-        """Drop what is known of a forgotten stream."""
         for part in (self.truncator, self.foreign_records, self.lost_markers):
             part.forget_stream(stream)
 
@@ -126,10 +125,10 @@ class LostMarkerSweep:
     """Ends native transactions that brokers left open in streams to which no round writes.
 
     A producer looks for a lost marker in a partition before it appends there. Nothing is appended to a quiet
-    stream, so its readers would wait without end. So where a last stable offset stays below the log's end, all
-    transactional ids look, those of carriers too. A stream's offsets are compared once in a leadership, and once
-    after rounds to it, so this work is bounded by that of the rounds. At streams that continue after trouble all
-    ids look without such a comparison. Times are monotonic milliseconds.
+    stream, so its readers would wait without end. So where a last stable offset stays below the log's end, this
+    checks all transactional ids, also those of carriers. A stream's offsets are compared once in a leadership, and
+    once after rounds to it, so this work is bounded by that of the rounds. Streams that continue after trouble are
+    checked without such a comparison. Times are monotonic milliseconds.
     """
 
     def __init__(
@@ -138,22 +137,21 @@ class LostMarkerSweep:
         self._log = source
         self._jobs = jobs
         self._trouble = trouble
-        self._due: dict[str, int] = {}  # when to look at a stream
+        self._due: dict[str, int] = {}  # when to compare a stream's offsets
         self._next_ms = 0
-        self.touched(state.streams, now_ms)  # a former leader may have left it so
+        self.touched(state.streams, now_ms)  # a former leader may have left transactions open
 
     def touched(self, streams: Iterable[str], now_ms: int) -> None:
-        """A native transaction writes to these streams, or tries to."""
+        """Note that a native transaction writes to these streams, or tries to."""
         self._due.update(dict.fromkeys(streams, now_ms + QUIET_MS))
 
     def forget_stream(self, stream: str) -> None:
-        """Drop a stream."""
         self._due.pop(stream, None)
 
     def step(self, state: State, lease: Lease, carriers: Carriers, now_ms: int) -> list[str]:
-        """End what lacks markers; returns the streams where it was looked for.
+        """End native transactions that lack markers. Returns the streams that were checked.
 
-        Raises: LogError: the leader must lead again.
+        Raises: LogError: become leader again.
         """
         recovered, self._trouble.recovered = self._trouble.recovered, []
         streams = [*recovered, *(s for s in self._found(now_ms) if s not in recovered)]
@@ -173,7 +171,7 @@ class LostMarkerSweep:
         return streams
 
     def _found(self, now_ms: int) -> list[str]:
-        """The streams where the last look found something open, and no round came since."""
+        """The streams where the last comparison found an open native transaction, and no round wrote since."""
         if not self._jobs.is_under_way("markers", ""):
             return []
         job = self._jobs.take("markers", "")
@@ -185,7 +183,7 @@ class LostMarkerSweep:
         return [stream for stream, is_open in again.items() if is_open]
 
     def _look(self, state: State, now_ms: int) -> None:
-        """Begin to compare the ends of streams that are due."""
+        """Begin to compare the offsets of the streams that are due."""
         places: dict[TopicPartition, str] = {}
         for stream in [stream for stream, due_ms in self._due.items() if due_ms <= now_ms]:
             if len(places) >= _MOST_PLACES:
@@ -198,7 +196,7 @@ class LostMarkerSweep:
             self._jobs.begin("markers", "", partial(self._compare, places))
 
     def _compare(self, places: Mapping[TopicPartition, str]) -> dict[str, bool]:
-        """Streams to look at again, and whether something is open there."""
+        """The streams to compare again: those with an open native transaction (True), or that can't be read now."""
         failed: dict[TopicPartition, LogError] = {}
         try:
             ends = self._log.end_offsets(places, committed=False, failed=failed)
@@ -223,6 +221,8 @@ _FIRST_MARKERS = 2  # markers of former leaders that may precede this leader's f
 
 
 class _Gap(NamedTuple):
+    """Offsets [first, end) between the data of two rounds. ``tries``: reads of it in a row that got nothing."""
+
     stream: str
     partition: int
     first: int
@@ -239,7 +239,11 @@ class _Partition:
 
 
 class ForeignRecordScan:
-    """Counts foreign records. ``found``: stream -> how many were found since this leader began."""
+    """Counts foreign records. ``found``: stream -> how many were found in this leadership.
+
+    Between the data of two rounds a partition has only markers, one for each round that wrote there. If a gap is
+    longer than the markers that may be in it, it is read.
+    """
 
     def __init__(self, source: Log, jobs: Jobs) -> None:
         self._log = source
@@ -286,7 +290,7 @@ class ForeignRecordScan:
             self._take_back(now_ms)
 
     def forget_stream(self, stream: str) -> None:
-        """Drop all about a stream: a new stream may get its name."""
+        """Drop everything about a stream: a new stream may get its name."""
         self._waiting = deque(gap for gap in self._waiting if gap.stream != stream)
         self._partitions = {at: p for at, p in self._partitions.items() if at[0] != stream}
         if self._gap is not None and self._gap.stream == stream:

@@ -1,9 +1,7 @@
-"""Big merges in chunks: a decided transaction is carried to partitions that are reserved for it.
+"""Staged merges: a big decided transaction is carried, in chunks, to partitions that are reserved for it.
 
-`docs/inside/epochs.md` says why.
-
-`durability` has the order of a chunk. The transactional ids are initialised together with the leader's own
-(`leadership`): if they were initialised later, a process that is no longer leader could take them back.
+`docs/inside/epochs.md` says why. `durability` has the order in which a chunk becomes durable. `leadership`
+initialises the carriers' transactional ids together with the leader's own, and says why.
 """
 
 from __future__ import annotations
@@ -52,7 +50,7 @@ Key = tuple[bytes, str, int]  # transaction, stream, segment number
 
 @dataclass(slots=True)
 class Job:
-    """A segment to carry: its row as logged, and the runs that are not at their place yet.
+    """A segment to carry: its row as logged, and the runs that are not carried yet.
 
     ``limit``: the most bytes of a batch of that stream.
     """
@@ -67,16 +65,16 @@ class Job:
 
 
 class _Refused(NamedTuple):
-    """A chunk of this job could not be carried; nothing happened. None: a look that failed."""
+    """A chunk of the job ``key`` could not be carried; nothing happened. None: a check for lost markers failed."""
 
     key: Key | None
     error: LogError
 
 
 class Carrier:
-    """Carries one chunk after the other through two transactional ids in turn, or the one that is not busy.
+    """Carries one chunk after the other, by two transactional ids in turn, or by the one that is not busy.
 
-    One thread at a time.
+    Only one thread at a time may use it.
     """
 
     def __init__(
@@ -98,11 +96,11 @@ class Carrier:
         self._turn = 0
 
     def chunk(self, job: Job, wall_ms: int) -> StagedMergeRow:
-        """Carry the next chunk of a job; its row, moved on, is on the log when this returns.
+        """Carry the next chunk of a job. Returns the job's row, logged with the new cursor.
 
         Raises:
             LogRefused, LogUnavailable: it can't be carried now; nothing happened, drop the job.
-            LogError: the leader must lead again.
+            LogError: the leader has to become leader again.
         """
         runs: list[StoredRun] = []
         size = 0
@@ -149,12 +147,12 @@ class Carrier:
         return moved
 
     def check(self, partitions: Sequence[TopicPartition]) -> None:
-        """As `Lease.check`, for this carrier's ids."""
+        """Do the same as `Lease.check`, for this carrier's ids."""
         for producer in self._producers:
             producer.check(partitions)
 
     def _renew_readers(self) -> None:
-        """Drop what readers fetched ahead, for each journal partition."""
+        """Drop everything that readers have fetched ahead."""
         self._readers.close()
         self._readers = JournalReaders(self._log, ahead=self._read_ahead)
 
@@ -164,7 +162,7 @@ class Carrier:
 
 
 def is_staging(state: State) -> bool:
-    """Whether a segment is to be carried, or being carried."""
+    """Whether a segment is being carried, or still has to be."""
     return any(
         not staged.done
         for txn_id in state.committing
@@ -187,10 +185,10 @@ def carriers_of(
 
 
 class Carriers:
-    """All carriers of a leader. Steppable: without ``threads`` each `take` carries one chunk a carrier itself.
+    """All carriers of a leader. Without ``threads``, each call of `take` carries one chunk for each carrier.
 
-    Threads carry one chunk at a time between them: two at once were no quicker on one broker, and rounds of
-    small commits waited for more.
+    Threads take turns, so that one chunk is carried at a time: two at once were not faster on one broker, and
+    rounds of small commits waited longer.
     """
 
     def __init__(
@@ -229,10 +227,10 @@ class Carriers:
     def sync(
         self, state: State, index: JournalIndex, wall_ms: int, usable: Callable[[str], bool]
     ) -> None:
-        """Begin the carries on the log that no carrier here has.
+        """Begin the staged merges that are logged and that no carrier has yet.
 
-        ``usable``: whether a stream's topics are there; nothing is carried to one without them, and nothing of a
-        transaction with such a stream unless it is prepared.
+        ``usable``: whether a stream's topics are there. Nothing is carried to a stream without them, and nothing of
+        a transaction with such a stream, unless it is prepared.
         """
         self._begin(state, index, wall_ms, usable)
         self.staging.clear()
@@ -247,7 +245,7 @@ class Carriers:
                 continue
             if not index.covers(needed(state, txn.pending)):
                 continue  # a new leader still reads the journals
-            # A prepared one leaves LOST streams out, so each of its streams is carried by itself.
+            # A prepared transaction leaves LOST streams out, so each of its streams is carried by itself.
             whole = txn.pending.prepare is None
             if whole and not all(usable(stream) for stream in txn.participants):
                 continue
@@ -303,7 +301,7 @@ class Carriers:
     def take_up(
         self, state: State, table: Table, merging: Merging, wall_ms: int, now_ms: int
     ) -> list[LogError]:
-        """Apply these rows, in the table too. Returns why chunks could not be carried.
+        """Apply the rows that carriers advanced to state and table. Returns the errors of chunks not carried.
 
         ``now_ms``: monotonic, as in memory.
         """
@@ -332,7 +330,7 @@ class Carriers:
         self._not_before_ms.pop(key, None)
 
     def close(self) -> bool:
-        """Stop after the chunks under way. False if one does not end in time: it may still come."""
+        """Stop after the chunks under way. False: one did not end in time, and may still be committed."""
         self._stop.set()
         for _ in self._threads:
             self._todo.put(None)
@@ -343,7 +341,7 @@ class Carriers:
         return not any(thread.is_alive() for thread in self._threads)
 
     def check(self, partitions: Sequence[TopicPartition]) -> None:
-        """End native transactions there that lack a marker: between chunks, now if none is under way."""
+        """End native transactions there that lack a marker, once no chunk is under way."""
         self._unchecked.append(partitions)
         if self._threads:
             self._todo.put((None, 0))
@@ -352,7 +350,7 @@ class Carriers:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is to be taken."""
+        """Whether no result waits for `take`."""
         return self._results.empty()
 
     def _end_lost(self) -> None:

@@ -59,11 +59,11 @@ class Truncator:
         self._jobs = jobs
         self._trouble = trouble
         self._due: dict[TopicPartition, int] = {}
-        self._at: frozenset[str] = frozenset()  # the topics of the request under way
+        self._at: frozenset[str] = frozenset()  # topics of the deletion under way
         self._histories = Histories(source)
         self._histories_ms = histories_ms
         self._next_look_ms = 0
-        self._forgotten: set[str] = set()  # during the check under way
+        self._forgotten: set[str] = set()  # streams that were forgotten during the check under way
         self.missed: set[str] = set()  # streams whose topics could not be checked
 
     def logged(self, low_waters: Mapping[Place, int]) -> None:
@@ -124,7 +124,7 @@ class Truncator:
         return self._jobs.is_under_way("truncation", "") and not topics.isdisjoint(self._at)
 
     def forget_stream(self, stream: str) -> None:
-        """Drop all about a forgotten stream: its low waters must not apply to a new stream of its name."""
+        """Drop everything about a forgotten stream: its low waters must not apply to a new stream of its name."""
         topics = {journal_topic(stream), history_topic(stream)}
         self._due = {place: at for place, at in self._due.items() if place.topic not in topics}
         if self._jobs.is_under_way("histories", ""):
@@ -133,7 +133,7 @@ class Truncator:
             self._histories.forget_stream(stream)
 
     def _delete(self, due: dict[TopicPartition, int]) -> _Failed:
-        """Delete records."""
+        """Delete records below these offsets. If that is refused, each partition is tried alone."""
         try:
             self._log.delete_records(due)
         except LogRefused as error:
@@ -187,7 +187,8 @@ def move_next(
     try:
         with native_transaction(producer, commit=False):
             copies = copy_runs(source, producer, place, lying, limit)
-    except (LogRefused, LogUnavailable):  # stay leader: a new one would get the same error
+    except (LogRefused, LogUnavailable):
+        # This process stays leader, as a new leader would get the same error.
         not_now(turn, place)
         return
     moved(turn, place, lying, copies)
@@ -254,7 +255,6 @@ class Histories:
         self.missed: set[str] = set()  # by the last call of `spare`
 
     def forget_stream(self, stream: str) -> None:
-        """Drop all about a forgotten stream."""
         self._walks.pop(stream, None)
 
     def spare(self, streams: Mapping[str, int]) -> dict[str, int]:
@@ -282,7 +282,7 @@ class Histories:
         places = [TopicPartition(topic, p) for p in range(partitions)]
         starts = answered(lambda failed: self._log.start_offsets([*places, history], failed=failed))
         begins = starts.pop(history)
-        if is_state(stream):  # read whole, not by its history: only its leader needs that
+        if is_state(stream):  # it is read as a whole, and only the leader needs its history
             starts = dict.fromkeys(starts, sys.maxsize)
         if not any(starts.values()):
             return None
@@ -326,11 +326,11 @@ class Histories:
 
 
 class _Walk(NamedTuple):
-    """How far a history is read, in ``read_to``. ``spare``: the last EPOCH record at which it may begin.
+    """How far a history was read. ``spare``: the last EPOCH record at which the history may begin.
 
     Such a record is the first one after a COMMIT: its `previous` shows readers that nothing is lost. ``commits``:
-    whether a COMMIT came since. ``ahead``: the vector of the next EPOCH record, at ``read_to``, if some events
-    below that vector are not deleted yet.
+    whether a COMMIT came after it. ``ahead``: the vector of the EPOCH record at ``read_to``, if some events below
+    that vector are not deleted yet.
     """
 
     read_to: int

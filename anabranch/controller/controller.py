@@ -68,9 +68,9 @@ from anabranch.topics.names import (
 
 log = logging.getLogger("anabranch.controller")
 
-REFUSED_WAIT_MS = 10_000  # how long the last round of a carried merge waits after a refusal
-HAND_OVERS = 5  # tries to log that a leader has resigned, while another one fences it
-GROWTH_LOOK_S = 0.01  # how often a pass looks at topics that are being changed
+REFUSED_WAIT_MS = 10_000  # how long the last round of a staged merge waits after a refusal
+HAND_OVERS = 5  # tries to log that a leader has resigned, while another controller fences it
+GROWTH_LOOK_S = 0.01  # how long a pass waits at most while topics are being changed
 
 
 @dataclass(slots=True)
@@ -78,8 +78,8 @@ class Controller:
     """Decides, merges and answers for one control partition while it is leader (while it has a ``lease``).
 
     ``leader``: this process, for people: host, process id, start. ``threads``: whether helper threads may read
-    ahead, carry big merges and change topics; without them, all of that runs inside of `step`. ``terms``: the last
-    terms in which this process led, perhaps; their leases are closed.
+    ahead, carry big merges and change topics; without them, all of that runs inside of `step`. ``terms``: see
+    `become_leader`.
     """
 
     log: Log
@@ -104,7 +104,7 @@ class Controller:
     _trouble: TopicTrouble = field(init=False)
     _suspects: SuspectCommands = field(init=False)
     _trying: Sequence[Command] = ()  # the commands of the round that failed
-    _lacked_ids: bool = False  # whether the last lease did
+    _lacked_ids: bool = False  # `lacks_ids` of the last lease
 
     def __post_init__(self) -> None:
         self._state = State(self.table, trusts_open=self.settings.trusts_open)
@@ -178,7 +178,7 @@ class Controller:
     def _ends(self, error: LogError) -> None:
         """Stop being leader after a failure, as the state may be ahead of the log.
 
-        The next leadership begins with a look at the topics that the failure names.
+        The next leadership begins with a check of the topics that the failure names.
         """
         self.resign()
         self._trouble.hint(error)
@@ -241,7 +241,10 @@ class Controller:
     # -- one pass -------------------------------------------------------------------------------------
 
     def step(self, max_wait: float) -> bool:
-        """One pass; waits at most ``max_wait`` seconds for something to do. True if a round was written."""
+        """Make one pass; wait at most ``max_wait`` seconds for something to do.
+
+        False: no round was written, and none failed.
+        """
         check(self.lease is not None, "step is for a controller that leads")
         self._trying = ()
         try:
@@ -274,7 +277,7 @@ class Controller:
         return self._decide_round(batch)
 
     def _follow_lanes(self) -> None:
-        """Log where new lanes begin before anything of them is read."""
+        """Log where new lanes begin, before any of their commands is read."""
         found = self._lanes.follow(self._state)
         if found:
             turn = self._turn()
@@ -352,10 +355,10 @@ class Controller:
     def _after_refusal(
         self, turn: Turn, commands: list[Command], error: LogRefused | LogUnavailable
     ) -> None:
-        """The round was not written; nothing happened. Decide again without the cause.
+        """Exclude the cause of a round that was not written, so that the rest can be decided again.
 
         If the broker refuses the data, rounds get fewer commands; then each command, run of plain writes and merge
-        gets its own. Refused alone, a command is answered with an error, a run is skipped, and a
+        gets a round of its own. If that is refused, a command is answered with an error, a run is skipped, and a
         decided transaction is aborted. All others are not affected.
         """
         self.metrics.add("refused_rounds")
@@ -476,7 +479,6 @@ class Controller:
                 self._tails[stream] = tail_for(self.log, self.clock, stream, round_)
 
     def _durable(self, background: BackgroundWork) -> Durable:
-        """The topics and parts to write rounds with."""
         return Durable(
             log=self.log,
             send=self._lanes.replies.send,
@@ -490,7 +492,7 @@ class Controller:
         )
 
     def _drop(self) -> None:
-        """Drop an unwritten turn: the table has the state before it, the log the histories' ends."""
+        """Drop an unwritten turn: read the state before it from the table, and the histories' ends from the log."""
         self._state = State(self.table, trusts_open=self.settings.trusts_open)
         self._tails.clear()
 
@@ -500,7 +502,8 @@ class Controller:
         if isinstance(error, LogBusy):
             return True  # with another transactional id
         if refuses_data(error):
-            # Controllers' own records are never too big: then a topic's setting is wrong.
+            # If a controller's own record is refused, a topic's setting is wrong, as such records are never too
+            # big.
             own = (journal_topic, history_topic)
             topics = {topic(stream) for stream in self._state.streams for topic in own}
             if not error.topics & topics:
@@ -509,7 +512,7 @@ class Controller:
         return self._trouble.find(self._state, error)
 
     def _written(self, turn: Turn) -> bool:
-        """Write the round; False if it can't be now, for a stream that has to wait."""
+        """Write the turn's round. False: not now, because a stream has to wait."""
         try:
             return self._write(turn) or True
         except (LogRefused, LogUnavailable) as error:
@@ -543,7 +546,10 @@ class Controller:
     # -- topics that are gone -------------------------------------------------------------------------
 
     def _give_up_streams(self) -> None:
-        """Log which streams are lost, and which transactions that ends. One round each: they may be many."""
+        """End native transactions that lack markers. Then log which streams are lost, and abort their transactions.
+
+        Each lost stream gets a round of its own, because its transactions may be many.
+        """
         after_s = self.settings.lost_after_ms / 1000
         if self.lease and self._background:
             carriers = self._background.carriers
@@ -563,7 +569,7 @@ class Controller:
     # -- effects --------------------------------------------------------------------------------------
 
     def _shorten_journals(self) -> None:
-        """Delete below the logged low waters; move the next chunk of runs that keep them low."""
+        """Delete records below the logged low waters. Move the next chunk of runs that keep a low water down."""
         if self._background is not None:
             self._background.shorten(self._memory, self._kept)
         if not self._memory.cleaning.crowded or self._suspects.careful or self.lease is None:
@@ -577,12 +583,12 @@ class Controller:
                 raise
 
     def _kept(self) -> dict[str, int]:
-        """Streams whose histories may be cut, and their partitions."""
+        """The streams whose histories may be truncated, with their numbers of partitions."""
         streams = self._state.streams.items()
         return {stream: row.partitions for stream, row in streams if self._usable(stream)}
 
     def _finish_topics(self) -> None:
-        """Log the work on topics that is done; also a former leader's."""
+        """Log the results of work on topics, and begin more."""
         if self._background is None:
             return
         topics = self._background.topics
@@ -612,7 +618,7 @@ class Controller:
                 missed.clear()
 
     def _forget_stream(self, stream: str) -> None:
-        """Drop what memory keeps of a forgotten stream: another one may come under its name."""
+        """Drop what memory keeps of a forgotten stream: a new one may get its name."""
         self._tails.pop(stream, None)
         self._intake.forget_stream(stream)
         self._autoscaling.forget_stream(stream)

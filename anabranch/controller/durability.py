@@ -3,34 +3,35 @@
 A round:
 
 1. *append* stream data, journal ops, status rows and commands to other control partitions. Nothing
-   of it is visible yet. Data come first, for the next step's sake:
-2. *append* the history records, which name the offsets that step 1 returned. They can't be known before: the
-   markers of the round before may land in between. Mostly they don't, so a small round is first tried with
-   guessed offsets (`OffsetGuess`), data and history in one request. If the broker returns others, that native
-   transaction is aborted, and the round is written step by step.
-3. *commit* the native transaction. From here the round has happened, for everyone, whole.
+   of it is visible yet. Data come first, because step 2 needs their offsets.
+2. *append* the history records, which name the offsets that step 1 returned. They can't be known before, because
+   the markers of the last round may be appended in between. Mostly they are not, so a small round is first tried
+   with guessed offsets (`OffsetGuess`), data and history in one request. If the broker returns other offsets, that
+   native transaction is aborted, and the round is written step by step.
+3. *commit* the native transaction. From here on, the whole round has happened.
 4. *answer*: send the replies, outside of any native transaction, and wait for none of them.
-5. *write* the table: the rows and how far the status log is folded, in one batch. A crash before it costs
+5. *write* the table: the rows and how far the status log is folded, in one batch. A crash before this loses
    nothing: the rows are read again from the log.
-6. only then let memory follow, and look at the next command. Memory, too, is a copy of what is on the log.
+6. Only then change memory, which is also a copy of the log, and decide the next commands.
 
-The table comes after the commit, or a round that never happened would be believed. So do the answers, and they need
-no transaction: the commit has proved that this process led, and a round with answers has a row at least, so there
-is a commit. Once EndTxn is acknowledged each answer is true for good, or was true while its client waited, however
-late it is sent, even by a process that is no longer leader. If EndTxn failed or is uncertain, no answer is sent. A
-crash in between, or a broker that is away, loses answers: their clients ask again, as every command can be
-repeated. So topics of replies are not part of a round, and cannot stop one.
+The table and the answers come after the commit, so that neither shows a round that never happened. Answers need no
+transaction. A round with answers has at least one row, so there is a commit, and it has proved that this process
+was leader. Once EndTxn is acknowledged, each answer is true for good, or was true while its client waited, however
+late it is sent, even by a process that is no longer leader. If EndTxn failed or is uncertain, no answer is sent. If
+a crash or an unreachable broker loses answers, their clients ask again, as every command can be repeated. So topics
+of replies are not part of a round, and can't stop one.
 
-A chunk of a big merge (`carrier`): *append* its data; *append* the STAGED_MERGE row, which moves the cursor over it
-and names the offsets that the data got; *commit* both; *report* to the leader, whose table follows. So the logged
-cursor agrees with the partition, and the next carrier continues from it.
+A chunk of a staged merge (`carrier`): *append* its data; *append* the STAGED_MERGE row, which moves the cursor over
+it and names its offsets; *commit* both; *report* to the leader, which writes its table. So the logged cursor agrees
+with the partition, and the next carrier continues from it.
 
-Runs that are moved (`cleanup`): *append* copies to their journal; then the rows with their places, as a round of
-the same native transaction. Before its end none is moved, after it all are. The low water rises in a later round.
-Records are deleted only below a low water that is on the log: a successor does that again.
+Runs that are moved (`cleanup`): *append* copies to their journal; then write the rows with their places, as a round
+of the same native transaction. Its commit moves all of them at once. The low water rises in a later round. Records
+are deleted only below a logged low water, so that a successor can delete them again.
 
-If an append is refused, or in doubt where an abort makes it harmless (KIP-890), the native transaction is aborted:
-nothing happened. If anything else before the commit is uncertain, all that is unlogged is dropped, to lead again.
+If an append is refused, or its outcome is unknown and an abort makes it harmless (KIP-890), the native transaction
+is aborted, and nothing has happened. If anything else before the commit is uncertain, the leader drops everything
+that is not logged, and becomes leader again.
 """
 
 from __future__ import annotations
@@ -79,8 +80,8 @@ from anabranch.topics.names import (
     stream_topic,
 )
 
-MOST_SKIPPED = 1024  # rounds without an attempt while attempts keep failing
-_MARKER = 1
+MOST_SKIPPED = 1024  # rounds without a guess while guesses keep failing
+_MARKER = 1  # offsets that a marker takes
 Placed = tuple[TopicPartition, bytes | memoryview]
 SMALL_BYTES = 1 << 20  # merged data below this goes into one request with the records
 # Per batch of a history, besides keys and framing; a round may have several. No record of a history has more.
@@ -92,7 +93,8 @@ _Place = tuple[TopicPartition, bytes]
 class Appended(NamedTuple):
     """The data that a round appended to a partition of a stream.
 
-    ``first``: its first offset; ``known``: the end offset that the leader expected, so both should be equal.
+    ``first``: its first offset. ``known``: the end of the events before it. Between them are only markers, unless
+    there are foreign records.
     """
 
     stream: str
@@ -112,18 +114,17 @@ class Durable(NamedTuple):
     control_partition: int
     journals: JournalReaders
     offset_guess: OffsetGuess | None = None  # write the history together with the data
-    appended: Callable[[Sequence[Appended]], None] | None = (
-        None  # takes the places of a committed round's data
-    )
+    # Gets the places of a committed round's data.
+    appended: Callable[[Sequence[Appended]], None] | None = None
 
 
 @contextmanager
 def native_transaction(producer: Producer, *, commit: bool = True) -> Iterator[None]:
-    """Commit all that is appended inside at the end, or leave it open.
+    """Commit everything that is appended inside. ``commit``: False: leave the native transaction open.
 
-    A failure inside aborts the native transaction, unless its outcome is unknown: then lead again.
+    A failure inside aborts it, except `LogFenced` and `LogUncertain`: then the caller has to become leader again.
 
-    Raises: RecordsGone, for an `OffsetOutOfRange`; all else as it comes.
+    Raises: RecordsGone, for an `OffsetOutOfRange`; other errors unchanged.
     """
     try:
         yield
@@ -133,7 +134,7 @@ def native_transaction(producer: Producer, *, commit: bool = True) -> Iterator[N
         producer.abort()
         raise RecordsGone(error) from error
     except Exception:
-        producer.abort()  # nothing happened: refused, not reached, or the data to append could not be made
+        producer.abort()  # nothing happened: a broker refused or was not reached, or the data could not be made
         raise
     if commit:
         producer.commit()
@@ -150,20 +151,20 @@ def write_round(
     wall_ms: int,
     staging: bool = False,
 ) -> None:
-    """Steps 1 to 5. ``tails`` are moved to the new end of each history.
+    """Take steps 1 to 5, and move ``tails`` to the new end of each history.
 
-    ``staging``: carriers append to the status log too, and the state does not know all of their rows yet.
-    So the table's position in that log stays: to fold rows again is harmless, to skip a row is not.
+    ``staging``: carriers append to the status log too, and the state may lack some of their rows. So the table
+    keeps its position in that log: to fold rows again is harmless, to skip a row is not.
 
-    ``index_rows``: changes of the journal index since the last round. They wait for this one, because its
-    commit proves that no other leader led while they were made; a zombie's are made with an old state.
+    ``index_rows``: changes of the journal index since the last round. They wait for this round, because its commit
+    proves that no other controller led while they were made, and so that their state was not an old one.
 
     Raises:
-        LogRefused: the broker refused some of it, or merged records are gone from a journal; the native
-            transaction is aborted, nothing happened.
-        LogUnavailable: likewise: a broker can't be reached, or a journal not be read.
-        LogUncertain, LogFenced: lead again.
-        TableError: the round has happened; the table can't follow.
+        LogRefused: the broker refused a part of it, or merged records are gone from a journal. The native
+            transaction is aborted, and nothing has happened.
+        LogUnavailable: likewise: a broker can't be reached, or a journal can't be read.
+        LogUncertain, LogFenced: become leader again.
+        TableError: the round has happened, but the table could not be written.
     """
     answers = list(answers_of(to.prefix, round_.replies, state.round.hybrid_time, wall_ms))
     with native_transaction(producer):
@@ -185,14 +186,15 @@ def write_round(
             to.appended(done.appended)
     except Exception as error:  # the round has happened, and memory is from before it
         raise LogUncertain(f"a defect behind a commit: {error!r}") from error
-    changes = index_rows.take() | state.take_changes()  # ended transactions' rows go, too
+    # This also deletes the rows of ended transactions.
+    changes = index_rows.take() | state.take_changes()
     if done.status_end is not None and not staging:
         changes[STATUS_POSITION] = done.status_end.to_bytes(8, "big")
     to.table.write(changes)
 
 
 def _find_starts(log: Log, round_: Round, tails: Mapping[str, Tail]) -> None:
-    """Find where segments begin on partitions without our events: after foreign records."""
+    """Find where new segments begin in partitions without a controller's events: after foreign records, if any."""
     for i, step in enumerate(round_.history):
         if isinstance(step, NewEpoch):
             known = tails[step.stream].vector.keys() | step.starts.keys()
@@ -209,9 +211,11 @@ def _find_starts(log: Log, round_: Round, tails: Mapping[str, Tail]) -> None:
 
 
 class _Appended(NamedTuple):
-    """A round's native transaction: small data batches and their offsets; the status log's end.
+    """A round's native transaction before its commit.
 
-    ``appended``: the places of all its data. ``tails``: of the histories, once it is committed.
+    ``data``, ``bases``: the data batches of a small round and their offsets. ``history``: whether it has history
+    records. ``status_end``: the end of the status log; None: no row was appended. ``appended``: the places of all
+    its data. ``tails``: the histories' tails after the commit.
     """
 
     data: list[Placed]
@@ -232,7 +236,7 @@ def _append(
     wall_ms: int,
     offset_guess: OffsetGuess | None,
 ) -> _Appended | None:
-    """Steps 1 and 2, at once where offsets are guessed; None if they came out otherwise."""
+    """Take steps 1 and 2, in one request if offsets are guessed. None: the guess was wrong."""
     try:
         streams = round_.streams
         merge = Merge(to.journals, round_, _limits(state, streams))
@@ -261,7 +265,7 @@ def _append(
             added = producer.append([record[:2] for record in more])
             history.place(added)
             bases += added
-        # Only now: guessed offsets, perhaps from before another leader, prove nothing.
+        # Only now: guessed offsets may be from before another leader, and prove nothing.
         appended = _check_behind(round_, history.landed, tails)
     finally:
         to.journals.trim()
@@ -275,7 +279,7 @@ def _append(
         if begins <= before.last:
             raise TopicGone.replaced(place, offsets[-1] + 1, before.last + 1, certain=True)
         if before.read_to is not None and begins > before.read_to:
-            # The first record of this leader: only markers may lie between.
+            # This is the leader's first record here: only markers may come before it.
             check_unread(to.log, to.clock, place, before.read_to, begins)
     moved = history.moved()
     return _Appended(small, data, bool(round_.history), ends.get(status), appended, moved)
@@ -288,9 +292,9 @@ def _limits(state: State, streams: Sequence[str]) -> dict[str, int]:
 
 
 def _append_if_big(producer: Producer, merge: Merge) -> list[Placed]:
-    """Append the merged batches as a stream, if they are many bytes.
+    """Append the merged batches as a stream, if they have many bytes.
 
-    Else they are returned: a small round's data goes into one request with its records.
+    Otherwise return them: the data of a small round goes into one request with its records.
     """
     batches = merge.batches()
     head: list[Placed] = []
@@ -304,9 +308,7 @@ def _append_if_big(producer: Producer, merge: Merge) -> list[Placed]:
     return head
 
 
-_Batch = tuple[TopicPartition, bytes, int]  # its partition, the batch, its number of records
-
-
+_Batch = tuple[TopicPartition, bytes, int]  # partition, batch, number of its records
 _Pairs = Iterable[tuple[bytes, bytes | None]]
 
 
@@ -348,7 +350,7 @@ def _batches(
     headers: tuple[tuple[str, bytes | None], ...] = (),
     limit: int | None = None,
 ) -> Iterator[_Batch]:
-    """Records of one time in as few batches as their sizes allow; the last one of each may go beyond ``limit``."""
+    """Put records of one time into as few batches as possible; the last record of each may exceed ``limit``."""
     rows = ((key, value, headers, wall_ms) for key, value in pairs)
     builder = BatchBuilder()
     while builder.add_all(rows, limit or BATCH_BYTES):
@@ -359,7 +361,7 @@ def _batches(
 def _check_behind(
     round_: Round, landed: Mapping[tuple[int, int], Landed], tails: Mapping[str, Tail]
 ) -> list[Appended]:
-    """The places of events. `TopicGone` if they are below committed events: then the topic was replaced."""
+    """The places of a round's events. `TopicGone`: they are below committed events, so the topic was replaced."""
     appended = []
     ends: dict[tuple[str, int], int] = {}
     for i, commit in enumerate(round_.history):
@@ -374,7 +376,7 @@ def _check_behind(
                 topic = TopicPartition(stream_topic(commit.stream), part.partition)
                 raise TopicGone.replaced(topic, at.first, known[part.partition], certain=True)
             place = commit.stream, part.partition
-            if ends.get(place) != at.first:  # else this part adds to the one before
+            if ends.get(place) != at.first:  # otherwise this part continues the last one
                 behind = ends.get(place, known.get(part.partition, 0))
                 appended.append(Appended(commit.stream, part.partition, behind, at.first))
             ends[place] = at.end
@@ -382,9 +384,9 @@ def _check_behind(
 
 
 class _HistoryRecords:
-    """The history records of a round, batch by batch: some name the places of records in former batches.
+    """The history records of a round, batch by batch, because some name the offsets of records in earlier batches.
 
-    ``landed``: the places of the parts' events: as appended, or as guessed.
+    ``landed``: the places of the parts' events, as appended or as guessed.
     """
 
     def __init__(
@@ -422,7 +424,7 @@ class _HistoryRecords:
         return batches
 
     def place(self, bases: Sequence[int]) -> None:
-        """Take in where the batches were appended."""
+        """Note the offsets at which the last batches were appended."""
         for (stream, count), base in zip(self._next, bases, strict=True):
             self._offsets[stream] += range(base, base + count)
 
@@ -443,11 +445,11 @@ class _HistoryRecords:
 class Merge:
     """The data batches of a round: its events and journal runs, as batches of the streams in commit order.
 
-    `anabranch.batches.splice` copies batches or puts them together; this class says what goes where, and notes
-    where it landed. Everything is a stream of batches, so that a big merge is never whole in memory; only plain
-    writes are, which the round bounds.
+    `anabranch.batches.splice` copies batches or puts them together; this class decides what goes where, and notes
+    the offsets that it got. Batches are made one after the other, so that a big merge is never in memory as a
+    whole. Only plain writes are; the round limits them.
 
-    Take the batches of `batches` in their order, append them, and give `note` the base offsets in that order.
+    Append the batches that `batches` yields in their order, and give `note` the base offsets in that order.
     """
 
     def __init__(
@@ -478,14 +480,14 @@ class Merge:
         self._yielded: list[Splice] = []
 
     def batches(self) -> Iterator[Placed]:
-        """Partition by partition, each in commit order; made as they are taken."""
+        """Yield the batches partition by partition, each in commit order. Each is made when it is taken."""
         for _, splice in self._splices:
             for placed in splice.batches():
                 self._yielded.append(splice)
                 yield placed
 
     def note(self, base_offsets: Sequence[int]) -> None:
-        """Take in the base offsets of the batches, as far as they were appended."""
+        """Note the base offsets of the batches that were appended."""
         done, self._yielded = (
             self._yielded[: len(base_offsets)],
             self._yielded[len(base_offsets) :],
@@ -513,7 +515,7 @@ def _pieces(
     header = (TXN_HEADER, pack_txn_header(commit.txn_id, 0, commit.stream_epoch))
     only = (header,)  # one tuple for all: it is encoded once
     for j, part in enumerate(commit.parts):
-        if part.staged is None:  # else it is in the stream already
+        if part.staged is None:  # otherwise it is in the stream already
             yield j, part, _piece(commit, part, only)
 
 
@@ -550,7 +552,7 @@ class OffsetGuess:
 
     A leader appends to a stream's partitions in one native transaction after the other, and each leaves one marker
     after its data. So the next batch lands right after the marker, unless the marker is late or another program
-    wrote. Then the broker returns other offsets, and the attempt is aborted. A guess is only ever a hint. Guesses
+    wrote. Then the broker returns other offsets, and the attempt is aborted. A wrong guess does no harm, so guesses
     are kept from term to term.
     """
 
@@ -561,7 +563,7 @@ class OffsetGuess:
         self.misses = 0  # in all
 
     def guess(self, batches: Sequence[Placed]) -> list[int] | None:
-        """The offsets that the batches should get, in their order; None: not known, so wait for them."""
+        """The offsets that the batches should get, in their order. None: there is no guess."""
         if self._skip:
             self._skip -= 1
             return None
@@ -576,17 +578,17 @@ class OffsetGuess:
         return bases
 
     def hit(self) -> None:
-        """An attempt went as guessed."""
+        """Note that a guess was right."""
         self._failures = 0
 
     def miss(self) -> None:
-        """An attempt failed. After each failure attempts get rarer: each costs an aborted native transaction."""
+        """Note that a guess was wrong. Guesses become rarer then, as each failure costs an aborted transaction."""
         self._failures += 1
         self.misses += 1
         self._skip = min(1 << self._failures, MOST_SKIPPED)
 
     def committed(self, batches: Sequence[Placed], bases: Sequence[int]) -> None:
-        """A native transaction with these small batches is committed; none if its data was big."""
+        """Note the data of a small committed round. No batches: its data was big, so all guesses are dropped."""
         if not batches:
             self._next.clear()
         for (partition, data), base in zip(batches, bases, strict=True):

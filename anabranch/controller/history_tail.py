@@ -1,4 +1,4 @@
-"""The end of a stream's history: found before the first round of a leadership that writes to it, then kept."""
+"""Reads of a leader from a stream's history: its end, before the first round to it, and places for truncation."""
 
 from __future__ import annotations
 
@@ -33,13 +33,14 @@ from anabranch.reading.committed_log import CommittedLog
 from anabranch.reading.history import HistorySearch
 from anabranch.topics.names import history_topic, stream_topic
 
-DEADLINE_S = 5.0  # everybody waits for it; a history that takes longer is tried again later
+# All streams wait with the leader, so a history that takes longer is tried again later.
+DEADLINE_S = 5.0
 _FETCH_BYTES = 1 << 20
 T = TypeVar("T")
 
 
 class _LeadersLog(CommittedLog):
-    """Errors stay the log's own, and no error is waited for: all other streams wait for the leader, too."""
+    """Raises the log's own errors, at once: all other streams wait for the leader, too."""
 
     def _unread(self, topic: str, error: LogError, left: float) -> None:
         raise error
@@ -71,8 +72,8 @@ def tail_for(log: Log, clock: Clock, stream: str, round_: Round) -> Tail:
 def load_tail(log: Log, clock: Clock, stream: str) -> Tail:
     """The vector and the offset of the newest committed history record; empty for a new stream.
 
-    The high watermark is read to, not the last stable offset: the markers of this leader's own last round
-    may still be on their way, and without that round the chain of records would break.
+    This reads up to the high watermark, not only to the last stable offset: the markers of this leader's own last
+    round may still be on their way, and without that round the chain of records would break.
     """
     topic = history_topic(stream)
     search = HistorySearch(_LeadersLog(log, clock), stream, DEADLINE_S)
@@ -105,7 +106,7 @@ def load_tail(log: Log, clock: Clock, stream: str) -> Tail:
 
 
 def events_until(log: Log, clock: Clock, stream: str, until: int) -> dict[TopicPartition, int]:
-    """Partition -> the end of what was committed at or before a timestamp, where some of that is there."""
+    """Partition -> end of the events committed at or before a timestamp, for partitions that still have some."""
     source = _LeadersLog(log, clock)
     search = HistorySearch(source, stream, DEADLINE_S)
     try:
@@ -122,8 +123,8 @@ def events_until(log: Log, clock: Clock, stream: str, until: int) -> dict[TopicP
 def base_place(log: Log, clock: Clock, stream: str, until: int) -> tuple[int, int]:
     """Offset of the first history record after a timestamp, and the timestamp of the last COMMIT record before it.
 
-    Without such a COMMIT record, the time of the history's beginning, or 0 if the history was truncated after that
-    record. `IllegalState`: the topic has records from before the history, which no base has.
+    If there is no such COMMIT record, the second value is the time when the history began, or 0 if the history was
+    truncated. `IllegalState`: the topic has records from before the history, which no base has.
     """
     source = _LeadersLog(log, clock)
     search = HistorySearch(source, stream, DEADLINE_S)

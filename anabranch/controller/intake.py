@@ -80,7 +80,7 @@ class Intake:
     unreadable: Counter[str] = field(default_factory=Counter)
     passed_over: dict[tuple[str, int], str] = field(default_factory=dict)
     _may_warn_ms: int = 0
-    _may_warn_of: dict[str, int] = field(default_factory=dict)  # the same, by stream
+    _may_warn_of: dict[str, int] = field(default_factory=dict)  # by stream
     _calm_from: float = 0.0  # when journals in debt are indexed, if no command comes before
     # By lane: `CALM_S` after its last command.
     _needed_until: dict[str, float] = field(default_factory=dict)
@@ -96,7 +96,7 @@ class Intake:
     def begin(self, state: State) -> None:
         """Start from the state that the leader has read; drop all that was known before. Call `find_ends` next."""
         self.journals = JournalBacklog(self.clock)
-        self.rows.take()  # they follow from an old state, if there was another leader meanwhile
+        self.rows.take()  # made with an old state, if another controller led since
         for stream, row in state.forgotten.items():
             self.table.write(self.index.drop_former(stream, row.times))
         self.index.load()
@@ -104,7 +104,7 @@ class Intake:
         self.index.rejected.clear()
         self.index.unsaid.clear()
         for place, low in state.low_water.items():
-            # A table that is new or old need not index what is below: it is not needed any more.
+            # Records below the low water are not needed, so a table that has not indexed them may skip them.
             if place[1] != HISTORY:
                 self.index.positions[place] = max(low, self.index.positions.get(place, 0))
         self.lanes.begin(state)
@@ -289,7 +289,7 @@ class Intake:
         return found
 
     def _index_journals(self, state: State) -> None:
-        """Index waiting journal batches, with a limit of work: commands come first again in the next pass."""
+        """Index waiting journal batches, up to a limit of work: the next pass then has commands first again."""
         if not self.journals.fetched:
             return
 
@@ -529,7 +529,6 @@ class JournalBacklog:
             self._take(most, next(reversed(self.fetched[most])))
 
     def forget_stream(self, stream: str) -> None:
-        """Drop all about a forgotten stream."""
         self.only(self.fetched.keys() - {stream})
         self.meters.pop(stream, None)
 

@@ -37,7 +37,7 @@ class Jobs:
     """The jobs of one leadership, by kind and name (mostly a stream): one of each at a time."""
 
     def __init__(self, *, threads: bool) -> None:
-        """``threads``: False: `begin` does the work."""
+        """``threads``: whether helper threads do the work; otherwise `begin` does it."""
         self.closed = False
         self._threads = threads
         self._helpers: dict[Kind, Executor] = {}
@@ -86,7 +86,7 @@ class Jobs:
         return {name for of, name in self._under_way if of == kind}
 
     def drop(self, kind: Kind, name: str) -> None:
-        """Drop a job's result: no one waits for it."""
+        """Drop a job, because its result is not needed any more."""
         self._under_way.pop((kind, name), None)
 
     def check_open(self) -> None:

@@ -202,7 +202,7 @@ class Lanes:
         for name in logged.keys() & self.on.keys():
             self.on[name].unlogged = False
 
-    # -- in -------------------------------------------------------------------------------------------
+    # -- commands that come in ------------------------------------------------------------------------
 
     def _readable(self, lane: Lane) -> bool:
         return not lane.unlogged and lane.place.topic not in self.trouble.reasons["lane"]
@@ -261,7 +261,7 @@ class Lanes:
         lane.queue += commands
         lane.size += weight_of(commands)
 
-    # -- out ------------------------------------------------------------------------------------------
+    # -- commands to decide ---------------------------------------------------------------------------
 
     @property
     def active(self) -> list[Lane]:
@@ -345,7 +345,7 @@ class Lanes:
             lane.asked_ms, lane.asked_end = now_ms, end
 
     def judge(self, batch: Sequence[Command]) -> None:
-        """Set for decisions up to what time each lane is read, once this batch is decided."""
+        """Set ``read_ms`` of each lane: the time up to which it is read, once this batch is decided."""
         for name, at in self.positions(batch).items():
             lane = self.on[name]
             lane.read_ms = lane.asked_ms if at >= lane.asked_end else lane.decided_ms
@@ -396,7 +396,7 @@ class Replies:
             heappush(self._held, (self._due_us(answer), self._count, answer, time))
 
     def send(self, answers: Iterable[tuple[TopicPartition, bytes]] = ()) -> None:
-        """Send replies, except to waiting topics, and take in the errors of earlier ones."""
+        """Send replies, except to waiting topics, and handle the errors of earlier ones."""
         failed: dict[TopicPartition, LogError] = {}
         waiting = self.trouble.reasons["lane"]
         self.unsent = self.log.send([one for one in answers if one[0].topic not in waiting], failed)
@@ -407,7 +407,7 @@ class Replies:
                 self.trouble.note("lane", place.topic, str(error))
 
     def send_due(self) -> None:
-        """Send the replies that have waited long enough, and take in the errors of earlier ones."""
+        """Send the replies that have waited long enough, and handle the errors of earlier ones."""
         now_us = self._now_us()
         while self._held and self._held[0][0] <= now_us:
             _, _, answer, time = heappop(self._held)
@@ -416,7 +416,7 @@ class Replies:
 
     @property
     def wait_s(self) -> float:
-        """Seconds until the next reply is due, or earlier ones are asked for again."""
+        """Seconds until the next reply is due, or until unsent ones are tried again."""
         due_s = (self._held[0][0] - self._now_us()) / 1e6 if self._held else math.inf
         return min(due_s, UNSENT_PAUSE_S) if self.unsent else due_s
 
@@ -496,13 +496,13 @@ class Meter:
         return max(0.0, missing / self.rate) if self.rate else 0.0
 
     def join(self, waiting: Collection[Meter], others: Iterable[Meter]) -> None:
-        """Begin to take turns: an idle lane neither gains nor loses its share.
+        """Begin to take turns. A lane that was idle continues where the others are, so it has saved up no turns.
 
-        ``waiting``: those of the others that wait for turns.
+        ``waiting``: the meters of lanes that wait for turns; ``others``: of all lanes, if none waits.
         """
         served = [meter.served for meter in waiting]
         least = min(served) if served else max([meter.served for meter in others], default=0)
-        self.served = max(self.served, least)  # else single commands always came first
+        self.served = max(self.served, least)  # otherwise single commands would always come first
 
     @property
     def debt(self) -> int:
@@ -550,7 +550,6 @@ class Command:
 
 
 def weight_of(commands: Iterable[Command]) -> int:
-    """About how many bytes these commands take in a queue."""
     return sum([command.weight for command in commands])
 
 

@@ -1,4 +1,4 @@
-"""One led control partition on its own thread: lead, step, and in doubt lead again."""
+"""The thread of one control partition: it becomes leader, makes passes, and begins again after a failure."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ log = logging.getLogger("anabranch.controller")
 
 IDLE_WAIT_S = 0.5
 FENCED_PAUSE_S = 1.0
-TROUBLE_PAUSE_S = 0.2  # grows while leading keeps failing
-DEFECT_PAUSE_S = 1.0  # likewise, after a defect
+TROUBLE_PAUSE_S = 0.2  # the first pause after a failure
+DEFECT_PAUSE_S = 1.0  # the first pause after a defect
 LONGEST_PAUSE_S = 60.0
-PATIENCE_S = 10.0  # brokers away for less are asked without a growing pause
+PATIENCE_S = 10.0  # failures for less than this don't make the pause grow
 # After this long with failures and without a round, another process may do better.
 ASIDE_AFTER_S = 30.0
 ASIDE_S = 15.0
@@ -35,12 +35,12 @@ TOUCH_S = 60.0
 
 
 class Leader:
-    """A thread that leads a control partition until it is stopped.
+    """A thread that is leader of a control partition until it is stopped.
 
-    A `TableError` ends it for good (``failure`` says why): another process, with a healthy disk, must take over.
-    So does a refusal that no waiting changes: a call that brokers do not offer, a time-out that they do not take.
-    Any other failure, a defect too, only makes this leader pause, longer each time; ``on_stuck``
-    is called when that does not help.
+    A `TableError` ends it for good, so that another process, with a healthy disk, takes over. So does a refusal
+    that waiting does not change: a call that brokers don't offer, or a time-out that they don't accept.
+    ``on_failure`` gets the error. After any other failure, also a defect, this leader pauses, longer each time, and
+    tries again. If that does not help, it calls ``on_stuck`` with the seconds for which other processes should try.
     """
 
     controller: ClassVar[Callable[..., Controller]] = Controller  # tests replace it
@@ -60,7 +60,7 @@ class Leader:
         terms: list[TermRow] | None = None,
         former: Leader | None = None,
     ) -> None:
-        """``terms``: this process's last ones, perhaps, of leaders that have ended.
+        """``terms``: see `become_leader`.
 
         ``former``: a leader that was stopped and may still have the folder open: this one waits for it.
         """
@@ -78,7 +78,7 @@ class Leader:
         self._troubles = Backoff(TROUBLE_PAUSE_S, LONGEST_PAUSE_S, clock)
         self._defects = Backoff(DEFECT_PAUSE_S, LONGEST_PAUSE_S, clock)
         self._failing_since = self._failed_at = -LONGEST_PAUSE_S
-        self._rounds = 0  # when failures began
+        self._rounds = 0  # the count of rounds when failures began
         self._trouble = OnceAMinute(log, clock.monotonic)
         self._stop = threading.Event()
         self.leading = False
@@ -91,7 +91,7 @@ class Leader:
         self._thread.start()
 
     def stop(self, timeout: float) -> bool:
-        """Finish the round under way and resign. False if it did not end in time."""
+        """Finish the round under way and resign. False if the thread did not end within ``timeout`` seconds."""
         self._stop.set()
         self._thread.join(timeout)
         return not self._thread.is_alive()
@@ -119,12 +119,12 @@ class Leader:
                 table.close()
 
     def _open(self, source: Log) -> Table | None:
-        """The table, once brokers' answers show whether it can be trusted; None if stopped before."""
+        """Open the table, once brokers' answers show whether it can be trusted. None: stopped before."""
         aside_at = self._clock.monotonic() + ASIDE_AFTER_S
         while not self._stop.is_set():
             if self.former is not None:
                 if self.former.stop(TROUBLE_PAUSE_S):
-                    self.former = self.former.former  # the one that it waited for itself
+                    self.former = self.former.former  # the leader for which that one waited
                 elif self._clock.monotonic() > aside_at:
                     aside_at += ASIDE_AFTER_S
                     what = "control partition %d: its former leader does not stop; others may become leader"
@@ -179,7 +179,7 @@ class Leader:
                     self._pause(FENCED_PAUSE_S)
                 except LogError as error:
                     refused = isinstance(error, LogRefused) and error.error in NEVER_PASSES
-                    # During an upgrade of brokers this answer may pass.
+                    # While brokers are upgraded, this refusal may be a passing one.
                     if refused and self._keeps_failing():
                         raise
                     self._note(error)
@@ -199,7 +199,7 @@ class Leader:
             controller.resign()
 
     def _note(self, error: Exception) -> None:
-        """Log and count that leading ended."""
+        """Log and count the end of a leadership."""
         partition = self._settings.control_partition
         if isinstance(error, LogError | NotLeader):
             self._trouble.warning("control partition %d: %s", partition, error)
@@ -208,7 +208,7 @@ class Leader:
         self.metrics.add("leadership_failures", type(error).__name__)
 
     def _failed(self, controller: Controller, pauses: Backoff) -> None:
-        """Wait before leading again, longer each time; and let others try if no round gets written."""
+        """Resign and pause, longer each time. Let other processes try if no round was written for too long."""
         now = self._clock.monotonic()
         if now - self._failed_at > LONGEST_PAUSE_S or controller.rounds != self._rounds:
             self._failing_since = now
@@ -232,7 +232,7 @@ class Leader:
         self._pause(pause)
 
     def _keeps_failing(self) -> bool:
-        """Whether the last failures were no passing ones."""
+        """Whether failures have lasted for more than `PATIENCE_S`."""
         lately = self._clock.monotonic() - self._failed_at < LONGEST_PAUSE_S
         return lately and self._failed_at - self._failing_since > PATIENCE_S
 

@@ -1,17 +1,17 @@
-"""Leading a control partition (design §5): the order that makes every other process harmless.
+"""Becomes leader of a control partition, by steps whose order makes every other process harmless:
 
-1. initialise transactional id A, then B, the spare ones, then those of the carriers: no former leader can append
-   any more. All of them, always: an id initialised later, when it is needed, could be taken back by a former leader
-   that was frozen just before it did the same. One exception: an id is passed over if its last native transaction
-   can't end, as a partition of it has no leader. Only the last leader's process does that, or the one after a
-   leader that resigned. The status log shows no later term, so that leader made the transaction, as each has a
-   row there; and it has let the producer go
-2. fold the status log to its end: no other process can add to it now
-3. commit a TERM record through A: a rival that came in between has fenced A, and this fails
-4. fold again to the end: the TERM record must be the last one and ours
-5. only then act; consumed commands, hybrid time and horizon come from the folded ROUND record
+1. Initialise all transactional ids: A, B, the spare ones, then those of the carriers. No former leader can append
+   any more. An id that was initialised only when needed could be taken back by a former leader that was frozen just
+   before it initialised the same id. One exception: an id is passed over if its last native transaction can't end,
+   because one of its partitions has no leader. Only the last leader's own process does that, or the successor of a
+   leader that resigned. Each leader logs its term, and the status log shows no later one: so the last leader made
+   that transaction, and it no longer uses the producer.
+2. Fold the status log to its end. No other process can add to it now.
+3. Commit a TERM record through A. This fails if a rival that came in between has fenced A.
+4. Fold again to the end. The TERM record must be the last one, and ours.
+5. Only then act. Positions in lanes, hybrid time and horizon come from the folded ROUND record.
 
-Every re-initialisation repeats all of it.
+Whenever an id is initialised again, all these steps are repeated.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ from anabranch.protocol.schemas.records import TermRow
 from anabranch.topics.names import carrier_ids, status_topic, transactional_ids
 
 STATUS_POSITION = k.POSITION + b"status"
-STALL_S = 5.0  # a rival that came later may have died inside a round: its ids have to be initialised once more
-CARRIERS = 2  # the same in every controller: a leader fences the carriers of the one before
+# If reading stalls for this long, a rival that came later may have died inside a round: begin again with step 1.
+STALL_S = 5.0
+CARRIERS = 2  # the same in every controller: a leader fences the carriers of the leader before it
 _FETCH_BYTES = 8 << 20
 # Rows that `last_term` reads at most: it only reports, so its cost must not grow with the log.
 _TERM_OFFSETS = 20_000
@@ -40,9 +41,10 @@ _TERM_OFFSETS = 20_000
 
 @dataclass(slots=True)
 class Lease:
-    """The right to act: initialised producers, two of them used in turn, and the term.
+    """The right to act: initialised producers, two of which are used in turn, and the term.
 
-    ``carriers``: up to two more for each carrier of merges. ``passed_over``: an id was busy at its begin.
+    ``carriers``: up to two more producers for each carrier. ``passed_over``: whether an id was busy when this
+    leadership began.
     """
 
     producers: list[Producer]
@@ -53,9 +55,9 @@ class Lease:
     _aside: list[Producer] = field(default_factory=list)
 
     def next_producer(self) -> Producer:
-        """A, B, A, B, …: a round need not wait for the markers of the one before.
+        """A, B, A, B, …, so that a round need not wait for the markers of the round before it.
 
-        `LogUnavailable` if all ids wait for markers.
+        `LogUnavailable`: all ids wait for markers.
         """
         if not self.producers:
             raise LogUnavailable("every transactional id waits for markers that can't be written")
@@ -68,14 +70,14 @@ class Lease:
         return self.passed_over or bool(self._aside)
 
     def leave_out(self, producer: Producer) -> None:
-        """Leave this producer out until leading begins again."""
+        """Use this producer no more in this leadership, as its id waits for markers."""
         self.producers = [other for other in self.producers if other is not producer]
         self._aside.append(producer)
 
     def check(self, partitions: Sequence[TopicPartition]) -> None:
-        """End transactions there that lack a marker: readers can't pass them. Carriers check their own.
+        """End native transactions there that lack a marker, because readers can't pass them.
 
-        Spare ids, too: a former leader may have used them.
+        Spare ids are checked, too: a former leader may have used them. Carriers check their own ids.
         """
         for producer in [*self.producers, *self._aside]:
             producer.check(partitions)
@@ -98,14 +100,14 @@ def become_leader(
     terms: list[TermRow],
     again: bool = False,
 ) -> Lease:
-    """Go through the whole sequence. `LogFenced` or `NotLeader` if a rival was quicker.
+    """Take all steps of this module. `LogFenced`, `NotLeader`: a rival was quicker.
 
-    ``terms``: this caller's last ones, perhaps; its leases are closed. The new one is added. ``again``: only if the
-    last one is among them.
+    ``terms``: the terms that this process may have logged last; their leases are closed. The new term is added.
+    ``again``: only if the last term on the log is one of them.
     """
     status = TopicPartition(status_topic(prefix), control_partition)
-    # Most of the way, before the present leader is disturbed. Not further than the last stable offset: a dead
-    # leader's open round holds it, until its transactional id is initialised again.
+    # Read most of the log before the present leader is disturbed. This ends at the last stable offset: the open
+    # round of a dead leader holds that back until its transactional id is initialised.
     fold_to_end(log, table, state, clock, status, stable_only=True)
     if again and state.term not in terms:
         raise NotLeader("another controller led since")
@@ -127,7 +129,8 @@ def become_leader(
 
         made = initialised(ids)
         carriers = [list(initialised(pair).values()) for pair in pairs]
-        if busy and made:  # after a long wait a rival that can't pass it may have come meanwhile
+        if busy and made:
+            # The wait was long, and a rival that can't pass the busy id may have fenced the first one meanwhile.
             first = next(iter(made))
             made[first].close()
             made |= initialised([first])
@@ -145,7 +148,7 @@ def become_leader(
             since_ms=int(clock.wall() * 1000),
             resigned=False,
         )
-        terms[:] = [*(term for term in terms if term == former), row]  # its commit may be uncertain
+        terms[:] = [*(term for term in terms if term == former), row]  # the commit may be uncertain
         record = Record(0, row.since_ms, k.TERM_KEY, encode(row))
         producers[0].append([(status, encode_batch([record]))])
         producers[0].commit()
@@ -182,11 +185,11 @@ def fold_to_end(
     *,
     stable_only: bool = False,
 ) -> None:
-    """Apply the status log up to its end as of now, rows and position in one table write each.
+    """Apply the status log up to its present end. Each write of the table has rows and the position after them.
 
     The end is the high watermark, or the last stable offset if ``stable_only``.
 
-    Raises: LogError; MalformedRecord, UnsupportedVersion: a row of no controller, or of a newer one.
+    Raises: LogError; MalformedRecord, UnsupportedVersion: a row that no controller wrote, or a newer one.
     """
     deadline = clock.monotonic() + STALL_S
     end = log.end_offsets([status], committed=stable_only)[status]
@@ -211,7 +214,7 @@ def fold_to_end(
             deadline = clock.monotonic() + STALL_S
         position = fetched[status].next_offset
         if state.unreadable:
-            continue  # a later record may replace it; if none does, the table stays before it
+            continue  # a later record may replace it; if none does, the table keeps the position before it
         changes = state.take_changes()
         changes[STATUS_POSITION] = position.to_bytes(8, "big")
         table.write(changes)

@@ -163,10 +163,7 @@ class Metrics(Numbers):
         settings: Settings,
         wall_ms: int,
     ) -> None:
-        """Set all that is read from the controller's state.
-
-        ``native_aborts``: see `NUMBERS`. ``quarantined``: quarantined commands by lane.
-        """
+        """Set all numbers that are read from the controller's state. ``quarantined``: commands by lane."""
         self._ahead((to_us(state.round.hybrid_time) / 1000 - wall_ms) / 1000)
         ended_ms = wall_ms - settings.retention_ms
         index, lanes = intake.index, intake.lanes.on.items()

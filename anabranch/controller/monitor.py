@@ -48,9 +48,9 @@ class Number(NamedTuple):
 
 
 class Table(NamedTuple):
-    """The numbers of one kind of process. ``owner``: the label that names whose they are.
+    """The numbers of one kind of process. ``owner``: the label that names the owner of each number.
 
-    ``timed``: name and help of what is timed, as a histogram.
+    ``timed``: name and help of the histogram of durations.
     """
 
     numbers: Mapping[str, Number]
@@ -59,18 +59,19 @@ class Table(NamedTuple):
 
 
 class Numbers:
-    """The numbers of a table. Each mapping is replaced or grows: a reader copies it first."""
+    """The values of a table's numbers. Mappings grow or are replaced at any time, so a reader copies them first."""
 
     def __init__(self, table: Table) -> None:
         self.table = table
         self.values: dict[str, dict[Labels, float]] = {
             name: {} if number.labels else {(): 0} for name, number in table.numbers.items()
         }
-        self.seconds = [0] * (len(BOUNDS_S) + 1)  # times by their bounds; the last: longer than all
+        # How many durations are within each bound; the last one: beyond all bounds.
+        self.seconds = [0] * (len(BOUNDS_S) + 1)
         self.seconds_sum = 0.0
 
     def add(self, name: str, *labels: str, by: float = 1) -> None:
-        """Count, one or ``by``, under these labels."""
+        """Add ``by`` to a number under these labels."""
         values = self.values[name]
         values[labels] = values.get(labels, 0) + by
 
@@ -79,11 +80,10 @@ class Numbers:
         self.values[name] = {(): value}
 
     def total(self, name: str) -> float:
-        """A number, whatever the labels."""
+        """The sum of a number over all its labels."""
         return sum(self.values[name].copy().values())
 
     def took(self, seconds: float) -> None:
-        """Count a time."""
         self.seconds[bisect_left(BOUNDS_S, seconds)] += 1
         self.seconds_sum += seconds
 
@@ -130,7 +130,7 @@ class Monitor:
     def __init__(
         self, address: str, table: Table, measured: Measured, trouble: Callable[[], str | None]
     ) -> None:
-        """``measured``: the numbers by whose they are. ``trouble``: why the process is not ready, or None.
+        """``measured``: returns the numbers by owner. ``trouble``: returns why the process is not ready, or None.
 
         Raises: InvalidArgument, PortTaken.
         """
@@ -164,6 +164,6 @@ class Monitor:
         return [f"{said}\n".encode()]
 
     def close(self) -> None:
-        """Serve no more."""
+        """Stop the server."""
         self._server.shutdown()
         self._server.server_close()

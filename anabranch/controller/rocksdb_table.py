@@ -1,7 +1,7 @@
 """A control partition's status table in RocksDB: a checkpoint, which can be deleted and rebuilt from the log.
 
 A table is thrown away if it belongs to another cluster, to replaced topics or to another version, if it is ahead of
-the log, or if the status topic may not have all tombstones since: it would miss compacted deletions.
+the log, or if the status topic may lack tombstones that were written since: the table would keep deleted rows.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def open_checkpoint(
 
 
 def touch_checkpoint(table: Table, clock: Clock) -> None:
-    """Note that the table has the log up to its end now."""
+    """Note in the table that it has the whole log as of now."""
     table.write({WRITTEN: int(clock.wall() * 1000).to_bytes(8, "big")})
 
 

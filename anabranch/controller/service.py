@@ -225,7 +225,7 @@ class ControllerService(mode.Service):
                     # A broker that has just started, or lags, may not know the topics yet.
                     waiting.warning("waiting for the brokers: %s", error)
                 except (TopicMisconfigured, LogRefused) as error:
-                    # Such a broker may also know former settings, or too few other brokers.
+                    # A broker that has just started, or lags, may also know former settings, or too few brokers.
                     if isinstance(error, LogRefused) and error.error != INVALID_REPLICATION_FACTOR:
                         raise self._final(error) from error
                     until = min(until, time.monotonic() + LATE_S)

@@ -71,9 +71,8 @@ T = TypeVar("T")
 _Made = tuple[dict[int, int], tuple[str, ...]]
 RECHECK_S = 0.1  # the pause between two checks whether deleted topics are gone
 GIVE_UP_S = 30.0  # how long to check
-TRIES = (
-    6  # how often to try to create, delete or find topics while brokers don't answer: for about 8 s
-)
+# How often to try to create, delete or find topics while brokers don't answer: for about 8 s.
+TRIES = 6
 
 
 @dataclass(slots=True)

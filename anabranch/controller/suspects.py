@@ -3,8 +3,8 @@
 All other commands are served.
 
 - *Its decision raises.* The turn is thrown away; the commands before it are decided, then it is tried alone.
-- *The broker refuses the round.* Commands, merges and plain writes get rounds of their own, of half as many
-  commands each time, until the one is alone.
+- *The broker refuses the round.* Commands, merges and plain writes get rounds of their own, with half as many
+  commands each time, until the cause is alone.
 - *Its leader dies.* A leader whose predecessor wrote no round at all takes the waiting commands in pieces. Before
   each it logs a `SuspectRow`, in a round of its own. If it dies before the piece's round, the next leader finds
   the row at the offset of the next command, and takes that piece's commands one by one, with a row before each.
@@ -41,7 +41,8 @@ from anabranch.topics.names import commands_topic, control_topic
 log = logging.getLogger("anabranch.controller")
 
 MAX_COMMANDS = 2_000  # a round; the rest waits for the next pass
-PIECE = 45  # commands that waited for a leader: 45 rounds of 45
+# Commands in a piece of those that waited for a leader: at most 45 rounds of 45, then 45 rounds of one.
+PIECE = 45
 DIED = "each leader that tried it ended before its round"
 _UNSURE = "its round can't be written, and others can"
 
@@ -57,7 +58,10 @@ class Content(Enum):
 
 
 class _FailedPiece(NamedTuple):
-    """The commands of a lane that go one by one, at offsets below ``end``. ``tries``: how many of them failed."""
+    """A lane's commands that are tried one by one: those below offset ``end``.
+
+    ``tries``: how many tries of the first one failed.
+    """
 
     lane: str = ""
     end: int = 0
@@ -79,10 +83,8 @@ class _Watch:
 class SuspectCommands:
     """Decides how many commands go into the next round, and which of them are suspect.
 
-    Offsets are the commands' in their lane.
-
-    ``careful``: a round holds one kind of `Content`, as a round before it failed, or may have.
-    ``count``: commands that this process quarantined, by lane.
+    ``careful``: whether a round holds one kind of `Content`, because an earlier round failed, or may have.
+    ``count``: by lane, how many commands this process quarantined.
     """
 
     def __init__(self, skip: Iterable[Key] = ()) -> None:
@@ -226,7 +228,7 @@ class SuspectCommands:
         write(answer, (command,))
 
     def done(self, batch: Sequence[Command], lanes: Lanes) -> None:
-        """Take in that a pass with these commands succeeded: they leave their queues, and rounds may grow again."""
+        """Note that a pass with these commands succeeded: they leave their queues, and rounds may grow again."""
         lanes.passed(batch)
         if batch and batch[0].control:
             self._control_limit = min(2 * self._control_limit, MAX_COMMANDS)
@@ -247,7 +249,7 @@ class SuspectCommands:
                 del self._raised[key]
 
     def raised(self, key: Key | None, error: Exception) -> None:
-        """Take in that the decision of a command, or the making of a round, raised an error that is a defect."""
+        """Note that a defect raised this error in the decision of a command, or (no ``key``) in making a round."""
         if key is None:
             raise LogUncertain(f"a round of commands can't be written: {error!r}") from error
         lane, offset = key
@@ -261,9 +263,9 @@ class SuspectCommands:
         self._raised.setdefault(key, []).append(repr(error))
 
     def failed(self, error: LogError, batch: Sequence[Command]) -> None:
-        """Take in that a failure ended the leadership.
+        """Note that a failure ended the leadership.
 
-        If its round had commands, one of them may be the cause; else brokers are, or a rival.
+        If its round had commands, one of them may be the cause; otherwise brokers are, or a rival.
         """
         self._forgiven += 1
         unreached = isinstance(error, LogUnavailable) and not isinstance(
@@ -281,11 +283,10 @@ class SuspectCommands:
             self._unsure_rounds = self._unsure_rounds + 1 if same else 1
 
     def refused(self, batch: Sequence[Command], due: int) -> bool:
-        """Take in that the broker refused a round. Returns whether to try again with less in it.
+        """Note that the broker refused a round. Returns whether to try again with less in it.
 
-        If not, the content of this round is to blame.
-
-        ``due``: how many merges, or runs of plain writes, may have been in it.
+        False: the only content of this round is the cause. ``due``: how many merges, or runs of plain writes, the
+        round may have had.
         """
         if len(batch) > 1 and batch[0].control:
             self._control_limit = 1

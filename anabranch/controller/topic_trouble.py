@@ -9,11 +9,11 @@ once its pause is over.
 The metadata shows that a topic is not found, or was replaced; that a partition has no leader; that too few replicas
 are in sync; that a right is missing. An answer counts only if it has the status topic, too.
 
-Only a stream with a lost topic is given up, since that can't be undone. A topic is lost if, for as long as
-`Settings.lost_after_ms`, the brokers' quorum does not have it, or all brokers have another id for it. Or, at once,
+Only a stream with a lost topic is given up, since that can't be undone. A topic is lost if, throughout
+`Settings.lost_after_ms`, the brokers' quorum does not have it, or all brokers have another id for it; or at once,
 if new events land below its old ones, as all replicas in sync took them. One broker's answer is not enough: it may
-have just started, or be cut off. A partition that reads shorter than before is waited for: a former leader may have
-answered that does not know of the new one.
+have just started, or be cut off. If a partition seems to end earlier than before, its stream only waits: a former
+leader that does not know of the new one may have answered.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ from anabranch.topics.names import commands_topic, replies_topic, status_topic, 
 
 log = logging.getLogger("anabranch.controller")
 
-# Codes by which a broker refuses records; two are RECORD_LIST_TOO_LARGE and UNSUPPORTED_FOR_MESSAGE_FORMAT. Other
-# codes refuse the topic.
+# Codes by which a broker refuses records; 18 is RECORD_LIST_TOO_LARGE, 43 is UNSUPPORTED_FOR_MESSAGE_FORMAT. With
+# any other code it refuses the topic.
 DATA_CODES = frozenset(
     (
         CORRUPT_MESSAGE,
@@ -70,7 +70,7 @@ FIRST_PAUSE_S = 0.25
 LONGEST_PAUSE_S = 10.0
 QUIET_S = 10.0  # after this long without trouble a pause is short again
 LOOK_S = 1.0  # seconds between two checks of what waits
-FRESH_S = 1.0  # how old a look may be before a merge is carried there
+FRESH_S = 1.0  # how old the last check of a stream may be when a staged merge to it begins
 
 # A stream, a topic of a lane, or a job (`jobs`) on the topics of a stream, or on one topic (truncation), waits.
 Kind = Literal["stream", "lane", "topics", "growth", "truncation"]
@@ -80,11 +80,11 @@ _Key = tuple[Kind, str]
 
 @dataclass(slots=True)
 class _Trouble:
-    """Everything known against a stream, a lane's topic or a job; monotonic seconds.
+    """The trouble of a stream, a lane's topic or a job. Times are monotonic seconds.
 
-    ``pauses``: before it is tried again. The others are of streams only. ``gone_since``: since when each look
-    misses a topic of it. ``lost``: waiting won't help. ``refused``: brokers refused data of it for its content, and
-    may be set wrong.
+    ``pauses``: the pauses before it is tried again. The other fields are of streams only. ``gone_since``: since
+    when each check has missed one of its topics. ``lost``: waiting won't help. ``refused``: brokers refused its
+    data for its content, so a topic's setting may be wrong.
     """
 
     pauses: Backoff
@@ -114,8 +114,8 @@ class TopicTrouble:
     """Everything that waits for its topics.
 
     ``reasons``: by kind, why each one waits. The intake and decisions see those of streams (`waiting`).
-    ``_hints``: failures; they outlast a change of leadership, which they may have caused.
-    ``recovered``: streams that continue after trouble, to be checked once more.
+    ``_hints``: failures that ended a leadership; the next leadership checks the topics that they name.
+    ``recovered``: streams that continue after trouble, to be checked for lost markers.
     """
 
     log: Log
@@ -127,13 +127,14 @@ class TopicTrouble:
     recovered: list[str] = field(default_factory=list)
     _troubles: dict[_Key, _Trouble] = field(default_factory=dict)
     _hints: list[LogError] = field(default_factory=list)
-    _seen: dict[str, float] = field(default_factory=dict)  # since the last failure: when, by stream
+    # By stream: when it was checked, if that was after the last failure.
+    _seen: dict[str, float] = field(default_factory=dict)
     _next: float = 0.0
     _looked: float = 0.0  # when the last answer came that counts
 
     @property
     def witness(self) -> str:
-        """A topic that exists as long as this partition is led: a broker without it knows nothing."""
+        """A topic that exists as long as there is a leader: answers of brokers that lack it don't count."""
         return status_topic(self.settings.prefix)
 
     @property
@@ -144,7 +145,7 @@ class TopicTrouble:
     # -- one rule for all kinds -----------------------------------------------------------------------
 
     def note(self, kind: Kind, name: str, why: str, *, looked: bool = False) -> _Trouble:
-        """Let something wait, because a try failed, or a look at metadata (``looked``) found a fault."""
+        """Let something wait, because a try failed, or because a check of metadata (``looked``) found a fault."""
         trouble = self._of(kind, name)
         new = name not in self.reasons[kind]
         if new or (not looked and trouble.pauses.is_over):
@@ -193,13 +194,13 @@ class TopicTrouble:
 
     @property
     def suspects(self) -> bool:
-        """Whether a stream waits, or leading ended for one."""
+        """Whether a stream waits, or the last leadership ended because of topics."""
         return bool(self.waiting or self._hints)
 
     def hint(self, error: LogError) -> None:
-        """Keep a failure for topics that ends leading, the last one of each: the next lead looks at it.
+        """Keep a failure that ends the leadership, for the next one: the last failure of each set of topics.
 
-        Without tracebacks, which hold all that was led.
+        Tracebacks are dropped, because they would keep the whole state in memory.
         """
         for each in chain_of(error):
             each.__traceback__ = None
@@ -208,9 +209,9 @@ class TopicTrouble:
             self._hints.append(error)
 
     def begin(self, state: State) -> None:
-        """Begin a leadership: what waited still waits, until a look finds it well. Jobs begin again.
+        """Begin a leadership: what waited still waits, until a check finds no fault. Jobs begin again.
 
-        Lanes' topics with known ids are checked: another topic of that name is never read or written.
+        Lanes' topics with known ids are checked, so that another topic of that name is never read or written.
         """
         active = {stream for stream, row in state.streams.items() if row.state == ACTIVE}
         for stream in self.waiting.keys() - active:
@@ -230,7 +231,7 @@ class TopicTrouble:
             self.look(state, lanes=lanes)
 
     def find(self, state: State, *errors: LogError) -> bool:
-        """Let the streams that these errors name wait. False if one names no stream here: its cause is another."""
+        """Let the streams that these errors name wait. False: an error also names other topics, or no topic."""
         self._seen.clear()
         mine = [self._note_all(state, error) for error in errors]
         if not all(isinstance(error, TopicGone) and error.lost for error in errors):
@@ -238,14 +239,15 @@ class TopicTrouble:
         return all(mine)
 
     def check(self, state: State, streams: Sequence[str], reserved: Sequence[str] = ()) -> None:
-        """Look at streams before a round writes to them: first in a leadership, and after each failure.
+        """Check streams' topics before a round writes to them, unless they were checked since the last failure.
 
         A native transaction that meets too few replicas in sync keeps its transactional id busy until these are
-        back. Thanks to the look a dead broker costs one id, and not one for each of its streams.
+        back. Because of this check, a dead broker costs one id, and not one for each of its streams.
 
-        ``reserved``: where a merge begins to be carried, which holds others from then on: no look at these is old.
+        ``reserved``: streams where a staged merge begins, which delays other merges: their check must be recent
+        there.
 
-        Raises: LogUnavailable: for streams that wait from now on.
+        Raises: LogUnavailable: some of the streams wait.
         """
         known = [s for s in dict.fromkeys((*streams, *reserved)) if s in state.streams]
         now = self.clock.monotonic()
@@ -259,14 +261,14 @@ class TopicTrouble:
             raise LogUnavailable("; ".join(self.waiting[stream] for stream in waiting), topics)
 
     def find_journals(self, find_ends: Callable[[State], Sequence[LogError]], state: State) -> None:
-        """Find the journals' ends; without those that can't be asked. ``find_ends``: `Intake.find_ends`."""
+        """Find the journals' ends. Streams whose brokers don't answer wait. ``find_ends``: `Intake.find_ends`."""
         while failed := find_ends(state):
             known = len(self.waiting)
             if not self.find(state, *failed) or len(self.waiting) == known:
                 raise failed[0]
 
     def given_up(self, state: State, after_s: float) -> list[tuple[str, str]]:
-        """Look at what waits, if it is time. Returns (stream, why) of streams that won't come back."""
+        """Check what waits, if it is time. Returns (stream, why) of streams that are lost."""
         now = self.clock.monotonic()
         if (self.waiting or self.reasons["lane"]) and now >= self._next:
             self.look(state)
@@ -282,7 +284,7 @@ class TopicTrouble:
         return found
 
     def may_be_refused(self, state: State, streams: Collection[str]) -> bool:
-        """Whether the data that brokers refused may be to blame. False if a topic's setting is wrong.
+        """Whether the data that brokers refused may be the cause. False: a topic's setting is wrong.
 
         Then the stream waits, and its data, which was acknowledged, is not given up.
         """
@@ -294,7 +296,7 @@ class TopicTrouble:
     def look(
         self, state: State, also: Container[str] = (), *, lanes: Iterable[_Watched] = ()
     ) -> None:
-        """Look at the topics of streams and lanes that wait, and of the streams ``also`` and topics ``lanes``."""
+        """Check the topics of streams and lanes that wait, of the streams ``also``, and the topics ``lanes``."""
         now = self.clock.monotonic()
         self._next = now + LOOK_S
         waiting = self.reasons["lane"]
@@ -304,7 +306,7 @@ class TopicTrouble:
         ]
         described = describe(self.log, self.witness, [topic.name for topic in watched])
         if described is None:
-            for topic in lanes:  # they may be other ones
+            for topic in lanes:  # they may have been replaced
                 self.note(*topic.key, "it can't be checked now", looked=True)
             return
         self._looked = now
@@ -352,7 +354,7 @@ class TopicTrouble:
             return False
 
     def _note_all(self, state: State, error: LogError) -> bool:
-        """Let the streams of an error wait; False unless all its topics are streams' here."""
+        """Let the streams of an error wait. True if it names topics, and all of them belong to streams here."""
         topics = _streams(state)
         mine = {topics[topic] for topic in error.topics & topics.keys()}
         for stream in sorted(mine):
@@ -386,7 +388,7 @@ def places_of(state: State, stream: str) -> list[TopicPartition]:
 
 
 def _streams(state: State) -> dict[str, str]:
-    """topic -> stream, of all streams that can be written to."""
+    """Topic -> stream, for all streams that can be written to."""
     return {
         topic: stream
         for stream, row in state.streams.items()
@@ -462,7 +464,7 @@ def describe(source: Log, witness: str, topics: Iterable[str]) -> Described | No
 
 
 def gone(topic: str, info: TopicInfo | None, partitions: int, topic_id: str) -> str:
-    """The reason why a topic is not there, or is not the one that it was; empty: it is."""
+    """The reason why a topic is missing, or is not the one that it was; empty if it is there."""
     if info is None:
         return f"there is no topic {topic}"
     if topic_id and info.topic_id != topic_id:
@@ -485,7 +487,7 @@ def unwell(info: TopicInfo, partitions: int) -> str:
     least = int(info.config.get(MIN_ISR, "1"))
     if 0 <= info.in_sync < least:
         return f"{info.name} has {info.in_sync} replicas in sync, {MIN_ISR} is {least}"
-    # Brokers apply it to markers of native transactions, too: a round would never end.
+    # Brokers apply this limit to markers of native transactions, too, so a round would never end.
     least = limits.LEAST_MESSAGE.value
     size = int(info.config.get(MAX_MESSAGE, least))
     if size < least:

@@ -1,4 +1,8 @@
-"""Rights of lanes: what a lane may do, and where (``docs/security.md``, Grants)."""
+"""Rights of lanes: what a lane may do, and where (``docs/security.md``, Grants).
+
+Grants give a lane rights on a stream, on all of a scope, or on everything. Before each decision its command is
+checked by `RULES`; some decisions make further checks.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Right(IntFlag):
-    """One thing that a lane may do; their sums are the ``rights`` of a `GrantRow`."""
+    """One thing that a lane may do; the ``rights`` of a `GrantRow` are a sum of them."""
 
     DESCRIBE = 1
     SAFE_TIME = 2
@@ -102,9 +106,8 @@ def _keep(state: State, lane: str, what: str, rights: int) -> int:
 
 
 def check_right(state: State, lane: str, right: Right, what: str) -> None:
-    """`NotAuthorized` unless the lane has the right on ``what``, as in `rights_of`; or on any of a scope's.
-
-    A bare scope's name as ``what`` means any of its streams. The text is the same whether the thing exists or not.
+    """`NotAuthorized` unless the lane has the right on ``what``: as for `rights_of`, or a scope's name, for any of
+    its streams.
     """
     rights = state.rights.get((lane, what))  # each event's stream comes here
     if rights is None:
@@ -183,23 +186,19 @@ def _describe_processors(state: State, lane: str, command: r.DescribeProcessors)
 def _list_transactions(
     state: State, lane: str, command: r.ListTransactions | r.ListTableLocks
 ) -> None:
-    """Without a scope the list contains what the lane may see; with a coordinator's secret, what was prepared by
-    it.
-    """
+    """A list of all scopes, or with a coordinator's secret, needs no right: it has what that sender may see."""
     if command.scope is not None and getattr(command, "secret", None) is None:
         check_right(state, lane, Right.DESCRIBE, command.scope)
 
 
 def _list_open(state: State, lane: str, command: r.ListOpen) -> None:
-    """The decision checks a single transaction; without a scope the list contains what the lane may see."""
+    """For one transaction the decision checks the right; a list of all scopes contains what the lane may see."""
     if command.scope is not None and command.txn_id is None:
         check_right(state, lane, Right.DESCRIBE, command.scope)
 
 
 def _begin(state: State, lane: str, command: r.Begin | r.OneShot | r.PrepareEvents) -> None:
-    """A repeated command is answered from the transaction's row, whatever rights its owner has now; only to the
-    owner.
-    """
+    """A repeated command needs no right: it is answered from the transaction's row, but only to the owner."""
     row = state.txn_row(command.txn_id)
     if row is None:
         moved = getattr(command, "fencing_hash", None) or getattr(command, "consumed", None)
@@ -209,9 +208,9 @@ def _begin(state: State, lane: str, command: r.Begin | r.OneShot | r.PrepareEven
 
 
 def _create_stream(state: State, lane: str, command: r.CreateStream) -> None:
-    """The right to run a processor creates its state; the right to compact a table creates its companion stream.
+    """A processor's state needs the right to run the processor; a table's companion stream, to operate the table.
 
-    Adopting a topic with records needs a right that creating a scope does not give: it may be another team's topic.
+    Adopting a topic needs a right that the creator of a scope does not have, as it may be another team's topic.
     """
     if is_state(command.stream):
         check_right(state, lane, Right.PROCESS, command.stream.removesuffix(STATE))
@@ -236,7 +235,7 @@ def _reads(state: State, lane: str, inputs: Iterable[r.ProcessorInput]) -> None:
 
 
 def _create_processor(state: State, lane: str, command: r.CreateProcessor) -> None:
-    """The lane has to see the inputs, because a processor keeps them from being deleted."""
+    """The lane has to see the inputs, because a processor prevents their deletion."""
     _processor(state, lane, command)
     _reads(state, lane, command.inputs)
 
@@ -321,7 +320,7 @@ def sees(state: State, lane: str, row: r.TxnRow) -> bool:
 
 
 def shown(state: State, lane: str, broken: r.BrokenLock | None) -> r.BrokenLock | None:
-    """A broken lock as a lane may see it: with the transaction that broke it only if the lane may see that one."""
+    """A broken lock as a lane may see it: without the transaction that broke it, unless the lane may see that."""
     if broken is None or broken.by == NO_TXN:
         return broken
     row = state.txn_row(broken.by)
@@ -330,10 +329,10 @@ def shown(state: State, lane: str, broken: r.BrokenLock | None) -> r.BrokenLock 
 
 
 def check_writes(state: State, row: r.TxnRow, streams: Iterable[str] = ()) -> None:
-    """`NotAuthorized` unless a transaction's owner may write to these streams; without any, begin it.
+    """`NotAuthorized` unless a transaction's owner may write to these streams; without any, to any of its scope.
 
-    Writing to a processor's state needs the right to run the processor, writing bases the right to operate the
-    table. A blocked owner may not write: its tokens are refused in every lane.
+    A processor's state needs the right to run the processor, bases the right to operate the table. If the owner is
+    blocked, its tokens are refused in every lane.
     """
     owner = state.lanes.get(row.owner)
     if owner is not None and owner.blocked:

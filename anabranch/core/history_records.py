@@ -1,9 +1,9 @@
-"""The COMMIT and EPOCH records that a round adds to the histories of its streams, and a history's end.
+"""The COMMIT and EPOCH records that a round adds to the histories of its streams, and how readers complete them.
 
-A *vector* has the end of each partition as of a record (`docs/protocol.md`, section 13). In a stream with few
-partitions each record has its vector. In a wide stream only EPOCH records and one of `EVERY` records have a vector.
-A COMMIT record between them has the ends of its own events, and the place of the last record with a vector: from
-there a reader completes the vector with the records that follow.
+A *vector* has the end offset of each partition as of a record (`docs/protocol.md`, section 13). In a stream with
+few partitions each record has its vector. In a wide stream only EPOCH records and one of `EVERY` records have a
+vector. A COMMIT record between them has the ends of its own events, and the place of the last record with a vector.
+A reader starts with that vector and adds the ends in the records after it.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ DIRECTLY_BEFORE = -2
 
 @dataclass(slots=True)
 class Tail:
-    """The end of a stream's history, from which the next record continues.
+    """The end of a stream's history, after which the next record is written.
 
-    ``vector``: partition -> end offset. ``starts``: open segment's id -> start offset. ``last``: offset of
-    the last record. ``vector_at``: offset of the last one with a vector; ``since``: how many records follow that.
-    ``read_to``: how far the history was read to find this, until its next record is written.
+    ``vector``: partition -> end offset. ``starts``: open segment's id -> start offset. ``last``: offset of the last
+    record. ``vector_at``: offset of the last one with a vector; ``since``: the number of records after that.
+    ``read_to``: the offset up to which the history was read to find all this; None once a record was written.
     """
 
     vector: dict[int, int] = field(default_factory=dict)
@@ -48,7 +48,7 @@ class Tail:
     read_to: int | None = None
 
     def copy(self) -> Tail:
-        """A copy that a round changes, as the round may fail."""
+        """A copy for a round to change, as the round may fail."""
         return Tail(
             dict(self.vector), self.starts, self.last, self.vector_at, self.since, self.read_to
         )
@@ -66,8 +66,8 @@ def history_records(
 ) -> dict[str, list[EpochRecord | CommitRecord]]:
     """The history records of a round, by stream, in order. Moves the tails' vectors forward.
 
-    ``landed``: (index of the commit in the round's history, index of its part) -> its place. References
-    between these records hold within one batch; `anchored` adapts them to several.
+    ``landed``: (index of the commit in the round's history, index of its part) -> the place of its events.
+    References between these records are valid within one batch; `anchored` adapts them to several.
     """
     out: dict[str, list[EpochRecord | CommitRecord]] = {}
     for i, step in enumerate(round_.history):

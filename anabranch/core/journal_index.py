@@ -1,9 +1,12 @@
 """The journal index: which writer of which transaction wrote what, where.
 
-Journals are read to their end; each batch is divided into *runs*, consecutive records of one writer. The index
-keeps the runs of transactions that may still commit, and counts what it rejects, by reason. Plain records belong to
-no transaction: their runs are kept until they are committed (`core.decisions.merge`). Everything follows from the
-journals and the status rows, so the index can be rebuilt at any time.
+The shell reads the journals and divides each batch into *runs*, consecutive records of one writer. The index keeps
+the runs of transactions that may still commit, and counts the records that it rejects, by reason. Plain writes
+belong to no transaction: their runs are kept until they are committed (`core.decisions.merge`). The index follows
+from the journals and the status rows alone, so it can be rebuilt at any time.
+
+Commits compare their receipts with it (`JournalIndex.weigh`). Below are the counts of bytes that open transactions
+have in journals (`Uncommitted`, `Read`), which limits and truncation use.
 """
 
 from __future__ import annotations
@@ -58,25 +61,26 @@ REASONS = (
 
 @dataclass(slots=True)
 class Weighed:
-    """Receipts compared with the index."""
+    """The result of comparing a commit's receipts with the index."""
 
     covered: bool  # the journal is indexed up to the end of every extent
     wrong: str  # the first disagreement; empty if there is no disagreement
     committed: int  # records in the receipts
     left_out: int  # indexed records that no receipt takes
     size: int  # bytes of the batches to merge, about
-    state: int = 0  # … of them, of states of processors
-    biggest: dict[str, int] = field(default_factory=dict)  # batch of a stream, bytes
-    latest: dict[str, int] = field(default_factory=dict)  # time of an event of a stream, ms
+    state: int = 0  # … and how many of them belong to states of processors
+    biggest: dict[str, int] = field(default_factory=dict)  # stream -> bytes of its biggest batch
+    latest: dict[str, int] = field(default_factory=dict)  # stream -> latest time of an event, ms
 
 
 @dataclass(slots=True)
 class JournalIndex:
     """The index. Its rows are in the table; this object has the reading positions and the counts of rejections.
 
-    ``unsaid``: rejected records of a stream that are not logged yet, by journal partition and reason.
-    ``plain_ends``: journal partition -> end of the last indexed plain run. ``read``: bytes by offset range.
-    ``copies``: base offsets of batches that this leader moved and has not read again yet.
+    ``rejected``: rejected records of a stream since this leader began, by reason. ``unsaid``: those that the
+    controller's own log does not report yet. ``plain_ends``: journal partition -> end of the last indexed plain
+    run. ``read``: journal partition -> bytes by offset. ``copies``: base offsets of batches that this leader moved
+    and has not read again yet.
     """
 
     rows: Rows
@@ -91,9 +95,7 @@ class JournalIndex:
     _uncommitted: Uncommitted | None = field(default=None, init=False)
 
     def load(self) -> None:
-        """Read the positions, and the partitions with waiting plain writes, from the table; drop all that derives
-        from it.
-        """
+        """Read the positions and the ends of plain runs from the table, and drop everything else that is cached."""
         self.positions.clear()
         self.plain_ends.clear()
         self.read.clear()
@@ -120,8 +122,8 @@ class JournalIndex:
         """Index runs of one journal partition, read up to ``next_offset``. Returns the table changes,
         which must be written before the next call.
 
-        ``plain``: runs of plain records, in order; committed ones are skipped. ``known_until``: what is before this
-        offset was indexed by former leaders, and is read again. ``size``: bytes read.
+        ``plain``: runs of plain writes, in order; committed ones are skipped. ``known_until``: records before this
+        offset were indexed, and rejections counted, by former leaders. ``size``: bytes read.
         """
         place = (stream, partition)
         changes: dict[bytes, bytes | None] = {}
@@ -143,7 +145,7 @@ class JournalIndex:
                 if run.txn_id not in moved:
                     moved[run.txn_id] = _moved_runs(state.open[run.txn_id], place)
                 if (run.writer, run.first) in moved[run.txn_id]:
-                    continue  # it is read again; the table has its new place
+                    continue  # it was read before; the table has its new place
             _put(changes, prefix, run)
             uncommitted.add(run.txn_id, place, run.batch_base, run.batch_size)
         plain_done = state.plain.get((stream, partition), 0)
@@ -175,7 +177,7 @@ class JournalIndex:
             return "wrong_stream_epoch"
         segment = segment_on(state, stream, run.stream_epoch, partition)
         placed = run.low < 0 or (segment and segment.low <= run.low and run.high < segment.high)
-        if is_state(stream):  # its segment is that of the task, whatever the key
+        if is_state(stream):  # its segment is chosen by the task, not by the key
             placed = not run.keyless
         if segment is None or not placed:
             return "wrong_segment"
@@ -185,18 +187,20 @@ class JournalIndex:
         return ""
 
     def reject(self, stream: str, partition: int, reason: str, count: int) -> None:
-        """Count rejected records of a journal partition."""
         self.rejected[stream][reason] += count
         self.unsaid[stream][partition, reason] += count
 
     def rejected_of(self, txn_id: bytes) -> int:
-        """How many journal records of an open transaction were rejected, above the low waters."""
+        """How many journal records of an open transaction were rejected, at or above the low waters.
+
+        The transaction's row counts those below.
+        """
         return sum(count for _, count in self._rejections(txn_id))
 
     def rejected_below(
         self, txn_id: bytes, stream: str, partition: int, offset: int
     ) -> list[tuple[bytes, int]]:
-        """(table key, records) of what was rejected of a transaction in a journal partition before an offset."""
+        """(table key, count) of a transaction's rejected records in a journal partition before an offset."""
         first, end = (rejected_key(txn_id, stream, partition, at) for at in (0, offset))
         return list(takewhile(lambda row: row[0] < end, self._rejections(txn_id, first)))
 
@@ -207,7 +211,7 @@ class JournalIndex:
 
     @property
     def uncommitted(self) -> Uncommitted:
-        """The bytes of the kept runs; counted at the first call, then updated."""
+        """The bytes of the kept runs: counted at the first use, then updated."""
         if self._uncommitted is None:
             found = Uncommitted()
             for key, value in self.rows.scan(k.INDEX):
@@ -229,18 +233,18 @@ class JournalIndex:
             yield unpack_run(key, value)
 
     def plain_waiting(self, state: State) -> list[tuple[str, int]]:
-        """The journal partitions with plain writes that are not committed, the longest waiting first."""
+        """The journal partitions with uncommitted plain writes; the partition that was served last comes last."""
         return [place for place, end in self.plain_ends.items() if end > state.plain.get(place, 0)]
 
     def plain_runs(self, state: State, stream: str, partition: int) -> Iterator[StoredRun]:
-        """The plain runs of a journal partition that are not committed, in order, read lazily."""
+        """The uncommitted plain runs of a journal partition, in order, read lazily."""
         done = state.plain.get((stream, partition), 0)
         for run in self._stored(runs_prefix(stream, partition) + NO_TXN):
             if run.first >= done:
                 yield run
 
     def plain_from(self, state: State, stream: str, partition: int) -> int | None:
-        """Base offset of the first batch with plain writes that are not committed; None if all are committed."""
+        """Base offset of the first batch with uncommitted plain writes; None if all are committed."""
         place = (stream, partition)
         if self.plain_ends.get(place, 0) <= state.plain.get(place, 0):
             return None
@@ -269,7 +273,7 @@ class JournalIndex:
     def drop_former(self, stream: str, times: int) -> dict[bytes, bytes | None]:
         """Table changes that drop the rows of a former stream of this name; empty if that was done before.
 
-        ``times``: how often the name was forgotten, which the table notes.
+        ``times``: how often the name was forgotten. The table keeps this number as the mark that it was done.
         """
         mark = k.POSITION + b"f" + stream.encode()
         noted = times.to_bytes(8, "big")
@@ -279,13 +283,12 @@ class JournalIndex:
         name = stream.encode() + b"\0"
         keys = [key for kind in (k.INDEX, k.DIGEST) for key, _ in self.rows.scan(kind + name)]
         found = [key for key, _ in self.rows.scan(positions[:-4])]
-        keys += [
-            key for key in found if len(key) == len(positions)
-        ]  # the others belong to a stream with a longer name
+        # Keys of another length belong to a stream with a longer name.
+        keys += [key for key in found if len(key) == len(positions)]
         return {mark: noted, **dict.fromkeys(keys)}
 
     def forget_stream(self, stream: str) -> None:
-        """Drop what memory keeps of a forgotten stream."""
+        """Drop the counts and positions of a forgotten stream from memory."""
         for kept in (self.positions, self.plain_ends, self.read):
             for place in [place for place in kept if place[0] == stream]:
                 del kept[place]
@@ -299,9 +302,10 @@ class JournalIndex:
         cut: Mapping[tuple[str, int], int],
         served: Iterable[tuple[str, int]],
     ) -> None:
-        """Follow a round that ended these transactions and truncated journals.
+        """Follow a round that is on the log.
 
-        ``served``: journal partitions whose plain writes were committed: others come first from now on.
+        ``ended``: transactions. ``cut``: new low waters. ``served``: journal partitions whose plain writes were
+        committed; they come last in `plain_waiting` now.
         """
         for place in served:
             self.plain_ends[place] = self.plain_ends.pop(place)
@@ -311,16 +315,15 @@ class JournalIndex:
                 self.read[place].forget(offset)
 
     def covers(self, receipts: Sequence[Receipt], txn: OpenTxn | None = None) -> bool:
-        """Whether the journals are indexed up to the end of every extent. ``txn``: as for `lacking`."""
+        """Whether the journals are indexed up to all receipts. ``txn``: as for `lacking`."""
         return self.lacking(receipts, txn) is None
 
     def lacking(
         self, receipts: Sequence[Receipt], txn: OpenTxn | None = None
     ) -> tuple[str, int] | None:
-        """A journal partition that is not indexed up to the end of every extent; None: all are.
+        """A journal partition that is not indexed up to all receipts, or None.
 
-        ``txn``: the transaction whose commit waits. Each pass of the leader asks, so the partition found is cached
-        there.
+        ``txn``: the transaction whose commit waits. The result is cached there, because each turn asks again.
         """
         positions = self.positions
         if txn is not None and txn.lacks is not None:
@@ -337,7 +340,7 @@ class JournalIndex:
         return None
 
     def sweep(self, state: State) -> dict[bytes, bytes | None]:
-        """Table changes for transactions that ended, and runs that moved, while this table was not updated."""
+        """Table changes for transactions that ended, and runs that moved, while this table was not in use."""
         gone: dict[bytes, bytes | None] = {}
         for key, _ in self.rows.scan(k.INDEX):
             txn_id, place = txn_of(key), place_of(key)
@@ -358,7 +361,7 @@ class JournalIndex:
         return gone
 
     def weigh(self, state: State, txn_id: bytes, receipts: Sequence[Receipt]) -> Weighed:
-        """Compare receipts with the index."""
+        """Compare the receipts of a commit with the index."""
         due = extents_of(receipts)
         out = Weighed(self.covers(receipts), wrong="", committed=0, left_out=0, size=0)
         participants = state.participants(txn_id)
@@ -403,7 +406,7 @@ def extents_by_place(receipts: Sequence[Receipt]) -> dict[tuple[str, int], dict[
 
 
 def segment_on(state: State, stream: str, epoch: int, partition: int) -> SegmentRange | None:
-    """The segment of a stream epoch on a partition."""
+    """The segment of a reference epoch on a partition, or None."""
     return state.places.get((stream, epoch), {}).get(partition)
 
 
@@ -454,7 +457,7 @@ def _moved_runs(txn: OpenTxn, place: tuple[str, int]) -> set[tuple[int, int]]:
     }
 
 
-# -- bytes in the journals, kept in memory: limits and clean-up need no scan ---------------------------
+# -- bytes in the journals, counted in memory, so that limits and truncation need no scan --------------
 
 
 Place = tuple[str, int]  # stream, journal partition
@@ -465,10 +468,7 @@ _STEPS = 2_048
 
 @dataclass(slots=True)
 class Stay:
-    """A transaction's data in a journal partition.
-
-    ``low``: the least present base offset of its batches there. ``size``: their bytes, about.
-    """
+    """A transaction's data in a journal partition: the lowest base offset of its batches now, and their bytes."""
 
     low: int
     size: int
@@ -478,7 +478,7 @@ class Stay:
 class Uncommitted:
     """The data of open transactions in the journals.
 
-    Call ``ended`` only when a transaction's end is on the log, because the round may fail before.
+    Call ``ended`` only when the end of a transaction is on the log: until then its round may fail.
     """
 
     stays: dict[bytes, dict[Place, Stay]] = field(default_factory=dict)
@@ -499,12 +499,11 @@ class Uncommitted:
         self.total += size
 
     def size_of(self, txn_ids: Iterable[bytes]) -> int:
-        """The bytes of some transactions."""
         stays = (self.stays.get(txn_id, {}) for txn_id in txn_ids)
         return sum(stay.size for found in stays for stay in found.values())
 
     def moved(self, txn_id: bytes, place: Place, low: int) -> None:
-        """Some runs of a transaction moved. ``low``: the least base offset of all of them now."""
+        """Note that runs of a transaction moved. ``low``: the lowest base offset of all its runs there now."""
         self.stays[txn_id][place].low = low
 
     def ended(self, txn_ids: Iterable[bytes]) -> None:
@@ -517,9 +516,9 @@ class Uncommitted:
 
 
 class Read:
-    """The number of bytes between two offsets of a journal partition, as far as this leader has read it.
+    """Counts the bytes between two offsets of a journal partition, as far as this leader has read it.
 
-    The number is exact to 4 KiB, or to a two-thousandth of the whole. Bytes before ``start`` are not counted, so
+    A count is exact to 4 KiB, or to a two-thousandth of the whole. Bytes before ``start`` are not counted, so
     data may be moved later than necessary, but never sooner.
     """
 
@@ -547,7 +546,7 @@ class Read:
         return self._totals[at] if at >= 0 else self._totals[0]
 
     def forget(self, below: int) -> None:
-        """Drop offsets below this one, which no caller asks for any more."""
+        """Drop the counts of offsets below this one, which no caller needs any more."""
         at = bisect_right(self._ends, below) - 1
         if at > 0:
             del self._ends[:at], self._totals[:at]
@@ -555,7 +554,7 @@ class Read:
 
 @dataclass(slots=True)
 class Use:
-    """The needed part of a journal partition: its first offset, and its bytes."""
+    """The part of a journal partition that open transactions need: its first offset, and their bytes."""
 
     low: int
     size: int = 0

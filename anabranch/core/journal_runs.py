@@ -1,10 +1,11 @@
-"""Runs of journal records, how the table keeps them, and receipts, which say what a writer wrote.
+"""Runs of journal records, how the table keeps them, and the comparison of receipts.
 
 Table keys: ``i | stream | 00 | partition (4) | txn id (16) | writer (8) | first offset (8)``. Plain runs have
-the transaction id of zeros and the writer 0. A run that was moved forward keeps its key, with the offset that
-its writer saw; its value has its present offset.
+the transaction id of zeros and the writer 0. A run that was moved to the end of the journal keeps its key, with the
+offset that its writer saw; its value has its present offset.
 
-Digests of what runs of tables write: ``d``, then the run's key without its ``i`` (`core.locks.table_writes`).
+Digests of the keys that runs write to tables: ``d``, then the run's key without its ``i``
+(`core.locks.table_writes`).
 
 Rejected records of open transactions: ``x | txn id (16) | stream | 00 | partition (4) | first offset (8)``. Records
 below the journal's low water are counted in the transaction's row instead.
@@ -21,9 +22,9 @@ from anabranch.core.rows import Rows
 from anabranch.protocol.ids import TXN_ID_SIZE
 from anabranch.protocol.schemas.records import Extent, MovedRow, MovedRun, Receipt, RunsWanted
 
-# End, records, sum of checksums; base offset and size of the batch; new place (0: not moved); pure; CRC; latest.
+# The fields of a `StoredRun` from `end` on, `moved_to` before `pure`.
 _VALUE = struct.Struct(">qqqqqq?Iq")
-REFUSED = "plain_write"  # the reason that counts records which the broker refuses
+REFUSED = "plain_write"  # the reason under which records that the broker refuses are counted
 FORM = 6  # version of these rows, and of `rows.OUTCOMES` and `OWNED`; tables of others are rebuilt
 NEVER = (1 << 63) - 1  # a time that no stream accepts
 _AFTER_PARTITION = TXN_ID_SIZE + 16  # bytes of an index key: transaction id, writer, first offset
@@ -32,9 +33,9 @@ _AFTER_PARTITION = TXN_ID_SIZE + 16  # bytes of an index key: transaction id, wr
 class Run(NamedTuple):
     """Consecutive records of one writer inside one batch.
 
-    ``low``/``high``: least and greatest key position of the keyed records, -1 if none has a key.
-    ``pure``: the run is the whole batch and the batch may be copied as it is. ``batch_crc``: from the header, to
-    recognise the batch; 0 if it is not known.
+    ``low``/``high``: lowest and highest key position of its records, -1 if no record has a key. ``pure``: the run
+    is the whole batch, and the batch may be copied as it is. ``batch_crc``: from the batch's header, to recognise
+    the batch; 0 if it is not known.
     """
 
     txn_id: bytes
@@ -60,8 +61,8 @@ class Run(NamedTuple):
 class StoredRun(NamedTuple):
     """A run as the index keeps it.
 
-    ``first``/``end``: the offsets that its writer saw, which receipts name. ``moved_to``: the present offset of its
-    first record, 0 if it was not moved. The batch fields describe the batch that contains it now.
+    ``first``/``end``: the offsets that its writer saw, and that receipts name. ``moved_to``: the present offset of
+    its first record; 0 if it was not moved. The batch fields describe the batch that contains it now.
     """
 
     writer: int
@@ -83,7 +84,6 @@ class StoredRun(NamedTuple):
 
 
 def runs_prefix(stream: str, partition: int) -> bytes:
-    """The prefix of the keys of a journal partition's runs."""
     return k.INDEX + stream.encode() + b"\0" + partition.to_bytes(4, "big")
 
 
@@ -94,12 +94,11 @@ def place_of(key: bytes) -> tuple[str, int]:
 
 
 def txn_of(key: bytes) -> bytes:
-    """The transaction id of a run's key."""
     return key[-_AFTER_PARTITION : -_AFTER_PARTITION + TXN_ID_SIZE]
 
 
 def rejected_key(txn_id: bytes, stream: str, partition: int, first: int) -> bytes:
-    """Table key of rejected records."""
+    """Table key of rejected records. ``first``: the offset of the first one."""
     place = stream.encode() + b"\0" + partition.to_bytes(4, "big")
     return k.REJECTED + txn_id + place + first.to_bytes(8, "big")
 
@@ -122,7 +121,6 @@ def moved_run(txn_id: bytes, row: MovedRow, run: MovedRun) -> tuple[bytes, bytes
 
 
 def run_key(prefix: bytes, run: Run) -> bytes:
-    """Table key of a run; ``prefix``: `runs_prefix`."""
     return prefix + run.txn_id + _run_id(run)
 
 
@@ -132,7 +130,7 @@ def digest_key(key: bytes) -> bytes:
 
 
 def stored_run_key(stream: str, partition: int, txn_id: bytes, run: StoredRun) -> bytes:
-    """Table key of a run that the index gave."""
+    """Table key of a run that is in the index."""
     return runs_prefix(stream, partition) + txn_id + _run_id(run)
 
 
@@ -166,7 +164,6 @@ def pack_run(run: Run) -> bytes:
 
 
 def unpack_run(key: bytes, value: bytes) -> StoredRun:
-    """The run of a table key and value."""
     end, count, crc_sum, base, size, moved_to, pure, crc, latest = _VALUE.unpack(value)
     writer, first = struct.unpack(">Qq", key[-16:])
     writer -= 1 << 63
@@ -182,16 +179,17 @@ def extents_of(receipts: Sequence[Receipt]) -> dict[tuple[int, str, int], Extent
     }
 
 
-# -- receipts: compared in the same way by clients and controllers --------------------------------------
+# -- receipts: clients and controllers compare them with the same code ----------------------------------
 
 
 CRC_MODULUS = 1 << 63
 
 
 def covers(one: Receipt | None, other: Receipt) -> bool:
-    """Whether a receipt has all events of another receipt of the same writer, whichever of the two was made first.
+    """Whether a receipt has all events of another receipt of the same writer.
 
-    A flush without new writes raises the sequence, and the end, too, if other writers wrote to the journal.
+    The order of their sequences does not matter: a flush without new writes raises the sequence, and also the ends
+    of extents if other writers wrote to the journal.
     """
     if not other.extents:
         return True
@@ -205,9 +203,7 @@ def covers(one: Receipt | None, other: Receipt) -> bool:
 
 
 def _is_within(part: Extent, whole: Extent) -> bool:
-    """Whether one extent has all records of another: records are counted from the first, so equal counts mean the
-    same.
-    """
+    """Whether one extent has all records of another. Both count from the writer's first record."""
     if whole.first > part.first:
         return False
     if whole.count == part.count:

@@ -1,4 +1,4 @@
-"""State that a leader keeps only in memory: each leader starts without it, and it follows the log.
+"""State that a leader keeps only in memory; a new leader starts without it.
 
 A turn changes its own *draft* of a part. `LeaderMemory.follow` applies the drafts when the turn's round is on the
 log, or had nothing to log. So a round that is not written has no effect. Times are monotonic ms.
@@ -23,7 +23,7 @@ D = TypeVar("D")
 
 
 class DraftMap(Generic[K, V]):
-    """A dict, or a draft: a turn's changes of the dict that it is ``over``."""
+    """A dict; or a draft, which has a turn's changes of the dict ``over`` which it is made."""
 
     __slots__ = ("_over", "_rows")
 
@@ -45,7 +45,6 @@ class DraftMap(Generic[K, V]):
             self._rows[key] = value
 
     def as_dict(self) -> dict[K, V]:
-        """All entries."""
         rows: dict[K, V | None] = {} if self._over is None else {**self._over.as_dict()}
         rows |= self._rows
         return {key: value for key, value in rows.items() if value is not None}
@@ -56,13 +55,12 @@ class DraftMap(Generic[K, V]):
             self.put(key, value)
 
     def forget(self, is_gone: Callable[[K], bool]) -> None:
-        """Remove the keys that are gone."""
         for key in [key for key in self._rows if is_gone(key)]:
             self.put(key, None)
 
 
 class Part:
-    """One concern. Its fields are `DraftMap`s, or values that are replaced and never changed in place."""
+    """A part of the memory. Its fields are `DraftMap`s, or values that are replaced and never changed in place."""
 
     __slots__: tuple[str, ...] = ()
 
@@ -83,9 +81,10 @@ class Part:
 
 @dataclass(slots=True)
 class Keepalives(Part):
-    """The last sign of life of each open transaction, and the time of the next check for silent ones.
+    """The last sign of life of each open transaction (``heard``), and the time of the next check for silent ones.
 
-    ``helpers``: lanes other than its owner's that sent its heartbeats.
+    ``since_ms``: the beginning of this leadership, which counts as a sign of life. ``helpers``: lanes other than
+    the owner's that sent a transaction's heartbeats.
     """
 
     since_ms: int
@@ -101,10 +100,10 @@ Who = bytes | Place  # a transaction, or the plain writes of a journal partition
 
 
 class Waiting(NamedTuple):
-    """A wait of a commit for frozen locks: its beginning, and when the commit was last sent, in ms.
+    """The wait of a commit for frozen locks: since when, and when the commit last tried.
 
-    ``on``: the transactions that it waits for, with the table. ``writes``: its writes by table, as far as they are
-    kept. ``freezes``: whether its own locks would be frozen, too.
+    ``on``: the transactions that it waits for, each with the table. ``writes``: its writes by table; of a big one
+    only the table is kept. ``freezes``: whether its own locks would be frozen, too.
     """
 
     since_ms: int
@@ -119,19 +118,19 @@ Why = Literal[
     "stream",  # one of its streams is in trouble, or lost
     "refused",  # a broker refuses its data
     "journal",  # this leader has not read its journals that far yet
-    "carriers",  # its data is being staged
+    "staging",  # its data is being staged
     "others",  # … and other staged merges have the partitions
     "partitions",  # a stream has too few partitions for it
     "locks",  # it would break frozen locks, or others would break its own
     "validation",  # its locks have to be validated again
-    "rolls",  # one of its streams rolled within `collate_ms`
+    "rolls",  # one of its streams had a rolling commit within `collate_ms`
 ]
-STUCK: frozenset[Why] = frozenset(("torn", "stream", "refused"))  # it may last for hours
+STUCK: frozenset[Why] = frozenset(("torn", "stream", "refused"))  # these waits may last for hours
 _TEXTS: dict[Why, str] = {
     "torn": "a journal lost records of it",
     "refused": "{on}",
     "journal": "the journal of {on} is read first",
-    "carriers": "its merge is being staged",
+    "staging": "its merge is being staged",
     "others": "another staged merge has the free partitions of {on}",
     "partitions": "{on} has too few partitions, and gets more",
     "locks": "it waits for frozen locks (`anabranch txn locks`)",
@@ -143,8 +142,8 @@ _TEXTS: dict[Why, str] = {
 class Wait(NamedTuple):
     """The reason why a decided transaction is not merged yet.
 
-    ``since_ms``: the beginning of the wait; -1 if not known. ``until_ms``: the next check. ``on``: the stream, or a
-    broker's error.
+    ``since_ms``: the beginning of the wait; -1 if not known. ``until_ms``: the time of the next check. ``on``: the
+    stream that it waits for, or a broker's error.
     """
 
     why: Why
@@ -155,9 +154,10 @@ class Wait(NamedTuple):
 
 @dataclass(slots=True)
 class Merging(Part):
-    """The next times for decided commits and streams' layouts, by transaction and by stream.
+    """Waits of decided commits, and times before which a stream is left as it is.
 
-    ``may_grow_ms``: when to ask for partitions. ``waiting``: commits that wait for frozen locks.
+    ``may_roll_ms``: the time of the next rolling commit. ``may_grow_ms``: when to ask for partitions again.
+    ``waiting``: commits that wait for frozen locks.
     """
 
     waits: DraftMap[bytes, Wait] = field(default_factory=DraftMap)
@@ -166,10 +166,10 @@ class Merging(Part):
     waiting: DraftMap[Who, Waiting] = field(default_factory=DraftMap)
 
     def wait(self, txn_id: bytes, why: Why, now_ms: int, ms: int, on: str = "") -> None:
-        """Let a decided transaction wait for ``ms``. A more exact reason that is known is kept."""
+        """Let a decided transaction wait for ``ms``. A known reason that says more than this one is kept."""
         known, since_ms = self.waits.get(txn_id, None), now_ms
         if known is not None:
-            if known.why == "torn" or (known.why == "refused" and why in ("carriers", "stream")):
+            if known.why == "torn" or (known.why == "refused" and why in ("staging", "stream")):
                 why, on = known.why, known.on
             if known.why == why:
                 since_ms = known.since_ms
@@ -193,10 +193,11 @@ class Merging(Part):
 
 @dataclass(slots=True)
 class Cleaning(Part):
-    """When and where journals and histories are shortened.
+    """When and where journals and histories are truncated.
 
-    ``cuttable_ms``: since when a partition can be truncated. ``spare``: offset below which a history names only
-    deleted events. ``crowded``: partitions from which runs may have to move.
+    ``next_ms``: the next check. ``cuttable_ms``: since when a journal partition can be truncated. ``spare``: offset
+    before which a history names only deleted events. ``crowded``: journal partitions from which runs may have to
+    move; ``may_move_ms``: not before this time.
     """
 
     next_ms: int = 0
@@ -214,10 +215,7 @@ class Cleaning(Part):
 
 @dataclass(slots=True)
 class Histories(Part):
-    """Commits in each stream's history since its last EPOCH record.
-
-    Every round changes it, so the draft is small.
-    """
+    """The number of commits in each stream's history since its last EPOCH record."""
 
     since_epoch: DraftMap[str, int] = field(default_factory=DraftMap)
 
@@ -233,11 +231,11 @@ class Drafts(NamedTuple):
 
 
 class LaneSeen(Protocol):
-    """The view that decisions have of a lane whose commands are read. ``end``: their last known end offset.
+    """A lane whose commands are read, as decisions see it.
 
-    ``read_ms``: all commands that existed at this time are decided, at the latest by this round. ``well_ms``: the
-    last time that they were readable, as far as a transaction's silence made the leader ask. ``trouble``: why they
-    can't be read.
+    ``end``: the last known end offset of its commands. ``read_ms``: all commands that existed at this time are
+    decided, at the latest by this round. ``well_ms``: the last time that they were readable; the leader checks this
+    when a transaction is silent. ``trouble``: why they can't be read; empty if they can.
     """
 
     end: int
@@ -246,17 +244,17 @@ class LaneSeen(Protocol):
     trouble: str
 
     def usage(self) -> Mapping[str, int]:
-        """Units of work that this leader charged to it in all, and those that it owes."""
+        """Units of work that this leader charged to the lane in all, and those that the lane still owes."""
         ...
 
 
 @dataclass(slots=True)
 class LeaderMemory:
-    """All that decisions see in addition to the fold and the index.
+    """All that decisions see in addition to the state and the journal index.
 
     ``written``: writes of transactions with a staged merge, by table; computed from the index on first use. The
-    shell sets the last four: streams in trouble and why, transactions with a carrier, foreign records by stream,
-    lanes that are not blocked.
+    shell sets the last four fields. ``waiting``: streams in trouble, and why. ``staging``: transactions of which a
+    chunk is being copied. ``foreign``: stream -> number of foreign records. ``lanes``: not blocked.
     """
 
     keepalives: Keepalives
@@ -271,7 +269,7 @@ class LeaderMemory:
     lanes: Mapping[str, LaneSeen] = field(default_factory=dict)
 
     def draft(self) -> Drafts:
-        """Drafts for a turn, which may change them."""
+        """Make the drafts for a turn."""
         return Drafts(
             self.keepalives.draft(),
             self.merging.draft(),
@@ -281,7 +279,7 @@ class LeaderMemory:
         )
 
     def follow(self, drafts: Drafts, ended: Iterable[bytes], forgotten: Iterable[str]) -> None:
-        """Apply a turn's drafts. ``ended``: transactions. ``forgotten``: streams, whose names are free again."""
+        """Apply a turn's drafts, and drop the transactions that ended and the streams that were forgotten."""
         self.keepalives.follow(drafts.keepalives)
         self.merging.follow(drafts.merging)
         self.cleaning.follow(drafts.cleaning)
@@ -306,14 +304,14 @@ def is_usable(state: State, waiting: Mapping[str, str], stream: str) -> bool:
 
 
 def is_gone(state: State, stream: str) -> bool:
-    """Whether a stream is given up, and is not being recovered."""
+    """Whether a stream is LOST, being forgotten, or forgotten; not one that is being recovered."""
     return state_of(state.streams.get(stream)) in (LOST, FORGETTING, FORGOTTEN)
 
 
 def unusable(state: State, waiting: Mapping[str, str], txn: OpenTxn) -> str:
     """A stream that a decided transaction has to wait for, or an empty text.
 
-    A prepared one does not wait for LOST ones.
+    A prepared transaction does not wait for LOST streams.
     """
     prepared = txn.pending is not None and txn.pending.prepare is not None
     for stream in sorted(txn.participants):
@@ -323,7 +321,7 @@ def unusable(state: State, waiting: Mapping[str, str], txn: OpenTxn) -> str:
 
 
 def wait_of(state: State, memory: LeaderMemory, txn_id: bytes) -> Wait | None:
-    """Why a decided transaction is not merged yet, as far as is known."""
+    """Why a decided transaction is not merged yet; None if no reason is known."""
     txn = state.open.get(txn_id)
     if txn is None or txn.row.state not in ("COMMIT_IN_PROGRESS", "FINALIZE_IN_PROGRESS"):
         return None
@@ -335,7 +333,7 @@ def wait_of(state: State, memory: LeaderMemory, txn_id: bytes) -> Wait | None:
         since_ms = -1 if known is None or known.why not in STUCK else known.since_ms
         return Wait("stream", since_ms, 0, stream)
     if known is not None and known.why == "stream":
-        return None  # the next check continues it
+        return None  # the stream is usable again: the next check merges it
     return known
 
 
@@ -347,7 +345,7 @@ def wait_text(memory: LeaderMemory, wait: Wait) -> str:
 
 
 def way_to_end(state: State, txn_id: bytes) -> str:
-    """The command by which an operator ends a transaction that is not over."""
+    """The shell command by which an operator ends an open transaction."""
     by_hand = f"anabranch txn force {txn_text(txn_id)}"
     if txn_id in state.prepared:
         return f"{by_hand} --outcome commit|abort"

@@ -1,8 +1,7 @@
-"""One commit round, as it is written to the log: rows, replies, journal ops, merges and history records.
+"""One round, as data: rows of the status log, replies, journal ops, merges and new stream epochs.
 
-A `Round` is data. The shell appends it in one native transaction, returns the offsets of the merged events, and
-sends the replies after the commit (`controller.durability` has the order). `history_records` makes a history's
-records.
+A turn fills a `Round`. The shell appends it in one native transaction, finds the offsets of the merged events, and
+sends the replies after the commit (`controller.durability` has the order).
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from anabranch.protocol.schemas import records as r
 class Landed(NamedTuple):
     """The place of a part's events in the stream's partition: first offset, last offset + 1, number of records.
 
-    An empty part has all 0. Offsets in between may be markers, never another part's.
+    An empty part has all 0. Offsets in between may be markers, but not another part's events.
     """
 
     first: int
@@ -37,7 +36,7 @@ class PlainWrites(NamedTuple):
 class Part(NamedTuple):
     """A transaction's events for one segment: runs of a journal partition, or events of a one-shot.
 
-    ``source``: the journal partition of the runs. ``staged``: the place of events that a staged merge has copied.
+    ``source``: the journal partition of the runs. ``staged``: where a staged merge has copied the events.
     """
 
     segment_id: int
@@ -51,8 +50,8 @@ class Part(NamedTuple):
 class StreamCommit(NamedTuple):
     """A transaction's merge into one stream, or a commit of plain writes.
 
-    ``plain``: writes without a transaction id. Their records are placed by key into ``layout``; each of its
-    segments has an empty part, and only parts that get records are in the history.
+    The records of ``plain`` writes are placed by key into ``layout``; each of its segments has an empty part, and
+    the history names only the parts that get records.
     """
 
     txn_id: bytes
@@ -67,8 +66,8 @@ class StreamCommit(NamedTuple):
 class NewEpoch(NamedTuple):
     """An epoch to write to a stream's history.
 
-    ``starts``: partition -> its first offset, unless that is the known end. ``again``: this is the active epoch,
-    logged once more so that the history can be truncated up to it.
+    ``starts``: partition -> its first offset, where that is not the end in the history. ``again``: this is the
+    active epoch, logged again so that the history can be truncated up to it.
     """
 
     stream: str
@@ -85,9 +84,8 @@ Step = NewEpoch | StreamCommit
 
 
 class ReplyTo(NamedTuple):
-    """The asker of a command: its correlation id, its lane's partition of replies, and the command's digest.
-
-    ``held``: the answer waits until every clock is past the commit (commit wait).
+    """The *asker* of a command, to which the reply is sent. ``partition``: of its lane's reply topic. ``command``:
+    the command's digest. ``held``: with commit wait.
     """
 
     correlation_id: bytes
@@ -110,7 +108,7 @@ class ReplyTo(NamedTuple):
 
     @property
     def asker(self) -> bytes:
-        """The bytes that a repeated command has in common with the first."""
+        """Bytes that are the same for all copies of a command."""
         return self.lane.encode() + b"/" + self.correlation_id
 
 
@@ -119,17 +117,16 @@ Answer = tuple[ReplyTo, Any]
 
 @dataclass(slots=True)
 class Round:
-    """Everything that a pass of the controller decided, in order."""
+    """Everything that a turn decided, in order."""
 
     rows: dict[bytes, bytes | None] = field(default_factory=dict)
     replies: list[Answer] = field(default_factory=list)
     ops: list[tuple[str, int, r.JournalOp]] = field(default_factory=list)  # stream, partition, op
     history: list[Step] = field(default_factory=list)  # of all streams, by rising timestamps
     commands: list[tuple[int, Any]] = field(default_factory=list)  # to other control partitions
-    audit: list[r.AuditRow] = field(default_factory=list)  # for the controller's log
-    unread: list[str] = field(
-        default_factory=list
-    )  # transactions that expired while a lane could not be read
+    audit: list[r.AuditRow] = field(default_factory=list)  # for the controller's own log
+    # For the same log: texts about transactions that expired while a lane could not be read.
+    unread: list[str] = field(default_factory=list)
     reserved: list[str] = field(default_factory=list)  # streams in which a staged merge begins
 
     @property
@@ -144,12 +141,10 @@ class Round:
 
     @property
     def commits(self) -> list[StreamCommit]:
-        """The merges."""
         return [step for step in self.history if isinstance(step, StreamCommit)]
 
     @property
     def epochs(self) -> list[NewEpoch]:
-        """The new stream epochs."""
         return [step for step in self.history if isinstance(step, NewEpoch)]
 
     @property
@@ -166,6 +161,6 @@ class Round:
     def empty(self) -> bool:
         """Whether there is nothing to log or to answer.
 
-        Answers also need a native commit: it proves that they are true.
+        Answers alone also need a native commit: it proves that no later leader decided meanwhile.
         """
         return not (self.rows or self.replies or self.commands)

@@ -1,8 +1,8 @@
 """Keys of the status log and of the table that materialises it, and the row that each kind of key has.
 
-A status key is ``txn_id (16) | entry type (1) | identifier``; records of no transaction use sixteen zero
-bytes. In the table every status key has the prefix ``s``; rows that derive from the logs and can be rebuilt have
-the other prefixes.
+A status key is ``txn_id (16) | entry type (1) | identifier``; rows that belong to no transaction have sixteen zero
+bytes as the id. In the table every status key has the prefix ``s``. The other prefixes are of rows that derive from
+the logs and can be rebuilt.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from anabranch.protocol.schemas.codec import decode
 
 
 class Entry(IntEnum):
-    """The entry type, byte 16 of a status key. Those of transactions are 16 to 31."""
+    """The entry type, byte 16 of a status key. Types 16 to 31 are of transactions."""
 
     TERM = 1
     ROUND = 2
@@ -108,14 +108,13 @@ HISTORY = -1  # in place of the partition in a low water's key: the stream's his
 # Table prefixes.
 STATUS = b"s"  # + status key -> row
 OPEN = b"o"  # + txn id -> b"": transactions that are not finished
-FINISHED = b"f"  # + finished ms (8) + txn id -> b"": in the order in which they are forgotten
+FINISHED = b"f"  # + finished ms (8) + txn id -> b"": transactions in the order of their end
 INDEX = b"i"  # runs of journal records (journal_runs)
 DIGEST = b"d"  # keys that runs of tables write (journal_runs, table_writes)
-REJECTED = b"x"  # rejected journal records of open ones (journal_runs) -> count (8)
+REJECTED = b"x"  # rejected journal records of open transactions (journal_runs) -> count (8)
 META = b"m"  # + name: about the table itself
-SERIES_OF = META + b"series "  # with a lane's name -> how many series it began (8)
-# + a lane's name, 0, and the end of a series' key -> b"": the series that the lane began.
-OWNED = META + b"owned "
+SERIES_OF = META + b"series "  # + lane -> the number of series that it owns (8)
+OWNED = META + b"owned "  # + lane, 0, rest of a series' key -> b"": the series that the lane owns
 OUTCOMES = META + b"outcomes"  # -> how many transactions are finished (8)
 POSITION = b"p"  # + name -> offset (8): where reading resumes
 
@@ -190,12 +189,12 @@ label_key = _by_writer(Entry.LABEL)
 
 
 def changed_key(of: bytes) -> bytes:
-    """The key of the last change of a thing. ``of``: the key of the thing's own row."""
+    """The key of the `ChangedRow` of a thing. ``of``: the key of the thing's own row."""
     return NO_TXN + bytes((Entry.CHANGED,)) + of[TXN_ID_SIZE:]
 
 
 def segments_key(stream: str) -> bytes:
-    """The key of a stream's first epoch: it names the stream's segments as a thing that commands change."""
+    """The key by which `changed_key` names a stream's segments: that of its first epoch."""
     return epoch_key(stream, 0)
 
 
@@ -236,12 +235,12 @@ def participant_key(txn_id: bytes, stream: str) -> bytes:
 
 
 def read_lock_key(txn_id: bytes, writer: int, sequence: int) -> bytes:
-    """The key of a set of locks; with sequence 0 of the row that says how far the writer's sets are validated."""
+    """The key of a set of locks; with sequence 0, of the writer's `ValidatedRow`."""
     return txn_id + bytes((Entry.READ_LOCK,)) + _LOCK.pack(writer, sequence)
 
 
 def read_lock_of(identifier: bytes) -> tuple[int, int]:
-    """(writer, sequence) of a set of locks."""
+    """(writer, sequence) of the identifier of a `read_lock_key`."""
     try:
         writer, sequence = _LOCK.unpack(identifier)
     except struct.error as error:
@@ -265,13 +264,11 @@ def finished_key(finished_ms: int, txn_id: bytes) -> bytes:
 def rows_of_views(
     scan: Callable[[bytes, bytes], Iterator[tuple[bytes, bytes]]],
 ) -> Iterator[tuple[bytes, bytes]]:
-    """A table's rows that belong to no transaction, without kinds that no view contains, as there may be many of
-    these.
-    """
+    """A table's rows that belong to no transaction. Kinds that are in no view are skipped, as they may be many."""
     prefix = STATUS + NO_TXN
     rows, passed = scan(prefix, b""), 0
     while (found := next(rows, None)) is not None:
-        # A row that no controller wrote may have an unknown entry type: it is yielded and refused with its key.
+        # A row that no controller wrote may have an unknown entry type: the caller refuses it by its key.
         entry = int.from_bytes(found[0][len(prefix) : len(prefix) + 1], "big")
         if entry not in (Entry.NAME, Entry.SERIES, Entry.CHANGED):
             yield found
@@ -281,7 +278,10 @@ def rows_of_views(
 
 
 def read_row(key: bytes, value: bytes) -> Any:
-    """The row of a status record. `MalformedRecord`, `UnsupportedVersion`."""
+    """The row of a status record. `MalformedRecord`: no controller wrote it. `UnsupportedVersion`: a newer one did.
+
+    Forms of rows that former versions wrote are converted.
+    """
     try:
         row, (_, entry, identifier) = decode(value), split_key(key)
     except (MalformedRecord, UnsupportedVersion) as error:
@@ -306,7 +306,7 @@ def read_row(key: bytes, value: bytes) -> Any:
 def foreign(
     key: bytes, what: object, kind: type[MalformedRecord | UnsupportedVersion] = MalformedRecord
 ) -> MalformedRecord | UnsupportedVersion:
-    """The error for a row that no controller of this version wrote."""
+    """The error for a row that no controller, or only a newer one, wrote. ``what``: what is wrong with it."""
     who = "no" if kind is MalformedRecord else "a newer, or no,"
     return kind(
         f"the status log has a row that {who} controller wrote, of key {key.hex()}: {what}. Let only controllers "
@@ -315,7 +315,7 @@ def foreign(
 
 
 class Rows(Protocol):
-    """The calls of a table that the core makes; `anabranch.ports.Table` has them."""
+    """The methods of a table that the core calls; `anabranch.ports.Table` describes them."""
 
     def get(self, key: bytes) -> bytes | None: ...
 

@@ -1,8 +1,8 @@
 """Segments and their operations: create, seal, duplicate, merge (Pravega, PDP-24).
 
-The functions make new layouts and check the rules of `docs/inside/epochs.md`; a caller's mistake is
-`InvalidArgument`, a broken rule inside is `InvariantViolation`. A layout is a sequence of `SegmentRange`, the open
-segments of a stream epoch.
+A layout is a sequence of `SegmentRange`, the open segments of a stream epoch. The functions make new layouts and
+check the rules of `docs/inside/epochs.md` (E1, …). A user's mistake is `InvalidArgument`, a broken rule is
+`InvariantViolation`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class TxnSegment(NamedTuple):
     """A transaction's data for one segment."""
 
     number: int
-    sealed: bool  # its commit is decided: nothing can be added
+    sealed: bool  # its commit is decided, so nothing can be added
     whole: bool  # nothing of it was deleted from the journal
 
 
@@ -54,7 +54,7 @@ def create(count: int) -> tuple[SegmentRange, ...]:
 def even_plan(
     segments: Sequence[SegmentRange], count: int
 ) -> tuple[tuple[int, ...], tuple[KeyRange, ...]]:
-    """(numbers to seal, ranges to open) for ``count`` even segments; segments that fit already stay."""
+    """(numbers to seal, ranges to open) for ``count`` even segments; segments with such a range stay open."""
     wanted = set(even_ranges(count))
     here = {(s.low, s.high) for s in segments}
     seal = tuple(segment_number(s.segment_id) for s in segments if (s.low, s.high) not in wanted)
@@ -64,7 +64,10 @@ def even_plan(
 def hand_plan(
     segments: Sequence[SegmentRange], seal: Sequence[int], ranges: Sequence[KeyRange]
 ) -> tuple[tuple[int, ...], tuple[KeyRange, ...]]:
-    """(numbers to seal, ranges to open) as asked for by segment ids; `InvalidArgument` if they don't fit."""
+    """(numbers to seal, ranges to open) for segment ids and ranges that a user gave.
+
+    `InvalidArgument` if they don't fit each other and the active layout.
+    """
     limits.SEGMENTS.check(len(seal), "what is to be sealed")
     limits.SEGMENTS.check(len(ranges), "what is to be opened")
     by_id = {s.segment_id: s for s in segments}
@@ -96,7 +99,7 @@ def scale(
 ) -> tuple[SegmentRange, ...] | None:
     """The layout after a scaling; None if there are too few partitions for it.
 
-    ``seal``: numbers of active segments. Their partitions become free and are used first, then the ``idle`` ones.
+    ``seal``: numbers of active segments. New segments get their partitions first, then the ``idle`` ones.
     """
     seal = set(seal)
     numbers = {segment_number(s.segment_id) for s in segments}
@@ -118,7 +121,7 @@ def scale(
 def duplicate(
     segments: Sequence[SegmentRange], epoch: int, places: Mapping[int, int]
 ) -> tuple[SegmentRange, ...]:
-    """A copy of a layout for a new epoch. ``places``: number -> partition."""
+    """A copy of a layout for a new epoch. ``places``: segment number -> partition."""
     made = tuple(
         replace(
             s,
@@ -137,10 +140,10 @@ def place(
     reserved: Collection[int],
     partitions: int,
 ) -> dict[int, int] | None:
-    """Number -> partition for a duplicate; None if there are too few partitions.
+    """Segment number -> partition for a duplicate; None if there are too few partitions.
 
-    ``fixed``: segments whose data is on a partition already. The others keep their own partitions unless these are
-    taken or ``reserved``, and get the lowest free partition otherwise.
+    ``fixed``: the same for segments whose data is on a partition already. The others keep their own partitions
+    unless these are taken or ``reserved``; otherwise they get the lowest free ones.
     """
     places = dict(fixed)
     taken = set(fixed.values()) | set(reserved)

@@ -1,8 +1,8 @@
 """The state of a control partition: the fold of its status log.
 
-Only `State.apply` changes it, live and on replay alike: it upserts whole rows and never checks a transition,
-because compaction skips states. The decoded views derive from the rows alone, so folding a log, compacted or not,
-gives the same tables.
+A leader reads the status log into a `State` (`fold_row`), and then changes it by its own rows (`apply`). Both
+upsert whole rows and never check a transition, because compaction removes rows in between. The decoded views derive
+from the rows alone, so a log gives the same state whether it is compacted or not.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ N = TypeVar("N", bytes, str)
 
 
 class Ordered(Generic[N]):
-    """A sorted set of names, or of transaction ids, which are roughly in the order of their creation."""
+    """A sorted set of names, or of transaction ids; these are roughly in the order of their creation."""
 
     def __init__(self) -> None:
         self._all: list[N] = []
@@ -56,7 +56,7 @@ class Ordered(Generic[N]):
         return self._all[at : at + 1] == [one]
 
     def put(self, one: N, there: object) -> None:
-        """Add or remove one."""
+        """Add one, or remove it if ``there`` is false."""
         at = bisect_left(self._all, one)
         has = at < len(self._all) and self._all[at] == one
         if there and not has:
@@ -74,7 +74,7 @@ class Ordered(Generic[N]):
 
 @dataclass(slots=True)
 class OpenTxn:
-    """A transaction that is not finished, with its rows decoded."""
+    """An open transaction, with its rows decoded."""
 
     row: r.TxnRow
     participants: dict[str, int] = field(default_factory=dict)  # stream -> reference epoch
@@ -85,18 +85,17 @@ class OpenTxn:
     due: dict[tuple[int, str, int], r.Extent] = field(default_factory=dict)  # of the pending commit
     # The journal partition that the pending commit waited for last, and the offset.
     lacks: tuple[tuple[str, int], int] | None = field(default=None, compare=False)
-    staged_merges: dict[tuple[str, int], r.StagedMergeRow] = field(
-        default_factory=dict
-    )  # by segment number
+    # By stream and segment number.
+    staged_merges: dict[tuple[str, int], r.StagedMergeRow] = field(default_factory=dict)
     # By stream, journal partition and offset.
     moved: dict[tuple[str, int, int], r.MovedRow] = field(default_factory=dict)
 
 
 class State:
-    """The rows, plus decoded views of what commands need often.
+    """The rows, and decoded views of rows that commands need often.
 
     ``rows``: the table as of the last `take_changes`; later changes are kept in an overlay until they are written.
-    ``trusts_open``: the setting of that name, which `trusts` uses.
+    ``trusts_open``: as in `decisions.turn.Settings`.
     """
 
     def __init__(self, rows: Rows, *, trusts_open: bool = False) -> None:
@@ -109,17 +108,16 @@ class State:
         self.streams: dict[str, r.StreamRow] = {}
         self.stream_names = Ordered[str]()
         self.names: dict[str, str] = {}  # name as Kafka compares it -> stream
-        self.histories_ms: dict[
-            str, int
-        ] = {}  # the least of each scope's tables, cached until a change
+        # By scope, the least `table.history.ms` of its tables; cached until a stream changes.
+        self.histories_ms: dict[str, int] = {}
         self.layouts: dict[str, Layout] = {}  # active epochs only
         self.epochs: dict[str, dict[int, tuple[r.SegmentRange, ...]]] = {}  # reference epochs only
-        self.places: dict[tuple[str, int], dict[int, r.SegmentRange]] = {}  # by partition
+        # (stream, reference epoch) -> partition -> segment.
+        self.places: dict[tuple[str, int], dict[int, r.SegmentRange]] = {}
         self.pins: dict[str, Counter[int]] = {}  # stream -> reference epoch -> open transactions
-        self.plain: dict[
-            tuple[str, int], int
-        ] = {}  # journal partition -> end of committed plain writes
-        self.plain_refused: dict[tuple[str, int], int] = {}  # … and the number of refused ones
+        # By journal partition: the end of committed plain writes, and the number of refused ones.
+        self.plain: dict[tuple[str, int], int] = {}
+        self.plain_refused: dict[tuple[str, int], int] = {}
         self.low_water: dict[tuple[str, int], int] = {}
         self.forgotten: dict[str, r.ForgottenRow] = {}
         self._retired: dict[tuple[str, int], r.RetiredRow] = {}
@@ -128,15 +126,12 @@ class State:
         self.lanes: dict[str, r.LaneRow] = {}
         self.lane_positions: dict[str, int] = {}  # of lanes other than `open`
         self.grants: dict[str, dict[str, int]] = {}  # lane -> pattern -> rights
-        self.rights: dict[
-            tuple[str, str], int
-        ] = {}  # by lane and pattern; cached until a grant changes
-        self.audits: dict[
-            str, dict[bytes, bool]
-        ] = {}  # lane -> its rows' identifiers, the oldest first
-        self.audit_due: dict[
-            str, r.AuditRow
-        ] = {}  # of changes of topics that are under way, by stream
+        # By lane and what the rights are on; cached by `authorize` until a grant changes.
+        self.rights: dict[tuple[str, str], int] = {}
+        # Lane -> identifiers of its audit rows, the oldest first.
+        self.audits: dict[str, dict[bytes, bool]] = {}
+        # Stream -> the audit row to add when a change of its topics is made.
+        self.audit_due: dict[str, r.AuditRow] = {}
         self.processors: dict[str, r.ProcessorRow] = {}
         self.tasks: dict[tuple[str, int], r.TaskRow] = {}
         self.tables: dict[str, r.TableRow] = {}
@@ -145,18 +140,18 @@ class State:
         self.open: dict[bytes, OpenTxn] = {}
         self.open_of: dict[str, Ordered[bytes]] = {}  # by the lane that began them
         self.open_in: dict[str, Ordered[bytes]] = {}  # … and by their scope
-        self.committing: dict[
-            bytes, bool
-        ] = {}  # open transactions with a pending commit, without PREPARED ones
-        self.prepared = Ordered[bytes]()  # PREPARED transactions, which rounds do not check
-        self.unreadable: dict[bytes, MalformedRecord | UnsupportedVersion] = {}  # until replaced
+        # Open transactions with a pending commit, without PREPARED ones, as these wait for no round.
+        self.committing: dict[bytes, bool] = {}
+        self.prepared = Ordered[bytes]()  # PREPARED transactions
+        # Errors of folded rows, by key; a later row of the key removes one.
+        self.unreadable: dict[bytes, MalformedRecord | UnsupportedVersion] = {}
         self.finished = 0  # transactions that ended since this object was made
-        self.outcomes = int.from_bytes(rows.get(k.OUTCOMES) or b"", "big")  # finished ones kept
-        self._oldest = k.FINISHED  # no derived key of a finished transaction is lower
+        self.outcomes = int.from_bytes(rows.get(k.OUTCOMES) or b"", "big")  # finished ones in rows
+        self._oldest = k.FINISHED  # a lower bound of the keys of finished transactions
         self.rederive()
 
     def rederive(self) -> None:
-        """Derive the decoded views from the rows again, after `fold_row`s or at the start.
+        """Derive the decoded views from the rows again. Call it after `fold_row`s.
 
         `MalformedRecord`: a row that no controller wrote. `UnsupportedVersion`: one of a newer controller.
         """
@@ -185,10 +180,10 @@ class State:
         except UnicodeDecodeError as error:
             raise k.foreign(key, error) from error
 
-    # -- the one way to change it --------------------------------------------------------------------
+    # -- changing it ---------------------------------------------------------------------------------
 
     def apply(self, key: bytes, row: Any) -> bytes | None:
-        """Upsert one row (None: delete), live. Returns its encoded value, as it is written to the log."""
+        """Upsert one row (None: delete it). Returns its encoded value, for the log."""
         value = None if row is None else encode(row)
         self._upsert(key, row, value)
         self._derive(key, row)
@@ -201,7 +196,7 @@ class State:
         if value is not None and key.startswith(_SERIES):
             row = k.read_row(key, value)
         elif is_txn:
-            self.open.pop(key[:TXN_ID_SIZE], None)  # the view is older than the rows: don't read it
+            self.open.pop(key[:TXN_ID_SIZE], None)  # this view is older than the rows
             self.unreadable.pop(key, None)
             try:
                 row = None if value is None else k.read_row(key, value)
@@ -215,9 +210,7 @@ class State:
         self._table.set(k.STATUS + key, value)
 
     def _set_derived(self, key: bytes, row: Any) -> None:
-        """Update the table keys that derive from a transaction's row (``o``, ``f``), and the counts of lanes'
-        series.
-        """
+        """Update the table keys that derive from rows of transactions (`OPEN`, `FINISHED`) and series (`OWNED`)."""
         if len(key) <= TXN_ID_SIZE or key[TXN_ID_SIZE] != Entry.TXN:
             if key.startswith(_SERIES):
                 former = self._row(key, r.SeriesRow)
@@ -317,7 +310,7 @@ class State:
                 self.open_in.setdefault(row.scope, Ordered[bytes]()).put(txn_id, there=True)
         txn = self.open.get(txn_id)
         if txn is None:
-            return  # finished: its rows are kept for later questions, without a view
+            return  # finished: its rows are kept, but there is no view of them
         if entry is Entry.TXN:
             self._note_commit(txn_id, txn)
             self.locks.follow(txn_id, txn.row)
@@ -368,7 +361,7 @@ class State:
         return row if isinstance(row, cls) else None
 
     def txn_row(self, txn_id: bytes) -> r.TxnRow | None:
-        """The transaction's row, open or finished."""
+        """The row of an open or finished transaction; None if it has none."""
         txn = self.open.get(txn_id)
         row = txn.row if txn is not None else self.get(k.txn_key(txn_id))
         if row is not None and not isinstance(row, r.TxnRow):
@@ -385,21 +378,20 @@ class State:
         }
 
     def receipt(self, txn_id: bytes, writer: int) -> r.Receipt | None:
-        """The receipt of a writer of any transaction."""
         row = self._row(k.writer_key(txn_id, writer), r.WriterRow)
         return None if row is None else row.receipt
 
     def writers_after(
         self, txn_id: bytes, after: int | None = None, most: int | None = None
     ) -> list[r.Receipt]:
-        """Receipts of some writers of any transaction, in the order of their rows."""
+        """Receipts of up to ``most`` writers of any transaction, after the writer ``after``, in row order."""
         prefix = k.STATUS + k.writer_key(txn_id, 0)[:-8]
         first = b"" if after is None else k.STATUS + k.writer_key(txn_id, after) + b"\0"
         rows = [row for _, row in islice(self._decoded(prefix, r.WriterRow, first), most)]
         return [row.receipt for row in rows]
 
     def layout(self, stream: str, epoch: int) -> tuple[r.SegmentRange, ...]:
-        """The segments of a reference epoch; empty if the layout is not kept any more."""
+        """The segments of a reference epoch; empty if its row is deleted."""
         return self.epochs.get(stream, {}).get(epoch, ())
 
     def reserved(self, stream: str) -> set[int]:
@@ -412,16 +404,16 @@ class State:
         }
 
     def retired(self, stream: str) -> set[int]:
-        """Partitions of a stream with stray chunks, which are not written to any more."""
+        """Partitions of a stream with chunks of forced transactions; they are never used again."""
         return {partition for name, partition in self._retired if name == stream}
 
     def holder(self, scope: str, name: str) -> bytes | None:
-        """The transaction that has a name."""
+        """The transaction that has a name; None if it is free."""
         row = self._row(k.name_key(scope, name), r.NameRow)
         return None if row is None else row.txn_id
 
     def series(self, scope: str, series: str) -> r.SeriesRow | None:
-        """The row of a series; None if it has no commit."""
+        """The row of a series; None if it has no commit and no owner."""
         return self._row(k.series_key(scope, series), r.SeriesRow)
 
     def trusts(self, lane: str) -> bool:
@@ -429,22 +421,22 @@ class State:
         return self._trusts_open and lane == OPEN_LANE
 
     def series_of(self, lane: str) -> int:
-        """The number of series that a lane began."""
+        """The number of series that belong to a lane."""
         return int.from_bytes(self._table.get(k.SERIES_OF + lane.encode()) or b"", "big")
 
     def last_change(self, thing: bytes) -> r.ChangedRow | None:
-        """The last change of the thing whose row has this key; None if it was never changed."""
+        """The last change of the thing with this key (`rows.changed_key`); None if it was never changed."""
         return self._row(k.changed_key(thing), r.ChangedRow)
 
     def rows_below(self, start: bytes, below: bytes) -> Iterator[tuple[bytes, Any]]:
-        """(rest of the key, row) of status keys with this start, if the rest is below ``below``; the last first."""
+        """(rest of the key, row) of status keys that start so and whose rest is below ``below``; the last first."""
         for rest, value in self._table_below(k.STATUS + start, below):
             yield rest, decode(value)
 
     def series_below(
         self, lane: str, scope: str, below: bytes
     ) -> Iterator[tuple[bytes, r.SeriesRow]]:
-        """Series of a scope with names below ``below`` that belong to a lane or to none; the last name first."""
+        """(name, row) of a scope's series of a lane, or of no lane, with names below ``below``; the last first."""
         start = k.series_key(scope, "")
         owned = [self._table_below(k.owned_key(who, start), below) for who in (lane, "")]
         for name, _ in merge(*owned, reverse=True):
@@ -460,19 +452,19 @@ class State:
             yield key[len(start) :], value
 
     def yielded(self, txn_id: bytes) -> r.YieldedRow | None:
-        """The claim that an aborted transaction's commit gave way to, if any."""
+        """The claim to which an aborted transaction's commit gave way; None if it was aborted otherwise."""
         return self._row(k.yielded_key(txn_id), r.YieldedRow)
 
     def prepared_row(self, txn_id: bytes) -> r.PreparedRow | None:
         return self._row(k.prepared_key(txn_id), r.PreparedRow)
 
     def finished_before(self, unix_ms: int, limit: int) -> list[bytes]:
-        """Transactions that ended before a time, the longest ended first."""
+        """Up to ``limit`` transactions that ended before a time, in the order of their end."""
         found: list[bytes] = []
         due = k.finished_key(max(0, unix_ms), b"")
         if self._oldest >= due:
             return found
-        oldest = k.FINISHED + b"\xff" * 9  # above all keys; the scan sets it
+        oldest = k.FINISHED + b"\xff" * 9  # higher than all keys
         for key, _ in self._table.scan(k.FINISHED, self._oldest):
             oldest = min(oldest, key)
             if key >= due or len(found) == limit:
@@ -482,9 +474,9 @@ class State:
         return found
 
     def txn_rows_below(self, key: bytes | None) -> Iterator[tuple[bytes, r.TxnRow | None]]:
-        """The transactions' status keys below one (None: all of them), the newest id first.
+        """The status keys of transactions below ``key`` (None: all), the newest id first.
 
-        A transaction's own key comes with its row; those of its writers and streams without. There may be many of
+        A transaction's own key comes with its row, those of its writers and streams with None. There may be many of
         these, so a caller that limits its work counts keys.
         """
         above = k.STATUS + (b"\xff" * (TXN_ID_SIZE + 1) if key is None else key)
@@ -495,7 +487,7 @@ class State:
             yield found[1:], decode(value) if is_row else None
 
     def row_keys(self, start: bytes, most: int | None = None) -> list[bytes]:
-        """The first ``most`` status keys with this start; all of a transaction if it is the transaction's id."""
+        """The first ``most`` (None: all) status keys with this start, which may be a transaction's id."""
         return [key[1:] for key, _ in islice(self._table.scan(k.STATUS + start), most)]
 
     def _decoded(self, prefix: bytes, cls: type, first: bytes = b"") -> Iterator[tuple[bytes, Any]]:
@@ -505,7 +497,7 @@ class State:
                 yield key, row
 
     def keep(self, table_key: bytes, value: bytes | None) -> None:
-        """Put or delete a derived table key, together with this round's rows."""
+        """Put, or delete (None), a derived table key together with this round's rows."""
         self._table.set(table_key, value)
 
     def take_changes(self) -> dict[bytes, bytes | None]:
@@ -523,11 +515,11 @@ def _put(into: dict[K, V], key: K, value: V | None) -> None:
 # -- pending changes -----------------------------------------------------------------------------------
 
 
-_FEW = 32  # fresh keys up to this many are inserted one by one; more are sorted in
+_FEW = 32  # up to this many fresh keys are inserted one by one; for more, all are sorted
 
 
 class Overlay:
-    """Rows as they will be once the pending changes are written."""
+    """The table's rows as they will be when the pending changes are written."""
 
     def __init__(self, rows: Rows) -> None:
         self._rows = rows
@@ -577,7 +569,7 @@ class Overlay:
             yield from self._changed(over.pop())
 
     def _put_in_order(self) -> None:
-        """Sort the fresh keys into the order: a big round often scans many changes."""
+        """Add the fresh keys to the sorted ones."""
         if len(self._fresh) > _FEW:
             self._order = sorted((*self._order, *self._fresh))
         else:
@@ -598,7 +590,7 @@ class Overlay:
             yield key, value
 
     def set(self, key: bytes, value: bytes | None) -> None:
-        """Put, or delete where ``value`` is None."""
+        """Put a value; None deletes the key."""
         if key not in self._changes:
             self._fresh.append(key)
         self._changes[key] = value
@@ -607,11 +599,10 @@ class Overlay:
 
     @property
     def size(self) -> int:
-        """The number of changes."""
         return len(self._changes)
 
     def take(self) -> dict[bytes, bytes | None]:
-        """Return the changes since the last call; the caller must write them to the table before it continues."""
+        """As `State.take_changes`."""
         taken, self._changes, self.bytes = self._changes, {}, 0
         self._order.clear()
         self._fresh.clear()

@@ -1,4 +1,4 @@
-"""Settings that a user may choose for a stream, checked before anything is logged."""
+"""Settings that a user may choose for a stream: their names, their ranges, and the checks before one is logged."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TABLE = "table"  # whether the stream is a table
 VERSIONS_MS = "table.history.ms"  # how long replicas keep versions
 DEFAULT_VERSIONS_MS = 3_600_000
 LEAST_HISTORY_MS = 1_000  # replicas keep versions for this long at least
-# Events for each row, above which `table compact --watch` makes a base.
+# `table compact --watch` makes a base when there are more events for each row than this.
 RATIO = "table.compact.ratio"
 BASE = "table.base"  # the table whose bases are written to the stream
 PROCESSOR = "processor"  # the processor whose state the stream is
@@ -50,7 +50,7 @@ _SCALING = {
     "max_segments": (MAX_SEGMENTS, _SEGMENTS),
     "cooldown_ms": (COOLDOWN, (1000, 86_400_000)),
 }
-FIXED = frozenset((REPLICATION, PROCESSOR, TABLE, BASE))  # from a stream's creation on
+FIXED = frozenset((REPLICATION, PROCESSOR, TABLE, BASE))  # these can't be altered
 _OF_TABLE = {VERSIONS_MS: (0, _LONG), RATIO: (2, _LONG)}
 KNOWN = TOPIC.keys() | {name for name, _ in _SCALING.values()} | {TABLE, *_OF_TABLE}
 # A row lives until it is replaced or deleted, and its versions as long as a snapshot may need them.
@@ -66,7 +66,7 @@ _LEAST_BUCKET_MS = 500
 
 
 class Policy(NamedTuple):
-    """The targets that a stream's settings name; None where they name none."""
+    """The targets of scaling in a stream's settings; None for a target that they do not name."""
 
     events_per_s: int | None = None
     bytes_per_s: int | None = None
@@ -82,7 +82,7 @@ class Policy(NamedTuple):
 
 
 def check_settings(settings: Mapping[str, str]) -> None:
-    """`UnsupportedSetting`, `InvalidArgument`: a setting, by name, that a stream does not take."""
+    """`UnsupportedSetting` for a setting that a stream does not take, `InvalidArgument` for an illegal value."""
     for name, value in settings.items():
         limits.SETTING.check(len(name), "a setting's name")
         limits.SETTING.check(len(value), f"the value of {name}")
@@ -112,8 +112,8 @@ def check_settings(settings: Mapping[str, str]) -> None:
 def latest_time(settings: Mapping[str, str], now_ms: int) -> int:
     """The latest time that an event of a stream with these settings may have now, Unix milliseconds.
 
-    Brokers delete a log's oldest part only when the latest time in it is older than the retention. So one event may
-    delay that by the retention, or by an hour, and no longer.
+    Brokers delete the oldest part of a log only when the latest time in it is older than the retention. So no event
+    may delay this by more than the retention, or an hour if that is longer.
     """
     retention_ms = int(settings.get(RETENTION_MS, -1))
     if retention_ms < 0:
@@ -122,12 +122,11 @@ def latest_time(settings: Mapping[str, str], now_ms: int) -> int:
 
 
 def is_table(settings: Mapping[str, str]) -> bool:
-    """Whether a stream with these settings is a table."""
     return TABLE in settings
 
 
 def versions_ms(settings: Mapping[str, str]) -> int:
-    """How long replicas keep versions of a table with these settings."""
+    """How long replicas keep versions of a table with these settings, milliseconds."""
     return int(settings.get(VERSIONS_MS, DEFAULT_VERSIONS_MS))
 
 
@@ -148,11 +147,7 @@ def _check_table(settings: Mapping[str, str]) -> None:
 
 
 def parse_policy(settings: Mapping[str, str]) -> Policy | None:
-    """The policy in a stream's settings; None if they name no target. Other settings are ignored.
-
-    Raises:
-        InvalidArgument: a value that is not possible, by name, with what to set.
-    """
+    """The policy in a stream's settings; None if they name no target. `InvalidArgument` for an illegal value."""
     named = {
         field: whole_number(name, settings[name], *bounds)
         for field, (name, bounds) in _SCALING.items()
@@ -169,7 +164,7 @@ def parse_policy(settings: Mapping[str, str]) -> Policy | None:
 
 
 def whole_number(name: str, text: str, least: int, most: int) -> int:
-    """The number of a setting. `InvalidArgument`: the text is no number, or out of range."""
+    """The number in a setting's text. `InvalidArgument`: it is no whole number, or out of range."""
     limits.DIGITS.check(len(text), f"the value of {name}")
     digits = text.removeprefix("-")
     if digits.isascii() and digits.isdigit() and least <= int(text) <= most:

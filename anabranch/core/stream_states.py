@@ -1,7 +1,8 @@
 """Every legal transition of a stream, as one table, like that of transactions (`transaction_states`).
 
-The shell's work on a stream's topics has a state of its own: one op begins it, and another one ends it with its
-result. A stream without a row is FORGOTTEN: it was deleted, or never created.
+While the shell works on a stream's topics, the stream has a state of its own (CREATING, RECOVERING, FORGETTING):
+one op begins the work, another one ends it with its result. A stream without a row is FORGOTTEN: deleted, or never
+created.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ _TABLE: dict[StreamOp, tuple[StreamState | Verdict, ...]] = {
 # fmt: on
 
 
-# Refused until the work on the topics is done.
+# Refused with `NotReady`: possible when the work on the topics is done.
 _PASSES = {("use", CREATING), ("begin_forget", CREATING), ("begin_forget", RECOVERING)}
 
 
@@ -68,7 +69,7 @@ def state_of(row: StreamRow | None) -> StreamState:
 
 
 def lost_error(stream: str) -> StreamLost:
-    """The error for anyone who wants to commit something in a lost stream."""
+    """The error for a command that needs a LOST stream."""
     return StreamLost(
         f"{stream} is lost: a topic of it was deleted or replaced. Nothing can be committed there any more; "
         "write to another stream, or let an operator forget this one and create it again"
@@ -76,7 +77,7 @@ def lost_error(stream: str) -> StreamLost:
 
 
 def _illegal(state: StreamState, op: StreamOp, stream: str) -> AnabranchError:
-    """The error for an op that is illegal in this state, by what the caller does next."""
+    """The error for an op that is illegal in this state. Its class shows what the caller can do."""
     if op == "begin_create" and state == FORGETTING:
         return NotReady(f"{stream} is being forgotten: ask again")
     if op in ("use", "begin_create") and state in GIVEN_UP:

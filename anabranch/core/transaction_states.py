@@ -1,9 +1,9 @@
-"""Every legal transition of a transaction, as one table (Kudu's transaction status manager, YDB).
+"""Every legal transition of a transaction, as one table (like Kudu's transaction status manager).
 
-An op on a state is *applied* (it moves), *already applied* (nothing changes, the caller gets the same answer;
-Kudu's TXN_OP_ALREADY_APPLIED) or *illegal* (nothing changes, the caller gets a named error; TXN_ILLEGAL_STATE).
-The table is complete: each op has a verdict on each state. `stream_states` has the table for streams, `HANDLES`
-the one for a client's handle.
+An *op* is an event in the life of a transaction, such as a command. On a state it is *applied* (it moves), *already
+applied* (nothing changes, the caller gets the same answer; Kudu's TXN_OP_ALREADY_APPLIED) or *illegal* (nothing
+changes, the caller gets an error; TXN_ILLEGAL_STATE). The table has a verdict for each op on each state.
+`stream_states` has the same table for streams, `HANDLES` for a client's handle of a transaction.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Op = Literal[
     "finalize_commit",  # merged
     "begin_abort",
     "finalize_abort",
-    "expire",  # it was silent for longer than its keepalive
+    "expire",  # it was silent for longer than its keepalive, or its snapshot is too old
     "lose_stream",  # a stream of it is given up
     "force",  # an operator forces the end of a stuck merge
 ]
@@ -89,7 +89,8 @@ _TABLE: dict[Op, tuple[TxnState | Verdict, ...]] = {
     "register":         ("OPEN", _, _, _, _, _, _),
     "heartbeat":        ("OPEN", _same, _same, _same, _, _, _same),
     "prepare":          ("PREPARED", _, _, _, _, _, _same),
-    # The coordinator of a prepared one may have acted on the commit: no abort is possible from there.
+    # The coordinator of a PREPARED transaction may have acted on the commit, so its commit skips the first state,
+    # from which an abort is possible.
     "begin_commit":     ("COMMIT_IN_PROGRESS", _same, _same, _same, _, _, "FINALIZE_IN_PROGRESS"),
     "begin_finalize":   (_, "FINALIZE_IN_PROGRESS", _same, _same, _, _, _),
     "finalize_commit":  (_, _, "COMMITTED", _same, _, _, _),
@@ -108,7 +109,7 @@ BIRTHS: dict[Birth, TxnState] = {
     "begin": "OPEN",
     "one_shot": "COMMITTED",  # a whole transaction in one command
     "give_way": "ABORTED",  # a one-shot whose name was committed before
-    "resolve": "ABORTED",  # its outcome was asked for before any other command of it
+    "resolve": "ABORTED",  # a client asked for its outcome before any other command of it came
 }
 
 
@@ -128,7 +129,7 @@ def born(
     consumes: bytes | None = None,
     snapshot: int = 0,
 ) -> TxnRow:
-    """A transaction's first row. ``wall_ms``: now, Unix milliseconds. Does not put it."""
+    """A transaction's first row, which the caller puts. ``wall_ms``: now, Unix milliseconds."""
     state = BIRTHS[birth]
     return TxnRow(
         txn_id=txn_id,
@@ -151,7 +152,7 @@ def born(
 
 
 def _illegal(state: TxnState, op: Op, what: str) -> errors.AnabranchError:
-    """The error for an op that is illegal in this state, by what the caller does next."""
+    """The error for an op that is illegal in this state. Its class shows what the caller can do."""
     said = f" ({what})" if what else ""
     if state in ("ABORT_IN_PROGRESS", "ABORTED"):
         return errors.TransactionAborted(f"the transaction is aborted{said}: begin a new one")
@@ -170,10 +171,7 @@ def _illegal(state: TxnState, op: Op, what: str) -> errors.AnabranchError:
 
 
 def broken_text(broken: BrokenLock) -> str:
-    """The reason why a transaction can't commit, for people.
-
-    The text does not reveal the transaction that broke the lock.
-    """
+    """The reason for an abort, for people, without the transaction that broke the lock."""
     what = f"{broken.key!r:.100}" if broken.key else "a key"
     if broken.range is not None:
         what += f", of the range from {broken.range.low!r:.100}"
@@ -196,13 +194,13 @@ def locks_broken(broken: BrokenLock) -> errors.LocksBroken:
 TRANSACTIONS: Machine[TxnState, Op] = Machine(get_args(TxnState), _TABLE, _illegal)
 
 # -- the handle in a client ---------------------------------------------------------------------------
-# The process that began a transaction may not know the outcome of commands that it sent.
+# A client may not know the outcome of commands that it sent, so its handle has states of its own.
 
 HandleState = Literal[
     "buffered",  # nothing is begun: the writes are in memory
     "open",  # a Begin was sent
     "sent",  # the first copy of a commit was sent, and its effect is not known
-    "doubted",  # a commit may have been carried out, by an answer or by a copy of it
+    "doubted",  # a commit may be carried out: several copies were sent, or no answer came in time
     "decided",  # it is committed, by this handle or another one; the handle lacks the result
     "prepared",
     "aborting",  # an abort was sent, and not answered
@@ -213,7 +211,7 @@ HandleOp = Literal[
     "begin",  # a Begin is sent
     "send",  # a commit or a prepare is sent
     "refuse",  # the answer says that the copy had no effect
-    "refuse_shot",  # the same for the one command with all events
+    "refuse_shot",  # the same for a one-shot
     "doubt",  # there was no answer in time
     "under_way",  # the controller says that a commit is decided, and not carried out yet
     "late",  # the controller says that it is committed
@@ -228,7 +226,7 @@ _HANDLE_TABLE: dict[HandleOp, tuple[HandleState | Verdict, ...]] = {
     # buffered, open, sent, doubted, decided, prepared, aborting, over
     "write":       (_same, _same, _, _, _, _, _, _),
     "begin":       ("open", _same, _same, _same, _, _, _, _),
-    # A second copy may be refused although the first one was carried out: so a refusal then proves nothing.
+    # A second copy may be refused although the first one was carried out, so its refusal proves nothing.
     "send":        ("sent", "sent", "doubted", _same, _same, _same, _, _),
     "refuse":      (_, _, "open", _same, _same, _same, _, _same),
     "refuse_shot": (_, _, "buffered", _same, _same, _same, _, _same),
@@ -244,7 +242,7 @@ _HANDLE_TABLE: dict[HandleOp, tuple[HandleState | Verdict, ...]] = {
 
 
 def _illegal_here(state: HandleState, op: HandleOp, what: str) -> errors.AnabranchError:
-    """The error for an op that is illegal in this state, by what the caller does next."""
+    """As `_illegal`, for a handle."""
     if state in ("sent", "doubted"):
         return errors.IllegalState(
             "the outcome of the commit is unknown: commit again, or ask client.state"

@@ -1,8 +1,8 @@
-"""The costs of commands and data to a leader, in units of work: the only table of them.
+"""The costs of commands and data for a leader, in units of work.
 
-One unit is about 10 µs of the leader's thread on the machine of ``docs/performance.md``; a small command is about
-ten units. Lanes and journals take turns by what they were charged, and their quota ``work`` is in units a second.
-`core` counts units and reads no clock, so that the same commands are charged the same again.
+One unit is about 10 µs of the leader's thread on the machine of ``docs/performance.md``; a small command costs
+about ten units. Lanes and journals take turns by what they were charged, and a lane's quota ``work`` is in units a
+second. The core counts units instead of reading a clock, so that the same commands always cost the same.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ COMMAND = 6  # a command, taken out of its record and judged
 ROW = 2  # a row that is written, and later deleted
 ANSWER = 2  # an answer, without its bytes
 LOOK = 1  # a row that a decision reads, or that later commands will have to read
-LISTED = 2  # a transaction that a list reads: decode its row, check rights, show it
+LISTED = 2  # a transaction that a list reads: to decode its row, check rights, and show it
 JOURNAL_OP = 2  # a record of a transaction's life in a stream's journal
-KEPT = 90  # an outcome that is kept for days, though no event was written: that of a `Resolve`
-KIB_BITS = 10  # bytes of commands, rows and answers, shifted by this: a unit a KiB
-ITEMS_A_UNIT = 4  # things that a decision goes through; events and plain values of a command
+KEPT = 90  # an outcome that a `Resolve` makes: it is kept for days, though no event was written
+KIB_BITS = 10  # bytes of commands, rows and answers, shifted by this: a unit for each KiB
+ITEMS_A_UNIT = 4  # things that a decision iterates over; events and plain values of a command
 # Other parts of a command, such as receipts and their extents, count as this many items each.
 RECORD_ITEMS = 6
 FEW_BYTES = 256  # parts of a command of no more bytes are not counted

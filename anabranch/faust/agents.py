@@ -1,6 +1,7 @@
-"""Faust's agents and their streams: each actor takes events from an inbox of its own, one by one.
+"""Faust's agents as the handlers of a worker.
 
-`AgentHandlers` hands events from the worker's thread to the agents on Faust's loop, and waits until they are done.
+`AgentHandlers`, in the worker's thread, puts events into inboxes, one for each actor (a running instance of an
+agent) on Faust's loop, and waits until the actors are done with them.
 """
 
 from __future__ import annotations
@@ -58,15 +59,13 @@ class Hand:
 
 
 class Given(NamedTuple):
-    """An event for an actor."""
-
     hand: Hand
     task: int
     event: Event
 
 
 class Inbox:
-    """Events for one actor. ``own_key``: other actors work concurrently, so it may use only its event's key."""
+    """Events for one actor. ``own_key``: it may use only its event's key, as other actors work concurrently."""
 
     def __init__(self, *, own_key: bool, strays: list[IllegalState]) -> None:
         self.items: deque[Given] = deque()
@@ -78,18 +77,16 @@ class Inbox:
         self._wake: asyncio.Future[None] | None = None
 
     def wake(self, hand: Hand) -> None:
-        """Wake the actor, because there are events."""
         self.hand = hand
         if self._wake is not None and not self._wake.done():
             self._wake.set_result(None)
 
     async def wait(self) -> None:
-        """Wait until there are events."""
         self._wake = asyncio.get_running_loop().create_future()
         await self._wake
 
     def drop(self) -> None:
-        """Forbid writes for the event at work, because its actor starts again. Later writes are no errors."""
+        """Refuse writes for the event at work, because its actor starts again; they don't count as strays."""
         if self.at is not None:
             self.at.over, self.at.strays = True, None
 
@@ -205,7 +202,7 @@ def _loader(app: Any, topic: Any) -> Callable[[Event], Any]:
 
 @refusing("agent", AGENT)
 class Agent(faust.Agent):
-    """An agent whose actors all start again after a hand failed."""
+    """An agent whose actors all start again after a `Hand` failed."""
 
     app: Any
 
@@ -225,7 +222,6 @@ class Agent(faust.Agent):
         self._running: list[asyncio.Task[None]] = []
 
     async def on_start(self) -> None:
-        """Start the actors."""
         self.inboxes, self._running = [], []
         for index in range(self.concurrency):
             inbox = Inbox(own_key=self.concurrency > 1, strays=self.app.strays)
@@ -279,7 +275,7 @@ _SAY_S = 30.0
 
 
 class AgentHandlers(Handlers):
-    """Agents as the handlers of a worker. All methods but `end` are called on the worker's thread."""
+    """Calls agents with a worker's events. All methods but `end` are called on the worker's thread."""
 
     def __init__(
         self, app: Any, stores: Sequence[str], metrics: Numbers, stop: threading.Event,
@@ -359,7 +355,7 @@ class AgentHandlers(Handlers):
             self._hand = None
 
     def _deal(self, hand: Hand, given: Sequence[tuple[Event, int]]) -> None:
-        """Put each event into an inbox of each agent of its stream: that of the actor for the event's key."""
+        """Put each event into an inbox of each agent of its stream. The key decides which inbox."""
         if self._ended:
             raise IllegalState("the worker ends")
         woken: dict[Inbox, None] = {}

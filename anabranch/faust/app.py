@@ -89,7 +89,6 @@ class Program(Processor):
     """The processor of an app: its agents are its handlers."""
 
     def table(self, table: Table) -> Table:
-        """Add a store."""
         found: Table = self._add(table.name, table)
         return found
 
@@ -103,7 +102,7 @@ class Program(Processor):
 
 
 class Boot(BootStrategy):
-    """Faust's services without Kafka's. Our worker begins last and ends first."""
+    """Starts Faust's services without Kafka's. Our worker begins last and ends first."""
 
     app: Any
     enable_kafka = False
@@ -114,7 +113,7 @@ class Boot(BootStrategy):
 
 
 class Engine(mode.Service):
-    """A worker on a thread of its own, while the app runs."""
+    """Runs a worker in a thread of its own, while the app runs."""
 
     def __init__(self, app: App, **options: Any) -> None:
         super().__init__(**options)
@@ -131,7 +130,6 @@ class Engine(mode.Service):
         return () if self._worker is None else self._worker.tasks
 
     async def on_start(self) -> None:
-        """Start the worker's thread."""
         loop = asyncio.get_running_loop()
         threading.Thread(target=self._work, args=(loop,), name="anabranch", daemon=True).start()
 

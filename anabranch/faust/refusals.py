@@ -1,4 +1,4 @@
-"""Parts of Faust that can't be exactly once: each is refused by name, with what to use instead."""
+"""Parts of Faust that can't be exactly once. Each is refused by its name; the error says what to use instead."""
 
 from __future__ import annotations
 

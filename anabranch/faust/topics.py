@@ -19,7 +19,7 @@ from anabranch.protocol.limits import copied_time
 
 
 class Sent:
-    """The answer of `Topic.send`. Its offset is -1, because an agent's event has none before the commit."""
+    """The answer of `Topic.send`. Its offset is -1, because an event has no offset before the commit."""
 
     __slots__ = ("stream", "timestamp")
 

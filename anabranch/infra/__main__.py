@@ -11,11 +11,9 @@ from anabranch.infra.java import archive_path, ensure_archive, find_java
 
 
 def prepare() -> bool:
-    """Fetch the broker and start it once, unless that is done, with progress on standard error.
+    """Fetch the broker and start it once, unless that was done, with progress on standard error.
 
-    Returns whether it did anything.
-
-    Raises: as `ensure_broker` and `EmbeddedBroker.start`; NoJava.
+    Returns whether it started it. Raises: as `ensure_broker` and `EmbeddedBroker.start`; NoJava.
     """
 
     def run_broker(java_options: list[str]) -> None:
@@ -35,7 +33,7 @@ def prepare() -> bool:
 
 
 def main() -> int:
-    """Fetch the broker with progress on standard error; returns the exit code."""
+    """As `prepare`; returns the exit code."""
     try:
         prepare()
     except InfraError as error:

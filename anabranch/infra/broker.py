@@ -1,4 +1,4 @@
-"""`EmbeddedBroker`: one Apache Kafka broker, in KRaft mode, for tests and for development."""
+"""`EmbeddedBroker`: one Apache Kafka broker, in KRaft mode, for tests and development."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ _ADDRESS_IN_USE = "Address already in use"
 class EmbeddedBroker:
     """One broker with its data folder, as a context manager.
 
-    The broker listens on the loopback interface only, without authentication except with ``secure``. When the
-    process that started it ends, in any way, the broker ends, too. Restarts keep data and ports.
+    The broker listens on the loopback interface only, without authentication except with ``secure``. When its owner
+    (the process that started it) ends in any way, the broker ends, too. Restarts keep data and ports.
 
     >>> with EmbeddedBroker() as broker:
     ...     connect(broker.bootstrap)
@@ -71,22 +71,22 @@ class EmbeddedBroker:
         membership: Membership | None = None,
         secure: SecureListener | None = None,
     ) -> None:
-        """Starts nothing yet.
+        """Start nothing yet.
 
         Args:
-            folder: kept, and used again if a broker had it before; None: a temporary one, removed at `stop` (and
-                    when the owner dies).
-            port: where to listen; 0: any free one.
-            transaction_version: feature level given when the folder is first formatted: 0 and 1 are
-                the older protocols, 2 is KIP-890's second part; None: the highest that the broker knows.
+            folder: is kept, and a later broker may use it; None: a temporary one, removed at `stop` and when the
+                owner dies.
+            port: where to listen; 0: any free port.
+            transaction_version: the feature level for formatting a new folder: 0 and 1 are the older protocols,
+                2 is KIP-890's second part; None: the highest that the broker knows.
             properties: server properties that replace the defaults of `anabranch.infra.settings`.
-            heap_mb: most megabytes of Java heap.
-            quick_start: start sooner, at the price of throughput.
+            heap_mb: the most megabytes of Java heap.
+            quick_start: start sooner, with less throughput.
             java_options: further options of the JVM, after our own.
-            log: where the broker's output is appended; ``broker.log`` in the folder by default.
-            proxy: ``host:port`` of a proxy for the broker, which gets a listener at `proxied_port`, where it
-                    advertises the address of the proxy.
-            start_timeout_s: seconds after which a start is given up.
+            log: the file to which the broker's output is appended; None: ``broker.log`` in the folder.
+            proxy: ``host:port`` of a proxy. The broker gets a listener for it at `proxied_port`, which advertises
+                the proxy's address.
+            start_timeout_s: seconds after which a start fails.
             membership: its place in an `EmbeddedCluster`, where it serves once most nodes run; None: it is alone.
             secure: a second listener, at `secure_bootstrap`, with authentication.
 
@@ -125,19 +125,15 @@ class EmbeddedBroker:
         self._process: SupervisedProcess | None = None
 
     def __enter__(self) -> Self:
-        """Starts the broker."""
         self.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Stops the broker."""
         self.stop()
 
     def __repr__(self) -> str:
         state = f"pid {self._process.pid}" if self._process else "stopped"
         return f"<EmbeddedBroker {HOST}:{self._port} {state} folder {self._folder}>"
-
-    # -- facts -----------------------------------------------------------------------------------
 
     @property
     def bootstrap(self) -> str:
@@ -146,7 +142,7 @@ class EmbeddedBroker:
 
     @property
     def port(self) -> int:
-        """The port; with ``port=0`` known after the first start."""
+        """The port. With ``port=0`` it is known after the first start."""
         if self._port == 0:
             raise BrokerNotRunning("the broker was never started: it has no port yet")
         return self._port
@@ -172,14 +168,13 @@ class EmbeddedBroker:
 
     @property
     def folder(self) -> Path:
-        """The folder of ``data``, ``server.properties``, ``broker.json`` and, by default, the log."""
+        """The folder with ``data``, ``server.properties``, ``broker.json`` and, by default, the log."""
         if self._folder is None:
             raise BrokerNotRunning("the broker has no temporary folder before its start")
         return self._folder
 
     @property
     def log(self) -> Path:
-        """The file of the broker's output."""
         return self._given_log or self.folder / "broker.log"
 
     @property
@@ -193,22 +188,19 @@ class EmbeddedBroker:
         return self._process is not None and self._process.poll() is None
 
     def log_tail(self) -> list[str]:
-        """The last lines of the log."""
         return log_tail(self.log)
-
-    # -- calls -----------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Fetch missing jars, format a new folder, start the broker, and wait until it serves.
 
-        Does nothing if it runs already.
+        Nothing happens if the broker runs already.
 
         Raises:
-            NoJava, DownloadFailed, HashMismatch: raised by `find_java` and `ensure_broker`.
+            NoJava, DownloadFailed, HashMismatch, CacheBusy: as `find_java` and `ensure_broker`.
             PortTaken: the given port is in use.
-            BrokerDied: it (or formatting) ended by itself; with the last lines of its log.
+            BrokerDied: the broker, or the formatting, ended by itself.
             StartDeadlinePassed: it did not serve in time, and was stopped.
-            FolderInUse, FolderUnusable: raised by `hold`.
+            FolderInUse, FolderUnusable: as `hold`.
             FolderMismatch: the folder was formatted with another ``transaction_version``.
         """
         if self.running:
@@ -236,9 +228,9 @@ class EmbeddedBroker:
             raise
 
     def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
-        """Shut the broker down, killing it after ``timeout_s``; remove a temporary folder.
+        """Shut the broker down, or kill it after ``timeout_s``; remove a temporary folder.
 
-        Does nothing if it does not run, or in a child that its owner forked.
+        Nothing happens in a child that the owner forked.
         """
         if self._process is not None and self._process.foreign:
             return
@@ -247,20 +239,20 @@ class EmbeddedBroker:
             self._remove_folder()
 
     def kill(self) -> None:
-        """End the broker by SIGKILL; returns when it is gone. The folder stays, for `start`."""
+        """End the broker by SIGKILL, and wait for its end. The folder stays, for `start`."""
         process = self._running()
         process.kill()
         process.wait(STOP_TIMEOUT_S)
         self._drop_process()
 
     def restart(self) -> None:
-        """Stop and start again: same folder, same port, another process id."""
+        """Stop and start: with the same folder and port, and another process id."""
         self._running()
         self._halt(STOP_TIMEOUT_S)
         self.start()
 
     def pause(self) -> None:
-        """Freeze the broker (SIGSTOP): connections stay open, and it answers nothing."""
+        """Pause the broker (SIGSTOP): connections stay open, and it answers nothing."""
         self._running().pause()
 
     def resume(self) -> None:
@@ -287,7 +279,7 @@ class EmbeddedBroker:
         *,
         may_lose_race: bool,
     ) -> bool:
-        """Try to start once; False if another process took our port in the meantime."""
+        """Try to start once; False if another process took our port meanwhile."""
         port = self._port or free_port()
         membership, proxied, secure = self._place(port)
         properties = server_properties(
@@ -343,7 +335,7 @@ class EmbeddedBroker:
     def _place(
         self, port: int
     ) -> tuple[Membership, tuple[int, str] | None, tuple[int, SecureListener] | None]:
-        """The membership, and the listeners for a proxy and with authentication, with their ports."""
+        """The membership, and the ports and arguments of the listeners for a proxy and with authentication."""
         voters = self._membership.voters if self._membership else {}
         own, proxied, secure = free_ports(3, avoid=frozenset({port, *voters.values()}))
         temporary = self.folder if self._given_folder is None else None
@@ -390,7 +382,7 @@ class EmbeddedBroker:
         return True
 
     def _make_folder(self) -> bool:
-        """Make a temporary folder if none is given; returns whether it did."""
+        """Make a temporary folder if the caller gave none; returns whether it did."""
         made = self._folder is None
         if self._folder is None:
             self._folder = Path(tempfile.mkdtemp(prefix="anabranch-broker-"))

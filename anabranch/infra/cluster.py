@@ -23,8 +23,8 @@ _FACTS = "cluster.json"
 class EmbeddedCluster:
     """Nodes numbered from 1, each a KRaft broker and controller, as a context manager.
 
-    Each partition has up to three replicas, two of them in sync for each acknowledged write, without unclean leader
-    election. So one of three nodes may fail at a time. All nodes end with their owner.
+    Each partition has up to three replicas; an acknowledged write is on two of them, and there is no unclean leader
+    election. So one of three nodes may fail at a time. All nodes end with the process that started them.
 
     >>> with EmbeddedCluster(3) as cluster:
     ...     connect(cluster.bootstrap)
@@ -43,13 +43,13 @@ class EmbeddedCluster:
         quick_start: bool = False,
         start_timeout_s: float = START_TIMEOUT_S,
     ) -> None:
-        """Starts nothing yet.
+        """Start nothing yet.
 
         Args:
             brokers: how many, 1 to 9.
-            folder: kept, and used again by as many brokers; None: a temporary one, removed at `stop`.
-            ports: where they listen; none: any free ones.
-            racks: theirs, in turn; then followers serve readers of their rack.
+            folder: is kept, and a later cluster of this size may use it; None: a temporary one, removed at `stop`.
+            ports: the brokers' ports; empty: any free ones.
+            racks: the brokers' racks, in turn; then followers serve readers of their rack.
             properties, heap_mb, quick_start, start_timeout_s: of each `EmbeddedBroker`.
 
         Raises:
@@ -82,12 +82,10 @@ class EmbeddedCluster:
         }
 
     def __enter__(self) -> Self:
-        """Starts all nodes."""
         self.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Stops all nodes."""
         self.stop()
 
     def __repr__(self) -> str:
@@ -95,32 +93,32 @@ class EmbeddedCluster:
 
     @property
     def bootstrap(self) -> str:
-        """``host:port,…`` of all nodes. Stays the same over restarts."""
+        """``host:port,…`` of all nodes. Restarts keep it."""
         return ",".join(node.bootstrap for node in self.nodes.values())
 
     @property
     def folder(self) -> Path:
-        """Holds a folder for each node."""
+        """The folder of the nodes' folders."""
         return self._folder
 
     @property
     def running(self) -> list[int]:
-        """The nodes whose processes exist (a paused one does)."""
+        """The numbers of the nodes whose processes exist (a paused one does)."""
         return [n for n, node in self.nodes.items() if node.running]
 
     def node(self, number: int) -> EmbeddedBroker:
-        """One node, to kill, pause, resume, restart or start. `BrokerNotRunning` if there is no such node."""
+        """A node, to kill, pause, resume, restart or start. Raises: BrokerNotRunning (there is no such node)."""
         try:
             return self.nodes[number]
         except KeyError:
             raise BrokerNotRunning(f"there is no node {number}, but {list(self.nodes)}") from None
 
     def start(self) -> None:
-        """Start all stopped nodes at the same time: a majority has to run before any node serves.
+        """Start all stopped nodes concurrently: a majority has to run before any node serves.
 
         Waits until each node lists all the others, as librdkafka forgets a broker that an answer omits.
 
-        Raises: as `EmbeddedBroker.start`; then all of them are stopped. A paused node does not answer.
+        Raises: as `EmbeddedBroker.start` (a paused node does not answer); then the nodes started here are stopped.
         """
         new = [node for node in self.nodes.values() if not node.running]
         try:
@@ -133,14 +131,14 @@ class EmbeddedCluster:
             raise
 
     def stop(self) -> None:
-        """Shut all nodes down; remove a temporary folder."""
-        # Without a majority the last node would wait for it: a short grace is enough.
+        """Shut all nodes down, and remove a temporary folder."""
+        # The last node waits for a majority in vain, so it gets little time.
         self._each(_stop_soon, [node for node in self.nodes.values() if node.running])
         if self._given_folder is None:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def kill(self) -> None:
-        """End all nodes by SIGKILL: quicker than `stop`. The folder stays."""
+        """End all nodes by SIGKILL. The folder stays."""
         self._each(EmbeddedBroker.kill, [node for node in self.nodes.values() if node.running])
 
     def _each(self, action: Callable[[EmbeddedBroker], None], nodes: list[EmbeddedBroker]) -> None:
@@ -161,7 +159,7 @@ class EmbeddedCluster:
             time.sleep(POLL_S)
 
     def _cluster_id(self, brokers: int) -> str:
-        """The cluster's id, kept in its folder. `FolderMismatch`: it was made for another number of brokers."""
+        """The cluster's id, kept in its folder. Raises: FolderMismatch (made for another number of brokers)."""
         path = self._folder / _FACTS
         if path.exists():
             facts = json.loads(path.read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""Errors of the embedded broker, each with a name, sorted as in `anabranch.errors`."""
+"""Errors of the embedded broker. Their base classes say what a caller should do, as in `anabranch.errors`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class DownloadFailed(InfraError, RetryError):
 
 
 class HashMismatch(InfraError, FixCallError):
-    """A fetched file is not the one that the lock names; it was thrown away.
+    """A fetched file is not the one that the lock file names; it was deleted.
 
     Causes: a proxy that answers with a page of its own, or a repository that was tampered with.
     """
@@ -33,15 +33,15 @@ class HashMismatch(InfraError, FixCallError):
 
 
 class CacheBusy(InfraError, RetryError):
-    """Another process holds the cache's lock for longer than the deadline."""
+    """Another process holds the cache's lock until after the deadline."""
 
 
 class NoJava(InfraError, FixCallError):
-    """No Java of the needed version was found; the message says what was tried."""
+    """No Java of the needed version was found; the message lists what was tried."""
 
 
 class PortTaken(InfraError, FixCallError):
-    """The port asked for is in use by another process."""
+    """The requested port is in use by another process."""
 
     def __init__(self, port: int) -> None:
         super().__init__(f"port {port} is in use: give another one, or 0 for any free port")
@@ -62,7 +62,7 @@ class BrokerFailed(InfraError):
 
 
 class BrokerDied(BrokerFailed):
-    """The broker (or the formatting of its storage) ended by itself."""
+    """The broker, or the formatting of its folder, ended by itself."""
 
 
 class StartDeadlinePassed(BrokerFailed, RetryError):
@@ -74,7 +74,7 @@ class BrokerNotRunning(BrokerFailed, FixCallError):
 
 
 class FolderInUse(InfraError, RetryError):
-    """Another process has the folder."""
+    """Another process uses the folder."""
 
 
 class FolderUnusable(InfraError, FixCallError):
@@ -82,4 +82,4 @@ class FolderUnusable(InfraError, FixCallError):
 
 
 class FolderMismatch(InfraError, FixCallError):
-    """The data folder was made with other settings than those asked for."""
+    """The folder was made with other settings than the requested ones."""

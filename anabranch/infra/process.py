@@ -1,4 +1,7 @@
-"""A child process that never outlives the one that started it, and its log: the owner's side of `supervisor`."""
+"""A child process that ends with its owner (the process that started it), and its log.
+
+This is the owner's side; ``supervisor`` is a process between the two.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +22,10 @@ _WAIT_SLICE_S = 0.05
 
 
 class SupervisedProcess:
-    """A running command with its own supervisor. Made by `start`; safe to use from several threads.
+    """A running command with its own supervisor. Made by `start`; thread-safe.
 
-    In a child that the owner forked, this object does nothing and reads nothing: it shares the pipes with the
-    owner, and a line read there would be missing here.
+    In a child that the owner forked, this object does nothing: it shares the pipes with the owner, which would lack
+    the lines that the child reads.
     """
 
     def __init__(self, supervisor: subprocess.Popen[bytes]) -> None:
@@ -49,13 +52,10 @@ class SupervisedProcess:
         """Start ``command``, its output appended to ``log``.
 
         ``remove_when_orphaned``: a folder that the supervisor removes if this process dies. ``held``: an open file
-        that the supervisor keeps while the command runs.
-
-        Raises:
-            OSError: the command (or its supervisor) could not be started.
+        that the supervisor keeps open while the command runs. Raises: OSError.
         """
         supervisor = subprocess.Popen(
-            # -I -S: no site packages or start-up files of users: they cost time and can fail.
+            # -I -S: site packages and start-up files of users would cost time, and can fail.
             [
                 *(sys.executable or "python3", "-I", "-S", str(_SUPERVISOR)),
                 *(str(os.getpid()), str(log), str(remove_when_orphaned or "")),
@@ -91,7 +91,7 @@ class SupervisedProcess:
             return self.returncode
 
     def wait(self, timeout_s: float) -> int | None:
-        """Wait for the end; the exit code, or None after ``timeout_s``."""
+        """Wait for the end. Returns the exit code, or None after ``timeout_s``."""
         deadline = time.monotonic() + timeout_s
         while not self.foreign and (left := deadline - time.monotonic()) > 0:
             # In slices, so that another thread gets the lock to kill the command.
@@ -102,11 +102,11 @@ class SupervisedProcess:
         return self.returncode
 
     def terminate(self) -> None:
-        """Send SIGTERM; does nothing if the command has ended."""
+        """Send SIGTERM, unless the command has ended."""
         self._order("T")
 
     def kill(self) -> None:
-        """Send SIGKILL; does nothing if the command has ended."""
+        """Send SIGKILL, unless the command has ended."""
         self._order("K")
 
     def pause(self) -> None:
@@ -114,7 +114,7 @@ class SupervisedProcess:
         self._order("P")
 
     def resume(self) -> None:
-        """Send SIGCONT; returns when it was sent."""
+        """Send SIGCONT."""
         self._order("C")
 
     def close(self) -> None:
@@ -152,7 +152,7 @@ class SupervisedProcess:
                 self._take_lines(left)
 
     def _take_lines(self, timeout_s: float) -> bool:
-        """Read the supervisor's next lines; whether there may be more. Call with the lock held."""
+        """Read the supervisor's next lines. Returns whether there may be more. Call with the lock held."""
         stdout = self._supervisor.stdout
         if self.foreign or self.returncode is not None or stdout is None or stdout.closed:
             return False
@@ -160,7 +160,7 @@ class SupervisedProcess:
             return False
         taken = os.read(stdout.fileno(), 4096)
         if not taken:
-            # The supervisor died without a report; the command died with it.
+            # The supervisor died without a report, and the command with it.
             self.returncode = -9
             return False
         self._buffer += taken
@@ -168,7 +168,6 @@ class SupervisedProcess:
         return True
 
     def _note_lines(self) -> None:
-        """Handle the whole lines in the buffer."""
         *lines, self._buffer = self._buffer.split(b"\n")
         for line in lines:
             word, _, value = line.decode(errors="replace").partition(" ")
@@ -201,7 +200,7 @@ def mark_log(log: Path, text: str) -> int:
 
 
 def log_tail(log: Path, lines: int = TAIL_LINES) -> list[str]:
-    """The last lines (of the last 64 KiB); none if there is no file."""
+    """The last lines of the last 64 KiB; empty if there is no file."""
     try:
         with log.open("rb") as file:
             size = file.seek(0, os.SEEK_END)

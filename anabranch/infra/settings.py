@@ -30,7 +30,7 @@ _OWN = frozenset(
 )
 
 _DEFAULTS = {
-    # Kafka's default is 50 partitions: seconds at the first use, and as many open files.
+    # Kafka's default is 50 partitions: that takes seconds at the first use, and 50 open files.
     "offsets.topic.num.partitions": "4",
     "transaction.state.log.num.partitions": "4",
     "share.coordinator.state.topic.num.partitions": "1",
@@ -39,16 +39,16 @@ _DEFAULTS = {
     "group.min.session.timeout.ms": "1000",
     "group.consumer.min.session.timeout.ms": "1000",
     "group.consumer.min.heartbeat.interval.ms": "200",
-    # A killed broker can register again only after its former session. Both ends of its heartbeats
-    # are this process, so no network delays them.
+    # A killed broker can register again only after its former session. No network delays its heartbeats, so the
+    # session may be short.
     "broker.session.timeout.ms": "3000",
     "broker.heartbeat.interval.ms": "500",
-    # Kafka's default is 0.5 s: a third of what an idle broker costs.
+    # Kafka's default is 0.5 s, which causes a third of an idle broker's load.
     "metadata.max.idle.interval.ms": "5000",
     # Topics are declared, so that a mistyped name creates none.
     "auto.create.topics.enable": "false",
-    # Brokers make a partition's two index files as big as this, and the system may fill them with zeros at the
-    # first append (10 MB by Kafka's default; measured: 64 new partitions took 3 s). Enough for 700 MB a segment.
+    # A partition's two index files begin with this size, and the system may fill them with zeros at the first
+    # append (Kafka's default is 10 MB; then 64 new partitions took 3 s). This is enough for segments of 700 MB.
     "log.index.size.max.bytes": "2097152",
     # Kafka's default is 128 MB, much of a small heap.
     "log.cleaner.dedupe.buffer.size": "16777216",
@@ -72,11 +72,10 @@ class Membership:
 
     @property
     def controller_port(self) -> int:
-        """The port of this node's controller."""
         return self.voters[self.node_id]
 
     def properties(self) -> dict[str, str]:
-        """Up to three replicas, two of them in sync; and leaders that soon return to their brokers."""
+        """For up to three replicas, two of them in sync, and for leaders that soon return to their brokers."""
         replicas = str(min(3, len(self.voters)))
         in_sync = str(min(2, len(self.voters)))
         return {
@@ -106,10 +105,7 @@ def server_properties(
     """The broker's properties; those in ``extra`` replace the defaults.
 
     ``proxied``: a port for a proxy, and the proxy's own ``host:port``, which is advertised there.
-    ``secure``: a port, and its listener.
-
-    Raises:
-        ValueError: ``extra`` holds a property that the broker object sets itself.
+    ``secure``: a port, and its listener. Raises: as `check_extra`.
     """
     own = {
         "process.roles": "broker,controller",
@@ -141,17 +137,13 @@ def server_properties(
 
 
 def check_extra(extra: Mapping[str, str]) -> None:
-    """Refuse properties that the broker object sets itself.
-
-    Raises:
-        ValueError: names them.
-    """
+    """Raise `ValueError` for properties that `EmbeddedBroker` sets itself."""
     if taken := sorted(_OWN & extra.keys()):
         raise ValueError(f"{', '.join(taken)}: set by the embedded broker itself")
 
 
 def properties_text(properties: Mapping[str, str]) -> str:
-    """``properties`` as the text of a Java properties file."""
+    """The text of a Java properties file."""
     return "".join(f"{_escape(name)}={_escape(value)}\n" for name, value in properties.items())
 
 
@@ -172,19 +164,19 @@ def jvm_options(
 ) -> list[str]:
     """Options of the broker's JVM; ``extra`` comes last, and may choose another garbage collector.
 
-    ``archive``: a class-data archive (`find_archive`); the JVM ignores one that does not fit.
-    ``quick_start`` compiles with the first tier only: a quicker start for less throughput.
+    ``archive``: as of `find_archive`; the JVM ignores one that does not fit. ``quick_start``: compile with the
+    first tier only, which starts sooner and has less throughput.
     """
     options = [
         f"-Xmx{heap_mb}m",
         "-XX:+ExitOnOutOfMemoryError",
-        # Statistics in a file under /tmp: a slow disk there would stall the JVM.
+        # Its statistics are in a file under /tmp; a slow disk there would stall the JVM.
         "-XX:-UsePerfData",
         "-Djava.awt.headless=true",
         "-Dlog4j2.configurationFile=" + Path(__file__).with_name("log4j2.properties").as_uri(),
     ]
     if not any(_COLLECTOR.fullmatch(option) for option in extra):
-        # Two collectors at once are an error.
+        # Two collectors are an error.
         options.append("-XX:+UseSerialGC")
     if quick_start:
         options.append("-XX:TieredStopAtLevel=1")
@@ -199,11 +191,11 @@ _PREFIX = "listener.name.secure."
 
 @dataclass(frozen=True, slots=True)
 class SecureListener:
-    """SASL, over TLS if there is a key; loopback clients may still use the plain listener.
+    """A listener with SASL, over TLS if there is a key. The plain listener stays.
 
-    ``users``: name -> password, for PLAIN and SCRAM (which is written when the folder is formatted; no commas).
-    OAUTHBEARER takes any token without a signature: for tests only. ``key``: PEM file of the private key (PKCS #8)
-    and its certificates. ``client_ca``: PEM file of the authority for clients' certificates, then required.
+    ``users``: name -> password (no commas), for PLAIN and SCRAM; SCRAM's are written when the folder is formatted.
+    OAUTHBEARER accepts any unsigned token: for tests only. ``key``: PEM file of the private key (PKCS #8) and its
+    certificates. ``client_ca``: PEM file of the authority for clients' certificates, which are then required.
     """
 
     users: Mapping[str, str] = field(repr=False)
@@ -211,7 +203,7 @@ class SecureListener:
     client_ca: Path | None = None
 
     def properties(self, address: str) -> dict[str, str]:
-        """Server properties. The caller appends the first three to the broker's own of those names."""
+        """Server properties. The caller appends the first three to the broker's own properties of these names."""
         plain = "".join(f' user_{user}="{password}"' for user, password in self.users.items())
         scram = f"{_LOGIN}.scram.ScramLoginModule required;"
         found = {

@@ -1,6 +1,6 @@
-"""Ports of the loopback interface, and checks over a plain socket whether a broker serves.
+"""Ports of the loopback interface, and whether a broker serves, asked over a plain socket.
 
-Quick to import, and without the threads of a Kafka client.
+A Kafka client would be slow to import, and starts threads.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _TRIES = 200
 def is_free(port: int) -> bool:
     """Whether a server could listen on ``port`` now."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        # As Java's server sockets do: a port whose former connections linger in TIME_WAIT is free.
+        # As Java's server sockets: a port with former connections in TIME_WAIT is free.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((HOST, port))
@@ -34,12 +34,9 @@ def is_free(port: int) -> bool:
 def free_port(avoid: frozenset[int] = frozenset()) -> int:
     """A port that is free now, outside the system's range for client ports.
 
-    The kernel's own choice (port 0) comes from that range. There any outgoing connection can take a
-    restarting broker's port. A client that keeps trying can even connect to itself, and then the broker can't
-    come back.
-
-    Raises:
-        OSError: no free port was found.
+    The kernel's own choice (port 0) comes from that range, where any outgoing connection can take a restarting
+    broker's port. A client that keeps trying can even connect to itself; then the broker can't start. Raises:
+    OSError (no free port was found).
     """
     low, high = _LOWEST, _HIGHEST
     with suppress(OSError, ValueError):
@@ -54,7 +51,7 @@ def free_port(avoid: frozenset[int] = frozenset()) -> int:
 
 
 def free_ports(count: int, avoid: frozenset[int] = frozenset()) -> list[int]:
-    """As `free_port`, but several different ones."""
+    """As `free_port`, for several different ports."""
     found: list[int] = []
     while len(found) < count:
         found.append(free_port(avoid | frozenset(found)))
@@ -81,7 +78,7 @@ def is_ready(
     try:
         with socket.create_connection((host, port), timeout_s) as connection:
             connection.settimeout(timeout_s)
-            # Client and server on one port: a connection to itself, not to a broker.
+            # A connection from a port to itself, not to a broker.
             if connection.getsockname() == connection.getpeername():
                 return False
             connection.sendall(_metadata_request())
@@ -93,9 +90,9 @@ def is_ready(
 
 
 def make_coordinators(host: str, port: int, timeout_s: float = 1.0) -> None:
-    """Ask for coordinators, whatever the answers: a new broker makes their topics now.
+    """Ask for coordinators, so that a new broker makes their topics now. The answers don't matter.
 
-    The first member of a group would ask too early, and librdkafka makes it wait for three seconds then.
+    Otherwise the first member of a group asks too early, and librdkafka makes it wait for three seconds.
     """
     with suppress(OSError), socket.create_connection((host, port), timeout_s) as connection:
         connection.settimeout(timeout_s)
@@ -106,12 +103,12 @@ def make_coordinators(host: str, port: int, timeout_s: float = 1.0) -> None:
 
 
 def _metadata_request() -> bytes:
-    # An empty array: in this version it asks for no topics.
+    # In this version an empty array asks for no topics.
     return _request(_METADATA_KEY, _METADATA_VERSION, struct.pack(">i", 0))
 
 
 def _request(key: int, version: int, body: bytes) -> bytes:
-    """With a header of version 1."""
+    """A request with a header of version 1."""
     whole = struct.pack(">hhi", key, version, 1) + _string_of(_CLIENT_ID) + body
     return struct.pack(">i", len(whole)) + whole
 
@@ -134,7 +131,7 @@ def _parse(response: bytes) -> tuple[list[int], str | None]:
 
 
 def _string(data: bytes, at: int) -> tuple[str | None, int]:
-    """The string (or null) that starts at ``at``, and where it ends."""
+    """The string (or null) that starts at ``at``, and its end."""
     (size,) = struct.unpack_from(">h", data, at)
     at += 2
     return (None, at) if size < 0 else (data[at : at + size].decode(), at + size)

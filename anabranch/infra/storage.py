@@ -1,8 +1,7 @@
-"""Formats a broker's folder once, and keeps the used settings in ``broker.json``.
+"""Formats a broker's folder once, and keeps the settings of that in ``broker.json``.
 
 Kafka's tool writes two small files: the ids of folder, node and cluster, and the levels of features. The levels are
-the same for all brokers with a transaction version, and are cached with the jars. So the tool, a slow JVM, runs
-once.
+the same for all brokers with a transaction version, and are cached with the jars. So the slow tool runs once.
 """
 
 from __future__ import annotations
@@ -38,9 +37,9 @@ _FEATURES = "bootstrap.checkpoint"
 
 @contextmanager
 def hold(folder: Path) -> Iterator[int]:
-    """Lock the folder for this process; a missing one is made (mode 0700).
+    """Lock the folder for this process. A missing folder is made (mode 0700).
 
-    Yields a descriptor: a child that inherits it holds the folder too, until both have closed it.
+    Yields a descriptor: a child that inherits it keeps the lock, too, until both have closed it.
 
     Raises: FolderInUse, FolderUnusable.
     """
@@ -81,20 +80,18 @@ def ensure_formatted(
 ) -> str:
     """Format the folder's data, unless that was done before; returns the cluster id.
 
-    A formatting that was cut off is repeated from nothing: ``broker.json`` says whether it ended.
+    An interrupted formatting is repeated on an empty folder: ``broker.json`` says whether it ended.
 
     Args:
-        folder: the broker's.
         java: the launcher and its options.
         environment: of the process, with the class path.
         config: the server properties, which name the data folder.
-        log: where its output is appended.
-        transaction_version: feature level to format with.
+        log: the file to which the output is appended.
+        transaction_version: the feature level.
         deadline: on the monotonic clock.
-        kept_in: where the features' levels of former formattings are, of this Kafka version.
-        node_id: the broker's.
-        cluster_id: of a cluster of several nodes; None: one is made up.
-        more: further arguments of the formatting.
+        kept_in: the folder of cached feature levels, for this Kafka version.
+        cluster_id: of a cluster of several nodes; None: a new one.
+        more: further arguments of the tool.
 
     Raises:
         FolderMismatch: formatted with another transaction_version or for another cluster, or not by
@@ -133,13 +130,13 @@ def ensure_formatted(
 
 
 def new_cluster_id() -> str:
-    """An id in Kafka's form, without a leading dash: the id becomes an argument."""
+    """An id in Kafka's form, without a leading dash, because it becomes an argument of a command."""
     return "A" + urlsafe_b64encode(uuid.uuid4().bytes).decode()[1:22]
 
 
 def _arguments(facts: Mapping[str, object], config: Path) -> list[str]:
     return [
-        # Too short a run for the second compiler.
+        # The run is too short for the second compiler.
         "-XX:TieredStopAtLevel=1",
         *("kafka.tools.StorageTool", "format", "--config", str(config)),
         *("--cluster-id", str(facts["cluster_id"])),

@@ -4,25 +4,23 @@ Run as a script, in a session of its own, by `anabranch.infra.process`::
 
     python -I -S supervisor.py OWNER_PID LOG REMOVE -- COMMAND...
 
-REMOVE is a folder to remove when the owner is gone, or empty. Standard input is a pipe whose other
-end only the owner holds; standard output goes to the owner. Only the standard library is needed.
-Three things each end the command, because none alone is enough:
+REMOVE is a folder to remove when the owner is gone, or empty. Standard input and output are pipes to the owner.
+Only the standard library is needed. Each of three events ends the command, because none alone is enough:
 
-* the pipe's end of file: the owner closed it, or died. But a child that the owner forked without
-  exec holds a copy of the pipe, and keeps it open after the owner's death;
-* so the owner's process is watched too, by a pidfd where there is one, else by the parent's id;
-* this process's own death, by PR_SET_PDEATHSIG where Linux has it. (It would not do between owner
-  and command: it fires when the *thread* that forked ends. Here there is just one thread.)
+* The pipe ends: the owner closed it, or died. But a child that the owner forked without exec has a copy of the
+  pipe, and keeps it open after the owner's death.
+* So this process also watches the owner, by a pidfd where there is one, else by the parent's id.
+* This process dies: then the kernel ends the command, by PR_SET_PDEATHSIG where Linux has it. (Between owner and
+  command this would not work: it ends the command when the *thread* that forked ends. Here there is one thread.)
 
-Orders come in as one byte each:
+The owner sends orders of one byte:
 
-* ``K`` kill, ``T`` terminate, ``P`` pause, ``C`` continue. Signals are sent here, by the parent, so
-  that they can't hit a process that got the id of one long gone;
-* ``Q`` end the command and this process, for the owner has no more use for them. (The end of file
-  would not come while a forked child holds a copy of the pipe.)
+* ``K`` kill, ``T`` terminate, ``P`` pause, ``C`` continue. Only this process, the command's parent, sends signals:
+  so they can't hit another process that got the command's id;
+* ``Q``: end the command and this process. (The pipe would not end while a forked child has a copy of it.)
 
-Lines go out: ``started PID``, ``failed REASON``, ``done ORDER``, ``exited CODE`` (negative: the
-signal). After the last one this process stays until the owner says ``Q`` or is gone.
+This process sends lines: ``started PID``, ``failed REASON``, ``done ORDER``, ``exited CODE`` (negative: the
+signal). After the last one it stays until the owner sends ``Q`` or is gone.
 """
 
 from __future__ import annotations
@@ -54,10 +52,10 @@ _POLL_S = 0.25
 
 
 def main(arguments: list[str]) -> int:
-    """Run the command to its end, or to the owner's."""
+    """Run the command until it ends, or its owner does."""
     owner, log, remove = int(arguments[0]), arguments[1], arguments[2]
     command = arguments[arguments.index("--") + 1 :]
-    # The owner may be gone at any moment, and writing to it must not end this process.
+    # Writing to an owner that is gone must not end this process.
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     owner_fd = _pidfd(owner)
     if os.getppid() != owner:
@@ -100,7 +98,7 @@ def _watch(
 ) -> bool | None:
     """Carry out orders until the owner or the command ends.
 
-    True: the owner released us; False: the owner is gone; None: ``child`` has ended.
+    Returns True if the owner sent ``Q``, False if the owner is gone, None if ``child`` has ended.
     """
     watched = [0, wake] if owner_fd is None else [0, wake, owner_fd]
     while child is None or child.poll() is None:
@@ -114,7 +112,7 @@ def _watch(
         if 0 in ready:
             orders = os.read(0, 64)
             if not orders:
-                # Closed without an order: the owner died, as `close` sends one first.
+                # The owner died: `close` sends an order first.
                 return False
             for order in (orders[i : i + 1] for i in range(len(orders))):
                 if order == _QUIT:
@@ -128,7 +126,7 @@ def _watch(
 
 
 def _wait_until_stopped(pid: int) -> None:
-    """Wait for the last thread to stop: on a busy machine some of them work on after the signal was sent."""
+    """Wait for the last thread to stop: on a busy machine some work for a while after the signal was sent."""
     if not hasattr(os, "waitid"):  # macOS, before Python 3.13
         return
     deadline = time.monotonic() + _GRACE_S

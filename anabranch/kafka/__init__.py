@@ -1,6 +1,6 @@
 """The Kafka client of the data path, over raw connections: whole record batches in and out, native transactions.
 
-librdkafka can't be used here: it gives no raw batches, and one producer has no control over its requests under way.
+librdkafka can't be used here: it gives no raw batches, and no control over a producer's requests under way.
 `anabranch.librdkafka` uses it for commands, consumer groups and access rights.
 
 **Where to start.** `log.KafkaLog` is `anabranch.ports.Log` on brokers: each of its methods is one call here. Follow

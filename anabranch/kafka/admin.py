@@ -198,8 +198,9 @@ def _own_name(topic: str) -> str:
 
 
 def _dry_create(cluster: Cluster, spec: TopicSpec, deadline: float) -> tuple[Any, int | None]:
-    """The answer to a dry run of a creation. If the broker created the topic all the same, it is deleted; the
-    second value is then the number of its replicas.
+    """The answer to a dry run of a creation.
+
+    If the broker created the topic all the same, it is deleted, and the second value is the number of its replicas.
     """
     if cluster.heeds_dry_runs:
         return _create(cluster, [spec], deadline, dry=True)[0], None
@@ -305,7 +306,10 @@ def topics_shown(cluster: Cluster, deadline: float) -> set[str]:
 
 
 def _leave_to_controller(cluster: Cluster, code: int, deadline: float) -> None:
-    """Brokers of KRaft pass changes of topics on to the controller. Those with ZooKeeper, and others, don't."""
+    """Ask the cluster's own controller from now on, if a broker answers that only it changes topics.
+
+    Brokers of KRaft pass changes on to it. Those with ZooKeeper, and others, don't.
+    """
     if code == codes.NOT_CONTROLLER:
         cluster.leaves_changes(deadline)
 
@@ -382,7 +386,7 @@ def alter_topics(
 
 
 def count_partitions(cluster: Cluster, topic: str, deadline: float) -> int:
-    """The present number of a topic's partitions. `LogRefused` (3) if there is no such topic."""
+    """The present number of a topic's partitions. `LogRefused`: there is no such topic."""
     cluster.forget((topic,))
     # Repeats until the broker knows a new topic.
     cluster.leaders((TopicPartition(topic, 0),), deadline)
@@ -440,7 +444,10 @@ def is_agreed(cluster: Cluster, topic: str, topic_id: str, deadline: float) -> b
 def _any_says(
     cluster: Cluster, topic: str, deadline: float, says: Callable[[str | None], bool]
 ) -> bool:
-    """Whether ``says`` is true for any broker's `_id`. `LogUnavailable`: for none, and a broker can't be asked."""
+    """Whether ``says`` is true for any broker's `_id`.
+
+    `LogUnavailable`: it is true for no broker that answers, and some broker does not.
+    """
     nodes, away = cluster.nodes, None
     for number, node in enumerate(nodes):
         share = (deadline - time.monotonic()) / (len(nodes) - number)
@@ -457,7 +464,7 @@ def _any_says(
 def _id(cluster: Cluster, topic: str, node: int, deadline: float) -> str | None:
     """The topic's id at a broker; empty if the broker has no ids, None if it does not know the topic.
 
-    `ConnectionBroken` if the broker can't be asked, or has not read the cluster's metadata since it started.
+    `ConnectionBroken`: as `Cluster.metadata`.
     """
     shown = cluster.metadata([topic], node, deadline).topics[0]
     if int(shown.error_code) == UNKNOWN_TOPIC_OR_PARTITION:

@@ -45,7 +45,7 @@ class AuthenticationFailed(ConnectionBroken):
 
 
 class Reader:
-    """Reads an answer's fields; `MalformedAnswer` for one that does not fit."""
+    """Reads an answer's fields. `MalformedAnswer`: a field does not fit into the answer."""
 
     def __init__(self, body: Buffer, flexible: bool) -> None:
         self.body = memoryview(body)
@@ -256,6 +256,8 @@ def fields_of(kind: Any) -> dict[str, Field]:
 
 
 class _Walk(Reader):
+    """Skips over an entity, and checks each size in it."""
+
     def entity(self, kind: Any) -> None:
         fields = fields_of(kind).values()
         for field in fields:

@@ -136,10 +136,11 @@ class Cluster:
         self.chance = random.Random()  # independent of the program's own seed
         # (producer id, partition) -> whether its last native transaction there was committed.
         self.ended: dict[tuple[int, TopicPartition], bool] = {}
-        # Whether brokers create nothing in a dry run, and the replicas of what they created. None, 0: not known.
+        # Whether brokers create nothing in a dry run; and if they create topics, with how many replicas. None, 0:
+        # not known.
         self.heeds_dry_runs: bool | None = None
         self.replicas_of_new = 0
-        # The broker that the others leave changes of topics to; -1: they don't.
+        # The only broker that changes topics; -1: all do.
         self._controller = -1
 
     # -- connections ----------------------------------------------------------------------------
@@ -169,7 +170,7 @@ class Cluster:
 
     @contextmanager
     def changing(self, deadline: float) -> Iterator[Connection]:
-        """A connection to a broker that changes topics, for a ``with``: any, until one `leaves_changes`."""
+        """A connection to a broker that changes topics, for a ``with``: any, until `leaves_changes` is called."""
         node = self._controller if self._controller in self._brokers else None
         try:
             with self.connection(node, deadline) as connection:
@@ -179,7 +180,7 @@ class Cluster:
             raise
 
     def leaves_changes(self, deadline: float) -> None:
-        """A broker answered that the controller changes topics: ask that one from now on."""
+        """Note that only the cluster's own controller changes topics: ask that broker from now on."""
         found = self.metadata([], None, deadline)
         with self._lock:
             self._brokers = _addresses(found)
@@ -195,7 +196,8 @@ class Cluster:
     def _any(self, deadline: float) -> tuple[Connection, Address]:
         problems = []
         known = list(dict.fromkeys((*self._brokers.values(), *self.settings.bootstrap)))
-        # In random order: a broker may be isolated, with old metadata; some questions take two requests.
+        # In random order, as an isolated broker has old metadata. In turns, a call of two requests might always
+        # meet the same one.
         self.chance.shuffle(known)
         for address in self.health.in_order(known):
             try:
@@ -242,7 +244,7 @@ class Cluster:
             except AuthenticationFailed as error:
                 raise LogDenied(f"{what}: {error}") from error
             except ConnectionBroken as error:
-                # The broker may have failed, with other leaders by now.
+                # The broker may have failed, and its partitions may have other leaders by now.
                 self.forget_all()
                 problem: Exception = error
                 pause = self.settings.retry_backoff
@@ -274,9 +276,9 @@ class Cluster:
         *,
         background: bool = False,
     ) -> Any:
-        """The answer of a broker, or of any, about these topics (None: all). ``background``: as in `connection`.
+        """The answer of a broker (None: any) about these topics (None: all). ``background``: as in `connection`.
 
-        `ConnectionBroken` also if the broker has just started, and not read the cluster's metadata.
+        `ConnectionBroken`: also if the broker has just started, and has not read the cluster's metadata.
         """
         with self.connection(node, deadline, background=background) as connection:
             found = connection.ask(
@@ -348,7 +350,7 @@ class Cluster:
         return found
 
     def take_newer(self, found: Any) -> None:
-        """Note only newer leaders of known topics from a broker's answer."""
+        """Note newer leaders of known topics from a broker's answer, and nothing else."""
         topics = [topic_of(one) for one in found.topics if int(one.error_code) == NONE]
         with self._lock:
             for topic in topics:
@@ -357,13 +359,13 @@ class Cluster:
                     self._topics[topic.name] = newer(known, self._newer(topic).leaders)
 
     def forget(self, names: Iterable[str]) -> None:
-        """Forget these topics, so that they are asked for at the next use."""
+        """Forget these topics, so that the next use asks for them."""
         with self._lock:
             for name in names:
                 self._topics.pop(name, None)
 
     def distrust(self, node: int) -> None:
-        """Note that a broker does not answer: ask others first, and ask for the leaders of its partitions."""
+        """Note that a broker does not answer: ask others first, and find the leaders of its partitions again."""
         with self._lock:
             if node in self._brokers:
                 self.health.failed(self._brokers[node])
@@ -372,16 +374,13 @@ class Cluster:
                     del self._topics[name]
 
     def forget_all(self) -> None:
-        """Forget all topics, so that each is asked for at its next use."""
         with self._lock:
             self._topics.clear()
 
     def topic(self, name: str) -> Topic | None:
-        """A known topic, or None."""
         return self._topics.get(name)
 
     def leader(self, partition: TopicPartition) -> Leader | None:
-        """The known leader, or None."""
         topic = self._topics.get(partition.topic)
         return topic.leaders.get(partition.partition) if topic else None
 
@@ -433,7 +432,8 @@ class Cluster:
     ) -> dict[int, list[TopicPartition]]:
         """The partitions grouped by the broker that leads them.
 
-        ``failed`` receives the errors of some, and no leader is waited for; without it, `leaders` waits for all.
+        ``failed``: gets the errors of partitions without a leader, and the call does not wait. Without it,
+        `leaders` waits for all.
         """
         partitions = list(partitions)
         self.confirm_leaders({p.topic for p in partitions})
@@ -466,9 +466,10 @@ class Cluster:
     # -- brokers that may have been replaced -----------------------------------------------------
 
     def wait(self, connection: Connection, deadline: float, replaced: Callable[[], bool]) -> None:
-        """Wait for an answer to begin, but for a silent broker's only until another broker has replaced it.
+        """Wait until an answer begins to arrive, or until the deadline.
 
-        ``replaced``: asks the others whether it was; then `ConnectionBroken`. A slow broker is waited for.
+        ``replaced``: asks other brokers, from time to time, whether this one was replaced. If so, the connection is
+        closed, and `ConnectionBroken` raised. So a broker that is only slow is waited for.
         """
         limit = time.monotonic() + health.SILENT_S
         while not connection.buffered() and not readable(
@@ -483,7 +484,7 @@ class Cluster:
             limit = time.monotonic() + health.ASK_AGAIN_S
 
     def is_replaced(self, node: int, partitions: Collection[TopicPartition]) -> bool:
-        """Whether one of the partitions has another leader than this broker, by answers of other brokers."""
+        """Whether other brokers say that one of the partitions has another leader than this broker."""
         self.distrust(node)
         try:
             self.refresh({p.topic for p in partitions}, self.deadline(health.REPLACED_S))
@@ -495,7 +496,7 @@ class Cluster:
     def confirm_leaders(self, topics: Collection[str]) -> None:
         """Now and then ask brokers other than the leaders for newer leaders of topics in use, in the background.
 
-        An isolated former leader still answers, and fetches from it bring nothing, without an error.
+        An isolated former leader still answers fetches, with no records and no error.
         """
         old = self.health.to_confirm(topics)
         busy = self._confirming is not None and self._confirming.is_alive()
@@ -520,11 +521,10 @@ class Cluster:
                     left[name] &= {node}
 
     def ask_replicas(self, topics: Collection[str], deadline: float) -> None:
-        """Ask all replicas whether known leaders are still the newest: a new leader knows it before it accepts
-        records.
+        """Ask all replicas for newer leaders: a new leader knows that it is one before it accepts records.
 
-        Wait for them, except for brokers that have not answered the question before; these get one question at a
-        time. Half of the remaining time is reserved for the question to the leaders.
+        Wait for the answers, except of brokers that were late last time: these get one question at a time. Half of
+        the remaining time is reserved for the question to the leaders.
         """
         asked: dict[int, list[str]] = {}
         for topic in filter(None, map(self.topic, topics)):
@@ -570,7 +570,7 @@ class Cluster:
         return None
 
     def _ask_newer(self, node: int, names: list[str]) -> bool:
-        """Note newer leaders from a broker. Returns whether there was an answer."""
+        """Ask a broker for newer leaders, and note them. False: it did not answer."""
         try:
             found = self.metadata(names, node, self.soon(), background=True)
         except (ConnectionBroken, LogError):

@@ -1,4 +1,4 @@
-"""One connection to a broker: requests are pipelined, answers are read by correlation id."""
+"""Connections to brokers, with requests in flight, and the pool of idle ones."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _LEAST_SESSION_S = 1.1
 
 
 def readable(connections: Sequence[socket.socket | Connection], wait_s: float = 0.0) -> set[int]:
-    """The descriptors of connections with bytes to read, or at their end; wait for one."""
+    """The descriptors of connections that have bytes to read, or were closed. Waits ``wait_s`` seconds for one."""
     poll = select.poll()  # `select` supports no descriptor above 1,023
     for connection in connections:
         poll.register(connection, select.POLLIN)
@@ -88,23 +88,18 @@ class Connection:
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if tls is not None:
                 self._socket = tls.wrap_socket(self._socket, server_hostname=host)
-        except (
-            OSError,
-            ValueError,
-        ) as error:  # `ValueError`: the host in the metadata is malformed
+        except (OSError, ValueError) as error:
+            # `ValueError`: the host in the metadata is malformed.
             raise ConnectionBroken(
                 f"no connection to {self.address}: {error}", sent=False
             ) from error
         self._gather = tls is None
 
     def fileno(self) -> int:
-        """The descriptor, for `readable`."""
         return self._socket.fileno()
 
     def buffered(self) -> bool:
-        """Whether there are bytes that `readable` can't see: in TLS, or answers that were read while waiting for
-        another.
-        """
+        """Whether there are bytes that `readable` can't see: inside TLS, or answers that were read for others."""
         return bool(self._read) or (
             isinstance(self._socket, ssl.SSLSocket) and self._socket.pending() > 0
         )
@@ -254,7 +249,7 @@ class Connection:
             self._renew_at = began + max(life * _RENEW_AFTER, _LEAST_SESSION_S)
 
     def _exchange(self, sasl: Mechanism, deadline: float) -> float:
-        """The seconds that the session lasts; 0 without an end."""
+        """Authenticate. Returns the seconds that the session lasts; 0: without an end."""
         exchange = sasl.exchange(deadline)
         message = next(exchange)  # this fetches a token, before anything is sent
         found = self.ask(SASL_HANDSHAKE, deadline, mechanism=sasl.name)
@@ -386,19 +381,17 @@ class Pool:
         self._settings = settings
         self._lock = threading.Lock()
         self._idle: dict[tuple[str, int], list[Connection]] = {}
-        self._parked: dict[
-            tuple[str, int], list[Connection]
-        ] = {}  # connections with answers under way
+        # Connections with answers under way.
+        self._parked: dict[tuple[str, int], list[Connection]] = {}
         # Connections that wait for an answer that may never come.
         self._waiting: WeakSet[Connection] = WeakSet()
         self._closed = False
 
     def open(self, address: tuple[str, int], deadline: float) -> Connection:
-        """A new connection that knows the broker's versions and has authenticated."""
         return open_connection(address, self._settings, deadline)
 
     def wait_on(self, address: tuple[str, int], deadline: float) -> Connection:
-        """As `take`, for a question without effect, which `close` interrupts."""
+        """Do the same as `take`, for a request that changes nothing, so that `close` may interrupt it."""
         connection = self.take(address, deadline)
         with self._lock:
             self._waiting.add(connection)
@@ -444,9 +437,7 @@ class Pool:
                 self._parked.setdefault(address, []).append(connection)
 
     def close(self) -> None:
-        """Close all idle connections; connections in use are closed when they come back, those of `wait_on` at
-        once.
-        """
+        """Close idle connections, and interrupt those of `wait_on`. Others are closed when they come back."""
         with self._lock:
             self._closed = True
             for connection in self._waiting:

@@ -93,8 +93,8 @@ class Coordinator:
     """The producer's side of the transaction coordinator, over a connection of its own.
 
     Write with `producer_id` and `producer_epoch`. ``is_v2``: whether the cluster has transactions of KIP-890, where
-    each end returns a new epoch, and Produce adds partitions by itself. ``last``: the outcome of the native
-    transaction before.
+    each end returns a new epoch, and Produce adds partitions by itself. ``last``: the outcome of the id's last
+    native transaction before that.
     """
 
     def __init__(self, cluster: Cluster, transactional_id: str, timeout: float) -> None:
@@ -123,7 +123,6 @@ class Coordinator:
             raise
 
     def close(self) -> None:
-        """Close the connection."""
         if self._connection is not None:
             self._connection.close()
 
@@ -276,5 +275,5 @@ class Coordinator:
 
 
 def new_pauses() -> Backoff:
-    """The pauses between tries of what a transaction that is ending may refuse."""
+    """The pauses between tries of a request that is refused while a native transaction is ending."""
     return Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S, SystemClock(), growth=_PAUSE_GROWTH)

@@ -37,7 +37,6 @@ _BUMPED = struct.Struct(">qh")
 
 
 def uvarint(value: int) -> bytes:
-    """An unsigned varint."""
     if value < 0x80:
         return bytes((value,))
     out = bytearray()
@@ -49,7 +48,7 @@ def uvarint(value: int) -> bytes:
 
 
 class _Form:
-    """The encoding of strings, arrays and bytes: compact in flexible versions, else the old one."""
+    """The encoding of strings, arrays and bytes: compact in flexible versions, otherwise the old one."""
 
     def __init__(self, flexible: bool) -> None:
         self.flexible = flexible
@@ -292,7 +291,6 @@ def _topic(reader: Reader, by_id: bool, names: Mapping[bytes, str]) -> str:
 def end_request(
     version: int, transactional_id: str, producer_id: int, producer_epoch: int, *, commit: bool
 ) -> bytes:
-    """The request's body."""
     name = transactional_id.encode()
     fields = _END.pack(producer_id, producer_epoch, commit)
     if version >= END_TXN.flexible_from:

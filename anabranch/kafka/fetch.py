@@ -89,7 +89,6 @@ class Fetcher:
         committed: bool,
         failed: Failed | None = None,
     ) -> dict[TopicPartition, Fetched]:
-        """`anabranch.ports.Log.fetch`."""
         if not positions:
             return {}
         give_up = time.monotonic() + max_wait
@@ -120,7 +119,7 @@ class Fetcher:
                 what = f"{found.moved[0].topic} is read from another replica"
                 raise Again(LogUnavailable(what), _MOVED_S)
         except (Again, ConnectionBroken):
-            # Partitions that moved are asked for next time; the other answers are used.
+            # Partitions that moved are fetched next time; the other answers are used.
             if not found.fetched:
                 raise
         finally:
@@ -138,9 +137,10 @@ class Fetcher:
                     failed[partition] = LogUnavailable(why, (partition.topic,))
 
     def _in_turn(self, partitions: list[TopicPartition]) -> list[TopicPartition]:
-        """The partitions, those without records for the longest time first: a flooded partition fills the answer.
+        """The partitions in the request's order: first those whose last records came the longest time ago.
 
-        Only the first one with records may exceed ``max_bytes``, so busy partitions take turns.
+        A flooded partition fills the answer, and only the first one with records may exceed ``max_bytes``. So busy
+        partitions take turns.
         """
         turn = self._turn % len(partitions)
         group = partitions[turn:] + partitions[:turn]
@@ -295,7 +295,7 @@ def _refuse(partition: TopicPartition, code: int, failed: Failed | None) -> None
 
 
 def _ready(waiting: Sequence[_Request], deadline: float | None) -> list[_Request]:
-    """The requests whose answer has begun to arrive. Wait for one until ``deadline`` (None: not at all)."""
+    """The requests whose answer has begun to arrive. Waits for one until ``deadline`` (None: not at all)."""
     buffered = [one for one in waiting if one.connection.buffered()]
     if buffered:
         return buffered

@@ -27,9 +27,8 @@ LONGEST_SKIPPED_S = 16.0
 AGE_S = 10.0  # leaders that other brokers have not confirmed for this long are validated
 WAIT_S = 2.0  # how long a caller waits for all replicas to confirm leaders
 LATE_S = 15.0  # how long a broker that did not confirm them in time is not waited for
-FOLLOWED_S = (
-    300.0  # after this time a leader is asked again for a follower, as Kafka's own consumer does
-)
+# After this time a leader is asked again for a follower, as Kafka's own consumer does.
+FOLLOWED_S = 300.0
 LED_S = 5.0  # how long a leader serves what a follower could not
 
 

@@ -25,7 +25,10 @@ _NO_TRANSACTION = dt.timedelta(minutes=1)  # the broker needs a timeout even wit
 
 
 class JournalProducer:
-    """One producer id. One thread at a time; `interrupt` from any. The first failure ends it for good."""
+    """A producer with an id of its own. The first failure ends it for good.
+
+    Only one thread at a time may use it, except `interrupt`.
+    """
 
     def __init__(self, cluster: Cluster, deadline: float) -> None:
         """Get a producer id. ``deadline``: by `time.monotonic`, as everywhere here.
@@ -208,9 +211,7 @@ class JournalProducer:
         self._topic_ids.clear()
 
     def _check_offset(self, partition: TopicPartition, offset: int) -> None:
-        """`LogUncertain` for a second use of an offset: up to Kafka 4.0 a replaced topic accepts batches by
-        name.
-        """
+        """`LogUncertain`: an offset came twice. Up to Kafka 4.0, a replaced topic accepts batches by its name."""
         if offset <= self._highest.get(partition, -1):
             raise LogUncertain(
                 f"topic {partition.topic} was deleted and created again, or has lost records: offset "
@@ -219,7 +220,7 @@ class JournalProducer:
         self._highest[partition] = offset
 
     def _check_topics(self, request: ProduceRequest) -> None:
-        """`LogUncertain` for a replaced topic: the stored batches are gone."""
+        """`LogUncertain`: a topic was replaced, so the stored batches are gone."""
         for topic in {partition.topic for partition in request.batches}:
             now = self._cluster.topic_ids[topic]
             if self._topic_ids.get(topic, now) != now:
@@ -228,7 +229,7 @@ class JournalProducer:
     # -- after a failure ------------------------------------------------------------------------------
 
     def _recover(self, failed: list[PendingBatch], deadline: float) -> None:
-        """Send again until all is stored, and only then continue: leaders may have moved.
+        """Send batches again until all are stored, and only then continue, because leaders may have moved.
 
         Raises:
             LogError: the broker's reason, or batches are not stored at the deadline.

@@ -93,7 +93,6 @@ class KafkaLog:
         return self._sender.send(batches, failed)
 
     def delete_records(self, before: Mapping[TopicPartition, int]) -> None:
-        """Delete all records below the given offsets; reading then starts there."""
         self._repeat("delete records", kafka_admin.delete_records, before)
 
     # -- topics ---------------------------------------------------------------------------------------

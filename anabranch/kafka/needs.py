@@ -154,17 +154,17 @@ def losses(lacks: Collection[str]) -> list[str]:
 
 
 def lost_calls(lacks: Collection[str]) -> tuple[str, ...]:
-    """Those of these calls that are optional, each with a loss."""
+    """The optional calls among these, each of which is a loss."""
     return tuple(name for need in CALLS if need.lost for name in _met_by(need, lacks))
 
 
 @dataclass(slots=True)
 class Broker:
-    """A broker's answers. ``trouble``: why it did not answer. ``too_old``: needed calls without a common version.
-    ``features``: the version of native transactions, if it reports one.
+    """A broker's answers.
 
-    ``disks``: (path, usable bytes, all bytes, trouble) of each log folder; -1 bytes if not reported.
-    ``disk_trouble``: why its disks are not known.
+    ``trouble``: why it did not answer. ``too_old``: needed calls without a common version. ``features``: the
+    version of native transactions, if it reports one. ``disks``: (path, usable bytes, all bytes, trouble) of each
+    log folder; -1 bytes if not reported. ``disk_trouble``: why its disks are not known.
     """
 
     address: str
@@ -182,9 +182,9 @@ def lacking_of(brokers: Iterable[Broker]) -> set[str]:
 
 
 def look_at(cluster: Cluster, seconds: float, *, disks: bool = True) -> list[Broker]:
-    """All brokers of the cluster, asked concurrently, so that a broker that is away does not delay others.
+    """Ask all brokers of the cluster concurrently, so that a broker that is away does not delay others.
 
-    ``seconds``: for each question. Raises `LogError` if no broker names any.
+    ``seconds``: the longest wait for each answer. Raises `LogError` if no broker names any.
     """
     cluster.refresh((), cluster.deadline(seconds))
     nodes = cluster.nodes

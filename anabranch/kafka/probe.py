@@ -1,8 +1,7 @@
-"""Questions to a cluster before anything is created there, and the probe, which tries each need on topics of its
-own.
+"""Checks whether a cluster gives what anabranch needs: before a controller starts, or as a probe.
 
-`before_leading` finds out whether a controller can be leader at all. `Probe` tries everything that
-docs/inside/decisions/0039-what-a-broker-must-give.md lists, and deletes its topics at the end.
+`before_leading` creates no topic, and finds out whether a controller can be leader at all. `Probe` tries, on topics
+of its own, everything that docs/inside/decisions/0039-what-a-broker-must-give.md lists.
 """
 
 from __future__ import annotations
@@ -129,7 +128,7 @@ def before_leading(cluster: Cluster, prefix: str, native_timeout: float) -> tupl
             raise LogRefused(
                 f"{what}. Use one that offers them: {BROKERS_PAGE}", UNSUPPORTED_VERSION
             )
-    # The leader will find out: don't wait for this coordinator here.
+    # Don't wait for this coordinator here: the leader will find out.
     with suppress(LogUnavailable, LogUncertain, ConnectionBroken):
         check_native_timeout(cluster, f"{of_transactions(prefix)}start", native_timeout)
     for broker in brokers:
@@ -254,7 +253,6 @@ class Probe:
         self._session_timeout = session_timeout
 
     def close(self) -> None:
-        """Close all connections."""
         self._log.close()
         self._cluster.close()
 
@@ -439,7 +437,7 @@ class Probe:
         return Tried(needs.DELETE.name, WORKS, found)
 
     def _names(self) -> list[str]:
-        """The topics that it creates, without those of dry runs that brokers carry out."""
+        """The topics that this probe creates, without those that brokers create in dry runs."""
         of_lane = commands_topic(self.mark, _LANE), replies_topic(self.mark, _LANE)
         of_controllers = control_topics(self.mark, self._control_partitions)
         return [*of_controllers, *of_lane, *topics_of(self._stream), *topics_of(self._table)]

@@ -1,7 +1,7 @@
 """The produce path of all producers: batches for the next Produce request to each broker, and requests under way.
 
 Three producers use it: `transactional_producer` for native transactions, `idempotent_producer` for journals, and
-`sender` for answers that may get lost. They differ in what they do after an error, which is their own affair.
+`sender` for answers that may get lost. They differ in what they do after an error.
 """
 
 from __future__ import annotations
@@ -51,7 +51,6 @@ class ProduceRequest:
     sent: float = 0.0  # monotonic seconds
 
     def add(self, batch: PendingBatch) -> None:
-        """Add a batch."""
         self.batches[batch.partition] = batch
         self.size += batch.size
 
@@ -94,7 +93,6 @@ class BrokerLink:
         return self.connection.buffered() or bool(readable([self.connection]))
 
     def close(self) -> None:
-        """Close the connection."""
         if self.connection is not None:
             self.connection.close()
 
@@ -181,12 +179,11 @@ class ProducePipeline:
         return answers
 
     def interrupt(self) -> None:
-        """From any thread: a thread that waits for a broker stops waiting."""
+        """Make a thread that waits for a broker stop waiting. Any thread may call this."""
         for link in list(self.links.values()):
             if link.connection is not None:
                 link.connection.interrupt()
 
     def close(self) -> None:
-        """Close the connections."""
         for link in self.links.values():
             link.close()

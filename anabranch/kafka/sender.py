@@ -80,10 +80,10 @@ class Sender:
     def close(self) -> None:
         self._pipeline.close()
 
-    # -- out --------------------------------------------------------------------------------------------
+    # -- requests ---------------------------------------------------------------------------------------
 
     def _find_leaders(self, places: Iterable[TopicPartition], now: float) -> None:
-        """Ask now and then for leaders that are not known, or do not answer."""
+        """Now and then find leaders again that are not known, or that do not answer."""
         lost = [
             place
             for place in places
@@ -141,7 +141,7 @@ class Sender:
                 link.next.add(batch)
 
     def _is_replaced(self, topic: str) -> bool:
-        """Whether the topic was replaced. This is reported to the caller once, which decides."""
+        """Whether the topic was replaced. This is true once; then the caller of `send` decides what to do."""
         now = self._cluster.topic_ids[topic]
         if self._topic_ids.setdefault(topic, now) == now:
             return False
@@ -164,7 +164,7 @@ class Sender:
         while size > KEPT_BYTES:
             size -= self._kept.pop(0).size
 
-    # -- in ---------------------------------------------------------------------------------------------
+    # -- answers ----------------------------------------------------------------------------------------
 
     def _read_answers(self, link: BrokerLink, now: float, failed: Failed) -> None:
         """Read the answers that have arrived."""

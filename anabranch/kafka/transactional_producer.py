@@ -50,9 +50,9 @@ log = logging.getLogger("anabranch.kafka")
 
 # More requests under way on one connection don't help: the broker processes one at a time.
 MAX_IN_FLIGHT = 5
-# How long to wait for a leader that can't append yet; the whole round waits with it.
+# How long to wait for a leader that can't append yet, and for partitions without a leader. The whole round waits.
 NOT_YET_S = 3.0
-LEADER_S = 1.0  # how long to wait for leaders; the whole round waits with it
+LEADER_S = 1.0
 
 
 class _Tries(NamedTuple):
@@ -67,7 +67,7 @@ class _Tries(NamedTuple):
 
 @dataclass(slots=True)
 class _Sequences:
-    """Sequences by partition: of the next batch, and of the one after the last stored batch."""
+    """Sequences by partition. ``next``: of the next batch; ``stored``: of the one after the last stored batch."""
 
     next: dict[TopicPartition, int] = field(default_factory=dict)
     stored: dict[TopicPartition, int] = field(default_factory=dict)
@@ -83,16 +83,10 @@ class _Sequences:
 
 
 class KafkaProducer:
-    """`anabranch.ports.Producer` on brokers. Made by `KafkaLog.producer`; one thread at a time."""
+    """`anabranch.ports.Producer` on brokers. Only one thread at a time may use it."""
 
     def __init__(self, cluster: Cluster, transactional_id: str, timeout: float) -> None:
-        """Initialise the transactional id. ``timeout``: limit of one native transaction, in seconds.
-
-        Raises:
-            LogBusy: the markers of its last native transaction can't be written.
-            LogUnavailable: no coordinator until the deadline.
-            LogRefused: the broker does not allow the id or the timeout.
-        """
+        """Initialise the transactional id; arguments and errors as for `Coordinator`."""
         self._cluster = cluster
         self._id = transactional_id
         # Partitions of the native transaction: added at the coordinator (V1), and appended to.
@@ -101,8 +95,8 @@ class KafkaProducer:
         self._used = False
         # Open native transactions without a marker, to be ended when no other one is open.
         self._unmarked: dict[TopicPartition, Open] = {}
-        self._ended: LogError | None = None
-        self._refusal: LogRefused | None = None
+        self._ended: LogError | None = None  # why this producer is unusable
+        self._refusal: LogRefused | None = None  # why the native transaction has to be aborted
         # Whether the native transaction has begun, at the coordinator or by a batch that may be stored.
         self._begun = False
         self._coordinator = Coordinator(cluster, transactional_id, timeout)
@@ -127,7 +121,7 @@ class KafkaProducer:
     # -- the port -----------------------------------------------------------------------------------
 
     def append(self, batches: Sequence[tuple[TopicPartition, Buffer]]) -> list[int]:
-        """`anabranch.ports.Producer.append`: one request for the n-th batches of a broker's partitions.
+        """`anabranch.ports.Producer.append`. A broker gets its partitions' first batches in one request, and so on.
 
         Memory: the given batches, and requests under way, at most `MAX_IN_FLIGHT` times ``max_request_bytes`` per
         broker.
@@ -151,7 +145,7 @@ class KafkaProducer:
         return [offset for _, offset in sorted(zip(order, offsets, strict=True))]
 
     def append_stream(self, batches: Iterable[tuple[TopicPartition, Buffer]]) -> list[int]:
-        """Like `append`, for batches that are made while earlier ones are under way.
+        """`anabranch.ports.Producer.append_stream`.
 
         A request is sent when a partition comes a second time, or at ``max_request_bytes``.
         """
@@ -192,7 +186,7 @@ class KafkaProducer:
         self._end_lost()
 
     def check(self, partitions: Iterable[TopicPartition]) -> None:
-        """`anabranch.ports.Producer.check`; without a native transaction there is nothing to ask."""
+        """`anabranch.ports.Producer.check`. If the id had no native transaction, there is nothing to ask."""
         if self._used or self._coordinator.last.known():
             self._look(partitions)
 
@@ -279,7 +273,7 @@ class KafkaProducer:
         return link
 
     def _reach(self, partitions: Iterable[TopicPartition]) -> dict[int, list[TopicPartition]]:
-        """Connect to the leaders of all these before anything is sent, so that an unreachable one loses nothing.
+        """Connect to all leaders before anything is sent, so that nothing is lost if one can't be reached.
 
         Each broker is tried once. Returns node -> partitions that were not checked since it became their leader.
         """
@@ -307,10 +301,7 @@ class KafkaProducer:
         return unseen
 
     def _unreachable(self, message: str, topic: str) -> LogError:
-        """The error for an append that sent nothing there.
-
-        The error is uncertain if the transaction has earlier appends.
-        """
+        """The error for an append that sent nothing: uncertain if the native transaction has earlier appends."""
         if self._begun:
             return LogUncertain(f"{self._id}: {message}", (topic,))
         return LogUnavailable(f"{self._id}: {message}", (topic,))
@@ -323,8 +314,8 @@ class KafkaProducer:
             return
         new = [partition for partition in request.batches if partition not in self._appended]
         if new:
-            # The leader may have to learn first that the partitions are in the transaction, and be asked
-            # again; so nothing else may be under way.
+            # The leader may have to learn first that the partitions are in the transaction. Then this request is
+            # sent again, so nothing else may be under way.
             while link.in_flight:
                 self._finish_oldest(link, offsets)
             epoch = self._cluster.epoch
@@ -351,7 +342,7 @@ class KafkaProducer:
     def _send_first(
         self, link: BrokerLink, request: ProduceRequest, offsets: list[int], first: bool
     ) -> None:
-        """Send a request with new partitions, and send partitions again that can't be added yet.
+        """Send a request with new partitions, again for those that can't be added to the transaction yet.
 
         ``first``: nothing else was sent in this native transaction.
         """
@@ -423,7 +414,7 @@ class KafkaProducer:
     def _take_answers(
         self, request: ProduceRequest, answers: Answers, offsets: list[int] | None
     ) -> list[PendingBatch]:
-        """The batches that were not stored."""
+        """Note what was stored. Returns the batches that were not."""
         failed = []
         for partition, batch in request.batches.items():
             produced = answers[partition]
@@ -436,7 +427,7 @@ class KafkaProducer:
         return failed
 
     def _drain(self) -> bool:
-        """Read the answers still under way, to learn the stored batches; False if some can't be read."""
+        """Read the answers under way, to know which batches are stored. False: some can't be read."""
         whole = True
         for link in self._pipeline.links.values():
             link.take()
@@ -532,9 +523,9 @@ class KafkaProducer:
 def _failure_of(
     who: str, failed: Iterable[PendingBatch], answers: Answers, *, last: bool
 ) -> LogError | None:
-    """The worst error of the failed batches in the answers to a transactional append.
+    """The worst error of the failed batches of a transactional append. None: all of them may be sent again.
 
-    None if all of them may be sent again, which they may not if ``last``.
+    ``last``: they may not.
     """
     errors: list[LogError] = []
     for batch in failed:

@@ -62,7 +62,10 @@ FIRST = Row(b"", "", b"", -1, False)  # sorts before all rows
 
 
 class Book:
-    """The table through one connection. Each call except `open` and `begin` ends the database transaction."""
+    """The table through one connection.
+
+    `open`, `begin`, `guard`, `check_same` and `end` leave the database transaction open; other calls end it.
+    """
 
     def __init__(self, connection: Any, table: str, dialect: Dialect | None) -> None:
         if not re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)?", table, re.ASCII):
@@ -149,7 +152,7 @@ class Book:
         return bool(self._run(sql.INSERT, key, outcome, attempt.hex(), made, note).rowcount == 1)
 
     def begin(self, txn_id: bytes, attempt: bytes) -> None:
-        """Insert ``begun`` in the user's database transaction. If there is a row, raise its outcome.
+        """Insert ``begun`` in the user's database transaction. If there is a row, raise the error of its outcome.
 
         Raises: AlreadyCommitted, TransactionAborted.
         """
@@ -173,7 +176,7 @@ class Book:
             ) from error
 
     def end(self, txn_id: bytes, attempt: bytes) -> None:
-        """Change ``begun`` to ``commit``, and commit. Raises as `begin` if the row has changed."""
+        """Change ``begun`` to ``commit``, without a database commit. Raises: as `begin`, if the row has changed."""
         if self._run(sql.COMMIT, COMMIT, txn_id.hex(), attempt.hex(), BEGUN).rowcount != 1:
             raise self._refusal(txn_id)
 
@@ -188,7 +191,7 @@ class Book:
         return None if found is None else _row_of(found)
 
     def is_early(self, txn_id: bytes) -> bool:
-        """Whether ``begun`` is durable, so that the user's statements have committed early."""
+        """Whether ``begun`` is durable, that is, the user's statements have committed early."""
         row = self._row(txn_id)
         self.connection.rollback()
         return row is not None and row.outcome == BEGUN

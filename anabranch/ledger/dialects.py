@@ -1,7 +1,4 @@
-"""The SQL of a ledger, and the databases that it can be in.
-
-A dialect says how a database makes a commit durable, and how its server is identified.
-"""
+"""The SQL of a ledger, and its databases: how each makes commits durable, and how its server is identified."""
 
 from __future__ import annotations
 
@@ -56,7 +53,7 @@ class Dialect:
         return "savepoint" in str(error)
 
     def server(self, cursor: Any, facts: str | None) -> str:
-        """Make the commits of this transaction durable; returns the identity of the server, which a copy lacks.
+        """Make this transaction's commit durable; returns the identity of the server, which a copy of it lacks.
 
         Raises: InvalidArgument (a standby, or in memory), UnsupportedSetting (its commits can't be made durable).
         """
@@ -75,7 +72,6 @@ class SQLite(Dialect):
     """SQLite, identified by the device, inode and path of its file."""
 
     def check(self, connection: Any) -> None:
-        """As `Dialect.check`."""
         # Since Python 3.12; -1: isolation_level decides.
         mode = getattr(connection, "autocommit", None)
         if mode is True or (mode is not False and connection.isolation_level is None):
@@ -91,13 +87,11 @@ class SQLite(Dialect):
             )
 
     def cursor(self, connection: Any) -> Any:
-        """As `Dialect.cursor`."""
         cursor = connection.cursor()
         cursor.row_factory = _texts
         return cursor
 
     def server(self, cursor: Any, facts: str | None) -> str:
-        """As `Dialect.server`."""
         files = {row[1]: row[2] for row in cursor.execute("pragma database_list").fetchall()}
         if not files["main"]:
             raise InvalidArgument("the database is in memory: a ledger must outlive the process")
@@ -113,11 +107,9 @@ class SQLite(Dialect):
         return f"sqlite:{file.st_dev}:{file.st_ino}:{path}"
 
     def hurry(self, cursor: Any, seconds: float) -> None:
-        """As `Dialect.hurry`."""
         cursor.execute(f"pragma busy_timeout = {int(seconds * 1000)}")
 
     def is_held(self, error: Exception) -> bool:
-        """As `Dialect.is_held`."""
         return getattr(error, "sqlite_errorcode", 0) & 0xFF in (5, 6)  # BUSY, LOCKED
 
 
@@ -134,7 +126,6 @@ class PostgreSQL(Dialect):
     )
 
     def check(self, connection: Any) -> None:
-        """As `Dialect.check`."""
         if getattr(connection, "autocommit", False):
             raise InvalidArgument(
                 "the connection commits each statement: connect with autocommit=False"
@@ -144,7 +135,6 @@ class PostgreSQL(Dialect):
             raise _begun()
 
     def cursor(self, connection: Any) -> Any:
-        """As `Dialect.cursor`."""
         driver = driver_of(connection).__name__
         if driver == "psycopg":
             return connection.cursor(row_factory=import_module("psycopg.rows").tuple_row)
@@ -153,11 +143,9 @@ class PostgreSQL(Dialect):
         return connection.cursor()
 
     def is_over(self, error: Exception) -> bool:
-        """As `Dialect.is_over`."""
         return _code(error) in ("3B001", "25P01")  # no such savepoint, no transaction
 
     def server(self, cursor: Any, facts: str | None) -> str:
-        """As `Dialect.server`."""
         server = (facts or "").split(" ")[-1]
         if server == "standby":
             raise InvalidArgument("the database is a standby: connect to its primary")
@@ -166,13 +154,11 @@ class PostgreSQL(Dialect):
         return server
 
     def hurry(self, cursor: Any, seconds: float) -> None:
-        """As `Dialect.hurry`."""
         cursor.execute(f"set local lock_timeout = {int(seconds * 1000)}")
         # A shorter statement timeout of the user would end the wait first, with an error that names no lock.
         cursor.execute("set local statement_timeout = 0")
 
     def is_held(self, error: Exception) -> bool:
-        """As `Dialect.is_held`."""
         # lock timeout, deadlock, serialization failure
         return _code(error) in ("55P03", "40P01", "40001")
 
@@ -192,7 +178,7 @@ _MARKS = {"qmark": "?", "format": "%s", "pyformat": "%s"}
 
 
 def driver_of(connection: Any) -> ModuleType:
-    """The driver module of a connection, which has its exceptions and paramstyle. Raises `InvalidArgument`."""
+    """The driver module of a connection, with its exceptions and paramstyle. Raises: InvalidArgument."""
     for kind in type(connection).__mro__:
         module = sys.modules.get(kind.__module__.partition(".")[0])
         if module is not None and hasattr(module, "paramstyle"):
@@ -201,7 +187,7 @@ def driver_of(connection: Any) -> ModuleType:
 
 
 def dialect_of(driver: ModuleType) -> Dialect:
-    """The dialect of a driver's database. Raises `UnsupportedSetting`."""
+    """The dialect of a driver's database. Raises: UnsupportedSetting."""
     if driver.__name__ not in _DRIVERS or driver.paramstyle not in _MARKS:
         raise UnsupportedSetting(
             f"{driver.__name__} is not known to ledgers ({', '.join(_DRIVERS)} are): give a `dialect`"

@@ -1,8 +1,8 @@
-"""`Ledger`: a database whose commit decides for transactions.
+"""`Ledger`: a database whose commit decides transactions.
 
-At the end of the ``with``, the transaction is prepared; the row becomes ``commit``; the database commits; then the
-transaction is committed. Once it is prepared, only the row decides: ``commit``, or no row once no process can
-write it any more, which means abort.
+At the end of the ``with``, the transaction is prepared; its row in the database becomes ``commit``; the database
+commits; then the transaction is committed. Once it is prepared, only the row decides: it commits if the row is
+``commit``, and aborts if there is no such row and no process can write it any more.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _claiming = threading.Lock()
 
 @dataclass(slots=True)
 class Recovered:
-    """The result of one recovery: ids of transactions that it ended, and of those that it could not end.
+    """The result of one recovery: ids of the transactions that it ended, and of those that it could not end.
 
     ``held``: a process that can still commit has locked the row. ``forgotten``: deleted rows that are not needed
     any more. ``waiting``: id -> why it can't be ended yet; a later recovery ends it. ``missing``: control partition
@@ -77,7 +77,7 @@ class Recovered:
 
 
 class Ledger:
-    """A database, SQLite or PostgreSQL, with a ledger's table. Thread-safe if made with a function."""
+    """A database, SQLite or PostgreSQL, with a ledger's table. Thread-safe if it is made of a function."""
 
     def __init__(
         self,
@@ -88,8 +88,8 @@ class Ledger:
     ) -> None:
         """``database``: a function that connects, by any DB-API driver, or a connection.
 
-        With only a connection, `recover` has to find the outcome if it breaks during a commit. ``table``: its name,
-        with or without a schema. ``dialect``: for other databases than SQLite and PostgreSQL.
+        If a given connection breaks during a commit, only `recover` can find the outcome. ``table``: its name, with
+        or without a schema. ``dialect``: for other databases than SQLite and PostgreSQL.
         """
         self._database = database
         self._connects = not hasattr(database, "cursor")
@@ -130,10 +130,10 @@ class Ledger:
 
         The end of the ``with`` commits both; an exception aborts both. Don't commit inside, nor call anything that
         commits (sqlite3's `executescript`). ``connection``: one without a begun transaction, as from a pool.
-        ``receipts``, ``name``, ``number``: as of `Transaction.commit`; if these were committed before, the database
-        is rolled back, and ``txn.result`` is that outcome. ``timeout``: seconds for each step of the end. After the
-        database has committed, only `LedgerDiffers` is raised: if the controllers don't answer, ``txn.result`` is
-        None, and `recover` commits the events.
+        ``receipts``, ``name``, ``number``: as of `Transaction.commit`; if the name or number was committed before,
+        the database is rolled back, and ``txn.result`` is that outcome. ``timeout``: seconds for each step of the
+        end. After the database has committed, only `LedgerDiffers` is raised: if the controllers don't answer,
+        ``txn.result`` is None, and `recover` commits the events.
 
         Raises:
             InvalidArgument, UnsupportedSetting: the connection, or its database, can't be used; nothing was begun.
@@ -178,7 +178,7 @@ class Ledger:
         _finish(txn, secret, timeout)
 
     def _last_word(self, book: Book, txn_id: bytes, timeout: float | None, error: Exception) -> Row:
-        """The final row, after a commit that failed or was not answered. Raises `OutcomeUnknown` if unreadable."""
+        """The final row, after a commit that failed or was not answered. Raises: OutcomeUnknown (unreadable)."""
         deadline = time.monotonic() + (defaults.TIMEOUT_S if timeout is None else timeout)
         usable = book.rollback()
         trouble: Exception = error
@@ -226,9 +226,9 @@ class Ledger:
     ) -> Recovered:
         """End the transactions that dead processes left, as the database says; delete unneeded rows.
 
-        ``scope``: only prepared transactions of this scope; None: of all. ``older_than``: seconds since prepare.
-        ``limit``: the most transactions and rows to check, besides alarms; the call also ends when 20 transactions
-        wait. Any process may call it, at any time, also several at once.
+        ``scope``: only prepared transactions of this scope; None: of all. ``older_than``: only those prepared at
+        least this many seconds ago. ``limit``: the most transactions and rows to check, besides alarms; the call
+        also ends when 20 transactions wait. Any process may call it at any time, and several concurrently.
 
         Raises: NoLedger, LedgerMoved, InvalidArgument (another cluster), NotReady, DeadlineExceeded (no control
         partition answers) and the driver's errors: then the next call does the rest.
@@ -269,9 +269,9 @@ class Ledger:
     def adopt(self, client: Client, *, keep: bool = False) -> list[TransactionInfo]:
         """Move the ledger to its present server; returns the prepared transactions, which a person has to end.
 
-        The ledger gets another secret, so it can't end transactions that processes of the other server prepared:
-        read the rows there, then force each of these transactions. ``keep``: the server moved with all its rows,
-        and the former one never returns: the secret stays, and `recover` ends all transactions as before.
+        The ledger gets another secret. So it can't end transactions that were prepared by way of the former server:
+        read their rows there, then force each of them. ``keep``: the server moved with all its rows, and the former
+        one never returns: the secret stays, and `recover` ends all transactions as before.
 
         Raises: NoLedger, InvalidArgument (a standby, another cluster), NotReady, DeadlineExceeded.
         """
@@ -318,7 +318,7 @@ def _check_cluster(meta: Meta, cluster: str) -> Meta:
 
 
 def _give_up(book: Book, txn: Transaction, secret: bytes | None, error: BaseException) -> None:
-    """Abort both, as the database's commit was not sent. If that fails, recovery aborts the transaction."""
+    """Roll back and abort, as the database's commit was not sent. Recovery does later what fails here."""
     if not book.rollback():
         log.warning("%r is left to recovery: the database could not roll back", txn)
         return
@@ -330,7 +330,7 @@ def _give_up(book: Book, txn: Transaction, secret: bytes | None, error: BaseExce
 
 
 def _is_committed(txn: Transaction, secret: bytes | None) -> bool:
-    """Abort the transaction; True if recovery has committed it before, and deleted its row.
+    """Abort the transaction; True if recovery has already committed it, and deleted its row.
 
     Raises: OutcomeUnknown (the controllers don't say which).
     """
@@ -372,7 +372,7 @@ def _until_many_wait(some: Sequence[T], found: Recovered) -> Iterator[T]:
 
 
 def _ended(client: Client, secret: bytes, row: Row, found: Recovered) -> str | None:
-    """End the transaction as its row says; returns its state. None: it waits, or is an alarm."""
+    """End the transaction as its row says; returns ``commit`` or ``abort``. None: it waits, or is an alarm."""
     if control_partition_of(row.txn_id) in found.missing:
         return None
     timeout = _QUICK_S if found.waiting else None

@@ -1,4 +1,4 @@
-"""The metrics of a recovery service, and whether it is ready; docs/operations.md describes them."""
+"""The metrics of a recovery service (`docs/operations.md`), and whether it is ready."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TABLE = Table(NUMBERS, "ledger", ("ledger_look_seconds", "Time of a look"))
 
 
 class Watch:
-    """Counts the recoveries of a service. ``pause``: seconds between two."""
+    """Counts the recoveries of a service. ``pause``: seconds between two recoveries."""
 
     def __init__(self, pause: float) -> None:
         self.numbers = Numbers(TABLE)

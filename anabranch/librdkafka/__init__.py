@@ -1,4 +1,4 @@
-"""The part of confluent-kafka (librdkafka): commands, journals record by record, consumer groups, access rights.
+"""Everything that uses confluent-kafka (librdkafka): commands, journals of single events, groups, access rights.
 
 Only this folder imports `confluent_kafka`. The data path of controllers and readers has a client of its own,
 `anabranch.kafka`, which this folder may import.

@@ -41,7 +41,7 @@ _LIMIT_S = 2.0  # how long a limit is cached: it may be raised, or the topic rep
 _MISSING = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC)  # noqa: SLF001
 _FORBIDDEN = (KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED)
 _TRY_S = 5.0
-# Errors of authentication. librdkafka retries after them, but the caller should know.
+# Short, so that the caller soon knows of errors of authentication, after which librdkafka tries again.
 _FIRST_TRY_S = 1.0
 _LEAST_S = 0.05
 GRACE_S = 1.0
@@ -68,7 +68,7 @@ P = TypeVar("P", bound=tuple[str, int])
 
 
 class KafkaAdmin:
-    """Thread-safe; connects when first asked."""
+    """Admin requests of one client, which connects at the first one. Thread-safe."""
 
     def __init__(self, options: Options, clock: Clock) -> None:
         self._options = options
@@ -123,7 +123,7 @@ class KafkaAdmin:
         return ask
 
     def max_message_bytes(self, topics: Sequence[str], deadline: float) -> dict[str, int]:
-        """The largest batch that each topic takes, up to 2 s old; Kafka's default if not readable."""
+        """The largest batch that each topic accepts, cached for `_LIMIT_S`; Kafka's default if not readable."""
         now, never = self._clock.monotonic(), (0.0, 0)
         unknown = [topic for topic in topics if self._limits.get(topic, never)[0] <= now]
 
@@ -160,10 +160,10 @@ class KafkaAdmin:
         )
 
     def end_offsets(self, least: Mapping[P, int], deadline: float) -> dict[tuple[str, int], int]:
-        """The high watermarks. ``least``: the known minimum of each, from acknowledgements.
+        """The high watermarks. ``least``: by partition, the least that it can be, from acknowledgements.
 
-        A former leader may return a lower one: then it is asked for again. If one stays too low until the deadline,
-        `NotReady` names it.
+        A former leader may return a lower one; then all are asked for again. If one is still too low at the
+        deadline, `NotReady` names it.
         """
         latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
         request = {TopicPartition(t, p): latest for t, p in least}
@@ -192,9 +192,8 @@ class KafkaAdmin:
             return self.ask(deadline, ask) if request else {}
         except NotReady as error:
             for place, end in low.items():
-                if (
-                    end >= 0
-                ):  # at first, and while leaders move, librdkafka may return -1001 without an error
+                if end >= 0:
+                    # At first, and while leaders move, librdkafka may return -1001 without an error.
                     raise NotReady(_TOO_LOW.format(*place, end, least[place])) from error
             raise
 
@@ -278,7 +277,7 @@ class KafkaAdmin:
         return NotReady(f"the brokers can't be asked: {why}")
 
     def _refresh(self, client: AdminClient, deadline: float) -> None:
-        """Refresh the metadata, as librdkafka asks the first known leaders for offsets otherwise.
+        """Refresh the metadata, because librdkafka otherwise asks the leaders that it found first for offsets.
 
         A client without an answer is replaced: it may have lost all brokers for good (decision 0010).
         """
@@ -343,7 +342,7 @@ def _ignore(_: KafkaError) -> None:
 
 
 def no_broker(bootstrap: str) -> str:
-    """Why each address can't be reached, within two seconds; empty if something listens at one of them."""
+    """Why each address can't be reached within `_LOOK_S`; empty if something listens at one of them."""
     given = addresses(bootstrap)
     with ThreadPoolExecutor(len(given)) as pool:
         found = list(pool.map(_obstacle, given))

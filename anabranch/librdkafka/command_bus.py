@@ -46,12 +46,12 @@ _GROWTH_S = 2.0
 _COUNT_S = 10.0
 _JOIN_S = 10.0
 _MEET_S = 0.5
-# for other prefixes, and how many an error names
+# the search for other prefixes, and how many of them an error names
 _LOOK_S = 5.0
 _OTHERS = 10
 _FRAMING = 512  # upper bound of what a record adds to the payload of a command
 
-# A broker's refusal of a command and of each copy of it.
+# Errors by which a broker refuses a command, and each copy of it.
 _REFUSALS: dict[int, type[AnabranchError]] = {
     KafkaError.MSG_SIZE_TOO_LARGE: EventTooLarge,
     KafkaError.INVALID_TIMESTAMP: ClockSkew,
@@ -146,7 +146,7 @@ class KafkaBus:
             give_up = min(deadline, began + (_TOPICS_S if missing else _GROWTH_S))
             late = not pauses.sleep(give_up)
             if not late:
-                # The pause before may have been long.
+                # The pause may have taken longer than planned.
                 late = bool(missing) and self._clock.monotonic() >= give_up
             if late and missing:
                 raise missing_topics(self._lane, missing, self._other_prefixes())
@@ -202,7 +202,6 @@ class KafkaBus:
         return self._max_bytes - _FRAMING
 
     def cluster_id(self, deadline: float) -> str:
-        """The brokers' name of their cluster."""
         if not self._cluster_id:
             self._cluster_id = self._admin.cluster_id(self._commands, deadline)
         return self._cluster_id
@@ -216,7 +215,6 @@ class KafkaBus:
         payload: bytes,
         more: RecordHeaders = (),
     ) -> None:
-        """Queue a command."""
         producer = self._producer
         if producer is None or self._closed:
             return
@@ -254,7 +252,10 @@ class KafkaBus:
         return NotAuthorized(f"the right Write on the topic {self._commands} is missing")
 
     def wait(self, correlation_id: bytes, deadline: float) -> bytes | None:
-        """The next reply. `NotAuthorized` is about the last copy: an earlier one may be carried out."""
+        """The next reply; None: there was none before the deadline, or the id was forgotten.
+
+        `NotAuthorized` is about the last copy of the command: an earlier one may be carried out.
+        """
         slot = self._slots.get(correlation_id)
         if slot is None or self._closed:  # forgotten, perhaps by another thread just now
             return None
@@ -282,7 +283,6 @@ class KafkaBus:
             slot.put(None)
 
     def trouble(self) -> str:
-        """The last error."""
         return self._trouble
 
     def _answer(self, correlation_id: bytes, answer: _Answer) -> None:
@@ -345,7 +345,7 @@ class KafkaBus:
             self._answer(key, value)
 
     def _delivered(self, correlation_id: bytes, error: KafkaError | None, _: Message) -> None:
-        """Take a delivery report. A failed record has lost the headers with its id."""
+        """Handle a delivery report. The id is an argument, because failed records lack their headers."""
         if error is None:
             return
         self._trouble = str(error)

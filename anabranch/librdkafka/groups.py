@@ -39,8 +39,8 @@ _CONTROL_REFRESH_MS = 5000  # new control partitions get a leader within this ti
 class Membership:
     """A member of the controllers' group, which calls back with control partitions gained and lost.
 
-    The callbacks run on a thread of its own. ``on_lost`` returns when the leaders have ended, so that the next
-    owner can start at once.
+    The callbacks run on a thread of the member. ``on_lost`` has to return only when the leaders have ended, so that
+    the next owner can start at once.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Native handles of librdkafka: how they are made, watched, and freed at once, or, after a fork, never freed.
+"""Native handles of librdkafka: how they are made, watched and freed, and, after a fork, never freed.
 
 librdkafka forgets all brokers when one that has just started names none, and may then never connect again (decision
 0010). No callback reports that. So after a long silence a handle's owner makes a request, and a new handle if only
@@ -53,12 +53,12 @@ class HandleHealth:
         self.complained = False  # since the last sign of a broker
 
     def complaint(self, error: KafkaError) -> None:
-        """Call it with each error of the handle's ``error_cb``."""
+        """Note an error of the handle's ``error_cb``."""
         if error.code() == _ALL_DOWN:
             self.complained = True
 
     def answered(self) -> None:
-        """Call it when something came from a broker."""
+        """Note that something came from a broker."""
         self._since = time.monotonic()
         self._unanswered = 0
         self.complained = False
@@ -156,7 +156,7 @@ def make(
 
 
 def create(kind: Callable[[dict[str, Any]], Any], config: dict[str, Any]) -> Any:
-    """A new handle, before which no process may fork for a while."""
+    """Make a handle, and note the time: the process must not fork for a while (`_rest_before_fork`)."""
     _last_made[0] = time.monotonic()
     return kind(config)
 

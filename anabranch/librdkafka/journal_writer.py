@@ -78,7 +78,7 @@ class KafkaJournals:
         """
         with self._lock:
             if not self._spare and not self._closed:
-                # No token at present. The transaction is not affected.
+                # If there is no token now, the transaction is not affected.
                 with contextlib.suppress(NotReady):
                     self._spare.append(Channel(self._options, self._likely_bytes))
         return KafkaJournal(self, self._admin, self._clock, self._timeout)
@@ -228,7 +228,10 @@ class KafkaJournal:
         self._check()
 
     def _write_when_room(self, channel: Channel, record: tuple[Any, ...]) -> None:
-        """Wait for room in a full queue. Without room in time nothing was written. ``record``: as produced."""
+        """Wait for room in a full queue, then write. ``record``: the arguments of `produce`.
+
+        `DeadlineExceeded`: there was no room in time, so nothing was written.
+        """
         deadline = self._clock.monotonic() + self._timeout
         while True:
             channel.poll(_FULL_POLL_S)
@@ -388,7 +391,7 @@ class Channel:
         config = options.journal(max_bytes) | {"on_delivery": self._undelivered}
         self.producer: Producer = make(Producer, config, self._on_error)
         self.health = HandleHealth(self.producer, options.admin())
-        self._unsent = 0  # when the producer's handle was last checked
+        self._unsent = 0  # records that waited when `watch` was called last
         self._known: dict[str, int] = {}  # topic -> partitions that the producer knows, at least
         self._closing = threading.Lock()
         self._closed = False
@@ -433,7 +436,7 @@ class Channel:
             except KafkaException as error:
                 trouble = error.args[0].str()
             except RuntimeError as error:
-                if not self._closed:  # else by another thread, as the client was
+                if not self._closed:  # otherwise another thread has closed the client
                     raise
                 raise WriteFailed("the client was closed") from error
             else:
@@ -446,7 +449,7 @@ class Channel:
         try:
             (self.producer.flush if flush else self.producer.poll)(seconds)
         except RuntimeError:
-            if not self._closed:  # else by another thread, as the client was
+            if not self._closed:  # otherwise another thread has closed the client
                 raise
             self.fail("the client was closed")
 

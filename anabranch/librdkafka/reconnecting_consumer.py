@@ -1,4 +1,4 @@
-"""A confluent-kafka consumer that replaces its handle if that has lost all brokers (`handles`)."""
+"""A consumer of confluent-kafka that replaces its native handle if that has lost all brokers (`handles`)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Rebalanced: TypeAlias = "Callable[[LastingConsumer, list[TopicPartition]], None]
 
 
 class LastingConsumer:
-    """The used methods of `confluent_kafka.Consumer`. Only one thread at a time may use it.
+    """Those methods of `confluent_kafka.Consumer` that are used here. Only one thread at a time may use it.
 
     A new handle resumes manually assigned partitions after the last message that was returned. A member of a group
     loses its partitions and joins again.
@@ -92,13 +92,11 @@ class LastingConsumer:
         self._learn(partitions)
 
     def incremental_unassign(self, partitions: Sequence[TopicPartition]) -> None:
-        """Stop reading these partitions."""
         self.native.incremental_unassign(list(partitions))
         for place in _places(partitions):
             self._offsets.pop(place, None)
 
     def unassign(self) -> None:
-        """Stop reading all partitions."""
         self.native.unassign()
         self._offsets.clear()
 
@@ -152,13 +150,11 @@ class LastingConsumer:
         self.native.unsubscribe()
 
     def committed(self, partitions: list[TopicPartition], timeout: float) -> list[TopicPartition]:
-        """The group's offsets."""
         return self._ask(lambda native: native.committed(partitions, timeout=timeout))
 
     def commit(
         self, offsets: list[TopicPartition], *, asynchronous: bool
     ) -> list[TopicPartition] | None:
-        """Commit offsets in the group."""
         if asynchronous:
             self.native.commit(offsets=offsets, asynchronous=True)
             return None
@@ -167,13 +163,12 @@ class LastingConsumer:
     # -- questions ------------------------------------------------------------------------------------
 
     def list_topics(self, *, timeout: float) -> ClusterMetadata:
-        """The brokers' metadata of all topics."""
         return self._ask(
             lambda native: cast("ClusterMetadata", native.list_topics(timeout=timeout))
         )
 
     def _ask(self, question: Callable[[Consumer], T]) -> T:
-        """Ask, and note whether a broker answers. A caller that never polls and keeps failing gets a new handle."""
+        """Ask, and note whether a broker answers. For callers that never poll, this replaces a lost handle."""
         try:
             answer = question(self.native)
         except KafkaException:

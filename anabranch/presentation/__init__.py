@@ -1,4 +1,4 @@
-"""Data prepared for people, which the command line and the web page show alike.
+"""Data for people, which the command line and the web page show alike.
 
 - `rows`: streams, transactions, groups, processors and rows of system tables as dictionaries of JSON values;
   numbers, times and names as texts. Start here.

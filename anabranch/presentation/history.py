@@ -40,7 +40,6 @@ class History:
             self.commits = [c for c in self.commits if c.stream_epoch >= first]
 
     def of_epoch(self, stream_epoch: int) -> list[CommitRecord]:
-        """The commits of an epoch."""
         return [c for c in self.commits if c.stream_epoch == stream_epoch]
 
 
@@ -90,7 +89,6 @@ class Follower:
         return self.history
 
     def close(self) -> None:
-        """Close the connections."""
         self._source.close()
 
 
@@ -105,7 +103,7 @@ FONT = "Helvetica, Arial, sans-serif"
 # Margins.
 LEFT = 78.0
 RIGHT = 46.0
-# Least and greatest width of the picture: few epochs are stretched, many compressed.
+# Least and greatest width of the picture: few epochs are stretched, many are compressed.
 NARROW = 1080.0
 WIDE = 3200.0
 _TOP = 132.0
@@ -215,7 +213,7 @@ class _Picture:
         return made
 
     def _names(self) -> Iterable[str]:
-        """The segments' names, shortened to fit, above the strokes and next to the dots."""
+        """The segments' names, shortened to fit, drawn over the strokes and next to the dots."""
         for arm in self._arms:
             (start, end), s = self._span(arm), arm.segment
             top, bottom = self._inside(s, s.low), self._inside(s, s.high)
@@ -473,7 +471,7 @@ def _seconds(passed: float) -> str:
 
 @dataclass(slots=True)
 class Arm:
-    """A segment, and the epochs (by their index in the history) in which it was open."""
+    """A segment in the picture, and the first and last epoch (index in the history) in which it was open."""
 
     segment: EpochSegment
     first: int

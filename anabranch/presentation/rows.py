@@ -1,4 +1,4 @@
-"""Rows of lists, for `--json`, tables and pages; and numbers, times and names as people read them.
+"""Rows for `--json`, tables and pages; and numbers, times and names as texts for people.
 
 A row is a dictionary of JSON values: the fields of a stream, transaction, group or processor. `--json` prints all
 of it; a table or a page shows a part.
@@ -31,7 +31,7 @@ def count_of(count: int, noun: str) -> str:
 
 
 def events_of(count: Callable[[], tuple[int, int, bool]]) -> str:
-    """The number of events that ``count`` (as of a `Lag`) returns, in words that also fit an unknown number."""
+    """The number of events that ``count`` (as of a `Lag`) returns, as text; it may be unknown."""
     try:
         events, _, is_exact = count()
     except AnabranchError:  # the stream may be LOST
@@ -69,7 +69,7 @@ def span_text(seconds: float) -> str:
 
 
 def bytes_text(data: bytes) -> str:
-    r"""Bytes as text in a line: a backslash, and all but printable UTF-8, as `\\`, `\t`, `\n` or `\xff`."""
+    r"""Bytes as text in one line: a backslash, and all but printable UTF-8, become `\\`, `\t`, `\n` or `\xff`."""
     text = data.decode("utf-8", "surrogateescape")
     return "".join(c if c.isprintable() and c != "\\" else _escaped(c) for c in text)
 
@@ -82,7 +82,6 @@ def _escaped(one: str) -> str:
 
 
 def stream_row(found: StreamDescription) -> dict[str, Any]:
-    """A stream."""
     return {
         "stream": found.stream,
         "stream_epoch": found.stream_epoch,
@@ -101,7 +100,6 @@ def stream_row(found: StreamDescription) -> dict[str, Any]:
 
 
 def transaction_row(info: TransactionInfo) -> dict[str, Any]:
-    """A transaction."""
     return {
         "txn_id": info.txn_id.hex(),
         "state": info.state,
@@ -248,7 +246,7 @@ def bytes_fields(**data: bytes | None) -> dict[str, Any]:
     return row
 
 
-# Moments of system tables are shown as the hybrid times that these columns have: each can be given back as a time.
+# Moments of system tables are shown as the hybrid times in these columns, which commands accept as times.
 _MOMENTS = {
     "committed_at": "commit_timestamp",
     "newest_at": "newest",

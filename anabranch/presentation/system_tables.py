@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from anabranch.tables.store import Seen
 
 MOST_ROWS = 10_000
-# Name of a system table -> what it has to be asked for, and its further arguments.
+# Name of a system table -> its required argument (empty: none), and its further arguments.
 _ARGUMENTS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "transactions": ("", ()),
     "locks": ("", ()),
@@ -36,12 +36,11 @@ _ARGUMENTS: Mapping[str, tuple[str, tuple[str, ...]]] = {
 
 
 class TransactionRow(NamedTuple):
-    """A transaction. ``age``: seconds from its begin to its end, or until now.
+    """A transaction. ``age``: seconds from its begin to its end, or until now. ``rows``: how many it committed.
 
-    ``streams``, ``uncommitted_bytes`` and ``writers`` are of open transactions only. ``rows``: how many it
-    committed.
-    ``commit_timestamp``: hybrid time; None if it is not committed. ``snapshot``: hybrid time of its reads of
-    tables; None if it began without. ``broken``: the first of its registered locks that broke, by which commit.
+    ``streams``, ``uncommitted_bytes`` and ``writers`` are empty or 0 unless it is open. ``commit_timestamp``:
+    hybrid time; None if it is not committed. ``snapshot``: hybrid time of its reads of tables; None if it began
+    without one. ``broken``: the first of its registered locks that broke, and the commit that broke it.
     """
 
     txn_id: bytes
@@ -64,10 +63,10 @@ class TransactionRow(NamedTuple):
 class LockRow(NamedTuple):
     """A table that an open transaction reads, and how many keys (``points``) and ranges of keys are locked there.
 
-    ``frozen``: whether a staged merge has frozen the locks, so that commits that would break them wait. ``broken``:
-    whether any lock of the transaction is broken, perhaps on another table. ``waiting``: ids of transactions that
-    wait for its end; ``waits_for``: ids of those whose end it waits for; at most 100 each. An id of zeros means
-    plain writes, a one-shot, or a transaction that the lane may not see.
+    ``frozen``: whether the locks are frozen, because of a staged merge. ``broken``: whether any lock of the
+    transaction is broken, perhaps on another table. ``waiting``: ids of transactions that wait for its end;
+    ``waits_for``: ids of transactions whose end it waits for; at most 100 each. An id of zeros means plain writes,
+    a one-shot, or a transaction that the lane may not see.
     """
 
     txn_id: bytes
@@ -94,7 +93,7 @@ class CommitRow(NamedTuple):
 
 
 class TableRow(NamedTuple):
-    """A table. ``newest``: hybrid time of its newest commit or of its creation; None if the lane may not ask.
+    """A table. ``newest``: hybrid time of its newest commit or of its creation; None if the lane may not know it.
 
     ``history_ms``: how long replicas keep versions. ``base``: hybrid time of its base; None if the table has all
     commits from its first one on.

@@ -31,16 +31,21 @@ _MOST = 1 << 30
 class Processor(Program):
     """A program that reads streams, keeps state and writes streams; one commit takes a step of all three.
 
-    ``name``: ``scope/name``. ``tasks``: a power of two, the most workers that share the work; it never changes.
-    ``commit_interval``: seconds between commits; 0: commit at once. ``cut_bytes``: bytes of events in one commit,
-    roughly. A bigger input transaction is split, unless ``whole`` is set. ``dead_letter``: the stream for events,
-    timers and windows whose handler still fails after all ``retries``; with None the worker stops. ``concurrency``:
-    how many ``async`` handlers run concurrently. ``start``: where a new processor begins, as in `Client.read`.
-    ``on_lost``: what to do if retention has removed events that were not consumed. 'stop' raises `SnapshotExpired`;
-    'skip' counts the affected transactions, skips them whole, in all inputs, and continues. ``idle``: after this
-    many seconds without events, a task takes the event time of its worker's other tasks.
+        app = anabranch.Processor("nyc/delays")
+        flights, totals = app.input("nyc/flights", value=json), app.store("totals", value=json)
 
-    Source: Kafka Streams (tasks, stores), Flink (key groups), Faust (decorators).
+        @app.on(flights)
+        def count(event):
+            totals[event.key] = totals.get(event.key, 0) + 1
+
+    ``name``: ``scope/name``. ``tasks``: a power of two, the most workers that share the work; it never changes.
+    ``commit_interval``: seconds between commits; 0: commit at once. ``cut_bytes``: about how many bytes of events
+    one commit has. A bigger input transaction is split, unless ``whole`` is set. ``dead_letter``: the stream for
+    events, timers and windows whose handler still fails after all ``retries``; with None the worker stops.
+    ``concurrency``: how many ``async`` handlers run concurrently. ``start``: where a new processor begins, as in
+    `Client.read`. ``on_lost``: what to do if retention has removed events that were not consumed: 'stop' raises
+    `SnapshotExpired`; 'skip' counts the affected transactions and skips them whole, in all inputs. ``idle``: after
+    this many seconds without events, a task takes the event time of its worker's other tasks.
     """
 
     def __init__(
@@ -88,7 +93,7 @@ class Processor(Program):
     def input(self, stream: str, *, value: Any = None) -> Input:
         """Read a stream, of any scope. ``value``: json, str, bytes (None), or an object with loads and dumps.
 
-        Raises: InvalidArgument (also if the stream was named before with another ``value``).
+        Raises: InvalidArgument (also if an earlier call named the stream with another ``value``).
         """
         split_stream(stream)
         return self._input(stream, value)
@@ -101,11 +106,11 @@ class Processor(Program):
         bootstrap: str | None = None,
         config: Mapping[str, Any] | None = None,
     ) -> Input:
-        """Read a plain Kafka topic, of any cluster. Task n reads partition n, whatever keys producers put there.
+        """Read a plain Kafka topic, of any cluster. Task n reads partition n, whatever keys it has.
 
         ``bootstrap``, ``config``: the cluster, the same for all topics; by default the processor's own. Native
-        transactions are not kept whole. A processor reads plain topics or streams, not both. All of its stores are
-        ``local``, as in `store`. Raises: InvalidArgument.
+        transactions are not kept whole. A processor reads plain topics or streams, not both. With plain topics, all
+        of its stores are ``local``, as in `store`. Raises: InvalidArgument.
         """
         check_input(PLAIN + topic)
         cluster = Cluster(bootstrap, dict(config or {}))
@@ -115,7 +120,7 @@ class Processor(Program):
         return self._input(PLAIN + topic, value)
 
     def output(self, stream: str, *, value: Any = None) -> Output:
-        """Write a stream. Workers refuse to start unless its scope is in the processor's control partition."""
+        """Write a stream. Workers start only if its scope is in the control partition of the processor's scope."""
         self._writes(stream)
         return Output(stream, codec_of(value))
 
@@ -129,10 +134,11 @@ class Processor(Program):
         return store
 
     def timer(self, name: str, *, wall: bool = False) -> Callable[[TimerHandler], Timer]:
-        """Decorate a function of (key, due) that is called once, in a commit, when its time has come.
+        """Decorate a function of (key, due) that is called once, in a commit, when a time set for a key has come.
 
-        Time is the task's event time in Unix milliseconds: the highest timestamp of its events, advanced at the end
-        of each input transaction, and by ``idle``. ``wall``: use the worker's clock instead.
+        Times are event times of the key's task, in Unix milliseconds. A task's event time is the highest timestamp
+        of its events; it advances at the end of each input transaction, and by ``idle``. ``wall``: use the worker's
+        clock instead.
 
         Raises: InvalidArgument.
         """
@@ -151,8 +157,8 @@ class Processor(Program):
     ) -> Windows:  # fmt: skip
         """Add state by key and window of event time. Windows are ``size`` seconds long.
 
-        A new window begins ``every`` this many seconds (default: ``size``), and closes ``grace`` seconds after its
-        end. Later events are counted, and written to ``late`` with their key and value unchanged.
+        A window begins each ``every`` seconds (default: ``size``), and closes ``grace`` seconds after its end.
+        Events that come later are counted, and written to ``late`` with their key and value unchanged.
 
         Raises: InvalidArgument.
         """
@@ -164,8 +170,8 @@ class Processor(Program):
         """Decorate a handler of these inputs' events: a function, plain or ``async``, of an `anabranch.Event`.
 
         The event's ``value`` is decoded. Events of a key come in order. If the handler raises, its changes are
-        undone. A coroutine that it returns is awaited. ``batch``: the handler gets a pyarrow.RecordBatch with
-        events of one input transaction, in the columns of the Spark source; values are bytes.
+        undone. ``batch``: the handler gets a pyarrow.RecordBatch with events of one input transaction, in the
+        columns of the Spark source; values are bytes.
 
         Raises: InvalidArgument.
         """

@@ -1,7 +1,7 @@
 """The batch of a worker: what handlers wrote and changed, in memory until one commit takes it.
 
-Handlers change a batch by way of a `HandlerContext`, one for each call, which can undo what the call did. The batch
-is an overlay: it hides stored rows, or those of the batch that is being committed, by its own.
+Handlers change a batch through a `HandlerContext`, one for each call, which can undo what the call did. A batch is
+an overlay: its rows hide the stored ones, or those of the batch that is being committed.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ if TYPE_CHECKING:
     from anabranch.batches.columns_write import EventColumns
 
 Written: TypeAlias = "tuple[bytes | None, bytes | None, Headers | None, int | None]"
-# A dict of rows, a list of outputs or the counts; the entry that was changed; and its former value.
+# (dict of rows, row, its former value), (list of outputs, output, its size) or (the counts, metric, 1).
 Undo: TypeAlias = "tuple[Any, Any, Any]"
 SLICE_BYTES = 256 << 10  # how much input is read before it is handled
-_READ_AHEAD = 4  # bytes read for a commit: at most this multiple of what it may write
+_READ_AHEAD = 4  # a commit's input has at most this many times the bytes that it may write
 _ROW_BYTES = 48  # overhead of an event or a row
-_INCARNATION = 2  # bytes before a row in the state stream
+_INCARNATION = 2  # bytes of the incarnation, before a row in the state stream
 _KNOWN_KEYS = 20_000
 _MISSING: Any = object()
 _TIME = 8  # bytes of a time
@@ -77,7 +77,7 @@ class Limits:
         )
 
     def check(self, stream: str, key: bytes | None, size: int, timestamp: int | None) -> None:
-        """Check an event by the stream's limits, which are asked for again before an event is refused.
+        """Check an event by the stream's limits. Before it refuses an event, it asks for the limits again.
 
         Raises: InvalidArgument, EventTooLarge.
         """
@@ -104,7 +104,7 @@ class WorkBatch:
         self.timers_left = False  # whether it became full before all due timers fired
         self.size = 0  # bytes of outputs and changes, about
         self.outputs: dict[str, list[Written | pa.RecordBatch]] = {}  # events and batches in order
-        self.batched = set[str]()  # streams that may have batches among them
+        self.batched = set[str]()  # streams whose outputs may include Arrow batches
         self.rows: dict[int, dict[bytes, bytes | None]] = {}
         self.counts = Counter[tuple[str, ...]]()  # metrics to add when it is committed
         self.pieces: list[Piece] = []  # the input that was handled
@@ -141,7 +141,6 @@ class WorkBatch:
         self._below = table
 
     def task_of(self, key: bytes) -> int:
-        """The task of a key."""
         task = self.known.get(key, -1)
         if task < 0:
             task = task_of(key, self._task_count)
@@ -164,7 +163,7 @@ class WorkBatch:
         return self.look_soonest(task, kind, stores) if found is None else found
 
     def look_soonest(self, task: int, kind: bytes, stores: Collection[bytes]) -> int:
-        """`soonest`, read from the rows from the time known so far on; earlier rows belong to other stores."""
+        """`soonest`, found by a scan that starts at the former answer: earlier rows belong to other stores."""
         low = len(kind)
         high = low + _TIME
         start = kind + self.due.get((task, kind), 0).to_bytes(_TIME, "big")
@@ -191,9 +190,9 @@ class WorkBatch:
 class HandlerContext:
     """A call of a handler: its batch, and the task, key, time and value (undecoded) of its event.
 
-    ``undo``: how to undo its changes. ``name``: the decoded key, if the program decodes keys. ``over``: whether
-    the event is done. ``own_key``: whether it may use only this key's rows, because other handlers run
-    concurrently. ``strays``: collects the errors of asyncio tasks that write after the event is done.
+    ``name``: the decoded key, if the program decodes keys. ``over``: whether the event is done. ``own_key``:
+    whether the call may use only this key's rows, because other handlers run concurrently. ``strays``: collects the
+    errors of asyncio tasks that write after the event is done.
     """
 
     __slots__ = (
@@ -226,7 +225,7 @@ class HandlerContext:
             and (timestamp is None or (type(timestamp) is int and 0 < timestamp <= LATEST))
         ):
             size = len(value) + len(key)
-        else:  # the full check; the conditions above are its fast path
+        else:  # the full check; the condition above is its fast path
             check_event(key, value, timestamp)
             size = len(value or b"") + len(key or b"")
         whole = size
@@ -288,7 +287,7 @@ class HandlerContext:
         batch.size += size
 
     def put_due(self, task: int, kind: bytes, due: int, place: bytes, value: bytes) -> None:
-        """Set a row of timers of this kind that is due at a time."""
+        """Set a row of this kind that is due at a time."""
         batch = self.batch
         self.put(task, kind + due.to_bytes(_TIME, "big") + place, value)
         if (task, kind) in batch.due:
@@ -339,7 +338,7 @@ _CONTEXT: ContextVar[HandlerContext | None] = ContextVar("context", default=None
 
 
 def _forget() -> None:
-    """Refuse writes in a forked child: it has a copy of the batch, which is never committed."""
+    """Refuse writes in a forked child, whose copy of the batch is never committed."""
     at = _CONTEXT.get()
     if at is not None:
         at.over, at.strays, at.batch.open = True, None, False

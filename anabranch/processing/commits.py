@@ -1,12 +1,12 @@
-"""Committing a worker's batch (`WorkBatch`): the order of its steps, and the reasons for it.
+"""Commits a worker's batches (`WorkBatch`), in steps whose order matters:
 
 1. Handlers have changed only the batch, in memory. If one fails, the batch is dropped and nothing has happened.
 2. One transaction takes outputs, state and positions.
 3. The worker waits for COMMITTED. If the outcome is unknown, the commit is sent again. If others aborted the
-   transaction, the same bytes are committed under another id. No handler runs again, since it might return other
+   transaction, the same bytes are committed under another id. No handler runs again: it might produce other
    values, and the next batch is already computed on these.
-4. Only then RocksDB is written. Earlier, it could get rows of a commit that never happens.
-5. Only then the next commit is sent; its handlers ran meanwhile, on top of this batch. If two commits were under
+4. Only then are the rows written to RocksDB, which must not have rows of a commit that never happens.
+5. Only then is the next commit sent; its handlers ran meanwhile, on top of this batch. If two commits were under
    way, the second could be decided while the first waits for its journals.
 """
 
@@ -50,7 +50,7 @@ LONGEST_PAUSE_S = 2.0
 _DOUBT_S = 60.0  # how long a commit is repeated before the tasks are taken again
 _ENDS_S = 10.0  # between look-ups of the offsets from which the folder may resume reading
 _ASK_S = 5.0
-_REDONE = 5  # times that one commit may be aborted by others
+_REDONE = 5  # how often one commit is made again after others aborted it
 _MANY = 300  # from this many on, outputs of a stream are sent as columns
 
 
@@ -82,7 +82,7 @@ class Commits:
         )
 
     def send(self, ownership: TaskOwnership, batch: WorkBatch, consumed: Consumed) -> None:
-        """Commit a batch, once the previous one is committed. Raises the previous one's error, as `wait`."""
+        """Commit a batch, once the previous one is committed. Raises: as `wait`, the previous commit's error."""
         self.wait()
         batch.set_below(self._table)
         if self._pool is None:
@@ -92,7 +92,7 @@ class Commits:
         self._future = self._pool.submit(self._commit, ownership, batch, consumed)
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Wait for the commit under way; by default without a limit. Returns whether it has ended.
+        """Wait for the commit under way; None: without a limit. Returns whether it has ended.
 
         Raises: BeginAgainError, AskOutcomeError, RetryError (take the tasks again), FixCallError.
         """
@@ -141,7 +141,7 @@ class Commits:
                 log.warning("%s: the commit is made again: %s", ownership.processor, error)
             except (EventTooLarge, InvalidArgument) as error:
                 if self._limits.have_changed(batch.outputs):
-                    # When the batch is handled again, the limit is known, and the event that exceeds it.
+                    # The batch is handled again by the new limits; then the event that exceeds them is refused.
                     raise BeginAgainError(str(error)) from error
                 found = self._client.processor(ownership.processor).tasks
                 stand = {row.task: row.sequence + 1 for row in found}
@@ -184,7 +184,7 @@ class Commits:
             pauses.sleep()
 
     def _ends(self, ownership: TaskOwnership) -> dict[int, int]:
-        """End offsets of the state's partitions before a commit; empty if they were looked up a short while ago.
+        """End offsets of the state's partitions before a commit; empty less than `_ENDS_S` after the last look-up.
 
         If the commit succeeds, all records below these offsets are in the table, since this worker owned the tasks.
         So a later start may resume reading there.

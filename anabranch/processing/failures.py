@@ -1,4 +1,4 @@
-"""Failures of handlers: changes are undone, the handler is retried, and finally a dead letter is written."""
+"""Errors of handlers: changes are undone, the handler is retried, and in the end a dead letter is written."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from anabranch.types import Event
 
 log = logging.getLogger("anabranch.processor")
 
-_ERROR_BYTES = 1024
+_ERROR_BYTES = 1024  # of an error's text in a dead letter
 _FIRST_PAUSE_S = 0.1  # between tries
 _LONGEST_PAUSE_S = 2.0
 PATIENCE_S = 60.0
-# Errors of handlers, in which a time-out may cancel an asyncio task, and a library may exit.
+# Errors of handlers: a time-out may cancel their asyncio task, and a library may exit.
 FAILURES = (Exception, asyncio.CancelledError, SystemExit)
 
 
@@ -47,7 +47,7 @@ class HandlerFailed(FixCallError):
         self.error = error
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle it as all errors. If the program's own error can't be pickled, its text replaces it."""
+        """Pickle it as other errors. If the program's own error can't be pickled, its text replaces it."""
         error = self.error
         try:
             pickle.loads(pickle.dumps(error))
@@ -74,7 +74,7 @@ class Case(NamedTuple):
 
 
 class Failures:
-    """Decides about errors of handlers. For one thread. No try begins after `stop` is set.
+    """Retries failed handlers, and writes dead letters. For one thread. No try begins after ``stop`` is set.
 
     ``patience``: seconds left for pauses before retries. When they are used up, the rest of the slice is retried
     without pauses, since a worker that needs minutes for a slice loses its tasks, and so would the next worker.
@@ -101,7 +101,9 @@ class Failures:
         self, at: HandlerContext, case: Callable[[], Case], attempt: Callable[[], BaseException | None],
         error: BaseException | None = None, *, retries: int | None = None,
     ) -> BaseException | None:  # fmt: skip
-        """As `try_or_bury`, but returns the error of the last try. ``retries``: the processor's by default.
+        """As `try_or_bury`, but returns the error of the last try (None: it succeeded), and writes no dead letter.
+
+        ``retries``: the processor's by default.
 
         Raises: as `judge` and `check_not_stopping`.
         """
@@ -139,14 +141,12 @@ class Failures:
         return pause if self.patience > 0 else 0.0
 
     def check_not_stopping(self) -> None:
-        """Raise `NotReady` if the worker stops: retries without pauses would make good events dead letters."""
+        """Raise `NotReady` if the worker stops: retries without pauses would make dead letters of good events."""
         if self._stop.is_set():
             raise NotReady("the worker ends; what failed is tried in its next life")
 
     def bury(self, at: HandlerContext, case: Case, error: BaseException) -> None:
-        """Write a dead letter. Raises: HandlerFailed (the processor has no stream for it), EventTooLarge,
-        InvalidArgument.
-        """
+        """Write a dead letter. Raises: HandlerFailed (no stream for it), EventTooLarge, InvalidArgument."""
         stream = self._app.dead_letter
         if stream is None:
             raise HandlerFailed(case.event, error, case.place) from error
@@ -181,7 +181,6 @@ def new_pauses() -> Backoff:
 
 
 def text_of(error: BaseException) -> str:
-    """An error's class and message."""
     return f"{type(error).__name__}: {error}"
 
 

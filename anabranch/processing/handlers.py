@@ -1,4 +1,4 @@
-"""Calling handlers: one by one, concurrently, or with Arrow batches. Changes of a failed call are undone."""
+"""Calls handlers one by one, concurrently, or with Arrow batches. Changes of a failed call are undone."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 FULL_BYTES = 8 << 20  # below the 16 MiB of state that a controller merges in one commit by default
 _END_S = 5.0  # how long cancelled asyncio tasks may take
-_SAID = 1000  # characters of a log line about them
+_SAID = 1000  # the most characters of a log line that names them
 log = logging.getLogger("anabranch.processor")
 _make_event: Callable[[Sequence[Any]], Event] = partial(tuple.__new__, Event)
 Given = tuple[Event, int]  # an event and its task
@@ -66,9 +66,8 @@ class Handlers:
             self._time = TimeOfTasks(timers, self._failures, app.idle, self.batch_bytes)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._strays: list[IllegalState] = []  # errors of asyncio tasks that outlived their event
-        self._exits: list[
-            BaseException
-        ] = []  # exits of asyncio tasks: they end the process unless a handler awaits the task
+        # `SystemExit`s of asyncio tasks. They end the process unless a handler awaits the task.
+        self._exits: list[BaseException] = []
 
     def handle(self, batch: WorkBatch, pieces: Sequence[Piece]) -> list[Piece]:
         """Call the handlers with these events. Returns input commits for which the batch has no room.
@@ -80,7 +79,7 @@ class Handlers:
         self._failures.patience = PATIENCE_S
         with closed_by_failure(batch) as at:
             if self._loop is not None and asyncio.all_tasks(self._loop):
-                # Let asyncio tasks that handlers left run; their writes are caught.
+                # Asyncio tasks that handlers have left run here; if they write, `_strays` gets an error.
                 self._run(asyncio.sleep(0))
             for (scope, number), some in groupby(pieces, key=_of_commit):
                 commit = list(some)
@@ -108,7 +107,7 @@ class Handlers:
                     self._time.fire_wall(at, task, now_ms)
 
     def resume(self, table: Table, tasks: Collection[int]) -> None:
-        """Take over these tasks, whose rows are in the table."""
+        """Begin to handle these tasks, whose rows are in the table."""
         if self._time is not None:
             self._time.resume(table, tasks)
 
@@ -321,7 +320,7 @@ def closed_by_failure(batch: WorkBatch) -> Iterator[HandlerContext]:
 
 
 def _forget_cancellation(error: BaseException | None) -> None:
-    """Keep a handler that cancels its own asyncio task from cancelling the events after its own."""
+    """Undo the cancellation if a handler cancelled its own asyncio task, which handles later events, too."""
     task = asyncio.current_task()
     while isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
         task.uncancel()

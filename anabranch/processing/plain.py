@@ -37,7 +37,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _FIND_S = 10.0  # between checks for new partitions
-_BEHIND_S = 5.0  # how long an end offset below the position may come from a leader that lags
+_BEHIND_S = (
+    5.0  # how long an end offset below the position counts as the report of a leader that lags
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,14 +99,15 @@ class PlainReader:
         }
         self._feed = Feed(source, gone=self._gone)
         self._at: dict[TopicPartition, int] = {}  # the next offset to return
-        self._touched: dict[TopicPartition, int] = {}  # as `_at`, if moved since `consumed`
+        self._touched: dict[
+            TopicPartition, int
+        ] = {}  # the part of `_at` that moved since `consumed`
         self._portions: list[Portion] = []
         self.misplaced = Counter[str]()
         self._find_at = -math.inf
         self._find_partitions()
 
     def _find_partitions(self) -> None:
-        """Start to read new partitions."""
         now = self._clock.monotonic()
         if now < self._find_at:
             return
@@ -160,7 +163,7 @@ class PlainReader:
         return bool(self._touched)
 
     def cut(self, until: float, most_bytes: int, _: int | None = None) -> list[Piece]:
-        """Records of about this many bytes; empty if there were none until the monotonic second ``until``."""
+        """About this many bytes of records; empty if none came until the monotonic second ``until``."""
         self._find_partitions()
         if not self._portions:
             self._portions = self._feed.next(until, ())
@@ -204,12 +207,11 @@ class PlainReader:
         return Consumed(self._ownership.processor, self._ownership.fencing_token, tuple(steps))
 
     def close(self) -> None:
-        """Close the connections."""
         self._source.close()
 
 
 def outputs_of(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """An Arrow batch of records as outputs. A record whose time no stream accepts (-1, 0) gets the current time."""
+    """Records of plain topics as outputs. A record whose time no stream accepts (-1, 0) gets the current time."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -223,7 +225,7 @@ def outputs_of(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _copied(headers: pa.ListArray) -> pa.ListArray:
-    """Headers with names that may be written, as from `copied_name`. Arrow's names are UTF-8."""
+    """Headers with names that may be written, as `copied_name` makes them."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -234,7 +236,6 @@ def _copied(headers: pa.ListArray) -> pa.ListArray:
 
 
 def plain_ports(client: Client, cluster: Cluster) -> ReaderPorts:
-    """The ports with which a processor's plain topics are read."""
     if cluster.bootstrap is None:
         return client.reader_ports()
     return reader_ports(cluster.bootstrap, cluster.config)

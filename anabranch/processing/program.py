@@ -116,7 +116,7 @@ def _name(call: Handler) -> str:
 
 
 class Program:
-    """A processor's program; `anabranch.Processor` says what each part means."""
+    """A processor's program, as workers see it; `anabranch.Processor` explains its parts."""
 
     name: str
     tasks: int

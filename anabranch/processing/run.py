@@ -1,4 +1,4 @@
-"""Running a worker in this process: until a signal, with its HTTP server and the mirror of its positions."""
+"""Runs a worker in this process until a signal, with its HTTP server and the mirror of its positions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading a processor's state stream into a worker's table, up to the last commit that the controller knows.
+"""Reads a processor's state stream into a worker's table, up to the last commit that the controller knows.
 
 The controller's row of a task has the sequence of the last commit that changed the task's state. The last record of
 that commit, its *head*, has the same sequence. When both agree, the worker has all rows. An offset or a watermark
@@ -25,14 +25,16 @@ from anabranch.topics.names import stream_topic
 log = logging.getLogger("anabranch.processor")
 
 HEAD = 0  # number of the hidden store of heads
-SURE_MS = 43_200_000  # half as long as the topic keeps tombstones
+SURE_MS = (
+    43_200_000  # the greatest age of a usable mark: half the time that the topic keeps tombstones
+)
 _SEQUENCE = 8  # bytes of a sequence
 _NUMBERS = 2  # bytes of an incarnation, and of a store's number
 _ASK_S = 30.0
 _SLICE_S = 0.5
 _SAY_S = 10.0
 _MOST_STALE = 100_000  # keys of a task that are remembered; the next restore finds the others
-_SWEPT_BYTES = 64 << 10
+_SWEPT_BYTES = 64 << 10  # of these keys, which one commit deletes
 
 
 class StateReader:
@@ -57,13 +59,12 @@ class StateReader:
     def restore(
         self, tasks: Mapping[int, TaskInfo], silence_s: float, still_wanted: Callable[[], None]
     ) -> int:
-        """Read these tasks' rows up to their last commit. Call it after the reply to `TakeTasks`. Returns rows
-        read.
+        """Read these tasks' rows up to their last commit; returns how many. Call it after the reply to `TakeTasks`.
 
-        ``silence_s``: seconds without records until it fails. ``still_wanted``: called at least twice a second; may
-        raise.
+        ``silence_s``: seconds without records after which it fails. ``still_wanted``: called at least twice a
+        second; may raise.
 
-        Raises: IllegalState (the topic lacks what the rows name, or others wrote to it), NotReady.
+        Raises: IllegalState (the topic lacks the last commit, or others wrote to it), NotReady.
         """
         clock = self._source.clock
         deadline = clock.monotonic() + silence_s
@@ -150,8 +151,8 @@ class StateReader:
     def _usable(self, task: int, mark: Mark | None, end: int) -> Mark:
         """The mark, if reading may resume from it; else a new one, after the rows are deleted.
 
-        A mark that is too old could miss deletions whose tombstones are compacted. If a mark is after the end of
-        the topic, the topic is another one, or has lost records that new ones may replace.
+        After a mark that is too old, tombstones of deleted rows may be compacted away. If a mark is after the end
+        of the topic, the topic is another one, or has lost records, whose offsets new ones may get.
         """
         now_ms = int(self._source.clock.wall() * 1000)
         if (

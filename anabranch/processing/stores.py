@@ -1,4 +1,4 @@
-"""A processor's state by key, as handlers use it, and the codecs of values, which inputs and outputs have, too."""
+"""A processor's state by key, as handlers use it, and the codecs of values in stores, inputs and outputs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TIME = 1  # the hidden store of timers and of event time
 
 
 class Codec(NamedTuple):
-    """Two functions, which encode an object and decode it, and their name."""
+    """How a value becomes bytes, and bytes a value. ``name``: part of a store's `Keyed.kind`."""
 
     encode: Callable[[Any], bytes]
     decode: Callable[[bytes], Any]
@@ -100,7 +100,7 @@ class Keyed:
 
     @property
     def kind(self) -> str:
-        """The format of its rows. A program that has another kind under this name is refused."""
+        """The format of its rows, as text. A worker whose program has another kind under this name is refused."""
         raise NotImplementedError
 
     def number(self, number: int) -> None:
@@ -141,11 +141,10 @@ class Keyed:
 
 
 class Store(Keyed):
-    """A table of keys (bytes, or text as UTF-8) and values. Only handlers may use it."""
+    """A processor's state: a table of keys (bytes, or text as UTF-8) and values. Only handlers may use it."""
 
     @property
     def kind(self) -> str:
-        """As of `Keyed`."""
         return f"a {'local ' if self.local else ''}store of {self._codec.name or 'values'}"
 
     def get(self, key: bytes | str, default: Any = None) -> Any:
@@ -166,7 +165,7 @@ class Store(Keyed):
         return at.batch.get(*self._place(at, key)) is not None
 
     def __setitem__(self, key: bytes | str, value: Any) -> None:
-        """Set a key's value. A value that is changed in place is not stored: set it again."""
+        """Set a key's value. After a change of the value in place, set it again."""
         at = current_context()
         self._set(at, *self._place(at, key), self._codec.encode(value))
 

@@ -57,13 +57,11 @@ class Table:
         self._to_flush = False
         self._logged, self._unlogged = WriteOptions(), WriteOptions()
         self._unlogged.disable_wal = True  # type: ignore[assignment, method-assign]
-        self.due: dict[
-            tuple[int, bytes], int
-        ] = {}  # see `WorkBatch.soonest`; shared with all batches
-        self.known: dict[bytes, int] = {}  # the tasks of some keys, shared with all batches
+        # Shared with all batches: answers of `WorkBatch.soonest`, and the tasks of some keys.
+        self.due: dict[tuple[int, bytes], int] = {}
+        self.known: dict[bytes, int] = {}
 
     def get(self, task: int, row: bytes) -> bytes | None:
-        """The value of a row."""
         try:
             value: bytes | None = self._get(self._tasks[task] + row)
         except Exception as error:
@@ -82,7 +80,7 @@ class Table:
     ) -> None:
         """Change rows of tasks, and their marks, in one step.
 
-        Without ``logged`` it is faster, but a crash before `flush` undoes the changes of rows and marks.
+        Without ``logged`` it is faster, but a crash before `flush` undoes the changes.
         """
         if logged:
             self.flush()  # otherwise a crash could lose only the earlier changes
@@ -102,7 +100,6 @@ class Table:
         self._to_flush = not logged
 
     def flush(self) -> None:
-        """Store what was not logged."""
         if self._to_flush:
             with named(self.folder, "written"):
                 self._rows.flush()
@@ -120,14 +117,12 @@ class Table:
         return Mark(topic_id, *map(int, numbers))
 
     def clear(self, task: int) -> None:
-        """Delete a task's rows and mark."""
         prefix = self._tasks[task]
         with named(self.folder, "written"):
             self._rows.delete(_MARKS + prefix)
             self._rows.delete_range(prefix, (task + 1).to_bytes(_TASK, "big"))
 
     def close(self) -> None:
-        """Close the folder."""
         with named(self.folder, "closed"):
             self._rows.close()
 

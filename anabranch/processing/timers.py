@@ -1,7 +1,7 @@
 """Timers and windows: rows of a hidden store, set and fired in commits like any change.
 
-A task's event time is a row, too. The end of each input transaction advances it; the timers that are then due fire
-in the order of (due, store, key). So the results do not depend on where batches begin and end.
+A task's event time is a row, too. The end of each input transaction advances it; then the due timers fire in the
+order of (due, store, key). So the results do not depend on where batches begin and end.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from anabranch.types import Event
 
 _NOW = prefix_of(TIME) + b"e"
-_PART = prefix_of(TIME) + b"p"  # and a scope: time and commit of an input commit not yet complete
+# Followed by a scope. The value: event time so far and timestamp of an input commit of which a part was handled.
+_PART = prefix_of(TIME) + b"p"
 _DUE = prefix_of(TIME) + b"d"
 _WALL = prefix_of(TIME) + b"w"
 _NUMBER = 2  # bytes of a store's number
@@ -50,7 +51,7 @@ def _put_due(at: HandlerContext, task: int, kind: bytes, due: int, row: bytes) -
 
 
 class Timer(Keyed):
-    """Times to call a function at, one for each key. Only handlers may use it."""
+    """Calls a function at times that handlers set, one for each key."""
 
     def __init__(self, name: str, call: TimerHandler, *, wall: bool) -> None:
         super().__init__(name, RAW)
@@ -59,7 +60,6 @@ class Timer(Keyed):
 
     @property
     def kind(self) -> str:
-        """As of `Keyed`."""
         return "a timer by the wall clock" if self._kind == _WALL else "a timer by event time"
 
     def set(self, key: bytes | str, at: float) -> None:
@@ -75,7 +75,7 @@ class Timer(Keyed):
         _put_due(context, task, self._kind, int(at), row)
 
     def cancel(self, key: bytes | str) -> None:
-        """Forget the time of this key, if one is set."""
+        """Delete the time of this key, if one is set."""
         at = current_context()
         task, row = self._place(at, key)
         due = at.batch.get(task, row)
@@ -84,7 +84,6 @@ class Timer(Keyed):
             at.put(task, self._kind + due + row, None)
 
     def fire(self, key: bytes, due: int) -> None:
-        """Call the function, because the key's time has come."""
         at = current_context()
         at.put(at.task, self.prefix + key, None)
         check_result(self._call, self._call(key, due))
@@ -238,7 +237,7 @@ class TimeOfTasks:
         self._parted = set[tuple[int, bytes]]()
 
     def resume(self, table: Table, tasks: Collection[int]) -> None:
-        """Take over these tasks, and find those that are in the middle of an input transaction."""
+        """Begin with these tasks, and find those that have handled a part of an input transaction."""
         end = after(_PART)
         table.due.clear()
         self._last_event_ms = {}
@@ -251,7 +250,7 @@ class TimeOfTasks:
     def before(self, at: HandlerContext, scope: str, commit: int) -> None:
         """End earlier input commits of the scope before this one begins. ``commit``: its commit timestamp.
 
-        A task whose share of an input commit ended without events learns of the end only here.
+        A task without events in the last part of an input commit has not seen its end in `move`.
         """
         part = scope.encode()
         for task in sorted(self._in_parts(at.batch, part, commit - 1)):
@@ -260,7 +259,10 @@ class TimeOfTasks:
     def move(
         self, at: HandlerContext, scope: str, commit: int, latest: dict[int, int], *, whole: bool
     ) -> None:
-        """Advance to the latest event times of tasks, and fire timers due by then, if the commit is ``whole``."""
+        """At the end of an input commit (``whole``), advance event times, and fire due timers; else note the part.
+
+        ``latest``: task -> the latest event time of the commit's part that was handled now.
+        """
         part = scope.encode()
         self._last_event_ms |= dict.fromkeys(latest, self._wall_ms)
         if whole:
@@ -274,7 +276,7 @@ class TimeOfTasks:
             self._parted.add((task, part))
 
     def _in_parts(self, batch: WorkBatch, part: bytes, commit: int) -> set[int]:
-        """Tasks that have had a part, but not the end, of an input commit of the scope up to this one."""
+        """Tasks that have handled a part, but not the end, of an input commit of the scope up to this one."""
         return {
             task
             for task, of in self._parted
@@ -328,7 +330,7 @@ class TimeOfTasks:
                 place = row[size + _SIZE :]
                 timer = self._timers.get(place[:_NUMBER])
                 if timer is None or batch.get(task, row) in (None, now):
-                    continue  # another program's, cancelled by an earlier timer, or set when it was due already
+                    continue  # of another program, cancelled by an earlier timer, or set when it was due already
                 if batch.size >= self._batch_bytes:
                     batch.timers_left |= kind == _DUE
                     return

@@ -51,19 +51,19 @@ from anabranch.types import TaskOwnership
 
 log = logging.getLogger("anabranch.processor")
 
-# For a processor without stores, because the group assigns the partitions of the state stream.
+# The store of a processor without stores: it needs a state stream, whose partitions the workers' group assigns.
 NO_STORE = "-"
 IDLE_S = 0.25
 # How often, and for how long, a busy worker reads the state of other workers' tasks.
 _FOLLOW_S = 1.0
 _SLICE_S = 0.05
 _ASK_S = 30.0
-_RESTORE_S = 600.0  # without a record of state, until a restore fails
+_RESTORE_S = 600.0  # a restore fails after this time without a record of state
 _HANDOVER_S = 3.0
 _COMMIT_SLICE_S = 0.002
 MIRROR_S = 5.0
 _SILENT_S = 60.0
-_CHECKS = 5  # checks of a lost task, a session apart, before its holder counts as gone
+_CHECKS = 5  # checks of a lost task without progress, a session apart, after which its holder counts as gone
 
 
 class Membership:
@@ -85,7 +85,6 @@ class Membership:
         return self.wanted
 
     def close(self) -> None:
-        """Leave the group."""
         self._member.close()
 
     def _gained(self, places: list[TopicPartition]) -> None:
@@ -100,7 +99,7 @@ class Lost:
     """Tasks that another worker took since the group assigned them to this one.
 
     Two workers that both want a task would take it from each other without end. So the one that lost it waits until
-    the group assigns again, the task is released, or several checks found no progress, so its holder is gone.
+    the group assigns again, the task is released, or `_CHECKS` checks have found no progress of its holder.
     """
 
     def __init__(self) -> None:
@@ -128,7 +127,6 @@ class AllTasks:
         self.wanted = frozenset(tasks)
 
     def serve(self, _: float) -> frozenset[int]:
-        """The tasks that this worker should have."""
         return self.wanted
 
     def close(self) -> None:
@@ -151,7 +149,7 @@ class Worker:
     ) -> None:
         """Raises as `Client.create_processor`.
 
-        ``tasks``: None: as the workers' group says. ``threads`` False: commits are made in the caller's thread.
+        ``tasks``: None: those that the workers' group assigns. ``threads``: False: commit in the caller's thread.
         """
         self._app = app
         self._client = client
@@ -162,8 +160,10 @@ class Worker:
         self.metrics = Numbers(TABLE)
         self._ownership: TaskOwnership | None = None
         self._reader: TaskReader | PlainReader | None = None
-        self._left: list[Piece] = []  # of the batch before, which was full
-        self._timers_left = False  # timers of that one, or of a former life, may be due
+        self._left: list[Piece] = []  # input that the previous batch had no room for
+        self._timers_left = (
+            False  # due timers may be left by that batch, or from before the tasks were taken
+        )
         self._generation = -1
         self._lost = Lost()
         self._check_at = self._follow_at = 0.0
@@ -216,8 +216,6 @@ class Worker:
             return f"its handlers, or a commit, have been at work for {silent_s:.0f} s"
         return None
 
-    # -- its life -------------------------------------------------------------------------------------
-
     def run(self) -> None:
         """Work until `stop` is set. Raises: FixCallError, HandlerFailed."""
         pauses = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S, self._clock)
@@ -266,7 +264,6 @@ class Worker:
             self._follow(self._ownership.tasks, _SLICE_S)
 
     def _follow(self, own: Collection[int], seconds: float = IDLE_S) -> None:
-        """Update the copies of other workers' tasks."""
         if self._standby:
             others = set(range(self._app.tasks)) - set(own)
             now = self._clock.monotonic()
@@ -362,8 +359,6 @@ class Worker:
             self._check_at = now + SESSION_S
             self._lost.update(self._client.processor(self._app.name).tasks, self._holder)
         return wanted - self._lost.tasks
-
-    # -- a commit -------------------------------------------------------------------------------------
 
     def _process_batch(self, ownership: TaskOwnership, reader: TaskReader | PlainReader) -> bool:
         """Handle events until the commit is due, and send it. Returns False if there was nothing to commit."""

@@ -1,24 +1,23 @@
-"""The defaults, time-outs and pauses of clients and tools: each has its one home here.
+"""Defaults, time-outs and pauses of clients and tools, in seconds unless a name says otherwise.
 
-The bounds of the product itself are in `limits`. Here is what a caller may choose otherwise, what several
-packages use, and what decides how long a user waits. A constant that only one function needs stays where that
-function is. Seconds, unless a name says otherwise. This module imports nothing, so that a shell's completion
-stays fast.
+Here are values that a caller may change, that several packages use, or that decide how long a user waits. A
+constant that only one function needs is next to that function; bounds of the product are in `limits`. This module
+imports nothing, so that a shell's completion is fast.
 """
 
 from __future__ import annotations
 
 # -- clients ----------------------------------------------------------------------------------------------
 
-# One call, with all that it sends and repeats.
+# One call of a client, with all commands that it sends and repeats.
 TIMEOUT_S = 30.0
 # A transaction whose client is silent for this long is aborted. A client sends three heartbeats in that time.
 KEEPALIVE_S = 30.0
-# Events of a transaction up to this size go in one command; more of them go by journals.
+# Events of a transaction up to this size are sent in one command; more events are written to journals.
 ONE_SHOT_BYTES = 256 << 10
 # Compacting a table writes all of it again.
 COMPACT_S = 86_400.0
-# A time that others name may be this far ahead of the machine's clock.
+# A time that another process states may be this far ahead of this machine's clock.
 MAX_CLOCK_SKEW_S = 10.0
 
 # A command that was refused for now is sent again after these pauses.
@@ -30,8 +29,8 @@ LONGEST_REPEAT_S = 10.0
 
 # -- commits ----------------------------------------------------------------------------------------------
 
-# A commit waits for its receipts to be in the journal, up to `limits.MAX_WAIT_MS` and within its time-out:
-# this share of the time-out is kept to ask for the outcome if no answer comes.
+# A commit waits until the journals cover its receipts, up to `limits.MAX_WAIT_MS` and within its time-out. This
+# share of the time-out is reserved for asking for the outcome if no answer comes.
 RESOLVE_SHARE = 1 / 3
 # The controller stops waiting this long before the client does, so that its refusal still arrives.
 LEAST_MARGIN_S = 0.3
@@ -47,7 +46,7 @@ LONGEST_TRANSACT_PAUSE_S = 0.032
 # -- processors -------------------------------------------------------------------------------------------
 
 TASKS = 16
-# How long a worker gathers events for one commit, and how much of them. A longer interval makes fewer commits.
+# A worker gathers events for one commit up to this time, or this many bytes. A longer interval makes fewer commits.
 COMMIT_INTERVAL_S = 0.1
 CUT_BYTES = 8 << 20
 # A handler that fails is called again this many times, before a dead letter is written or the worker stops.
@@ -73,7 +72,7 @@ LEDGER_ROWS = 1000
 
 # The transactions of `load` and `write`, which read files and pipes that may be slow.
 TOOL_KEEPALIVE_S = 60.0
-# `doctor` compares this machine's clock with the controllers': a warning from the first on, wrong from the second.
+# `doctor` compares this machine's clock with the controllers', and warns or fails from these differences on.
 CLOCK_WARN_S = 1.0
 CLOCK_BAD_S = MAX_CLOCK_SKEW_S
 # How long `controller` keeps the outcome of a transaction.

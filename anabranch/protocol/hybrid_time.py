@@ -2,7 +2,7 @@
 
 A commit timestamp is both a moment and a place in an order: it follows the wall clock while that advances, and
 rises by one while the clock stops or goes back. Values are plain ints that compare as they are, and fit a signed
-64-bit long until 2041-05-10 (`MAX`). Pure: the time is given.
+64-bit long until 2041-05-10 (`MAX`). No function reads a clock.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _MOST_DIGITS = 100  # of a number in a text
 
 
 def next_after(previous: int, now_us: int) -> int:
-    """The next hybrid time: above ``previous``, and not below the clock.
+    """The next hybrid time: later than ``previous``, not earlier than the clock (``now_us``, Unix µs).
 
-    ``now_us``: Unix microseconds. While the clock stops or lags, the logical part counts up;
-    when it is full, it carries into the microseconds. `InvariantViolation` when out of range.
+    While the clock stops or lags, the logical part counts up; when it is full, it carries into the microseconds.
+    `InvariantViolation` if out of range.
     """
     if not 0 <= previous < MAX:
         raise InvariantViolation(f"hybrid time {previous} has no successor")
@@ -34,7 +34,7 @@ def next_after(previous: int, now_us: int) -> int:
 
 
 def from_us(unix_us: int, logical: int = 0) -> int:
-    """The hybrid time of Unix microseconds; `InvalidArgument` when out of range."""
+    """The hybrid time of Unix microseconds; `InvalidArgument` if out of range."""
     if not 0 <= unix_us <= _MAX_US:
         raise InvalidArgument(f"time {unix_us} us is not within 0..{_MAX_US}")
     if not 0 <= logical <= _LOGICAL_MASK:
@@ -43,7 +43,7 @@ def from_us(unix_us: int, logical: int = 0) -> int:
 
 
 def from_s(unix_s: int) -> int:
-    """The hybrid time at which a second begins. Bases are as of such a time, and numbered by the second."""
+    """The hybrid time at which a second begins. A base is as of such a time, and its number is the second."""
     return from_us(unix_s * 1_000_000)
 
 
@@ -96,9 +96,9 @@ def from_datetime(moment: datetime) -> int:
 
 
 def read_moment(text: str) -> int | datetime | None:
-    """A moment as people give it: a commit timestamp (a number), a time in ISO 8601, or the text of `to_text`.
+    """A moment in a text of a user: a commit timestamp (a number), a time in ISO 8601, or a text of `to_text`.
 
-    None for any other text.
+    None for any other text. `InvalidArgument` if a text of `to_text` is out of range.
     """
     if text.isdecimal() and len(text) < _MOST_DIGITS:
         return int(text)
@@ -112,7 +112,7 @@ def read_moment(text: str) -> int | datetime | None:
 
 
 def to_text(timestamp: int) -> str:
-    """How people see a hybrid time: UTC to the microsecond, and the logical part unless 0."""
+    """A hybrid time for people: UTC to the microsecond, and the logical part unless it is 0."""
     moment = to_datetime(timestamp).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
     logical = logical_of(timestamp)
     return f"{moment}+{logical}" if logical else moment

@@ -1,6 +1,6 @@
-"""Identifiers of transactions, segments and writers, and headers. Pure: time and chance are given.
+"""Identifiers of transactions and segments, fencing tokens, and the headers of records.
 
-A transaction id is 16 bytes, big endian: control partition (16 bits), Unix milliseconds of its making
+A transaction id is 16 bytes, big endian: control partition (16 bits), Unix milliseconds when it was made
 (48), random (64). The client makes it *before* it sends anything, so that a begin or a one-shot can be
 repeated and resolved by id after any time-out (``docs/inside/decisions/0001-ids-by-clients.md``).
 """
@@ -16,7 +16,7 @@ TXN_ID_SIZE = 16
 NO_TXN = bytes(TXN_ID_SIZE)
 SECRET_SIZE = 32  # bytes of the secret that begins a transaction
 FENCING_TOKEN_SIZE = 16  # random bytes that prove task ownership
-# The highest bit of an id's time, which no clock reaches: it marks one-shots that move positions.
+# The highest bit of an id's time, which no clock reaches, marks one-shots that move positions.
 MARK_MS = 1 << 47
 CORRELATION_ID_SIZE = 16
 DIRECTORY = 0  # the control partition that knows where each scope is served
@@ -49,7 +49,7 @@ def make_txn_id(control_partition: int, unix_ms: int, random64: int) -> bytes:
 
 
 def make_marked_id(control_partition: int, unix_ms: int, random64: int) -> bytes:
-    """The id of a one-shot that moves positions of tasks: the tasks' rows are its outcome, and it has no row."""
+    """A new id of a one-shot that moves positions of tasks. The tasks' rows are its outcome: it has no row."""
     txn_id = make_txn_id(control_partition, unix_ms, random64)
     return txn_id[:2] + (unix_ms | MARK_MS).to_bytes(6, "big") + txn_id[8:]
 
@@ -75,12 +75,12 @@ def made_ms_of(txn_id: bytes) -> int:
 
 
 def txn_text(txn_id: bytes) -> str:
-    """How people see a transaction id: 32 hexadecimal digits."""
+    """A transaction id for people: 32 hexadecimal digits."""
     return txn_id.hex()
 
 
 def parse_txn_text(text: str) -> bytes:
-    """The id from its 32 hexadecimal digits."""
+    """The transaction id of 32 hexadecimal digits; `InvalidArgument` for another text."""
     try:
         raw = bytes.fromhex(text)
     except ValueError:
@@ -96,7 +96,7 @@ def pack_txn_header(txn_id: bytes, writer: int, stream_epoch: int) -> bytes:
 
 
 def unpack_txn_header(value: bytes) -> tuple[bytes, int, int]:
-    """(transaction id, writer, stream epoch) of an ``ab.txn`` header."""
+    """(transaction id, writer, stream epoch) of an ``ab.txn`` header. `MalformedRecord` if it has another size."""
     if len(value) != TXN_HEADER_SIZE:
         raise MalformedRecord(
             f"an {TXN_HEADER} header has {TXN_HEADER_SIZE} bytes, not {len(value)}"
@@ -121,12 +121,12 @@ def segment_epoch(segment: int) -> int:
 
 
 def pack_version(timestamp: int, txn_id: bytes) -> bytes:
-    """The value of a base event's ``version`` header, 24 bytes: when its row was committed, and by whom."""
+    """The value of a base event's ``version`` header, 24 bytes: the commit of its row."""
     return timestamp.to_bytes(8, "big") + txn_id
 
 
 def unpack_version(value: bytes | None) -> tuple[int, bytes]:
-    """(commit timestamp, transaction id) of a ``version`` header."""
+    """(commit timestamp, transaction id) of a ``version`` header. `MalformedRecord` if it has another size."""
     if value is None or len(value) != 8 + TXN_ID_SIZE:
         raise MalformedRecord(
             f"a {VERSION_HEADER} header has {8 + TXN_ID_SIZE} bytes, not {value!r}"

@@ -1,4 +1,8 @@
-"""Names that people give: scopes, lanes, streams, transactions, inputs. Each has its rule and its check here."""
+"""The rules for names that users choose: of scopes, lanes, streams, transactions, and inputs of processors.
+
+Some names are reserved: the state of processor ``scope/name`` is the stream ``scope/name.state``, and the bases of
+table ``scope/name`` are in its companion, the stream ``scope/name-base``.
+"""
 
 from __future__ import annotations
 
@@ -12,16 +16,17 @@ MAX_NAME = limits.NAME.value
 # The lanes that exist from the start.
 OPEN_LANE = "open"
 ADMIN_LANE = "admin"
-STATE = ".state"  # the end of the name of a processor's state, which no other stream has
-BASE = "-base"  # … and the end of the name of a table's companion stream
+STATE = ".state"  # the end of the name of a processor's state
+BASE = "-base"  # the end of the name of a table's companion
 PLAIN = "topic:"  # the prefix of inputs that are plain topics
+# The ends of the names of a stream's other topics, as Kafka compares them.
 _BESIDE = (
     "_journal",
     "_history",
-)  # ends of the names of a stream's other topics, as Kafka compares them
+)
 _TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
-_TEXT_BYTES = (1 << 15) - 1  # of a text in Kafka's protocol
+_TEXT_BYTES = (1 << 15) - 1  # the most bytes of a text in Kafka's protocol
 _LANE = re.compile(r"[a-z0-9][a-z0-9-]{0,49}")
 
 
@@ -33,7 +38,7 @@ def check_type(what: str, value: object, *kinds: type) -> None:
 
 
 def check_text(what: str, text: str) -> str:
-    """Refuse a text that librdkafka would change: it drops leading blanks, and stops at a zero byte."""
+    """`InvalidArgument` for a text that librdkafka changes: it drops leading blanks, and stops at a zero byte."""
     check_type(what, text, str)
     try:
         size = len(text.encode())
@@ -76,7 +81,7 @@ def check_name(name: str | None) -> None:
 
 
 def check_number(name: str | None, number: int | None) -> None:
-    """`InvalidArgument` unless a commit's number is 0 or more, of a series that has a name."""
+    """`InvalidArgument` unless a commit's number is 0 or more, and has a series' name."""
     if number is None:
         return
     if name is None:
@@ -87,9 +92,9 @@ def check_number(name: str | None, number: int | None) -> None:
 
 
 def split_stream(stream: str) -> tuple[str, str]:
-    """('nyc', 'flights') of 'nyc/flights'; names have no dots, so topic names can't be ambiguous.
+    """('nyc', 'flights') of 'nyc/flights'. `InvalidArgument` for an illegal name.
 
-    One exception: a processor's state is 'nyc/delays.state'.
+    Names have no dots, so that topic names are not ambiguous; only a processor's state is 'nyc/delays.state'.
     """
     if type(stream) is not str:  # a fast path: each event of a batch comes here
         check_type("a stream, scope/name,", stream, str)
@@ -115,7 +120,6 @@ def is_plain(name: str) -> bool:
 
 
 def state_stream(processor: str) -> str:
-    """'nyc/delays' -> 'nyc/delays.state': the stream that is a processor's state."""
     return processor + STATE
 
 
@@ -125,19 +129,17 @@ def is_state(stream: str) -> bool:
 
 
 def base_stream(table: str) -> str:
-    """'bank/accounts' -> 'bank/accounts-base': the companion stream, which has the table's bases."""
+    """The companion of a table: the stream that has its bases."""
     return table + BASE
 
 
 def as_kafka_compares(name: str) -> str:
-    """A stream's or a topic's name as Kafka compares it: with . and _ as equal."""
+    """The name of a stream or topic as Kafka compares it: . and _ are equal."""
     return name.replace("/", "_").replace(".", "_")
 
 
 def names_beside(stream: str) -> Iterator[str]:
-    """Names of streams, as Kafka compares them, that conflict with a stream: both would have a topic of the same
-    name.
-    """
+    """Names, as Kafka compares them, of streams that would have a topic of the same name as one of this stream."""
     own = as_kafka_compares(stream)
     yield own
     for end in _BESIDE:

@@ -1,10 +1,10 @@
-"""All limits of what clients send and ask for, in one table; they are checked before anything is logged.
+"""The limits of what clients send and ask for, and the rules of events.
+
+Limits are checked before anything is logged. `docs/operations.md` prints their table, and a test compares the two.
+Limits that an operator may choose are in `anabranch.core.decisions.turn.Settings`; defaults, time-outs and pauses
+of clients and tools in `anabranch.protocol.defaults`.
 
 The rules of events come after the table: legal keys, values, headers, times and sizes, however an event is written.
-
-`docs/operations.md` prints the table, and a test compares the two. Limits that an operator may choose are in
-`anabranch.core.decisions.turn.Settings`. Defaults, time-outs and pauses of clients and tools
-are in `anabranch.protocol.defaults`.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from anabranch.protocol.schemas.fast import LIST as LIST_ITEMS
 
 
 class Limit(NamedTuple):
-    """The most that is allowed of something, in ``unit``; an operator may choose a value within ``bounds``."""
+    """The most that is allowed, in ``unit``. ``bounds``: what is limited, for people."""
 
     value: int
     unit: str
     bounds: str
 
     def check(self, found: int, what: str, most: int | None = None) -> None:
-        """`InvalidArgument` if ``found`` exceeds the limit. ``most``: a lower one, for small records of logs."""
+        """`InvalidArgument` if ``found`` exceeds the limit, or ``most``, which the topics' record size allows."""
         if found > self.value or (most is not None and found > most):
             lower = most is not None and most < self.value
             why = " (the topics of status and replies take small messages only: `--max-message-bytes`)"
@@ -148,7 +148,7 @@ UNSURE = Limit(
     "a command alone in rounds of unknown outcome while others succeed, before it is quarantined",
 )
 
-# Most that a lane may have at once, unless its row has another quota. `admin` has none, so it is never refused.
+# The most that a lane may have at once, unless its row has another quota. The lane `admin` has no quotas.
 QUOTAS = {
     "open": Limit(1_000, "transactions", "open transactions of a lane"),
     "staged": Limit(4 << 30, "bytes", "a lane's open transactions in journals"),
@@ -175,12 +175,12 @@ TABLE = tuple(found for found in list(globals().values()) if isinstance(found, L
     QUOTAS.values()
 )
 
-# Commands that carry events or receipts: as many bytes, unpacked, as their topic's max.message.bytes.
+# Commands with events or receipts. Their limit, unpacked, is their topic's max.message.bytes, not `COMMAND`.
 BIG = (r.OneShot, r.PrepareEvents, r.Commit, r.Register)
 
 
 def cut(text: str, most: int = TEXT.value) -> str:
-    """A text for people, within its limit."""
+    """A text for people, cut off at a limit of characters."""
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
@@ -233,18 +233,19 @@ def weight(answer: object) -> int:
             return 1024
 
 
-# -- events: one rule for all ways in -------------------------------------------------------------------
+# -- events ---------------------------------------------------------------------------------------------
 #
-# Calls refuse an event by name. Records that other programs wrote to journals are rejected by the same rules, and
-# counted: `bad_header`, `bad_time`, `bad_key`, `too_large`.
+# The client refuses an event that breaks a rule. Records that other programs wrote to journals are rejected by the
+# same rules, and counted: `bad_header`, `bad_time`, `bad_key`, `too_large`.
 
 Pairs: TypeAlias = "Sequence[tuple[str, bytes | None]]"
 
 RESERVED = "ab."  # header names with this prefix are reserved for anabranch
-NO_TIME = -1  # the time of a record that has none; in commands: now
+NO_TIME = -1  # the time of a record that has no time; in commands: now
 LATEST = EVENT_TIME.value
-READ = UNPACKED.value + (64 << 10)  # a merge may add some bytes to a batch that it splits
-FRAMING = 68  # least bytes of a record batch with one record, besides key, value and headers
+# The most bytes of a batch that is read from a stream: a merge may add some to a batch that it splits.
+READ = UNPACKED.value + (64 << 10)
+FRAMING = 68  # least bytes of a record batch with one record, without key, value and headers
 AHEAD_MS = 3_600_000  # clocks may differ; Kafka's own default allows as much
 _HEADER_OVERHEAD = 6  # bytes of a header besides name and value, about
 
@@ -253,7 +254,7 @@ class Room(NamedTuple):
     """A stream's own limits of an event."""
 
     stream: str = ""
-    most: int | None = None  # bytes of key, value and headers; None if not known here
+    most: int | None = None  # bytes of key, value and headers; None if not known
     is_table: bool = False
     latest: int = LATEST  # the latest time that an event may have now, Unix milliseconds
 
@@ -278,7 +279,7 @@ def check_event(key: object, value: object, timestamp: object) -> None:
 
 
 def check_timestamp(timestamp: object) -> None:
-    """Raise `InvalidArgument` unless it is Unix milliseconds, from 1 to the end of 9999."""
+    """Raise `InvalidArgument` unless a time is Unix milliseconds, from 1 to the end of 9999."""
     if isinstance(timestamp, bool) or not isinstance(timestamp, int) or not 0 < timestamp <= LATEST:
         raise InvalidArgument(bad_time(timestamp))
 
@@ -289,7 +290,7 @@ def bad_time(timestamp: object) -> str:
 
 
 def check_ahead(timestamp: int, latest: int, stream: str) -> None:
-    """Raise `InvalidArgument` for a record's time that the stream does not accept now."""
+    """Raise `InvalidArgument` for a time that is out of range, or later than the stream's ``latest``."""
     if not NO_TIME <= timestamp <= LATEST:
         raise InvalidArgument(
             f"{stream}: an event's timestamp is out of range: {timestamp} ms; -1 (none) to {LATEST} are allowed"
@@ -302,7 +303,7 @@ def check_ahead(timestamp: int, latest: int, stream: str) -> None:
 
 
 def copied_time(timestamp: int | None) -> int | None:
-    """The time for a copy of an event; None (now) if its own time is one that no stream accepts."""
+    """The time for a copy of an event; None (now) if no stream accepts the event's own time."""
     return timestamp if timestamp is not None and 0 < timestamp <= LATEST else None
 
 
@@ -344,13 +345,13 @@ def check_header_name(name: object) -> None:
 
 
 def copied_name(name: str) -> str:
-    """The name of a header in a copy of its record: reserved and non-UTF-8 names can't be written as they are."""
+    """The name of a header in a copy of its record: reserved names, and names that are not UTF-8, are changed."""
     name = name.encode("utf-8", "replace").decode()
     return f"_{name}" if name.startswith(RESERVED) else name
 
 
 def check_row_key(key: object) -> bytes:
-    """The key of a table's row. Raises: InvalidArgument."""
+    """The key of a table's row; `InvalidArgument` if it is illegal."""
     if not isinstance(key, bytes) or not 1 <= len(key) <= ROW_KEY.value:
         what = f"{len(key)} bytes" if isinstance(key, bytes) else f"{key!r:.100}"
         raise InvalidArgument(f"a row's key is bytes, 1 to {ROW_KEY.value:,} of them, not {what}")
@@ -358,7 +359,7 @@ def check_row_key(key: object) -> bytes:
 
 
 def headers_size(headers: Pairs | None) -> int:
-    """About how many bytes headers take in a record."""
+    """The bytes of headers in a record, about."""
     if not headers:
         return 0
     return sum(len(name) + len(value or b"") + _HEADER_OVERHEAD for name, value in headers)

@@ -1,9 +1,8 @@
-"""The key space: a key's hash is its position in [0, 2^32); segments have ranges that tile this space.
+"""The key space: a key's hash is its position in [0, 2^32); the ranges of a stream's segments tile this space.
 
-The position of a key is the CRC-32 (IEEE, as in zlib) of its bytes, mixed by MurmurHash3's 32-bit
-finaliser. Every language can compute both; the CRC is also the first half of a record's checksum, so
-a writer hashes each key once. Integers, not floats, so that ranges tile exactly (`docs/protocol.md` has
-test vectors).
+The position of a key is the CRC-32 (IEEE, as in zlib) of its bytes, mixed by MurmurHash3's 32-bit finaliser. Every
+language can compute both; the CRC is also the first half of a record's checksum, so a writer hashes each key once.
+Positions are integers, so that ranges tile exactly (`docs/protocol.md` has test vectors).
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ def mix(h: int) -> int:
 
 
 def position_of(key: bytes) -> int:
-    """The key's position, 0 .. 2^32-1: `mix` of its CRC, written out because every event comes here."""
+    """The key's position, 0 to 2^32 - 1: `mix` of its CRC, inlined because this runs for every event."""
     h = crc32(key)
     h ^= h >> 16
     h = h * 0x85EBCA6B & _MASK
@@ -41,7 +40,7 @@ def position_of(key: bytes) -> int:
 
 
 def task_of(key: bytes, tasks: int) -> int:
-    """The task of a key: which of ``tasks`` equal ranges of the space has its position."""
+    """The task of a key: the number of the range, of ``tasks`` equal ones, that has its position."""
     return position_of(key) * tasks // SPACE
 
 
@@ -51,7 +50,7 @@ def record_checksum(key: bytes | None, value: bytes | None) -> int:
 
 
 def even_ranges(count: int) -> list[tuple[int, int]]:
-    """``count`` (low, high) ranges that tile the space as evenly as integers allow."""
+    """``count`` ranges (low, high) that tile the space as evenly as integers allow. `InvalidArgument`."""
     if not 1 <= count <= 10_000:
         raise InvalidArgument(f"a stream has 1 to 10,000 segments, not {count}")
     bounds = [SPACE * i // count for i in range(count + 1)]
@@ -69,7 +68,7 @@ def tiles(ranges: Sequence[tuple[int, int]]) -> bool:
 
 
 class Layout:
-    """The active segments of a stream, prepared for finding the segment of a key."""
+    """The active segments of a stream, indexed for finding the segment of a key."""
 
     __slots__ = ("_by_number", "_highs", "_lows", "_order", "segments")
 
@@ -89,15 +88,15 @@ class Layout:
         return self._order[at]
 
     def index_of(self, segment_id: int) -> int:
-        """The index of the segment that a client chose for events without a key; 0 if it is not active."""
+        """The index of the segment with this id, which a client chose for events without a key; 0 if not active."""
         return self._by_number.get(segment_number(segment_id), 0)
 
     def spread(
         self, events: Sequence[Event], *, by_key: bool = True
     ) -> list[tuple[SegmentRange, list[Event]]]:
-        """Events by segment, in the order of the segments and of the events.
+        """Group events by segment, in the order of the segments and of the events.
 
-        ``by_key`` False: each event goes to the segment that it names, although it has a key.
+        ``by_key`` False: each event is put into the segment that it names, although it has a key.
         """
         lists: dict[int, list[Event]] = {}
         find = self.find

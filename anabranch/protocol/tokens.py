@@ -1,7 +1,7 @@
-"""Tokens: the bytes by which another process acts for a transaction. Pure: the secret is given.
+"""Tokens: bytes by which another process acts for a transaction (layout: ``docs/protocol.md``, The token).
 
-``docs/protocol.md`` (The token) has the layout. The client with the secret that began the transaction makes
-tokens, a client with a token can narrow it, and a controller checks tokens against the transaction's row.
+The client that began the transaction makes tokens with its secret. Each client with a token can *narrow* it: add
+*caveats*, which permit less. A controller checks a token with the secret in the transaction's row.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _TIME = struct.Struct(">Q")
 _MAC_SIZE = 32
 _MAX_TIME = 253_402_300_799_999  # the last millisecond of the year 9999
 _MAX_SIZE = _FRONT.size + 101 + 51 + _BACK.size + 1 + MAX_CAVEATS * 52 + _MAC_SIZE
-# kinds of caveats
+# Kinds of caveats.
 _RIGHTS = 1
 _NOT_AFTER = 2
 _LANE = 3
 
 
 class Rights(IntFlag):
-    """Things that a token permits."""
+    """The rights that a token may give."""
 
     WRITE = 1
     HEARTBEAT = 2
@@ -65,11 +65,11 @@ class TokenBytes(bytes):
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """The content of a token. Caveats have narrowed ``rights`` (a sum of `Rights`), ``not_after_ms`` and ``lanes``.
+    """The content of a token: what is left of its rights after all caveats.
 
-    ``keepalive_ms``: milliseconds. ``begun_ms``, ``not_after_ms``: Unix milliseconds; 0 means no end. ``lanes``:
-    each of these has to be the lane that uses the token. ``owner``: the lane of its maker, a hint; the
-    transaction's row counts. ``seen``: the highest hybrid time that its maker had seen.
+    ``begun_ms``, ``not_after_ms``: Unix milliseconds; the latter 0: no end. ``rights``: a sum of `Rights`.
+    ``lanes``: if there are some, the lane that uses the token has to be equal to each. ``owner``: the lane of its
+    maker, only a hint; the transaction's row counts. ``seen``: the highest hybrid time that its maker had seen.
     """
 
     txn_id: bytes
@@ -122,9 +122,9 @@ def narrow(
     not_after_ms: int | None = None,
     lane: str | None = None,
 ) -> TokenBytes:
-    """The token with more caveats: only these rights, until then, only by commands of this lane.
+    """The token with more caveats: only these rights, until this time (Unix milliseconds), only for this lane.
 
-    `InvalidArgument` for caveats that would widen it; `InvalidToken`.
+    `InvalidArgument` for a caveat that would widen it; `InvalidToken` as `peek`.
     """
     token = peek(data)
     signed, *caveats, mac = token.chain
@@ -150,7 +150,7 @@ def narrow(
 
 
 def peek(data: bytes) -> Token:
-    """The unverified content of a token. `InvalidToken` if it is malformed, cut, or of another version."""
+    """The content of a token, not verified. `InvalidToken` if it is malformed, cut, or of another version."""
     if not isinstance(data, bytes):
         raise InvalidToken(f"malformed token: bytes expected, not {type(data).__name__}")
     if data[:1] != bytes((TOKEN_VERSION,)):
@@ -168,7 +168,7 @@ def peek(data: bytes) -> Token:
 
 
 def is_genuine(token: Token, secret: bytes) -> bool:
-    """Whether a token that was read from bytes was made by this secret and only narrowed since."""
+    """Whether a token of `peek` was made with this secret, and only narrowed since."""
     signed, *caveats, stated = token.chain
     mac = _mac(secret, signed)
     for caveat in caveats:
@@ -191,7 +191,7 @@ def check_right(token: Token, right: int) -> None:
 
 
 def rights_of_names(names: str | Iterable[str]) -> int:
-    """The sum of rights given by name: one, several, or "all". `InvalidArgument`."""
+    """The sum of rights that are given by name: one, several, or "all". `InvalidArgument`."""
     found = 0
     for name in (names,) if isinstance(names, str) else names:
         check_type("a right", name, str)
@@ -207,7 +207,6 @@ def rights_of_names(names: str | Iterable[str]) -> int:
 
 
 def names_of(rights: int) -> list[str]:
-    """The names of rights."""
     return [(right.name or "").lower() for right in Rights if right & rights]
 
 
@@ -239,7 +238,7 @@ def _write(signed: bytes, before: tuple[bytes, ...], mac: bytes, more: list[byte
 
 
 def _read(data: bytes) -> Token:
-    """The content of well-formed bytes. Raises one of several errors for a part out of its range."""
+    """The content of a token's bytes. Raises the errors that `peek` translates if they are malformed."""
     _, txn_id, keepalive_ms, begun_ms, seen = _FRONT.unpack_from(data)
     scope, at = _part(data, _FRONT.size)
     owner, at = _part(data, at)

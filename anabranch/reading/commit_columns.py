@@ -1,8 +1,8 @@
 """The commits of a partition's offsets, in columns: for readers of offset ranges.
 
-`CommitColumns` reads the history as far as a range needs it, and `Spans` are the offset ranges of its commits as
-arrays, so that millions of events get their commits by a few array operations. Compiled code walks the history's
-records. Ordered readers ask for one offset at a time, need no numpy, and use `anabranch.reading.commit_index`.
+`CommitColumns` reads the history as far as a range needs it, by compiled code. `Spans` are the offset ranges of its
+commits as arrays, so that millions of events get their commits by a few array operations. Ordered readers ask for
+one offset at a time, need no numpy, and use `anabranch.reading.commit_index`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _EMPTY: Longs = np.zeros(0, dtype=np.int64)
 
 @dataclass(frozen=True, slots=True)
 class CommitFilter:
-    """The wanted commits: timestamps from ``low`` to ``high``, both included; segments by id. None: no filter."""
+    """Which commits are wanted: timestamps from ``low`` to ``high``, both included; segments by id. None: all."""
 
     low: int | None = None
     high: int | None = None
@@ -44,7 +44,7 @@ class CommitFilter:
 
 
 class Joined(NamedTuple):
-    """The commit of each requested offset; ``known`` is None if all commits are known."""
+    """The commit of each of some offsets. ``known``: whether it is known; None: all are known."""
 
     spans: Spans
     at: Longs  # index of the span
@@ -52,16 +52,14 @@ class Joined(NamedTuple):
 
     @property
     def segments(self) -> Longs:
-        """Segment ids."""
         return self.spans.segments[self.at]
 
     @property
     def timestamps(self) -> Longs:
-        """Commit timestamps."""
         return self.spans.timestamps[self.at]
 
     def of_txns(self, ids: Bytes) -> NDArray[np.bool_]:
-        """Whether each commit belongs to the given transaction; ``ids``: concatenated, zeros for none."""
+        """Whether each commit is of the transaction in ``ids``: ids one after the other, zeros for none."""
         given = ids.view(np.int64)
         spans = self.spans
         heads, tails = spans.txn_heads[self.at], spans.txn_tails[self.at]
@@ -70,8 +68,7 @@ class Joined(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Spans:
-    """Commits in order: the events at offsets [first, end) of the partition belong to one commit; markers may be
-    among them.
+    """Commits in order: the events at offsets [first, end) of the partition, between which may be markers.
 
     A transaction id is two numbers, its halves in memory order. ``counts``: numbers of events.
     """
@@ -116,7 +113,7 @@ class Spans:
         return Spans(*(column[which] for column in self.columns))
 
     def clipped(self, first: int, end: int) -> Spans:
-        """The parts within [first, end). A count of -1 is unknown, because markers may be among the events."""
+        """The parts within [first, end). The count is -1 where it is not known, because of markers."""
         firsts, ends = np.maximum(self.firsts, first), np.minimum(self.ends, end)
         dense = self.counts == self.ends - self.firsts
         whole = (firsts == self.firsts) & (ends == self.ends) & (self.counts <= ends - firsts)
@@ -130,7 +127,6 @@ class Spans:
 
     @property
     def columns(self) -> tuple[Longs, ...]:
-        """All columns."""
         txns = self.txn_heads, self.txn_tails
         return self.firsts, self.ends, self.timestamps, self.segments, *txns, self.counts
 
@@ -146,12 +142,10 @@ class Spans:
         return taken
 
     def wanted(self, choice: CommitFilter, first: int, end: int) -> Longs:
-        """The offset ranges within [first, end) of the commits that a filter takes: a row of firsts above a row
-        of ends.
-        """
+        """The offset ranges in [first, end) of the commits that a filter takes: a row of firsts, a row of ends."""
         near = self.overlapping(first, end)
         taken = near.taken(choice)
-        # A range begins where the commit before is not taken; between two commits there are only markers.
+        # Ranges of consecutive taken commits are joined: only markers are between them.
         before = np.concatenate(([False], taken[:-1]))
         after = np.concatenate((taken[1:], [False]))
         firsts, ends = near.firsts[taken & ~before], near.ends[taken & ~after]
@@ -183,7 +177,6 @@ _NO_END = (1 << 63) - 1
 
 
 def warm() -> None:
-    """Load the compiled code."""
     from anabranch.batches.kernels import history  # noqa: F401
 
 
@@ -216,7 +209,6 @@ def _walk(columns: Columns, partition: int) -> Part | None:
 
 
 def _part(records: list[HistoryRecord], partition: int) -> Part:
-    """The part of decoded records."""
     reached = -1
     for record in records:
         for position in ends_in(record):
@@ -309,7 +301,7 @@ class CommitColumns:
         return parts
 
     def _check_once(self) -> None:
-        """`MalformedRecord` if the history names an offset twice."""
+        """Raise `MalformedRecord` if the history names an offset twice."""
         again = np.flatnonzero(self.spans.firsts[1:] < self.spans.ends[:-1])
         if len(again):
             raise MalformedRecord(
@@ -319,7 +311,7 @@ class CommitColumns:
             )
 
     def foreign(self, columns: Columns, commits: Joined) -> NDArray[np.bool_] | None:
-        """A mask of foreign records; None if there are no foreign ones, as far back as the history goes.
+        """A mask of foreign records; None if no record is known to be foreign, as far back as the history goes.
 
         ``commits``: the commits of their offsets, from `spans`.
         """
@@ -330,9 +322,7 @@ class CommitColumns:
         return found if found.any() else None
 
     def known_from(self) -> int:
-        """The partition's end in the first record: events below it are older than the stream, or than the
-        truncated history.
-        """
+        """The partition's end in the history's first record: the history does not know events below it."""
         if self._floor is None:
             oldest = self._search.not_beyond({})
             self._floor = oldest.vector().get(self._partition, 0) if oldest is not None else 0

@@ -1,7 +1,7 @@
-"""Commits of a stream in order, each with its events: the feed under all readers that follow a history.
+"""Commits of a stream in order, each with its events, for readers of whole commits.
 
 `CommitFeed` has the records of the history that are read and not passed yet. `StreamParts` reads the partitions by
-the offset ranges that a COMMIT record names: run by run in columns, or as the events of one transaction.
+the offset ranges that a COMMIT record names: run by run, or as the events of one transaction.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ from anabranch.types import Event
 
 log = logging.getLogger("anabranch.client")
 
-IN_HAND = 10_000  # transactions of up to this many events are read before they are returned; bigger ones lazily
+IN_HAND = (
+    10_000  # transactions of up to this many events are read at once, bigger ones piece by piece
+)
 _AT_ONCE = 2000  # history records
 _SKIP_BY_READING = 1_000  # a smaller gap is read and skipped, a bigger one is jumped over
 
@@ -47,7 +49,7 @@ class CommitFeed:
 
     @property
     def first(self) -> Found:
-        """The first record that is read and not passed; there has to be one."""
+        """The first record that is read and not passed. Call it only if there is one."""
         return self.records[0]
 
     def seek(self, offset: int) -> None:
@@ -63,9 +65,9 @@ class CommitFeed:
     def read_on(
         self, deadline: float, limit: int = _AT_ONCE, check: Callable[[Found], None] | None = None
     ) -> list[Found]:
-        """Read more of the history; the new records, none after the deadline (monotonic seconds) or at the end.
+        """Read more of the history; returns the new records, none at the deadline (monotonic seconds) or the end.
 
-        ``check``: called with the first new record; if it raises, the records are dropped.
+        ``check``: called with the first new record; if it raises, the new records are dropped.
         """
         found = self.history.next(deadline, limit)
         if found and check is not None:
@@ -92,7 +94,7 @@ class CommitFeed:
         return self.records.popleft()
 
     def positions(self) -> dict[TopicPartition, int]:
-        """The offset of the next fetch of each partition without fetched records, and of the history."""
+        """The places to wait at for new records: the history, and each partition without fetched records."""
         return {self.history.place: self.history.position} | self.parts.places()
 
 
@@ -103,7 +105,7 @@ def _commit(found: Found) -> CommitRecord:
 
 
 class StreamParts:
-    """Reads the stream's partitions by the ranges of COMMIT records. Their offsets rise with the history."""
+    """Reads the stream's partitions by the ranges of COMMIT records, given in the order of the history."""
 
     def __init__(self, source: CommittedLog, stream: str, timeout: float) -> None:
         self._stream = stream
@@ -122,14 +124,14 @@ class StreamParts:
         return events if self._is_there(record, events.take_in_hand) else None
 
     def runs(self, record: CommitRecord) -> Iterator[Run] | None:
-        """`events`, run by run."""
+        """As `events`, run by run."""
         in_hand: list[Run] = []
         rest = chain.from_iterable(self._runs(part, record) for part in record.segments)
         there = self._is_there(record, lambda: in_hand.extend(rest))
         return chain(in_hand, rest) if there else None
 
     def _is_there(self, record: CommitRecord, take_in_hand: Callable[[], None]) -> bool:
-        """Whether retention has kept all of a commit. A small one is read at once."""
+        """Whether retention has kept all of a commit. A small commit is read at once, by ``take_in_hand``."""
         unknown = [p.partition for p in record.segments if p.partition not in self._starts]
         if unknown:
             self._look_up_starts(unknown)
@@ -192,7 +194,7 @@ class StreamParts:
             )
 
     def _check_there(self, partition: int, offset: int, record: CommitRecord) -> None:
-        """`SnapshotExpired` if retention has deleted the offset meanwhile."""
+        """Raise `SnapshotExpired` if retention has deleted the offset meanwhile."""
         self._look_up_starts([partition])
         if offset < self._starts[partition]:
             raise self.expired(record)
@@ -204,7 +206,7 @@ class StreamParts:
         )
 
     def _stand_at(self, partition: int, offset: int) -> deque[Portion]:
-        """The fetched portions of a partition, from this offset on."""
+        """The fetched portions of a partition, for reading from this offset on; a far one is jumped to."""
         taken = self._next.get(partition)
         if taken is None or not (
             taken <= offset <= taken + _SKIP_BY_READING
@@ -218,7 +220,7 @@ class StreamParts:
     def _upcoming(
         self, portions: deque[Portion], part: SegmentCommit, record: CommitRecord
     ) -> bool:
-        """Fetch more of a part. Returns whether there is more."""
+        """Fetch more of a part if needed. Returns whether it has another record."""
         clock, partition = self._source.clock, part.partition
         deadline = clock.monotonic() + self._timeout
         while True:
@@ -243,10 +245,9 @@ class StreamParts:
 
 
 class TransactionEvents:
-    """The events of a transaction. Iterate as often as you like; ``len`` is their number.
+    """The `Events` of a `Committed`. More than `IN_HAND` are read while iterating, one partition after the other.
 
-    Up to 10,000 are in memory; more are read while you iterate, one partition after the other. `SnapshotExpired` if
-    retention deletes them meanwhile. Events of one key are in order.
+    Iterating raises `SnapshotExpired` if retention has deleted them meanwhile.
     """
 
     def __init__(self, parts: StreamParts, record: CommitRecord) -> None:

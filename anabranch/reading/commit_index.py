@@ -1,6 +1,6 @@
 """The commit of an event's offset, for ordered readers: from the stream's history, read as far as needed.
 
-COMMIT records are in commit order, and so are the offsets on every partition: history and events are read in
+COMMIT records are in commit order, and so are the offsets on every partition, so history and events are read in
 parallel. A COMMIT record is in the same native transaction as its data, so both arrive together. Only the data of a
 staged merge arrives long before its record, and waits for it. For offset ranges, `anabranch.reading.commit_columns`
 has the same commits as arrays.
@@ -101,7 +101,7 @@ class CommitIndex:
                 return None
 
     def _unnamed(self, partition: int, offset: int, end: int) -> Span:
-        """Records from this offset to ``end`` at most, which the history has passed without naming them."""
+        """The span of offsets from this one to ``end`` at most that the history has passed without naming them."""
         for known, segment in ((self._adopted, NO_SEGMENT), (self._cut, DELETED)):
             until, timestamp = known.get(partition, (0, 0))
             if offset < until:
@@ -109,7 +109,7 @@ class CommitIndex:
         return Span(offset, end, None, 0, FOREIGN)
 
     def keep(self, partition: int) -> None:
-        """Name events whose records are truncated from the history, as if the stream had adopted them."""
+        """Let readers get events whose history records are deleted, as if the stream had adopted them."""
         self._adopted[partition] = self._cut.pop(partition)
 
     def drop(self, partition: int, offset: int) -> None:

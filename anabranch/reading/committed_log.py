@@ -1,4 +1,8 @@
-"""The log for readers: committed records, questions that are repeated until a deadline, and the client's errors."""
+"""The log for readers: committed records, questions that are repeated until a deadline, and the client's errors.
+
+`CommittedLog` also notices when a topic was deleted and created again, so that no reader takes the new topic's
+offsets for the old one's. All of a reader's fetches and questions pass through it.
+"""
 
 from __future__ import annotations
 
@@ -57,14 +61,16 @@ _ANSWER_S = 5.0  # the longest wait for one answer of a broker
 _SLICE_S = 0.5  # a fetch without new records is answered after this time
 _BEHIND_S = 0.2  # pause before a broker that lags, or a partition without a leader, is asked again
 _MISSING_S = 1.0  # brokers may lag: a topic counts as missing only after this time
-_LOOK_S = 0.5  # pause before they are asked again for it
-_UNKNOWN_S = 2.0  # how long a broker that can't be asked delays the verdict that a topic is missing
+_LOOK_S = 0.5  # pause before brokers are asked again for such a topic
+_UNKNOWN_S = (
+    2.0  # unreachable brokers are tried for this time before a topic counts as missing or replaced
+)
 _FIRST_PAUSE_S = 0.02  # between tries of a question
 _LONGEST_PAUSE_S = 0.5
 
 
 class Groups(Protocol):
-    """Consumer groups as an operator sees them. `NotAuthorized`, `NotReady`; deadlines are monotonic seconds."""
+    """Consumer groups as an operator sees them. Deadlines are monotonic seconds. Raises NotAuthorized, NotReady."""
 
     def names(self, deadline: float) -> list[str]:
         """All groups that this client may see."""
@@ -73,10 +79,10 @@ class Groups(Protocol):
         """A group's state in Kafka's words (stable, empty; dead: there is no such group), and its members."""
 
     def offsets(self, group: str, deadline: float) -> dict[TopicPartition, int]:
-        """All its offsets."""
+        """All offsets of a group."""
 
     def move(self, group: str, offsets: Mapping[TopicPartition, int], deadline: float) -> None:
-        """Set offsets in one request. `IllegalState` while members are in it."""
+        """Set a group's offsets in one request. Raises `IllegalState` while it has members."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,8 +141,7 @@ def unreadable(
 
 
 class StreamIds(NamedTuple):
-    """The ids of two topics of a stream, empty if not known: they say to which stream of the name a position
-    belongs.
+    """The ids of two topics of a stream, empty if not known. They tie a position to one stream of that name.
 
     A stream that is deleted and created again has other ids, and so has its copy in another cluster.
     """
@@ -149,7 +154,7 @@ UNKNOWN_IDS = StreamIds()
 
 
 class CommittedLog:
-    """A `Log` and a clock, for one thread. Deadlines are monotonic seconds of that clock."""
+    """A reader's `Log` and clock. Deadlines are monotonic seconds of that clock. One thread, except for `close`."""
 
     def __init__(self, raw: Log, clock: Clock, max_event_bytes: int = READ) -> None:
         self.raw = raw
@@ -160,11 +165,10 @@ class CommittedLog:
         self.is_gone = False
         self._ids: dict[str, str] = {}  # topic -> its id at the first read
         self._missing: dict[str, float] = {}  # topic -> since when it seems to be missing
-        self._doubted: dict[
-            str, float
-        ] = {}  # topic -> since when a broker reports another id for its name
+        # Topic -> since when a broker reports another id for its name.
+        self._doubted: dict[str, float] = {}
         self._asked: dict[str, float] = {}  # topic -> when brokers were last asked for it
-        # The answers of `wait_for` with the positions asked for, and partitions without new records.
+        # By `wait_for`: its answers, with the positions asked for, and positions without new records.
         self._ahead: dict[TopicPartition, tuple[int, Fetched]] = {}
         self._idle: dict[TopicPartition, int] = {}
 
@@ -182,7 +186,7 @@ class CommittedLog:
     def fetch(
         self, place: TopicPartition, position: int, deadline: float, max_bytes: int
     ) -> Fetched | None:
-        """Committed batches from a position on; None if nothing came until the deadline, or for half a second.
+        """Committed batches from a position on; None if nothing came until the deadline, or within half a second.
 
         Raises: SnapshotExpired (retention has removed the position), NotAuthorized, FixCallError, MalformedRecord.
         """
@@ -211,19 +215,16 @@ class CommittedLog:
             return None
 
     def expect(self, stream: str, ids: StreamIds) -> None:
-        """Accept only these topics of a stream, those of a position.
-
-        Other topics of the names raise `UnknownStream`.
-        """
+        """Accept only these topics of a stream: reading other topics of the same names raises `UnknownStream`."""
         topics = zip(_read_topics(stream), ids, strict=True)
         self._ids |= {topic: topic_id for topic, topic_id in topics if topic_id}
 
     def check_read(
         self, found: Iterable[TopicPartition], asked: Iterable[TopicPartition] = ()
     ) -> None:
-        """Raise `UnknownStream` if a topic that was just read is a new one, not the one that was read before.
+        """Raise `UnknownStream` if a topic that was just read is another one than before, or than expected.
 
-        ``found``: what was read; if that is empty, ``asked`` is checked. Raises `LogUnavailable` if brokers
+        ``found``: what was read; if that is empty, ``asked`` is checked. Raises `LogUnavailable` while brokers
         disagree, because one of them may have old metadata.
         """
         topics = {topic for topic, _ in found}
@@ -249,7 +250,7 @@ class CommittedLog:
         raise _unsure(topic)
 
     def _is_agreed(self, topic: str, topic_id: str, until: float) -> bool:
-        """Whether all brokers report this id of the topic; from ``until`` on, all brokers that answer."""
+        """Whether all brokers report this id of the topic. From ``until`` on, unreachable brokers are left out."""
         try:
             return self.raw.is_agreed(topic, topic_id)
         except LogUnavailable as error:
@@ -258,7 +259,7 @@ class CommittedLog:
             return True
 
     def may_pass(self, topic: str, error: LogError) -> bool:
-        """Whether the fetch error is transient. `UnknownStream` if no broker knows the topic for a while."""
+        """Whether a fetch error is transient. Raises `UnknownStream` if the topic was missing for a while."""
         unknown = isinstance(error, LogRefused) and error.error == UNKNOWN_TOPIC_OR_PARTITION
         if not (unknown or isinstance(error, LogUnavailable)) or isinstance(error, LogDenied):
             return False
@@ -278,21 +279,18 @@ class CommittedLog:
         return True
 
     def gone(self, why: str) -> UnknownStream:
-        """The error for a topic that was deleted.
-
-        The log `is_gone` from now on, because positions in the topic are meaningless now.
-        """
+        """The error for a topic that was deleted. From now on the log `is_gone`: commit no more positions."""
         self.is_gone = True
         return UnknownStream(why)
 
     def wait_for(
         self, positions: Mapping[TopicPartition, int], deadline: float, max_bytes: int = 1
     ) -> bool:
-        """Wait until one of these partitions has records from its position on, or a little less. Returns whether
-        one has.
+        """Wait until one of these partitions has records from its position on; returns whether one has.
 
-        The answer is kept, up to ``max_bytes`` and a batch, and the next `fetch` from there returns it: so one
-        request brings a commit's history and its events. Partitions with a kept answer are not waited for.
+        The wait may end a little early. The answer is kept, up to ``max_bytes`` and a batch, and the next `fetch`
+        from there returns it: so one request brings a commit's history and its events. Partitions with a kept
+        answer are not waited for.
         """
         self._check_open()
         left = max(0.0, deadline - self.clock.monotonic())
@@ -321,7 +319,7 @@ class CommittedLog:
         return bool(found)
 
     def take_ahead(self, positions: Mapping[TopicPartition, int]) -> dict[TopicPartition, Fetched]:
-        """Answers of `wait_for` from exactly these positions; each is returned once."""
+        """The kept answers of `wait_for` from exactly these positions; each is returned once."""
         found = {}
         for place, position in positions.items():
             if place in self._ahead and self._ahead[place][0] == position:
@@ -340,7 +338,7 @@ class CommittedLog:
                 else:
                     if error.position < start:
                         raise expired(str(error)) from error
-            # Otherwise its broker lags, or the range ends too high.
+            # An offset that is too high: its broker lags, or the requested range ends too high.
             if not isinstance(error, OffsetOutOfRange) and not self.may_pass(topic, error):
                 raise error
         self.trouble = str(error)
@@ -386,7 +384,7 @@ class CommittedLog:
         question: Callable[[], dict[str, T]],
         patience: float,
     ) -> dict[str, T]:
-        """One broker's answer. If it lacks a topic that some broker knows, another one is asked."""
+        """One broker's answer. If that lacks a topic that some broker knows, another one is asked."""
         until = self.clock.monotonic() + patience
 
         def known(topic: str) -> bool:
@@ -418,9 +416,9 @@ class CommittedLog:
     def end_offsets(
         self, places: Iterable[TopicPartition], deadline: float, *, committed: bool = False
     ) -> dict[TopicPartition, int]:
-        """The high watermarks, which prove that all is read. ``committed``: the last stable offsets.
+        """The high watermarks: all earlier commits are below them. ``committed``: the last stable offsets.
 
-        All records below a last stable offset are decided, but it proves no end: an isolated former leader may
+        All records below a last stable offset are decided. But it may be too low: an isolated former leader may
         report it.
         """
         asked = list(places)
@@ -432,25 +430,19 @@ class CommittedLog:
         )
 
     def offset_for_time(self, place: TopicPartition, unix_ms: int, deadline: float) -> int | None:
-        """The first offset at or after a millisecond, None if nothing is so late."""
+        """The first offset at or after a millisecond; None if there is no such record."""
         found = self._ask(
             deadline, lambda _: self._same(self.raw.offsets_for_time([place], unix_ms))
         )
         return found[place]
 
     def _same(self, answer: dict[TopicPartition, T]) -> dict[TopicPartition, T]:
-        """Return the answer if it is about the topics that were read before or are expected.
-
-        Raises: as `check_read`.
-        """
+        """The answer, after `check_read`."""
         self.check_read((), answer)
         return answer
 
     def _ask(self, deadline: float, question: Callable[[Failed], T]) -> T:
-        """Ask until there is an answer, because leaders may be moving.
-
-        `NotReady` at the deadline; `NotAuthorized`.
-        """
+        """Ask until there is an answer, because leaders may be moving. Raises `NotReady` at the deadline."""
         pauses = Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S, self.clock)
         with client_errors("Describe"):
             while True:
@@ -472,7 +464,7 @@ def expired(what: str) -> SnapshotExpired:
 
 
 def partitions_of(source: CommittedLog, streams: Sequence[str], deadline: float) -> dict[str, int]:
-    """Topic -> number of partitions of each stream. `UnknownStream`."""
+    """Topic -> number of partitions of each stream. Raises `UnknownStream`."""
     counts = source.partition_counts([stream_topic(stream) for stream in streams], deadline)
     _check_there({stream: stream_topic(stream) for stream in streams}, counts)
     return counts
@@ -481,7 +473,7 @@ def partitions_of(source: CommittedLog, streams: Sequence[str], deadline: float)
 def places_of(
     source: CommittedLog, stream: str, deadline: float, least: int = 0
 ) -> list[TopicPartition]:
-    """All partitions of a stream, at least this many. `UnknownStream`."""
+    """All partitions of a stream, at least this many. Raises `UnknownStream`."""
     topic = stream_topic(stream)
     count = partitions_of(source, [stream], deadline)[topic]
     return [TopicPartition(topic, partition) for partition in range(max(count, least))]
@@ -501,7 +493,7 @@ def first_offsets(
 def ids_of(
     source: CommittedLog, streams: Sequence[str], deadline: float, *, agreed: bool = False
 ) -> dict[str, StreamIds]:
-    """Stream -> the ids of its topics. ``agreed``: as for `CommittedLog.topic_ids`. `UnknownStream`."""
+    """Stream -> the ids of its topics. ``agreed``: as for `CommittedLog.topic_ids`. Raises `UnknownStream`."""
     topics = {stream: _read_topics(stream) for stream in streams}
     names = [topic for both in topics.values() for topic in both]
     ids = source.topic_ids(names, deadline, agreed=agreed)

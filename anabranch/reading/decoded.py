@@ -1,8 +1,8 @@
-"""Fetched records of a partition, decoded block by block when they are about to be returned, as events.
+"""Fetched records of a partition, decoded block by block just before they are returned as events.
 
 A `Portion` is a partition's part of one fetch. A block has the offsets of its records, and returns the fields of
-any consecutive ones. Callers see no difference between blocks of columns and blocks of records that were decoded
-one by one. Events are made without Python code for each record.
+any consecutive ones: `ColumnsBlock` of records in columns, `RecordsBlock` of records that were decoded one by one.
+Events are made without Python code for each record.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from anabranch.types import Event
 if TYPE_CHECKING:
     from anabranch.batches.columns_read import Binary, Columns, ColumnsBuilder, Longs
 
-_OURS = (TXN_HEADER, OP_HEADER)  # plain topics may have other names with this prefix
+# Records of plain topics may have other headers with this prefix.
+_OURS = (TXN_HEADER, OP_HEADER)
 _Headers = list[tuple[str, bytes | None]]
 
 
@@ -83,8 +84,8 @@ def events_of(
 ) -> Iterator[Event]:
     """The events from place ``low`` on, as many as the stretches have together.
 
-    Each event is made on demand, and its offset taken from ``offsets`` then: making many at once would keep the
-    garbage collector busy, which costs more than everything else.
+    Each event is made, and its offset taken from ``offsets``, on demand: many events at once would keep the garbage
+    collector busy, which costs more than everything else.
     """
     high = low + sum(stretch.length for stretch in stretches)
     keys, values, headers, timestamps = block.rows(low, high)
@@ -105,7 +106,7 @@ def events_of(
             repeat(s.commit_timestamp, s.length) for s in stretches
         )
         segment_ids = chain.from_iterable(repeat(s.segment_id, s.length) for s in stretches)
-    # Without any Python code for each: a named tuple's own `_make` costs as much as all of this.
+    # No Python code runs for each event: a named tuple's own `_make` would cost as much as all of this.
     fields = zip(
         repeat(stream),
         keys,
@@ -132,11 +133,9 @@ class Run(NamedTuple):
 
     @property
     def offsets(self) -> list[int]:
-        """The offsets of the records."""
         return self.block.offsets[self.low : self.low + self.stretch.length]
 
     def events(self, stream: str) -> Iterator[Event]:
-        """The records as events."""
         offsets = iter(self.offsets)
         return events_of(stream, self.partition, self.block, self.low, [self.stretch], offsets)
 
@@ -204,7 +203,7 @@ class ColumnsBlock:
         first, last = int(ends[0]), int(ends[-1])
         if first == last:
             return starmap(list, repeat(()))  # a new list each time
-        # Each list is also made together with its event, from the next pairs.
+        # Each list is made together with its event, from the next pairs.
         names = map(header_name, _cut(columns.names, first, last))
         pairs = zip(names, _cut(columns.header_values, first, last), strict=True)
         counts = ends[1:] - ends[:-1]
@@ -271,7 +270,7 @@ def _cut(column: Binary, low: int, high: int) -> list[bytes | None]:
 def split_headers(
     headers: Sequence[tuple[str, bytes | None]] | None,
 ) -> tuple[_Headers, bytes | None]:
-    """The caller's headers, and the transaction id of the ab.txn header. Headers ab.txn and ab.op are removed."""
+    """The headers without ab.txn and ab.op, and the transaction id of the ab.txn header, or None."""
     if not headers:
         return [], None
     if len(headers) > 1:
@@ -291,9 +290,8 @@ log = logging.getLogger("anabranch.client")
 _BLOCK_ROWS = 4096  # few enough to stay in a CPU core's cache
 _BLOCK_BYTES = 1 << 20
 _BLOCK_RECORDS = 256
-# Up to this many records of a fetch are decoded one by one, and of a process before it loads the compiled code.
-_FEW = 32
-_FEW_AT_ALL = 5000
+_FEW = 32  # up to this many records of a fetch are decoded one by one
+_FEW_AT_ALL = 5000  # records that a process decodes one by one before it loads the compiled code
 _NO_END = (1 << 63) - 1
 
 
@@ -301,7 +299,7 @@ class Portion:
     """Committed records of one partition, consumed in the order of their offsets. One thread at a time."""
 
     def __init__(self, place: TopicPartition, blocks: Iterator[Block]) -> None:
-        """``blocks``: all have records."""
+        """``blocks``: none is empty."""
         self.place = place
         self.end = _NO_END  # records from this offset on are skipped
         self._blocks = blocks
@@ -309,10 +307,7 @@ class Portion:
         self._at = 0
 
     def first(self) -> int | None:
-        """The offset of the next record; None at the end.
-
-        Raises: MalformedRecord, BatchTooLarge, again at each call.
-        """
+        """The offset of the next record; None at the end. Raises, at each call: MalformedRecord, BatchTooLarge."""
         if self._block is None:
             self._block, self._at = next(self._blocks, None), 0
             if self._block is None:
@@ -336,25 +331,22 @@ class Portion:
 def portion_of_batches(
     place: TopicPartition, batches: Sequence[RawBatch], first: int, limit: int = READ
 ) -> Portion:
-    """A portion of the batches' records from offset ``first`` on.
-
-    ``limit``: the most bytes that a batch may unpack to.
-    """
+    """The batches' records from offset ``first`` on. ``limit``: the most bytes that a batch may unpack to."""
     return Portion(place, _BatchBlocks(place, batches, first, limit))
 
 
 class _Loading:
     """Loads the compiled code in the background when it is worth it; no reader waits for it.
 
-    Compiling may take many seconds. The end of the process waits for it: otherwise the compiler's state would be
-    corrupt, and the next process would find nothing in the cache.
+    Compiling may take many seconds. The end of the process waits for it: otherwise the compiler's state could
+    become corrupt, and the next process would find nothing in the cache.
     """
 
     def __init__(self) -> None:
         self.records = 0  # decoded without compiled code
         self._lock = threading.Lock()
         self._begun = False
-        # A child that is forked in mid-import could never import it; Windows has no forks.
+        # A child that is forked during the import could never import it. Windows has no forks.
         if not hasattr(os, "register_at_fork"):
             return
         os.register_at_fork(
@@ -393,7 +385,7 @@ _loading = _Loading()
 
 
 class _BatchBlocks(Iterator[Block]):
-    """Blocks of batches. A batch that fails once fails at each call: nothing is skipped."""
+    """Makes blocks of batches. A batch that can't be decoded raises at each call: nothing is skipped."""
 
     def __init__(
         self, place: TopicPartition, batches: Sequence[RawBatch], first: int, limit: int

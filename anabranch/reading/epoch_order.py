@@ -1,12 +1,10 @@
 """Stream order: which segments may be read now, by the EPOCH records of the history and the readers' positions.
 
-A segment may be read when every earlier segment with events of its keys is read to its end. One step opens a
+A segment may be read when every earlier segment with events of its keys is read to its end. A scaling opens a
 segment and seals all segments that it overlaps, so its EPOCH record has the ends to wait for. No segment waits for
 an empty one: instead it waits for the segments before the empty one that overlap its own keys. So the positions
-alone decide, and no other state has to be stored or shared. A position is the offset up to which a partition is
-read.
-
-Earlier segments on the same partition need no rule: a partition is read in the order of its offsets.
+(the offsets up to which partitions are read) alone decide, and no other state has to be stored or shared. Earlier
+segments on the same partition need no rule: a partition is read in the order of its offsets.
 
 If a segment was read to its end, the segments before it were read. But retention may have deleted a segment and
 kept older events on a partition with fewer writes: then readers wait for these.
@@ -118,7 +116,7 @@ class StreamOrder:
         return self._unread(ends, segment)
 
     def _unread(self, ends: Iterable[_End], segment: EpochSegment) -> list[_End]:
-        """The unread ends among these for a segment; a deleted end is replaced by those before it."""
+        """The ends among these that a segment waits for; instead of a read or deleted one, the unread before it."""
         found: list[_End] = []
         gone: list[_End] = []
         seen: set[_End] = set()
@@ -175,8 +173,6 @@ class StreamOrder:
         return set(self._ends)
 
     def take_finished(self) -> bool:
-        """Whether this reader read a sealed segment to its end since the last call: other readers may wait for
-        it.
-        """
+        """Whether this reader read a sealed segment, for which others may wait, to its end since the last call."""
         finished, self._finished = self._finished, False
         return finished

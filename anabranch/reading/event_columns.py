@@ -68,9 +68,7 @@ class EventBatches:
             yield whole.slice(at, step)
 
     def places(self, spans: Spans, wanted: Collection[str]) -> Iterator[pa.RecordBatch]:
-        """Batches of at most `MAX_ROWS` rows, with these of `PLACES`; ``offset`` is right where there is no
-        marker.
-        """
+        """Batches of at most `MAX_ROWS` rows, with these of `PLACES`. ``offset`` is right where no marker is."""
         ends = np.cumsum(spans.counts)
         firsts = spans.firsts - (ends - spans.counts)
         for low in range(0, int(ends[-1]), MAX_ROWS):
@@ -93,14 +91,13 @@ class EventBatches:
             yield pa.RecordBatch.from_pydict({name: found[name] for name in wanted})
 
     def _constant(self, rows: int) -> None:
-        """Make the constant columns for up to this many rows; batches are slices of them."""
+        """Make the constant columns for this number of rows; batches are slices of them."""
         if len(self._streams) < rows:
             most = max(rows, MAX_ROWS)
             self._streams = pa.repeat(pa.scalar(self.stream, pa.string()), most)
             self._partitions = pa.repeat(pa.scalar(self.partition, pa.int32()), most)
 
     def whole(self, columns: Columns, commits: Joined) -> pa.RecordBatch:
-        """All rows as one batch."""
         rows = len(columns)
         self._constant(rows)
         return pa.RecordBatch.from_arrays(
@@ -141,7 +138,6 @@ def batch_of_run(stream: str, run: Run, places: Longs | None) -> pa.RecordBatch:
 
 
 def batch_of(events: Sequence[Event]) -> pa.RecordBatch:
-    """Events as a batch."""
     columns = list(zip(*events, strict=True)) if events else [()] * len(Event._fields)
     found = dict(zip(Event._fields, columns, strict=True))
     headers = [[{"key": _utf8(k), "value": v} for k, v in pairs] for pairs in found["headers"]]

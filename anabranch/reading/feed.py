@@ -1,4 +1,4 @@
-"""Fetching for readers: batches of several partitions at once, decoded when they are returned."""
+"""Fetching for readers: committed batches of several partitions at once, decoded when they are returned."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Feed:
         ``waiting``: partitions with returned records that have to wait, which are not fetched. A partition that
         can't be read does not delay the others; it is fetched again soon.
 
-        Raises: FixCallError; UnknownStream, if a topic is gone, or another one.
+        Raises: FixCallError; UnknownStream (a topic is gone, or another one).
         """
         self.serve()
         now = self._clock.monotonic()
@@ -126,10 +126,7 @@ class Feed:
         self._paused[place] = now + _RETRY_S
 
     def _pass_over(self, error: OffsetOutOfRange) -> bool:
-        """Continue where the log begins now, if that is ahead.
-
-        Otherwise the broker lags, and reading never goes back.
-        """
+        """Continue where the log begins now, if that is later; else the broker lags. Reading never goes back."""
         place = error.partition
         try:
             start = self._log.start_offsets([place])[place]

@@ -1,6 +1,6 @@
 """Positions of consumer groups and processors in streams, their lag, and moving groups.
 
-The lag is counted in a stream's history: it names the events of each commit.
+The lag is counted in a stream's history, which has the number of events of each commit.
 """
 
 from __future__ import annotations
@@ -34,8 +34,7 @@ _FETCH_BYTES = 64 << 10
 
 
 class Lag(NamedTuple):
-    """The number of committed events of an input after a position, and the Unix ms of the oldest of these commits
-    (0: none).
+    """The number of committed events after a position, and the Unix ms of the oldest of their commits (0: none).
 
     All events of the commit at the position are counted. If it is not ``exact``, offsets are counted, and with them
     the markers between events.
@@ -46,13 +45,13 @@ class Lag(NamedTuple):
     exact: bool = True
 
     def age_s(self, now: float) -> float:
-        """Seconds from the oldest commit to a Unix time; 0 without a commit."""
+        """Seconds from the oldest commit to the Unix time ``now``; 0 without a commit."""
         return max(0.0, now - self.oldest_ms / 1000) if self.oldest_ms else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class InputLag:
-    """An input of a processor: task -> its position and its lag. ``trouble``: why the lag is not known."""
+    """An input of a processor. ``tasks``: task -> its position and its lag. ``trouble``: why they are not known."""
 
     stream: str
     tasks: Mapping[int, tuple[TaskPosition, Lag]]
@@ -116,7 +115,7 @@ def _plain_lags(
         if at.timestamp:  # the task never moved: the start, in Unix ms
             by_time = source.offset_for_time(place, at.timestamp, deadline)
             first = end if by_time is None else by_time
-        oldest_ms = 0  # no committed record follows: only markers and aborted ones
+        oldest_ms = 0  # stays if only markers and aborted records follow
         while not oldest_ms and first < end:
             fetched = source.fetch(place, first, deadline, _FETCH_BYTES)
             if fetched is None:
@@ -133,10 +132,7 @@ def _plain_lags(
 def lags_behind(
     search: HistorySearch, records: Iterable[int], counted: int = _COUNTED
 ) -> dict[int, Lag]:
-    """The lag of each of these places in a history.
-
-    ``counted``: if more records follow, their vectors are compared.
-    """
+    """Place -> lag, of places in a history. If more than ``counted`` records follow, vectors are compared."""
     wanted = sorted(set(records))
     read = list(islice(search.since(wanted[0]), counted + 1))
     if len(read) > counted:
@@ -173,7 +169,7 @@ def lag_of_offsets(search: HistorySearch, offsets: Mapping[int, int]) -> Lag:
 
 
 def _events(record: CommitRecord, offsets: Mapping[int, int]) -> int:
-    """Events of a commit at or above these offsets; within the range of a segment offsets are counted."""
+    """The number of a commit's events at or above these offsets; within a segment's range, offsets are counted."""
     return sum(
         min(part.count, max(0, part.end - offsets.get(part.partition, 0)))
         for part in record.segments
@@ -193,7 +189,7 @@ def _by_vectors(search: HistorySearch, place: int) -> Lag:
 
 
 def check_same_topic(topic: str, wanted: ProcessorInput, ids: Mapping[str, str]) -> None:
-    """`IllegalState` if a topic has another id than the processor was made with, if both are known."""
+    """Raise `IllegalState` if a topic has another id than the processor was made with; ids may be unknown."""
     found = ids.get(topic, "")
     if wanted.topic_id and found and found != wanted.topic_id:
         raise IllegalState(
@@ -269,7 +265,7 @@ def count_events(ports: ReaderPorts, stream: str, timeout: float) -> Lag:
 
 
 def group_of(ports: ReaderPorts, groups: Groups, name: str, timeout: float) -> ConsumerGroup:
-    """A group and its positions in all streams. `InvalidArgument`: there is no such group."""
+    """A group and its positions in all streams. Raises `InvalidArgument` if there is no such group."""
     with closing(ports.committed_log(timeout)) as source:
         found = _group(source, groups, name, timeout)
     if not found.streams and found.state == "dead":
@@ -312,7 +308,7 @@ def _position_of(
         if HISTORY in offsets:
             lag = lags_behind(search, {offsets[HISTORY]})[offsets[HISTORY]]
             return GroupPosition(stream, offsets, lag)
-        # Events below are deleted.
+        # Events at lower offsets are deleted.
         firsts = first_offsets(source, stream, source.clock.monotonic() + timeout)
         at = {p: max(first, offsets.get(p, 0)) for p, first in firsts.items()}
         return GroupPosition(stream, offsets, lag_of_offsets(search, at))

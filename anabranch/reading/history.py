@@ -1,7 +1,7 @@
-"""A stream's history: the one place that decodes its records.
+"""Reading a stream's history: the one place that decodes its records.
 
-`HistoryCursor` reads them in order. `HistorySearch` finds one without reading all of them: by bisection, by time,
-and from the history's end.
+`HistoryCursor` reads them in order. `HistorySearch` finds records without reading all of them: by bisection, by
+time, and from the history's end. A vector may be left out of a record; searches complete it where it is needed.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from anabranch.topics.names import history_topic
 
 log = logging.getLogger("anabranch.client")
 
-_FEW_BYTES = 1 << 10  # fetched where few records are needed; at least one batch comes
+_FEW_BYTES = 1 << 10  # a fetch where few records are needed; it brings at least one batch
 _MANY_BYTES = 1 << 20
 _FEW = 16
 HistoryRecord = EpochRecord | CommitRecord
@@ -81,7 +81,7 @@ class Found(NamedTuple):
 
 
 def history_record(topic: str, record: Record) -> HistoryRecord:
-    """Decode a record of a history topic. `MalformedRecord`, `UnsupportedVersion` for a foreign one."""
+    """Decode a record of a history topic. Raises: as `decode_history`."""
     return decode_history(
         topic, record.offset, record.value, "Only controllers may write to that topic"
     )
@@ -91,9 +91,7 @@ class HistoryCursor:
     """Reads one history from an offset, which `seek` sets. For one thread."""
 
     def __init__(self, source: CommittedLog, stream: str, *, whole: bool = False) -> None:
-        """``whole``: `next` raises SnapshotExpired where retention has removed records; else it continues after
-        them.
-        """
+        """``whole``: where retention has removed records, `next` raises `SnapshotExpired` instead of continuing."""
         self._source = source
         self._whole = whole
         self.place = TopicPartition(history_topic(stream), 0)
@@ -105,8 +103,8 @@ class HistoryCursor:
         self._high: int | None = None  # as last seen
         self._batches: deque[RawBatch] = deque()
         self._records: deque[Record] = deque()
-        self._gap: tuple[int, SnapshotExpired] | None = None  # from where records are deleted
-        self.ended_at = -1  # the end, if all records before it were returned
+        self._gap: tuple[int, SnapshotExpired] | None = None  # from here on offsets are deleted
+        self.ended_at = -1  # the end that was found last; -1: none since `seek`
 
     @property
     def behind(self) -> int:
@@ -166,7 +164,7 @@ class HistoryCursor:
         return given
 
     def _judge_gap(self) -> None:
-        """`SnapshotExpired` if records were deleted, and not only a marker."""
+        """Raise `SnapshotExpired` if the deleted offsets had records, and not only a marker."""
         if self._gap is None:
             return
         position, error = self._gap
@@ -188,7 +186,7 @@ Predicate = Callable[[HistoryRecord], bool]
 
 
 def check_start(start: Start) -> str | int:
-    """'begin', 'end', or a hybrid time (a moment is converted). `InvalidArgument` for anything else."""
+    """'begin', 'end', or a hybrid time (a datetime is converted). Raises `InvalidArgument` for anything else."""
     if isinstance(start, str) and start in ("begin", "end"):
         return start
     if isinstance(start, int | datetime) and (checked := check_at(start, "start")) is not None:
@@ -199,7 +197,7 @@ def check_start(start: Start) -> str | int:
 
 
 def check_at(at: object, name: str = "at") -> int | None:
-    """A hybrid time (a moment is converted), or None. `InvalidArgument` for anything else."""
+    """A hybrid time (a datetime is converted), or None. Raises `InvalidArgument` for anything else."""
     if isinstance(at, datetime):
         return from_datetime(at)
     if isinstance(at, int) and not isinstance(at, bool) and 0 < at < _EARLIEST:
@@ -218,7 +216,7 @@ def heads(
 ) -> dict[str, Found | None]:
     """`HistorySearch.as_of` of each stream, so that together they have all or nothing of every transaction.
 
-    ``together``: stream -> a number; streams with different numbers never share a transaction.
+    ``together``: as `Client.together` returns it.
     """
     found = {stream: search.as_of(start) for stream, search in searches.items()}
     last: dict[int, int] = {}
@@ -228,7 +226,7 @@ def heads(
     for stream, at in found.items():
         newest = last.get(together[stream])
         if newest is not None and (at is None or at.record.timestamp != newest):
-            # This history may have been read too early, before other commits of the round arrived.
+            # This history may have been read before a commit of the same round became visible in it.
             found[stream] = searches[stream].as_of(newest)
     return found
 
@@ -246,10 +244,10 @@ class HistorySearch:
         self._low = self._high = 0
 
     def as_of(self, start: str | int) -> Found | None:
-        """The record at which a reader starts; None for the stream's beginning.
+        """The record after which a reader starts, with its vector; None for the stream's beginning.
 
-        The last record of the history ('end'), or the last one at or below a hybrid time, with its vector.
-        All that was committed before this call is included. `SnapshotExpired`: its vector is not known any more.
+        The last record of the history ('end'), or the last one at or below a hybrid time. All that was committed
+        before this call is included. Raises `SnapshotExpired` if the vector is not known any more.
         """
         if start == "begin":
             return None
@@ -267,10 +265,7 @@ class HistorySearch:
         return found or self._back_to(self._last(), start)
 
     def last(self) -> Found | None:
-        """The last record, without completing its vector; None if the history is empty.
-
-        `end` is where the search saw the end.
-        """
+        """The last record, without completing its vector; None if the history is empty."""
         self._begin()
         return self._last()
 
@@ -285,7 +280,7 @@ class HistorySearch:
         yield from self._records(offset)
 
     def between(self, above: int, until: int) -> Iterator[Found]:
-        """The records above a hybrid time and up to another one; no other search may begin meanwhile."""
+        """The records above a hybrid time and up to another one. Begin no other search while iterating."""
         before = self._as_of(above)
         for at in self._records(before.offset + 1 if before is not None else 0):
             if at.record.timestamp > until:
@@ -300,7 +295,7 @@ class HistorySearch:
             low = max(self._low, high - window)
             first, found = MAX, deque[CommitRecord](maxlen=most)
             for _, record in self._records(low):
-                # At or after `high`, which may be a marker with a broker's time.
+                # At or after `high`, which may be the offset of a marker with a broker's time.
                 if record.timestamp > until:
                     break
                 first = min(first, record.timestamp)
@@ -318,7 +313,7 @@ class HistorySearch:
     def since_vector(self, found: Found) -> list[Found]:
         """The records from the last one with a vector up to this one, which a search found.
 
-        Raises: SnapshotExpired: the vector is not known any more.
+        Raises `SnapshotExpired` if the vector is not known any more.
         """
         if has_vector(found.record):
             return [found]
@@ -337,7 +332,7 @@ class HistorySearch:
         return self._low > 0 if oldest is None else oldest.record.previous != NO_PREVIOUS
 
     def not_beyond(self, positions: Mapping[int, int]) -> Found | None:
-        """A record with which a reader at these positions may begin: all records before it are at or below them.
+        """A record with which a reader at these positions may begin, as all earlier ones are at or below them.
 
         ``positions``: partition -> offset, 0 if not given. The record is the first one that exceeds one of them, or
         a little earlier. None if the history is empty.
@@ -357,9 +352,9 @@ class HistorySearch:
         return self._first(self._low, has_vector)
 
     def passing(self, partition: int, offset: int) -> int:
-        """A place in the history from which a reader meets the commits of this offset and of all later ones.
+        """A place in the history from which a reader finds the commits of this offset and of all later ones.
 
-        The place is at or a little before the first record that exceeds the offset; the history's end without one.
+        This is at or a little before the first record that exceeds the offset; without one, the history's end.
         """
         self._begin()
         return self._before(
@@ -371,10 +366,7 @@ class HistorySearch:
         )
 
     def epoch(self, commit: Found) -> EpochRecord | None:
-        """The EPOCH record of a commit's stream epoch; None if the history is truncated after it.
-
-        ``commit``: from the last search, so the end of the history is not asked for again.
-        """
+        """The EPOCH record of a commit's stream epoch; None if it is deleted. ``commit``: from the last search."""
         self._deadline = self._source.clock.monotonic() + self._timeout
         return self._epoch(commit.record.stream_epoch, commit.offset)
 
@@ -384,9 +376,7 @@ class HistorySearch:
         return self._epoch(wanted, self._high)
 
     def _epoch(self, wanted: int, high: int) -> EpochRecord | None:
-        """Bisect for the record that begins an epoch, at or before ``high``: epochs never fall along the
-        history.
-        """
+        """The record that begins an epoch, before ``high``; bisection finds it, as epochs rise with the history."""
         low = self._low
         if wanted > 0:
             low = self._before(high, lambda record: record.stream_epoch >= wanted)
@@ -448,11 +438,10 @@ class HistorySearch:
         return Found(found.offset, completed(found.record, (at.record for at in since)))
 
     def _before(self, high: int, holds: Predicate, fits: Predicate | None = None) -> int:
-        """An offset at or a little before the first record for which ``holds`` is true; it is true for all later
-        ones.
+        """An offset at or a little before the first record for which ``holds`` is true, as for all later ones.
 
-        The search begins at the end, where readers usually are. ``holds`` is false for all records before the
-        offset. ``fits``: the records for which ``holds`` is defined; there are few others between them.
+        The search begins at the end, where readers usually are. ``fits``: the records for which ``holds`` is
+        defined; there are few others between them.
         """
         low = self._low
         step = _NEAR

@@ -19,13 +19,13 @@ R = TypeVar("R", bound="Iteration[Any]")
 
 
 class Iteration(Iterator[T], Generic[T]):
-    """An iterator that is closed, or used as a context manager. One thread at a time, except for `close`.
+    """A reader: an iterator to be closed, or used as a context manager. One thread at a time, except for `close`.
 
-    A loop references only the generator, and the generator the reader: leaving the loop frees both at once.
+    A loop references only the generator, and the generator the reader, so leaving the loop frees both at once.
     """
 
     _member: GroupMember | None = None  # of the reader's group, if it has one
-    _resumes_after: type[AnabranchError] = RetryError  # after such an error the next call continues
+    _resumes_after: type[AnabranchError] = RetryError  # after such an error `next` continues
 
     def __init__(self) -> None:
         self._closed = True  # until `__init__` of the subclass is done
@@ -37,7 +37,7 @@ class Iteration(Iterator[T], Generic[T]):
 
     @abstractmethod
     def _free(self) -> None:
-        """Free everything. The reader counts as closed already."""
+        """Free everything. Called by `close`, after the reader is marked as closed."""
 
     def __iter__(self) -> Generator[T, None, None]:
         return self._run()
@@ -52,7 +52,7 @@ class Iteration(Iterator[T], Generic[T]):
             raise
 
     def __del__(self) -> None:
-        # At its end a process closes its client before, while modules still exist.
+        # A process that ends has closed its clients already, while modules still existed.
         if not getattr(self, "_closed", True) and not sys.is_finalizing():
             self.close()
 
@@ -63,7 +63,7 @@ class Iteration(Iterator[T], Generic[T]):
         self.close()
 
     def close(self) -> None:
-        """Free everything; with a group, commit first what is processed. Closing twice is harmless."""
+        """Free everything; with a group, first commit what is processed. Closing twice is harmless."""
         if not self._closed:
             self._closed = True
             self._free()
@@ -88,7 +88,7 @@ class Readers:
         self._open: weakref.WeakSet[Iteration[Any]] = weakref.WeakSet()
 
     def add(self, reader: R) -> R:
-        """Close this reader with the client."""
+        """Close this reader when the client closes; returns it."""
         self._open.add(reader)
         return reader
 
@@ -100,11 +100,10 @@ class Readers:
         return self.ports.groups
 
     def source(self) -> AbstractContextManager[CommittedLog]:
-        """A log for some questions."""
+        """A log of its own, for some questions; leaving the ``with`` block closes it."""
         return closing(self.ports.committed_log(self.timeout))
 
     def close(self) -> None:
-        """Close all."""
         for reader in list(self._open):
             reader.close()
 

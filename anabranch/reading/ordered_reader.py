@@ -36,21 +36,20 @@ log = logging.getLogger("anabranch.client")
 
 EVERYTHING = range(1 << 31)  # all partitions, including future ones
 _BEYOND = 1 << 62  # above all offsets
-IDLE_S = (
-    0.25  # without events for this long, more of the history is read: it may name new partitions
-)
-# The same while events wait for their turn.
+# Without events for this time, more of the history is read: it may name new partitions.
+IDLE_S = 0.25
+# The same while events have to wait: the pause begins with `_TURN_S`, and grows.
 _TURN_S = 0.02
 _LONGEST_TURN_S = 0.1
 _TURN_GROWTH = 1.5
 _AT_ONCE_S = 0.2  # the history arrives with the data; longer waits do not block the reader
 _FIRST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 0.5
-_STARTS_EVERY_S = 5.0
+_STARTS_EVERY_S = 5.0  # between questions for what retention has deleted
 
 
 def turn_pauses(clock: Clock) -> Backoff:
-    """The pauses before waiting events are checked again."""
+    """The pauses after which waiting events are checked again."""
     return Backoff(_TURN_S, _LONGEST_TURN_S, clock, growth=_TURN_GROWTH)
 
 
@@ -65,7 +64,7 @@ class Step:
         offsets: list[int],
         make: Callable[[Iterator[int]], Iterator[Event]],
     ) -> None:
-        """``make``: makes the events; each takes its offset when it is made."""
+        """``make``: makes the events on demand, given an iterator from which each takes its offset."""
         self.place = place
         self.offsets = offsets
         self._left = iter(offsets)
@@ -106,7 +105,7 @@ class OrderedStream:
         stream: str,
         timeout: float,
     ) -> None:
-        """``feed``: the reader's; ``member``: its member of the group. ``timeout``: seconds, of each question."""
+        """``feed``, ``member``: the reader's feed, and its member of the group. ``timeout``: of each question."""
         self.stream = stream
         self.topic = stream_topic(stream)
         self.index = CommitIndex(source, stream, timeout)
@@ -145,7 +144,7 @@ class OrderedStream:
         self._begun = None
 
     def _forget(self) -> None:
-        # New objects, not cleared ones: a thread that closes the reader must not change what this one is using.
+        # New objects: a thread that closes the reader must not change those that the iterating thread uses.
         self._backlog = {}
         self._held = {}
 
@@ -165,10 +164,7 @@ class OrderedStream:
         self._backlog.setdefault(portion.place.partition, deque()).append(portion)
 
     def step(self, limit: int) -> Step | None:
-        """The next events that may be returned, at most ``limit``; None at the end, or if they have to wait.
-
-        The caller returns the events of steps in their order.
-        """
+        """The next events that may be returned, at most ``limit``; None at the end, or if they have to wait."""
         backlog = self._backlog
         for partition in [p for p in backlog if p not in self._held]:
             portions = backlog[partition]
@@ -220,7 +216,7 @@ class OrderedStream:
                     # Later events may need more of the history: don't wait for that now.
                     span = self._turn(partition, offsets[at], 0)
                 except AnabranchError:
-                    break  # it is found again with the next step, when the index has advanced
+                    break  # the next step begins there, and raises it again
             if stretches:
                 make = partial(events_of, self.stream, partition, block, low, stretches)
                 step = Step(TopicPartition(self.topic, partition), offsets[low:at], make)
@@ -250,7 +246,7 @@ class OrderedStream:
         return None
 
     def _start_of(self, partition: int) -> int | None:
-        """The first undeleted offset; None if no broker answers now."""
+        """The first undeleted offset of a partition; None if no broker answers now."""
         place = TopicPartition(self.topic, partition)
         try:
             return self._source.start_offsets([place], self._clock.monotonic() + _AT_ONCE_S)[place]
@@ -278,7 +274,7 @@ class OrderedStream:
         """Update positions between steps. Call it only when all returned events are processed.
 
         Returns positions to commit that do not follow from processed events: up to waiting events, and after what
-        retention deleted. ``idle``: nothing else is to be done, so read more of the history.
+        retention deleted. ``idle``: nothing else is to do, so read more of the history.
         """
         if idle:
             self._cover()
@@ -304,7 +300,7 @@ class OrderedStream:
             self.index.drop(partition, _BEYOND)
 
     def _positions(self) -> dict[int, int]:
-        """Partition -> offset up to which all events are returned."""
+        """Own partition -> offset up to which all events are returned."""
         ahead = {}
         for partition, portions in self._backlog.items():
             firsts = (portion.first() for portion in portions)
@@ -329,7 +325,7 @@ class OrderedStream:
         self._questions.begin()
 
     def _awaited(self) -> set[int]:
-        """Partitions that have to be read before the waiting events."""
+        """The partitions that have to be read before the waiting events."""
         awaited = set()
         for partition, offset in self._held.items():
             span = self.index.find(partition, offset, 0)
@@ -338,9 +334,7 @@ class OrderedStream:
         return awaited
 
     def _deleted(self, watched: set[int]) -> dict[int, int]:
-        """The beginnings of partitions on which retention deleted the end of a segment, so that no reader
-        reaches it.
-        """
+        """Partition -> its beginning, if retention deleted the end of a sealed segment that no reader reached."""
         self._next_starts = self._clock.monotonic() + _STARTS_EVERY_S
         asked = self._own | self._awaited()
         try:
@@ -359,7 +353,7 @@ class OrderedStream:
         return {p: starts[p] for p in watched if starts[p] > known.get(p, 0)}
 
     def _take_new(self) -> None:
-        """Read partitions that the history names for the first time; a group assigns them soon."""
+        """Read partitions that the history names for the first time; in a group, ask for their assignment."""
         new = self.index.partitions - self._known
         self._known |= new
         if new and self._alone:
@@ -377,8 +371,8 @@ def _ours(span: Span, block: Block, low: int, high: int) -> int:
 
 
 COMMIT_EVERY_S = 1.0
-_SETTLE_S = 0.25
-_ASK_EVERY_S = 0.1
+_SETTLE_S = 0.25  # positions are updated this often while events come
+_ASK_EVERY_S = 0.1  # for the group's positions
 _TICK_S = 0.5  # how often the group is served while events are processed
 # A step should be processed within these seconds: then the next one may be bigger, otherwise it is smaller.
 _QUICK_S = 0.05
@@ -422,7 +416,7 @@ class Reader(Iteration[Event]):
         # Partitions assigned to this member whose reading has not begun yet.
         self._gains: dict[str, set[int]] | None = None
         self._begin_by = self._ask_at = 0.0
-        self._term = 0  # raised when partitions come or go
+        self._term = 0  # rises when the assignment changes
         self._step = _NOTHING
         self._step_size = _FIRST_STEP
         self._step_began = self._next_tick = self._next_settle = 0.0
@@ -449,7 +443,7 @@ class Reader(Iteration[Event]):
         self._commit(wait=True)
 
     def _free(self) -> None:
-        self._next_tick = 0.0  # so that the iterating thread sees it at the next event
+        self._next_tick = 0.0  # so that another thread that iterates stops at the next event
         self._commit(wait=True)
         if self._member is not None:
             self._member.close()
@@ -482,10 +476,7 @@ class Reader(Iteration[Event]):
             self._step = following
 
     def _tick(self, step: Step) -> bool:
-        """Serve the group within a step.
-
-        Returns whether the step may continue: still assigned, and the reader open.
-        """
+        """Serve the group within a step; returns False if its partition is revoked, or the reader closed."""
         step.asked_for_more()
         now = self._clock.monotonic()
         self._next_tick = now + _TICK_S
@@ -589,7 +580,7 @@ class Reader(Iteration[Event]):
         return any(stream.holds for stream in self._streams.values())
 
     def _gained(self, partitions: list[TopicPartition]) -> None:
-        """Note all partitions assigned now. Reading them begins outside of this callback."""
+        """Note all partitions assigned now. Reading them begins outside of this callback of the member."""
         self._term += 1
         self._feed.assign({})
         self._gains = {topic: set() for topic in self._names}
@@ -599,7 +590,7 @@ class Reader(Iteration[Event]):
         self._begin_by = self._ask_at + self._ask_timeout
 
     def _begin_with_gains(self, now: float) -> None:
-        """Begin at the group's positions, once these are known. `NotReady` when it takes too long."""
+        """Begin at the group's positions, once these are known. Raises `NotReady` if that takes too long."""
         if self._gains is None or now < self._ask_at:
             return
         self._ask_at = now + _ASK_EVERY_S
@@ -619,9 +610,7 @@ class Reader(Iteration[Event]):
         self._begin(positions)
 
     def _begin(self, positions: dict[str, dict[int, int]]) -> None:
-        """Read the assigned partitions, or without a group all, from these positions (topic -> partition ->
-        offset).
-        """
+        """Read the assigned partitions (without a group: all). ``positions``: topic -> partition -> offset."""
         gains, self._gains = self._gains, None
         places: dict[TopicPartition, int] = {}
         for topic, offsets in positions.items():
@@ -633,7 +622,7 @@ class Reader(Iteration[Event]):
         self._assigned = True
 
     def _lost(self, partitions: list[TopicPartition], may_commit: bool) -> None:
-        """Stop reading all partitions, and commit what is processed if that is still allowed."""
+        """Stop reading all partitions; first commit what is processed, if that is still allowed."""
         self._term += 1
         if may_commit:
             self._commit(wait=True)
@@ -676,14 +665,11 @@ class Starting:
         self._topic = stream_topic(stream)
         self._start = start
         self._timeout = timeout
-        self._making: dict[
-            TopicPartition, int
-        ] = {}  # the vector of a new group, until all of it is committed
+        # The positions of a new group, until all of them are committed.
+        self._making: dict[TopicPartition, int] = {}
 
     def alone(self) -> dict[int, int]:
-        """Partition -> offset for a reader without a group, including partitions that a broker does not show
-        yet.
-        """
+        """Partition -> offset for a reader without a group, also of partitions that a broker does not show yet."""
         found = self._search.as_of(self._start)
         vector = {} if found is None else found.vector()
         return {p: max(first, vector.get(p, 0)) for p, first in self._first_offsets(vector).items()}
@@ -691,10 +677,10 @@ class Starting:
     def in_group(self, member: GroupMember, own: Collection[int]) -> dict[int, int] | None:
         """Partition -> offset for a member with these partitions; None until the group has positions: ask again.
 
-        A group with any position in the stream counts as initialised: its positions stay, also those of plain Kafka
-        consumers, and partitions without one are new and begin at their beginning. Only the member with partition 0
-        initialises a group, by committing a whole vector in one request. No other mark is possible, because brokers
-        drop a group's offsets of topics that its members do not subscribe to.
+        A group with any position in the stream, even of a plain Kafka consumer, counts as initialised: partitions
+        without a position are new, and begin at their beginning. Only the member with partition 0 initialises a
+        group, by committing a position for every partition in one request. No other mark is possible, because
+        brokers drop a group's offsets of topics that its members do not subscribe to.
         """
         firsts = self._first_offsets(own)
         committed = member.committed(
@@ -714,6 +700,6 @@ class Starting:
         }
 
     def _first_offsets(self, known: Collection[int]) -> dict[int, int]:
-        """The first undeleted offset of each partition, including partitions that are known already."""
+        """The first undeleted offset of each partition, also of ``known`` ones that a broker does not show yet."""
         deadline = self._source.clock.monotonic() + self._timeout
         return first_offsets(self._source, self._stream, deadline, max(known, default=-1) + 1)

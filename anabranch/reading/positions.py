@@ -1,6 +1,7 @@
-"""Positions of processors in their inputs, and Kafka's consumer groups.
+"""Positions of processors in their inputs, and how they relate to consumer groups.
 
-Here are the start of a new processor, inputs that start at a group's position, and the mirror of a processor.
+Here are the start of a new processor, inputs that start at a group's position, a group's progress, and the mirror
+of a processor.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ log = logging.getLogger("anabranch.client")
 
 
 class Mirror:
-    """Copies a processor's positions to a consumer group without members, for Kafka's tools. They are never read
-    back.
+    """Copies a processor's positions to a consumer group without members, for tools that show lag.
 
-    Call `step` every few seconds from a thread that may wait, not from the one that commits. Close it at the end.
+    The copies are never read back. Call `step` every few seconds from a thread that may wait, not from the one that
+    commits. Close it at the end.
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class Mirror:
         self._member = ports.member(mirror_group(processor))
 
     def step(self) -> bool:
-        """Copy the positions if they have moved, and return whether they have.
+        """Copy the positions if they have moved; returns whether it copied any.
 
         Errors are logged; the next step tries again.
         """
@@ -79,9 +80,9 @@ class Mirror:
 def mirrored(
     source: CommittedLog, stream: str, record: int, timeout: float
 ) -> dict[TopicPartition, int]:
-    """The offsets of a position: in the history, and on each partition of the stream.
+    """The offsets of a position (``record``): in the history, and on each partition of the stream.
 
-    On the partitions they are those of the last whole commit before it. Once all is consumed they are the ends,
+    On the partitions they are the ends as of the record before it. Once all is consumed they are the present ends,
     after all markers, so that tools show no lag.
     """
     topic, history = stream_topic(stream), TopicPartition(history_topic(stream), 0)
@@ -101,7 +102,7 @@ def mirrored(
 def group_inputs(
     ports: ReaderPorts, group: str, streams: Sequence[str], timeout: float
 ) -> tuple[ProcessorInput, ...]:
-    """The inputs of a processor that continues at a consumer group's offsets in the streams' own topics.
+    """The inputs of a processor that continues at a consumer group's offsets in the streams' topics.
 
     Raises: UnknownStream, InvalidArgument (the group has no offset), SnapshotExpired (retention deleted events
     that it has not consumed), NotReady, NotAuthorized.
@@ -119,7 +120,7 @@ def group_inputs(
 def group_progress(
     ports: ReaderPorts, group: str, streams: Sequence[str], safe: int, timeout: float
 ) -> int:
-    """The highest timestamp up to which a group has consumed all events of streams, at most ``safe``.
+    """The highest timestamp, at most ``safe``, up to which a group has consumed all events of streams.
 
     Raises: as `group_inputs`.
     """
@@ -134,7 +135,7 @@ def group_progress(
 def _group(
     ports: ReaderPorts, group: str, streams: Sequence[str], timeout: float
 ) -> Iterator[tuple[CommittedLog, dict[str, dict[int, int]]]]:
-    """A log, and the group's offsets: stream -> partition -> offset. `InvalidArgument` without offsets."""
+    """A log, and the group's offsets: stream -> partition -> offset. Raises `InvalidArgument` without offsets."""
     source, member = ports.committed_log(timeout), ports.member(group)
     try:
         counts = partitions_of(source, streams, source.clock.monotonic() + timeout)
@@ -152,8 +153,7 @@ def _group(
 
 
 def passed(search: HistorySearch, offsets: Mapping[int, int]) -> tuple[int, int, int | None]:
-    """The place in a history for a reader at these offsets, the timestamp of what is before it, and that of its
-    commit.
+    """The place in a history for a reader at these offsets, the timestamp of the record before it, and its own.
 
     The place is the first commit with an event at or above one of the offsets: no event is skipped, some may come
     again. The last value is None if there is no such commit yet.
@@ -187,9 +187,8 @@ def first_inputs(
 ) -> tuple[ProcessorInput, ...]:
     """The inputs of a new processor, each with its start; together they have all or nothing of each transaction.
 
-    ``start``: as for `Client.read`. ``timeout``: seconds of a search. ``together``: stream -> a number; streams
-    with different numbers never share a transaction. Raises: UnknownStream, NotReady, InvalidArgument (a future
-    time).
+    ``start``: as for `Client.read`. ``timeout``: seconds of a search. ``together``: as `Client.together` returns
+    it. Raises: UnknownStream, NotReady, InvalidArgument (a future time).
     """
     checked, newest = check_start(start), 0
     ids = ids_of(source, streams, deadline)
@@ -222,7 +221,7 @@ def first_inputs(
 def _halves(
     searches: Mapping[str, HistorySearch], together: Mapping[str, int], passed: Mapping[str, int]
 ) -> dict[int, int]:
-    """Number of ``together`` -> the newest commit that is skipped in one stream, but not in another.
+    """Number of ``together`` -> timestamp of the newest commit that is skipped in one stream, but not in another.
 
     Only commits that histories still have are found. ``passed``: stream -> the timestamp up to which it is skipped.
     """
@@ -238,7 +237,7 @@ def _halves(
         first, last = min(passed[s] for s in group), max(passed[s] for s in group)
         if first == last:
             continue
-        # A truncated history has no older commits: no other history is read from before it.
+        # A truncated history has no older commits, so there is no need to read other histories further back.
         oldest = [searches[s].not_beyond({}) for s in group if passed[s] > first]
         first = max(first, min(at.record.timestamp if at else last for at in oldest) - 1)
         shared = merge(*(commits(stream, first, last) for stream in group))
@@ -251,7 +250,7 @@ def _halves(
 def _oldest(
     source: CommittedLog, stream: str, search: HistorySearch, deadline: float
 ) -> tuple[int, int]:
-    """The place in a history after all commits with deleted events, and the timestamp of what is before it."""
+    """The place in a history after all commits with deleted events, and the timestamp of the record before it."""
     history = TopicPartition(history_topic(stream), 0)
     firsts = first_offsets(source, stream, deadline)
     begin, timestamp = source.start_offsets([history], deadline)[history], 0

@@ -1,4 +1,4 @@
-"""Offset ranges of a stream's partitions as Arrow record batches, with the commit of each event.
+"""Offset ranges of a stream's partitions as Arrow record batches, with the commit of each event, for Spark.
 
 Batches are fetched raw and decoded by compiled code.
 """
@@ -36,9 +36,7 @@ _EVENT_BYTES = 1 << 10
 
 
 def warm() -> None:
-    """Load the compiled code (1 s; 15 s the first time on a machine), so that the first range need not wait for
-    it.
-    """
+    """Load the compiled code now, not for the first range (1 s; 15 s the first time on a machine)."""
     columns_read.warm()
     commits_module.warm()
 
@@ -99,8 +97,8 @@ class RangeReader:
         ids. Events outside of these filters are not fetched where they can be skipped. An event whose commit is not
         in the history any more matches no filter. Foreign records are skipped.
 
-        ``places``: some of `anabranch.reading.event_columns.PLACES`, if no other columns are needed. Events whose
-        columns follow from the history are not fetched then. ``ids``: topic ids of the stream to which the offsets
+        ``places``: some of `anabranch.reading.event_columns.PLACES`, if no other columns are needed. Events are
+        not fetched where the history has these columns. ``ids``: topic ids of the stream to which the offsets
         belong; another stream of its name raises `UnknownStream`.
 
         Raises: InvalidArgument, UnknownStream, SnapshotExpired (retention has removed some of it), NotReady and

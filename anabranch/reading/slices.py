@@ -1,4 +1,4 @@
-"""Slices of commits' events, for the tasks of a processor: in columns, until the events are needed."""
+"""Parts of commits for the tasks of a processor. Their events stay in blocks until they are needed."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ EVENT_BYTES = 32  # counted for an event, in addition to its key and value
 
 @dataclass(slots=True)
 class Slice:
-    """Some events of a run. ``places``: their places in the run, rising; None: all. ``tasks``: the task of each."""
+    """Some events of a run. ``places``: their places in the run, rising; None: all. ``tasks``: of each event."""
 
     run: Run
     tasks: list[int]
     places: Longs | None = None
 
     def ends(self) -> Longs:
-        """The bytes of the events up to and including each one."""
+        """For each event, the bytes of all events up to and including it."""
         low = self.run.low
         sizes = self.run.block.sizes(low, low + self.run.stretch.length) + EVENT_BYTES
         return np.cumsum(sizes if self.places is None else sizes[self.places])
@@ -58,7 +58,7 @@ class Slice:
 
 @dataclass(slots=True)
 class Slices:
-    """The events of one stream; each iteration makes them again."""
+    """Some events of one stream; each iteration makes them again."""
 
     stream: str
     slices: list[Slice] = field(default_factory=list)
@@ -72,10 +72,7 @@ class Slices:
 
 
 class Place(NamedTuple):
-    """A place in an input: a record of its history, and a place in the record.
-
-    Places compare in the order of reading.
-    """
+    """A place in an input: a history record, and a place in the record. They compare in the order of reading."""
 
     record: int
     part: int = -1  # index of the segment in the record; -1: before the first event

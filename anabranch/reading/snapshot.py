@@ -2,10 +2,10 @@
 
 A snapshot is plain data, its *plan*: the timestamp, and for each stream the offsets of its events, from the vector
 of the last history record at or below the timestamp. The controller's answer to `SafeTime` makes that record final.
-Offsets never move, so each reading of the plan gives the same events, or an error when retention has deleted some.
-A difference begins at the vector of an earlier timestamp; a position is a plan that begins after the events already
-read. Plans have the ids of the topics, so that a stream that was deleted and created again is not taken for the old
-one. Events come in the order of the ordered reader, up to the plan's offsets.
+Offsets never move, so each reading of the plan returns the same events, or an error once retention has deleted
+some. A difference begins at the vector of an earlier timestamp. A position is a plan that begins after the events
+already read. Plans have the ids of the topics, so that a stream that was deleted and created again is not taken for
+the old one. Events come in the order of `ordered_reader`, up to the plan's offsets.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Given:
         self._step: Step | None = None
 
     def begins(self, step: Step | None) -> None:
-        """Note that the step before is returned completely; None: all steps are."""
+        """Note that this step is returned next, so all earlier ones are returned; None: no step follows."""
         self._done = self.positions()
         self._step = step
 
@@ -88,7 +88,7 @@ class SnapshotReader(Iteration[Event]):
     _resumes_after = AnabranchError  # the next call continues after an error
 
     def __init__(self, ports: ReaderPorts, stream: str, cut: StreamCut, timeout: float) -> None:
-        """``timeout``: seconds without new records until it gives up.
+        """``timeout``: seconds without new records after which it raises `DeadlineExceeded`.
 
         Raises: SnapshotExpired, UnknownStream (the stream was deleted), NotReady.
         """
@@ -188,7 +188,7 @@ def _expired(stream: str) -> SnapshotExpired:
 
 
 def _check_history(source: CommittedLog, stream: str, cut: StreamCut, timeout: float) -> None:
-    """`SnapshotExpired` unless the snapshot's last record still exists."""
+    """Raise `SnapshotExpired` unless the snapshot's last history record still exists."""
     place = TopicPartition(history_topic(stream), 0)
     if source.start_offsets([place], source.clock.monotonic() + timeout)[place] >= cut.history:
         raise SnapshotExpired(
@@ -226,7 +226,7 @@ class SnapshotPlan(NamedTuple):
 
     @classmethod
     def of_text(cls, text: str) -> SnapshotPlan:
-        """The plan of a text. `InvalidArgument` if it is not a plan, or not whole."""
+        """The plan of a text. Raises `InvalidArgument` if it is not a plan, or not whole."""
         try:
             version, checksum, *body = json.loads(text)
             sums = {_NO_IDS: body, _VERSION: [_VERSION, *body]}
@@ -294,9 +294,9 @@ class Snapshot:
         return self._plan
 
     def position(self) -> str:
-        """The rest to read, as text for `Client.open_snapshot` in any process.
+        """The rest of the snapshot, as text for `Client.open_snapshot` in any process.
 
-        A stream begins after the last event that its newest reader returned; a stream without a reader is complete.
+        A stream begins after the last event that its newest reader returned; without a reader, at its beginning.
         """
         cuts = {
             stream: cut._replace(start_offsets=given.positions())
@@ -311,9 +311,7 @@ class Snapshot:
         return dict(self._cut(stream).offsets)
 
     def start_offsets(self, stream: str) -> dict[int, int]:
-        """Partition -> first offset: the first undeleted one when the snapshot was taken, or the end as of
-        `since`.
-        """
+        """Partition -> first offset: that as of `since`, or the first undeleted one when the snapshot was taken."""
         return dict(self._cut(stream).start_offsets)
 
     def history(self, stream: str) -> int:
@@ -321,7 +319,7 @@ class Snapshot:
         return self._cut(stream).history
 
     def read(self, stream: str) -> SnapshotReader:
-        """The stream's events, each key in commit order. The returned iterator ends by itself.
+        """The stream's events, each key in commit order, as an iterator that ends by itself.
 
         Raises: SnapshotExpired, UnknownStream (it was deleted, perhaps created again), NotReady; while iterating
         also DeadlineExceeded (read again).
@@ -354,13 +352,13 @@ class Snapshot:
 
 
 def check_mode(mode: object) -> None:
-    """`InvalidArgument` for a value that is not in `Mode`."""
+    """Raise `InvalidArgument` for a value that is not in `Mode`."""
     if mode not in get_args(Mode):
         raise InvalidArgument(f"mode {mode!r}: 'snapshot', or 'latest'")
 
 
 def check_since(since: int | None, at: int | None) -> None:
-    """`InvalidArgument` if a difference would end before it begins."""
+    """Raise `InvalidArgument` if a difference would end before it begins."""
     if since is not None and at is not None and since > at:
         raise InvalidArgument(
             f"since {to_text(since)} is later than {to_text(at)}, the snapshot's time: give an earlier one"
@@ -368,7 +366,7 @@ def check_since(since: int | None, at: int | None) -> None:
 
 
 def streams_of(streams: str | Sequence[str]) -> list[str]:
-    """These streams, each once. `InvalidArgument`."""
+    """These streams, each once. Raises `InvalidArgument` for illegal names, or none."""
     names = [streams] if isinstance(streams, str) else list(streams)
     if not names:
         raise InvalidArgument("name at least one stream")
@@ -398,9 +396,9 @@ def take(
 
 
 def newest(source: CommittedLog, streams: Sequence[str], deadline: float) -> int:
-    """The timestamp of these histories' newest record, which no earlier commit exceeds; 0 without a record.
+    """The timestamp of the newest record in these histories; 0 without a record.
 
-    Such a timestamp is safe, because it is on the log. Raises: UnknownStream, NotReady.
+    No commit before this call exceeds it. Being on the log, it is safe. Raises: UnknownStream, NotReady.
     """
     partitions_of(source, streams, deadline)
     found = [_search(source, stream, deadline).last() for stream in streams]
@@ -444,7 +442,7 @@ def _cut(
 
 
 def _as_of(search: HistorySearch, stream: str, timestamp: int) -> Found | None:
-    """The last record at or below a timestamp; None if the stream did not exist yet. `SnapshotExpired`."""
+    """The last record at or below a timestamp; None if the stream did not exist yet. Raises `SnapshotExpired`."""
     found = search.as_of(timestamp)
     if found is None and search.is_cut():
         raise SnapshotExpired(
@@ -457,7 +455,7 @@ def _as_of(search: HistorySearch, stream: str, timestamp: int) -> Found | None:
 def _check_left(
     search: HistorySearch, stream: str, timestamp: int, found: Found, starts: Mapping[int, int]
 ) -> None:
-    """`SnapshotExpired` if a partition has lost all that it had then, while later events were written.
+    """Raise `SnapshotExpired` if a partition has lost all that it had then, while later events were written.
 
     The later events are on that partition, or on another one because its segment is sealed by now.
     """

@@ -1,4 +1,4 @@
-"""One row of a processor's store, read from the log."""
+"""One row of a processor's store, read from the log: `Client.stored`."""
 
 from __future__ import annotations
 
@@ -28,11 +28,7 @@ def stored(
     task: int | None,
     timeout: float,
 ) -> bytes | None:
-    """The committed value of a key, or None. The whole partition of the key's task is read.
-
-    ``task``: None for the task of the key. ``timeout``: seconds to wait without new records. Raises:
-    InvalidArgument, NotReady.
-    """
+    """As `Client.stored`. ``timeout``: seconds to wait without new records."""
     if store not in info.stores:
         known = ", ".join(info.stores) or "none"
         raise InvalidArgument(f"{info.processor} has no store {store!r}: it has {known}")

@@ -1,4 +1,9 @@
-"""The events of some tasks of a processor: `Client.read` with a task ownership (``docs/inside/processing.md``)."""
+"""The events of some tasks of a processor: `Client.read` with a task ownership (``docs/inside/processing.md``).
+
+A `TaskReader` reads the histories of its inputs, picks the events of its tasks (`Assignment`), and keeps each
+task's position, which the processor commits. `TaskReader.cut` makes batches of whole commits, iterating single
+events.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +37,7 @@ from anabranch.topics.names import history_topic
 from anabranch.types import Event, TaskOwnership
 
 _PACE_S = 0.25  # the wait for one input while no events come
-_ALL_S = 10.0  # how often the positions of all tasks move, also without events
+_ALL_S = 10.0  # the positions of all tasks move this often, also without events
 _ENDS_S = 5.0  # the longest wait for other inputs
 _NONE = (-1, -1, -1)
 _INSTEAD = (
@@ -41,7 +46,7 @@ _INSTEAD = (
 )
 _WITH_IT = SnapshotExpired("retention has deleted events that were committed with it")
 _ALL = (1 << 63) - 1
-_KEPT = 64  # layouts; tasks are rarely more epochs apart
+_KEPT = 64  # layouts of stream epochs; the positions of tasks are rarely more epochs apart
 
 
 class Assignment:
@@ -49,8 +54,8 @@ class Assignment:
 
     Every reader finds the same task for an event. A keyed event belongs to the task of its key. An event without a
     key is assigned by its offset to one of the tasks whose ranges overlap its segment. So is an event whose key is
-    outside of its segment's range, because another client hashed it differently: readers of the key's own
-    partitions would never see it.
+    outside of its segment's range, because another client hashed it differently: the task of its key may read other
+    partitions only, and would never see it.
     """
 
     def __init__(self, search: HistorySearch, tasks: int) -> None:
@@ -67,7 +72,7 @@ class Assignment:
             del self._ranges[next(iter(self._ranges))]
 
     def ranges(self, epoch: int) -> dict[int, tuple[int, int]]:
-        """Segment -> its keys, of a stream epoch. `SnapshotExpired` if its record is deleted."""
+        """Segment -> its keys, of a stream epoch. Raises `SnapshotExpired` if its record is deleted."""
         if epoch not in self._ranges:
             found = self._search.epoch_record(epoch)
             if found is None:
@@ -80,7 +85,7 @@ class Assignment:
     def tasks_of(
         self, keys: Sequence[bytes | None], offsets: Sequence[int], within: tuple[int, int]
     ) -> Longs:
-        """The tasks of events of one segment. ``within``: its keys, in the epoch that they were committed in."""
+        """The tasks of events of one segment. ``within``: its key positions in the epoch of their commit."""
         low, high = within
         positions = _positions(keys)
         first, last = low * self._tasks // SPACE, (high - 1) * self._tasks // SPACE
@@ -93,7 +98,7 @@ class Assignment:
 
 
 def _positions(keys: Sequence[bytes | None]) -> Longs:
-    """`position_of` of keys; -1: null."""
+    """The key positions of keys; -1 for null."""
     nulls: list[int] = []
     try:
         crcs = np.fromiter(map(crc32, keys), np.uint32, len(keys))  # type: ignore[arg-type]
@@ -114,7 +119,8 @@ def _positions(keys: Sequence[bytes | None]) -> Longs:
 class Input:
     """An input while it is read.
 
-    ``at``: the place up to which events were returned. ``starts``: each task's first place.
+    ``at``: the place up to which events were returned; `place` brings it up to date. ``starts``: each task's
+    position when it was taken.
     """
 
     number: int
@@ -129,9 +135,8 @@ class Input:
     given: Iterator[tuple[int, Event]] | None = None
     # Segment and offset returned of the present record, not yet in ``at``.
     last: tuple[int, int] | None = None
-    reported: dict[int, tuple[int, int, int]] = field(
-        default_factory=dict
-    )  # the places that `consumed` returned last
+    # Task -> its place in the last `consumed`.
+    reported: dict[int, tuple[int, int, int]] = field(default_factory=dict)
 
     def place(self) -> Place:
         """The place up to which all events were returned."""
@@ -154,9 +159,7 @@ class Input:
         self.rest = self.given = self.last = None
 
     def moved(self, task: int, left: Place | None = None) -> Iterator[TaskPosition]:
-        """The position of a task, if it moved since `consumed`. ``left``: the place from which events are not
-        processed.
-        """
+        """A task's position, if it moved since `consumed`. ``left``: events from there on are not processed."""
         at = left or self.place()
         if at.segment >= 0 and at is left:
             return  # nothing was processed since; the order of segments may belong to another record
@@ -164,17 +167,17 @@ class Input:
             yield TaskPosition(self.number, at.record, at.timestamp, at.segment, at.offset)
 
     def reported_of(self, task: int) -> tuple[int, int, int]:
-        """The place of a task in the last `consumed`, or its first place if that is higher, as other tasks may be
-        lower.
+        """The place of a task in the last `consumed`, or its first place if that is higher.
 
-        The part of the first place is known only while its record is read, so it is looked up each time.
+        Which part of the record the first place is in is known only while that record is read, so it is looked up
+        each time.
         """
         first = place_of(self.starts[task], self.order)[:3]
         return max(first, self.reported.get(task, first))
 
 
 def end_of(place: tuple[int, int, int], here: tuple[int, int]) -> int:
-    """The offset of a record's segment up to which everything is before a place."""
+    """The offset up to which a record's segment (``here``: record, part) is before a place."""
     if place[:2] == here:
         return place[2]
     return _ALL if place[:2] > here else 0
@@ -188,13 +191,13 @@ def place_of(position: TaskPosition, order: dict[int, int]) -> Place:
 
 
 class TaskReader(Iteration[Event]):
-    """Events of an ownership's tasks, each key in commit order. Iterate over it; close it, or use it as a context
-    manager.
+    """Events of an ownership's tasks, each key in commit order.
 
-    Each event counts as consumed when it is returned. One thread at a time.
+    An iterator; close it, or use it as a context manager. Each event counts as consumed when it is returned. One
+    thread at a time.
 
-    ``on_lost``: called with an input, the number of its commits that `cut` skips, and the error: retention has
-    deleted these, or a part of them in another input. None: reading stops with that error.
+    ``on_lost``: called when retention has deleted commits, or a part of them in another input, with the input, the
+    number of its commits that are skipped, and the error. None: reading raises that error.
     """
 
     on_lost: Callable[[str, int, SnapshotExpired], None] | None = None
@@ -208,7 +211,7 @@ class TaskReader(Iteration[Event]):
         ask_timeout: float,
         together: Mapping[str, int],
     ) -> None:
-        """``together``: stream -> a number; streams with different numbers never share a transaction."""
+        """``together``: as `Client.together` returns it."""
         super().__init__()
         self._clock = ports.clock
         self._timeout = check_timeout(timeout)
@@ -219,12 +222,10 @@ class TaskReader(Iteration[Event]):
         self.misplaced = Counter[str]()  # events read whose key lies outside of their segment
         self._touched: set[int] = set()
         self._together = together
-        self._complete: dict[
-            int, int
-        ] = {}  # number of `together` -> timestamp up to which all commits were read
-        self._lost: dict[
-            int, list[tuple[int, int]]
-        ] = {}  # … time ranges with commits that may be incomplete
+        # Number of ``together`` -> timestamp up to which all commits were read.
+        self._complete: dict[int, int] = {}
+        # Number of ``together`` -> ranges of timestamps with commits that may be incomplete.
+        self._lost: dict[int, list[tuple[int, int]]] = {}
         self._all_due = self._clock.monotonic() + _ALL_S
         numbers = {one.stream: number for number, one in enumerate(ownership.inputs)}
         for stream in streams:
@@ -301,11 +302,10 @@ class TaskReader(Iteration[Event]):
                 one.given = zip(found.tasks, found.events(one.stream), strict=True)
 
     def _read_on(self, one: Input, deadline: float) -> None:
-        """Read more of an input's history."""
         one.feed.read_on(deadline, check=partial(self._check_whole, one))
 
     def _next(self, one: Input) -> Slice | None:
-        """The next events of the first record for these tasks; None at its end. Each call continues."""
+        """The next events of the first record for these tasks; None at its end."""
         if one.rest is None:
             offset, record = one.feed.first
             if isinstance(record, EpochRecord):
@@ -333,13 +333,13 @@ class TaskReader(Iteration[Event]):
             )
         ranges = one.assignment.ranges(record.stream_epoch)
         one.order = order = {part.segment_id: i for i, part in enumerate(record.segments)}
-        # The other tasks are before this record.
+        # Other tasks have consumed nothing of this record.
         not_consumed = {
             task: place_of(position, order)[:3]
             for task, position in one.starts.items()
             if position.record >= offset and task in self._sequences
         }
-        given = one.at[:3] if one.at.record == offset else _NONE  # it was read in part before
+        given = one.at[:3] if one.at.record == offset else _NONE  # a part was returned before
         for run in runs:
             segment = run.stretch.segment_id
             offsets = run.offsets
@@ -361,10 +361,10 @@ class TaskReader(Iteration[Event]):
     # -- cuts -----------------------------------------------------------------------------------------
 
     def cut(self, until: float, most_bytes: int, part_bytes: int | None = None) -> list[Piece]:
-        """Whole commits of the inputs, in the order of their timestamps, up to about ``most_bytes``; each once.
+        """A batch of whole commits of the inputs, in the order of their timestamps, up to about ``most_bytes``.
 
-        A batch has all or nothing of a transaction, in all inputs. A commit of more than ``part_bytes``
-        (None: ``most_bytes``) comes in parts. Empty: nothing came until the monotonic second ``until``.
+        A batch has all or nothing of a transaction, in all inputs. Only a commit of more than ``part_bytes``
+        (None: ``most_bytes``) comes in parts. Empty: nothing came until ``until`` (monotonic seconds).
 
         Raises as iterating does. After an error this reader can't be used any more, as the batch's beginning is
         lost.
@@ -409,7 +409,8 @@ class TaskReader(Iteration[Event]):
                 one.last = found.last()
                 slices.slices.append(found)
                 tasks += found.tasks
-            if self._is_half(group, timestamp):  # also drop its events from other inputs
+            # If a part turned out to be deleted, drop the commit's events from other inputs, too.
+            if self._is_half(group, timestamp):
                 while taken and (self._together[taken[-1].stream], taken[-1].timestamp) == key:
                     self._lose(taken.pop().stream, timestamp, timestamp)
             elif tasks:
@@ -420,7 +421,7 @@ class TaskReader(Iteration[Event]):
                 return taken
 
     def _ready(self, until: float) -> list[Input]:
-        """The inputs whose first records may be taken. Checking one may fill another that was empty before."""
+        """The inputs whose first records may be taken."""
         while True:
             filled = [bool(one.feed.records) for one in self._inputs]
             ready = [
@@ -443,10 +444,9 @@ class TaskReader(Iteration[Event]):
                 )
 
     def _is_complete(self, one: Input, until: float) -> bool:
-        """Whether everything as old as its first record has been read, in all inputs that may share the
-        transaction.
+        """Whether all commits up to its first record have been read, in all inputs that may share transactions.
 
-        The ends of the histories, asked for after the record was seen, prove it: whatever its transaction, or an
+        The ends of the histories, asked for after the record was seen, prove it: all that its transaction, or an
         earlier one, wrote to other inputs is below them.
         """
         home = self._together[one.stream]
@@ -482,7 +482,7 @@ class TaskReader(Iteration[Event]):
         self.on_lost(stream, count, why)
 
     def _is_half(self, group: int, timestamp: int) -> bool:
-        """Whether retention may have deleted a part of a commit. Timestamps have to rise from call to call."""
+        """Whether retention may have deleted a part of a commit. Timestamps must not fall from call to call."""
         left = [lost for lost in self._lost.get(group, ()) if lost[1] >= timestamp]
         self._lost[group] = left
         return any(first <= timestamp for first, _ in left)
@@ -504,9 +504,7 @@ class TaskReader(Iteration[Event]):
 
     @property
     def has_moved(self) -> bool:
-        """Whether `consumed` has something new: events were returned, or the places of tasks without events are
-        due.
-        """
+        """Whether `consumed` has something new: events were returned, or tasks without events are due to move."""
         if self._touched or self._clock.monotonic() < self._all_due:
             return bool(self._touched)
         return any(next(each.moved(task), None) for each in self._inputs for task in each.starts)
@@ -515,9 +513,9 @@ class TaskReader(Iteration[Event]):
         """The positions after all events returned since the last call: plain data, to be committed once and in
         order.
 
-        The caller may pickle it, or send it as bytes; any process may give it to `commit`. ``also``: tasks to
-        include though they had no event. ``left``: the last pieces, which belong to the next call. If a commit with
-        it fails for good, this reader can't be used any more: take the tasks again.
+        Any process may commit it: pass it on pickled, or as bytes. ``also``: tasks to include though they had no
+        event. ``left``: the last pieces, which belong to the next call. If a commit with it fails for good, this
+        reader can't be used any more: take the tasks again.
         """
         now = self._clock.monotonic()
         tasks = self._touched | set(also)

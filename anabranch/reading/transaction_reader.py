@@ -1,4 +1,7 @@
-"""Reading whole transactions: `Client.read_transactions`."""
+"""Reading whole transactions of a stream in commit order: `Client.read_transactions`.
+
+A group's position is an offset in the stream's history, whose one partition is assigned to one member.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +29,8 @@ from anabranch.types import Committed
 
 log = logging.getLogger("anabranch.client")
 
-_PACE_S = 0.25  # how often the group is served while nothing comes
-_TICK_S = 0.5  # … and while transactions are processed
+_PACE_S = 0.25  # the group is served this often while nothing comes
+_TICK_S = 0.5  # the same while transactions are processed
 
 
 class TransactionReader(Iteration[Committed]):
@@ -48,7 +51,7 @@ class TransactionReader(Iteration[Committed]):
         *,
         whole: bool = False,
     ) -> None:
-        """``whole``: `SnapshotExpired` where events are deleted; else such transactions are skipped."""
+        """``whole``: raise `SnapshotExpired` where events are deleted, instead of skipping such transactions."""
         super().__init__()
         split_stream(stream)
         self._clock = ports.clock
@@ -59,7 +62,7 @@ class TransactionReader(Iteration[Committed]):
         self._timeout = check_timeout(timeout)
         self._start = check_start(start)
         self._done: int | None = None
-        self._term = 0  # raised when the history partition is revoked
+        self._term = 0  # rises when the history's partition is revoked
         self._assigned_by = self._clock.monotonic() + ask_timeout
         self._assigned = group is None
         self._gains = group is None  # the history is assigned, and its reading has not begun yet
@@ -114,9 +117,8 @@ class TransactionReader(Iteration[Committed]):
                 continue  # another member resumes at the committed position
             if isinstance(record, CommitRecord):
                 self._processed(offset + 1)
-            elif (
-                not self._whole or self._done is not None
-            ):  # a call that returns nothing commits nothing
+            # With ``whole``, a reader that returned nothing commits nothing.
+            elif not self._whole or self._done is not None:
                 self._done = offset + 1
 
     def _committed(self, record: CommitRecord) -> Committed | None:
@@ -134,7 +136,7 @@ class TransactionReader(Iteration[Committed]):
         self._commit(wait=False)
 
     def _tick(self) -> bool:
-        """Serve the group now and then, also within long transactions. Returns whether the reader is open."""
+        """Serve the group if that is due. Returns whether the reader is open."""
         now = self._clock.monotonic()
         if self._member is not None and now >= self._next_tick:
             self._next_tick = now + _TICK_S
@@ -142,7 +144,7 @@ class TransactionReader(Iteration[Committed]):
         return not self._closed
 
     def _read_on(self) -> bool:
-        """Read more of the history. False if nothing came for the reader's timeout, or it is closed."""
+        """Read more of the history. Returns False if nothing came for the reader's timeout, or it is closed."""
         give_up = None
         while not self._closed:
             if self._gains:
@@ -178,7 +180,9 @@ class TransactionReader(Iteration[Committed]):
         self._feed.seek(first)
         self._gains, self._owned = False, True
         if self._start == "end" and place not in known:
-            self._done = first  # so that the next member does not skip what comes from now on
+            self._done = (
+                first  # so that another member, which would begin at a later end, skips nothing
+            )
             self._commit(wait=True)
 
     def _first(self) -> int:

@@ -3,15 +3,14 @@
 ``register(spark)`` adds the format "anabranch" to a session. Importing this needs PySpark: ``pip install
 'anabranch[spark]'``.
 
-- ``datasource``: Spark begins here: it asks for a source or a sink, and passes the options, which ``options``
-  checks.
+- ``datasource``: start here, as Spark does: it asks for a source or a sink. ``options`` checks the options.
 - ``source``: a snapshot of streams for one job (``plan``, ``reader``), or commits, micro-batch by micro-batch
   (``stream_reader``, which uses ``admission``, ``histories`` and ``positions``).
 - ``sink``: ``writer`` writes a job or a micro-batch in one transaction; ``encoding`` makes rows into events.
 - ``load``, ``export`` (to Delta by ``delta``) and ``compact`` are whole jobs; ``jobs`` is what they share.
-- ``api``: what older versions of Spark lack. ``clients``: one client for each Python worker. ``columns``: the
-  columns of events. ``failures``: our errors out of Spark's texts. ``progress``: a listener. ``session``: a
-  local session.
+- ``api``: parts of Spark that older versions lack. ``clients``: one client for each Python worker. ``columns``: the
+  columns of events. ``failures``: our errors, found in Spark's texts. ``progress``: a listener. ``session``: a
+  session with the format.
 
 This folder may import the client and what is below it; from ``infra`` it uses the search for a Java.
 """

@@ -1,4 +1,4 @@
-"""Parts of the Python data source API that 4.0 and 4.1 lack (`docs/spark.md`, "Versions")."""
+"""Parts of the Python data source API that PySpark 4.0 and 4.1 lack (`docs/spark.md`, "Versions")."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ else:
         max_rows: int
 
     class SupportsTriggerAvailableNow:
-        """A placeholder: this version of Spark asks for the end once, and ends such a query by itself."""
+        """A placeholder: this version of Spark asks for the end once, and then ends the query."""
 
 
 def arrow_schema(schema: StructType) -> Any:

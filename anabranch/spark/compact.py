@@ -1,4 +1,4 @@
-"""The latest value of each key of a stream, as of a commit timestamp."""
+"""A job that writes the latest value of each key of a stream, as of a commit timestamp."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ _KEPT = ("value", "headers", "timestamp", "segment", "offset", "txn_id", "commit
 class Compacted:
     """The result. ``at``: the commit timestamp. ``keys``: how many keys have a value.
 
-    ``events``: how many events the stream had at that timestamp. ``keyless``: how many of them have no key, and are
-    skipped. Both are 0 if the name was ``already_committed``, or if the job failed after its commit.
+    ``events``: how many events the stream had at that timestamp. ``keyless``: how many of them were skipped because
+    they have no key. Both are 0 if ``already_committed``: earlier, or by this job, which then failed.
     """
 
     stream: str
@@ -69,11 +69,14 @@ def compact(
 
     A null value deletes its key. ``at``: the commit timestamp or time to read as of; by default now. ``overwrite``:
     replace an existing folder. ``name``: of the transaction, which is committed once. ``segments``: create the
-    other stream first, with this many.
+    other stream first, with this number of segments.
 
     Raises:
-        InvalidArgument: no target or two; the folder exists. UnknownStream. SnapshotExpired: retention has
-        passed ``at``. JobFailed: repeating is safe. OutcomeUnknown: repeat it with the name in its message.
+        InvalidArgument: no target, or two; or the folder exists.
+        UnknownStream: one of the streams does not exist.
+        SnapshotExpired: retention has removed events as of ``at``.
+        JobFailed: repeating is safe.
+        OutcomeUnknown: repeat the call with the name in the message.
     """
     if (to is None) == (into is None):
         raise InvalidArgument("give a folder or a stream to write to, one of them")

@@ -15,11 +15,10 @@ from anabranch.spark.options import Options
 
 
 class AnabranchDataSource(DataSource):
-    """Streams as Spark's tables. Spark makes many of these objects; each has only the options."""
+    """Makes sources and sinks. Spark makes many of these objects; each has only the options."""
 
     @classmethod
     def name(cls) -> str:
-        """The name in ``format(...)``."""
         return "anabranch"
 
     def schema(self) -> StructType:
@@ -29,25 +28,21 @@ class AnabranchDataSource(DataSource):
         return chosen(Options(self.options))
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """A reader of a snapshot of streams."""
         from anabranch.spark.source.reader import SnapshotReader
 
         return SnapshotReader(Options(self.options), schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        """A reader of commits, micro-batch by micro-batch."""
         from anabranch.spark.source.stream_reader import StreamReader
 
         return StreamReader(Options(self.options), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """A sink that writes a batch as one transaction."""
         from anabranch.spark.sink.writer import BatchSink
 
         return BatchSink(Options(self.options), schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
-        """A sink that writes each micro-batch as one transaction."""
         from anabranch.spark.sink.writer import StreamSink
 
         return StreamSink(Options(self.options), schema, overwrite)

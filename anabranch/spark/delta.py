@@ -1,7 +1,7 @@
 """Writing micro-batches into a Delta table, each exactly once, without Delta's jars.
 
-Spark's executors write the batch's Parquet files into the table's folder. One commit of the table's log then adds
-them, and records the batch and the query (Delta's transaction identifiers). A batch number that the log has is
+Spark's executors write the batch's Parquet files into the table's folder. Then one commit of the table's log adds
+them, and records the query and the batch number (Delta's transaction identifiers); a number that the log has is
 skipped. An interrupted batch leaves files that the log does not name; a vacuum removes them.
 """
 
@@ -49,7 +49,6 @@ class DeltaFolder:
 
     @property
     def folder(self) -> Path:
-        """The table's folder."""
         return Path(urlsplit(self.to).path)
 
     def add(self, frame: DataFrame, number: int) -> None:

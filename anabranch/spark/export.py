@@ -1,4 +1,4 @@
-"""Exporting streams to files while they are written: each micro-batch once, made of whole transactions."""
+"""Exports streams to files, also while they are written: each micro-batch once, made of whole transactions."""
 
 from __future__ import annotations
 
@@ -54,11 +54,11 @@ class Shape:
 class Pace:
     """The time and size of micro-batches.
 
-    ``once``: export what is there now, and end; otherwise export every ``interval`` seconds, until it is stopped.
-    ``most_events``: limit of a micro-batch; None for no limit. ``whole``: make a bigger transaction a micro-batch
-    of its own; otherwise it is split. ``start``: where a new checkpoint begins: ``begin``, ``end``, a commit
-    timestamp, or a time with its zone. ``strict``: raise `SnapshotExpired` if retention removed events (or their
-    history) before they were exported; otherwise continue without them.
+    ``once``: export the present events, and end; otherwise export every ``interval`` seconds, until it is stopped.
+    ``most_events``: limit of a micro-batch; None: no limit. ``whole``: a bigger transaction is a micro-batch of its
+    own; otherwise it is split. ``start``: where a new checkpoint begins: ``begin``, ``end``, a commit timestamp, or
+    a time with its zone. ``strict``: raise `SnapshotExpired` if retention removed events (or their history) before
+    they were exported; otherwise continue without them.
     """
 
     once: bool = True
@@ -71,8 +71,6 @@ class Pace:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A finished micro-batch."""
-
     number: int
     rows: int
 
@@ -104,15 +102,18 @@ def export(
     ``checkpoint``: the folder of the position; by default it is inside ``to``, so that both are deleted together.
     ``progress``: called after each micro-batch with rows.
 
-    A folder belongs to one checkpoint: a file in the folder, ``_export-`` and the query's id, binds them.
+    A folder belongs to one checkpoint: the file ``_export-``, followed by the query's id, in the folder binds them.
 
     Parquet is exactly once for Spark's readers, which read the folder's ``_spark_metadata``. Other readers may see
     files of an interrupted batch, until the next run has rewritten the batch and removed them. Delta is exactly
     once for every reader.
 
     Raises:
-        InvalidArgument: a wrong argument or value; ``to`` holds other files, or another checkpoint's output.
-            UnknownStream. SnapshotExpired (`Pace`). NotInstalled: the package for Delta is missing.
+        InvalidArgument: a wrong argument or value; or ``to`` has other files, or another checkpoint's output.
+        UnknownStream: a stream does not exist.
+        SnapshotExpired: see `Pace`.
+        NotInstalled: the package for Delta is missing.
+        UnsupportedSetting: the session is one of Spark Connect.
         JobFailed: repeating is safe.
     """
     shape, pace = shape or Shape(), pace or Pace()
@@ -196,7 +197,7 @@ def _follow(
 ) -> Exported:
     """Wait until the query ends: by itself with ``once``, otherwise by an error or an interrupt.
 
-    ``tidy``: called once, after a batch with rows, because then no other query writes older files.
+    ``tidy``: called after the first batch with rows, since when no other query writes older files.
     """
     done: dict[int, int] = {}
     ended = False
@@ -253,7 +254,7 @@ def _bind(spark: SparkSession, to: str, place: str) -> tuple[str, int]:
     _write(files, path_of(query), f"{place}\n")
     for owner in set(owners) - {query}:  # a checkpoint that has exported nothing, but may begin
         files.delete(path_of(owner), False)
-    # Another export may begin now. Each takes the folder, then checks it, and checks again once it has a table.
+    # Another export may begin now. Each writes its file, then checks the folder, also once it has a table.
     names = [] if table else _names(files, folder)
     found = [name for name in names if name in _TABLES or name.startswith(OWNER)]
     if not table and found != [f"{OWNER}{query}"]:
@@ -266,7 +267,7 @@ def _bind(spark: SparkSession, to: str, place: str) -> tuple[str, int]:
 
 
 def _remove_cut_off(spark: SparkSession, to: str, shape: Shape, before: int) -> None:
-    """Remove files of micro-batches interrupted ``before`` (Unix ms): files that no table names."""
+    """Remove files of micro-batches interrupted before a time (Unix ms): the table does not name them."""
     if shape.form != "parquet":
         return
     files, table = _file_system(spark, f"{to.rstrip('/')}/{_TABLE}")
@@ -286,7 +287,7 @@ def _remove_cut_off(spark: SparkSession, to: str, shape: Shape, before: int) -> 
 
 
 def _data_files(files: Any, folder: Any, partition_by: Sequence[str]) -> Iterator[Any]:
-    """Statuses of files in folders that an export writes. Other folders, and tables in them, are not its own."""
+    """Statuses of the files in an export's own folders: of its partitions, without tables inside them."""
     for status in files.listStatus(folder):
         if not status.isDirectory():
             if not partition_by:
@@ -298,7 +299,7 @@ def _data_files(files: Any, folder: Any, partition_by: Sequence[str]) -> Iterato
 
 
 def _holds_data(files: Any, folder: Any) -> bool:
-    """Whether any file is in or below a folder, apart from hidden ones."""
+    """Whether there is any file in a folder or its subfolders, apart from hidden ones."""
     return any(
         not status.getPath().getName().startswith(("_", "."))
         and (not status.isDirectory() or _holds_data(files, status.getPath()))

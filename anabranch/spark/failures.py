@@ -1,7 +1,7 @@
-"""Turning the error of a failed Spark job into one of our named errors.
+"""Turns the error of a failed Spark job into one of our errors.
 
-Spark puts the exception of a task, planner or commit into its own, as text. This module finds the name in that
-text, so that a command prints one line with `UnknownStream`, and no stack.
+Spark's exception contains that of a task, planner or commit as text. This module finds the class in that text, so
+that a command prints one line with `UnknownStream`, and no stack.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class JobFailed(RetryError):
 
 @contextmanager
 def named_failures() -> Iterator[None]:
-    """Turn Spark's exceptions in the block into ours. The original is the cause.
+    """Turn Spark's exceptions in the block into ours, with the original as the cause.
 
     Raises:
         AnabranchError: the class that a task, planner or commit raised.

@@ -1,4 +1,4 @@
-"""The shared part of load, export and compact: options, names, and whether a failed job committed its rows."""
+"""The common part of load, export and compact: options, names, and whether a failed job committed its rows."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from anabranch.errors import AnabranchError, InvalidArgument, OutcomeUnknown
 from anabranch.spark.failures import named_failures
 from anabranch.spark.options import Connection
 
-OWNER = "_export-"  # and the query's id: a file in an export's folder, written at each start
+OWNER = (
+    "_export-"  # followed by the query's id: a file in an export's folder, written at each start
+)
 
 
 def another_export(to: str) -> InvalidArgument:
@@ -40,7 +42,7 @@ def committed_under(client: anabranch.Client, scope: str, name: str) -> anabranc
 def saved(
     client: anabranch.Client, scope: str, name: str, save: Callable[[], None]
 ) -> tuple[anabranch.Result | None, bool]:
-    """Save rows by a job. Returns the commit under the name (None without rows), and whether the job failed later.
+    """Save rows by a job. Returns the commit under the name (None: no rows), and whether the job failed after it.
 
     Raises: the job's error, if nothing is committed; OutcomeUnknown.
     """

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from anabranch.spark.options import Connection
 
 FORMATS = ("csv", "json", "parquet", "orc", "text")
-# A malformed row ends the job: it must not become an event with holes.
+# A malformed row ends the job: otherwise its event would lack fields.
 _STRICT: dict[str, dict[str, str]] = {
     "csv": {
         "header": "true",
@@ -35,7 +35,7 @@ _STRICT: dict[str, dict[str, str]] = {
     "json": {"mode": "FAILFAST"},
 }
 _TEXTS = ("csv", "json", "text")
-_REPLACED = "\ufffd"  # readers replace bytes that are not UTF-8 by it
+_REPLACED = "\ufffd"  # in place of bytes that are not UTF-8
 # Numbers from here on are milliseconds since 1970, lower ones seconds (until the year 5138).
 _LEAST_MS = 100_000_000_000
 _NUMBER = r"^\s*\d{9,}(\.\d+)?\s*$"  # fewer digits may be a year or a day
@@ -92,12 +92,13 @@ def load(
     """Load files (paths or patterns, as Spark takes them) into a stream, in one transaction.
 
     ``name``: unique in the stream's scope; one name is loaded once. ``segments``: create the stream first, with
-    this many.
+    this number of segments.
 
     Raises:
         InvalidArgument: wrong files, data or columns; nothing is written.
         UnknownStream, UnknownScope: create it first, or give ``segments``.
-        JobFailed: nothing is committed. OutcomeUnknown: repeat it with the name that it says.
+        JobFailed: nothing is committed.
+        OutcomeUnknown: repeat the call with the name in the message.
     """
     reading, events = reading or Reading(), events or Events()
     scope, _ = split_stream(stream)

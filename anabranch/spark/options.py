@@ -48,17 +48,14 @@ class Options:
         self._asked = set(_SPARKS)
 
     def all(self) -> list[tuple[str, str]]:
-        """All given options, by name."""
         return sorted(self._given.items())
 
     def text(self, name: str, default: str | None = None) -> str | None:
-        """An option's text, or the default."""
         self._asked.add(name)
         value = self._given.get(name, default)
         return value if value != "" else default
 
     def choice(self, name: str, allowed: Iterable[str], default: str) -> str:
-        """One of the ``allowed`` words."""
         value = (self.text(name, default) or default).lower()
         words = tuple(allowed)
         if value not in words:
@@ -97,9 +94,9 @@ class Options:
         return tuple(word.strip() for word in text.split(",") if word.strip())
 
     def connection(self) -> Connection:
-        """The cluster of option ``bootstrap``, or else $ANABRANCH_BOOTSTRAP of the driver.
+        """The cluster, from option ``bootstrap`` or else the driver's $ANABRANCH_BOOTSTRAP.
 
-        Options ``kafka.…`` are passed to librdkafka. The lane comes from option ``lane``, or else $ANABRANCH_LANE.
+        Options ``kafka.…`` go to librdkafka. The lane is that of option ``lane``, or else $ANABRANCH_LANE.
         """
         self._asked.update(_CONNECTION)
         self._asked.update(name for name in self._given if name.startswith(_KAFKA))

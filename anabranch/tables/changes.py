@@ -1,4 +1,7 @@
-"""The changes of a table's rows, in commit order: `Client.changes`."""
+"""The changes of a table's rows, in commit order, for `Client.changes`.
+
+The table's transactions come from a `TransactionReader`; the rows before a change come from a replica.
+"""
 
 from __future__ import annotations
 
@@ -36,14 +39,14 @@ class Change(NamedTuple):
 
 
 class End(NamedTuple):
-    """The end of a difference. ``newest``: the table's newest commit at ``until``, or a later one."""
+    """The time at which changes end. ``newest``: the table's newest commit at ``until``, or a later one."""
 
     until: int
     newest: int
 
 
 def end_at(ports: ReaderPorts, table: str, until: int, newest: int, timeout: float) -> End:
-    """The end of a difference. ``newest``: from the controller; for a table without commits its beginning."""
+    """The `End` of changes. ``newest``: from the controller; for a table without commits, its first EPOCH."""
     with closing(ports.committed_log(timeout)) as source:
         search = HistorySearch(source, table, timeout)
         if not search.commits(0, until, 1) and not search.is_cut():
@@ -54,9 +57,9 @@ def end_at(ports: ReaderPorts, table: str, until: int, newest: int, timeout: flo
 class Changes(Iteration[Change]):
     """Changes of a table's rows in commit order. An iterator; close it, or use it as a context manager.
 
-    A transaction changes a key once, to the last value that it wrote; its keys are in byte order. Its changes count
-    as processed when the first change of the next transaction is requested. A group's position moves then, so each
-    change comes at least once. The changes of one transaction are in memory. One thread at a time.
+    A transaction changes a key once, to the last value that it wrote; its keys are in byte order, and all its
+    changes are in memory. They count as processed when the first change of the next transaction is requested. A
+    group's position moves then, so each change comes at least once. One thread at a time.
     """
 
     def __init__(
@@ -71,10 +74,10 @@ class Changes(Iteration[Change]):
         base_of: Callable[[], BaseRow | None],
         group: str | None,
     ) -> None:
-        """``rows``: a replica with the rows before; None if these are not requested. ``begin``: changes are later
-        than this.
+        """``rows``: a replica with the rows before; None if these are not requested.
 
-        ``timeout``: seconds in which ``rows`` has to catch up. ``base_of``: asks for the table's base.
+        ``begin``: all changes are later than this hybrid time. ``timeout``: seconds in which ``rows`` has to catch
+        up. ``base_of``: asks for the table's base.
         """
         super().__init__()
         self._table = table
@@ -113,9 +116,8 @@ class Changes(Iteration[Change]):
                         "go on reading, or give it more time"
                     )
                 return
-            self._left.extend(
-                self._taken_apart(self._next)
-            )  # after an error it is still the next transaction
+            # After an error it is still the next transaction.
+            self._left.extend(self._taken_apart(self._next))
             self._at, self._next = self._next.commit_timestamp, None
 
     def _expired(self) -> SnapshotExpired:
@@ -139,7 +141,7 @@ class Changes(Iteration[Change]):
         ]
 
     def _before(self, at: int, keys: Iterable[bytes]) -> dict[bytes, bytes]:
-        """The rows of these keys just before a commit, whose COMMIT record was read."""
+        """The rows of these keys as of just before a commit."""
         rows, table = self._rows, self._table
         if rows is None:
             return {}

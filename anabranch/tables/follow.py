@@ -1,4 +1,7 @@
-"""Following histories: writes the rows that COMMIT records name to a store, in the order of each history."""
+"""Following tables: the rows that COMMIT records name are stored in the order of each table's history.
+
+A table begins at its base if it has one: the base's rows are loaded first, then the history from the base on.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ from anabranch.reading.history import HistorySearch
 from anabranch.tables.store import Mark, Rows, Store
 from anabranch.topics.names import history_topic, stream_topic
 
-BATCH_ROWS = 32_768  # a write has about this many rows or bytes, up to a block more
+BATCH_ROWS = 32_768  # a write is full at this many rows or bytes; its last block may exceed them
 BATCH_BYTES = 8 << 20
 _NO_PREVIOUS = -1
 _STUCK_S = 1.0  # a table without progress for this long may have been replaced
@@ -38,13 +41,13 @@ class SafeTimes(Protocol):
     def safe(
         self, tables: Sequence[str], at: int, deadline: float
     ) -> tuple[int, Mapping[str, int]]:
-        """A hybrid time at or above ``at``, 0 being now, and each table's newest commit up to it (0: none).
+        """A safe time at or above ``at`` (0: of now), and each table's newest commit up to it (0: none).
 
-        Later commits exceed it. Raises: UnknownStream, NotReady (``at`` is still in the future at the deadline).
+        Raises: UnknownStream, NotReady (``at`` is still in the future at the deadline).
         """
 
     def oldest_snapshot(self, table: str, deadline: float) -> int:
-        """The least time as of which the table is promised to be readable, also for open transactions."""
+        """The hybrid time from which the table is sure to be readable, also for open transactions."""
 
     def base(self, table: str, deadline: float) -> BaseRow | None:
         """The base at which a table begins now."""
@@ -63,7 +66,7 @@ class _Table:
     ) -> None:
         self.stream = stream
         self.base = base  # until it is loaded
-        # A base, 0 for the history's beginning, or where the folder was.
+        # The base, 0 for the history's beginning, or the stored position.
         self.begun = base or mark.position
         self.feed = CommitFeed(source, stream, timeout, whole=True)
         self.feed.seek(mark.position if base is None else base.position)
@@ -86,10 +89,7 @@ class Follower:
         timeout: float,
         base_of: Callable[[str, float], BaseRow | None],
     ) -> None:
-        """``timeout``: seconds that a question may take.
-
-        ``base_of``: asks for a table's present base, with a deadline.
-        """
+        """``timeout``: seconds of a question. ``base_of``: asks for a table's present base, with a deadline."""
         self._store = store
         self._ports = ports
         self.streams = tuple(dict.fromkeys(streams))
@@ -100,10 +100,9 @@ class Follower:
         self._lock = threading.Lock()
         self._check_at = 0.0  # the next check for stuck tables, monotonic seconds
         self._seen: dict[str, int] = {}  # the last commit of each table at the check before
-        self._reported: dict[str, dict[int, int]] = {
-            s: {} for s in self.streams
-        }  # last -> its time
-        # The folder may have rows of other topics: it counts only when topic ids are compared.
+        # Table -> its newest commit in a report -> the report's time.
+        self._reported: dict[str, dict[int, int]] = {s: {} for s in self.streams}
+        # The folder may have rows of other topics: its marks count only when topic ids are compared.
         self.last: dict[str, int] = dict.fromkeys(self.streams, 0)
         self.complete: dict[str, int] = dict.fromkeys(self.streams, 0)
 
@@ -116,7 +115,7 @@ class Follower:
     def timestamp(self) -> int:
         """The hybrid time up to which all tables are complete and readable; 0 while one begins at a later base."""
         least, marks = min(self.complete.values()), self._store.marks
-        for stream in self.streams:  # as `floor`, without the cost of a call
+        for stream in self.streams:  # as in `floor`, without the cost of a call
             if stream in marks and marks[stream].floor > least:
                 return 0
         return least
@@ -133,11 +132,11 @@ class Follower:
         return bool(self._tables) and all(table.at_end for table in self._tables)
 
     def behind(self) -> dict[str, int]:
-        """The number of history records of each table that are not stored, by the reported ends; markers count."""
+        """Table -> its history records that are not stored yet, counted by offsets up to the reported end."""
         return {t.stream: len(t.feed.records) + t.feed.history.behind for t in self._tables}
 
     def observe(self, timestamp: int, last: Mapping[str, int]) -> None:
-        """Note the controller's report: ``last`` are the newest commits of these tables up to ``timestamp``."""
+        """Note a report of the controller: ``last`` has each table's newest commit up to ``timestamp``."""
         with self._lock:
             for stream, newest in last.items():
                 if stream in self._reported:
@@ -151,7 +150,7 @@ class Follower:
             return {s: (self.complete[s], self.last[s]) for s in self.streams}
 
     def will_reach(self, timestamp: int) -> bool:
-        """Whether a report is known by which all tables will be complete up to ``timestamp`` when they catch up."""
+        """Whether all tables will be complete up to ``timestamp`` once they have stored what is reported."""
         with self._lock:
             return all(
                 max(self.complete[s], *self._reported[s].values(), 0) >= timestamp
@@ -165,7 +164,7 @@ class Follower:
         self.complete[stream] = max(self.complete[stream], last, *reached)
 
     def save(self) -> None:
-        """Store the complete times that rose since the last commits. Called by the thread of `step`."""
+        """Store the complete times, which reports may have raised. Called by the thread of `step`."""
         rows = Rows()
         for stream, complete in self.complete.items():
             mark = self._store.marks.get(stream)
@@ -177,8 +176,7 @@ class Follower:
     # -- steps ----------------------------------------------------------------------------------------
 
     def step(self, deadline: float) -> bool:
-        """Do one piece of work, or wait for some until ``deadline`` (monotonic seconds). Returns whether something
-        came.
+        """Do one piece of work, or wait for some until ``deadline`` (monotonic). Returns whether something came.
 
         Raises: UnknownStream, SnapshotExpired (the table's beginning is deleted, and it has no base),
         MalformedRecord, NotAuthorized, RetryError. After any error the next step continues from what is stored.
@@ -255,9 +253,9 @@ class Follower:
         return {s: "/".join(ids[topic] for topic in both) for s, both in there.items()}
 
     def _check_same(self) -> None:
-        """`UnknownStream` if a table without progress was deleted and created again, so that it is loaded again.
+        """Raise `UnknownStream` if a table without progress was deleted and created again; then it is loaded again.
 
-        If the new log is not longer than the old one, reading it does not show the difference.
+        While the new log is not longer than the old one, reading it does not show the difference.
         """
         source = self._source
         if source is None or (now := source.clock.monotonic()) < self._check_at:
@@ -282,7 +280,6 @@ class Follower:
         return self._store.begin(stream, ids)
 
     def _read_history(self, table: _Table, deadline: float) -> None:
-        """Read more of a history."""
         try:
             found = table.feed.read_on(deadline)
         except SnapshotExpired as error:
@@ -293,24 +290,21 @@ class Follower:
                 raise _incomplete(table.stream)
 
     def _start_over(self, table: _Table) -> AnabranchError:
-        """Drop a table's rows, because its log begins after the next needed record: a base is loaded into an
-        empty table.
-        """
+        """Drop a table's rows, because the next needed record is deleted; returns the error to raise."""
         stream, mark = table.stream, self._store.marks[table.stream]
         self._begin_again(stream, mark.ids)
         deadline = self._ports.clock.monotonic() + self._timeout
-        if table.begun == (
-            self._base_of(stream, deadline) or 0
-        ):  # it would begin at the same place again
+        # The table would begin at the same place again.
+        if table.begun == (self._base_of(stream, deadline) or 0):
             return _incomplete(stream)
         return NotReady(
             f"the log of {stream} begins after the folder's position: it is loaded again"
         )
 
     def _load_base(self, table: _Table, base: BaseRow | None, rows: Rows) -> bool:
-        """Load the base at which a table begins; False if ``rows`` is full.
+        """Add rows of the base at which a table begins; False if ``rows`` is full.
 
-        Until its end the table can't be read.
+        The table can't be read before all of them are stored.
         """
         if base is None or self._source is None:
             return True
@@ -340,7 +334,7 @@ class Follower:
                 part = _part_id(run.partition, run.stretch.segment_id)
                 count = run.stretch.length + laid.get(part, (0, 0))[0]
                 laid[part] = count, run.offsets[-1] + 1
-        except SnapshotExpired as error:  # there should be a later base
+        except SnapshotExpired as error:  # the base is deleted, so there should be a later one
             raise self._start_over(table) from error
         rows.marks[table.stream] = mark._replace(base=_base_id(base), laid=laid)
         return False
@@ -396,10 +390,7 @@ def base_runs(
     timeout: float,
     laid: Mapping[str, tuple[int, int]] = MappingProxyType({}),
 ) -> Iterator[Run]:
-    """The rows of a table's base that are not ``laid`` (stored) yet.
-
-    Raises: SnapshotExpired (the base is deleted).
-    """
+    """The rows of a table's base that are not ``laid`` (`Mark`) yet. Raises: SnapshotExpired (it is deleted)."""
     stream = base_stream(table)
     search = HistorySearch(source, stream, timeout)
     before = search.as_of(base.commit_timestamp - 1)
@@ -415,7 +406,7 @@ def base_runs(
 def _rest_of(
     parts: Iterable[SegmentCommit], laid: Mapping[str, tuple[int, int]]
 ) -> Iterator[SegmentCommit]:
-    """The parts of a commit without the first rows of each."""
+    """The parts of a commit, each without its stored rows."""
     for part in parts:
         count, at = laid.get(_part_id(part.partition, part.segment_id), (0, part.first))
         if count < part.count:

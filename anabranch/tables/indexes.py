@@ -1,6 +1,6 @@
 """Indexes of a replica: the values by which a row can be looked up.
 
-An entry (a value and a row's key) is a hint: a look-up compares it with the row.
+An entry is a value and a row's key. Entries are hints: a look-up checks each with the row, which may have changed.
 """
 
 from __future__ import annotations
@@ -15,20 +15,14 @@ Index = IndexFunction | tuple[str, IndexFunction]
 
 
 class Indexed(NamedTuple):
-    """An index of a table.
-
-    ``values``: the function of a key and its row; it must always return the same for the same row.
-    """
+    """An index of a table. ``values``: a function of key and row that returns the same for the same row."""
 
     table: str
     name: str
     values: IndexFunction
 
     def of(self, key: bytes, row: bytes) -> frozenset[bytes]:
-        """The values of a row.
-
-        Raises: InvalidArgument (the function returns something else), and the function's errors.
-        """
+        """The values of a row. Raises: InvalidArgument (the function returned something else), its own errors."""
         try:
             found: Any = self.values(key, row)
             if found is None:
@@ -49,8 +43,9 @@ class Indexed(NamedTuple):
         return values
 
 
-Indexes = Sequence[tuple[bytes, Indexed]]  # of a table, with their prefixes in the folder
-Entry = tuple[bytes, bytes]  # of a row: prefix of the index, value
+# The indexes of a table, each with its prefix in the store.
+Indexes = Sequence[tuple[bytes, Indexed]]
+Entry = tuple[bytes, bytes]  # an entry of a known row: prefix of the index, value
 
 
 def entries_of(indexes: Indexes, key: bytes, row: bytes | None) -> set[Entry]:
@@ -61,7 +56,7 @@ def entries_of(indexes: Indexes, key: bytes, row: bytes | None) -> set[Entry]:
 
 
 def indexed(index: Mapping[str, Index] | None, tables: Sequence[str]) -> dict[str, list[Indexed]]:
-    """Table -> its indexes, by name. `InvalidArgument`."""
+    """Table -> its indexes, by name, from the argument of `Client.replica`. Raises `InvalidArgument`."""
     found: dict[str, list[Indexed]] = {}
     names: Any = index or {}
     if not isinstance(names, Mapping) or not all(isinstance(name, str) for name in names):

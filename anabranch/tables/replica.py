@@ -1,4 +1,8 @@
-"""`ReadReplica`: tables in a folder, followed by a thread or step by step, and snapshots of them."""
+"""`ReadReplica`: tables in a folder, followed by a thread or step by step, and snapshots of them.
+
+A replica is complete through a time when it has stored all commits up to it. The controller's reports (`observe`)
+prove that for tables without new commits. Calls wait for a time; a step stores commits, and sweeps old versions.
+"""
 
 from __future__ import annotations
 
@@ -34,15 +38,15 @@ from anabranch.tables.store import Store
 
 log = logging.getLogger("anabranch.client")
 
-_WAIT_S = 0.5  # the length of a step without new commits
-_PAUSE_S = 0.5  # the pause after an error
-_TURN_S = 0.05  # wait for the answer to another thread's question
-_ASK_S = 1.0  # time for the question before a sweep
+_WAIT_S = 0.5  # length of a step without new commits
+_PAUSE_S = 0.5  # after an error
+_TURN_S = 0.05  # the longest wait for the answer to another thread's question
+_ASK_S = 1.0  # for the question before a sweep
 _LEAST_SWEPT = from_us(LEAST_HISTORY_MS * 1000)  # hybrid time between two sweeps of a table
 
 
 class Lag(NamedTuple):
-    """The lag of a table: history records that are not stored, and the seconds since it was complete.
+    """The lag of a table: history records that are not stored, and seconds from its complete time to now.
 
     ``seconds`` is infinite while nothing of the table is stored; then brokers may not have been asked yet.
     """
@@ -57,7 +61,7 @@ class Lag(NamedTuple):
 
 
 class _Waiting(NamedTuple):
-    """A thread that waits for a time. ``number``: distinguishes waits for equal times."""
+    """A thread that waits for a time. ``number``: orders waits for equal times."""
 
     timestamp: int
     number: int
@@ -78,7 +82,7 @@ def in_turn(lock: threading.RLock, seconds: float) -> Iterator[None]:
 class Waiters:
     """Threads that wait for times, in the order of the times.
 
-    With a condition variable each commit would wake all of them, which took a fifth of the time of 64 threads.
+    With a condition variable each commit would wake all of them: that cost 64 threads a fifth of their time.
     """
 
     def __init__(self, lock: threading.Condition) -> None:
@@ -88,7 +92,7 @@ class Waiters:
         self._numbers = itertools.count()
 
     def wait(self, timestamp: int, seconds: float, is_over: Callable[[], bool]) -> None:
-        """Sleep until `wake` reaches ``timestamp``, or `wake_all`; not at all if ``is_over`` is true already."""
+        """Sleep until `wake` reaches ``timestamp``, or `wake_all`. If ``is_over`` is true already, don't sleep."""
         wake = threading.Lock()
         wake.acquire()  # released by the thread that wakes this one
         own = _Waiting(timestamp, next(self._numbers), wake)
@@ -108,7 +112,7 @@ class Waiters:
             heappop(self._waiting).wake.release()
 
     def wake_all(self) -> None:
-        """Wake all threads, because of another event. The caller has the lock."""
+        """Wake all threads. The caller has the lock."""
         self.wake(lambda _: True)
 
 
@@ -225,17 +229,16 @@ class ReadReplica:
         return {t: Lag.of(behind.get(t, 0), at, now) for t, at in self.complete.items()}
 
     def observe(self, timestamp: int, last: Mapping[str, int]) -> None:
-        """Note the controller's report: at ``timestamp`` these were the newest commits of these tables."""
+        """As `Follower.observe`."""
         self._follower.observe(timestamp, last)
         with self._moved:
             self._waiters.wake(self._is_complete)
 
     def wait(self, timestamp: int, last: Mapping[str, int], deadline: float) -> None:
-        """Wait until all tables are complete up to ``timestamp``. ``last``: as for `observe`; if empty, ask the
-        controller.
+        """Wait until all tables are complete up to ``timestamp``.
 
-        Raises: NotReady (at the deadline, monotonic seconds), UnknownStream, SnapshotExpired, MalformedRecord,
-        NotAuthorized, TableError (the disk).
+        ``last``: as for `observe`; if it is empty, the controller is asked. Raises: NotReady (at the deadline,
+        monotonic seconds), UnknownStream, SnapshotExpired, MalformedRecord, NotAuthorized, TableError (the disk).
         """
         self._store.check_fork()
         if last:
@@ -282,16 +285,12 @@ class ReadReplica:
     # -- steps ----------------------------------------------------------------------------------------
 
     def step(self, deadline: float) -> bool:
-        """Do one piece of work, or wait for some until ``deadline``. Returns whether something came.
-
-        Raises: as `wait`.
-        """
+        """Do a piece of work, or wait for some until ``deadline``; returns whether any came. Raises: as `wait`."""
         self._store.check_fork()
         came = self._follower.step(deadline)
         floor = self._follower.floor
-        if not self._follower.will_reach(
-            floor
-        ):  # an idle table has to be complete up to another table's base
+        # An idle table has to be complete up to another table's base.
+        if not self._follower.will_reach(floor):
             self.observe(*self._controller.safe(self.tables, floor, self.deadline(None)))
         if not self._store.loading:
             self._sweep()
@@ -306,7 +305,7 @@ class ReadReplica:
             self._attempt(self._clock.monotonic() + _WAIT_S)
 
     def _attempt(self, deadline: float) -> None:
-        """Do a step, and keep an error that is not transient for waiting calls; the step is repeated.
+        """Do a step. Waiting calls raise its error, unless that is transient; later attempts repeat the step.
 
         Without a thread, errors of other libraries are raised at once: the caller's signal handler may have raised
         them.
@@ -335,7 +334,7 @@ class ReadReplica:
         self._clock.sleep(max(0.0, min(_PAUSE_S, deadline - self._clock.monotonic())))
 
     def _sweep(self) -> None:
-        """Do a piece of the sweep under way, or begin one that is worth it."""
+        """Do a piece of the sweep under way, or begin one if enough time has passed since the last."""
         if self._sweeping is not None:
             if next(self._sweeping, None) is None:
                 self._sweeping = None
@@ -352,10 +351,10 @@ class ReadReplica:
                     return
                 self._swept[table] = wanted
                 pauses.reset()
-                with self._moved:  # so that no snapshot below the floor begins meanwhile
+                with self._moved:  # so that no snapshot of a time before the floor begins meanwhile
                     floor = min(self._floor(), oldest or wanted)
                     if floor > self._store.marks[table].floor:
-                        self._follower.save()  # otherwise the complete time could be below the floor after a crash
+                        self._follower.save()  # after a crash, the complete time must not be below the floor
                         self._sweeping = self._store.sweep(table, floor)
                 return
 
@@ -366,7 +365,7 @@ class ReadReplica:
             return min(self.timestamp - self._history, hold, *(s.timestamp for s in self._open))
 
     def hold(self, timestamp: int) -> None:
-        """Keep versions of this time and later from being swept; earlier ones may be swept."""
+        """Keep all versions that snapshots of this time and later need; earlier ones may be swept."""
         with self._moved:
             self._hold_from = timestamp
 
@@ -401,7 +400,7 @@ class ReadReplica:
                     return snapshot
 
     def deadline(self, timeout: float | None) -> float:
-        """The end of a call with this timeout, in monotonic seconds; None for the default timeout."""
+        """The deadline of a call that begins now, in monotonic seconds. ``timeout`` None: the replica's."""
         seconds = check_timeout(timeout)
         return self._clock.monotonic() + (self._timeout if seconds is None else seconds)
 

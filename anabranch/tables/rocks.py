@@ -1,4 +1,4 @@
-"""Reads of RocksDB, shared by all its users: they are complete, or `TableError` says why not."""
+"""Reads of RocksDB, shared by all its users: complete reads, or a `TableError`."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _FULL_SIGNS = ("No space left", "Disk quota exceeded")
 class Walk:
     """Rows from a key on, or ``backwards`` from it, as of the walk's creation.
 
-    rocksdict's ``rows`` end at a disk error in the same way as after the last row. So a loop over them has to call
-    `check` at their end; iterating over the walk itself does that.
+    After a disk error rocksdict's ``rows`` just end, as after the last row. So a loop over them has to call `check`
+    at their end; iterating over the walk itself does that.
     """
 
     def __init__(self, db: Rdict, folder: Path, first: bytes, *, backwards: bool = False) -> None:
         self._folder, self._first, self._backwards = folder, first, backwards
         try:
-            # Otherwise rows written meanwhile look like missing ones.
+            # Without a snapshot, `check` would take rows written meanwhile for missing ones.
             self._snapshot = db.snapshot()
             self.rows: Iterator[tuple[Any, Any]] = self._snapshot.items(backwards, first)
         except Exception as error:
@@ -43,7 +43,7 @@ class Walk:
         self.check(row and row[0])
 
     def check(self, last: bytes | None) -> None:
-        """`TableError` if there are rows after the ``last`` one that was returned (None: no row), or an error."""
+        """Raise `TableError` if ``last`` (None: no row was returned) is not the last row, or after a disk error."""
         snapshot, found = self._snapshot, self._snapshot.iter()
         del self._snapshot, self.rows  # a traceback would keep them alive, and so the folder locked
         seek, step = found.seek, found.next
@@ -113,12 +113,12 @@ def named(folder: Path | None, what: str) -> Iterator[None]:
 
 
 def is_full(error: Exception) -> bool:
-    """Whether it is an error of a full disk."""
+    """Whether the disk is full."""
     return any(sign in str(error) for sign in _FULL_SIGNS)
 
 
 def table_error(error: Exception, folder: Path | None, what: str) -> TableError:
-    """The error of a table, for people. ``what``: what can't be done with its folder."""
+    """The `TableError` that says what to do. ``what``: what can't be done with the folder: read, written."""
     where = folder or "its folder"
     if any(sign in str(error) for sign in _LOCK_SIGNS):
         return TableError(

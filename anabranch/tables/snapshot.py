@@ -1,4 +1,4 @@
-"""Tables as of a commit timestamp, read from a replica."""
+"""`TableSnapshot`: tables as of a commit timestamp, read from a replica."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ T = TypeVar("T")
 
 
 class TableSnapshot:
-    """Tables at one instant: each read gives the same rows. Close it, or use it as a context manager. Thread-safe.
+    """Tables as of one moment: each read returns the same rows. Thread-safe.
 
-    Its versions are kept while it is open.
+    The replica keeps the versions that it needs while it is open: close it, or use it as a context manager.
     """
 
     def __init__(
@@ -39,9 +39,7 @@ class TableSnapshot:
         self._closed = closed
 
     def in_place_of(self, other: TableSnapshot) -> Self:
-        """Replace a closed snapshot: this one can't read tables that were loaded again since the other was
-        taken.
-        """
+        """Let this snapshot replace a closed one: it can't read tables that were loaded again since that one."""
         self._numbers = other._numbers
         return self
 
@@ -65,7 +63,7 @@ class TableSnapshot:
         self.close()
 
     def close(self) -> None:
-        """Allow sweeping its versions. Closing it twice is harmless; in a forked child it does nothing."""
+        """Free its versions for sweeping. Closing it twice is harmless; in a forked child it does nothing."""
         if not self.is_forked:
             self._closed(self)
 
@@ -76,14 +74,14 @@ class TableSnapshot:
         """
         number = self._number(table)
         row = self._store.row(number, check_row_key(key), self.timestamp)
-        self._number(table)  # still the same, so it was when it was read
+        self._number(table)  # raises if the table was dropped while it was read
         return row
 
     def get_many(self, table: str, keys: Iterable[bytes]) -> dict[bytes, bytes]:
-        """The rows of these keys, without keys that have no row. This is faster than `get`, and raises the same."""
+        """The rows of these keys, without missing ones. This is faster than `get`. Raises: as `get`."""
         wanted = sorted({check_row_key(key) for key in keys})
         rows = self._store.get_many(self._number(table), wanted, self.timestamp)
-        self._number(table)  # still the same, so it was when it was read
+        self._number(table)  # as in `get`
         return rows
 
     def scan(
@@ -114,7 +112,7 @@ class TableSnapshot:
     ) -> Iterator[tuple[bytes, bytes]]:
         """Keys and rows that an index has under a value, in byte order of the keys; at most ``limit``.
 
-        Raises: as `get`; InvalidArgument: the replica has no such index.
+        Raises: as `get`; InvalidArgument (the replica has no such index).
         """
         check_limit(limit)
         if not isinstance(value, bytes):
@@ -136,13 +134,13 @@ class TableSnapshot:
             row = self._store.row(number, key, self.timestamp)
             if row is not None and value in index.of(key, row):
                 yield key, row
-        self._number(table)  # still the same, so it was when it was read
+        self._number(table)  # as in `get`
 
     def get_version(self, table: str, key: bytes) -> Seen:
         """A key with its newest version. Raises: as `get`."""
         number = self._number(table)
         seen = self._store.get(number, check_row_key(key), self.timestamp)
-        self._number(table)  # still the same, so it was when it was read
+        self._number(table)  # as in `get`
         return seen
 
     def versions(self, table: str, key: bytes) -> Iterator[Seen]:
@@ -175,7 +173,7 @@ class TableSnapshot:
             yield row
 
     def check_open(self) -> None:
-        """`IllegalState` once it or its replica is closed; `NotForkSafe`."""
+        """Raise `IllegalState` once it or its replica is closed, and `NotForkSafe` in a forked child."""
         self._store.check_open()
         if not self.is_open:
             raise IllegalState("the snapshot is closed: take another one")
@@ -197,7 +195,7 @@ class TableSnapshot:
 def take_snapshot(
     store: Store, tables: Iterable[str], time: int, closed: Callable[[TableSnapshot], None]
 ) -> TableSnapshot:
-    """A snapshot of tables at a time. `SnapshotExpired`: its versions are swept."""
+    """A snapshot of tables at a time. Raises `SnapshotExpired` if its versions are swept."""
     marks = {table: store.marks[table] for table in tables}
     for table, mark in marks.items():
         if time < mark.floor:
@@ -209,7 +207,7 @@ def take_snapshot(
 
 
 def check_limit(limit: int | None) -> None:
-    """`InvalidArgument` unless the limit is a possible number of rows, or None."""
+    """Raise `InvalidArgument` unless the limit is a possible number of rows, or None."""
     if limit is not None:
         check_type("a limit", limit, int)
     if limit is not None and limit < 0:
@@ -219,7 +217,7 @@ def check_limit(limit: int | None) -> None:
 def bounds(
     low: bytes | None, high: bytes | None, prefix: bytes | None
 ) -> tuple[bytes, bytes | None]:
-    """A range of keys [low, high) from a caller's arguments; high None: to the end. `InvalidArgument`."""
+    """A range of keys [low, high) from a caller's arguments; high None: to the end. Raises `InvalidArgument`."""
     for end in (low, high, prefix):
         if end is not None and not isinstance(end, bytes):
             raise InvalidArgument(f"ranges and prefixes of keys are bytes, not {end!r:.100}")

@@ -3,10 +3,12 @@
 Rows and the mark of their table are one write batch in one column family, without RocksDB's own log: after a crash
 the folder has the state after some batch, with its marks, and what is lost is fetched again.
 
-A row's key: table number, escaped key, 00 00, inverted timestamp. So a key's versions are adjacent, the newest
-first, and keys are in byte order. Its value: transaction id, then 1 and the row, or 0: deleted.
+A version is stored under table number, escaped key, 00 00, inverted timestamp. So a key's versions are adjacent,
+the newest first, and keys are in byte order. Its value is the transaction id, then 1 and the row, or 0 for a
+deletion.
 
-An entry of an index: its number, an escaped value, 00 00, the escaped key of a row; no value.
+An entry of an index is stored under the index's number, an escaped value, 00 00, the escaped key of a row. Its
+value is empty.
 """
 
 from __future__ import annotations
@@ -50,9 +52,9 @@ from anabranch.tables.rocks import (
 
 log = logging.getLogger("anabranch.client")
 
-# The bytes of keys and values.
-TABLE = 2  # bytes of a table's number
-STAMP = 8  # bytes of a timestamp
+# The layout of keys and values: sizes in bytes, and fixed bytes.
+TABLE = 2  # a table's number
+STAMP = 8  # a timestamp
 MARKS = b"\xff\xff"  # no table has this number
 HIGHEST = (1 << 8 * TABLE) - 2  # the highest number of a table
 IDENTITY = MARKS + b"/"
@@ -67,7 +69,9 @@ _VERSION = "1"
 _OPEN_FILES = 256
 _MEMTABLE_BYTES = 64 << 20
 _MEMTABLES = 4
-_BY_STEPS = 8  # up to this many versions of a key are skipped one by one, more by a seek
+_BY_STEPS = (
+    8  # up to this many versions of a key are skipped one by one, then a seek skips the rest
+)
 _LAST = b"\xff" * STAMP
 _TAIL = END + STAMP
 # Parts of a row's key and value: slices made once save a fifth of a scan's time.
@@ -76,7 +80,7 @@ _AT = slice(-STAMP, None)
 _ROW = slice(ROW, None)
 _IS_THERE = ROW - 1
 PIECE = 4096  # versions that are read before their deletions are written
-_AGAIN = 1000  # tries, a millisecond apart, to close rows in which another thread is iterating
+_AGAIN = 1000  # tries, a millisecond apart, to close an iterator that another thread is using
 _open_folders: weakref.WeakSet[ForkSafe] = weakref.WeakSet()
 _opener = [0]  # the process that opened the first database
 _SPAWN = "open one in a new process (multiprocessing's 'spawn')"
@@ -88,10 +92,10 @@ P = ParamSpec("P")
 class Mark(NamedTuple):
     """How far a table is stored. ``position``: offset in the history from which to continue.
 
-    ``last``: timestamp of the newest stored COMMIT, or of the first EPOCH. ``complete``: all commits up to this
-    time are stored. ``floor``: versions below this time are swept. All are hybrid times. ``ids``: topic ids.
-    ``indexes``: the numbers of its indexes, by name. ``base``: the base that is being loaded, and ``laid``: the
-    number of stored rows of each of its parts, and the offset of the next one.
+    Hybrid times: ``last``, of the newest stored COMMIT, or of the first EPOCH; ``complete``: all commits up to it
+    are stored; ``floor``: no snapshot before it can be read, as versions are swept. ``ids``: topic ids.
+    ``indexes``: the numbers of its indexes, by name. ``base``: the base that is being loaded; ``laid``: the number
+    of stored rows of each of its parts, and the offset of the next one.
     """
 
     number: int
@@ -105,18 +109,15 @@ class Mark(NamedTuple):
     laid: Mapping[str, tuple[int, int]] = MappingProxyType({})
 
     def to_bytes(self) -> bytes:
-        """The bytes as stored."""
         loading = [self.base, dict(self.laid)] if self.base else []
         return json.dumps([*self[:6], dict(self.indexes), *loading]).encode()
 
     @classmethod
     def parse(cls, data: bytes) -> Mark:
-        """The mark of stored bytes."""
         return cls(*json.loads(data))
 
 
 def mark_key(stream: str) -> bytes:
-    """The key of a table's mark."""
     return MARKS + b"." + stream.encode()
 
 
@@ -126,7 +127,7 @@ def table_prefix(number: int) -> bytes:
 
 
 def place(prefix: bytes, key: bytes) -> bytes:
-    """The start of all keys at or above this one."""
+    """The stored key from which a seek finds the first key at or above this one."""
     return prefix + (key.replace(b"\0", b"\0\xff") if 0 in key else key)
 
 
@@ -136,7 +137,7 @@ def versions(prefix: bytes, key: bytes) -> bytes:
 
 
 def stamp(timestamp: int) -> bytes:
-    """A timestamp as the end of a key; it is inverted, so that later times sort first."""
+    """The end of a stored key: the timestamp, inverted so that later times sort first."""
     return (_ALL - timestamp).to_bytes(STAMP, "big")
 
 
@@ -146,7 +147,6 @@ def suffix(timestamp: int) -> bytes:
 
 
 def timestamp_of(raw: bytes) -> int:
-    """The timestamp of a row's key."""
     return _ALL - int.from_bytes(raw[-STAMP:], "big")
 
 
@@ -156,12 +156,11 @@ def entry(prefix: bytes, value: bytes, key: bytes) -> bytes:
 
 
 def unescaped(key: bytes) -> bytes:
-    """The key of an escaped one."""
     return key.replace(b"\0\xff", b"\0") if 0 in key else key
 
 
 def key_of(versions: bytes) -> bytes:
-    """The key from which `versions` made a prefix."""
+    """The key of a prefix that `versions` made."""
     return unescaped(versions[TABLE:-END])
 
 
@@ -182,7 +181,7 @@ class Rows:
         values: Iterable[bytes | None],
         indexes: Indexes = (),
     ) -> None:
-        """Add versions of a commit. Events without a key are skipped. ``indexes``: with their prefixes."""
+        """Add versions of a commit. Events without a key are skipped."""
         put, before, after = self.batch.put, table_prefix(number), suffix(timestamp)
         there, deleted = txn_id + THERE, txn_id + DELETED
         for key, value in zip(keys, values, strict=True):
@@ -195,7 +194,7 @@ class Rows:
         self.rows = self.batch.len()
 
     def add_base(self, number: int, events: Iterable[BaseEvent], indexes: Indexes = ()) -> None:
-        """Add rows of a base, each with its own commit. `MalformedRecord`: an event without a commit."""
+        """Add rows of a base, each with its own commit. Raises `MalformedRecord` for an event without a commit."""
         put, before = self.batch.put, table_prefix(number)
         for key, value, headers in events:
             if key is not None and value is not None:
@@ -216,15 +215,12 @@ class Rows:
 
 
 class ForkSafe:
-    """A database that is safe under fork, with the iterators that readers have open.
-
-    Open iterators end with it. In a forked child nothing of it is freed.
-    """
+    """A database that is safe under fork, and the iterators that readers have open, which end with it."""
 
     _db: Any = None
 
     def __init__(self) -> None:
-        """Raises: NotForkSafe (it would wait for threads that do not exist after a fork)."""
+        """Raise `NotForkSafe` after a fork: RocksDB would wait for threads that don't exist in this process."""
         _opener[0] = _opener[0] or os.getpid()
         if _opener[0] != os.getpid():
             raise NotForkSafe(f"a replica was opened before a fork: {_SPAWN}")
@@ -234,12 +230,12 @@ class ForkSafe:
         _open_folders.add(self)
 
     def check_fork(self) -> None:
-        """`NotForkSafe` in a forked child."""
+        """Raise `NotForkSafe` in a forked child."""
         if self.forked:
             raise NotForkSafe(f"these tables were opened before a fork: {_SPAWN}")
 
     def after_fork(self) -> None:
-        """In a forked child: never free it, as that would wait for threads that do not exist here."""
+        """In a forked child: never free anything, as that would wait for threads that do not exist here."""
         self.forked = True
         for thing in (self._db, *self._half_read):
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
@@ -254,13 +250,13 @@ class ForkSafe:
         yield from ()
 
     def check_open(self) -> None:
-        """`IllegalState` once it is closed; `NotForkSafe`."""
+        """Raise `IllegalState` once it is closed, and `NotForkSafe` in a forked child."""
         if self.forked or self._closed:
             self.check_fork()
             raise IllegalState("the replica is closed: open another one")
 
     def end_half_read(self) -> None:
-        """Close all open iterators, which would keep the folder locked. Their readers get an error."""
+        """Close all open iterators, which would keep the folder locked; their next step raises an error."""
         self._closed = True
         for rows in list(self._half_read):
             for _ in range(_AGAIN):
@@ -278,7 +274,7 @@ H = TypeVar("H", bound=ForkSafe)
 def given(
     read: Callable[Concatenate[H, P], Iterator[T]],
 ) -> Callable[Concatenate[H, P], Iterator[T]]:
-    """Let a method's generator end with its database."""
+    """Close the generator that a method returns when its database closes."""
 
     @wraps(read)
     def method(self: H, /, *args: P.args, **named: P.kwargs) -> Iterator[T]:
@@ -300,9 +296,9 @@ if hasattr(os, "register_at_fork"):
 
 
 class Seen(NamedTuple):
-    """A key as of a time. ``value``: None if it has no row.
+    """A key as of a time. ``value``: its row then, or None.
 
-    ``timestamp``, ``txn_id``: those of its newest version, which may be later than that time; 0 without a version.
+    ``timestamp``, ``txn_id``: of its newest version, which may be later than that time; 0 without a version.
     """
 
     key: bytes
@@ -392,7 +388,10 @@ class Store(ForkSafe):
             self.loading = False  # readers begin when they see this
 
     def close(self, failure: BaseException | None = None) -> None:
-        """Close the folder. Rows that can't be stored are fetched again later. ``failure``: the error of a read."""
+        """Close the folder. Rows that can't be stored now are fetched again later.
+
+        ``failure``: an error whose traceback may keep an iterator open.
+        """
         if self.forked:
             return
         self.end_half_read()
@@ -416,9 +415,10 @@ class Store(ForkSafe):
         self.marks |= rows.marks
 
     def begin(self, stream: str, ids: str) -> Mark:
-        """Begin a table without rows, and drop what is stored of it.
+        """Drop what is stored of a table, and begin it without rows.
 
-        The table gets a new number, so that readers of the old rows fail. A table without rows keeps its number.
+        The table gets a new number, so that readers of the old rows fail. A table that had no rows keeps its
+        number.
         """
         before = self.marks.get(stream)
         if before is not None and self.is_indexed(stream) and not self._has_rows(before):
@@ -488,7 +488,7 @@ class Store(ForkSafe):
         return _row_at(self._db.iter(), place(table_prefix(number), key) + suffix(at))
 
     def get_many(self, number: int, keys: Iterable[bytes], at: int) -> dict[bytes, bytes]:
-        """The rows of these keys as of ``at``, without keys that have no row; fastest if the keys are sorted."""
+        """The rows of these keys as of ``at``, without missing ones. Sorted keys are fastest."""
         prefix, end, found = table_prefix(number), suffix(at), self._db.iter()
         rows = ((key, _row_at(found, place(prefix, key) + end)) for key in keys)
         return {key: row for key, row in rows if row is not None}
@@ -522,10 +522,7 @@ class Store(ForkSafe):
     def scan(
         self, number: int, low: bytes, high: bytes | None, at: int, *, reverse: bool = False
     ) -> Iterator[Seen]:
-        """Keys of [low, high) as of ``at``, in their order; ``high`` None: to the end.
-
-        Keys with a row, and keys with a later version, which may have no value.
-        """
+        """The keys of [low, high) that have a row as of ``at``, or a later version; ``high`` None: to the end."""
         prefix = table_prefix(number)
         begin = place(prefix, low)
         end = table_prefix(number + 1) if high is None else place(prefix, high)
@@ -555,7 +552,7 @@ class Store(ForkSafe):
 
     @given
     def lookup(self, prefix: bytes, value: bytes) -> Iterator[bytes]:
-        """The keys with a version that has this value, in their order. ``prefix``: that of the index."""
+        """The keys of which some version has this value, in their order. ``prefix``: that of the index."""
         own = versions(prefix, value)
         found = self._db.iter()
         found.seek(own)
@@ -566,11 +563,10 @@ class Store(ForkSafe):
     # -- sweeping -------------------------------------------------------------------------------------
 
     def sweep(self, stream: str, floor: int) -> Iterator[int]:
-        """Delete what no snapshot at or above ``floor`` needs, a piece at each step; yields the number of deleted
-        versions and entries.
+        """Delete what no snapshot at or after ``floor`` needs. Yields the number of deletions after each piece.
 
-        A version is deleted if a newer one replaces it at the floor. A deletion that is the newest version there is
-        deleted after all versions that it replaces.
+        A version is deleted if a newer one replaces it at the floor. If the newest version at the floor is a
+        deletion, it is deleted itself after all versions that it replaces.
         """
         mark = self.marks[stream]
         rows = Rows()
@@ -582,7 +578,7 @@ class Store(ForkSafe):
         prefix, end, bound = table_prefix(mark.number), table_prefix(mark.number + 1), stamp(floor)
         at, own, is_covered = prefix, b"", False
         last: bytes | None = None  # the deletion that replaces the swept versions
-        gone: set[Entry] = set()  # of this key
+        gone: set[Entry] = set()  # index entries of this key's swept versions
         indexes = self.indexes(stream)
         is_over = False
         while not is_over and self.marks[stream].number == mark.number:
@@ -620,9 +616,7 @@ class Store(ForkSafe):
     def _sweep_entries(
         self, batch: WriteBatch, own: bytes, gone: set[Entry], bound: bytes, indexes: Indexes
     ) -> None:
-        """Delete entries of swept versions, except entries that a kept version also has, even one written
-        meanwhile.
-        """
+        """Delete entries of swept versions that no kept version has, not even one written meanwhile."""
         if not gone:
             return
         key, found = key_of(own), self._db.iter()

@@ -83,10 +83,9 @@ class _Topic(NamedTuple):
 
 
 class ControlTopics(NamedTuple):
-    """Numbers of the existing control topics.
+    """The existing control topics: numbers of partitions, and sizes of messages in bytes.
 
-    ``command_bytes``: the size of messages that the commands topic takes; ``record_bytes``: that of the status and
-    replies topics.
+    ``command_bytes``: of the commands topic; ``record_bytes``: of the status and replies topics.
     """
 
     control_partitions: int
@@ -107,8 +106,8 @@ def create_control_topics(
 ) -> ControlTopics:
     """Create the missing topics of commands, control, status and replies, also of lane `admin`, and check all.
 
-    There may be more control partitions than asked for: they were added to serve new scopes. New topics of status
-    and replies get ``max_message_bytes``. The size that they then report counts, so all controllers use the same.
+    There may be more control partitions than ``control_partitions``: they were added for new scopes. New topics of
+    status and replies get ``max_message_bytes``; the size that they then report counts for all controllers.
 
     Raises:
         TopicMisconfigured: an existing topic is not as declared; the message says what to set.
@@ -179,7 +178,7 @@ def _control_topics(
 
 
 def _unequal(topics: Sequence[_Topic], infos: Mapping[str, TopicInfo]) -> list[str]:
-    """The problem if the topics of commands, control and status differ in their numbers of partitions."""
+    """The problem, if the topics of commands, control and status differ in their numbers of partitions."""
     counts = {t.name: infos[t.name].partitions for t in topics[:-2]}
     if len(set(counts.values())) == 1:
         return []
@@ -206,10 +205,9 @@ def create_stream_topics(
 
     Returns the stream's end offset by partition, and the ids of its topics: stream, journal, history (empty if
     brokers have no ids). ``adopt``: the stream's topic may have records. If an existing topic doesn't suit, none is
-    created. If it suits, it gets the settings that were asked for, and the stream's default of ``retention.ms``.
-    ``record_bytes``: the size of a history's messages.
-
-    ``new``: notes created topics; give it to the next try. New topics that don't suit are deleted again.
+    created. If it suits, it gets the requested settings, and the stream's default of ``retention.ms``.
+    ``record_bytes``: the size of a history's messages. ``new``: notes created topics; give it to the next try. New
+    topics that don't suit are deleted again.
 
     Raises:
         NotReady: a broker lags: it still reports former topics of these names, or does not know the new ones yet.
@@ -276,7 +274,7 @@ def create_lane_topics(log: Log, prefix: str, lane: str, *, like: str, adopt: bo
     ``adopt``: they may exist, if they are empty and as they would be created.
 
     Raises:
-        IllegalState: a topic exists; with ``adopt``: and it has records, or other settings.
+        IllegalState: a topic exists; with ``adopt``: a topic has records, or other settings.
         NotReady, LogRefused: as `create_control_topics`.
     """
     own, answers = commands_topic(prefix, like), replies_topic(prefix, like)
@@ -320,7 +318,7 @@ def grow_lane_topic(log: Log, prefix: str, lane: str, *, like: str) -> None:
 
 
 def lane_topic_ids(log: Log, prefix: str, lane: str) -> tuple[str, ...]:
-    """The ids of a lane's commands and replies topics. `NotReady`: a topic is not known (yet)."""
+    """The ids of a lane's commands and replies topics. Raises: as `describe`."""
     names = commands_topic(prefix, lane), replies_topic(prefix, lane)
     infos = describe(log, names)
     return tuple(infos[name].topic_id for name in names)
@@ -370,22 +368,22 @@ def refusal_of(error: LogRefused) -> AnabranchError:
 def grow_stream_topics(log: Log, stream: str, partitions: int) -> None:
     """Grow a stream's topics to ``partitions``, and check them. Partitions are never removed.
 
-    Safe to repeat; topics with more partitions stay as they are. Partitions are not read: one in trouble must not
-    make this fail once the topics have grown, since any client may then make plain writes to new partitions.
+    Safe to repeat; topics with more partitions stay as they are. This reads no partition: one in trouble must not
+    make it fail once the topics have grown, since any client may then make plain writes to new partitions.
 
     Raises:
-        LogRefused: (3) a topic does not exist; or the broker does not grow it, with its reason.
+        LogRefused: a topic does not exist (error 3); or the broker does not grow it, with its reason.
         NotReady: the topics have grown, but the broker that answered does not show it yet.
         TopicMisconfigured: as `create_stream_topics`.
     """
-    # The journal last: if the stream's own topic can't grow, plain writes to new partitions could not be merged.
+    # The journal grows last: without partitions of the stream, plain writes to its new ones could not be merged.
     for name in (stream_topic(stream), journal_topic(stream)):
         log.add_partitions(name, partitions)
     refuse(stream_problems(stream, describe_grown(log, stream, partitions), partitions))
 
 
 def describe_grown(log: Log, stream: str, partitions: int) -> dict[str, TopicInfo]:
-    """A stream's topics, which have grown to ``partitions``. `NotReady`: the broker does not show that yet."""
+    """A stream's topics, which have grown to ``partitions``. Raises: NotReady (the broker does not show it yet)."""
     infos = describe(log, topics_of(stream))
     grown = stream_topic(stream), journal_topic(stream)
     behind = [name for name in grown if infos[name].partitions < partitions]
@@ -407,10 +405,10 @@ def _with_settings(
 
 
 def _other_factors(log: Log, infos: Iterable[TopicInfo], asked: int, new: NewTopics) -> list[str]:
-    """The problems of topics with other numbers of replicas than asked for.
+    """The problems of topics with other numbers of replicas than ``asked`` (-1: any).
 
     Some brokers show the same number for each topic, whatever is asked for: there it is no problem. ``new``: topics
-    that were created with the number that is asked for.
+    that were created with ``asked`` replicas.
     """
     other = [info for info in infos if asked not in (-1, info.replication_factor)]
     if not other or any(info.name in new.ids for info in other) or not _heeds(log, other[0], asked):
@@ -422,7 +420,7 @@ def _other_factors(log: Log, infos: Iterable[TopicInfo], asked: int, new: NewTop
 
 
 def _heeds(log: Log, info: TopicInfo, factor: int) -> bool:
-    """Whether brokers create topics with as many replicas as asked for, and not with as many as this one has."""
+    """Whether brokers would create this topic with ``factor`` replicas, not with as many as it has."""
     try:
         return log.replicas_of_new(info.name, factor) != info.replication_factor
     except LogRefused as error:
@@ -446,7 +444,7 @@ def _created(
 
 
 def _check_width(stream: str, infos: Mapping[str, TopicInfo], partitions: int) -> int:
-    """The number of the stream's partitions. `TopicMisconfigured`: its journal has fewer."""
+    """The number of the stream's partitions. Raises: TopicMisconfigured (its journal has fewer)."""
     target, journal = infos[stream_topic(stream)], infos[journal_topic(stream)]
     if partitions <= journal.partitions < target.partitions:
         raise TopicMisconfigured(
@@ -575,11 +573,10 @@ def _settings(specs: Sequence[TopicSpec]) -> set[tuple[str, str]]:
 def _otherwise(
     specs: Sequence[TopicSpec], topics: Mapping[str, _Topic], refused: LogRefused
 ) -> list[TopicSpec] | None:
-    """The specs with another value instead of the refused one, or without that setting.
+    """The specs with another value in place of the refused one, or without that setting.
 
-    None: something else was refused, or a policy allows none of the values. Then the setting is not left out,
-    because the topic would follow the brokers' defaults, which may change. A policy that names no setting may be
-    one for sizes.
+    None: something else was refused, or a policy allows none of the values: without the setting, the topic would
+    follow the brokers' defaults, which may change. A policy that names no setting may be one for sizes.
     """
     mine, values = _refused(specs, refused)
     if not values and refused.error == POLICY_VIOLATION:
@@ -618,7 +615,7 @@ def words_of(refused: LogRefused) -> str:
 
 
 def _due(specs: Sequence[TopicSpec], topics: Mapping[str, _Topic], refused: LogRefused) -> str:
-    """The refused settings, as a text of what brokers have to allow; empty if the user chose another value."""
+    """The refused settings, as a text that asks brokers to allow them. Empty if the user chose another value."""
     mine, values = _refused(specs, refused)
     for topic in (topics[spec.name] for spec in mine):
         due = {setting.name: setting.value for setting in topic.settings}
@@ -662,7 +659,7 @@ def _spec(log: Log, topic: _Topic, factor: int) -> TopicSpec:
 
 
 def describe(log: Log, names: Sequence[str]) -> dict[str, TopicInfo]:
-    """These topics, in this order. `NotReady`: a topic is not known (yet)."""
+    """These topics, in this order. Raises: NotReady (the broker does not know one of them, perhaps not yet)."""
     infos = log.describe_topics(names)
     missing = sorted(set(names) - set(infos))
     if missing:
@@ -688,7 +685,7 @@ def alter_stream_topics(
     wanted = {name: _wanted(row, name, infos) for name in altered}
     kinds = altered, altered & SHARED_WITH_JOURNAL, altered & {MIN_ISR}
     changes, after = {}, {}
-    # A broker may still report settings from before the last alteration, so all are sent, and both sizes count.
+    # A broker may still report the settings before the last alteration: so all are sent, and both sizes count.
     least = int(former.get(MAX_MESSAGE) or 0)
     for (topic, info), names in zip(infos.items(), kinds, strict=True):
         to_be = {name: wanted[name] for name in names}

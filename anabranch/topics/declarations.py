@@ -13,7 +13,7 @@ from anabranch.protocol.legal_names import is_state
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
 MAX_LONG = (1 << 63) - 1
-# The milliseconds in 64 bits of nanoseconds, 292 years: some brokers accept no longer time.
+# 64 bits of nanoseconds, in milliseconds: 292 years. Some brokers accept no longer time.
 MAX_NANOSECONDS = MAX_LONG // 1_000_000
 _CENTURY_MS = 100 * 366 * DAY_MS
 _SIZES = limits.RECORD.value, 8 << 20, limits.LEAST_RECORD.value
@@ -55,7 +55,7 @@ def _kept(least: int, why: str, *, created: int) -> Setting:
 
 
 def _records(why: str, most: int = limits.RECORD.value) -> Setting:
-    """The size of a message. Brokers may allow less; limits of what a message holds then follow from that."""
+    """The size of a message. Brokers may allow less; then the limits of its contents follow from that."""
     return Setting(
         MAX_MESSAGE,
         str(most),
@@ -87,7 +87,7 @@ def _forever(name: str, why: str) -> Setting:
 
 
 def _created(name: str, value: str, why: str) -> Setting:
-    """A setting that is only set at creation: an operator may change it."""
+    """A setting for creation only: an operator may change it."""
     return Setting(name, value, lambda _: True, why, free=True)
 
 
@@ -231,6 +231,6 @@ AS_JOURNAL = (
     (_ANY_PAST.name, "the stream must take the times that the journal took"),
 )
 
-# Settings that a user may choose for a stream's topic; those of size and durability apply to its journal, too.
-# Settings of scaling are not among them, since they are not settings of a topic.
+# Settings that a user may choose for a stream's topic (settings of scaling are no topic's). Those of size and
+# durability apply to its journal, too.
 STREAM_SETTINGS = frozenset(stream_settings.TOPIC)

@@ -12,7 +12,6 @@ DEFAULT_PREFIX = "anabranch"
 
 
 def commands_topic(prefix: str = DEFAULT_PREFIX, lane: str = OPEN_LANE) -> str:
-    """The topic of a lane's commands."""
     return f"{prefix}.commands" + ("" if lane == OPEN_LANE else f".{lane}")
 
 
@@ -22,7 +21,6 @@ def control_topic(prefix: str = DEFAULT_PREFIX) -> str:
 
 
 def replies_topic(prefix: str = DEFAULT_PREFIX, lane: str = OPEN_LANE) -> str:
-    """The topic of replies to a lane."""
     return f"{prefix}.replies" + ("" if lane == OPEN_LANE else f".{lane}")
 
 
@@ -37,7 +35,6 @@ def prefixes_of(topics: Iterable[str], lane: str = OPEN_LANE) -> list[str]:
 
 
 def status_topic(prefix: str = DEFAULT_PREFIX) -> str:
-    """The topic of the status log."""
     return f"{prefix}.status"
 
 
@@ -47,7 +44,7 @@ def controllers_group(prefix: str = DEFAULT_PREFIX) -> str:
 
 
 def transactional_ids(control_partition: int, prefix: str = DEFAULT_PREFIX) -> tuple[str, ...]:
-    """The transactional ids of a control partition: rounds use the first two in turn; others replace a busy one."""
+    """The transactional ids of a control partition. Rounds use the first two in turn; others replace a busy one."""
     return tuple(f"{prefix}.control.{control_partition}.{letter}" for letter in "abcdef")
 
 
@@ -77,7 +74,7 @@ def stream_topic(stream: str) -> str:
 
 
 def journal_topic(stream: str) -> str:
-    """'nyc/flights' -> 'nyc.flights.journal': WRITEs and participant ops."""
+    """'nyc/flights' -> 'nyc.flights.journal': events of transactions, plain writes and participant ops."""
     return stream_topic(stream) + ".journal"
 
 
@@ -97,7 +94,7 @@ def mirror_group(processor: str) -> str:
 
 
 def check_prefix(prefix: str) -> str:
-    """Return the prefix if it can't collide with a stream's topic, which has the form scope.stream."""
+    """Return the prefix if it can't collide with a stream's topic (scope.stream). Raises: InvalidArgument."""
     if not prefix or not all(c.isalnum() or c in "_-" for c in prefix):
         raise InvalidArgument(f"topic prefix {prefix!r}: letters, digits, _ and - only")
     return prefix

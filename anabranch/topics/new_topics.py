@@ -1,4 +1,4 @@
-"""Notes the topics created for one purpose. If it fails, they are deleted again, or named in the error."""
+"""Notes the topics created for one purpose. If that fails, they are deleted again, or named in the error."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class NewTopics:
 
     @contextmanager
     def undone(self, log: Log, *, again: tuple[type[Exception], ...] = ()) -> Iterator[None]:
-        """Delete the new topics if the ``with`` block fails, or only name them in the error if that may pass.
+        """Delete the new topics if the ``with`` block fails; if the failure may pass, only name them in the error.
 
         ``again``: errors after which the caller tries again. They are not changed, and the topics stay.
         """

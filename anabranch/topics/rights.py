@@ -50,7 +50,7 @@ class Acl(NamedTuple):
 
 
 def controller_rights(prefix: str = DEFAULT_PREFIX, *scopes: str) -> Iterator[Right]:
-    """A controller's rights. ``scopes``: those whose streams it may create, commit to and truncate."""
+    """A controller's rights. ``scopes``: whose streams it may create, commit to and truncate."""
     commands, replies = commands_topic(prefix), replies_topic(prefix)
     control, status = control_topic(prefix), status_topic(prefix)
     of_admin = commands_topic(prefix, ADMIN_LANE), replies_topic(prefix, ADMIN_LANE)
@@ -79,7 +79,6 @@ def controller_rights(prefix: str = DEFAULT_PREFIX, *scopes: str) -> Iterator[Ri
 
 
 def scope_rights(scope: str) -> Iterator[Right]:
-    """A controller's rights on the streams of a scope."""
     for operation, why in (
         ("Create", "create a stream's three topics"),
         ("DescribeConfigs", "check their settings"),
@@ -121,7 +120,6 @@ def writer_rights(*streams: str) -> Iterator[Right]:
 
 
 def reader_rights(groups: Iterable[str], *streams: str) -> Iterator[Right]:
-    """A reader's rights."""
     for stream in streams:
         yield Right(TOPIC, stream_topic(stream), "Read", "read committed events")
         yield Right(TOPIC, history_topic(stream), "Read", "read their order and transactions")
@@ -130,7 +128,7 @@ def reader_rights(groups: Iterable[str], *streams: str) -> Iterator[Right]:
 
 
 def watcher_rights(groups: Iterable[str], *streams: str) -> Iterator[Right]:
-    """The rights to see the lag of consumer groups. To reset a group takes a reader's rights."""
+    """The rights to see the lag of consumer groups. Resetting a group needs a reader's rights."""
     for stream in streams:
         yield Right(TOPIC, stream_topic(stream), "Describe", "read its first and last offsets")
         yield Right(

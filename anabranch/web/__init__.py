@@ -1,10 +1,10 @@
 """`anabranch web` shows a cluster in the browser. The web process is a client like any other (`docs/web.md`).
 
-Start in `app`, which has the routes of pages, their live updates, and actions that need a confirmation.
+Start in `app`, which has the routes of pages, their live updates, and actions that people confirm.
 
 - `pages` renders templates from the rows of `anabranch.presentation`.
 - `hub` polls the cluster once for all browsers that show the same page.
-- `actions` has what buttons do: a plan that people confirm, then the call.
+- `actions` has the actions of buttons: a plan that people confirm, then the call.
 - `guard` refuses requests of other hosts and origins, and keeps confirmations.
 - `serve` listens, and runs the server.
 

@@ -1,4 +1,4 @@
-"""Actions of people: a plan says what will happen. Once it is confirmed, the call is made and logged."""
+"""Actions of people: each has a plan, which says what will happen, and the call that a confirmed plan makes."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _FINAL = "This can't be undone."
 class Plan:
     """An action on a transaction or stream. ``title``: the action as a question. ``now``: the current state.
 
-    ``told``: what will happen, in sentences that people confirm. ``act`` does it and returns what was done. Raises:
-    as the client.
+    ``told``: what will happen, in sentences that people confirm. ``act``: does it, and returns a sentence about it;
+    raises as the client.
     """
 
     title: str
@@ -35,7 +35,7 @@ class Plan:
 def plan(client: Client, action: str, about: str, given: Mapping[str, str]) -> Plan:
     """The plan of an action on a transaction (its id) or a stream (its name). ``given``: the form's fields.
 
-    This asks the cluster, and changes nothing. Raises: InvalidArgument, IllegalState, and as the client.
+    Making a plan changes nothing in the cluster. Raises: InvalidArgument, IllegalState, and as the client.
     """
     return PLANS[action](client, about, given)
 

@@ -1,4 +1,4 @@
-"""The web application: routes of pages, their live updates, and actions that need a confirmation."""
+"""The web application: routes of pages, their live updates, and actions that people confirm."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from anabranch.web.pages import LIMITS, Pages, environment
 log = logging.getLogger("anabranch.web")
 
 SEND_S = 10.0  # a browser that takes no data for this long is dropped
-BEAT_S = 15.0  # an unchanged live page sends a sign of life this often
+BEAT_S = 15.0  # between comments in the stream of a live page that does not change
 MOST_FORM_BYTES = 4096
 NAVIGATION = (
     ("/", "Overview"),
@@ -131,7 +131,7 @@ class _Web:
         return page
 
     async def _health(self, request: Request) -> Response:
-        """Whether the cluster answers, for probes: 200 or 503."""
+        """For probes: 200 if the cluster answers, else 503."""
         seen = await self.hub.see(View("overview"))
         return PlainTextResponse(f"{seen.trouble or 'ok'}\n", 503 if seen.error else 200)
 
@@ -266,7 +266,6 @@ async def _form(request: Request) -> dict[str, str]:
 
 
 def _status_of(error: Exception) -> int:
-    """The HTTP status of an error."""
     if isinstance(error, RetryError):
         return 503
     if isinstance(error, Expired):
@@ -277,7 +276,7 @@ def _status_of(error: Exception) -> int:
 
 
 def _bound(action: str, about: str, given: dict[str, str], made: Plan) -> str:
-    """The digest that a confirmation is valid for: of the action, and all that it will do."""
+    """The digest of an action and all that it will do: a confirmation is valid for this digest."""
     told = repr((action, about, sorted(given.items()), made.title, made.told))
     return hashlib.sha256(told.encode(errors="backslashreplace")).hexdigest()
 

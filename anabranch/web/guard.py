@@ -39,7 +39,6 @@ class Guard:
         self._names = frozenset(name.lower() for name in names)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle a request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -58,7 +57,7 @@ class Guard:
             await self._app(scope, receive, guarded)
 
     def refusal(self, method: str, headers: Headers) -> str:
-        """Why a request is refused; empty if it is not."""
+        """Why a request is refused; empty if it is allowed."""
         hosts = headers.getlist("host")
         host = hosts[0] if len(hosts) == 1 else ""
         name = host[: host.find("]") + 1] if host.startswith("[") else host.partition(":")[0]
@@ -73,7 +72,7 @@ class Guard:
         if method != "POST":
             return f"method {method[:20]}: I know GET, HEAD and POST"
         origin = urlsplit(headers.get("origin") or headers.get("referer") or "")
-        # A proxy with TLS says so in a header, or requests name another host than this machine.
+        # The form may come over https if a proxy says so, or if the request names another host than this machine.
         proxied = headers.get("x-forwarded-proto", "").partition(",")[0].strip().lower()
         schemes = ("http",) if name.lower() in LOCAL else ("http", "https")
         own = origin.netloc == host and origin.scheme in ((proxied,) if proxied else schemes)
@@ -85,12 +84,12 @@ class Guard:
 class Confirmations:
     """Secrets of confirmation pages: each is valid for one action, once, for ten minutes, in this process.
 
-    A secret is signed, so none has to be stored, and requests of others can't push any out.
+    Secrets are signed, not stored: requests for new ones can't make earlier ones invalid.
     """
 
     def __init__(self) -> None:
         self._key = secrets.token_bytes(32)
-        self._used: dict[str, float] = {}  # secrets of actions that were done, until they expire
+        self._used: dict[str, float] = {}  # used secret -> when it expires
 
     def give(self, what: str) -> str:
         """A new secret for an action. ``what``: a digest of all that it will do."""
@@ -107,7 +106,6 @@ class Confirmations:
         return "" if is_late or secret in self._used else what
 
     def use(self, secret: str) -> None:
-        """Make a secret invalid, because it was used."""
         now = time.monotonic()
         self._used = {each: end for each, end in self._used.items() if end >= now}
         self._used[secret] = now + CONFIRM_S

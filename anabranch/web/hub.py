@@ -1,4 +1,4 @@
-"""One poller for all browsers: each page is made once, and all browsers that show it get the same text."""
+"""One poller for all browsers: a page is made once for all browsers that show it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ class Page:
     """A page as of its last poll.
 
     ``html``: its body as of monotonic second ``at``; None before the first successful poll. ``error``: of the
-    newest poll, if that failed. ``changed``: set at the end of the next poll.
+    newest poll, if that failed. ``looking``: how many browsers show it live. ``changed``: set at the end of the
+    next poll.
     """
 
     view: View
@@ -72,7 +73,7 @@ class Hub:
         return sum(page.looking for page in self._pages.values())
 
     async def see(self, view: View) -> Page:
-        """A page that is at most a second old, or says why not. Raises: NotReady (too many pages are loaded)."""
+        """A page that is at most a second old, or has an ``error``. Raises: NotReady (too many pages)."""
         page = self._page(view)
         if time.monotonic() - page.polled >= INTERVAL_S:
             poll = self._poll(page)

@@ -1,4 +1,4 @@
-"""The bodies of pages: answers of the client, rendered by templates. All of this runs in the poller's thread."""
+"""The bodies of pages: the client's answers, rendered by templates in the poller's thread."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Pages:
     def __init__(
         self, client: Client, templates: Environment, timeout: float, *, acts: bool
     ) -> None:
-        """``timeout``: seconds that one call may take. ``acts``: whether pages offer actions."""
+        """``timeout``: seconds for a call of the client. ``acts``: whether pages offer actions."""
         self._client = client
         self._templates = templates
         self._timeout = timeout
@@ -79,7 +79,6 @@ class Pages:
         return self._templates.get_template(f"{view.kind}.html").render(acts=self._acts, **facts)
 
     def close(self) -> None:
-        """Close all readers."""
         for river in self._rivers.values():
             river.close()
 

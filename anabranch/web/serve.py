@@ -43,7 +43,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 class _Protocol(H11Protocol):
-    """A connection, ended unless a whole request comes within `SEND_S`, and sooner if others need its place."""
+    """A connection that ends if no whole request comes within `SEND_S`, or sooner if there are too many."""
 
     ends: asyncio.TimerHandle | None = None  # ends the connection unless the request is complete
 
@@ -68,7 +68,6 @@ class _Protocol(H11Protocol):
         self._unset()
 
     def cut(self) -> None:
-        """End the connection."""
         self._unset()
         self.transport.abort()
 
@@ -85,7 +84,7 @@ class _Protocol(H11Protocol):
 
 
 def serve(site: Site, listening: socket.socket, ready: Callable[[], None]) -> None:
-    """Serve until SIGINT or SIGTERM, which is raised again at the end. ``ready``: called when pages are served."""
+    """Serve until SIGINT or SIGTERM, which is raised again at the end. ``ready``: called once pages are served."""
 
     class Server(uvicorn.Server):
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:

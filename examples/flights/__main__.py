@@ -1,4 +1,4 @@
-"""The options of `scripts/run`. Errors end as those of `anabranch`."""
+"""The options of `scripts/run`. Exit codes are those of `anabranch`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`anabranch controller`, made to kill itself right after it logged a commit's decision."""
+"""`anabranch controller`, changed to kill itself right after it has logged the decision of a commit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The processes of the run, each started with the parameters of its role."""
+"""Starts the processes of the run, each with the parameters of its role."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def label_of(share: int) -> str:
 
 
 class Cast:
-    """Starts children on a place, and adds up the rows that they report as written."""
+    """Starts the children on a cluster, and adds up the rows that they report as written."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class Cast:
         folder: Path,
         picture: Path,
     ) -> None:
-        """Starts nothing yet. ``picture``: the file for the drawing of the flights' epochs."""
+        """Start nothing yet. ``picture``: the file for the drawing of the flights' epochs."""
         self.place = place
         self.source = source
         self.family = family
@@ -66,7 +66,6 @@ class Cast:
         on_message: Callable[[Message], None] | None = None,
         **parameters: Any,
     ) -> Child:
-        """Start a child in a role."""
         common = {
             "target": asdict(self.place.target),
             "scope": self.place.scope,
@@ -99,7 +98,6 @@ class Cast:
         return read_notes(self._notes_of(observer.name))
 
     def scaler(self, segments: int) -> Child:
-        """Start the child that scales the flights."""
         return self.start(
             "scaler", name=f"scaler-{segments}", stream=self.flights, segments=segments
         )
@@ -133,7 +131,7 @@ class Cast:
         )
 
     def begun(self, driver: Child) -> tuple[Message, float]:
-        """A driver's message about its transaction, and when the driver was gone."""
+        """A driver's message about its transaction, and the time when the driver had ended."""
         begun = self.family.hear(driver, "begun", STEP_S)
         self.family.wait_for("the driver's end", lambda: driver.poll() is not None, STEP_S)
         return begun, time.monotonic()
@@ -161,7 +159,7 @@ class Cast:
         return worker
 
     def forget(self, worker: Child) -> None:
-        """Count a worker's rows no more."""
+        """Stop counting a worker's rows."""
         self.rows.pop(worker.name, None)
         self.living_workers.remove(worker)
 
@@ -171,7 +169,7 @@ class Cast:
         return sum(list(self.rows.values()))
 
     def raw(self, token: str) -> Child:
-        """Start the program that knows only the protocol; a worker of the library if that can't run here."""
+        """Start the program that uses only the protocol, or else a worker of the library if that can't run here."""
         command = raw_command(
             self.place.target,
             stream_of(self.place.scope, RAW_TABLE),
@@ -225,9 +223,9 @@ class Cast:
 def raw_command(
     target: Target, stream: str, csv_file: Path, key: str, token: str
 ) -> list[str] | None:
-    """The command that writes a CSV file as one more writer and prints its receipt.
+    """The command of a program that writes a CSV file as one more writer, and prints its receipt.
 
-    None if the target has further settings, which the program does not take.
+    None if the target has further settings, which the program does not support.
     """
     if target.kafka:
         return None

@@ -1,4 +1,4 @@
-"""The checks of the transactions, on messages and notes of the processes. Pure: tests plant faults."""
+"""The checks of the transactions, on messages and notes of the processes. Pure functions: tests plant faults."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def judge(found: Findings) -> list[Check]:
 
 
 def check_commit(found: Findings) -> Check:
-    """The commit, by a process that began nothing, took exactly the rows."""
+    """The commit, by a process that did not begin the transaction, took exactly the rows."""
     outcome, total = found.outcome, sum(wanted.count for wanted in found.wanted)
     after = outcome["requested"] - found.driver_ended_at
     differences = []
@@ -144,7 +144,7 @@ def check_dead(found: Findings) -> Check:
 
 
 def check_raw(found: Findings) -> Check:
-    """The program that knows only the protocol took part."""
+    """The program that uses only the protocol took part."""
     visible = np.count_nonzero(of_kind(found.log, Kind.BIG)["by"] == RAW)
     differences = []
     if visible != found.raw_rows:
@@ -243,7 +243,7 @@ def check_aborted(found: Findings) -> Check:
 
 
 def check_transfers(found: Findings) -> Check:
-    """Transfers went on before and after each death of a controller, and no snapshot shows a half of one."""
+    """There were transfers before and after each death of a controller, and no snapshot shows half of one."""
     began = sorted(at for clerk in found.clerks for at in clerk["began"])
     audit, paid = found.audit, Counter[str]()
     for clerk in found.clerks:
@@ -270,6 +270,6 @@ def check_transfers(found: Findings) -> Check:
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """The value that so many percent of the values do not exceed."""
+    """The value that this percentage of the values does not exceed."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(len(ordered) * percent / 100))]

@@ -1,7 +1,7 @@
 """The processes of a run: ``python -m examples.flights.child ROLE PARAMETERS``.
 
-A child reports in lines of JSON on standard output, and takes one order on standard input. When that ends,
-its parent is gone, and the child ends too.
+A child prints its messages as lines of JSON on standard output, and takes the order ``finish`` on standard input.
+When standard input ends, the parent is gone, and the child ends.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FINISH = "finish"
 
 
 def orders() -> threading.Event:
-    """Set when the parent wants the last report. Without a parent, this process ends."""
+    """An event that is set when the parent orders the last report. If the parent is gone, this process ends."""
     finish = threading.Event()
 
     def listen() -> None:
@@ -40,14 +40,13 @@ Role = Callable[[Mapping[str, Any], Say, threading.Event], None]
 
 
 def say(what: str, **fields: Any) -> None:
-    """Print a message to the parent. ``at`` is the monotonic clock, which all processes of a machine share."""
+    """Print a message to the parent. ``at``: by the monotonic clock, which all processes of a machine share."""
     line = json.dumps({"say": what, "at": time.monotonic(), **fields})
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
 
 
-# Each role's module and function. A module is imported on demand: a writer should not pay for an observer's
-# imports.
+# Each role's module and function. A role imports only its own module.
 _ROLES = {
     "compiler": ("writers", "compile_code"),
     "maker": ("writers", "make"),
@@ -83,7 +82,7 @@ def main(arguments: list[str]) -> int:
         _role_of(name)(json.loads(parameters), say, finish)
     except KeyboardInterrupt:
         return ExitCode.INTERRUPTED
-    except Exception as error:  # noqa: BLE001 - the parent shows it, whatever it is
+    except Exception as error:  # noqa: BLE001 - the parent shows any error
         traceback.print_exc()
         say("failed", name=type(error).__name__, message=str(error))
         return exit_code_of(error)
@@ -93,5 +92,5 @@ def main(arguments: list[str]) -> int:
 if __name__ == "__main__":
     code = main(sys.argv[1:])
     sys.stdout.flush()
-    # Not through the interpreter's end, which would wait for the thread that reads standard input.
+    # The interpreter's usual end would wait for the thread that reads standard input.
     os._exit(code)

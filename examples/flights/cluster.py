@@ -45,7 +45,7 @@ def start_broker(
     *,
     keep: bool,
 ) -> Place:
-    """An embedded broker, or the given cluster with names of our own."""
+    """Start an embedded broker, or use the given cluster with names of our own."""
     if bootstrap is not None:
         run = secrets.token_hex(3)
         target = Target(bootstrap, f"flights-{run}", REQUEST_TIMEOUT_S, kafka)
@@ -57,7 +57,7 @@ def start_broker(
     # A temporary folder of its own, removed even if this process is killed.
     broker = stack.enter_context(EmbeddedBroker(folder / "broker" if keep else None))
     if not keep:
-        # Its data is thrown away: a clean shutdown is not needed.
+        # Its data is deleted, so it needs no clean shutdown.
         stack.callback(broker.kill)
     target = Target(broker.bootstrap, DEFAULT_PREFIX, REQUEST_TIMEOUT_S)
     return Place(target, "nyc", embedded=True)
@@ -104,10 +104,9 @@ def _delete_groups(admin: AdminClient, groups: list[str], deadline: float) -> No
 
 
 class Controllers:
-    """Two controllers. The armed one kills itself right after it logged a commit's decision."""
+    """Two controllers. The armed one kills itself right after it has logged the decision of a commit."""
 
     def __init__(self, target: Target, folder: Path) -> None:
-        """Starts nothing yet."""
         self.both = [
             ControllerProcess.inside(
                 folder,
@@ -123,13 +122,13 @@ class Controllers:
         self._plain, self._armed = self.both
 
     def start(self) -> None:
-        """Start the plain one, which leads, then the armed one."""
+        """Start the plain one, which becomes leader, then the armed one."""
         self._plain.start()
         await_leader([self._plain], 0, LEAD_TIMEOUT_S)
         self._armed.start(ARMED)
 
     def stop(self) -> None:
-        """End both, at the same time."""
+        """End both, concurrently."""
         for controller in self.both:
             controller.terminate()
         for controller in self.both:
@@ -138,7 +137,7 @@ class Controllers:
     def kill_leader(self, partition: int) -> Killed:
         """Kill the leader, start it again, and wait until the other one leads.
 
-        Done twice if the armed one led: it has to lead when the big commit comes.
+        If the armed one led, this is done twice: it has to lead when the big commit comes.
         """
         killed = self._kill_once(partition)
         if killed.by != self._armed.name:
@@ -163,7 +162,7 @@ class Controllers:
         return not self._armed.running
 
     def replace_armed(self, partition: int) -> Killed:
-        """Wait until the other one leads, then start the killed armed one unarmed."""
+        """Wait until the plain one leads, then start the other one, unarmed."""
         at = time.monotonic()
         successor = await_leader([self._plain], partition, LEAD_TIMEOUT_S)
         taken_over = time.monotonic()

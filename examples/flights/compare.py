@@ -30,16 +30,14 @@ class Wanted:
 
     @property
     def keys(self) -> int:
-        """How many keys the table has."""
         return len(self.rows.keys() - {NO_KEY})
 
     def name(self, key: int) -> str:
-        """A key's text in messages about differences."""
         return self.names.get(key, f"a key that no row has ({key:016x})")
 
 
 class Compared(NamedTuple):
-    """``matched``: how many rows came as expected. Any other event, or a missing one, is a difference."""
+    """The result. ``matched``: how many rows came as expected. Other events and missing ones are differences."""
 
     matched: int
     differences: list[str]
@@ -48,7 +46,7 @@ class Compared(NamedTuple):
 def compare(wanted: Wanted, came: Notes) -> Compared:
     """Compare events, in the order of their arrival, with the rows of a table.
 
-    Times are compared if the table has any: writers set none for other tables.
+    Times are compared only if the table has a time: for other tables writers set none.
     """
     found: _Rows = defaultdict(list)
     stamps = came["stamp"].tolist() if wanted.timed else [0] * len(came)

@@ -17,17 +17,16 @@ class Display:
     """Shows progress. This one shows nothing."""
 
     def __init__(self) -> None:
-        """Starts the clock of the timeline."""
+        """Start the clock of the timeline."""
         self.started = time.monotonic()
         self.timeline: list[tuple[float, str]] = []
 
     @property
     def elapsed(self) -> float:
-        """Seconds since the start."""
         return time.monotonic() - self.started
 
     def note(self, text: str, *, at: float | None = None) -> None:
-        """Keep an event for the report: now, or at a moment of the monotonic clock."""
+        """Note what happened, for the report: now, or at a moment of the monotonic clock."""
         moment = (time.monotonic() if at is None else at) - self.started
         self.timeline.append((moment, text))
         self._show_note(moment, text)
@@ -46,7 +45,7 @@ class Display:
 
 
 class LineDisplay(Display):
-    """Prints a line for each event on standard error."""
+    """Prints a line for each note on standard error."""
 
     def _show_note(self, moment: float, text: str) -> None:
         sys.stderr.write(f"{moment:7.1f} s  {text}\n")
@@ -54,7 +53,7 @@ class LineDisplay(Display):
 
 
 class LiveDisplay(Display):
-    """Prints the same lines above a few that change."""
+    """Prints the same lines, and under them a few that change."""
 
     def __init__(self, console: Console, states: Progress, bars: Progress) -> None:
         """The caller shows the two progresses."""
@@ -70,17 +69,14 @@ class LiveDisplay(Display):
         self._console.print(f"[dim]{moment:7.1f} s[/dim]  {text}", highlight=False)
 
     def state(self, text: str) -> None:
-        """Change the line beside the spinner."""
         self._states.update(self._state, description=text)
 
     def wrote(self, done: int, total: int) -> None:
-        """Move the bar, and remove it once all are written."""
         if self._rows is None:
             self._rows = self._bars.add_task("rows written", total=total)
         self._bars.update(self._rows, completed=done, visible=done < total)
 
     def tick(self, count: int, seconds: float) -> None:
-        """Change the line of the small transactions."""
         if self._ticks is None:
             self._ticks = self._states.add_task("", total=None)
         text = f"{count:,} small transactions meanwhile, the last in {seconds * 1000:.0f} ms"

@@ -21,7 +21,6 @@ class Check:
 
     @property
     def ok(self) -> bool:
-        """Whether there is no difference."""
         return not self.differences
 
 
@@ -41,9 +40,10 @@ class Findings:
 
     ``streams``: their names; the first one is scaled. ``wanted``: the rows of each. ``dead``: the label of the
     killed writer; ``dead_flushed``: how many rows it had flushed. ``outcome``: the committer's message; ``again``:
-    the same, asked by name. ``scaled``: to how many segments, and when. ``txn_ids``: of the whole transactions.
-    ``clerks``, ``audit``: what those who moved money between accounts of a table, and who added them up, reported.
-    ``log``: the notes of a plain consumer that read everything at the end.
+    the outcome asked by name. ``scaled``: (segments, time) of each scaling. ``txn_ids``: of the transactions that
+    the reader of whole transactions got. ``clerks``: the reports of the roles that moved money between accounts;
+    ``audit``: that of the role that added the accounts up. ``log``: the notes of a plain consumer that read
+    everything at the end.
     """
 
     streams: Sequence[str]
@@ -80,7 +80,6 @@ class Findings:
 
 
 def few(texts: Iterable[str], limit: int = 5) -> list[str]:
-    """The first few, and how many more there are."""
     found = list(texts)
     if len(found) <= limit:
         return found

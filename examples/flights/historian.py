@@ -1,4 +1,4 @@
-"""The roles that scale a stream, and that print and draw its history."""
+"""The roles that scale a stream, and that report and draw its history."""
 
 from __future__ import annotations
 
@@ -33,14 +33,13 @@ class Epoch(NamedTuple):
 
 
 def scale(parameters: Mapping[str, Any], say: Say, finish: Event) -> None:
-    """Scale the stream to so many segments."""
     with connected(target_from(parameters)) as client:
         found = client.scale(parameters["stream"], segments=parameters["segments"])
     say("scaled", segments=len(found.segments), epoch=found.stream_epoch, done=time.monotonic())
 
 
 def tell(parameters: Mapping[str, Any], say: Say, finish: Event) -> None:
-    """Report the stream's epochs, and the one in which a transaction was committed; draw them."""
+    """Report the stream's epochs, and in which of them a transaction was committed; draw them."""
     from anabranch.presentation.history import draw, read_history
 
     stream = parameters["stream"]

@@ -1,4 +1,4 @@
-"""The measurements of a run, for its JSON and the README's picture: series over time. Pure."""
+"""The measurements of a run, as series over time, for its JSON and the README's picture. Pure functions."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def rows_written(workers: Mapping[str, Iterable[Message]], started: float) -> li
 
 
 def rows_seen(notes: Notes, started: float) -> list[list[float]]:
-    """(seconds, events of the big transaction that an observer saw so far), every `STEP_S` seconds from then on."""
+    """(seconds, events of the big transaction that an observer saw so far), each `STEP_S` from the first on."""
     seen = np.sort(of_kind(notes, Kind.BIG)["at"]) - started
     if not len(seen):
         return [[0.0, 0]]
@@ -59,7 +59,7 @@ def rows_seen(notes: Notes, started: float) -> list[list[float]]:
 
 
 def _thinned(series: list[list[float]]) -> list[list[float]]:
-    """Without points closer than `STEP_S`, except the last, and those before and after a change."""
+    """The series without points that are closer than `STEP_S` to the point before, except the last one."""
     kept: list[list[float]] = []
     for index, point in enumerate(series):
         last = index == len(series) - 1

@@ -1,7 +1,7 @@
 """The kinds of the run's events, and the notes of its readers.
 
-Rows of the tables are JSON objects. Events of small transactions and of the aborted one begin with a mark of their
-own. A header names the writer of an event.
+Rows of the tables are JSON objects. Events of small transactions and of the aborted one begin with a mark. A header
+names the writer of an event.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from examples.flights.source import TABLES, Table
 BY_HEADER = "by"
 SMALL_MARK = b"small "
 DOOMED_MARK = b"doomed "
-RAW = b""  # the program that knows only the protocol writes no such header
+RAW = b""  # the program that uses only the protocol writes no such header
 END = -1  # the number of the last small transaction: nothing follows
 NO_KEY = 0
 
@@ -62,8 +62,8 @@ class Kind(IntEnum):
 class Small:
     """An event of a small transaction.
 
-    ``number`` is the transaction's, ``within`` the event's in its stream, ``of`` how many it has there;
-    ``sent``: when its commit was called, by the monotonic clock.
+    ``number``: of the transaction. ``within``: of the event among the ``of`` events of the transaction in its
+    stream. ``sent``: when the transaction began, by the monotonic clock.
     """
 
     number: int
@@ -72,12 +72,11 @@ class Small:
     sent: float
 
     def to_bytes(self) -> bytes:
-        """The event's value."""
         return SMALL_MARK + json.dumps(asdict(self)).encode()
 
     @classmethod
     def from_bytes(cls, value: bytes) -> Small:
-        """The small event in an event's value. ValueError for other values."""
+        """The small event in an event's value. Raises: ValueError (it is another event)."""
         if not value.startswith(SMALL_MARK):
             raise ValueError("not an event of a small transaction")
         try:
@@ -90,7 +89,6 @@ _NO_SMALL = Small(0, 0, 0, 0.0)
 
 
 def kind_of(value: bytes | None) -> Kind:
-    """The kind of an event, by its value."""
     if value is None:
         return Kind.OTHER
     if value.startswith(b"{"):
@@ -101,7 +99,6 @@ def kind_of(value: bytes | None) -> Kind:
 
 
 def stream_of(scope: str, table: Table) -> str:
-    """The stream of a table."""
     return f"{scope}/{table.name}"
 
 
@@ -113,10 +110,9 @@ def digest_of(data: bytes | None) -> int:
 
 
 class Notebook:
-    """A reader's file: a note of each event, in the order of arrival."""
+    """A reader's file, with a note of each event in the order of arrival."""
 
     def __init__(self, path: Path, scope: str) -> None:
-        """Opens a new file."""
         self._file = path.open("wb")
         self._streams = {stream_of(scope, table): at for at, table in enumerate(TABLES)}
 
@@ -133,7 +129,7 @@ class Notebook:
         segment: int = 0,
         committed: int = 0,
     ) -> Small | None:
-        """Note an event; returns the small one in it, if there is one."""
+        """Note an event. Returns it as a `Small`, if it is one."""
         kind = kind_of(value)
         small = None
         if kind is Kind.SMALL and value is not None:
@@ -150,7 +146,7 @@ class Notebook:
         return small
 
     def close(self) -> None:
-        """Write everything out."""
+        """Write the rest, and close the file."""
         self._file.close()
 
 
@@ -162,5 +158,4 @@ def read_notes(path: Path) -> Notes:
 
 
 def of_kind(notes: Notes, *kinds: Kind) -> Notes:
-    """The notes of events of these kinds."""
     return notes[np.isin(notes["kind"], kinds)]

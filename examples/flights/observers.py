@@ -1,4 +1,4 @@
-"""The roles that only watch and take notes: a plain Kafka consumer, and three readers of the library."""
+"""The roles that read and take notes: a plain Kafka consumer, and three readers of the library."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ _POLL_S = 0.02
 _BATCH = 2_000
 _QUIET_S = 0.7
 _LAYOUT_EVERY_S = 1.0
-# After so long without an event, a member looks for the order to end.
+# After this time without an event, a member checks whether it has the order to finish.
 _SILENCE_S = 0.5
 
 
 def watch_plain(parameters: Mapping[str, Any], say: Say, finish: Event) -> None:
     """A plain consumer with isolation.level=read_committed, without any code of anabranch.
 
-    Once told to finish, it reads everything to the end.
+    After the order to finish, it reads everything to the end.
     """
     from confluent_kafka import Consumer
 
@@ -149,7 +149,7 @@ def read_whole(parameters: Mapping[str, Any], say: Say, finish: Event) -> None:
 
 
 def read_in_order(parameters: Mapping[str, Any], say: Say, finish: Event) -> None:
-    """One member of a group. Reports the last transaction's events that it got, and ends when told to."""
+    """A member of a group, which reports the last transaction's events that it gets, until the order to finish."""
     group = f"{parameters['scope']}.ordered"
     with (
         _noting(parameters) as (client, notes),
@@ -163,7 +163,7 @@ def read_in_order(parameters: Mapping[str, Any], say: Say, finish: Event) -> Non
                     if small is not None and small.number == END:
                         say("end", index=small.within)
             except NotReady:
-                continue  # the other member is still behind
+                continue  # the group has not caught up
     say("report")
 
 

@@ -1,4 +1,4 @@
-"""The parent's side of the run's processes: start, listen, order, kill, and end them all."""
+"""The parent's side of the run's processes: starts them, reads their messages, sends orders, and ends them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Child:
         *,
         on_message: Callable[[Message], None] | None = None,
     ) -> None:
-        """Starts the process."""
+        """Start the process. ``on_message``: called with each message, in a thread."""
         self.name = name
         self.log = log
         self.messages: list[Message] = []
@@ -56,7 +56,6 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """The process id."""
         return self._process.pid
 
     def _read(self) -> None:
@@ -78,18 +77,16 @@ class Child:
                 self._on_message(message)
 
     def said(self, what: str) -> list[Message]:
-        """All messages of a kind."""
         with self._lock:
             return [message for message in self.messages if message["say"] == what]
 
     def last(self, what: str) -> Message | None:
-        """The last message of a kind."""
         found = self.said(what)
         return found[-1] if found else None
 
     @property
     def lines(self) -> list[str]:
-        """Lines of standard output that are no messages."""
+        """The lines of standard output that are no messages."""
         with self._lock:
             return list(self.other_lines)
 
@@ -105,14 +102,14 @@ class Child:
                 self._process.stdin.flush()
 
     def kill(self) -> None:
-        """SIGKILL, as the story wants."""
+        """End it by SIGKILL, as a step of the story."""
         self.expected_dead = True
         self._process.kill()
         self._process.wait(_STOP_TIMEOUT_S)
         self._reader.join(_STOP_TIMEOUT_S)
 
     def check(self) -> None:
-        """`ChildFailed` if it reported a failure, or ended in any way but well."""
+        """Raise `ChildFailed` if it reported a failure, or ended with another exit code than 0."""
         code = self.poll()
         if self.expected_dead or code in (None, 0):
             return
@@ -124,7 +121,7 @@ class Child:
         raise ChildFailed(f"{self.name} ended with exit code {code}\nits last lines:\n{tail}")
 
     def end(self) -> None:
-        """Order it to end; does not wait."""
+        """Make it end, without waiting for the end."""
         self.expected_dead = True
         if self._process.stdin is not None:
             with suppress(OSError):
@@ -132,7 +129,7 @@ class Child:
         self._process.terminate()
 
     def close(self) -> None:
-        """End it, by force unless it ends by itself at once."""
+        """End it, and wait for the end; kill it if that takes too long."""
         self.end()
         try:
             self._process.wait(_STOP_TIMEOUT_S)
@@ -145,8 +142,6 @@ class Child:
 
 
 class Family:
-    """All children of a run."""
-
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self.children: list[Child] = []
@@ -177,7 +172,7 @@ class Family:
         return child
 
     def check(self) -> None:
-        """`ChildFailed` if a child failed."""
+        """Raise `ChildFailed` if a child failed."""
         for child in self.children:
             child.check()
 
@@ -186,7 +181,7 @@ class Family:
     ) -> Any:
         """Wait until the condition is true, and return its value.
 
-        `ChildFailed` if a child fails in the meantime, or the time is over.
+        Raises: ChildFailed (a child failed meanwhile, or the time is over).
         """
         deadline = time.monotonic() + timeout_s
         while not (value := condition()):
@@ -212,7 +207,7 @@ class Family:
         return message
 
     def close(self) -> None:
-        """End all of them, at the same time."""
+        """End all of them, concurrently."""
         for child in self.children:
             child.end()
         for child in self.children:

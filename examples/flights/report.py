@@ -12,7 +12,7 @@ from examples.flights.findings import Check
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The result of a run. ``timeline``: seconds since the start, and the event there.
+    """The result of a run. ``timeline``: seconds since the start, and what happened then.
 
     ``picture``: the file with the drawing of the flights' epochs.
     """
@@ -26,11 +26,9 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether no check found a difference."""
         return all(check.ok for check in self.checks)
 
     def document(self) -> dict[str, Any]:
-        """As JSON."""
         return {
             "ok": self.ok,
             "seconds": round(self.seconds, 2),
@@ -45,7 +43,6 @@ class Report:
 
 
 def show_report(report: Report, *, as_json: bool) -> None:
-    """Print the report."""
     if as_json:
         print_json(report.document())
         return

@@ -35,13 +35,13 @@ class Settings:
 
 
 def run_flights(settings: Settings, display: Display) -> Report:
-    """Run it all; everything started is stopped, after an error too."""
+    """Run everything. All processes are stopped at the end, also after an error."""
     source = find_source(settings.limit)
     folder = Path(tempfile.mkdtemp(prefix="anabranch-flights-"))
     picture = settings.picture or folder.with_name(f"{folder.name}.svg")
     with ExitStack() as stack:
         if settings.keep:
-            # Also in the display: the folder should be known after an error, too.
+            # Also on the display: after an error there is no report.
             stack.callback(display.note, f"data and logs are kept in {folder}")
         else:
             stack.callback(shutil.rmtree, folder, ignore_errors=True)

@@ -28,8 +28,8 @@ MISSING = "NA"
 class Table:
     """A table and its stream.
 
-    ``rows``: how many the package has. ``time``: the column of the events' timestamps. ``raw``: the program that
-    knows only the protocol writes it, without timestamps.
+    ``rows``: how many the package has. ``time``: the column of the events' timestamps. ``raw``: whether the program
+    that uses only the protocol writes it, without timestamps.
     """
 
     name: str
@@ -68,11 +68,9 @@ class Source:
     limit: int | None = None
 
     def count(self, table: Table) -> int:
-        """How many rows of a table the run takes."""
         return table.rows if self.limit is None else min(self.limit, table.rows)
 
     def total(self) -> int:
-        """How many rows of all tables the run takes."""
         return sum(self.count(table) for table in TABLES)
 
     def rows(self, table: Table) -> Iterator[Row]:
@@ -117,7 +115,7 @@ class Source:
 
 
 def form_of(columns: list[str]) -> str:
-    """A form for ``%`` that gives a row as `json.dumps` does for its dict, in a third of the time."""
+    """A format for ``%`` that makes the text of `json.dumps` for a row, in a third of the time."""
     names = (json.dumps(column).replace("%", "%%") for column in columns)
     return "{" + ", ".join(f"{name}: %s" for name in names) + "}"
 

@@ -1,4 +1,4 @@
-"""The story of the run: each process and its step, in order."""
+"""The story of the run: its steps in order, and the processes of each."""
 
 from __future__ import annotations
 
@@ -19,14 +19,13 @@ from examples.flights.source import TABLES
 from examples.flights.ticker import END_EVENTS
 
 COMMIT_S = 150.0
-SCALE_TO = (4, 3)  # the flights, while the big transaction is open
+SCALE_TO = (4, 3)  # segments of the flights, while the big transaction is open
 
 
 class Story:
     """One run on a running cluster. Each step is a method, in the order of `tell`."""
 
     def __init__(self, cast: Cast, controllers: Controllers, display: Display) -> None:
-        """Starts nothing yet."""
         self._cast = cast
         self._family = cast.family
         self._source = cast.source
@@ -37,7 +36,6 @@ class Story:
         self.measured: dict[str, Any] = {}
 
     def tell(self) -> Findings:
-        """Run all steps, in order."""
         cast = self._cast
         self._make_streams()
         observers, members, ticker = cast.observers(), cast.members(), cast.ticker()
@@ -118,10 +116,10 @@ class Story:
     def _write(
         self, token: str, doomed_token: str, partition: int
     ) -> tuple[list[str], int, int, Killed]:
-        """Five writers; one is killed, and so is the leading controller.
+        """Write by five writers; kill one of them, and the leading controller.
 
-        Returns the receipts to take, the rows that the dead writer had flushed, the rows of the doomed transaction,
-        and the controller's death.
+        Returns the receipts to commit, the rows that the dead writer had flushed, the rows of the transaction that
+        will be aborted, and the controller's death.
         """
         cast, total = self._cast, self._source.total()
         share = total // WORKERS
@@ -171,7 +169,7 @@ class Story:
     def _commit(
         self, token: str, receipts: list[str], partition: int
     ) -> tuple[Message, Killed | None]:
-        """The commit from another process; the leader dies between decision and COMMITTED."""
+        """Commit from another process; the leader dies between the decision and COMMITTED."""
         self._display.state("another process commits")
         committer = self._cast.start("committer", token=token, receipts=receipts, timeout=COMMIT_S)
         requested = self._family.hear(committer, "requested", STEP_S)["requested"]
@@ -205,7 +203,7 @@ class Story:
     def _settle_accounts(
         self, auditor: Child, clerks: list[Child]
     ) -> tuple[Message, list[Message]]:
-        """The last transfers, and then the last look at all accounts."""
+        """Let the clerks make their last transfers, and then the auditor its last sum."""
         for child in clerks:
             child.finish()
         moved = [self._family.hear(child, "finished", STEP_S) for child in clerks]
@@ -220,7 +218,7 @@ class Story:
     def _look(
         self, observers: dict[str, Child], members: dict[str, Child]
     ) -> tuple[dict[str, Message], Child]:
-        """The observers' reports, once they have seen everything; and a consumer that reads it all once more."""
+        """Returns the observers' reports, once they have seen everything, and a consumer that reads all again."""
         self._display.state("comparing every row with its source")
         ender = self._cast.start("ender", stream=self._cast.flights)
         self._family.hear(ender, "finished", STEP_S)
@@ -240,7 +238,7 @@ class Story:
     def _measure(
         self, ticker: Child, plain: Notes, outcome: Message, killed: list[Killed | None]
     ) -> None:
-        """Series and moments, in seconds since the start."""
+        """Note series and moments, in seconds since the start."""
         started = self._display.started
         workers = {c.name: c.said("wrote") for c in self._cast.living_workers}
         self.measured |= {

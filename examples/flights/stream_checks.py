@@ -100,7 +100,7 @@ def check_in_order(found: Findings) -> Check:
     noted = np.concatenate(found.members)
     by_time = np.argsort(noted["at"], kind="stable")
     noted, members = noted[by_time], members[by_time]
-    # Repeated events are allowed, in any order: the first time counts.
+    # Repeated events are allowed, in any order: only the first of each counts.
     place = noted["partition"].astype(np.int64) << 48 | noted["offset"]
     firsts = np.sort(np.unique(place, return_index=True)[1])
     came, members = noted[firsts], members[firsts]
@@ -140,7 +140,7 @@ def _out_of_order(found: Findings, came: Notes) -> list[str]:
 
 
 def _backward(found: Findings, by_key: Notes, back: NDArray[np.bool_], what: str) -> list[str]:
-    """``back``: where an event is out of order after the one before it, if both are of one key."""
+    """``back``: whether an event is out of order after the one before it. Only events of one key count."""
     wrong = by_key[1:][back & (np.diff(by_key["key"]) == 0)]
     names = map(found.wanted[0].name, wrong["key"].tolist())
     return [

@@ -1,4 +1,4 @@
-"""Small transactions, one after the other, on the same streams: their readers must not wait."""
+"""The roles that commit small transactions on the same streams: readers of these must not wait for the big one."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from examples.flights.notes import END, Small, stream_of
 from examples.flights.source import TABLES, Table, find_source
 from examples.flights.writers import target_from
 
-# The last transaction tells the readers that nothing follows: so many events, over all segments.
+# Events of the last transaction, over all segments. Readers that get one know that nothing follows.
 END_EVENTS = 64
-# Events of each small transaction in each stream: several, so that a half would show.
+# Events of each small transaction in each stream: in one stream several, so that a check sees half a transaction.
 EVENTS = {table.name: 3 if table.name == "flights" else 1 for table in TABLES}
 _KEYS = 20
 
 
 def run(parameters: Mapping[str, Any], say: Say, finish: Event) -> None:
-    """Commit a small transaction every ``every`` seconds until told to finish."""
+    """Commit a small transaction every ``every`` seconds, until the order to finish."""
     scope, every = parameters["scope"], parameters["every"]
     committed: list[int] = []
     aborted: list[int] = []
@@ -45,7 +45,7 @@ def run(parameters: Mapping[str, Any], say: Say, finish: Event) -> None:
             except TransactionAborted:
                 done = False
             except OutcomeUnknown as error:
-                # As a user would: ask until the outcome is known.
+                # A user would do the same.
                 if error.txn_id is None:
                     raise
                 done = client.resolve(error.txn_id).state == "COMMITTED"
@@ -67,7 +67,7 @@ def _first_keys(table: Table, limit: int | None) -> list[bytes]:
 
 
 def end(parameters: Mapping[str, Any], say: Say, finish: Event) -> None:
-    """Commit the last transaction, which tells the readers that they have seen all."""
+    """Commit the last transaction, by which readers know that nothing follows."""
     stream = parameters["stream"]
     with connected(target_from(parameters)) as client:
         txn = client.begin(parameters["scope"])

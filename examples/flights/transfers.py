@@ -1,4 +1,4 @@
-"""Airlines pay each other for passengers that they took over: rows of a table that change together, or not."""
+"""The roles that transfer money between airlines, and audit that: two rows of a table change together, or not."""
 
 from __future__ import annotations
 
@@ -20,20 +20,19 @@ if TYPE_CHECKING:
 AIRLINES = ("AA", "B6", "DL", "EV", "UA", "US")
 OPENED_WITH = 1000
 TOTAL = len(AIRLINES) * OPENED_WITH
-_WITHIN_S = 120.0  # a transfer, over deaths of controllers
+_WITHIN_S = 120.0  # for a transfer, while controllers die
 _EVERY_S = 0.1
 _AUDIT_EVERY_S = 0.5
 
 
 def table_of(scope: str) -> str:
-    """The table of the accounts."""
     return f"{scope}/accounts"
 
 
 def clerk(parameters: Mapping[str, Any], say: Say, finish: Event) -> None:
-    """Pay from one account to another until told to finish, and once more then."""
+    """Pay from one account to another until the order to finish, and once after it."""
     table = table_of(parameters["scope"])
-    paid: Counter[str] = Counter()  # what each account has more, by this process
+    paid: Counter[str] = Counter()  # how this process changed each account
     calls: list[str] = []
     began, longest, last = [], 0.0, False
     with connected(target_from(parameters)) as client, client.replica(table) as accounts:
@@ -59,7 +58,7 @@ def _open(table: str, txn: TableTransaction) -> None:
 def _pay(
     calls: list[str], table: str, payer: str, payee: str, amount: int, txn: TableTransaction
 ) -> None:
-    """Called again where others changed one of the two accounts meanwhile."""
+    """Transfer; called again if others changed one of the two accounts meanwhile."""
     calls.append(payer)
     for name, more in ((payer, -amount), (payee, amount)):
         held = int(txn.get(table, name.encode()) or 0)
@@ -67,7 +66,7 @@ def _pay(
 
 
 def audit(parameters: Mapping[str, Any], say: Say, finish: Event) -> None:
-    """Open the accounts; then add them up, snapshot after snapshot, until told to finish, and once more then."""
+    """Open the accounts; then add them up in one snapshot after another until the order to finish, and after it."""
     table = table_of(parameters["scope"])
     wrong: list[int] = []
     snapshots, held, last = 0, dict[str, int](), False

@@ -23,13 +23,12 @@ def target_from(parameters: Mapping[str, Any]) -> Target:
 
 
 def compile_code(parameters: Mapping[str, Any], say: Say, finish: Event) -> None:
-    """Load the code that controllers compile at their first use, so that they need not wait for it."""
+    """Compile the code that controllers compile at their first use, so that they need not wait for it."""
     framing.warm()
     say("finished")
 
 
 def make(parameters: Mapping[str, Any], say: Say, finish: Event) -> None:
-    """Create the streams."""
     with connected(target_from(parameters)) as client:
         for table in TABLES:
             client.create_stream(
@@ -47,7 +46,7 @@ def drive(parameters: Mapping[str, Any], say: Say, finish: Event) -> None:
         txn = client.begin(
             parameters["scope"], name=parameters["begin_as"], keepalive=parameters["keepalive"]
         )
-        # The least that works: some write, one other process commits or aborts.
+        # Tokens with the fewest rights: five processes write, and another one commits or aborts.
         token, ending = txn.token("write"), txn.token(("commit", "abort"))
         txn_id = txn.txn_id
         if txn_id is None:
@@ -58,7 +57,7 @@ def drive(parameters: Mapping[str, Any], say: Say, finish: Event) -> None:
 def write(parameters: Mapping[str, Any], say: Say, finish: Event) -> None:
     """Join by token and write a share of the given tables.
 
-    A ``victim`` flushes once after so many rows, writes on, and then waits to be killed.
+    With ``flush_at`` and ``hang_at`` it flushes after this many rows, continues, and then waits to be killed.
     """
     source = find_source(parameters["limit"])
     tables = [table for table in TABLES if table.name in parameters["tables"]]
@@ -112,7 +111,6 @@ def commit(parameters: Mapping[str, Any], say: Say, finish: Event) -> None:
 
 
 def abort(parameters: Mapping[str, Any], say: Say, finish: Event) -> None:
-    """Abort by token."""
     with connected(target_from(parameters)) as client:
         token = bytes.fromhex(parameters["token"])
         client.abort(token)

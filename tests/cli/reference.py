@@ -1,13 +1,15 @@
 """The generated parts of docs/cli.md; ``python -m tests.cli.reference`` writes them.
 
-The page has tables of the exit codes and of the options that many commands have, each between its mark and
-``<!-- end -->``. A command's section ends with a list of what only this command takes. A test compares both.
+The page has tables of the exit codes and of the options that many commands have, and lists of the options of a
+group, each between its mark and ``<!-- end -->``. The first paragraph of a command's section is the command's
+help, and its last list has the command's other options and arguments. A test compares all of them.
 """
 
 from __future__ import annotations
 
 import re
 import sys
+import textwrap
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,7 +25,23 @@ from anabranch.cli.main import app
 PAGE = Path(__file__).parents[2] / "docs" / "cli.md"
 # An option of at least this many commands is said once.
 _MANY = 12
-_TABLE = re.compile(r"(<!-- (exit codes|common options) -->\n).*?<!-- end -->\n", re.DOTALL)
+# The same within one of these groups.
+_GROUPS = ("table", "ledger", "spark")
+_MANY_OF_GROUP = 3
+# The sections of these commands don't repeat the options that they share with another command.
+_SHARING = {
+    "doctor": "controller",
+    "broker": "dev",
+    "table create": "stream create",
+    "spark load": "load",
+}
+# The page says once what a time is, and that an option with `...` can be repeated.
+_TIME = "a commit timestamp or an ISO 8601 time"
+_WIDTH = 120
+_TABLE = re.compile(
+    r"(<!-- (exit codes|common options|options of (?P<group>\w+)) -->\n).*?<!-- end -->\n",
+    re.DOTALL,
+)
 _SECTION = re.compile(
     r"(?P<head>^### `anabranch (?P<command>[a-z -]+)`\n)(?P<text>.*?)"
     r"(?:^- `[^\n]*\n)*\n*(?=^#|\Z)",
@@ -60,21 +78,37 @@ def lines_of(command: Any) -> list[Line]:
     for parameter in command.params:
         if parameter.param_type_name == "argument":
             name = f"`{parameter.metavar}`"
-            default = "" if parameter.required or parameter.nargs < 0 else "all"
+            default = ""
         else:
             name = ", ".join(f"`{each}`" for each in parameter.opts + parameter.secondary_opts)
             name += f" {parameter.metavar}" if parameter.metavar else ""
+            name += "..." if parameter.multiple else ""
             default = _default(parameter)
         variable = f" `${parameter.envvar}`" if parameter.envvar else ""
-        found.append(Line(name, " ".join((parameter.help or "").split()) + variable, default))
+        text = as_code(" ".join((parameter.help or "").split()))
+        text = text.replace(_TIME, "a time").removesuffix(" Repeatable.")
+        found.append(Line(name, text + variable, default))
     return found
+
+
+def as_code(text: str) -> str:
+    """A help text with its options in backticks."""
+    parts = text.split("`")
+    parts[::2] = [re.sub(r"(?<![\w-])--[a-z][a-z-]*", r"`\g<0>`", part) for part in parts[::2]]
+    return "`".join(parts)
+
+
+def help_of(command: Any) -> str:
+    """A command's help as one paragraph."""
+    text = as_code(" ".join(command.help.split()))
+    return textwrap.fill(text, _WIDTH, break_long_words=False, break_on_hyphens=False)
 
 
 def _default(parameter: Any) -> str:
     if parameter.required:
         return "needed"
     value = parameter.default
-    if value is None or value is False or value == ():
+    if value is None or isinstance(value, bool) or value == ():
         return ""
     return f"`{value}`"
 
@@ -99,14 +133,24 @@ def common_row(said: Line) -> str:
     others: dict[str, list[str]] = defaultdict(list)
     for name, command in commands().items():
         line = next((line for line in lines_of(command) if line.name == said.name), None)
-        (having if line else lacking).append(f"`{name}`")
+        (having if line else lacking).append(name)
         if line and line.help == said.help and line.default != said.default:
-            others[line.default].append(f"`{name}`")
-    default = "; ".join([said.default, *(f"{d} of {', '.join(of)}" for d, of in others.items())])
-    of = ", ".join(having)
+            others[line.default].append(name)
+    default = "; ".join([said.default, *(f"{d} of {listed(of)}" for d, of in others.items())])
+    of = listed(having)
     if len(lacking) < len(having):
-        of = f"all but {', '.join(lacking)}" if lacking else "all"
+        of = f"all but {listed(lacking)}" if lacking else "all"
     return f"| {said.name} | {said.help} | {default} | {of} |"
+
+
+def listed(names: list[str]) -> str:
+    """The commands, with those of a group together."""
+    groups: dict[str, list[str]] = defaultdict(list)
+    for name in names:
+        group, _, last = name.rpartition(" ")
+        groups[group or name].append(last if group else "")
+    words = ((group, "/".join(filter(None, lasts))) for group, lasts in groups.items())
+    return ", ".join(f"`{' '.join(filter(None, each))}`" for each in words)
 
 
 def common_table() -> str:
@@ -115,16 +159,61 @@ def common_table() -> str:
     return "\n".join(rows + [common_row(said) for said in common().values()]) + "\n"
 
 
-def own_list(command: Any) -> str:
-    """What a command takes beside the common options."""
+@cache
+def of_group(group: str) -> dict[Line, list[str]]:
+    """The options that are said once for a group, with the commands that have them."""
+    having: dict[Line, list[str]] = defaultdict(list)
+    for name in members(group):
+        for line in own_lines(name):
+            if line.name.startswith("`-"):
+                having[line].append(name)
+    return {line: names for line, names in having.items() if len(names) >= _MANY_OF_GROUP}
+
+
+def members(group: str) -> list[str]:
+    """The commands of a group."""
+    return [name for name in commands() if name.startswith(f"{group} ")]
+
+
+def group_list(group: str) -> str:
+    """The options of a group; without names of commands, if all have them."""
     rows = []
-    for line in lines_of(command):
-        said = common().get(line.name)
-        if said and said.help == line.help:
-            continue
-        default = {"": "", "needed": " Needed."}.get(line.default, f" Default: {line.default}.")
-        rows.append(f"- {line.name}: {line.help}{default}\n")
+    for line, names in of_group(group).items():
+        of = "" if names == members(group) else f" Of {listed(names)}."
+        rows.append(line_text(line, of))
     return "".join(rows)
+
+
+def own_lines(name: str) -> list[Line]:
+    """What a command takes besides the common options."""
+    shared = lines_of(commands()[_SHARING[name]]) if name in _SHARING else []
+    return [
+        line
+        for line in lines_of(commands()[name])
+        if line not in shared
+        and not (line.name in common() and common()[line.name].help == line.help)
+    ]
+
+
+def own_list(name: str) -> str:
+    """What a command takes besides the common options and those of its group."""
+    group = name.partition(" ")[0]
+    said = of_group(group) if group in _GROUPS else {}
+    lines = [line for line in own_lines(name) if line not in said]
+    named = [line.name for line in lines if line.help == _named(line.name)]
+    first = f"- {' '.join(named)}\n" if named else ""
+    return first + "".join(line_text(line) for line in lines if line.name not in named)
+
+
+def _named(name: str) -> str:
+    """The help of an argument that says no more than its name, such as `SCOPE/STREAM`."""
+    return f"The {name.strip('`').rpartition('/')[2].lower()}."
+
+
+def line_text(line: Line, more: str = "") -> str:
+    """An item of a list."""
+    default = f" ({line.default})" if line.default else ""
+    return f"- {line.name}{default}: {line.help}{more}\n"
 
 
 def codes_table() -> str:
@@ -141,15 +230,17 @@ def renewed(page: str) -> str:
     known = commands()
 
     def table(match: re.Match[str]) -> str:
-        body = codes_table() if match[2] == "exit codes" else common_table()
+        if match["group"]:
+            body = group_list(match["group"])
+        else:
+            body = codes_table() if match[2] == "exit codes" else common_table()
         return f"{match[1]}{body}<!-- end -->\n"
 
     def section(match: re.Match[str]) -> str:
-        own = own_list(known[match["command"]])
-        text = match["text"].strip("\n")
-        return (
-            match["head"] + "\n\n".join(part for part in (text, own) if part).strip("\n") + "\n\n"
-        )
+        name = match["command"]
+        _, _, text = match["text"].strip("\n").partition("\n\n")
+        parts = (help_of(known[name]), text.strip("\n"), own_list(name))
+        return match["head"] + "\n\n".join(filter(None, parts)).strip("\n") + "\n\n"
 
     return _SECTION.sub(section, _TABLE.sub(table, page)).rstrip("\n") + "\n"
 

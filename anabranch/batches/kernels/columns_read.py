@@ -1,8 +1,8 @@
 """A compiled walk over a record batch's body that puts its records into columns.
 
-Import it only through `anabranch.batches.columns_read`: numba takes a second to load. Everything is checked
-against the body's bounds before it is read; the caller has made room in the columns. Malformed data gives a
-negative result, never an exception. The oracle is `anabranch.batches.records.decode_records`.
+Only `anabranch.batches.columns_read` imports it. Everything is checked against the body's bounds before it is read;
+the caller has made room in the columns. Malformed data gives a negative result, never an exception. The oracle is
+`anabranch.batches.records.decode_records`.
 """
 # The types of this code are numba's, not Python's.
 # mypy: ignore-errors

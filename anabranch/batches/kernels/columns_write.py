@@ -1,8 +1,8 @@
-"""The compiled part of writing columns: places rows by their keys and lays out records of RecordBatch v2.
+"""A compiled walk over columns that places each row by its key, and encodes its record of RecordBatch v2.
 
-Import it only through `anabranch.batches.columns_write`: numba takes a second to load. The arrays are
-checked there: this code does not check whether a field is within its data. The oracle is
-`anabranch.client.receipts.StreamLane` with `anabranch.batches.builder.BatchBuilder`.
+Only `anabranch.batches.columns_write` imports it, and checks the arrays: this code does not check whether a field
+is within its data. The oracle is `anabranch.client.receipts.StreamLane` with
+`anabranch.batches.builder.BatchBuilder`.
 """
 # The types of this code are numba's, not Python's.
 # mypy: ignore-errors

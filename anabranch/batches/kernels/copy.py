@@ -1,7 +1,8 @@
 """Compiled walks over a record batch's body that copy its records into new ones: a run's, or those of some keys.
 
-Import it only through `anabranch.batches.framing`: numba takes a second to load. Everything is checked
-against the body's bounds before it is read. Malformed data gives a negative result, never an exception.
+Only `anabranch.batches.framing` imports it. Everything is checked against the body's bounds before it is read.
+Malformed data gives a negative result, never an exception. The oracle is `anabranch.batches.builder.BatchBuilder`
+without compiled code.
 """
 # The types of this code are numba's, not Python's.
 # mypy: ignore-errors

@@ -1,8 +1,8 @@
 """A compiled walk over history records (`CommitRecord`, `EpochRecord`), for one partition of the stream.
 
-Import it only through `anabranch.reading.commit_columns`: numba takes a second to load. Everything is checked
-against the record's bounds. Any other record gives a negative result, and the codec says what is wrong with it.
-The oracle is `anabranch.protocol.schemas.codec.decode`.
+Only `anabranch.reading.commit_columns` imports it. Everything is checked against the record's bounds. Any other
+record gives a negative result, and the codec says what is wrong with it. The oracle is
+`anabranch.protocol.schemas.codec.decode`.
 """
 # The types of this code are numba's, not Python's.
 # mypy: ignore-errors

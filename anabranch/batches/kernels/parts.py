@@ -1,9 +1,9 @@
-"""Parts of all kernels: numbers, checksums and positions of keys in bytes, and the cache of compiled code.
+"""Parts of all kernels: numbers, checksums and key positions, and the cache of compiled code.
 
 A function without an ``end`` argument checks no bounds: its caller has checked them.
 
-Each walk reads a record's length, timestamp and offset by itself. One inlined function for that step takes 10 to
-20 ns a record more, and a whole copy takes 20 (measured).
+Each walk has its own code for a record's length, timestamp and offset: one inlined function for that step takes 10
+to 20 ns a record more, and a whole copy takes 20 (measured).
 """
 # The types of this code are numba's, not Python's.
 # mypy: ignore-errors
@@ -285,7 +285,7 @@ _crc, _crc32c = _crc_by(_ZLIB), _crc_by(_CASTAGNOLI)
 
 @_inline
 def _position(crc):
-    """The position of a key, from the CRC's running value."""
+    """The position of a key, from its CRC's running value."""
     mixed = np.uint32(crc ^ _U(0xFFFFFFFF))
     mixed = np.uint32(mixed ^ (mixed >> np.uint32(16)))
     mixed = np.uint32(mixed * np.uint32(0x85EBCA6B))
@@ -344,7 +344,7 @@ def _long(body, at, end):
 
 @_inline
 def _varlong(body, at, end):
-    """`_long`, quicker for short numbers."""
+    """As `_long`, quicker for short numbers."""
     if at < end and _byte(body, at) < 0x80:
         raw = _byte(body, at)
         return (raw >> 1) ^ -(raw & 1), at + 1

@@ -1,8 +1,8 @@
 """Compiled walks over a record batch's body that divide it into runs.
 
-Import it only through `anabranch.batches.framing`: numba takes a second to load. Everything is checked
-against the body's bounds before it is read. Malformed data gives a negative result, never an exception.
-`anabranch.batches.framing_plain` is the same walk in plain Python, and its oracle: change both.
+Only `anabranch.batches.framing` imports it. Everything is checked against the body's bounds before it is read.
+Malformed data gives a negative result, never an exception. The oracle, `anabranch.batches.framing_plain`, is the
+same walk in plain Python: change both.
 """
 # The types of this code are numba's, not Python's.
 # mypy: ignore-errors
@@ -43,7 +43,7 @@ MOST_KEY = ROW_KEY.value
 MOST_HEADERS = HEADERS.value  # besides ab.txn
 # Rows of `keys`, of each keyed record: fingerprint (`anabranch.core.locks.table_writes`) and place in the body.
 POINT, KEY_AT, KEY_SIZE = range(3)
-# The rules of a stream: the most bytes of an event, whether it is a table, the latest time of a plain record.
+# The stream's rules: the most bytes of an event, whether the stream is a table, the latest time of a plain record.
 MOST, IS_TABLE, LATEST_PLAIN = range(3)
 # Columns of `bounds`: the places in the body of a run's least and greatest key, in byte order.
 LEAST_AT, LEAST_SIZE, GREATEST_AT, GREATEST_SIZE = range(4)
@@ -96,7 +96,7 @@ def _is_utf8(body, at, last):
 
 @_inline
 def _is_text(body, at, last):
-    """`_is_utf8`, quick if all is ASCII."""
+    """As `_is_utf8`, quicker for ASCII."""
     high = np.int64(0)
     for i in range(at, last):
         high |= _byte(body, i)
@@ -150,7 +150,10 @@ def _is_less(body, left, left_size, right, right_size):
 
 
 def _scan(body, count, last_offset_delta, base_timestamp, rules, rows, keys, bounds):
-    """Divide a body into runs. ``keys``, ``bounds``: filled unless they are empty, and with room for all."""
+    """Fill ``rows`` with the runs of a body; returns their number, or a negative result.
+
+    ``keys``, ``bounds``: filled if ``keys`` has room, which then has to suffice for all keys.
+    """
     most, is_table, latest_plain = rules[MOST], rules[IS_TABLE] != 0, rules[LATEST_PLAIN]
     end = np.int64(body.shape[0])
     if count < 0 or count > end // _MIN_RECORD:

@@ -1,8 +1,7 @@
 """Decisions on bases. A base is all rows of a table as of a time, in a companion stream; new replicas start there.
 
-Publishing a base takes three steps: the table's row logs the intent, `base_published` logs the base, and then the
-shell deletes the versions that the base replaces, as a truncation does. A new leader that finds some steps done
-does the rest.
+A base is published in three steps: the table's row logs the intent, `base_published` logs the base, and then the
+shell deletes the versions that the base replaces, as a truncation does. A new leader continues at the next step.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from anabranch.protocol.schemas import records as r
 
 
 def publish_base(turn: Turn, command: r.PublishBase, to: ReplyTo | None) -> None:
-    """Log the intent to start a table at a base and to delete what it covers. Repeating it is harmless."""
+    """Log the intent to publish a base of a table. Repeating it is harmless."""
     row = idle_row(turn, command.table, to)
     if row is None:
         return
@@ -46,9 +45,11 @@ def publish_base(turn: Turn, command: r.PublishBase, to: ReplyTo | None) -> None
 
 
 def _check(turn: Turn, command: r.PublishBase, row: r.StreamRow, known: r.BaseRow | None) -> None:
-    """`IllegalState`, `InvalidArgument`, `NotReady` unless this is a base, and no snapshot needs what it covers.
+    """Check that the transaction is a base, and that nothing needs the events that it replaces.
 
     The rows of the base are not checked: only lanes that may operate the table can write to the companion stream.
+
+    Raises: IllegalState, InvalidArgument, NotReady.
     """
     table, at, txn_id = command.table, command.timestamp, command.txn_id
     companion = base_stream(table)
@@ -68,7 +69,7 @@ def _check(turn: Turn, command: r.PublishBase, row: r.StreamRow, known: r.BaseRo
             "(`anabranch processor reset`, `delete`)"
         )
     txn, series = turn.state.txn_row(txn_id), turn.state.series(row_scope(table), companion)
-    into = set(turn.state.participants(txn_id))  # must not be empty: any lane may commit nothing
+    into = set(turn.state.participants(txn_id))  # empty is refused: any lane may commit no events
     if txn is None or txn.state != "COMMITTED" or into != {companion}:
         raise IllegalState(f"{txn_text(txn_id)} is no base: commit one to {companion} alone")
     if series is None or (series.number, series.txn_id) != (to_s(at), txn_id):
@@ -79,7 +80,7 @@ def _check(turn: Turn, command: r.PublishBase, row: r.StreamRow, known: r.BaseRo
 
 
 def _lagging(turn: Turn, table: str, at: int) -> list[str]:
-    """Processors with a task that has not consumed all that was committed up to a time, with their lanes."""
+    """Texts that name processors, with their lanes, of which a task has not consumed all commits up to a time."""
     until = min(at, turn.state.tables[table].last)
     return [
         f"{name} of lane {row.owner}"
@@ -95,19 +96,19 @@ def _consumed_through(turn: Turn, row: r.ProcessorRow, task: int, number: int) -
     known = turn.state.tasks.get((row.processor, task))
     for position in known.positions if known is not None else ():
         if position.input == number:
-            return position.timestamp - (position.segment >= 0)  # in the middle of a commit
+            # With a segment, the position is in the middle of that commit.
+            return position.timestamp - (position.segment >= 0)
     return row.inputs[number].timestamp
 
 
 def row_scope(stream: str) -> str:
-    """The scope of a stream."""
     return split_stream(stream)[0]
 
 
 def base_published(turn: Turn, stream: str, position: int, last: int) -> None:
-    """Log the base that its table's row asks for: new replicas start there, and older versions may be deleted.
+    """Log the base that the table's row asks for: new replicas start there, and older versions may be deleted.
 
-    ``position``: offset in the history after all commits that the base covers. ``last``: timestamp of the newest of
+    ``position``: offset in the history after all commits that the base has. ``last``: timestamp of the newest of
     these; 0 if the history does not have it any more.
     """
     row = turn.state.streams[stream]
@@ -136,6 +137,6 @@ def base_published(turn: Turn, stream: str, position: int, last: int) -> None:
 
 
 def is_published(base: r.BaseRow | None, change: r.StreamChange) -> bool:
-    """Whether the base is logged that allows a change to delete older versions."""
+    """Whether the shell may delete events for a change: it publishes no base, or its base is logged."""
     wanted = change.until, change.base
     return change.base is None or (base is not None and (base.timestamp, base.txn_id) == wanted)

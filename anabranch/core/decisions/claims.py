@@ -1,15 +1,15 @@
 """The claims of commits (names, and numbers of a series), and the answer to a claim that comes too late.
 
-A *series* is numbered commits of a scope: a commit takes a number that is higher than all before. The number is
-taken when the commit is decided, and given back if the transaction is aborted after all. Until that commit is
-merged, no other commit of the series is decided, so a series commits in the order of its numbers. A series is never
-forgotten.
+A commit in a *series* takes a number that is higher than all before. The number is taken when the commit is
+decided, and given back if the transaction is aborted after all. Until it is merged, no other commit of the series
+is decided, so a series commits in the order of its numbers. A series is never forgotten.
 
-A commit that gives way to an earlier one aborts its transaction. The earlier claim is kept for as long as the
-outcome of the aborted transaction, so that a repeated command gets the same answer whatever happens to the name.
+If a claim comes too late, its commit *gives way* to the earlier commit: the transaction is aborted, and the answer
+is the outcome of the earlier one. The row of the earlier claim is kept for as long as the outcome of the aborted
+transaction, so that a repeated command gets the same answer whatever happens to the name.
 
-A name or a series belongs to the lane that took it. Both are unique in the whole scope, so taking a free one needs
-the right to write to the whole scope; the series of a table's companion needs the right to operate the table.
+A name or a series belongs to the lane that took it. Both are unique in the whole scope, so to take a free one, a
+lane needs the right to write to the whole scope; for the series of a table's companion, to operate the table.
 """
 
 from __future__ import annotations
@@ -35,14 +35,15 @@ from anabranch.protocol.schemas import records as r
 
 _NONE = -1  # in rows: no number
 MAX_JUMP = 1 << 32
-MAX_RUNS = 64  # runs of numbers that a series lists
+MAX_RUNS = 64  # runs of consecutive numbers that the row of a series lists
 
 
 def check_jump(turn: Turn, txn: r.TxnRow, series: str | None, number: int | None) -> None:
-    """`InvalidArgument` for a number far beyond its series, because the numbers between could never commit again.
+    """Check that the transaction may claim this number at all.
 
-    `NameTaken` if the series is another lane's; `NotAuthorized` if the lane may not begin one; `InvalidArgument`
-    also if the lane has begun as many as its quota allows.
+    A number far beyond the series is refused, because the numbers in between could never commit.
+
+    Raises: InvalidArgument (also at the lane's quota of series), NameTaken (another lane's series), NotAuthorized.
     """
     if series is None or number is None:
         return
@@ -58,7 +59,7 @@ def check_jump(turn: Turn, txn: r.TxnRow, series: str | None, number: int | None
 
 
 def check_free(turn: Turn, lane: str, scope: str, name: str) -> None:
-    """`NotAuthorized` unless a lane may take a name of a scope that no lane has, or begin a series of that name."""
+    """`NotAuthorized` unless a lane may take a free name of a scope, or begin a series of that name."""
     if table := table_of(turn.state, name):
         check_right(turn.state, lane, Right.OPERATE, table)
         return
@@ -72,7 +73,6 @@ def check_free(turn: Turn, lane: str, scope: str, name: str) -> None:
 
 
 def taken(scope: str, name: str) -> errors.NameTaken:
-    """The error for a name that a transaction of another lane has."""
     return errors.NameTaken(
         f"another lane has the name {name!r} in scope {scope!r}: choose another one. Who may operate the scope "
         "sees its transaction (`anabranch txn list --finished`) and ends an open one (`anabranch txn abort`); the "
@@ -81,8 +81,9 @@ def taken(scope: str, name: str) -> errors.NameTaken:
 
 
 def list_series(turn: Turn, command: r.ListSeries, to: ReplyTo | None) -> None:
-    """List one series, or those of a scope that the lane may see, in falling order of names; a bounded part of
-    them.
+    """List one series, or the series of a scope that the lane may see, in falling order of names.
+
+    An answer has a bounded number of them.
     """
     check_served(turn, command.scope)
     rights = rights_of(turn.state, turn.lane, of_scope(command.scope))
@@ -121,7 +122,7 @@ def _answer(turn: Turn, scope: str, series: str, to: ReplyTo | None) -> None:
 
 
 def set_series(turn: Turn, command: r.SetSeries, to: ReplyTo | None) -> None:
-    """Set a series to a number, or give it to a lane; only if it is at the number that the operator saw."""
+    """Set a series to a number, or give it to a lane, if it is still at the number that the operator saw."""
     check_served(turn, command.scope)
     check_name(command.series)
     if not _NONE <= command.number < 1 << 63:
@@ -165,9 +166,10 @@ def set_series(turn: Turn, command: r.SetSeries, to: ReplyTo | None) -> None:
 
 
 def overtaken(turn: Turn, txn: r.TxnRow, series: str, number: int) -> r.YieldedRow | None:
-    """The claim that a commit of this number gives way to. `NotReady` while the series commits.
+    """The claim to which a commit of this number gives way, or None.
 
-    `ReservedByPrepared` while its last one is prepared; `NameTaken`, `NotAuthorized` as `check_jump`.
+    Raises: NotReady while a number is being committed, ReservedByPrepared while one is prepared; NameTaken and
+    NotAuthorized as `check_jump`.
     """
     row = _series_of(turn, txn, series)
     if row is None:
@@ -184,7 +186,7 @@ def overtaken(turn: Turn, txn: r.TxnRow, series: str, number: int) -> r.YieldedR
 
 
 def _series_of(turn: Turn, txn: r.TxnRow, series: str) -> r.SeriesRow | None:
-    """The row of a series that the transaction may commit in."""
+    """The row of a series, None if it has no row. Raises NameTaken and NotAuthorized as `check_jump`."""
     row = turn.state.series(txn.scope, series)
     if row is None or not row.owner:
         check_free(turn, txn.owner, txn.scope, series)
@@ -210,7 +212,7 @@ def take_number(turn: Turn, txn: r.TxnRow, series: str, number: int) -> None:
 
 
 def _more(runs: tuple[int, ...], number: int) -> tuple[int, ...]:
-    """The runs, extended by a number above them all."""
+    """The runs, extended by a number that is higher than all. Above `MAX_RUNS`, the two lowest runs become one."""
     if runs and runs[-1] == number - 1:
         return (*runs[:-1], number)
     if len(runs) == 2 * MAX_RUNS:
@@ -219,13 +221,13 @@ def _more(runs: tuple[int, ...], number: int) -> tuple[int, ...]:
 
 
 def _up_to(runs: tuple[int, ...], number: int) -> tuple[int, ...]:
-    """The runs without the numbers above this one."""
+    """The runs without numbers higher than this one."""
     pairs = zip(runs[::2], runs[1::2], strict=True)
     return tuple(n for first, last in pairs if first <= number for n in (first, min(last, number)))
 
 
 def give_back(turn: Turn, scope: str, pending: r.PendingCommitRow | None) -> None:
-    """Set a series back to the number before, if an aborted commit was decided."""
+    """Set a series back to the number before, if the commit of an aborted transaction was decided."""
     if pending is None or not pending.decided or pending.number is None or pending.name is None:
         return
     row = turn.state.series(scope, pending.name)
@@ -256,8 +258,8 @@ def reason(yielded: r.YieldedRow) -> str:
 def answer(turn: Turn, yielded: r.YieldedRow, owner: str) -> r.Outcome | None:
     """The answer to a commit that gave way: the earlier transaction's outcome.
 
-    `AlreadyCommitted` if that has another number, belongs to another lane, or is not known any more; None for a
-    name.
+    `AlreadyCommitted` if that has another number, belongs to another lane, or is not known any more. For a name,
+    None instead of the last two.
     """
     if yielded.number in (None, yielded.highest):
         row = turn.state.txn_row(yielded.txn_id)

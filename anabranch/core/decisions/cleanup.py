@@ -1,15 +1,14 @@
-"""Truncating journals and histories (`docs/inside/epochs.md`): how far, and which runs have to move before.
+"""Truncating journals and histories (`docs/inside/epochs.md`): how far, and which runs have to be moved first.
 
-The *low water* of a journal partition is the least offset that may still be needed. A round logs it before anything
-is deleted, so the next leader resumes reading there, with a table or without. The same round logs what must outlive
-the journal: the counts of rejected records of open transactions below the low water.
+The *low water* of a journal partition is the lowest offset that may still be needed. A round logs it before the
+shell deletes anything, so the next leader starts to read there, with a table or without. The same round logs, for
+open transactions, the counts of rejected records below the low water, which can't be read again.
 
-An old open transaction would keep everything after its data from being deleted. If a partition keeps much more than
-is needed, runs of such transactions are copied to its end. The low water rises in a later round.
+An old open transaction would prevent the deletion of all data after its own. If a partition keeps much more than is
+needed, runs of such transactions are *moved*: copied to the end of the partition. Then the low water can rise.
 
-A history is truncated only after its events are gone: up to an EPOCH record below whose vector the brokers have no
-events any more. Readers need nothing before such a record, so the active epoch is logged again after some thousand
-commits.
+A history is truncated only after its events are gone: up to an EPOCH record before whose vector the brokers have no
+events any more. Readers need nothing before such a record, so the active epoch is logged again from time to time.
 """
 
 from __future__ import annotations
@@ -26,14 +25,14 @@ from anabranch.core.journal_runs import StoredRun, moved_run
 from anabranch.core.round import NewEpoch
 from anabranch.protocol.schemas.records import LowWaterRow, MovedRow, MovedRun
 
-MAX_MOVED = 2_000  # runs moved in one round: they fit into one row for each transaction
-LATER = 12  # pause where nothing could be moved, in multiples of `clean_ms`
+MAX_MOVED = 2_000  # runs moved in one round, so that those of a transaction fit into one row
+LATER = 12  # pause after nothing could be moved, in multiples of `clean_ms`
 
 
 def clean_up(turn: Turn) -> None:
-    """Log the low waters that have risen enough, and note where runs may have to move.
+    """Log the low waters that have risen enough, and note the partitions from which runs may have to move.
 
-    Call it last in a turn, because transactions that end in this round need nothing any more.
+    Call it last in a turn, because transactions that end in this round need no data any more.
     """
     if turn.now_ms < turn.cleaning.next_ms:
         return
@@ -52,7 +51,7 @@ def clean_up(turn: Turn) -> None:
         turn.cleaning.spare.put(stream, None)
         place = (stream, k.HISTORY)
         base = turn.state.bases.get(stream)
-        needed = base is not None and offset > base.position  # by new replicas
+        needed = base is not None and offset > base.position  # new replicas read from there
         if turn.usable(stream) and not needed and offset > turn.state.low_water.get(place, 0):
             row = LowWaterRow(stream, k.HISTORY, offset)
             turn.put(k.low_water_key(stream, k.HISTORY), row)
@@ -60,7 +59,7 @@ def clean_up(turn: Turn) -> None:
 
 
 def log_epochs_again(turn: Turn) -> None:
-    """Log active epochs again after many commits. Call it when the round is complete."""
+    """Log the active epochs of streams again after many commits. Call it when the round is complete."""
     since = turn.histories.since_epoch
     counts = {stream: since.get(stream, 0) for stream in turn.round.streams}
     for step in turn.round.history:
@@ -85,9 +84,9 @@ def _places(turn: Turn) -> Iterator[Place]:
 
 
 def low_water(turn: Turn, place: Place, use: Use | None) -> int:
-    """The offset at which a journal partition may begin: everything before it is read and not needed.
+    """The offset up to which a journal partition is read and not needed any more: the start of a batch.
 
-    ``use``: the data of open transactions there. The result is the offset of the start of a batch.
+    ``use``: the data of open transactions there.
     """
     low = turn.index.positions.get(place, 0)
     if use is not None:
@@ -97,7 +96,7 @@ def low_water(turn: Turn, place: Place, use: Use | None) -> int:
 
 
 def _pays(turn: Turn, place: Place, low: int) -> bool:
-    """Whether truncating there is worth a row and a request."""
+    """Whether a truncation at this offset is worth a row and a request."""
     before = turn.state.low_water.get(place, 0)
     if low <= before:
         turn.cleaning.cuttable_ms.put(place, None)
@@ -105,7 +104,7 @@ def _pays(turn: Turn, place: Place, low: int) -> bool:
     since_ms = turn.cleaning.cuttable_ms.get(place, turn.now_ms)
     turn.cleaning.cuttable_ms.put(place, since_ms)
     if turn.now_ms - since_ms >= turn.settings.clean_after_ms:
-        return True  # so aborted or merged data does not stay readable in an idle stream
+        return True  # so that aborted or merged data does not stay readable in an idle stream
     if low - before >= turn.settings.clean_records:
         return True
     read = turn.index.read.get(place)
@@ -128,7 +127,7 @@ def _cut(turn: Turn, place: Place, low: int) -> None:
 
 
 def _is_crowded(turn: Turn, place: Place, use: Use) -> bool:
-    """Whether a partition keeps so much unneeded data that moving runs may pay."""
+    """Whether a partition keeps so much unneeded data that it may be worth moving runs."""
     read = turn.index.read.get(place)
     if read is None or turn.now_ms < turn.cleaning.may_move_ms.get(place, 0):
         return False
@@ -136,7 +135,7 @@ def _is_crowded(turn: Turn, place: Place, use: Use) -> bool:
     return read.between(use.low, end) - use.size > turn.settings.move_bytes
 
 
-# -- moving --------------------------------------------------------------------------------------------
+# -- moving runs ---------------------------------------------------------------------------------------
 
 
 class Lying(NamedTuple):
@@ -159,15 +158,15 @@ class Copied(NamedTuple):
 def runs_to_move(turn: Turn, place: Place) -> list[Lying]:
     """The next runs to copy to the end of a journal partition: about one chunk, in the order of their places.
 
-    They are before an offset at which a truncation frees more than `move_bytes` of unneeded data, and at least as
-    much as is copied. Runs of decided transactions move, too, since these may wait for hours for a stream in
-    trouble. Runs that a carrier is reading stay. Receipts keep naming the offsets at which the writers wrote.
+    They are all runs before an offset at which a truncation frees more than `move_bytes` of unneeded data, and at
+    least as much as is copied. Runs of decided transactions move, too, because these may wait for hours for a
+    stream in trouble; runs that are being staged do not. Receipts still name the old offsets.
     """
     read = turn.index.read.get(place)
     if read is None:
         return []
     lying = sorted(_lying(turn, place))
-    end = low_water(turn, place, None)  # runs from there on do not keep anything from being deleted
+    end = low_water(turn, place, None)  # runs from there on prevent no deletion
     copied = 0
     for i, one in enumerate((*lying, None)):
         offset = min(one.batch_base, end) if one is not None else end
@@ -211,7 +210,7 @@ def moved(turn: Turn, place: Place, lying: Sequence[Lying], copies: Sequence[Cop
         for run in fresh:
             turn.state.keep(*moved_run(txn_id, row, run))
     turn.cleaning.crowded = _without(turn.cleaning.crowded, place)
-    # Check soon again: the low water may rise, or there is more to move.
+    # Check again soon: the low water may rise, or there is more to move.
     turn.cleaning.next_ms = turn.now_ms
 
 
@@ -223,7 +222,7 @@ def _moved_run(run: StoredRun, copy: Copied) -> MovedRun:
 
 
 def _forget_former(turn: Turn, txn_id: bytes, place: Place, again: set[tuple[int, int]]) -> None:
-    """Remove these runs from the rows that have their former places."""
+    """Remove the runs (writer, first offset) in ``again`` from the rows that have their former places."""
     for (stream, partition, at), row in list(turn.open(txn_id).moved.items()):
         if (stream, partition) != place:
             continue
@@ -243,7 +242,7 @@ def has_moved(turn: Turn, place: Place, lying: Sequence[Lying], copies: Sequence
 
 
 def not_now(turn: Turn, place: Place) -> None:
-    """Skip a partition for a while, as nothing can be moved there. This turn makes no round."""
+    """Skip a partition for a while, as nothing can be moved there. Without a draft: no round is written."""
     kept = turn.memory.cleaning
     kept.may_move_ms.put(place, turn.now_ms + LATER * turn.settings.clean_ms)
     kept.crowded = _without(kept.crowded, place)

@@ -1,10 +1,10 @@
-"""Decisions on commits: which writers to take, when the journal covers them, what to merge.
+"""Decisions on commits through journals, from the command to the decision, and ends that an operator forces.
 
-A commit passes three stages. A refusal before *decided* leaves the transaction open and unchanged.
+A commit has three stages. A refusal before *decided* leaves the transaction open and unchanged.
 
-1. *pending*: it is logged, and waits, with a deadline, until the journal is indexed up to all receipts.
-2. *decided*: COMMIT_IN_PROGRESS and the exact list of writers are logged; from here any next leader finishes it.
-3. *merged*: timestamp, merges, COMMIT, COMMITTED and the answers, all in one round.
+1. *pending*: the commit is logged, and waits, with a deadline, until the journals are indexed up to its receipts.
+2. *decided*: COMMIT_IN_PROGRESS and the exact list of writers are logged; from now on any leader can finish it.
+3. *merged* (`merge`): its timestamp, events, history records, COMMITTED and the answers are written in one round.
 """
 
 from __future__ import annotations
@@ -51,9 +51,8 @@ from anabranch.protocol.tokens import Rights, id_named
 
 @dataclass(slots=True)
 class _Request:
-    """A commit of an open transaction while it is checked.
-
-    ``named``: the receipts in the command. ``writers``: the receipts that the commit takes.
+    """A commit of an open transaction while it is checked. ``named``: the receipts in the command. ``writers``: the
+    receipts that the commit takes.
     """
 
     txn: OpenTxn
@@ -63,7 +62,7 @@ class _Request:
 
 
 def commit(turn: Turn, command: r.Commit, to: ReplyTo | None) -> None:
-    """Receive a commit: it is logged as pending, and decided as soon as the journal covers it."""
+    """Log a commit as pending, answer a repeated one, or add its asker to a commit under way."""
     prepared.check_arguments(command)
     row = turn.transaction(
         command.token,
@@ -85,7 +84,7 @@ def commit(turn: Turn, command: r.Commit, to: ReplyTo | None) -> None:
         _commit_prepared(turn, txn, command, to)
     elif row.state == "OPEN":
         turn.hear(row.txn_id)
-        if not is_waiting(txn.pending, to):  # of a repeated request the first deadline counts
+        if not is_waiting(txn.pending, to):  # a repeated command does not change the deadline
             _log_pending(turn, _Request(txn, command, named), validated, to)
     else:
         _join_decided(turn, txn, named, validated, to)
@@ -94,9 +93,9 @@ def commit(turn: Turn, command: r.Commit, to: ReplyTo | None) -> None:
 def _answer_ended(
     turn: Turn, row: r.TxnRow, command: r.Commit, named: tuple[r.Receipt, ...], to: ReplyTo | None
 ) -> bool:
-    """Answer a commit of a transaction that is over; False: it was aborted without an answer to a commit."""
+    """Answer a commit of a finished transaction. False: it is aborted, and the caller refuses the commit."""
     if row.state == "ABORTED":
-        # If the transaction gave way to an earlier commit, give the same answer again.
+        # If it gave way to an earlier commit, the answer is that commit again.
         earlier = _earlier_answer(turn, row, command)
         if earlier is not None:
             turn.reply(to, earlier)
@@ -131,10 +130,8 @@ def _log_pending(
         same = (former.name, former.number, former.consumed, former.prepare) == claim
         try:
             _check_replaced(former.writers, {one.writer: one for one in request.writers}, same)
-        except (
-            errors.OutcomeUnknown
-        ) as error:  # this commit may end differently from the former one
-            end_pending(turn, txn_id, error)
+        except errors.OutcomeUnknown as error:
+            end_pending(turn, txn_id, error)  # this commit may end differently from the former one
     pending = replace(
         join_waiting(txn.pending, to),
         writers=request.writers,
@@ -153,9 +150,8 @@ def _check_rights(turn: Turn, request: _Request) -> None:
 
 
 def _check_positions(turn: Turn, request: _Request) -> None:
-    with suppress(
-        errors.OwnershipLost
-    ):  # the transaction is aborted when the commit is to be decided
+    # Lost ownership is no refusal: `_try_decide` aborts the transaction then.
+    with suppress(errors.OwnershipLost):
         _check_consumed(turn, request.txn.row, request.command)
 
 
@@ -191,7 +187,7 @@ def _check_locks(turn: Turn, request: _Request) -> None:
     conflicts.check_conflicts(turn, request.txn, request.writers, request.command)
 
 
-# The refusals of a commit, in their order; a new one is one more entry. They put nothing.
+# The checks of a commit, in their order; a new one is one more entry. They put nothing.
 CHECKS: tuple[Callable[[Turn, _Request], None], ...] = (
     _check_rights,
     _check_positions,
@@ -210,7 +206,7 @@ def _join_decided(
     validated: Mapping[int, r.ValidatedRow],
     to: ReplyTo | None,
 ) -> None:
-    """Add an asker to a decided commit. Its validation of locks counts, whatever receipts it names."""
+    """Add an asker to a decided commit. Its reports of validated locks count, whatever receipts it names."""
     txn_id = txn.row.txn_id
     waiting = join_waiting(txn.pending, to)
     due = conflicts.to_revalidate(turn, txn_id)
@@ -224,7 +220,7 @@ def _join_decided(
         if not not_covered(named, txn.writers):
             turn.put(k.pending_key(txn_id), waiting)
             return
-        # Not refused now: a refusal would discard the validation; the next copy is refused.
+        # Not refused now, because a refusal would discard the reports: the next copy is refused.
         again = due
     turn.reply(to, again)
 
@@ -242,7 +238,7 @@ def _commit_prepared(turn: Turn, txn: OpenTxn, command: r.Commit, to: ReplyTo | 
 
 
 def commit_prepared(turn: Turn, txn_id: bytes, to: ReplyTo | None) -> None:
-    """Log that a PREPARED transaction commits. A later round merges it; this round does if a row has the events."""
+    """Log that a PREPARED transaction commits. If a row has its events, this round merges it, else a later one."""
     txn = turn.open(txn_id)
     if txn.pending is None:
         one_shot.commit_events(turn, txn, to)
@@ -256,8 +252,9 @@ def commit_prepared(turn: Turn, txn_id: bytes, to: ReplyTo | None) -> None:
 
 
 def _check_consumed(turn: Turn, row: r.TxnRow, command: r.Commit) -> None:
-    """Check that the commit moves positions of the task ownership that its begin named. Raises as
-    `positions.judge`.
+    """Check that the commit moves positions of the task ownership that its begin named, and no others.
+
+    Raises: InvalidArgument, and as `positions.judge`.
     """
     consumed = command.consumed
     named = None if consumed is None else hash_of(consumed.processor, consumed.fencing_token)
@@ -280,7 +277,7 @@ def _judge(turn: Turn, row: r.TxnRow, consumed: r.Consumed | None) -> None:
 
 
 def _check_decided(row: r.TxnRow, command: r.Commit) -> None:
-    """Refuse a commit if one with other positions was decided before."""
+    """Refuse a commit if one with other positions was decided before. Raises: AlreadyCommitted, OutcomeUnknown."""
     consumed = command.consumed
     if row.state in ("ABORT_IN_PROGRESS", "ABORTED"):
         return
@@ -296,12 +293,12 @@ def _check_decided(row: r.TxnRow, command: r.Commit) -> None:
 
 
 def _accepts_expired(turn: Turn, to: ReplyTo | None, row: r.TxnRow) -> bool:
-    """Whether to answer a commit whose token has expired: an earlier copy may have come in time."""
+    """Whether to accept a commit whose token has expired, because an earlier copy may have come in time."""
     return row.state not in ("OPEN", "PREPARED") or is_waiting(turn.open(row.txn_id).pending, to)
 
 
 def _earlier_answer(turn: Turn, row: r.TxnRow, command: r.Commit) -> r.Outcome | None:
-    """The earlier outcome that an aborted transaction's commit was answered with; None if it was simply aborted."""
+    """The outcome with which this commit of an aborted transaction is answered; None if it gave way to no other."""
     yielded = turn.state.yielded(row.txn_id)
     if yielded is not None and (yielded.name, yielded.number) == (command.name, command.number):
         earlier = claims.answer(turn, yielded, row.owner)
@@ -310,9 +307,8 @@ def _earlier_answer(turn: Turn, row: r.TxnRow, command: r.Commit) -> r.Outcome |
     if command.number is not None:
         return None
     named = None
-    with suppress(
-        errors.NotAuthorized
-    ):  # another lane's outcome is not shown: the answer is that this one is aborted
+    # Another lane's outcome is not shown: then the answer is that this transaction is aborted.
+    with suppress(errors.NotAuthorized):
         named = earlier_outcome(turn, row.scope, command.name, row.owner)
     return None if named is None else turn.outcome(named)
 
@@ -320,7 +316,7 @@ def _earlier_answer(turn: Turn, row: r.TxnRow, command: r.Commit) -> r.Outcome |
 def _check_replaced(
     wanted: Iterable[r.Receipt], taken: Mapping[int, r.Receipt], same_claim: bool = True
 ) -> None:
-    """`OutcomeUnknown` if the commit that is waiting or decided lacks what this one wants."""
+    """`OutcomeUnknown` if the commit under way (``taken``) lacks a wanted receipt, or has another claim."""
     missing = not_covered(wanted, taken)
     if missing or not same_claim:
         without = f"writer {writers_text(missing)}" if missing else "this one's name and number"
@@ -339,7 +335,7 @@ def is_waiting(pending: r.PendingCommitRow | None, to: ReplyTo | None) -> bool:
 
 
 def join_waiting(pending: r.PendingCommitRow | None, to: ReplyTo | None) -> r.PendingCommitRow:
-    """Add an asker to the row; a repeated command is not added twice."""
+    """The row with one more asker, unless it is there. `NotReady` at the limit of askers."""
     if pending is None:
         pending = r.PendingCommitRow((), False, (), None, None, 0)
     if to is None or is_waiting(pending, to):
@@ -349,14 +345,14 @@ def join_waiting(pending: r.PendingCommitRow | None, to: ReplyTo | None) -> r.Pe
     return replace(pending, askers=(*pending.askers, to.row))
 
 
-# -- due work -----------------------------------------------------------------------------------------
+# -- in each turn -------------------------------------------------------------------------------------
 
 
 def advance_commits(turn: Turn) -> None:
-    """Merge the commits decided in former rounds, then decide the pending ones that can be decided."""
+    """Merge the commits that were decided in former rounds, then decide the pending ones that can be decided."""
     if not turn.state.committing:
         return
-    waiting = sorted(turn.state.committing)  # an order that the next leader repeats
+    waiting = sorted(turn.state.committing)  # the same order in each leader
     merge_decided(turn, [txn_id for txn_id in waiting if _can_merge(turn, txn_id)])
     for txn_id in waiting:
         txn = turn.state.open.get(txn_id)
@@ -365,17 +361,15 @@ def advance_commits(turn: Turn) -> None:
             before, since = turn.puts, turn.work
             try:
                 _try_decide(turn, txn_id, txn, txn.pending)
-            except (
-                errors.FixCallError,
-                errors.RetryError,
-            ) as error:  # concerns this commit alone: the leader continues
+            except (errors.FixCallError, errors.RetryError) as error:
+                # This concerns one commit alone: the leader continues.
                 check(turn.puts == before, f"a commit that failed changed something: {error}")
                 end_pending(turn, txn_id, error)
             turn.owe(txn.row.owner, since)
 
 
 def _can_merge(turn: Turn, txn_id: bytes) -> bool:
-    """Whether the commit is decided, and this leader has read the journals up to its receipts."""
+    """Whether a commit was decided in a former round, and the journals are indexed up to its receipts."""
     txn = turn.state.open[txn_id]
     pending = txn.pending
     if pending is None or not pending.decided or txn_id in turn.newly_committing:
@@ -390,9 +384,9 @@ def _can_merge(turn: Turn, txn_id: bytes) -> bool:
 def next_due_ms(
     state: State, index: JournalIndex, merging: Merging, wall_ms: int, now_ms: int
 ) -> int | None:
-    """Milliseconds until the next commit has to be checked: 0 if one can be merged at once.
+    """Milliseconds until the next commit has to be checked: 0 if one can be merged at once; None if none has to be.
 
-    A commit that the journals do not cover yet needs no deadline here: reading them wakes the loop.
+    A decided commit that the journals do not cover yet is not counted: reading them begins the next turn.
     """
     due = []
     for txn_id in state.committing:
@@ -413,17 +407,15 @@ def _try_decide(turn: Turn, txn_id: bytes, txn: OpenTxn, pending: r.PendingCommi
     unmoved: errors.AnabranchError | None = None
     try:
         _judge(turn, txn.row, pending.consumed)
-    except (
-        errors.OwnershipLost,
-        errors.UnknownProcessor,
-    ) as lost:  # the tasks were taken, so the transaction can never commit
+    except (errors.OwnershipLost, errors.UnknownProcessor) as lost:
+        # Another worker has the tasks, so the transaction can never commit.
         end_pending(turn, txn_id, lost)
         abort_txn(turn, txn_id, str(lost))
         return
     except (errors.FixCallError, errors.NotReady) as refusal:
         unmoved = refusal
     if not late and not turn.index.covers(pending.writers, txn):
-        return  # the usual wait: weighing the receipts now would be useless
+        return  # the usual wait
     if (again := conflicts.to_revalidate(turn, txn_id)) is not None:
         for to in end_pending(turn, txn_id, None):
             turn.reply(to, again)
@@ -435,7 +427,7 @@ def _try_decide(turn: Turn, txn_id: bytes, txn: OpenTxn, pending: r.PendingCommi
         _decide(turn, txn_id, txn, pending, weighed)
     elif late or not isinstance(error, errors.ReceiptsNotCovered | errors.NotReady):
         end_pending(turn, txn_id, error)
-        turn.hear(txn_id)  # the keepalive was stopped by the commit: it starts again
+        turn.hear(txn_id)  # the keepalive, which stops while a commit is pending, starts again
 
 
 def _why_not(
@@ -469,7 +461,7 @@ def _why_not(
 def _decide(
     turn: Turn, txn_id: bytes, txn: OpenTxn, pending: r.PendingCommitRow, weighed: Weighed
 ) -> None:
-    """Log that the transaction commits, with exactly these writers."""
+    """Log that the transaction commits (or is prepared), with exactly these writers; or that it gives way."""
     row = txn.row
     earlier = _earlier(turn, row, pending)
     if earlier is not None:
@@ -500,10 +492,7 @@ def _decide(
 
 
 def _earlier(turn: Turn, row: r.TxnRow, pending: r.PendingCommitRow) -> r.YieldedRow | None:
-    """The earlier claim that this commit gives way to.
-
-    `NotReady`: it is committing. `NotAuthorized`: another lane's.
-    """
+    """The earlier claim to which this commit gives way. Raises as `claims.overtaken` and `earlier_outcome`."""
     if pending.name is None:
         return None
     if pending.number is not None:
@@ -515,7 +504,7 @@ def _earlier(turn: Turn, row: r.TxnRow, pending: r.PendingCommitRow) -> r.Yielde
 
 
 def _yield_to(turn: Turn, txn_id: bytes, earlier: r.YieldedRow) -> None:
-    """Answer with the commit that has the claim already, and abort this transaction."""
+    """Answer with the commit that has the claim, and abort this transaction."""
     try:
         answer: object = claims.answer(turn, earlier, turn.open(txn_id).row.owner)
     except errors.AlreadyCommitted as error:
@@ -530,10 +519,10 @@ def _yield_to(turn: Turn, txn_id: bytes, earlier: r.YieldedRow) -> None:
 
 
 def force(turn: Turn, command: r.Force, to: ReplyTo | None) -> None:
-    """Abort a transaction whose merge is stuck, in all its streams, or end a PREPARED one. Repeatable.
+    """Abort a transaction whose merge is stuck, or end a PREPARED one. Repeating it is harmless.
 
-    Chunks of a staged merge are in the streams, committed natively. No history may ever name them, so their
-    partitions are never used again.
+    The chunks of a staged merge are in the streams already. No history may ever name them, so their partitions are
+    never used again (`RetiredRow`).
     """
     row = turn.transaction(id_named(command.token), Rights(0))
     txn_id = row.txn_id
@@ -572,7 +561,7 @@ def force(turn: Turn, command: r.Force, to: ReplyTo | None) -> None:
         if txn_id in turn.memory.staging:
             raise errors.NotReady("a chunk of the transaction is being staged: ask again")
         for (stream, _), staged in sorted(turn.open(txn_id).staged_merges.items()):
-            # Also in a LOST one: it may be recovered.
+            # Also in a LOST stream, as it may be recovered.
             if staged.count and stream in turn.state.streams:
                 retired = r.RetiredRow(stream, staged.partition)
                 turn.put(k.retired_key(stream, staged.partition), retired)

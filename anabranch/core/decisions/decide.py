@@ -1,4 +1,4 @@
-"""The entrance to all decisions: commands and due deadlines are decided into a round."""
+"""The entrance to all decisions: `decide` decides one command, `decide_due` all that is due without a command."""
 
 from __future__ import annotations
 
@@ -75,14 +75,14 @@ _DECISIONS: dict[type, Callable[[Turn, Any, ReplyTo | None], None]] = {
     r.DeleteProcessor: ownership.delete_processor,
     r.DescribeProcessors: ownership.describe_processors,
 }
-# These only answer: without an asker there is nothing to decide.
+# Commands that only ask: without an asker there is nothing to decide.
 _QUESTIONS = (
     r.DescribeStreams, r.DescribeProcessors, r.GetState, r.ListAudit, r.ListCommands, r.ListGrants,
     r.ListLanes, r.ListLocks, r.ListOpen, r.ListSeries, r.ListTableLocks, r.ListTransactions,
 )  # fmt: skip
 check(_DECISIONS.keys() <= RULES.keys(), "a command is not in core.authorize: who may send it?")
 
-CHECK_MS = 250  # how often silent transactions and, if no new one ends, old outcomes are checked
+CHECK_MS = 250  # how often silent transactions are checked, and old outcomes if none ends
 
 
 def decide(turn: Turn, command: Any, to: ReplyTo | None) -> None:
@@ -113,10 +113,10 @@ def decide(turn: Turn, command: Any, to: ReplyTo | None) -> None:
 def decide_due(turn: Turn, *, judge_silence: bool) -> int | None:
     """Decide what is due: plain writes, commits, merges, stale transactions, old outcomes, journals to truncate.
 
-    ``judge_silence``: `LeaderMemory.lanes` has how far each lane's commands are decided, so it is known whether a
-    heartbeat may still be unread. Returns the new horizon of forgotten ids, or None if it stays.
+    ``judge_silence``: whether `LeaderMemory.lanes` is up to date, so that silent transactions can be aborted
+    without missing an unread heartbeat. Returns the new `Turn.expired_ms`, or None if it stays.
     """
-    # Plain writes go to the active layouts, so they come before any stream leaves its own.
+    # Plain writes go to the active layouts, so they come before rolling commits change a stream's layout.
     merge.commit_plain(turn)
     commit.advance_commits(turn)
     is_check_due = turn.now_ms >= turn.keepalives.next_check_ms

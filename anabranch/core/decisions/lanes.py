@@ -1,8 +1,7 @@
-"""Decisions on lanes: made, blocked, unblocked, listed; their grants, the audit, and their quarantined commands.
+"""Decisions on lanes: adding, blocking and listing them; their grants, the audit, and quarantined commands.
 
 No lane is ever removed. An unblocked lane resumes at the end of its commands. Only the shell can find that offset,
-so the position is `AT_END` until the shell has logged it (`resume`). Before that no leader reads commands of the
-lane.
+so the position is `AT_END` until the shell has it logged (`resume`), and no leader reads the lane before.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ from anabranch.protocol.schemas import records as r
 
 
 def is_blocked(state: State, lane: str) -> bool:
-    """Whether the lane's commands must not be carried out: it is blocked, or not known."""
+    """Whether the lane is blocked, or not known: then its commands must not be carried out."""
     row = state.lanes.get(lane)
     return row.blocked if row is not None else lane not in (OPEN_LANE, ADMIN_LANE)
 
@@ -59,7 +58,7 @@ def position_of(state: State, lane: str) -> int:
 
 
 def set_lane(turn: Turn, command: r.SetLane, to: ReplyTo | None) -> None:
-    """Make a lane, or block, unblock, or change it."""
+    """Add a lane, or block, unblock, or change it."""
     lane, state = check_lane(command.lane), turn.state
     if lane == ADMIN_LANE and command.blocked:
         raise InvalidArgument("the lane admin can't be blocked: no command could unblock it")
@@ -93,7 +92,7 @@ def _refuse_pending(turn: Turn, lane: str) -> None:
         txn = turn.state.open[txn_id]
         if txn.pending is not None and not txn.pending.decided and _waits_for(txn, lane):
             end_pending(turn, txn_id, error)
-            turn.hear(txn_id)  # the keepalive was stopped by the commit: it starts again
+            turn.hear(txn_id)  # the keepalive, which stops while a commit is pending, starts again
 
 
 def _waits_for(txn: OpenTxn, lane: str) -> bool:
@@ -103,7 +102,6 @@ def _waits_for(txn: OpenTxn, lane: str) -> bool:
 
 
 def list_lanes(turn: Turn, command: r.ListLanes, to: ReplyTo | None) -> None:
-    """List all lanes, by name."""
     names = sorted({OPEN_LANE, ADMIN_LANE, *turn.state.lanes})
     turn.reply(to, r.LaneList(_infos(turn, names)))
 
@@ -137,15 +135,15 @@ def _info(turn: Turn, lane: str, used: Mapping[str, int]) -> r.LaneInfo:
 def resume(turn: Turn, positions: Mapping[str, int]) -> None:
     """Log the offsets at which lanes resume: `AT_END`, or the ends that the shell found."""
     for lane, offset in positions.items():
-        own = lane == OPEN_LANE and offset != AT_END  # the row of the round has that position
+        own = lane == OPEN_LANE and offset != AT_END  # the `RoundRow` has this position
         turn.put(k.lane_position_key(lane), None if own else r.LanePositionRow(offset))
 
 
-# -- grants, and the list of what operators did ----------------------------------------------------
+# -- grants, and the audit -------------------------------------------------------------------------
 
 
 def set_grant(turn: Turn, command: r.SetGrant, to: ReplyTo | None) -> None:
-    """Set, add to or take from a lane's rights on a pattern. Repeating it changes nothing and adds no audit row."""
+    """Set a lane's rights on a pattern, or add some, or take some. Repeating it is harmless."""
     lane, pattern = command.lane, command.pattern
     if check_lane(lane) not in turn.state.lanes and lane not in FROM_THE_START:
         raise InvalidArgument(f"there is no lane {lane!r}: add it first (`anabranch lane add`)")
@@ -170,9 +168,7 @@ def set_grant(turn: Turn, command: r.SetGrant, to: ReplyTo | None) -> None:
 
 
 def _count(turn: Turn) -> int:
-    """The number of grants without those of scopes' creators, so that a lane with many scopes does not use them
-    up.
-    """
+    """The number of grants without those of scopes' creators, so that many scopes do not use up the limit."""
     every = [grant for granted in turn.state.grants.values() for grant in granted.items()]
     return sum(pattern == EVERYWHERE or rights != CREATORS for pattern, rights in every)
 
@@ -188,7 +184,7 @@ def _check_pattern(pattern: str) -> None:
 
 
 def list_grants(turn: Turn, command: r.ListGrants, to: ReplyTo | None) -> None:
-    """All grants in force, by lane and pattern, including those that exist from the start."""
+    """List all grants, by lane and pattern, including those that exist from the start."""
     found = {(lane, EVERYWHERE): from_the_start(turn.state, lane) for lane in FROM_THE_START}
     for lane, granted in turn.state.grants.items():
         found |= {(lane, pattern): rights for pattern, rights in granted.items()}
@@ -198,7 +194,7 @@ def list_grants(turn: Turn, command: r.ListGrants, to: ReplyTo | None) -> None:
 
 
 def list_audit(turn: Turn, command: r.ListAudit, to: ReplyTo | None) -> None:
-    """Operators' commands that were carried out, the newest first; a bounded part of them in one answer."""
+    """List operators' commands that were carried out, the newest first, a bounded number in one answer."""
     below = b"\xff" * 13 if command.before is None else command.before
     most = limits.LIST_ROWS.value
     found = list(islice(turn.state.rows_below(k.AUDIT_KEY, below), most + 1))
@@ -209,16 +205,19 @@ def list_audit(turn: Turn, command: r.ListAudit, to: ReplyTo | None) -> None:
 # -- quarantined commands: logged and skipped, so that others are served ---------------------------
 
 
-_REASON = 256  # characters: one answer has many of them
+_REASON = 256  # characters of a reason: one answer has many of them
 
 
 def suspect(turn: Turn, lane: str, offset: int, end: int, tries: int) -> None:
-    """Log that these commands will be tried alone, so that the log names them if the leader dies of them."""
+    """Log that the commands from ``offset`` to ``end`` are tried alone next, for the ``tries``-th time.
+
+    If they crash the leader, the next one finds them in the log.
+    """
     turn.put(k.SUSPECT_KEY, r.SuspectRow(offset, end, tries, lane))
 
 
 def quarantine(turn: Turn, lane: str, offset: int, what: str, reason: str) -> None:
-    """Log that a command, or a batch of them, is quarantined. Above the limit the oldest row is forgotten."""
+    """Log that a command, or a batch of them, is quarantined. At the limit the oldest row is deleted."""
     known = turn.state.quarantined
     for key in list(islice(known, max(0, len(known) + 1 - limits.QUARANTINED.value))):
         turn.put(k.quarantine_key(*k.quarantine_at(key)), None)

@@ -1,13 +1,12 @@
-"""Merging decided commits: regular, rolling or staged (`docs/inside/epochs.md`, PDP-24).
+"""Merges of decided commits (regular, rolling or staged) and plain writes (`docs/inside/epochs.md`, PDP-24).
 
-A round merges transactions in the order of the timestamps that it gives them. A stream's *current* layout is at
-first the active one. A transaction of another reference epoch makes a duplicate of that epoch current; at the end
-of the round the active layout is duplicated and current again. Transactions of one reference epoch are merged one
-after the other, so that they share a duplicate.
+A round merges transactions in the order of the timestamps that it gives them. At the beginning of a round the
+*current* layout of a stream is the active one. For a transaction of another reference epoch a duplicate of that
+epoch becomes current; at the end of the round a duplicate of the active layout does. Transactions of one reference
+epoch are merged one after the other, so that they share a duplicate.
 
-Plain writes, journal records without a transaction, commit by themselves, in journal order: one offset for each
-journal partition says which are committed. The round with their data and COMMIT record logs this offset, and the
-next leader resumes exactly there.
+Plain writes commit in journal order: one offset for each journal partition says which are committed. The round with
+their data and COMMIT record logs this offset, and the next leader resumes exactly there.
 """
 
 from __future__ import annotations
@@ -44,10 +43,10 @@ from anabranch.protocol.schemas.records import (
     StagedMergeRow,
 )
 
-# Pause before a commit that waits for a carrier or for partitions is checked again.
+# Pauses before a waiting commit is checked again.
 RECHECK_MS = 50
-TORN_MS = 10_000
-WAITING_MS = 1_000  # the same, while a stream of it is in trouble
+TORN_MS = 10_000  # … which lost records
+WAITING_MS = 1_000  # … of which a stream is in trouble
 
 
 class Source(NamedTuple):
@@ -68,18 +67,17 @@ class Target(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A decided transaction, ready to be merged."""
+    """The records that a decided transaction merges. ``size``: bytes of their batches."""
 
     txn_id: bytes
     targets: tuple[Target, ...]
     records: int
     size: int
     staged: bool
-    state: int  # … of which belong to processors' states, which are never staged or rolled
+    state: int  # bytes of them in states of processors, which are never staged or rolled
 
     @property
     def runs(self) -> int:
-        """The number of journal runs."""
         return sum([len(source.runs) for target in self.targets for source in target.sources])
 
     @property
@@ -99,7 +97,7 @@ class _Current:
 
 @dataclass(slots=True)
 class _Layouts:
-    """The current layouts of streams whose current layout is not the active one."""
+    """The current layouts of streams; ``rolled`` has those that are not the active ones."""
 
     turn: Turn
     rolled: dict[str, _Current] = field(default_factory=dict)
@@ -115,7 +113,7 @@ class _Layouts:
         self, stream: str, reference_epoch: int, segments: tuple[SegmentRange, ...],
         starts: dict[int, int],
     ) -> None:  # fmt: skip
-        """Seal the current segments and open these instead."""
+        """Seal the current segments and open these instead. ``starts``: partition -> first offset."""
         before = self.of(stream)
         epoch = before.stream_epoch + 1
         self.turn.round.history.append(
@@ -127,7 +125,7 @@ class _Layouts:
         self.rolled[stream] = _Current(epoch, reference_epoch, segments)
 
     def close(self) -> None:
-        """Duplicate the active layouts again."""
+        """Make duplicates of the active layouts current again."""
         turn = self.turn
         for stream, current in list(self.rolled.items()):
             row = turn.state.streams[stream]
@@ -140,7 +138,7 @@ class _Layouts:
 
 
 def merge_decided(turn: Turn, txn_ids: Iterable[bytes]) -> None:
-    """Merge as many of these decided transactions as fit into this round; begin staged merges of big ones."""
+    """Merge as many of these decided transactions as fit into this round, and begin staged merges of big ones."""
     layouts = _Layouts(turn)
     merged = 0
     limit = turn.merge_limit
@@ -151,7 +149,7 @@ def merge_decided(turn: Turn, txn_ids: Iterable[bytes]) -> None:
         share //= 2
     # Half of the round is for merges, however many plain writes there are.
     sizes = {False: min(turn.plain_bytes, share // 2), True: 0}  # by whether they roll
-    # One at a time, oldest first: newer ones must not delay it again and again.
+    # With a limit, the oldest come first: newer ones must not delay them again and again.
     order = _order if limit is None else _oldest_first
     for plan in sorted(plans, key=lambda plan: order(turn, plan)):
         if limit is not None and merged >= limit:
@@ -176,7 +174,7 @@ def _breaks_frozen(turn: Turn, plan: Plan) -> bool:
 
 
 def _written(turn: Turn, plan: Plan) -> dict[str, Write]:
-    """Writes of a transaction to tables."""
+    """The writes of a transaction, by table."""
     return {
         target.stream: conflicts.written(
             turn,
@@ -191,10 +189,7 @@ def _written(turn: Turn, plan: Plan) -> dict[str, Write]:
 def plan_of(
     turn: Turn, txn_id: bytes, txn: OpenTxn, streams: Collection[str] | None = None
 ) -> Plan:
-    """The runs that the receipts take, from the index, by stream and segment number.
-
-    ``streams``: only of these.
-    """
+    """The plan of a transaction: the runs in the index that its receipts take. ``streams``: only of these."""
     extents = extents_by_place(txn.pending.writers if txn.pending is not None else ())
     targets = []
     records = size = state = 0
@@ -218,7 +213,7 @@ def plan_of(
 
 
 def _ready(turn: Turn, txn_id: bytes) -> Plan | None:
-    """The plan of a transaction that can be merged in this round."""
+    """The plan of a transaction that can be merged in this round; None if it waits, with its reason noted."""
     wait = turn.merging.waits.get(txn_id, None)
     if wait is not None and wait.until_ms > turn.now_ms:
         return None
@@ -229,7 +224,7 @@ def _ready(turn: Turn, txn_id: bytes) -> Plan | None:
         return None
     left_out = leave_out_lost(turn, txn_id, txn)
     if not (left_out and all(staged.done for staged in txn.staged_merges.values())):
-        _wait(turn, txn_id, RECHECK_MS, "carriers")
+        _wait(turn, txn_id, RECHECK_MS, "staging")
         return None
     # Checked before planning, which takes time for a big one.
     if wait is not None and wait.why == "others" and not _has_room(turn, txn_id, _places(txn)):
@@ -239,11 +234,10 @@ def _ready(turn: Turn, txn_id: bytes) -> Plan | None:
         return None
     plan = plan_of(turn, txn_id, txn)
     if plan.records != txn.row.committed:
-        # Never merge less or more than was decided: abort the transaction while that is legal.
+        # Never merge less or more than was decided: abort the transaction while that is legal, or let an operator
+        # force its end.
         if txn.row.state == "FINALIZE_IN_PROGRESS":
-            _wait(
-                turn, txn_id, TORN_MS, "torn"
-            )  # it can't be aborted: an operator has to force its end
+            _wait(turn, txn_id, TORN_MS, "torn")
             return None
         reason = f"its journals show {plan.records} of the {txn.row.committed} records decided"
         abort_txn(turn, txn_id, reason)
@@ -256,7 +250,7 @@ def _ready(turn: Turn, txn_id: bytes) -> Plan | None:
         return None
     rolls = [(turn.merging.may_roll_ms.get(s, 0), s) for s, _ in _rolled(turn, plan)]
     until, stream = max(rolls, default=(0, ""))
-    # One limit for all its streams: with a limit for each, one of them could always have rolled just before.
+    # One limit for all its streams: otherwise one of them could always have rolled a moment ago.
     since = wait.since_ms if wait is not None and wait.why == "rolls" else turn.now_ms
     until = min(until, since + turn.settings.collate_ms)
     if until > turn.now_ms:
@@ -266,7 +260,7 @@ def _ready(turn: Turn, txn_id: bytes) -> Plan | None:
 
 
 def _is_whole(txn: OpenTxn, plan: Plan) -> bool:
-    """Whether the events of every segment are staged, as many as the index shows now."""
+    """Whether each segment has as many staged events as the index shows now."""
     due = {
         (target.stream, source.number): sum(run.records for run in source.runs)
         for target in plan.travels
@@ -293,9 +287,7 @@ def _rolled(turn: Turn, plan: Plan) -> tuple[tuple[str, int], ...]:
 
 
 def _order(turn: Turn, plan: Plan) -> tuple[object, ...]:
-    """The sort key: regular commits first, then rolling ones by the duplicate they can share, staged ones in
-    front.
-    """
+    """Regular commits first, then rolling ones by the duplicate that they can share, staged ones first."""
     return _rolled(turn, plan), not plan.staged, plan.txn_id
 
 
@@ -343,7 +335,10 @@ def _merge(turn: Turn, layouts: _Layouts, plan: Plan) -> bool:
 def _switches(
     turn: Turn, layouts: _Layouts, plan: Plan
 ) -> list[tuple[Target, dict[int, int], dict[int, int]]] | None:
-    """(target, places by number, starts by partition) of each duplicate epoch that must be opened."""
+    """(target, segment number -> partition, partition -> first offset) of each duplicate epoch to open.
+
+    None if a stream has too few partitions.
+    """
     txn = turn.open(plan.txn_id)
     found = []
     for target in plan.travels:
@@ -389,7 +384,10 @@ def _part(txn: OpenTxn, plan: Plan, current: _Current, stream: str, source: Sour
 
 
 def _begin_staged_merge(turn: Turn, plan: Plan) -> None:
-    """Log the reserved partitions of a staged merge. From here no abort is possible, and its locks are frozen."""
+    """Log the partitions that a staged merge reserves, if there are enough and its locks may be frozen.
+
+    From then on no abort is possible.
+    """
     rows = []
     if not _has_room(turn, plan.txn_id, {t.stream: len(t.sources) for t in plan.travels}):
         return
@@ -413,19 +411,20 @@ def _begin_staged_merge(turn: Turn, plan: Plan) -> None:
     for row in rows:
         turn.put(k.staged_merge_key(plan.txn_id, row.stream, row.number), row)
     turn.round.reserved += [target.stream for target in plan.travels]
-    _wait(turn, plan.txn_id, 0, "carriers")
+    _wait(turn, plan.txn_id, 0, "staging")
 
 
 def _places(txn: OpenTxn) -> Counter[str]:
-    """The journal partitions that a decided transaction wrote to, of each stream; at least those of its plan."""
+    """For each stream the number of journal partitions to which the commit wrote, at least those of its plan."""
     return Counter(stream for _, stream, _ in txn.due if not is_state(stream))
 
 
 def _has_room(turn: Turn, txn_id: bytes, places: Mapping[str, int]) -> bool:
-    """Whether there are enough idle partitions to stage a transaction. If not, it waits.
+    """Whether there are enough idle partitions to stage a transaction. If not, it waits for partitions that
+    other staged merges release soon.
 
-    The transaction waits for partitions that other staged merges release soon. A stuck merge may keep its
-    partitions for hours, so new ones are added in that case. The oldest transaction goes first.
+    A stuck merge may keep its partitions for hours, so then new ones are added. The oldest waiting transaction
+    comes first.
     """
     for stream, count in places.items():
         row = turn.state.streams[stream]
@@ -446,7 +445,7 @@ def _has_room(turn: Turn, txn_id: bytes, places: Mapping[str, int]) -> bool:
 
 
 def _lets_go(turn: Turn, stream: str) -> bool:
-    """Whether a staged merge in a stream makes progress, so that its partitions are soon idle again."""
+    """Whether a staged merge in a stream makes progress, so that its partitions will soon be idle again."""
     for txn_id in turn.state.committing:
         if any(name == stream for name, _ in turn.open(txn_id).staged_merges):
             wait = turn.wait_of(txn_id)
@@ -456,10 +455,10 @@ def _lets_go(turn: Turn, stream: str) -> bool:
 
 
 def _written_by(turn: Turn, plan: Plan, txn_id: bytes) -> Mapping[str, Write] | None:
-    """The writes of a staged transaction to the tables that this plan's transaction locked; or all of the plan's
-    own.
+    """The writes of a staged transaction to the tables that this plan's transaction locked; for the plan's own
+    transaction, all its writes.
 
-    None: the journals of these tables are not read up to them yet. The former are cached.
+    None: the journals of these tables are not read up to them yet. Writes of other transactions are cached.
     """
     if txn_id == plan.txn_id:
         return _written(turn, plan)
@@ -482,9 +481,9 @@ def runs_to_stage(
     staged: StagedMergeRow,
     extents: Mapping[tuple[str, int], Mapping[int, Extent]],
 ) -> list[StoredRun]:
-    """The runs of a staged segment that are not yet copied, in the order of copying.
+    """The runs of a staged segment that are not copied yet, in the order of copying.
 
-    ``extents``: those of the transaction's commit, by place.
+    ``extents``: of the transaction's commit, as `extents_by_place`.
     """
     here = extents.get((staged.stream, staged.source), {})
     runs = taken_runs(index.runs(staged.txn_id, staged.stream, staged.source), here)
@@ -518,7 +517,7 @@ def commit_plain(turn: Turn) -> None:
 def _taken(
     turn: Turn, waiting: Iterable[tuple[str, int]], budget: int, share: int
 ) -> dict[tuple[str, int], list[StoredRun]]:
-    """The next runs of these journal partitions, without partitions that wait for frozen locks."""
+    """The next runs of these journal partitions. ``budget``: bytes in all; ``share``: for each partition."""
     taken: dict[tuple[str, int], list[StoredRun]] = {}
     for place in waiting:
         if turn.plain_bytes >= budget:
@@ -529,8 +528,9 @@ def _taken(
 
 
 def _take(turn: Turn, place: tuple[str, int], size: int) -> list[StoredRun]:
-    """The next runs of a journal partition: at least one, about ``size`` bytes, up to one that breaks a frozen
-    lock.
+    """The next runs of a journal partition, about ``size`` bytes, but at least one.
+
+    They end before a run that breaks a frozen lock; if that is the first one, the result is empty.
     """
     runs: list[StoredRun] = []
     taken = 0
@@ -583,8 +583,7 @@ def _commit(turn: Turn, taken: dict[tuple[str, int], list[StoredRun]]) -> None:
 def give_up(turn: Turn, refused: Round) -> list[tuple[str, int, tuple[StoredRun, ...]]]:
     """Skip the plain writes of a round whose data the broker refuses, and log their count.
 
-    Their writers wait for no answer, and later writes must not be blocked. Returns (stream, journal partition,
-    runs).
+    Nothing waits for them, and later writes must not be blocked. Returns (stream, journal partition, runs).
     """
     passed = []
     for commit in refused.commits:
@@ -598,7 +597,7 @@ def give_up(turn: Turn, refused: Round) -> list[tuple[str, int, tuple[StoredRun,
 def _done(
     turn: Turn, stream: str, partition: int, runs: tuple[StoredRun, ...], refused: int = 0
 ) -> None:
-    """Log that these runs are committed or skipped, so that the index drops them."""
+    """Log that these runs are committed or skipped, and drop them from the index. ``refused``: skipped records."""
     refused += turn.state.plain_refused.get((stream, partition), 0)
     row = PlainRow(stream, partition, runs[-1].end, refused)
     turn.put(k.plain_key(stream, partition), row)

@@ -1,4 +1,8 @@
-"""Decisions on one-shots: a whole transaction in one command."""
+"""Decisions on one-shots: a whole transaction in one command, which commits at once, or is prepared.
+
+Their events are in the command, so no journal and no receipts take part. A one-shot that moves positions of tasks
+has a marked id (`protocol.ids`) and leaves no row of its own.
+"""
 
 from __future__ import annotations
 
@@ -36,11 +40,11 @@ from anabranch.protocol.legal_names import check_name, is_state
 from anabranch.protocol.limits import LATEST, NO_TIME, RESERVED
 from anabranch.protocol.schemas import records as r
 
-_KEEPALIVE_MS = 1_000  # of a transaction prepared by its first command, which no keepalive ends
+_KEEPALIVE_MS = 1_000  # in the row of a `PrepareEvents`, which no keepalive ends
 
 
 def one_shot(turn: Turn, command: r.OneShot, to: ReplyTo | None) -> None:
-    """Commit a whole transaction of one command. Its events are placed by key in the active segments."""
+    """Commit a one-shot. Its events are placed by key in the active segments."""
     check_served(turn, command.scope)
     check_id_partition(turn, command.txn_id)
     check_name(command.name)
@@ -96,7 +100,7 @@ def one_shot(turn: Turn, command: r.OneShot, to: ReplyTo | None) -> None:
 
 
 def _instead_of(turn: Turn, row: r.TxnRow, command: r.OneShot | r.PrepareEvents) -> r.TxnRow:
-    """The commit to which an aborted transaction gave way. `TransactionAborted` if it did not give way."""
+    """The commit to which an aborted transaction gave way. `TransactionAborted` if it was aborted otherwise."""
     with suppress(errors.NotAuthorized):
         earlier = earlier_outcome(turn, command.scope, command.name, row.owner)
         if earlier is not None:
@@ -117,7 +121,7 @@ def _give_way(turn: Turn, command: r.OneShot, earlier: r.TxnRow, to: ReplyTo | N
 
 
 def prepare_events(turn: Turn, command: r.PrepareEvents, to: ReplyTo | None) -> None:
-    """Prepare a whole transaction of one command: a row keeps its events until its coordinator decides."""
+    """Prepare a transaction with all its events, which a row keeps until the coordinator decides."""
     check_served(turn, command.scope)
     check_id_partition(turn, command.txn_id)
     check_name(command.name)
@@ -167,7 +171,7 @@ def prepare_events(turn: Turn, command: r.PrepareEvents, to: ReplyTo | None) -> 
 def _prepared_before(
     turn: Turn, command: r.PrepareEvents, row: r.TxnRow, to: ReplyTo | None
 ) -> None:
-    """Answer a repeated prepare."""
+    """Answer a repeated `PrepareEvents`."""
     if row.state == "ABORTED":
         turn.answer(to, _instead_of(turn, row, command))
         return
@@ -182,9 +186,9 @@ def _prepared_before(
 
 
 def commit_events(turn: Turn, txn: OpenTxn, to: ReplyTo | None) -> None:
-    """Commit a PREPARED transaction whose events are in a row, placed by key in the segments active now.
+    """Commit a PREPARED transaction whose events are in a row; they are placed by key in the segments active now.
 
-    `NotReady` while a stream is in trouble or being recovered: the transaction stays PREPARED.
+    Events of LOST streams are left out. `NotReady` while a stream is in trouble or being recovered.
     """
     txn_id, row = txn.row.txn_id, txn.row
     held = turn.state.prepared_row(txn_id)
@@ -209,7 +213,7 @@ def commit_events(turn: Turn, txn: OpenTxn, to: ReplyTo | None) -> None:
     prepared.drop_events(turn, txn_id)
     for stream, epoch in [(s, e) for s, e in txn.participants.items() if s in placed]:
         now = r.ParticipantRow(stream, turn.state.streams[stream].reference_epoch)
-        if now.reference_epoch != epoch:  # it is merged into the segments of the present epoch
+        if now.reference_epoch != epoch:  # the stream was scaled since
             turn.put(k.participant_key(txn_id, stream), now)
             drop_epoch(turn, stream, epoch)
     finish(turn, row)
@@ -217,7 +221,7 @@ def commit_events(turn: Turn, txn: OpenTxn, to: ReplyTo | None) -> None:
 
 
 def _one_shot_of_tasks(turn: Turn, command: r.OneShot, to: ReplyTo | None) -> None:
-    """Commit a one-shot that moves positions. The tasks' rows are its outcome, so it leaves no row of its own."""
+    """Commit a one-shot that moves positions. The rows of its tasks prove that it is committed."""
     consumed = command.consumed
     if command.locks:
         raise errors.InvalidArgument("a one-shot that moves positions takes no locks")
@@ -268,15 +272,18 @@ def _append(turn: Turn, command: r.OneShot, placed: _Placed) -> int:
         )
         target = turn.state.streams[stream]
         epoch = target.stream_epoch
-        # In wide streams not every record has the vector.
+        # The size of the history record, about; in wide streams not every record has the vector.
         wide = history_records.FEW + target.partitions // history_records.EVERY
-        turn.size += 16 * min(target.partitions, wide)  # of the history record, about
+        turn.size += 16 * min(target.partitions, wide)
         conflicts.merge(turn, StreamCommit(command.txn_id, stream, epoch, timestamp, parts))
     return timestamp
 
 
 def _place(turn: Turn, command: r.OneShot) -> dict[str, list[tuple[r.SegmentRange, list[r.Event]]]]:
-    """Events by stream and active segment, in order."""
+    """Check the events of a one-shot, and group them by stream and active segment, in order.
+
+    Raises: NotAuthorized, InvalidArgument, EventTooLarge, CrossScope, and as `active_stream`.
+    """
     by_stream: dict[str, list[r.Event]] = {}
     events: list[r.Event] = []
     former, most, may_be_big, latest = None, 0, True, LATEST

@@ -1,4 +1,4 @@
-"""Decisions on processors: creation, deletion, and task ownership."""
+"""Decisions on processors (created, described, reset, deleted) and on the ownership of their tasks."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from anabranch.protocol.legal_names import (
 from anabranch.protocol.schemas import records as r
 
 TASKS_IN_ANSWER = 128
-# A new processor's incarnation is below this: keys of states have room for 65,535, so it can be reset often.
+# A new processor's incarnation is below this. Keys of states have room for 65,535, so it can be reset often.
 _INCARNATIONS = 1 << 15
 
 
 def create_processor(turn: Turn, command: r.CreateProcessor, to: ReplyTo | None) -> None:
-    """Create a processor. An existing one with the same tasks and inputs gets the stores that it lacks."""
+    """Create a processor, or add the stores that an existing one with the same tasks and inputs lacks."""
     name, inputs = command.processor, command.inputs
     check_served(turn, split_stream(name)[0])
     limits.TASKS.check(command.tasks, f"processor {name}")
@@ -93,7 +93,7 @@ def _check_inputs(name: str, inputs: Sequence[r.ProcessorInput]) -> None:
 
 
 def _with_stores(name: str, known: tuple[str, ...], more: Sequence[str]) -> tuple[str, ...]:
-    """The stores by number. A store keeps its number for good."""
+    """The names of all stores; the index of a store is its number, which never changes."""
     for store in more:
         if not store:
             raise InvalidArgument("a store has a name")
@@ -106,7 +106,7 @@ def _with_stores(name: str, known: tuple[str, ...], more: Sequence[str]) -> tupl
 def _kinds_of(
     row: r.ProcessorRow | None, stores: Sequence[str], command: r.CreateProcessor
 ) -> tuple[str, ...]:
-    """The kind of each store. `IllegalState` if one has another kind already: its rows could not be read."""
+    """The kind of each store; empty if not known. `IllegalState`: a store has another kind already."""
     if command.kinds and len(command.kinds) != len(command.stores):
         raise InvalidArgument("kinds of stores: none, or one a store")
     known = {} if row is None else dict(zip(row.stores, row.kinds, strict=False))
@@ -124,10 +124,7 @@ def _kinds_of(
 def _same(
     known: Sequence[r.ProcessorInput], asked: Sequence[r.ProcessorInput]
 ) -> tuple[r.ProcessorInput, ...] | None:
-    """The known inputs, with topic ids that were unknown so far; None if the command names others.
-
-    Order is ignored.
-    """
+    """The known inputs, with topic ids that were unknown so far; None if the inputs differ, except in order."""
     by_name = {one.stream: one for one in asked}
     if by_name.keys() != {one.stream for one in known}:
         return None
@@ -137,7 +134,7 @@ def _same(
 
 
 def _difference(row: r.ProcessorRow, tasks: int, inputs: Sequence[r.ProcessorInput]) -> str:
-    """The first difference between a processor and what was asked for."""
+    """A text for the first difference between a processor and what was asked for."""
     if row.tasks != tasks:
         return f"{row.tasks} tasks, not {tasks}"
     there, asked = {one.stream for one in row.inputs}, {one.stream for one in inputs}
@@ -149,7 +146,7 @@ def _difference(row: r.ProcessorRow, tasks: int, inputs: Sequence[r.ProcessorInp
 
 
 def describe_processors(turn: Turn, command: r.DescribeProcessors, to: ReplyTo | None) -> None:
-    """Describe one processor and its tasks, or a scope's processors by name; a bounded part of them."""
+    """Describe one processor and its tasks, or a scope's processors by name; a bounded number in one answer."""
     check_served(turn, command.scope)
     if command.processor is not None:
         row = processor_of(turn, command.processor)
@@ -187,7 +184,10 @@ def _task_info(turn: Turn, processor: str, task: int) -> r.TaskInfo:
 
 
 def take(turn: Turn, command: r.TakeTasks, to: ReplyTo | None) -> None:
-    """Fence the former owners of these tasks at once. The answer names commits that are still being merged."""
+    """Give tasks to the worker with this fencing token; their former owners are fenced at once.
+
+    The answer names commits that are still being merged.
+    """
     row = processor_of(turn, command.processor)
     limits.HOLDER.check(len(command.holder), "a holder")
     fencing_hash = check_tasks(row, command.tasks, command.fencing_token)
@@ -216,7 +216,7 @@ def take(turn: Turn, command: r.TakeTasks, to: ReplyTo | None) -> None:
 
 
 def release(turn: Turn, command: r.ReleaseTasks, to: ReplyTo | None) -> None:
-    """Release tasks, except tasks that have another owner by now."""
+    """Release tasks, except those that have another owner by now."""
     row = processor_of(turn, command.processor)
     fencing_hash = check_tasks(row, command.tasks, command.fencing_token)
     for task in command.tasks:
@@ -238,9 +238,9 @@ def _answer(turn: Turn, row: r.ProcessorRow, tasks: tuple[int, ...], to: ReplyTo
 
 
 def reset_processor(turn: Turn, command: r.ResetProcessor, to: ReplyTo | None) -> None:
-    """Reset a processor: without its state, or with it.
+    """Reset a processor, and keep its state or drop it. All task ownership ends.
 
-    All task ownership ends. With its state it also keeps its sequences, because the head of the state names one.
+    With its state it also keeps its sequences, because the head of the state names one.
     """
     row = processor_of(turn, command.processor)
     thing = k.processor_key(row.processor)
@@ -275,10 +275,10 @@ def reset_processor(turn: Turn, command: r.ResetProcessor, to: ReplyTo | None) -
 
 
 def delete_processor(turn: Turn, command: r.DeleteProcessor, to: ReplyTo | None) -> None:
-    """Delete a processor's rows; the topics of its state are deleted after that.
+    """Delete a processor's rows, and begin to delete the topics of its state.
 
-    The scope's row notes the incarnation that a later processor of that name has to exceed, so that a delayed copy
-    of a command does not fit it.
+    The scope's row gets a floor for the incarnation, resets and terms of later processors, so that a delayed copy
+    of a command does not fit one of the same name.
     """
     thing = k.processor_key(command.processor)
     if not is_repeated(turn, thing, to):

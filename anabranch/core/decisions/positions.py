@@ -1,8 +1,8 @@
 """Positions of tasks that move with a commit (``docs/inside/processing.md``).
 
-A task's row names the fencing hash of its owner, and its positions. A commit is checked against the row when it
-is decided. The positions move when it is merged, and are found by the transaction's id then: a `TakeTasks` in
-between replaces the fencing hash, but not ``in_progress``.
+A task's row has its positions, and the hash of its owner's fencing token. A commit is checked against the row when
+it is decided; from then on the row names the transaction (``in_progress``). The positions move when it is merged,
+even if another worker has taken the task since.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def task_of(turn: Turn, processor: str, task: int) -> r.TaskRow:
 
 
 def check_tasks(row: r.ProcessorRow, tasks: tuple[int, ...], fencing_token: bytes) -> bytes:
-    """The fencing token's hash. `InvalidArgument` for tasks that do not exist, or are named twice."""
+    """Check the tasks that a command names; returns the hash of its fencing token. `InvalidArgument`."""
     if len(fencing_token) != FENCING_TOKEN_SIZE:
         raise InvalidArgument(f"a fencing token has {FENCING_TOKEN_SIZE} bytes")
     if not tasks or len(set(tasks)) < len(tasks) or not all(0 <= t < row.tasks for t in tasks):
@@ -65,7 +65,7 @@ class _Step(NamedTuple):
 
 
 def moved_by(turn: Turn, consumed: r.Consumed, txn_id: bytes) -> r.TaskRow | None:
-    """The row of a task that this transaction moved last, which proves that it is committed; None without proof."""
+    """The row of a task that this transaction was the last to move, which proves its commit; None without proof."""
     for step in _steps(turn, consumed):
         if step.row.txn_id == txn_id:
             return step.row
@@ -75,7 +75,7 @@ def moved_by(turn: Turn, consumed: r.Consumed, txn_id: bytes) -> r.TaskRow | Non
 def judge(turn: Turn, consumed: r.Consumed, txn_id: bytes, scope: str, lane: str) -> None:
     """Check that a transaction of that scope and lane may move these tasks now.
 
-    Raises: OwnershipLost, NotReady (another one is being merged), InvalidArgument, NotAuthorized, UnknownProcessor.
+    Raises: OwnershipLost, NotReady (one is being merged), InvalidArgument, NotAuthorized, UnknownProcessor.
     """
     if split_stream(consumed.processor)[0] != scope:
         raise InvalidArgument(
@@ -128,7 +128,7 @@ def _check_positions(row: r.ProcessorRow, step: _Step) -> None:
 
 
 def check_state(consumed: r.Consumed | None, written: Mapping[str, Collection[int]]) -> None:
-    """`InvalidArgument` unless a commit may write to these tasks of these states."""
+    """`InvalidArgument` unless a commit moves the tasks whose state it writes (state stream -> tasks)."""
     for stream, tasks in written.items():
         moved: set[int] = set()
         if consumed is not None and stream == state_stream(consumed.processor):
@@ -150,7 +150,7 @@ def check_state_size(turn: Turn, size: int) -> None:
 
 
 def state_of(streams: Iterable[str], writers: Iterable[r.Receipt]) -> dict[str, set[int]]:
-    """The state that a commit by journals writes: stream -> tasks. ``streams``: those that it touched."""
+    """The state that a commit through journals writes: state stream -> tasks. ``streams``: its participants."""
     found: dict[str, set[int]] = {stream: set() for stream in streams if is_state(stream)}
     for receipt in writers:
         for extent in receipt.extents:
@@ -160,7 +160,7 @@ def state_of(streams: Iterable[str], writers: Iterable[r.Receipt]) -> dict[str, 
 
 
 def begin_moving(turn: Turn, consumed: r.Consumed, txn_id: bytes) -> None:
-    """Log on the tasks that this transaction is decided: no other commit moves them until it ends."""
+    """Log in the tasks' rows that this transaction is decided: no other commit moves them until it ends."""
     for step in _steps(turn, consumed):
         turn.put(k.task_key(consumed.processor, step.task), step.row._replace(in_progress=txn_id))
 
@@ -173,7 +173,7 @@ def move(
     committed: int,
     state: Mapping[str, Collection[int]],
 ) -> r.TaskRow:
-    """Move the tasks: the transaction is committed in this round. Returns the row of one of them.
+    """Move the positions of tasks with a commit in this round. Returns the row of one of them.
 
     ``state``: the state that it writes, as for `check_state`.
     """
@@ -196,7 +196,7 @@ def move(
 
 
 def give_back(turn: Turn, consumed: r.Consumed | None, txn_id: bytes) -> None:
-    """Allow other commits for the tasks again, because the decided transaction is aborted after all."""
+    """Let other commits move the tasks again, because the decided transaction is aborted after all."""
     if consumed is None:
         return
     for step in _steps(turn, consumed):

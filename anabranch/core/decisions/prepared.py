@@ -1,9 +1,9 @@
 """Decisions on prepared transactions, whose coordinator (a database, a program) decides later (`docs/prepared.md`).
 
-All checks that can fail are made before PREPARED is logged: from then on writers, name, number and journals are
-fixed. After that only the coordinator's decision ends the transaction. Once it is to commit, there is no abort: a
-refused merge is tried again, and a LOST stream is left out. A PREPARED transaction has no timestamp, so no reader
-and no other commit waits for it.
+All checks that can fail are made before PREPARED is logged; from then on writers, name, number and journals are
+fixed, and only the coordinator's decision, or an operator's force, ends the transaction. After a decision to commit
+there is no abort: a refused merge is tried again, and a LOST stream is left out. A PREPARED transaction has no
+timestamp, so no reader and no other commit waits for it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MAX_ATTEMPT = 64  # bytes
 
 
 def check_arguments(command: r.Commit) -> None:
-    """`InvalidArgument` for a prepare with impossible arguments."""
+    """`InvalidArgument` for impossible arguments of a commit that concern a coordinator."""
     if command.secret is not None and len(command.secret) != SECRET_SIZE:
         raise errors.InvalidArgument(f"a coordinator's secret has {SECRET_SIZE} bytes")
     if command.prepare is None:
@@ -50,19 +50,19 @@ def check_coordinator(prepare: r.Prepare) -> None:
 
 
 def proves(row: r.PreparedRow | None, secret: bytes | None) -> bool:
-    """Whether a secret is the one by which the transaction was prepared."""
+    """Whether a secret has the hash with which the transaction was prepared."""
     if row is None or secret is None or not row.prepare.by:
         return False
     return compare_digest(sha256(secret).digest(), row.prepare.by)
 
 
 def proven_by(turn: Turn, secret: bytes | None) -> Callable[[r.TxnRow], bool]:
-    """For `Turn.transaction`: the coordinator's secret replaces a token."""
+    """The argument ``proven`` of `Turn.transaction`: the coordinator's secret replaces a token."""
     return lambda row: proves(turn.state.prepared_row(row.txn_id), secret)
 
 
 def check_word(turn: Turn, txn_id: bytes, secret: bytes | None) -> None:
-    """`NotAuthorized` unless the sender may end this PREPARED transaction."""
+    """`NotAuthorized` if the transaction was prepared with a secret's hash, and this is not the secret."""
     row = turn.state.prepared_row(txn_id)
     if row is not None and row.prepare.by and not proves(row, secret):
         raise errors.NotAuthorized(
@@ -72,9 +72,8 @@ def check_word(turn: Turn, txn_id: bytes, secret: bytes | None) -> None:
 
 
 def check_abort(turn: Turn, row: r.TxnRow, command: r.Abort) -> None:
-    """Refuse an abort of a PREPARED transaction that does not come from its coordinator.
-
-    Raises: NotAuthorized, IllegalState.
+    """Refuse an abort of a PREPARED transaction that is not for its coordinator: without the secret, if it has one,
+    or by a bare id from another lane. Raises: NotAuthorized, IllegalState.
     """
     check_word(turn, row.txn_id, command.secret)
     proven = proves(turn.state.prepared_row(row.txn_id), command.secret)
@@ -88,7 +87,7 @@ def check_abort(turn: Turn, row: r.TxnRow, command: r.Abort) -> None:
 def check_same(turn: Turn, row: r.TxnRow, prepare: r.Prepare) -> None:
     """Refuse a prepare of a transaction that is not open, unless it repeats the one that prepared it.
 
-    Raises: IllegalState (another attempt prepared it), AlreadyCommitted, OutcomeUnknown (it commits without one).
+    Raises: IllegalState (another attempt prepared it), AlreadyCommitted, OutcomeUnknown (it commits unprepared).
     """
     before = turn.state.prepared_row(row.txn_id)
     if before is None and row.state == "COMMITTED":
@@ -105,7 +104,10 @@ def check_same(turn: Turn, row: r.TxnRow, prepare: r.Prepare) -> None:
 
 
 def check_ending(txn: OpenTxn, command: r.Commit, behind: list[int]) -> None:
-    """Refuse a commit that differs from what was prepared."""
+    """Refuse a commit that differs from what was prepared. ``behind``: writers of which it names more events.
+
+    Raises: InvalidArgument, IllegalState.
+    """
     claim, pending = (command.name, command.number), txn.pending
     prepared = (txn.row.name, None) if pending is None else (pending.name, pending.number)
     if claim not in ((None, None), prepared):
@@ -132,7 +134,7 @@ def check_count(turn: Turn, lane: str) -> None:
 
 
 def check_room(turn: Turn, txn: OpenTxn, weighed: Weighed) -> None:
-    """Refuse to prepare what could fail later, or beyond the limits of PREPARED transactions.
+    """Refuse to prepare a transaction whose merge could fail, or that exceeds the limits of PREPARED transactions.
 
     Raises: TooManyTransactions, TooManyUncommittedBytes, EventTooLarge.
     """
@@ -163,7 +165,7 @@ def log_prepared(
 
 
 def leave_out_lost(turn: Turn, txn_id: bytes, txn: OpenTxn) -> bool:
-    """Take LOST streams out of a prepared transaction that commits; its outcome names them. False: try later."""
+    """Leave LOST streams out of a prepared transaction that commits; its outcome names them. False: try later."""
     pending = txn.pending
     if pending is None or pending.prepare is None:
         return True
@@ -187,7 +189,7 @@ def leave_out_lost(turn: Turn, txn_id: bytes, txn: OpenTxn) -> bool:
 
 
 def without(row: r.TxnRow, events: int, gone: Collection[str]) -> r.TxnRow:
-    """The row of a transaction that commits without this number of events, of these LOST streams."""
+    """The row of a transaction that commits without the streams ``gone``, which have this number of events."""
     said = f"{events:,} events are left out, as their stream is LOST: {', '.join(sorted(gone))}"
     return row._replace(
         committed=row.committed - events, left_out=row.left_out + events, reason=limits.cut(said)
@@ -202,9 +204,7 @@ def drop_events(turn: Turn, txn_id: bytes) -> None:
 
 
 def needed(state: State, pending: r.PendingCommitRow) -> tuple[r.Receipt, ...]:
-    """The receipts of a decided commit; of a prepared one without LOST streams, whose journals are not read any
-    more.
-    """
+    """The receipts of a decided commit; if it was prepared, without LOST streams, which are not read."""
     if pending.prepare is None:
         return pending.writers
     return tuple(
@@ -214,7 +214,7 @@ def needed(state: State, pending: r.PendingCommitRow) -> tuple[r.Receipt, ...]:
 
 
 def prepared_of_name(turn: Turn, scope: str, name: str | None) -> r.TxnRow | None:
-    """The PREPARED transaction that has a name."""
+    """The PREPARED transaction that has a name, or None."""
     holder = turn.state.holder(scope, name) if name is not None else None
     if holder is None or holder not in turn.state.prepared:
         return None

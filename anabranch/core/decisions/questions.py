@@ -1,4 +1,8 @@
-"""Questions that change nothing: lists of transactions, the places of records, safe timestamps."""
+"""Questions: lists of transactions and locks, the places of records, safe timestamps. They change no row.
+
+While a question is answered all commands wait. So a list reads a bounded number of rows, and its answer has the key
+from which the next one continues. A list shows only what the lane may see.
+"""
 
 from __future__ import annotations
 
@@ -30,25 +34,19 @@ from anabranch.protocol.schemas import records as r
 from anabranch.protocol.tokens import SEE, Rights
 
 T = TypeVar("T")
-Hold = tuple[bytes, str]  # a transaction, and a table that it has locks on
+Hold = tuple[bytes, str]  # a transaction, and a table on which it has locks
 MAX_LISTED = 10_000
-MAX_WAITING = 100  # waiting commits that are listed of a lock
+MAX_WAITING = 100  # waiting commits that are listed for a transaction and table
 
 
 def get_state(turn: Turn, command: r.GetState, to: ReplyTo | None) -> None:
-    """Answer with the present state; nothing is logged."""
     check_id_partition(turn, command.txn_id)
     row = turn.transaction(named_by(command), SEE)
     turn.reply(to, turn.outcome(row, after=command.after))
 
 
 def list_transactions(turn: Turn, command: r.ListTransactions, to: ReplyTo | None) -> None:
-    """List open or prepared transactions, oldest first, or all, newest first: the lane's own, or all it may
-    operate.
-
-    All other commands wait meanwhile, so the number of rows read is bounded, and the answer has the key to continue
-    from.
-    """
+    """List open or prepared transactions, oldest first, or all transactions, newest first."""
     if command.prepared:
         rows = _open_after(turn, (turn.state.prepared,), command.before)
     elif command.include_finished:
@@ -67,7 +65,7 @@ def list_transactions(turn: Turn, command: r.ListTransactions, to: ReplyTo | Non
 
 
 def list_open(turn: Turn, command: r.ListOpen, to: ReplyTo | None) -> None:
-    """List open transactions, oldest first, with what they keep; or one transaction with some of its writers."""
+    """List open transactions, oldest first, as `OpenInfo`; or one transaction, with some of its writers."""
     if command.txn_id is not None:
         check_id_partition(turn, command.txn_id)
         row = turn.transaction(command.txn_id, SEE)
@@ -87,9 +85,7 @@ def list_open(turn: Turn, command: r.ListOpen, to: ReplyTo | None) -> None:
 
 
 def list_table_locks(turn: Turn, command: r.ListTableLocks, to: ReplyTo | None) -> None:
-    """List the tables that open transactions read and lock, oldest first, and the commits that wait for frozen
-    locks.
-    """
+    """List the tables that open transactions read and lock, and the commits that wait for frozen locks."""
     waiting, waits_for = defaultdict[Hold, list[bytes]](list), defaultdict[Hold, list[bytes]](list)
     for who, on, table in frozen.waiting_for(turn):
         turn.charge(work.LOOK)
@@ -133,7 +129,7 @@ def list_table_locks(turn: Turn, command: r.ListTableLocks, to: ReplyTo | None) 
 
 
 def _seen(turn: Turn, who: Who) -> bytes:
-    """The id of a waiting commit, if the lane may see it."""
+    """The id of a waiting commit; zeros if the lane may not see it."""
     row = turn.state.txn_row(who) if isinstance(who, bytes) else None
     return row.txn_id if row is not None and sees(turn.state, turn.lane, row) else NO_TXN
 
@@ -143,7 +139,7 @@ def _some(ids: Iterable[bytes]) -> tuple[bytes, ...]:
 
 
 def open_info(turn: Turn, row: r.TxnRow, *, full: bool, after: bytes | None = None) -> r.OpenInfo:
-    """A transaction with what it keeps. ``full``: also some writers, those ``after`` one, and staged segments."""
+    """A transaction, and what it uses. ``full``: also writers after ``after``, staged merges and kept bytes."""
     txn = turn.state.open.get(row.txn_id)
     outcome = turn.outcome(row, full=False)
     streams = tuple(sorted(turn.state.participants(row.txn_id)))
@@ -172,7 +168,7 @@ def open_info(turn: Turn, row: r.TxnRow, *, full: bool, after: bytes | None = No
 
 
 def _kept_for(turn: Turn, txn_id: bytes) -> dict[str, int]:
-    """The bytes of each stream's journal that a transaction keeps: all from its first batch on."""
+    """Stream -> bytes of its journal whose deletion a transaction prevents: all from its first batch on."""
     kept: Counter[str] = Counter()
     for place, stay in turn.index.uncommitted.stays.get(txn_id, {}).items():
         read = turn.index.read.get(place)
@@ -235,7 +231,7 @@ def _listed(
     wanted: Callable[[r.TxnRow], bool],
     show: Callable[[r.TxnRow], T],
 ) -> tuple[list[T], bytes | None]:
-    """Up to ``limit`` of the rows as they are shown, and the key to continue from; None at the end."""
+    """Up to ``limit`` wanted rows as they are shown, and the key from which to continue; None at the end."""
     if not 1 <= limit <= MAX_LISTED:
         raise InvalidArgument(f"a list has 1 to {MAX_LISTED} transactions")
     found: list[T] = []
@@ -259,7 +255,7 @@ def _may_list(turn: Turn, row: r.TxnRow, secret: bytes | None) -> bool:
 
 
 def _between(turn: Turn, last: bytes | None, key: bytes) -> bytes | None:
-    """The key from which a list continues, after the last key read: it reveals no id that the lane may not see."""
+    """A key between the last one read and the next, that reveals no id which the lane may not see."""
     txn_id = (last or b"")[:TXN_ID_SIZE]
     row = turn.state.txn_row(txn_id)
     if last is None or (row is not None and sees(turn.state, turn.lane, row)):
@@ -271,7 +267,7 @@ def _between(turn: Turn, last: bytes | None, key: bytes) -> bytes | None:
 
 
 def _visible(turn: Turn, scope: str | None) -> list[Ordered[bytes]]:
-    """Groups of open transactions that together contain all that the lane may see, of one scope if it is given."""
+    """Groups of open transactions that together contain all that the lane may see, in one scope or all."""
     state, lane = turn.state, turn.lane
     if scope is not None:
         found = [
@@ -302,8 +298,7 @@ def _open_after(
 def list_runs(turn: Turn, command: r.ListRuns, to: ReplyTo | None) -> None:
     """List the places of accepted records of an open transaction's writers, as many as one answer takes.
 
-    `NotReady` until the journals are indexed up to all that is wanted, because only then is it known what is
-    rejected.
+    `NotReady` until the journals are indexed up to all wanted offsets: only then it is known which are rejected.
     """
     row = turn.transaction(command.token, Rights.WRITE | SEE)
     TRANSACTIONS.judge(row.state, "touch", row.reason)
@@ -353,11 +348,11 @@ def _runs(turn: Turn, txn_id: bytes, stream: str, wanted: tuple[r.RunsWanted, ..
 def safe_time(turn: Turn, command: r.SafeTime, to: ReplyTo | None) -> None:
     """Make a timestamp safe, so that a snapshot at it never changes. A future one is refused: `NotReady`.
 
-    A timestamp is safe when all commits at or below it are on the log and all later ones exceed it. Timestamps rise
-    from the hybrid time of the state, which each round logs in its `RoundRow`. So for this leader and all later
-    ones one condition is enough: hybrid time has reached the timestamp in the round that logs the answer. The
-    question itself never moves hybrid time beyond the clock, or all later commits would be dated ahead; the times
-    that the client has seen (`times`) were taken in before.
+    A timestamp is safe when no commit at or before it can be added any more. Commit timestamps rise from the hybrid
+    time of the state, which each round logs in its `RoundRow`. So it is enough, for this leader and all later ones,
+    that hybrid time has reached the timestamp in the round of the answer. The question itself never moves hybrid
+    time beyond the clock, because all later commits would be dated ahead; the times that its sender has seen may
+    (`times`).
     """
     check_served(turn, command.scope)
     for table in command.tables:

@@ -1,8 +1,8 @@
 """Quotas of lanes: how much one lane may have at once, in addition to the limits of a control partition.
 
-Lanes have the defaults of `limits.QUOTAS`, which a `LaneRow` replaces. The lane `admin` has no quotas, and neither
-has `open` where its senders are trusted. A quota refuses commands that create more, and never a commit, an abort, a
-question or a heartbeat. Only the quota of work delays these, in `controller.lanes`.
+Lanes have the defaults of `limits.QUOTAS` unless their `LaneRow` has others. The lane `admin` has no quotas, nor
+has `open` if its senders are trusted. Because of a quota, commands are refused that create more, but never a
+commit, an abort, a question or a heartbeat. Only the quota of work delays these (`controller.lanes`).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _ERRORS: dict[str, type[errors.AnabranchError]] = {
 
 
 def quota(state: State, lane: str, name: str) -> int | None:
-    """A lane's quota, one of `limits.QUOTAS`; None: only the limit of the control partition applies."""
+    """A lane's quota of this name (`limits.QUOTAS`); None if it has no such quota."""
     row = state.lanes.get(lane)
     if row is not None and name in row.quotas:
         return row.quotas[name]
@@ -50,19 +50,19 @@ def _default(state: State, lane: str, name: str) -> int | None:
 
 
 def own_quotas(state: State, lane: str, quotas: Mapping[str, int]) -> dict[str, int]:
-    """The quotas that differ from the defaults, so that sending a listed set back does not fix the defaults."""
+    """The quotas that differ from the defaults, so that a listed set that is sent back does not fix these."""
     return {name: most for name, most in quotas.items() if most != _default(state, lane, name)}
 
 
+# Each check raises the error of `_ERRORS` for its quota if the lane would have more than the quota allows.
+
+
 def check_open(turn: Turn, lane: str, more: int = 1) -> None:
-    """`TooManyTransactions` if the lane would have more open transactions than it may."""
     _check(turn, lane, "open", len(turn.state.open_of.get(lane, ())) + more)
 
 
 def check_uncommitted(turn: Turn, lane: str, txn_id: bytes | None = None) -> None:
-    """`TooManyUncommittedBytes` once this transaction, or all open ones of the lane, have reached their limit in
-    journals.
-    """
+    """`TooManyUncommittedBytes` if this transaction, or the lane's open ones, are at their limit in journals."""
     uncommitted = turn.index.uncommitted
     found = 0 if txn_id is None else uncommitted.size_of((txn_id,))
     if found >= limits.UNCOMMITTED.value:
@@ -71,13 +71,12 @@ def check_uncommitted(turn: Turn, lane: str, txn_id: bytes | None = None) -> Non
             "or abort it"
         )
     most = quota(turn.state, lane, "staged")
-    # Below it the lane's sum need not be computed.
+    # The sum of the lane, which takes time, can't exceed the sum of all.
     if most is not None and uncommitted.total >= most:
         _check(turn, lane, "staged", uncommitted.size_of(turn.state.open_of.get(lane, ())) + 1)
 
 
 def check_prepared(turn: Turn, lane: str) -> None:
-    """`TooManyTransactions` if the lane would have more PREPARED transactions than it may."""
     if quota(turn.state, lane, "prepared") is not None:
         turn.charge(work.of_items(len(turn.state.open_of.get(lane, ()))))
         _check(turn, lane, "prepared", _prepared_of(turn.state, lane) + 1)
@@ -88,7 +87,6 @@ def _prepared_of(state: State, lane: str) -> int:
 
 
 def check_processors(turn: Turn, lane: str, tasks: int) -> None:
-    """`InvalidArgument` if the lane would have more processors, or tasks of them, than it may."""
     rows = [row for row in turn.state.processors.values() if row.owner == lane]
     turn.charge(work.of_items(len(turn.state.processors)))
     _check(turn, lane, "processors", len(rows) + 1)
@@ -96,12 +94,10 @@ def check_processors(turn: Turn, lane: str, tasks: int) -> None:
 
 
 def check_series(turn: Turn, lane: str) -> None:
-    """`InvalidArgument` if the lane would have begun more series than it may."""
     _check(turn, lane, "series", turn.state.series_of(lane) + 1)
 
 
 def check_scopes(turn: Turn, lane: str) -> None:
-    """`TooManyStreams` if the lane would have made more scopes than it may."""
     if quota(turn.state, lane, "scopes") is not None:
         made = sum(owner == lane for owner in turn.state.scope_owners.values())
         turn.charge(work.of_items(len(turn.state.scope_owners)))
@@ -109,7 +105,6 @@ def check_scopes(turn: Turn, lane: str) -> None:
 
 
 def check_room(turn: Turn, lane: str, streams: int, partitions: int) -> None:
-    """`TooManyStreams` if the lane would have more streams, or partitions in them, than it may."""
     if quota(turn.state, lane, "streams") is None and quota(turn.state, lane, "partitions") is None:
         return
     rows = [row for row in turn.state.streams.values() if row.owner == lane]
@@ -119,7 +114,6 @@ def check_room(turn: Turn, lane: str, streams: int, partitions: int) -> None:
 
 
 def check_locks(turn: Turn, lane: str, more: int) -> None:
-    """`TooMuchLocked` if the lane's open transactions would have more registered locks than they may."""
     if quota(turn.state, lane, "locks") is not None:
         turn.charge(work.of_items(len(turn.state.open_of.get(lane, ()))))
         _check(turn, lane, "locks", _locks_of(turn.state, lane) + more)
@@ -130,18 +124,17 @@ def _locks_of(state: State, lane: str) -> int:
 
 
 def check_keepalive(turn: Turn, lane: str, keepalive_ms: int) -> None:
-    """`InvalidArgument` for a keepalive that is longer than the lane may have."""
     _check(turn, lane, "keepalive", keepalive_ms)
 
 
 def check_snapshot(turn: Turn, lane: str, snapshot: int) -> None:
-    """`SnapshotExpired` for a snapshot that is older than the lane may keep tables readable for."""
+    """`SnapshotExpired` for a snapshot that is too old for the lane to keep tables readable for it."""
     now_us = max(to_us(turn.hybrid_time), turn.now_us)
     _check(turn, lane, "snapshot", (now_us - to_us(snapshot)) // 1000)
 
 
 def partitions_of(row: StreamRow) -> int:
-    """The partitions that a stream has, or that were asked for it."""
+    """The number of partitions that a stream has or will have."""
     return max(row.wanted_partitions, row.segment_count)
 
 
@@ -156,7 +149,7 @@ def _check(turn: Turn, lane: str, name: str, found: int) -> None:
 
 
 def usages(state: State, uncommitted: Uncommitted, lanes: Iterable[str]) -> dict[str, Counter[str]]:
-    """How much these lanes have of the quotas that count things. Each of their open transactions is read."""
+    """By lane, how much it has of each quota that counts things. Each of their open transactions is read."""
     found: dict[str, Counter[str]] = {}
     for lane in lanes:
         mine = state.open_of.get(lane, ())
@@ -179,7 +172,7 @@ def usages(state: State, uncommitted: Uncommitted, lanes: Iterable[str]) -> dict
 
 
 def quotas_of(state: State, lane: str) -> dict[str, int]:
-    """All quotas of a lane, the defaults included."""
+    """All quotas of a lane, including defaults."""
     found = {name: quota(state, lane, name) for name in limits.QUOTAS}
     return {name: most for name, most in found.items() if most is not None}
 
@@ -187,8 +180,7 @@ def quotas_of(state: State, lane: str) -> dict[str, int]:
 def check_quotas(turn: Turn, lane: str, quotas: Mapping[str, int], *, blocked: bool) -> None:
     """`InvalidArgument` for a quota that is not known, below 1, or below what the lane has now.
 
-    Blocking a lane (``blocked``) is never refused for what it has: its quotas may differ between control
-    partitions.
+    A lane that is to be ``blocked`` is never refused for what it has, which differs between control partitions.
     """
     has = Counter[str]() if blocked else usages(turn.state, turn.index.uncommitted, (lane,))[lane]
     for name, most in quotas.items():

@@ -4,15 +4,15 @@ A scaling never waits for a transaction. If partitions are missing, the intent i
 partitions to the topics, and `partitions_added` continues. Segments are named by number, because rolling commits in
 between change their ids.
 
-When a stream is scaled by itself is decided by a policy over the load of each segment (`propose`), like
-Pravega's: several averaging windows, shorter ones with higher thresholds, and a cool-down. Three rules keep it from
-scaling back and forth:
+A policy over the load of each segment (`propose`), like Pravega's, scales streams automatically, with several
+averaging windows (shorter ones have higher thresholds) and a cool-down. Three rules keep it from splitting and
+merging again and again:
 
-- A segment is split at more than 1.5 times its target over a whole cool-down, or sooner if it is far above
-  (`_RULES`), but never within a cool-down of its opening.
+- A segment is split if its load is more than 1.5 times its target over a whole cool-down, or sooner if the load is
+  far above (`_RULES`), but never within a cool-down after it was opened.
 - Neighbours are merged only if the merged segment would have stayed below a third of every threshold, at every
-  moment of the last four cool-downs. So a constant load never splits a merged segment again: splits form a
-  tree whose depth `_MIN_WIDTH` (or the samples) bounds.
+  moment of the last four cool-downs. So a constant load never splits a merged segment again, and `_MIN_WIDTH` or
+  the samples bound how often segments are split.
 - A segment whose load comes from one key is not split: no split would help.
 """
 
@@ -52,10 +52,11 @@ from anabranch.protocol.partitioner import SPACE
 from anabranch.protocol.schemas import records as r
 
 MAX_PARTITIONS = limits.STREAM_PARTITIONS.value
+# Errors that may pass: partitions may have been added all the same, so the request is repeated.
 PASSING = (
     NotReady,
     TopicMisconfigured,
-)  # partitions may have been added all the same, so the request is repeated
+)
 GROWTH = 4  # one scaling may multiply the number of segments by this
 FEW = 64  # this many segments are always allowed
 GROW_AGAIN_MS = 5_000  # pause before merges ask again for partitions that the broker did not add
@@ -112,7 +113,7 @@ def start(
     ranges: Sequence[r.KeyRange],
     to: ReplyTo | None,
 ) -> None:
-    """Scale at once, or log the intent and the partitions that it needs."""
+    """Scale at once, or log the intent to scale and the number of partitions that it needs."""
     turn.charge(work.of_items(len(row.segments) + len(seal)) + work.LOOK * len(ranges))
     if not ranges:
         turn.reply(to, r.StreamList((stream_info(turn, row),)))
@@ -132,7 +133,7 @@ def start(
 def want_partitions(turn: Turn, stream: str, count: int) -> None:
     """Log that a stream needs ``count`` partitions; the shell adds them.
 
-    A count above the limit is not logged: the merge that needs it waits until a scaling leaves it some.
+    A count above the limit is not logged: the merge that needs them waits until partitions become idle.
     """
     row = turn.state.streams[stream]
     if turn.now_ms < turn.merging.may_grow_ms.get(stream, 0):
@@ -156,7 +157,7 @@ def partitions_added(turn: Turn, stream: str, partitions: int) -> None:
     turn.put(k.stream_key(stream), row)
     turn.merging.may_grow_ms.put(stream, None)
     if row.scaling is not None and not _perform(turn, row, row.scaling):
-        # A staged merge took some meanwhile: ask for more.
+        # A staged merge took some of them meanwhile: ask for more.
         try:
             wanted = check_partitions(row.partitions + len(row.scaling.ranges))
         except InvalidArgument as error:
@@ -166,10 +167,10 @@ def partitions_added(turn: Turn, stream: str, partitions: int) -> None:
 
 
 def partitions_refused(turn: Turn, stream: str, error: AnabranchError, there: int = 0) -> None:
-    """Cancel the scaling: partitions can't be added to the topics, or not now.
+    """Cancel the scaling, because partitions can't be added to the topics, or not now.
 
-    If the error may pass, the partitions are still asked for: some may exist, and plain writes go to these.
-    Otherwise the row keeps the number that is ``there``, in the journal.
+    If the error may pass (`PASSING`), the stream's row still asks for the partitions: some may exist already, and
+    plain writes go to these. Otherwise it asks for the number that the journal has now (``there``).
     """
     row = turn.state.streams[stream]
     wanted = row.wanted_partitions
@@ -184,7 +185,7 @@ def partitions_refused(turn: Turn, stream: str, error: AnabranchError, there: in
 
 
 def idle_partitions(turn: Turn, row: r.StreamRow) -> list[int]:
-    """Partitions without an active segment, a staged merge or a stray chunk."""
+    """Partitions without an active segment or a staged merge, which are not retired."""
     taken = {s.partition for s in row.segments} | turn.state.reserved(row.stream)
     taken |= turn.state.retired(row.stream)
     return [p for p in range(row.partitions) if p not in taken]
@@ -246,10 +247,10 @@ def duplicate_active(row: r.StreamRow, epoch: int) -> tuple[r.SegmentRange, ...]
     return seg.duplicate(row.segments, epoch, places)
 
 
-# -- the policy: when a stream is scaled by itself ----------------------------------------------
+# -- the policy of automatic scaling ------------------------------------------------------------
 
 _SAMPLES = 256  # sampled key positions kept for each segment
-# (buckets, times the target): a segment is split above any of them.
+# (buckets, times the target): a segment is split if its mean load in one of these windows is higher.
 _RULES = ((2, 5.0), (4, 2.5), (8, 1.5))
 _QUIET = 1 / 3
 _MAX_PARTS = 8
@@ -281,7 +282,7 @@ class Load(NamedTuple):
 
 
 class Gauge:
-    """Counts of one segment; the last bucket is being filled."""
+    """Counts the load of one segment, in buckets of time; the last bucket is the current one."""
 
     __slots__ = ("_bucket", "_events", "_since_ms", "_sizes", "_taken", "positions")
 
@@ -294,14 +295,14 @@ class Gauge:
         self.positions: deque[int] = deque(maxlen=_SAMPLES)
 
     def add(self, events: int, size: int, bucket: int) -> None:
-        """Count events and bytes in a bucket, or in the current one if that is over."""
+        """Count events and bytes in a bucket; in the current one if the bucket is over."""
         self._reach(bucket)
         self._events[-1] += events
         self._sizes[-1] += size
         self._taken += size
 
     def load(self, now_ms: int, bucket: int) -> Load:
-        """The counts of the buckets before this one."""
+        """The load in the buckets before this one."""
         self._reach(bucket)
         return Load(
             now_ms - self._since_ms,
@@ -328,7 +329,7 @@ class Proposal(NamedTuple):
 
 
 class Autoscaler:
-    """A stream's policy with the loads of its active segments. Times are monotonic ms of any one clock."""
+    """A stream's policy and the loads of its active segments. Times are ms of one monotonic clock."""
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
@@ -336,10 +337,7 @@ class Autoscaler:
         self._asked: tuple[int, frozenset[int]] | None = None
 
     def track(self, segments: Sequence[r.SegmentRange], now_ms: int) -> None:
-        """Take these as the active segments: new ones start to age, others are forgotten.
-
-        A copy of the layout under new ids changes nothing: segments are known by number.
-        """
+        """Set the active segments. They are known by number: a copy of the layout changes nothing."""
         bucket = now_ms // self.policy.bucket_ms
         self._gauges = {
             number: self._gauges.get(number) or Gauge(now_ms, bucket)
@@ -353,16 +351,16 @@ class Autoscaler:
             gauge.add(events, size, now_ms // self.policy.bucket_ms)
 
     def sample(self, number: int, positions: Iterable[int]) -> None:
-        """Positions of some keys that were merged into a segment; optional, for better splits."""
+        """Add positions of some keys that were merged into a segment; optional, for better splits."""
         gauge = self._gauges.get(number)
         if gauge is not None:
             gauge.positions.extend(positions)
 
     def propose(self, segments: Sequence[r.SegmentRange], now_ms: int) -> Proposal | None:
-        """The change to make now, or None. ``segments``: the active ones; they are tracked.
+        """The change to make now, or None. ``segments``: the active ones, as for `track`.
 
-        The loads are checked once in each bucket, and when the segments change: a proposal that was not followed is
-        made again in the next bucket.
+        The loads are checked once in each bucket, and when the segments change: a proposal that was not carried out
+        is made again in the next bucket.
         """
         self.track(segments, now_ms)
         bucket = now_ms // self.policy.bucket_ms
@@ -379,7 +377,7 @@ def propose(
 ) -> Proposal | None:
     """The most needed change, or None. ``loads``: by segment number; a segment without a load is not changed.
 
-    The policy's least number of segments comes first, then a split of the hottest, then a merge.
+    The least number of segments comes first, then a split of the segment with the highest load, then a merge.
     """
     if policy is None:
         return None
@@ -409,7 +407,7 @@ def _fill(policy: Policy, segments: Sequence[r.SegmentRange]) -> Proposal | None
 
 
 class _Heat(NamedTuple):
-    score: float  # load / threshold; above 1 the segment is to be split
+    score: float  # load / threshold; if it exceeds 1, the segment is to be split
     parts: int
     why: str
 
@@ -466,8 +464,8 @@ def _rates(policy: Policy, load: Load) -> Iterable[tuple[str, int, Sequence[int]
 def cut(low: int, high: int, parts: int, positions: Sequence[int]) -> tuple[r.KeyRange, ...]:
     """Up to ``parts`` ranges that tile [low, high); a single one if no split is useful.
 
-    With enough samples the heaviest part is split at its median, repeatedly; a part with a single key stays whole.
-    Without samples the parts are even, down to a least width.
+    With enough samples, the part with the most samples is split at its median, repeatedly; a part with a single key
+    is not split. Without, the parts are even, down to a least width.
     """
     inside = sorted(p for p in positions if low <= p < high)
     if len(inside) < _ENOUGH_SAMPLES:
@@ -501,7 +499,7 @@ def _balanced(low: int, high: int, parts: int, positions: Sequence[int]) -> list
 
 
 def _best_cut(low: int, high: int, positions: Sequence[int]) -> int | None:
-    """A position near the median that gives both sides a useful share; None if no position does."""
+    """A position near the median with a useful share of the samples on both sides, or None."""
     first, end = bisect_left(positions, low), bisect_left(positions, high)
     if end - first < 2:
         return None
@@ -521,7 +519,7 @@ def _best_cut(low: int, high: int, positions: Sequence[int]) -> int | None:
 def _merge(
     policy: Policy, segments: Sequence[r.SegmentRange], loads: Mapping[int, Load]
 ) -> Proposal | None:
-    """The longest run of neighbours that together are idle, as far as the least number allows."""
+    """Merge the longest run of neighbours that together are quiet, down to the least number of segments."""
     if policy.events_per_s is None and policy.bytes_per_s is None:
         return None
     most = len(segments) - policy.min_segments + 1
@@ -551,9 +549,9 @@ def _merge(
 
 
 def _is_quiet(policy: Policy, load: Load) -> bool:
-    """Whether the load was far below every threshold, at every moment of the last four cool-downs.
+    """Whether the load was below a third of every threshold, at every moment of the last four cool-downs.
 
-    If the stream splits by size, only a segment that received nothing is quiet: a merged one would soon be full
+    If the policy splits by size, only a segment without events is quiet, because a merged one would soon be full
     again.
     """
     if load.age_ms < HISTORY * policy.bucket_ms:

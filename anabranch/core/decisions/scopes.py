@@ -1,4 +1,8 @@
-"""Decisions on scopes and streams."""
+"""Decisions on scopes, descriptions of streams, and what prevents the deletion of a stream's events.
+
+The control partition `DIRECTORY` knows which control partition serves each scope. Each control partition has the
+rows of the scopes and streams that it serves.
+"""
 
 from __future__ import annotations
 
@@ -35,18 +39,18 @@ from anabranch.protocol.legal_names import (
 )
 from anabranch.protocol.schemas import records as r
 
-MAX_BLOCKERS = 100  # listed of one stream
+MAX_BLOCKERS = 100  # that are listed for one stream
 
 
 def _own_scope(turn: Turn, scope: str) -> str:
-    """The scope's name; `InvalidArgument` for names that no scope of a stream may have."""
+    """The scope's name; `InvalidArgument` if it is illegal, or reserved for anabranch's own topics."""
     if scope not in turn.state.scopes:
         _check_own(turn, check_scope(scope), "scope", "_")
     return scope
 
 
 def check_names(turn: Turn, stream: str) -> None:
-    """`InvalidArgument` if a topic name of the stream is taken: Kafka treats . and _ as equal there."""
+    """`InvalidArgument` if the name of one of the stream's topics is taken; Kafka treats . and _ there as equal."""
     _check_own(turn, stream, "stream")
     for name in names_beside(stream):
         if (other := turn.state.names.get(name)) is not None:
@@ -66,9 +70,9 @@ def _check_own(turn: Turn, name: str, kind: str, end: str = "") -> None:
 
 
 def find_scope(turn: Turn, command: r.FindScope, to: ReplyTo | None) -> None:
-    """Answer with the control partition of a scope.
+    """Answer with the control partition of a scope, and create the scope if the command says so.
 
-    The choice was made when the scope was created, and never changes.
+    The control partition of a scope never changes.
     """
     scope = _own_scope(turn, command.scope)
     if turn.settings.control_partition != DIRECTORY:
@@ -98,15 +102,15 @@ def find_scope(turn: Turn, command: r.FindScope, to: ReplyTo | None) -> None:
         _grant_creator(turn, scope, turn.lane)
     served = turn.state.scopes[scope]
     if command.create and served != DIRECTORY:
-        # Sent again if the scope exists: retention may have deleted the first message unread.
+        # Sent for an existing scope, too: retention may have deleted the first message unread.
         turn.round.commands.append((served, r.AdoptScope(scope, _creator(turn, scope))))
     turn.reply(to, r.ScopeInfo(scope, served))
 
 
 def _grant_creator(turn: Turn, scope: str, lane: str) -> None:
-    """Grant a new scope to the lane that created it; `open` and `admin` keep the rights that they have everywhere.
+    """Grant a new scope to the lane that created it, except to `open` and `admin`.
 
-    An existing row is kept: an operator wrote it, perhaps before the directory's message arrived.
+    An existing grant is kept: an operator made it, perhaps before the directory's message arrived.
     """
     pattern = of_scope(scope)
     if lane not in (OPEN_LANE, ADMIN_LANE) and pattern not in turn.state.grants.get(lane, {}):
@@ -114,9 +118,7 @@ def _grant_creator(turn: Turn, scope: str, lane: str) -> None:
 
 
 def _creator(turn: Turn, scope: str) -> str:
-    """The lane that created the scope if it has a creator's rights; otherwise `open`, which gets no rights by
-    it.
-    """
+    """The lane that created the scope, if it still has its grant; otherwise `open`, which gets no grant."""
     lane = turn.state.scope_owners[scope]
     rights = turn.state.grants.get(lane, {}).get(of_scope(scope), 0)
     return lane if rights & CREATORS == CREATORS else OPEN_LANE
@@ -142,10 +144,7 @@ def check_served(turn: Turn, scope: str) -> None:
 
 
 def active_stream(turn: Turn, stream: str) -> r.StreamRow:
-    """The row of a stream that can be written to.
-
-    `NotReady` while it is in trouble, `StreamLost` once it is given up.
-    """
+    """The row of a stream that can be written to. Raises: NotReady (in trouble), StreamLost, UnknownStream."""
     state = state_of(turn.state.streams.get(stream))
     if stream in turn.memory.waiting and state not in GIVEN_UP:
         raise errors.NotReady(f"{stream} waits: {turn.memory.waiting[stream]}; ask again")
@@ -156,9 +155,8 @@ def active_stream(turn: Turn, stream: str) -> r.StreamRow:
 def check_room(turn: Turn, owner: str, streams: int, partitions: int) -> None:
     """`TooManyStreams` if a control partition, or the lane, would have more streams or partitions than it may."""
     rows, settings = turn.state.streams.values(), turn.settings
-    every = 2 * (
-        sum(map(quotas.partitions_of, rows)) + partitions
-    )  # the journal has the same number
+    # Each journal has as many partitions as its stream.
+    every = 2 * (sum(map(quotas.partitions_of, rows)) + partitions)
     turn.charge(work.of_items(len(rows)))
     if len(rows) + streams > settings.max_streams or every > settings.max_partitions:
         raise errors.TooManyStreams(
@@ -170,9 +168,7 @@ def check_room(turn: Turn, owner: str, streams: int, partitions: int) -> None:
 
 
 def describe_streams(turn: Turn, command: r.DescribeStreams, to: ReplyTo | None) -> None:
-    """Describe one stream, a scope's streams, or all of this control partition, by name; a bounded part in one
-    answer.
-    """
+    """Describe one stream; or those of a scope, or of this control partition, by name, some in each answer."""
     if command.stream is not None:
         known = turn.state.streams.get(command.stream)
         if known is None or known.state == CREATING:
@@ -184,9 +180,7 @@ def describe_streams(turn: Turn, command: r.DescribeStreams, to: ReplyTo | None)
     for name in _described(turn, command.scope, command.after or ""):
         turn.charge(work.LOOK)
         full = len(found) == limits.LIST_ROWS.value
-        if (
-            full or size >= turn.settings.listed_bytes
-        ):  # stop before the limit: the next one may be big
+        if full or size >= turn.settings.listed_bytes:
             turn.reply(to, r.StreamList(tuple(found), found[-1].stream))
             return
         found.append(stream_info(turn, turn.state.streams[name]))
@@ -195,7 +189,7 @@ def describe_streams(turn: Turn, command: r.DescribeStreams, to: ReplyTo | None)
 
 
 def _described(turn: Turn, scope: str | None, after: str) -> Iterator[str]:
-    """Names of streams that the lane may describe, in order, after the name ``after``; of one scope or all."""
+    """Names of streams that the lane may describe, in order, after ``after``; of one scope, or all."""
     state, lane = turn.state, turn.lane
     names = state.stream_names
     if rights_of(state, lane, EVERYWHERE) & Right.DESCRIBE:
@@ -207,21 +201,19 @@ def _described(turn: Turn, scope: str | None, after: str) -> Iterator[str]:
         granted = [its for its in granted if scope in (None, its.partition("/")[0])]
     last = after
     for name in merge(*[_names_of(its, names.since(max(its, after))) for its in granted]):
-        if name > last:  # two grants may include it
+        if name > last:  # two grants may have the same name
             last = name
             yield name
 
 
 def _names_of(granted: str, names: Iterable[str]) -> Iterator[str]:
-    """The names within a granted pattern: those that begin so if it is empty or ends with a slash, else this
-    one.
-    """
+    """The names that a granted prefix (empty, or ending with a slash) or name contains."""
     all_of_it = granted[-1:] in ("", "/")
     return takewhile(lambda name: name.startswith(granted) if all_of_it else name == granted, names)
 
 
 def oldest_snapshot(turn: Turn, row: r.StreamRow) -> int:
-    """The least time as of which a table is promised to be readable, by its setting and for open transactions.
+    """The earliest time as of which a table has to be readable, by its setting and for open transactions.
 
     0 if the stream is not a table.
     """
@@ -230,7 +222,7 @@ def oldest_snapshot(turn: Turn, row: r.StreamRow) -> int:
 
 
 def _promised_of(turn: Turn, row: r.StreamRow) -> int:
-    """The time from which a table is readable by its setting; 0 if the stream is not a table."""
+    """The earliest time as of which a table has to be readable by its setting; 0 if the stream is not a table."""
     return _promised(turn, versions_ms(row.settings)) if is_table(row.settings) else 0
 
 
@@ -240,10 +232,10 @@ def _promised(turn: Turn, history_ms: int) -> int:
 
 
 def check_snapshot(turn: Turn, scope: str, snapshot: int) -> None:
-    """Raise `TransactionAborted` if replicas may have swept versions of tables that this snapshot needs.
+    """Raise `TransactionAborted` if replicas may have dropped versions of tables that this snapshot needs.
 
-    Replicas that asked for `oldest_snapshot` before the transaction was open did not take it into account. Tables
-    that keep versions for less than a second are skipped, because no snapshot would be new enough.
+    Replicas drop versions before the `oldest_snapshot` that they asked for, which did not include this transaction.
+    Tables that keep versions for less than a second are skipped, because no snapshot would be new enough.
     """
     if snapshot and snapshot < _promised(turn, _least_history_ms(turn, scope)):
         raise errors.TransactionAborted(
@@ -265,7 +257,7 @@ def check_readable(turn: Turn, tables: Iterable[str], snapshot: int) -> None:
 
 
 def _least_history_ms(turn: Turn, scope: str) -> int:
-    """The least time for which a table of the scope keeps versions; tables with less than a second don't count."""
+    """The shortest time for which a table of the scope keeps versions, ms, if it is a second or more."""
     known = turn.state.histories_ms.get(scope)
     if known is None:
         turn.charge(work.of_items(len(turn.state.streams)))
@@ -276,11 +268,11 @@ def _least_history_ms(turn: Turn, scope: str) -> int:
     return known
 
 
-# -- what keeps a stream: only what named it, and only while the lane of that may see the stream --------
+# -- what prevents deletion: transactions and processors that named a stream, while their lane may see it ----
 
 
 def reading(turn: Turn, table: str) -> dict[bytes, int]:
-    """The open transactions that a table is kept readable for, with their snapshots."""
+    """The open transactions for which a table is kept readable, with their snapshots."""
     locks, state = turn.state.locks, turn.state
     readers = locks.readers.get(table, {})
     turn.charge(work.of_items(len(readers)))
@@ -292,7 +284,7 @@ def reading(turn: Turn, table: str) -> dict[bytes, int]:
 
 
 def consuming(turn: Turn, stream: str) -> dict[str, r.ProcessorRow]:
-    """The processors that a stream is kept for."""
+    """The processors for which a stream is kept."""
     turn.charge(work.of_items(len(turn.state.processors)))
     return {
         name: row
@@ -303,10 +295,8 @@ def consuming(turn: Turn, stream: str) -> dict[str, r.ProcessorRow]:
 
 
 def blockers_of(turn: Turn, stream: str, promised: int) -> tuple[r.Blocker, ...]:
-    """The blockers of a stream: transactions that read a table below the time that its setting promises, and
-    processors.
-
-    Empty for a lane that may not operate the stream.
+    """The *blockers* of a stream, which prevent the deletion of events: processors, and transactions that read a
+    table as of a time before ``promised`` (`_promised_of`). Empty for a lane that may not operate the stream.
     """
     if not rights_of(turn.state, turn.lane, stream) & Right.OPERATE:
         return ()
@@ -332,21 +322,20 @@ def _transaction(turn: Turn, txn_id: bytes) -> r.Blocker:
 
 
 def processor_blocker(turn: Turn, row: r.ProcessorRow) -> r.Blocker:
-    """A processor, as what keeps its inputs."""
+    """A processor as the blocker of its inputs."""
     name, change = row.processor, turn.state.last_change(k.processor_key(row.processor))
     age_ms = 0 if change is None else max(0, turn.wall_ms - to_ms(change.timestamp))
     return r.Blocker("processor", name, row.owner, age_ms, f"anabranch processor delete {name}")
 
 
 def text_of(blocker: r.Blocker) -> str:
-    """The text of a blocker, for people."""
     whose = f" of lane {blocker.lane}" if blocker.lane else ""
     age = f"{blocker.age_ms // 1000:,} s old"
     return f"{blocker.what} {blocker.name}{whose}, {age} (`{blocker.ends}`)"
 
 
 def stream_info(turn: Turn, row: r.StreamRow, *, full: bool = False) -> r.StreamInfo:
-    """A stream as askers see it. ``full``: with what keeps it."""
+    """A stream as clients see it. ``full``: with its blockers."""
     turn.charge(work.of_items(2 * row.partitions))
     return r.StreamInfo(
         stream=row.stream,
@@ -369,7 +358,7 @@ def stream_info(turn: Turn, row: r.StreamRow, *, full: bool = False) -> r.Stream
 
 
 def _rejected(turn: Turn, stream: str) -> dict[str, int]:
-    """Journal records rejected since this leader began, and all plain writes that brokers ever refused."""
+    """By reason: journal records rejected since this leader began, and plain writes that brokers ever refused."""
     rejected = dict(turn.index.rejected.get(stream, {}))
     refused = sum(n for (name, _), n in turn.state.plain_refused.items() if name == stream)
     return rejected | ({REFUSED: refused} if refused else {})

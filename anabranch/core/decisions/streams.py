@@ -1,12 +1,12 @@
-"""Decisions on a stream's life: created, altered, truncated, lost, recovered, deleted.
+"""Decisions on a stream's life: it is created, altered, truncated, lost, recovered, deleted.
 
 The stream's row logs each intent first. Then the shell changes the topics; the result is logged and answered.
 
-A stream that lost a topic is given up in one round (docs/inside/decisions/0011): its row becomes LOST, and every
-transaction that touched it is aborted as a whole where that is legal, so that no transaction is torn. A transaction
-from FINALIZE_IN_PROGRESS on is stuck until an operator forces its end. A lost stream is recovered, or forgotten so
-that its name is free again (0012). The row that counts how often a name was forgotten stays: it distinguishes index
-rows of the old journal from those of the new one.
+If a stream loses a topic, one round gives it up (docs/inside/decisions/0011): its row becomes LOST, and every
+transaction that touched it is aborted as a whole where that is legal, so that none commits in part. A transaction
+in FINALIZE_IN_PROGRESS is stuck until an operator forces its end. A LOST stream is recovered, or forgotten so that
+its name is free again (0012). The row that counts how often a name was forgotten stays: it distinguishes index rows
+of the old journal from those of the new one.
 """
 
 from __future__ import annotations
@@ -72,9 +72,9 @@ from anabranch.protocol.schemas import records as r
 def _move(
     turn: Turn, row: r.StreamRow, op: StreamOp, to: ReplyTo | None = None, **changes: Any
 ) -> r.StreamRow | None:
-    """Put the stream's row after a legal op; None if that is applied already. Raises for an illegal one.
+    """Put the stream's row after a legal op; None if that is applied already. Raises the error of an illegal op.
 
-    ``to``: the asker that waits for the work on the topics.
+    ``to``: the asker that waits for the shell's work on the topics.
     """
     state = STREAMS.judge(row.state, op, row.stream)
     if state is None:
@@ -98,7 +98,7 @@ def _end(turn: Turn, stream: str, op: StreamOp, error: errors.AnabranchError | N
 
 
 def create_stream(turn: Turn, command: r.CreateStream, to: ReplyTo | None) -> None:
-    """Log the intent; the shell makes the topics, then `stream_created`."""
+    """Log the intent; the shell creates the topics and calls `stream_created`. Repeating it is harmless."""
     scope, _ = split_stream(command.stream)
     check_served(turn, scope)
     even_ranges(command.segments)  # raises for an impossible count
@@ -135,7 +135,7 @@ def create_stream(turn: Turn, command: r.CreateStream, to: ReplyTo | None) -> No
 
 
 def _check_state(turn: Turn, command: r.CreateStream) -> None:
-    """`InvalidArgument` if the name or the setting of a processor's state is used for another stream."""
+    """`InvalidArgument` if another stream would have the name, or the setting, of a processor's state."""
     processor = command.settings.get(PROCESSOR)
     if processor is None and not is_state(command.stream):
         return
@@ -152,7 +152,7 @@ def _check_state(turn: Turn, command: r.CreateStream) -> None:
 
 
 def check_companion(turn: Turn, command: r.CreateStream) -> None:
-    """`InvalidArgument` if the name or the setting of a table's companion is used for another stream.
+    """`InvalidArgument` if another stream would have the name, or the setting, of a table's companion.
 
     A table has to begin empty, because replicas and bases contain only what commits wrote.
     """
@@ -207,7 +207,7 @@ def _without_topics(command: r.CreateStream, owner: str) -> r.StreamRow:
 def stream_created(
     turn: Turn, stream: str, starts: dict[int, int], topic_ids: tuple[str, ...] = ()
 ) -> None:
-    """Open the first epoch: the topics exist. ``starts``: end offset of each partition now."""
+    """Open the first epoch, as the topics exist. ``starts``: the present end offset of each partition."""
     row = turn.state.streams[stream]
     segments = create(row.segment_count)
     active = _move(
@@ -231,7 +231,7 @@ def stream_created(
 
 
 def stream_refused(turn: Turn, stream: str, error: errors.AnabranchError) -> None:
-    """Delete the intent: the topics can't be created as asked."""
+    """Delete the intent, because the topics can't be created as asked."""
     _end(turn, stream, "refuse_create", error)
 
 
@@ -239,7 +239,7 @@ def stream_refused(turn: Turn, stream: str, error: errors.AnabranchError) -> Non
 
 
 def give_up_stream(turn: Turn, stream: str, why: str) -> list[bytes]:
-    """Log that a stream is lost, and abort what can't commit without it. Returns the transactions aborted.
+    """Log that a stream is lost, and abort transactions that can't commit without it. Returns these.
 
     Repeating it changes nothing.
     """
@@ -263,7 +263,7 @@ def give_up_stream(turn: Turn, stream: str, why: str) -> list[bytes]:
 
 
 def recover_stream(turn: Turn, command: r.RecoverStream, to: ReplyTo | None) -> None:
-    """Log that a LOST stream is to be recovered; the shell checks whether its topics are the old ones."""
+    """Log that a LOST stream is to be recovered; then the shell checks whether its topics are the old ones."""
     stream = command.stream
     check_served(turn, split_stream(stream)[0])
     state = state_of(turn.state.streams.get(stream))
@@ -308,9 +308,8 @@ def forget_stream(turn: Turn, command: r.ForgetStream | r.DeleteStream, to: Repl
     if row is None:
         turn.reply(to, r.StreamList(()))  # done already
         return
-    check_informed(
-        turn, k.stream_key(stream), to
-    )  # otherwise the name may belong to another stream by now
+    # Otherwise the name may belong to another stream by now.
+    check_informed(turn, k.stream_key(stream), to)
     if row.state == FORGETTING:
         if row.correlation_id and not is_repeated(turn, k.stream_key(stream), to):
             raise errors.NotReady(f"{stream} is being forgotten: ask again")
@@ -350,9 +349,9 @@ def with_aborted(what: str, aborted: Sequence[bytes]) -> str:
 
 
 def _check_unread(turn: Turn, stream: str, despite: Collection[str]) -> None:
-    """`IllegalState` if a table or a processor needs a stream; the processor's positions would become meaningless.
+    """`IllegalState` if a table or a processor needs a stream.
 
-    ``despite``: processors that may lose the stream as an input.
+    ``despite``: processors that may lose the stream as an input, although their positions become meaningless.
     """
     if (table := table_of(turn.state, stream)) in turn.state.tables:
         raise errors.IllegalState(f"{stream} has the base of {table}: it goes with that table")
@@ -375,18 +374,16 @@ def _begin_forget(turn: Turn, stream: str, to: ReplyTo | None = None) -> None:
     before = turn.state.forgotten.get(stream)
     times = before.times + 1 if before is not None else 1
     note_change(turn, k.stream_key(stream), to)
-    note_change(
-        turn, k.segments_key(stream)
-    )  # a late copy of a scaling must not scale a later stream of that name
+    # A late copy of a scaling must not scale a later stream of that name.
+    note_change(turn, k.segments_key(stream))
     turn.put(k.forgotten_key(stream), r.ForgottenRow(stream, times))
     _move(turn, turn.state.streams[stream], "begin_forget", to)
 
 
 def end_stream(turn: Turn, stream: str, why: str) -> list[bytes]:
-    """Give up a stream that belongs to a deleted thing, and begin to delete its topics. Returns aborted
-    transactions.
+    """Give up a stream that belongs to a deleted processor or table, and begin to delete its topics.
 
-    `NotReady`: not possible now. `IllegalState`: not possible before a prepared transaction ends.
+    Returns the aborted transactions. `NotReady`: not possible now. `IllegalState`: a prepared one has to end first.
     """
     row = turn.state.streams.get(stream)
     if row is None or row.state == FORGETTING:
@@ -407,15 +404,15 @@ def end_stream(turn: Turn, stream: str, why: str) -> list[bytes]:
 
 
 def prove_leadership(turn: Turn, stream: str) -> None:
-    """Log the work on a stream again: committing the round proves that no other leader has done it meanwhile.
+    """Log the stream's row again: if the round commits, no other leader has done the work on its topics meanwhile.
 
-    So the topics found before are leftovers, and do not belong to a stream that was created again.
+    So topics that were found before are leftovers, and do not belong to a stream that was created again.
     """
     turn.put(k.stream_key(stream), turn.state.streams[stream])
 
 
 def stream_forgotten(turn: Turn, stream: str) -> None:
-    """Delete the stream's rows: its topics are deleted."""
+    """Delete the stream's rows, as its topics are deleted."""
     row = turn.state.streams.get(stream)
     if row is None or not STREAMS.moves(row.state, "finalize_forget"):
         return
@@ -433,7 +430,7 @@ def stream_forgotten(turn: Turn, stream: str) -> None:
 
 
 def forget_refused(turn: Turn, stream: str, error: errors.AnabranchError) -> None:
-    """Set the stream LOST again: the rest of its topics can't be deleted."""
+    """Set the stream LOST again, because the rest of its topics can't be deleted."""
     _end(turn, stream, "refuse_forget", error)
 
 
@@ -458,7 +455,7 @@ def _rows_of(state: State, stream: str) -> Iterator[bytes]:
 
 
 def alter_stream(turn: Turn, command: r.AlterStream, to: ReplyTo | None) -> None:
-    """Log a stream's new settings, which the shell then gives to the topics. Repeating it is harmless."""
+    """Log a stream's new settings; the shell then alters the topics. Repeating it is harmless."""
     row = idle_row(turn, command.stream, to)
     if row is None:
         return
@@ -477,7 +474,7 @@ def alter_stream(turn: Turn, command: r.AlterStream, to: ReplyTo | None) -> None
     admit_change(turn, k.stream_key(row.stream), to)
     what = f"{command.stream}: {wanted}"
     changed = replace(row, settings=settings)
-    if named & TOPIC.keys():  # also unchanged ones: the topic may have been altered by hand
+    if named & TOPIC.keys():  # also for unchanged values: the topic may have been altered by hand
         turn.audit_later(command, row.stream, what)
         begin_change(turn, changed, r.StreamChange(row.settings, 0), to)
     else:
@@ -510,9 +507,9 @@ def truncate_stream(turn: Turn, command: r.TruncateStream, to: ReplyTo | None) -
 
 
 def idle_row(turn: Turn, stream: str, to: ReplyTo | None) -> r.StreamRow | None:
-    """The row of a stream without a change under way; None if this command's own change is.
+    """The row of a stream without a change under way; None if this command's own change is under way.
 
-    `NotReady`: another's is.
+    `NotReady`: another command's change is.
     """
     check_served(turn, split_stream(stream)[0])
     row = active_stream(turn, stream)
@@ -529,10 +526,7 @@ def begin_change(turn: Turn, row: r.StreamRow, change: r.StreamChange, to: Reply
 
 
 def stream_changed(turn: Turn, stream: str, error: errors.AnabranchError | None = None) -> None:
-    """Log that the topics are changed, or (``error``) can't be: then restore the former settings.
-
-    Answer the asker.
-    """
+    """Log that the topics are changed, or, with an ``error``, restore the former settings; answer the asker."""
     row = turn.state.streams[stream]
     if row.change is None:
         return

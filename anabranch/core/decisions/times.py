@@ -1,15 +1,15 @@
-"""Times that clients have seen: a commit exceeds all that its sender, and its writers, had seen.
+"""Hybrid times that clients have seen: they order commits, and keep late copies of commands without effect.
 
-Only commands that lead to a commit, or set something, raise the hybrid time beyond the clock, and only for a lane
-that may do so there. Raising needs no row of its own. The round of an accepted command logs its hybrid time in the
-`RoundRow`, and no successor goes below that. A refused command raises nothing.
+A commit timestamp is later than all times that the commit's sender and writers had seen. For this, commands that
+lead to a commit, or set something, may raise the hybrid time beyond the clock, if their lane may write there. The
+round of an accepted command logs its hybrid time in the `RoundRow`, and no later leader begins before that. A
+refused command raises nothing.
 
-These times also keep a late or repeated copy of a command that sets something from changing anything. The thing
-that is set is a stream, its segments, a lane, a grant, a processor or a series; the key of its row names it. Each
-copy of a command carries the highest time that its sender had received when it sent the first copy. Each change
-gets a time above all times that were answered before. So a command whose sender did not know of the last change is
-refused, unless the command made that change itself. The refusal carries the time of the change, so that the sender
-can send a new command (docs/inside/decisions/0032).
+A *thing* that commands set is a stream, its segments, a lane, a grant, a processor or a series; the key of its row
+names it. Each copy of a command carries the highest time that its sender had received when it sent the first copy.
+Each change of a thing gets a time later than all times that were answered before. So a command whose sender did not
+know of the last change is refused, unless the command made that change itself. The refusal carries the time of the
+change, so that the sender can send a new command (docs/inside/decisions/0032).
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ from anabranch.protocol.ids import TXN_ID_SIZE
 from anabranch.protocol.schemas import records as r
 from anabranch.protocol.tokens import peek
 
-# Commands that lead to a timestamp. All others are carried out whatever their sender has seen, and raise nothing.
+# Commands that lead to a commit timestamp. Those that are neither here nor in `SETS` are carried out whatever their
+# sender has seen, and raise nothing.
 _OF_SCOPES = (r.Begin, r.OneShot, r.PrepareEvents, r.SafeTime)
 _BY_TOKENS = (r.Touch, r.Register, r.LockReads, r.Commit)
 _LEAD_TO_TIMES = _OF_SCOPES + _BY_TOKENS
 
-# The commands that set something. `FindScope` is not among them: what it makes is never changed again.
+# The commands that set something. `FindScope` is not among them, because a scope is never changed.
 SETS = frozenset(
     (
         r.CreateStream,
@@ -53,20 +54,20 @@ SETS = frozenset(
 
 
 def observed(turn: Turn, command: Any) -> int:
-    """The hybrid time once this command is accepted.
+    """The hybrid time when this command is accepted.
 
-    The wall clock limits raising: up to the skew that is allowed, or with commit wait up to the clock's error,
-    as each answer waits until the clock is past its commit. So no client can move the time ahead step by step.
+    A command raises it up to the allowed skew ahead of the wall clock; with commit wait up to the clock's error,
+    because each answer waits until the clock is past its commit. So no client can move the time ahead step by step.
 
-    Raises: ClockSkew; NotReady where the time is not raised (commit wait, a lane that only reads): the clock will
-    reach it soon. A command that sets something is carried out all the same.
+    Raises: ClockSkew; NotReady where the time is not raised (commit wait, a lane that only reads), as the clock
+    will reach it soon. A command that sets something is carried out all the same.
     """
     former = turn.hybrid_time
     sets = type(command) in SETS
     if not (sets or isinstance(command, _LEAD_TO_TIMES)):
         return former
     seen = max(turn.seen or 0, _carried(command))
-    if seen <= former:  # perhaps of a former leader, whose clock was fast
+    if seen <= former:  # perhaps because a former leader's clock was fast
         return former
     skew_ms, error_ms = turn.settings.max_clock_skew_ms, turn.settings.clock_error_ms
     limit_ms = skew_ms if error_ms is None else min(skew_ms, error_ms)
@@ -86,7 +87,7 @@ def observed(turn: Turn, command: Any) -> int:
 
 
 def _may_write(turn: Turn, command: Any) -> bool:
-    """Whether the lane that a command leads to a commit for may write there."""
+    """Whether the lane for which a command leads to a commit may write in the scope."""
     lane, scope = turn.lane, ""
     if isinstance(command, _OF_SCOPES):
         scope = command.scope
@@ -100,7 +101,7 @@ def _may_write(turn: Turn, command: Any) -> bool:
 
 
 def check_waits(turn: Turn) -> None:
-    """`InvalidArgument` unless answers about commits can wait for all clocks."""
+    """`InvalidArgument` if commit wait is impossible, because the clocks' error is not set."""
     if turn.settings.clock_error_ms is None:
         raise InvalidArgument(
             "commit wait needs to know the clocks' error: start the controllers with --clock-error-ms, or connect "
@@ -109,7 +110,7 @@ def check_waits(turn: Turn) -> None:
 
 
 def _carried(command: Any) -> int:
-    """The highest time that the makers of a command's token and receipts had seen."""
+    """The highest time that the makers of a command's token and receipts had seen; 0 if it has neither."""
     if not isinstance(command, _BY_TOKENS):
         return 0
     receipts: tuple[r.Receipt, ...] = ()
@@ -122,7 +123,7 @@ def _carried(command: Any) -> int:
 
 
 def is_repeated(turn: Turn, thing: bytes, to: ReplyTo | None) -> bool:
-    """Whether this command made the last change of a thing: then it is not carried out again."""
+    """Whether this command made the last change of a thing, so that it must not be carried out again."""
     last = turn.state.last_change(thing)
     return to is not None and last is not None and last.asker == to.asker
 
@@ -142,7 +143,7 @@ def check_informed(turn: Turn, thing: bytes, to: ReplyTo | None) -> None:
 
 
 def note_change(turn: Turn, thing: bytes, to: ReplyTo | None = None) -> int:
-    """Log that a command, or (None) the controller by itself, changes a thing. Returns the time of the change."""
+    """Log that a command, or the controller by itself (None), changes a thing. Returns the time of the change."""
     timestamp = turn.next_timestamp()
     turn.put(k.changed_key(thing), r.ChangedRow(timestamp, b"" if to is None else to.asker))
     return timestamp

@@ -1,4 +1,7 @@
-"""Decisions on a transaction's life besides its commit: begin, touch, abort, questions, and its end by time."""
+"""Decisions on a transaction's life, except its commit: begin, touch, heartbeat, abort, resolve.
+
+The last part is about time: silent transactions are aborted, and old outcomes forgotten.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,10 @@ MIN_KEEPALIVE_MS = 1000
 
 
 def begin(turn: Turn, command: r.Begin, to: ReplyTo | None) -> None:
-    """Begin, or answer a repeated begin. A committed or prepared name is answered with its transaction."""
+    """Begin a transaction, or answer a repeated begin.
+
+    If a committed or prepared transaction has the name, the answer is its outcome.
+    """
     for one in ARGUMENTS:
         one(turn, command)
     known = turn.state.txn_row(command.txn_id)
@@ -69,7 +75,6 @@ def begin(turn: Turn, command: r.Begin, to: ReplyTo | None) -> None:
 
 
 def _begin_again(turn: Turn, row: r.TxnRow, command: r.Begin, to: ReplyTo | None) -> None:
-    """Answer a repeated begin."""
     instead = _gave_way_to(turn, row)
     if instead is not None:
         turn.reply(to, instead)
@@ -128,8 +133,8 @@ def _check_keepalive(turn: Turn, command: r.Begin) -> None:
         )
 
 
-# The refusals of a begin, in their order; a new one is one more entry. Those of its arguments come first, because a
-# repeated begin gets them, too; those of what is open now concern a new transaction only.
+# The checks of a begin, in their order; a new one is one more entry. `ARGUMENTS` also hold for a repeated begin,
+# `LIMITS` for a new transaction only.
 ARGUMENTS: tuple[Callable[[Turn, r.Begin], None], ...] = (
     lambda turn, command: check_served(turn, command.scope),
     lambda turn, command: check_id_partition(turn, command.txn_id),
@@ -148,13 +153,13 @@ LIMITS: tuple[Callable[[Turn, r.Begin], None], ...] = (
 
 
 def _gave_way_to(turn: Turn, row: r.TxnRow) -> r.Outcome | None:
-    """The outcome with which this transaction's commit was answered, if it gave way to an earlier commit."""
+    """The outcome of the earlier commit to which this transaction's commit gave way; None if it did not."""
     yielded = turn.state.yielded(row.txn_id) if row.state == "ABORTED" else None
     return None if yielded is None else claims.answer(turn, yielded, row.owner)
 
 
 def check_open(turn: Turn, replaced: int = 0) -> None:
-    """`TooManyTransactions` at the limit of open transactions. ``replaced``: how many of them a new one ends."""
+    """`TooManyTransactions` at the limit of open transactions. ``replaced``: how many a new one ends."""
     if len(turn.state.open) - replaced >= turn.settings.max_open:
         raise errors.TooManyTransactions(
             f"{turn.settings.max_open} transactions are open: wait for some to end"
@@ -170,9 +175,7 @@ def _replaces_open(turn: Turn, command: r.Begin) -> bool:
 
 
 def check_uncommitted(turn: Turn, lane: str, txn_id: bytes | None = None) -> None:
-    """`TooManyUncommittedBytes` while this transaction, the lane's, or all open ones are at their limit of bytes in
-    journals.
-    """
+    """`TooManyUncommittedBytes` if this transaction, the lane's, or all are at their limit in journals."""
     quotas.check_uncommitted(turn, lane, txn_id)
     uncommitted, limit = turn.index.uncommitted.total, turn.settings.max_uncommitted_bytes
     if uncommitted >= limit:
@@ -192,10 +195,10 @@ def check_id_partition(turn: Turn, txn_id: bytes) -> None:
 
 
 def earlier_outcome(turn: Turn, scope: str, name: str | None, owner: str) -> r.TxnRow | None:
-    """The committed transaction of that name. `NotReady` while one of that name is being committed.
+    """The committed transaction of that name; None if the lane ``owner`` may give the name to a new one.
 
-    `NameTaken` while a transaction of another lane has it, open or committed; `NotAuthorized` if it is free and the
-    lane may not take it; `ReservedByPrepared` while a prepared one has it.
+    Raises: NotReady (a transaction of that name is being committed), ReservedByPrepared, NameTaken (another lane's
+    transaction has it, open or committed), NotAuthorized (it is free, and the lane may not take it).
     """
     if name is None:
         return None
@@ -218,7 +221,7 @@ def earlier_outcome(turn: Turn, scope: str, name: str | None, owner: str) -> r.T
 
 
 def supersede(turn: Turn, scope: str, name: str | None, txn_id: bytes) -> None:
-    """Give the name to this transaction, and abort an open one that has it."""
+    """Give the name to this transaction, and abort an open one that has the name."""
     if name is None:
         return
     holder = turn.state.holder(scope, name)
@@ -228,7 +231,7 @@ def supersede(turn: Turn, scope: str, name: str | None, txn_id: bytes) -> None:
 
 
 def touch(turn: Turn, command: r.Touch, to: ReplyTo | None) -> None:
-    """Add a stream and a writer to the transaction; the first touch pins the reference epoch for all writers."""
+    """Add a stream, and a writer unless it is 0; the first touch pins the reference epoch for all writers."""
     row = turn.transaction(command.token, Rights.WRITE)
     TRANSACTIONS.judge(row.state, "touch", row.reason)
     turn.hear(row.txn_id)  # its client is alive, even if the touch is refused
@@ -274,9 +277,9 @@ def check_same_partition(turn: Turn, stream: str, scope: str) -> None:
 
 
 def journal_op(turn: Turn, stream: str, op: r.JournalOp) -> None:
-    """Append a participant op to the journal, on the lowest partition of the active segments.
+    """Append a `JournalOp` to a stream's journal, on the lowest partition of the active segments.
 
-    The op decides nothing, so it is omitted while the stream's topics can't be written.
+    No decision depends on it, so it is omitted while the stream's topics can't be written.
     """
     if not turn.usable(stream):
         return
@@ -285,7 +288,7 @@ def journal_op(turn: Turn, stream: str, op: r.JournalOp) -> None:
 
 
 def heartbeat(turn: Turn, command: r.Heartbeat, to: ReplyTo | None) -> None:
-    """Note signs of life. Only transactions that are not open any more, and refused tokens, are answered."""
+    """Note signs of life. Only transactions that ended, and refused tokens, are answered."""
     limits.TOKENS.check(len(command.tokens), "a heartbeat")
     turn.charge(work.LOOK * (len(command.tokens) - 1))
     gone = []
@@ -293,12 +296,8 @@ def heartbeat(turn: Turn, command: r.Heartbeat, to: ReplyTo | None) -> None:
     for data in command.tokens:
         try:
             row = turn.transaction(data, Rights.HEARTBEAT)
-        except (
-            errors.InvalidToken,
-            errors.NotAuthorized,
-            errors.Expired,
-        ) as error:  # the other tokens still count
-            refused = error
+        except (errors.InvalidToken, errors.NotAuthorized, errors.Expired) as error:
+            refused = error  # the other tokens still count
             continue
         if row.state not in ("ABORT_IN_PROGRESS", "ABORTED", "COMMITTED"):
             turn.hear(row.txn_id)
@@ -314,7 +313,7 @@ def heartbeat(turn: Turn, command: r.Heartbeat, to: ReplyTo | None) -> None:
 
 
 def abort(turn: Turn, command: r.Abort, to: ReplyTo | None) -> None:
-    """Abort a transaction for a client or an operator."""
+    """Abort a transaction for a client, a coordinator or an operator."""
     row = turn.transaction(
         command.token, Rights.ABORT, proven=prepared.proven_by(turn, command.secret)
     )
@@ -330,7 +329,7 @@ def abort(turn: Turn, command: r.Abort, to: ReplyTo | None) -> None:
 
 
 def abort_txn(turn: Turn, txn_id: bytes, reason: str, *, op: Op = "begin_abort") -> None:
-    """Abort an open transaction, and answer the askers of its commit."""
+    """Abort an open transaction by a legal ``op``, and answer the askers of its commit."""
     txn = turn.open(txn_id)
     reason = limits.cut(reason)
     row = turn.move(txn.row, op, reason=reason, finished_ms=turn.wall_ms)
@@ -353,7 +352,7 @@ def abort_txn(turn: Turn, txn_id: bytes, reason: str, *, op: Op = "begin_abort")
 
 
 def end_pending(turn: Turn, txn_id: bytes, error: errors.AnabranchError | None) -> list[ReplyTo]:
-    """Delete the pending commit, and return its askers; with an error, answer them."""
+    """Delete the pending commit, answer its askers with the error if there is one, and return them."""
     pending = turn.open(txn_id).pending
     if pending is None:
         return []
@@ -366,7 +365,7 @@ def end_pending(turn: Turn, txn_id: bytes, error: errors.AnabranchError | None) 
 
 
 def finish(turn: Turn, row: r.TxnRow) -> None:
-    """Put a finished transaction's row, and delete the rows that only an open one needs."""
+    """Put a finished transaction's row, and delete the rows that only an open transaction needs."""
     for key in turn.index.forget(turn.state, row.txn_id):
         turn.state.keep(key, None)
     txn = turn.open(row.txn_id)
@@ -385,14 +384,14 @@ def finish(turn: Turn, row: r.TxnRow) -> None:
 
 
 def drop_epoch(turn: Turn, stream: str, epoch: int) -> None:
-    """Forget a reference epoch's layout when nothing can be written by it any more."""
+    """Delete a reference epoch's layout unless it is the stream's own, or an open transaction writes by it."""
     pins = turn.state.pins.get(stream)
     if not (pins and pins[epoch]) and epoch != turn.state.streams[stream].reference_epoch:
         turn.put(k.epoch_key(stream, epoch), None)
 
 
 def named_by(command: r.GetState | r.Resolve) -> bytes:
-    """The token of a question, or the bare id."""
+    """The token of a question, or the bare id. `InvalidArgument` if they contradict each other."""
     if command.token is None:
         return command.txn_id
     if peek(command.token).txn_id != command.txn_id:
@@ -401,7 +400,7 @@ def named_by(command: r.GetState | r.Resolve) -> bytes:
 
 
 def resolve(turn: Turn, command: r.Resolve, to: ReplyTo | None) -> None:
-    """Answer with the outcome. Without a row ABORTED is logged first, so that the answer never changes."""
+    """Answer with the outcome. For an id without a row log ABORTED, so that the answer never changes."""
     check_id_partition(turn, command.txn_id)
     named = named_by(command)
     row = turn.state.txn_row(command.txn_id)
@@ -410,9 +409,8 @@ def resolve(turn: Turn, command: r.Resolve, to: ReplyTo | None) -> None:
         try:
             row = turn.transaction(named, SEE)
         except errors.UnknownTransaction:
-            check_right(
-                turn.state, turn.lane, Right.WRITE, where
-            )  # the same refusal as without a transaction
+            # The same refusal as without a transaction.
+            check_right(turn.state, turn.lane, Right.WRITE, where)
             raise
     else:
         check_right(turn.state, turn.lane, Right.WRITE, where)
@@ -442,11 +440,12 @@ def resolve(turn: Turn, command: r.Resolve, to: ReplyTo | None) -> None:
 
 
 AUDIT_MS = 90 * DAY_MS
-UNREAD_MS = 600_000  # at least this long: a topic of commands may have no leader for some time
+# The least value of `limits.UNREAD`: a topic of commands may have no leader for some time.
+UNREAD_MS = 600_000
 _AUDIT_ROWS = 20  # checked each time
-# A round forgets this many old outcomes for each that it adds, so the table does not grow.
+# A round forgets this many old outcomes for each one that it adds, so the table does not grow.
 PURGE_SHARE = 2
-PURGE_ROWS = 2_000  # … and this many rows, plus two for each of those outcomes
+PURGE_ROWS = 2_000  # … and at most this many rows, plus two for each of those outcomes
 
 
 def silent_lanes(state: State, keepalives: Keepalives, now_ms: int) -> set[str]:
@@ -466,7 +465,7 @@ def _seems_stale(txn: OpenTxn, keepalives: Keepalives, now_ms: int) -> bool:
 
 
 def _heartbeats_of(txn: OpenTxn, keepalives: Keepalives) -> set[str]:
-    """The lanes by which a transaction's heartbeats may come: its owner's, its writers', its known helpers'."""
+    """The lanes by which a transaction's heartbeats may come: of its owner, its writers, and known helpers."""
     helpers = keepalives.helpers.get(txn.row.txn_id, ())
     return {txn.row.owner, *txn.lanes.values(), *helpers}
 
@@ -474,7 +473,7 @@ def _heartbeats_of(txn: OpenTxn, keepalives: Keepalives) -> set[str]:
 def _unread(turn: Turn, txn: OpenTxn) -> list[str]:
     """The lanes of a transaction's heartbeats whose commands are not all decided up to the end of its keepalive.
 
-    A blocked lane is not read and does not count.
+    Blocked lanes are not read, and not counted.
     """
     over_ms = turn.keepalives.last(txn.row.txn_id) + txn.row.keepalive_ms
     lanes = turn.memory.lanes
@@ -483,8 +482,9 @@ def _unread(turn: Turn, txn: OpenTxn) -> list[str]:
 
 
 def _is_stale(turn: Turn, txn: OpenTxn) -> bool:
-    """Whether an open transaction has expired: all its lanes are read, except lanes that were unreadable for
-    long.
+    """Whether an open transaction has expired, and no heartbeat of it can be unread.
+
+    Lanes that have been unreadable for very long (`limits.UNREAD`) are ignored.
     """
     if not _seems_stale(txn, turn.keepalives, turn.now_ms):
         return False
@@ -518,7 +518,10 @@ def abort_old(turn: Turn) -> None:
 
 
 def forget_outcomes(turn: Turn, most: int) -> int | None:
-    """Delete the rows of up to ``most`` transactions that ended longer ago than the retention."""
+    """Delete the rows of up to ``most`` transactions that ended longer ago than the retention.
+
+    Returns the new `Turn.expired_ms`, or None if it stays.
+    """
     ended_before = turn.wall_ms - turn.settings.retention_ms
     left = PURGE_ROWS + 2 * most
     for txn_id in turn.state.finished_before(ended_before, most):

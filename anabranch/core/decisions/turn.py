@@ -1,9 +1,8 @@
 """One turn of a control partition: commands and due deadlines become one `Round`.
 
-Decisions are functions over a `Turn` (state, index, settings; the time is given). They check first, and put rows
-only then: a refusal is an error that is raised before anything is put. `put` applies each row at once, so that the
-next command of the same round sees it. State that is kept in memory only changes in the turn's drafts
-(`core.memory`). A turn that is not written has no effect.
+A `Turn` is all that decisions see: the state, the journal index, the settings, the leader's memory, and the time,
+which the shell passes. `put` applies each row at once, so that the next command of the same round sees it. State
+that is kept in memory only changes in the turn's drafts (`core.memory`). A turn that is not written has no effect.
 """
 
 from __future__ import annotations
@@ -48,13 +47,13 @@ FORGOTTEN = (
     "its outcome is older than the retention of outcomes"
 )
 _WRITER = attrgetter("writer")
-AT_END = -1  # a lane's position: the end of its commands, an offset not known yet
+AT_END = -1  # a lane's position: the end of its commands, which is not known yet
 WAITING = "its commit is not decided: it waits for the journal to cover the receipts"
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The settings of a control partition that decisions depend on."""
+    """The settings of a control partition on which decisions depend."""
 
     control_partition: int
     control_partitions: int
@@ -63,7 +62,7 @@ class Settings:
     retention_ms: int = 7 * DAY_MS
     max_open: int = 100_000
     max_uncommitted_bytes: int = 64 << 30  # in journals; above this new transactions are refused
-    # Unneeded bytes that an old open transaction may keep in a journal before it is moved.
+    # The most unneeded bytes that a journal partition keeps before runs are moved.
     move_bytes: int = 256 << 20
     clean_ms: int = 5_000  # how often journals are checked for truncation
     clean_records: int = 10_000  # a journal partition is truncated by at least this many offsets,
@@ -75,7 +74,7 @@ class Settings:
     max_keepalive_ms: int = MAX_KEEPALIVE_MS
     max_streams: int = 10_000
     max_partitions: int = 5_000  # in all streams, and in their journals
-    # Lanes and offsets of commands that an operator quarantines.
+    # (lane, offset) of commands that an operator quarantines.
     skip_commands: frozenset[tuple[str, int]] = frozenset()
     lanes_only: bool = False  # the lane `open` is not served
     # The lane `open` may scale and set series from the start, and has no quotas.
@@ -86,9 +85,9 @@ class Settings:
     record_bytes: int = limits.RECORD.value
     round_bytes: int = 16 << 20  # merges of one round, about
     chunk_bytes: int = 16 << 20  # a bigger merge is staged, in chunks of this many bytes
-    collate_ms: int = 200  # a stream rolls at most once in this time; earlier commits are collated
-    # Old outcomes forgotten each time, plus two for each one that a round adds.
-    purge_per_look: int = 500
+    # A stream has rolling commits at most once in this time, so that these share an epoch.
+    collate_ms: int = 200
+    purge_per_look: int = 500  # old outcomes forgotten every `decide.CHECK_MS`, at most
     # How far times that clients have seen may raise the hybrid time ahead of the clock.
     max_clock_skew_ms: int = 10_000
     clock_error_ms: int | None = None  # of each controller's clock, at most; None: no commit wait
@@ -102,12 +101,12 @@ class Settings:
 
     @property
     def receipt_bytes(self) -> int:
-        """The limit of a transaction's receipts, about: they all have to fit into one row with other fields."""
+        """The limit of a transaction's receipts, about: together they have to fit into one row."""
         return min(limits.RECEIPTS.value, 3 * self.record_bytes // 8)
 
     @property
     def listed_bytes(self) -> int:
-        """The size, about, at which a list is continued in another answer; its last item may be big."""
+        """The size, about, from which a list is continued in another answer. The last item may be big."""
         return min(limits.ANSWER.value // 2, self.record_bytes // 8)
 
 
@@ -115,8 +114,8 @@ class Settings:
 class Turn:
     """The state as this round leaves it, and the round itself.
 
-    ``now_us``: wall clock, Unix microseconds. ``now_ms``: a monotonic clock, milliseconds; only keepalives
-    are judged by it.
+    ``now_us``: the wall clock, Unix microseconds. ``now_ms``: a monotonic clock, for keepalives, waits and pauses.
+    ``hybrid_time``: the highest so far.
     """
 
     state: State
@@ -127,22 +126,22 @@ class Turn:
     now_ms: int
     round: Round = field(default_factory=Round)
     hybrid_time: int = 0
-    at: int | None = None  # the offset of the command that is decided
-    lane: str = OPEN_LANE  # … and the lane that it came by
-    command_bytes: int = 1 << 62  # an upper bound of the size of that command
-    # The highest hybrid time that its sender has received; None: not stated.
+    at: int | None = None  # the offset of the command that is being decided
+    lane: str = OPEN_LANE  # … and its lane
+    command_bytes: int = 1 << 62  # … and an upper bound of its size
+    # The highest hybrid time that its sender has received; None: the command does not say.
     seen: int | None = None
     puts: int = 0
     size: int = 0  # bytes of commands, rows and answers, about
     charged: int = 0  # units of work that are counted by `charge`
-    owed: dict[str, int] = field(default_factory=dict)  # … for lanes' commits that were due
-    # Commands came, and more may be waiting: the merges of this round stay small.
+    owed: dict[str, int] = field(default_factory=dict)  # lane -> units for its commits (`owe`)
+    # Commands came, and more may be waiting, so the merges of this round stay small.
     busy: bool = False
     merge_limit: int | None = None  # the most merges in this round
     plain_waits: bool = False  # plain writes are not committed in this round
     plain_bytes: int = 0  # bytes of plain writes that this round commits
     newly_committing: set[bytes] = field(default_factory=set)  # PREPARED before this round
-    expired_ms: int = 0  # the horizon of forgotten ids
+    expired_ms: int = 0  # ids that were made up to this time may be forgotten, Unix milliseconds
     ended: list[bytes] = field(default_factory=list)  # transactions that end with this round
     cut: dict[tuple[str, int], int] = field(default_factory=dict)  # low waters
     forgotten: list[str] = field(default_factory=list)  # streams that this round forgets
@@ -169,7 +168,7 @@ class Turn:
 
     @property
     def round_bytes(self) -> int:
-        """The bytes that this round may merge, and commit of plain writes, about."""
+        """The bytes of merges and plain writes in this round, at most, about."""
         most = self.settings.round_bytes
         return min(most, limits.BUSY_ROUND.value) if self.busy else most
 
@@ -180,7 +179,7 @@ class Turn:
 
     @property
     def finished(self) -> int:
-        """The number of transactions that end with this round, one-shots too."""
+        """The number of transactions that end with this round, including one-shots."""
         return self.state.finished - self._finished
 
     def put(self, key: bytes, row: Any) -> None:
@@ -188,19 +187,18 @@ class Turn:
         value = self.state.apply(key, row)
         self.size += len(value or b"")
         self.puts += 1
-        self.round.rows.pop(
-            key, None
-        )  # only the last row of a key is logged, in the order of last rows
+        # So a key's last row is logged in the order of last rows.
+        self.round.rows.pop(key, None)
         self.round.rows[key] = value
 
     def reply(self, to: ReplyTo | None, result: Any) -> None:
-        """Answer, if an asker waits."""
+        """Answer a command, if it has an asker."""
         if to is not None:
             self.size += limits.weight(result)
             self.round.replies.append((to, result))
 
     def answer(self, to: ReplyTo | None, row: r.TxnRow, *, full: bool = True) -> None:
-        """Answer with a transaction's outcome, if an asker waits."""
+        """Answer a command with a transaction's outcome, if it has an asker."""
         if to is not None:
             self.reply(to, self.outcome(row, full=full))
 
@@ -209,12 +207,12 @@ class Turn:
         self.charged += units
 
     def owe(self, lane: str, since: int) -> None:
-        """Charge the work since a reading of `work` to a lane, for its commits that were due."""
+        """Charge a lane for its commits that were due: for the work since `work` was ``since``."""
         self.owed[lane] = self.owed.get(lane, 0) + self.work - since
 
     @property
     def work(self) -> int:
-        """Units of work of this round so far, including those of rows, answers and bytes."""
+        """Units of work of this round so far, including rows, answers and bytes."""
         round_ = self.round
         return (
             self.charged
@@ -225,17 +223,15 @@ class Turn:
         )
 
     def audit(self, command: object, what: str) -> None:
-        """Add an audit row about an operator's command that is carried out. ``what``: for people, no secrets."""
+        """Add an audit row for an operator's command that is carried out. ``what``: for people, without secrets."""
         self._file(self._audit_row(command, what))
 
     def audit_later(self, command: object, stream: str, what: str) -> None:
-        """Add an audit row when the stream's topics are changed (`audited`)."""
+        """Add an audit row later, when the stream's topics are changed (`audited`)."""
         self.put(k.audit_due_key(stream), self._audit_row(command, what))
 
     def audited(self, stream: str, *, done: bool) -> None:
-        """Add the audit row that waits for a change of the stream's topics, or drop it if the change was
-        refused.
-        """
+        """Add the row of `audit_later`; drop it if the change of the topics was refused (``done`` False)."""
         row = self.state.audit_due.get(stream)
         if row is not None:
             self.put(k.audit_due_key(stream), None)
@@ -246,10 +242,7 @@ class Turn:
         return r.AuditRow(self.wall_ms, self.lane, type(command).__name__, limits.cut(what))
 
     def _file(self, row: r.AuditRow) -> None:
-        """Put an audit row.
-
-        Above the limit of a lane its oldest rows are deleted, so that it can't displace those of others.
-        """
+        """Put an audit row. Each lane has a limit, so that none displaces rows of others: its oldest is deleted."""
         number = len(self.round.audit)
         while self.state.get(key := k.audit_key(row.at_ms, number)) is not None:
             number += 1
@@ -261,14 +254,14 @@ class Turn:
             self.put(k.AUDIT_KEY + next(iter(kept)), None)
 
     def next_timestamp(self) -> int:
-        """A commit timestamp above all earlier ones."""
+        """A commit timestamp later than all before."""
         self.hybrid_time = hybrid_time.next_after(self.hybrid_time, self.now_us)
         return self.hybrid_time
 
     def latest_time(self, stream: str) -> int:
         """The latest time that an event may have in the stream now, Unix milliseconds.
 
-        The timestamp of the next commit decides. Timestamps never fall, whatever the clocks of later leaders show.
+        The timestamp of the next commit counts as now: it never falls, whatever a later leader's clock shows.
         """
         settings = self.state.streams[stream].settings
         if RETENTION_MS not in settings:
@@ -277,7 +270,7 @@ class Turn:
         return latest_time(settings, hybrid_time.to_ms(now))
 
     def move(self, row: r.TxnRow, op: Op, **changes: Any) -> r.TxnRow:
-        """The transaction's row after a legal op; raises for an illegal one. Does not put it."""
+        """The transaction's row after a legal op, which the caller puts; raises the error of an illegal op."""
         state = TRANSACTIONS.judge(row.state, op, row.reason)
         return row._replace(state=state if state is not None else row.state, **changes)
 
@@ -290,12 +283,13 @@ class Turn:
         accepts_expired: Callable[[r.TxnRow], bool] = lambda _: False,
         proven: Callable[[r.TxnRow], bool] = lambda _: False,
     ) -> r.TxnRow:
-        """The row of the transaction that a token or a bare id names, if the sender has a right on it.
+        """The row of the transaction that a token or a bare id names, if the sender has the right.
 
-        A bare id is accepted from the owner's lane and from lanes with the right `operate`; in the lane `open` it
-        only permits seeing the transaction. A refusal has the same text whether the transaction exists or not.
-        ``right``: one of these `Rights` is needed; 0: the right to operate. ``accepts_expired``: whether an expired
-        token is accepted for a row. ``proven``: whether the command proves its right in another way.
+        A bare id is accepted from the owner's lane and from lanes with the right `operate`; in the lane `open` the
+        owner may only see the transaction by it. A refusal has the same text whether the transaction exists or not.
+
+        ``right``: one of these `Rights` is needed; 0: the right `operate`. ``accepts_expired``: whether an expired
+        token is accepted for this row. ``proven``: whether the command proves its right in another way.
 
         Raises: InvalidToken (malformed; of another control partition), NotAuthorized, UnknownTransaction, Expired.
         """
@@ -319,9 +313,8 @@ class Turn:
             raise errors.Expired(FORGOTTEN)
         if row is None:
             known = False
-        elif (
-            token is None or row.secret is None
-        ):  # a transaction that never began has no secret to make tokens of
+        # A transaction without a begin has no secret, so no token of it can be checked.
+        elif token is None or row.secret is None:
             known = self._may_by_id(row, right)
         else:
             known = is_genuine(token, row.secret)
@@ -353,7 +346,7 @@ class Turn:
         return made_ms_of(txn_id) <= self.expired_ms
 
     def check_new_id(self, txn_id: bytes) -> None:
-        """Raise `Expired` or `ClockSkew` for an id that may not get its first row."""
+        """Raise `Expired` or `ClockSkew` for an id without a row that may not get one."""
         made_ms, wall_ms = made_ms_of(txn_id), self.wall_ms
         wrong_ms = self.expired_ms - wall_ms
         if wrong_ms > 0 and not self.expired_ms < made_ms <= wall_ms + self.settings.max_ahead_ms:
@@ -373,44 +366,41 @@ class Turn:
             )
 
     def open(self, txn_id: bytes) -> OpenTxn:
-        """An unfinished transaction."""
+        """A transaction that is known to be open."""
         txn = self.state.open.get(txn_id)
         if txn is None:
             raise errors.InvariantViolation("an unfinished transaction is not among the open ones")
         return txn
 
     def rejected(self, row: r.TxnRow) -> int:
-        """Journal records of an open transaction that were rejected so far."""
+        """The number of journal records of an open transaction that were rejected so far."""
         return row.rejected + self.index.rejected_of(row.txn_id)
 
     def usable(self, stream: str) -> bool:
-        """Whether the stream's topics can be read and written, as far as is known."""
         return is_usable(self.state, self.memory.waiting, stream)
 
     def trouble(self, txn_id: bytes) -> str:
-        """The reason why a commit makes no progress; empty if none is known."""
         return trouble_of(self.state, self.memory, txn_id)
 
     def wait_of(self, txn_id: bytes) -> Wait | None:
-        """Why a decided transaction is not merged yet, as far as is known."""
         return wait_of(self.state, self.memory, txn_id)
 
     def hear(self, txn_id: bytes) -> None:
-        """Note that a command about this transaction was received."""
+        """Note a sign of life of a transaction: its keepalive starts again."""
         self.keepalives.heard.put(txn_id, self.now_ms)
 
     def done(self) -> None:
-        """Apply the drafts to memory: the round is on the log, or had nothing to log."""
+        """Apply the drafts to memory. Call it when the round is on the log, or had nothing to log."""
         self.index.round_done(self.ended, self.cut, self.served)
         self.memory.follow(self._drafts, self.ended, self.forgotten)
 
     def outcome(
         self, row: r.TxnRow, *, full: bool = True, lane: str | None = None, after: int | None = None
     ) -> r.Outcome:
-        """A transaction as askers see it: one with a pending commit is not called OPEN.
+        """A transaction as clients see it: with a pending commit it is COMMIT_IN_PROGRESS.
 
-        ``full``: with its streams and some of its writers, those after ``after``. ``lane``: the asker's; None: that
-        of this command.
+        ``full``: with its streams, and some of its writers, after the writer ``after``. ``lane``: of the asker;
+        None: of this command.
         """
         writers = self._writers(row.txn_id, after) if full else ()
         waits = row.state == "OPEN" and row.txn_id in self.state.committing
@@ -424,9 +414,8 @@ class Turn:
             name=row.name,
             commit_timestamp=row.commit_timestamp,
             committed=row.committed,
-            rejected=row.rejected
-            if ended
-            else 0,  # until then the counts above the low waters are missing
+            # Until the end the row has only the counts below the low waters.
+            rejected=row.rejected if ended else 0,
             left_out=row.left_out,
             reason=row.reason or trouble or (WAITING if waits else ""),
             begun_ms=row.begun_ms,
@@ -442,7 +431,7 @@ class Turn:
         )
 
     def _writers(self, txn_id: bytes, after: int | None) -> tuple[r.Receipt, ...]:
-        """The writers of an answer: all by number, or a part in the order of their rows."""
+        """The receipts for an answer: all, by writer; or, if there are too many, some in row order."""
         most, txn = limits.WRITERS_LISTED.value, self.state.open.get(txn_id)
         if txn is not None and after is None and len(txn.writers) < most:
             found = [*txn.writers.values()]
@@ -460,7 +449,7 @@ def refuse(error: errors.AnabranchError) -> r.Refusal:
 
 
 def attempt(turn: Turn, to: ReplyTo | None, decision: Callable[[], None]) -> None:
-    """Run a decision. An error becomes the answer; it is checked that nothing was changed before it."""
+    """Run a decision. An error becomes the answer; `InvariantViolation` if it came after a change."""
     before = (turn.puts, len(turn.round.replies), turn.hybrid_time)
     try:
         decision()
@@ -478,10 +467,7 @@ def close_round(
     *,
     expired_ms: int | None = None,
 ) -> Round:
-    """The round, completed by the rows with the control partition's positions.
-
-    ``lanes``: positions of other lanes.
-    """
+    """The round, completed by the rows with the leader's reading positions. ``lanes``: positions of other lanes."""
     row = r.RoundRow(
         term=turn.state.term.term if turn.state.term else 0,
         hybrid_time=turn.hybrid_time,
@@ -498,5 +484,4 @@ def close_round(
 
 
 def is_finished(row: r.TxnRow) -> bool:
-    """Whether a transaction is committed or aborted."""
     return row.state in FINISHED

@@ -1,7 +1,7 @@
-"""Decisions on writers: the known ones, their receipts, and which of them a commit takes.
+"""Decisions on writers: their receipts and labels, and which writers a commit takes.
 
-Receipts are cumulative: of two receipts of a writer the one with the higher sequence counts, whichever way it came.
-Until its first receipt a writer is known by its touch, with sequence 0.
+Receipts are cumulative: of two receipts of a writer, the one with the higher sequence counts, in whichever command
+it came. A touch makes a writer known with an empty receipt of sequence 0.
 """
 
 from __future__ import annotations
@@ -28,10 +28,7 @@ _NAMED = 10  # writers, in a message
 
 
 def register(turn: Turn, command: r.Register, to: ReplyTo | None) -> None:
-    """Store a writer's cumulative receipt; the highest sequence wins.
-
-    A writer belongs to the lane that came first.
-    """
+    """Store a writer's receipt, unless a newer one is known. A writer belongs to the lane that first named it."""
     row = turn.transaction(command.token, Rights.WRITE)
     TRANSACTIONS.judge(row.state, "register", row.reason)
     check_writes(turn.state, row)
@@ -50,7 +47,7 @@ def register(turn: Turn, command: r.Register, to: ReplyTo | None) -> None:
 
 
 def label(turn: Turn, command: r.LabelWriter, to: ReplyTo | None) -> None:
-    """Name a known writer for people; only the lane that registered it may."""
+    """Give a known writer a label for people. Only the lane of the writer may."""
     row = turn.transaction(command.token, Rights.WRITE)
     TRANSACTIONS.judge(row.state, "touch", row.reason)
     check_writes(turn.state, row)
@@ -70,18 +67,17 @@ def label(turn: Turn, command: r.LabelWriter, to: ReplyTo | None) -> None:
 
 
 def label_of(state: State, txn_id: bytes, writer: int) -> str:
-    """The label of a writer, or an empty text; its row goes with the transaction's."""
+    """The label of a writer; empty if it has none. Its row is deleted with the transaction's."""
     row = state.get(k.label_key(txn_id, writer))
     return "" if row is None else str(row.label)
 
 
 def put_receipt(turn: Turn, receipt: r.Receipt, lane: str) -> None:
-    """Put the receipt of a writer of this lane."""
     turn.put(k.writer_key(receipt.txn_id, receipt.writer), r.WriterRow(receipt, lane))
 
 
 def newer(one: r.Receipt, other: r.Receipt) -> r.Receipt:
-    """The one of a writer's two receipts that counts. `ReceiptMismatch`: they contradict each other."""
+    """The receipt that counts of two of a writer. `ReceiptMismatch`: they contradict each other."""
     if one.sequence == other.sequence and one != other:
         raise ReceiptMismatch(
             f"two receipts of writer {writer_text(one.writer)} have sequence {one.sequence} and differ: give "
@@ -97,7 +93,7 @@ def newer(one: r.Receipt, other: r.Receipt) -> r.Receipt:
 
 
 def check_room(turn: Turn, txn: OpenTxn, receipts: Collection[r.Receipt]) -> None:
-    """`InvalidArgument` if the transaction would have too many writers with these receipts, or too big ones."""
+    """`InvalidArgument` if the transaction would have too many writers, or too many bytes of receipts."""
     known = [txn.writers[one.writer] for one in receipts if one.writer in txn.writers]
     limits.WRITERS.check(len(txn.writers) + len(receipts) - len(known), "the transaction")
     size = txn.receipt_bytes - limits.size_of(known) + limits.size_of(receipts)
@@ -106,7 +102,10 @@ def check_room(turn: Turn, txn: OpenTxn, receipts: Collection[r.Receipt]) -> Non
 
 
 def check_receipts(turn: Turn, txn_id: bytes, receipts: tuple[r.Receipt, ...]) -> None:
-    """Refuse receipts of other transactions, malformed ones, and those of streams that were not touched."""
+    """Refuse receipts that are malformed, or of another transaction, or of streams that it never touched.
+
+    Raises: InvalidArgument, UnknownStream.
+    """
     touched = turn.open(txn_id).participants
     turn.charge(work.of_receipts(receipts))
     check_room(turn, turn.open(txn_id), receipts)
@@ -140,7 +139,10 @@ def check_receipts(turn: Turn, txn_id: bytes, receipts: tuple[r.Receipt, ...]) -
 
 
 def choose_writers(turn: Turn, txn: OpenTxn, command: r.Commit) -> tuple[r.Receipt, ...]:
-    """The receipts that a commit takes: its own and the named ones, or every finished one if none is named."""
+    """The receipts that a commit takes: its own, and those that it names; if it names none, all finished ones.
+
+    Raises: WritersUnfinished, ReceiptMismatch.
+    """
     chosen: dict[int, r.Receipt] = {}
     for receipt in (*command.own, *(command.receipts or ())):
         known = chosen.get(receipt.writer) or txn.writers.get(receipt.writer)
@@ -161,7 +163,7 @@ def choose_writers(turn: Turn, txn: OpenTxn, command: r.Commit) -> tuple[r.Recei
 
 
 def take_exactly(turn: Turn, txn: OpenTxn, receipts: Iterable[r.Receipt]) -> None:
-    """Change the writers' rows to those of the decision, so that every outcome names exactly the writers taken."""
+    """Keep the rows of exactly these receipts, so that each outcome names the writers that the commit took."""
     taken = {receipt.writer: receipt for receipt in receipts}
     for writer in sorted(txn.writers.keys() - taken.keys()):
         turn.put(k.writer_key(txn.row.txn_id, writer), None)

@@ -1,8 +1,7 @@
-"""Conflicts of commits with locks: what was read must be unchanged just below the commit timestamp.
+"""Conflicts of commits with locks: no commit may have changed what a transaction read before its own commit.
 
-A commit meets locks in two ways: its own have to hold (`judge` for a one-shot, `to_revalidate` and
-`check_conflicts` for a transaction with registered locks), and its writes break those of others (`merge`).
-`docs/inside/tables.md` has the rules.
+A commit is checked in two ways: its own locks have to hold (`judge` for a one-shot, `to_revalidate` and
+`check_conflicts` for a transaction with registered locks), and its writes break the locks of others (`merge`).
 """
 
 from __future__ import annotations
@@ -34,9 +33,9 @@ Taken = tuple[int, Sequence[StoredRun]]  # runs of a journal partition
 
 
 def merge(turn: Turn, step: StreamCommit, taken: Iterable[Taken] = ()) -> None:
-    """Put a merge into the round. A merge into a table is also noted in the recent writes.
+    """Put a merge into the round. A merge into a table is also added to the recent writes.
 
-    ``taken``: the runs of the transaction by journal partition, with those of a staged merge.
+    ``taken``: the transaction's runs by journal partition, including those that a staged merge has copied.
     """
     turn.round.history.append(step)
     before = turn.state.tables.get(step.stream)
@@ -57,7 +56,7 @@ def merge(turn: Turn, step: StreamCommit, taken: Iterable[Taken] = ()) -> None:
 
 
 def written(turn: Turn, step: StreamCommit, taken: Iterable[Taken]) -> Write:
-    """The writes of a merge to a table: its events, and the runs that it takes."""
+    """The writes of a merge to a table: its own events, and those of the runs ``taken``."""
     digests = (
         digest
         for source, runs in taken
@@ -67,10 +66,9 @@ def written(turn: Turn, step: StreamCommit, taken: Iterable[Taken]) -> Write:
 
 
 def hold_against(turn: Turn, table: str, write: Write, by: bytes) -> None:
-    """Check a commit against the registered locks of a table, and log with it the locks that it breaks.
+    """Find the registered locks of a table that a commit breaks, and log this in the rows of their transactions.
 
-    A transaction with a broken lock is aborted if it touched a stream, or is committing; one that only reads
-    continues.
+    Such a transaction is aborted if it touched a stream, or is committing; if it only reads, it continues.
     """
     for txn_id, broken in sorted(turn.state.locks.conflicts(table, write, by).items()):
         txn = turn.open(txn_id)
@@ -84,7 +82,7 @@ def hold_against(turn: Turn, table: str, write: Write, by: bytes) -> None:
 
 
 def judge(turn: Turn, command: r.OneShot) -> r.Revalidate | None:
-    """None if all locks hold until now; else the answer that asks the client to revalidate. Puts nothing.
+    """The answer that asks the sender of a one-shot to revalidate; None: all its locks hold. Puts nothing.
 
     Raises: InvalidArgument, NotAuthorized, UnknownStream, CrossScope.
     """
@@ -110,7 +108,7 @@ def table_times(turn: Turn, tables: Iterable[str]) -> tuple[r.TableTime, ...]:
 
 
 def check_table(turn: Turn, table: str) -> None:
-    """`InvalidArgument`: the stream is no table; `UnknownStream`, `StreamLost`, `NotAuthorized`."""
+    """`InvalidArgument` unless the stream is a table; `UnknownStream`, `StreamLost`, `NotAuthorized`."""
     check_right(turn.state, turn.lane, Right.SAFE_TIME, table)
     STREAMS.judge(state_of(turn.state.streams.get(table)), "use", limits.cut(table))
     if table not in turn.state.tables:
@@ -144,13 +142,13 @@ def _apart(ranges: Sequence[r.LockedRange]) -> bool:
     return all(a.high is not None and a.high < b.low for a, b in pairwise(ranges))
 
 
-# -- locks of a transaction with registered ones --------------------------------------------------------
+# -- registered locks of a transaction that commits -----------------------------------------------------
 
 
 def validated_rows(
     turn: Turn, sets: TxnLocks, validated: Iterable[r.Validated]
 ) -> dict[int, r.ValidatedRow]:
-    """How far the locks of writers are validated with these reports. Puts nothing. `InvalidArgument`."""
+    """The rows that change with a client's reports of validation, by writer. Puts nothing. `InvalidArgument`."""
     found: dict[int, r.ValidatedRow] = {}
     for report in validated:
         row = found.get(report.writer) or sets.validated.get(report.writer)
@@ -184,7 +182,10 @@ def put_validated(turn: Turn, txn_id: bytes, validated: Mapping[int, r.Validated
 def to_revalidate(
     turn: Turn, txn_id: bytes, validated: Mapping[int, r.ValidatedRow] = {}
 ) -> r.Revalidate | None:
-    """The answer to a commit while locks of any writer have to be validated; None: all hold until now."""
+    """The answer to a commit while locks of some writers have to be validated; None: all hold until now.
+
+    ``validated``: rows of `validated_rows` that are not put yet.
+    """
     if txn_id in turn.state.locks.frozen:
         return None  # its locks are frozen: commits that may break one wait
     sets = turn.state.locks.of(txn_id)
@@ -209,10 +210,10 @@ def to_revalidate(
 
 
 def _may_be_broken(turn: Turn, locks: r.TableLocks, through: int) -> bool:
-    """Whether a commit later than ``through`` may have broken one of these locks.
+    """Whether a commit later than ``through`` may have broken one of these locks, but not for certain.
 
-    Commits that break one for certain are logged with the lock's transaction. The table's row has the times of
-    possible ones, and the recent writes have their keys, above their reach.
+    The row of a lock's transaction names a commit that broke it for certain (`hold_against`). The table's row has
+    the times of the latest commits with unknown keys or known bounds only, and the recent writes have the bounds.
     """
     row = turn.state.tables.get(locks.table)
     if row is None or not (locks.points or locks.ranges):
@@ -224,10 +225,10 @@ def _may_be_broken(turn: Turn, locks: r.TableLocks, through: int) -> bool:
 
 
 def ready_to_merge(turn: Turn, txn_id: bytes) -> bool:
-    """Whether a decided transaction may be merged, now that others of the round are.
+    """Whether a decided transaction may be merged, after the merges of this round so far.
 
-    If its locks have to be validated, its askers are answered so; it is aborted after a keepalive without a
-    command.
+    If its locks have to be revalidated, its askers are answered so; after a keepalive without a command it is
+    aborted.
     """
     txn = turn.state.open.get(txn_id)
     if txn is None:
@@ -250,7 +251,7 @@ def ready_to_merge(turn: Turn, txn_id: bytes) -> bool:
 
 @dataclass(slots=True)
 class _Reads:
-    """The reads of a transaction, and the commit that is checked against it. ``taken``: receipts by writer."""
+    """The reads of a transaction, and the commit that is checked for it. ``taken``: its receipts by writer."""
 
     txn: OpenTxn
     locks: TxnLocks
@@ -263,7 +264,7 @@ def check_conflicts(
 ) -> None:
     """Refuse a commit because of what its transaction read.
 
-    Raises: LocksBroken, InvalidArgument (a prepare), WritersUnfinished (a writer that was read from is not taken).
+    Raises: LocksBroken, InvalidArgument (it prepares), WritersUnfinished (it lacks events that were read).
     """
     locks = turn.state.locks.of(txn.row.txn_id)
     taken = {receipt.writer: receipt for receipt in writers}
@@ -305,7 +306,7 @@ CHECKS: tuple[Callable[[_Reads], None], ...] = (_check_broken, _check_prepare, _
 
 
 def _is_taken(receipt: r.Receipt | None, known: r.Receipt | None, sequence: int) -> bool:
-    """Whether a commit takes a writer's events up to a receipt of this sequence. ``known``: the registered one."""
+    """Whether a commit with a receipt takes a writer's events up to a sequence. ``known``: its registered one."""
     if receipt is None or receipt.sequence >= sequence:
         return receipt is not None
     return known is not None and known.sequence >= sequence and covers(receipt, known)

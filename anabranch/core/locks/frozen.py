@@ -1,8 +1,8 @@
 """Decisions on frozen locks: those of transactions with a staged merge, which can't be aborted any more.
 
-A commit that would break a frozen lock waits until the lock's transaction ends. A staged merge is not begun if the
-transaction's writes break a frozen lock, or if the writes of another staged merge break its locks. So a staged
-merge never waits for another one, and there is no deadlock. `docs/inside/tables.md` has the rules.
+A commit that would break a frozen lock waits until the lock's transaction ends. A staged merge does not begin while
+its writes would break a frozen lock, or while the writes of another staged merge would break its own locks. So a
+staged merge that has begun never waits for another one, and there is no deadlock.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from anabranch.errors import NotReady
 from anabranch.protocol.ids import NO_TXN
 from anabranch.protocol.schemas.records import Event, SegmentRange
 
-BARS_MS = 1_000  # a commit that has waited this long prevents new freezes of the locks it needs
-HEARD_MS = 5_000  # … unless it is a one-shot that was not sent again within this time
-MOST = 1_000  # commits that wait; more are not noted
+BARS_MS = 1_000  # when a commit has waited this long, locks that it breaks are not frozen before it
+HEARD_MS = 5_000  # … unless it did not try again for this time, like a one-shot that was given up
+MOST = 1_000  # waiting commits that are noted; more wait without a note
 
 Writes = Mapping[str, Write]  # by table
 On = set[tuple[bytes, str]]  # the transactions that a commit waits for, with the table
@@ -42,7 +42,7 @@ def check_free(
 
 
 def waits(turn: Turn, who: Who, writes: Callable[[], Writes]) -> bool:
-    """Whether these writes break a frozen lock, or may, and so have to wait. ``writes``: called only if needed."""
+    """Whether these writes break a frozen lock, or may, so that they have to wait. ``writes``: called if needed."""
     if still_waits(turn, who):
         return True
     if not turn.state.locks.frozen and turn.memory.merging.waiting.get(who, None) is None:
@@ -53,7 +53,7 @@ def waits(turn: Turn, who: Who, writes: Callable[[], Writes]) -> bool:
 
 
 def still_waits(turn: Turn, who: Who) -> bool:
-    """Whether a transaction that it waited for is still frozen: then no lock has to be compared again."""
+    """Whether a transaction for which ``who`` waited before is still frozen. No lock is compared."""
     known = turn.memory.merging.waiting.get(who, None)
     if known is None or not any(txn_id in turn.state.locks.frozen for txn_id, _ in known.on):
         return False
@@ -62,9 +62,9 @@ def still_waits(turn: Turn, who: Who) -> bool:
 
 
 def may_freeze(turn: Turn, txn_id: bytes, written: Callable[[bytes], Writes | None]) -> bool:
-    """Whether a transaction's locks may be frozen now. They are valid until now.
+    """Whether a transaction's locks, which hold until now, may be frozen.
 
-    ``written``: gives the writes of a transaction; None if the journals are not read up to them yet.
+    ``written``: returns the writes of a transaction; None if the journals are not read up to them yet.
     """
     state = turn.state
     others = [other for other in state.locks.frozen if other != txn_id]
@@ -87,11 +87,10 @@ def may_freeze(turn: Turn, txn_id: bytes, written: Callable[[bytes], Writes | No
 
 
 def _bars(turn: Turn, txn_id: bytes) -> On:
-    """The commits that have waited for this transaction's locks for `BARS_MS`: these locks may not be frozen
-    before.
+    """The commits that have waited for this transaction's locks for `BARS_MS` and come before it.
 
-    If two commits would both freeze locks, the one with the older id goes first; otherwise each might wait for
-    the other.
+    If two commits would both freeze locks, the one with the older id comes first; else each might wait for the
+    other.
     """
     return {
         (who if isinstance(who, bytes) else NO_TXN, table)
@@ -108,7 +107,7 @@ def _bars(turn: Turn, txn_id: bytes) -> On:
 
 
 def _frozen_by(turn: Turn, by: bytes, writes: Writes) -> On:
-    """The frozen transactions whose locks these writes break, or may."""
+    """The frozen transactions whose locks these writes break, or may break, with the table."""
     return {
         (txn_id, table)
         for table, write in writes.items()
@@ -135,13 +134,13 @@ def _note(turn: Turn, who: Who, on: On, writes: Writes, *, freezes: bool = False
 
 
 def _few(write: Write) -> Write:
-    """A write as memory keeps it: of a big one only its table, so that memory is bounded."""
+    """A write as `Waiting` keeps it: with unknown keys if it is big, so that memory is bounded."""
     points = write.points
     return write if points is not None and len(points) <= FEW_POINTS else Write(0, None, ())
 
 
 def _room(turn: Turn, waiting: Mapping[Who, Waiting]) -> bool:
-    """Whether one more waiting commit may be noted, after dropping those that were not sent again."""
+    """Whether one more waiting commit may be noted. Drops commits that did not try again for `HEARD_MS`."""
     gone = [who for who, its in waiting.items() if turn.now_ms - its.heard_ms >= HEARD_MS]
     for who in gone:
         turn.merging.waiting.put(who, None)
@@ -149,7 +148,7 @@ def _room(turn: Turn, waiting: Mapping[Who, Waiting]) -> bool:
 
 
 def waiting_for(turn: Turn) -> Iterable[tuple[Who, bytes, str]]:
-    """(waiting commit, the transaction it waits for, the table), without commits that were not sent again."""
+    """(waiting commit, the transaction it waits for, the table) of commits that tried again within `HEARD_MS`."""
     for who, its in turn.memory.merging.waiting.as_dict().items():
         if turn.now_ms - its.heard_ms < HEARD_MS:
             for txn_id, table in its.on:

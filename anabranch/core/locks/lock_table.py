@@ -1,7 +1,4 @@
-"""Registered locks: rows of open transactions, which each commit is checked against.
-
-`docs/inside/tables.md` has the rules.
-"""
+"""Registered locks: a view of the rows of open transactions against which each commit is checked."""
 
 from __future__ import annotations
 
@@ -16,9 +13,9 @@ from anabranch.protocol.schemas import records as r
 
 @dataclass(slots=True)
 class TxnLocks:
-    """Registered locks of an open transaction, by writer and sequence, and how far each writer's are validated.
+    """The registered sets of locks of an open transaction, by writer and sequence.
 
-    ``count``: the number of locks, as `held_by` counts them.
+    ``validated``: writer -> how far its sets are validated. ``count``: the sum of `held_by`.
     """
 
     rows: dict[tuple[int, int], r.ReadLockRow] = field(default_factory=dict)
@@ -27,7 +24,6 @@ class TxnLocks:
     _last: dict[int, int] = field(default_factory=dict)  # by writer
 
     def put(self, writer: int, sequence: int, row: r.ReadLockRow) -> None:
-        """Add a set."""
         self.rows[writer, sequence] = row
         self.count += held_by(row)
         self._last[writer] = max(sequence, self.last(writer))
@@ -48,7 +44,7 @@ class TxnLocks:
         return sorted({each.table for row in self.rows.values() for each in row.locks})
 
     def numbers(self) -> list[tuple[int, int]]:
-        """(writer, sequence) of all rows."""
+        """(writer, sequence) of all rows, including each `ValidatedRow`, whose sequence is 0."""
         return [*self.rows, *((writer, 0) for writer in self.validated)]
 
     def last(self, writer: int) -> int:
@@ -62,13 +58,13 @@ def count_of(locks: Iterable[r.TableLocks]) -> int:
 
 
 def held_by(row: r.ReadLockRow) -> int:
-    """The size of a set: its locks, tables named without a lock, and writers that it was read from."""
+    """The size of a set: its locks, its tables without a lock, and the writers whose events were read."""
     named = sum([not (each.points or each.ranges) for each in row.locks])
     return count_of(row.locks) + named + len(row.read_from)
 
 
 def _with_locks(row: r.ReadLockRow) -> Iterator[r.TableLocks]:
-    """The tables of a set with locks. A client may also name tables without a lock."""
+    """The tables of a set that have locks. A client may also name tables without a lock."""
     return (each for each in row.locks if each.points or each.ranges)
 
 
@@ -94,9 +90,8 @@ class _Locked:
             rest.remove(owner)
             if rest:
                 self.points[point] = tuple(rest)
-        if gone := Counter(
-            locks.ranges
-        ):  # another writer of the transaction may have locked the same range
+        # Counted, because another writer of the transaction may have locked the same range.
+        if gone := Counter(locks.ranges):
             ranges, self.ranges = self.ranges, []
             for span, its in ranges:
                 if its == owner and gone[span]:
@@ -110,7 +105,7 @@ class _Locked:
     def hit(self, write: Write) -> Iterator[tuple[int, bytes]]:
         """The locked points that a write contains, with the transactions that locked them."""
         few: Iterable[int] = write.points or ()
-        if len(write.points or ()) > len(self.points):  # so 10 million writes need no loop
+        if len(write.points or ()) > len(self.points):  # so 10 million written keys need no loop
             few = filter(write.has, self.points)
         for point in few:
             for owner in self.points.get(point, ()):
@@ -119,14 +114,14 @@ class _Locked:
 
 @dataclass(slots=True)
 class LockTable:
-    """The registered locks of all open transactions: a view of the status log's rows."""
+    """The registered locks of all open transactions."""
 
     sets: dict[bytes, TxnLocks] = field(default_factory=dict)
-    snapshots: dict[bytes, int] = field(default_factory=dict)  # of open transactions that read
-    readers: dict[str, dict[bytes, str]] = field(
-        default_factory=dict
-    )  # … by a table that they named, and the lane that named it
-    named: dict[bytes, Mapping[str, str]] = field(default_factory=dict)  # table -> lane
+    # Transaction -> snapshot, of transactions that read.
+    snapshots: dict[bytes, int] = field(default_factory=dict)
+    # Table -> transaction that reads it -> the lane that named the table; and by transaction: table -> lane.
+    readers: dict[str, dict[bytes, str]] = field(default_factory=dict)
+    named: dict[bytes, Mapping[str, str]] = field(default_factory=dict)
     frozen: dict[bytes, bool] = field(default_factory=dict)  # transactions whose locks are frozen
     count: int = 0
     _tables: dict[str, _Locked] = field(default_factory=dict)
@@ -139,7 +134,7 @@ class LockTable:
         self.count = 0
 
     def of(self, txn_id: bytes) -> TxnLocks:
-        """A transaction's locks, perhaps none."""
+        """A transaction's locks; empty if it has none."""
         return self.sets.get(txn_id) or TxnLocks()
 
     def follow(self, txn_id: bytes, row: r.TxnRow) -> None:
@@ -152,7 +147,7 @@ class LockTable:
             self.frozen[txn_id] = True
 
     def name(self, txn_id: bytes, tables: Mapping[str, str]) -> None:
-        """Follow the tables that a transaction reads, each with the lane that named it."""
+        """Follow the `ReadsRow` of a transaction: the tables that it reads, each with the lane that named it."""
         for table in self.named.pop(txn_id, {}):
             del self.readers[table][txn_id]
             if not self.readers[table]:
@@ -189,7 +184,6 @@ class LockTable:
                 del self._tables[each.table]
 
     def end(self, txn_id: bytes) -> None:
-        """Drop a transaction that ended."""
         self.frozen.pop(txn_id, None)
         self.snapshots.pop(txn_id, None)
         self.name(txn_id, {})
@@ -203,10 +197,10 @@ class LockTable:
         return Counter([txn_id for _, txn_id in locked.ranges] if locked else ())
 
     def conflicts(self, table: str, write: Write, by: bytes) -> dict[bytes, r.BrokenLock]:
-        """The other transactions whose locks a commit breaks for certain.
+        """The transactions other than ``by`` whose locks a commit breaks for certain.
 
-        Equal fingerprints count as equal keys: two keys share one in 2^64 cases. Ranges are compared with known
-        keys; if a commit has more keys, the table's row has its time (`TableRow`).
+        Equal fingerprints count as equal keys: two keys have equal ones in one of 2^64 cases. Ranges are compared
+        with keys; if only the bounds of a commit's keys are known, the table's row has its time (`TableRow`).
         """
         found: dict[bytes, r.BrokenLock] = {}
         locked = self._tables.get(table)
@@ -224,7 +218,7 @@ class LockTable:
         return found
 
     def possible_conflicts(self, table: str, write: Write, by: bytes) -> set[bytes]:
-        """The other transactions whose locks a commit breaks, or may break."""
+        """The transactions other than ``by`` whose locks a commit breaks, or may break."""
         locked = self._tables.get(table)
         if locked is None:
             return set()

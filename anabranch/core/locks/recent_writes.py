@@ -1,7 +1,6 @@
-"""The leader's recent writes to tables, by which it validates locks on what transactions read.
+"""The recent writes to tables, a memory of the leader by which it decides whether locks hold.
 
-They never refuse a commit by themselves. If they cannot decide, the controller asks the client to revalidate its
-reads. `docs/inside/tables.md` has the rules.
+They never refuse a commit by themselves. If they can't show that a lock holds, the client is asked to revalidate.
 """
 
 from __future__ import annotations
@@ -14,23 +13,26 @@ from itertools import takewhile
 from anabranch.core.locks.table_writes import WINDOW_BYTES, Write
 from anabranch.protocol.schemas import records as r
 
-# Bounded commits that are compared; a validation by the client is cheaper than more.
+# At most this many bounded writes are compared with ranges: beyond that a client's validation is cheaper.
 MOST_BOUNDED = 100
 
 
 @dataclass(slots=True)
 class _Table:
-    """Writes to one table that are newer than the reach. ``before``: timestamp of the last commit before those."""
+    """Writes to one table later than the reach, oldest first. ``before``: timestamp of the last commit before them.
+
+    ``packed``, ``bounded``: the packed and the bounded ones among ``writes``. ``newest``: fingerprint -> timestamp
+    of its newest write, without packed and ``fresh`` writes. ``unknown``: timestamp of the newest write with
+    unknown keys.
+    """
 
     before: int
     writes: deque[Write] = field(default_factory=deque)
     packed: deque[Write] = field(default_factory=deque)
     bounded: deque[Write] = field(default_factory=deque)
-    newest: dict[int, int] = field(
-        default_factory=dict
-    )  # fingerprint -> newest write that is not packed
-    fresh: deque[Write] = field(default_factory=deque)  # writes that are not in `newest` yet
-    unknown: int = 0  # timestamp of the newest write with unknown keys
+    newest: dict[int, int] = field(default_factory=dict)
+    fresh: deque[Write] = field(default_factory=deque)
+    unknown: int = 0
 
     def add(self, write: Write) -> None:
         self.writes.append(write)
@@ -63,7 +65,7 @@ class _Table:
         if not points:
             return False
         newest = self.newest
-        # Only writes that matter here are hashed: older ones may never be asked for.
+        # Only writes that matter here are hashed: no lock may ever need the older ones.
         while self.fresh and self.fresh[-1].timestamp > since:
             write = self.fresh.pop()
             for point in write.points or ():
@@ -75,7 +77,7 @@ class _Table:
         return bool(big) and any(write.has(point) for write in big for point in points)
 
     def newest_at(self, timestamp: int) -> int:
-        """The timestamp of the newest commit at or below one."""
+        """The timestamp of the newest commit at or before a timestamp."""
         for write in reversed(self.writes):
             if write.timestamp <= timestamp:
                 return write.timestamp
@@ -86,7 +88,7 @@ class _Table:
 class RecentWrites:
     """Recent writes by table: all that are later than ``reach``.
 
-    A new leader's reach is the hybrid time that it folded, because it has not seen the writes before.
+    A new leader's reach is the hybrid time that it read from the log, because it has not seen earlier writes.
     """
 
     reach: int = 0
@@ -96,7 +98,6 @@ class RecentWrites:
     _order: deque[str] = field(default_factory=deque)  # the tables of all writes, the oldest first
 
     def draft(self) -> RecentWritesDraft:
-        """A draft for the writes of a round."""
         return RecentWritesDraft(self)
 
     def follow(self, draft: RecentWritesDraft) -> None:
@@ -109,15 +110,14 @@ class RecentWrites:
         self._order.extend(draft.order)
         while self.size > self.limit:
             oldest = self._order.popleft()
-            if (
-                oldest in self._tables and self._tables[oldest].writes
-            ):  # otherwise the table was forgotten
+            # Otherwise the table was forgotten.
+            if oldest in self._tables and self._tables[oldest].writes:
                 write = self._tables[oldest].drop_oldest()
                 self.size -= write.size
                 self.reach = max(self.reach, write.timestamp)
 
     def forget(self, table: str) -> None:
-        """Drop a deleted table. Locks on it are older than any table that is created with its name later."""
+        """Drop a deleted table. Locks on it stay older than a table that is created with its name later."""
         gone = self._tables.pop(table, None)
         if gone is not None:
             self.size -= sum(write.size for write in gone.writes)
@@ -130,7 +130,7 @@ class RecentWrites:
 
 @dataclass(slots=True)
 class RecentWritesDraft:
-    """A round's writes to tables, searched together with the window that they will be added to."""
+    """A round's writes to tables, searched together with the recent writes to which they will be added."""
 
     base: RecentWrites
     tables: dict[str, _Table] = field(default_factory=dict)
@@ -142,15 +142,14 @@ class RecentWritesDraft:
         self.order.append(table)
 
     def _known(self, table: str) -> list[_Table]:
-        """The parts with writes to a table, the newest part first."""
+        """A table's writes in this round, then those before."""
         return [t for t in (self.tables.get(table), self.base.table(table)) if t]
 
     def spares(self, locks: r.TableLocks, through: int) -> bool:
-        """Whether it is certain that no commit later than ``through`` broke one of these locks without being
-        logged.
+        """Whether it is certain that no commit later than ``through`` broke one of these locks unnoticed.
 
-        The answer is yes if the window has all these commits with their keys, or with bounds that enclose no locked
-        range.
+        Breaks that are certain are noticed (`hold_against`). So the answer is yes if all these commits are here
+        with their keys, or with bounds that enclose no locked range.
         """
         known = self._known(locks.table)
         if through < self.base.reach or any(its.unknown > through for its in known):
@@ -163,8 +162,9 @@ class RecentWritesDraft:
         )
 
     def holds(self, locks: r.TableLocks, last: int) -> bool:
-        """Whether it is certain that nothing locked was written later than ``since``. ``last``: timestamp of the
-        table's newest commit.
+        """Whether it is certain that no locked row was written later than ``locks.since``.
+
+        ``last``: timestamp of the table's newest commit.
         """
         since = locks.since
         if last <= since:
@@ -189,7 +189,7 @@ def _above(writes: deque[Write], timestamp: int) -> Iterator[Write]:
 
 
 def _newest_at(known: Iterable[_Table], timestamp: int) -> int:
-    """The newest commit at or below a timestamp; the newest part of what is known comes first."""
+    """The newest commit at or before a timestamp. ``known``: as of `RecentWritesDraft._known`."""
     found = 0
     for its in known:
         found = its.newest_at(timestamp)

@@ -1,8 +1,8 @@
-"""Decisions on registered locks: rows that each commit is checked against, in the round that gives its timestamp.
+"""Decisions that register locks: from then on each commit is checked against them in its round.
 
 A set of locks is *registered* first: from that round on the controller misses no commit that breaks it. Then a
-replica validates it against all commits up to that round, and the client reports this. A later commit that may have
-broken a lock, but not for certain, makes another validation necessary. `docs/inside/tables.md` has the rules.
+replica validates the set against all commits up to that round, and the client reports this. A later commit that may
+have broken a lock, but not for certain, makes another validation necessary.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from anabranch.protocol.tokens import Rights
 
 
 def lock_reads(turn: Turn, command: r.LockReads, to: ReplyTo | None) -> None:
-    """Register a set of locks. A broken transaction registers none, because it can only continue to read.
+    """Register a set of locks. A transaction with a broken lock registers none, as it can only read.
 
-    All named tables have to be readable at its snapshot, and stay readable until it ends.
+    All named tables have to be readable at the transaction's snapshot, and are kept readable until it ends.
     """
     row = turn.transaction(command.token, Rights.WRITE)
     TRANSACTIONS.judge(row.state, "touch", row.reason)
@@ -140,8 +140,8 @@ def _check(turn: Turn, row: r.TxnRow, command: r.LockReads, kept: r.ReadLockRow)
 def _check_ranges(turn: Turn, lane: str, locks: r.TableLocks) -> None:
     """`TooMuchLocked` if the lane would have more ranges of the table than its share.
 
-    All lanes with locked ranges have equal shares. A lane that comes later gets its share although the others have
-    more than theirs by then; the others get no more.
+    All lanes with locked ranges have equal shares. A lane that comes later gets its share even if others have more
+    than theirs; these get no more then.
     """
     has = Counter[str]()
     for txn_id, count in turn.state.locks.ranges(locks.table).items():
@@ -156,7 +156,7 @@ def _check_ranges(turn: Turn, lane: str, locks: r.TableLocks) -> None:
 
 
 def list_locks(turn: Turn, command: r.ListLocks, to: ReplyTo | None) -> None:
-    """List a set of locks, for a client that validates it instead of a process that ended."""
+    """List a writer's next set of locks, for a client that validates it because the writer's process ended."""
     row = turn.transaction(command.token, Rights.WRITE | Rights.COMMIT)
     rows = turn.state.locks.of(row.txn_id).rows
     later = [s for writer, s in rows if writer == command.writer and s > command.after]

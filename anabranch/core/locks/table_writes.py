@@ -1,4 +1,4 @@
-"""Writes of commits to tables: fingerprints of keys, and the keys or their bounds (`docs/inside/tables.md`)."""
+"""The writes of a commit to a table: fingerprints of the written keys, and the keys or their bounds."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from anabranch.errors import MalformedRecord
 from anabranch.protocol.partitioner import position_of
 from anabranch.protocol.schemas.records import LockedRange
 
-# Up to this many keys of a commit are compared with ranges; of more only their bounds.
+# Up to this many keys of a commit are compared with ranges; of more keys only the bounds are.
 FEW_KEYS = 64
-# Up to this many writes of a commit are noted one by one; more are a packed array.
+# Up to this many fingerprints of a commit are kept one by one; more are a packed array.
 FEW_POINTS = 4_096
-WINDOW_BYTES = 128 << 20  # of a control partition, about
+WINDOW_BYTES = 128 << 20  # of the recent writes of a control partition, about
 _WRITE_BYTES = 200
 _POINT_BYTES = 120
 _PACKED_BYTES = 8
@@ -33,8 +33,8 @@ def fingerprint(key: bytes) -> int:
 class Write:
     """A commit's writes to one table.
 
-    ``is_packed``: there are more than `FEW_POINTS`. ``is_bounded``: only the bounds of its keys are known.
-    Keys are hashed, and fingerprints sorted, on first use: most commits are never compared with a lock.
+    ``is_packed``: there are more than `FEW_POINTS` fingerprints. ``is_bounded``: only the bounds of its keys are
+    known. Keys are hashed, and fingerprints sorted, on first use: most commits are never compared with a lock.
     """
 
     __slots__ = (
@@ -44,9 +44,7 @@ class Write:
     def __init__(
         self, timestamp: int, points: Sequence[int] | None, keys: tuple[bytes, ...]
     ) -> None:
-        """``points``: fingerprints, rising; None if unknown: they may be any. ``keys``: rising; of more than
-        `FEW_KEYS` only the first and the last.
-        """
+        """``points``: fingerprints, rising; None: not known. ``keys``: rising; above `FEW_KEYS` the bounds."""
         self.timestamp = timestamp
         self._points = points
         self._keys = keys
@@ -58,7 +56,7 @@ class Write:
 
     @classmethod
     def of(cls, timestamp: int, keys: Iterable[bytes | None]) -> Write:
-        """The writes of these keys, without nulls."""
+        """The writes of these keys; None is skipped."""
         found = [key for key in keys if key is not None]
         if len(found) > FEW_KEYS:
             return cls(timestamp, *Keys.of(found))
@@ -152,8 +150,8 @@ class Write:
 class Keys(NamedTuple):
     """Keys that were written. ``points``: fingerprints, rising; ``keys``: as in a `Write`.
 
-    Its bytes, a *digest*, have the number of points (4), each in 8 bytes as this machine has them, then each key
-    after its length (4).
+    Its bytes are a *digest*: the number of points (4), each point in 8 bytes in this machine's order, then for each
+    key its length (4) and its bytes.
     """
 
     points: Sequence[int]
@@ -161,7 +159,7 @@ class Keys(NamedTuple):
 
     @classmethod
     def of(cls, keys: Iterable[bytes | None]) -> Keys:
-        """These keys, each once, without nulls."""
+        """These keys, each once; None is skipped."""
         found = sorted({key for key in keys if key is not None})
         points = tuple(sorted(set(map(fingerprint, found))))
         return cls(points, _few(found))
@@ -180,7 +178,7 @@ class Keys(NamedTuple):
         return cls(_rising(found), _few(few))
 
     def to_bytes(self) -> bytes:
-        """A digest."""
+        """The digest of the keys."""
         points, keys = self.points, self.keys
         if not isinstance(points, memoryview):
             points = memoryview(array("q", points))
@@ -221,7 +219,7 @@ def _few(rising: list[bytes]) -> tuple[bytes, ...]:
 
 
 def write_of(commit: StreamCommit, digests: Iterable[bytes]) -> Write:
-    """The writes of a merge: its events, and the digests of journal runs. An empty digest means unknown keys."""
+    """The writes of a merge: its events, and the digests of its runs. An empty digest means unknown keys."""
     own = [event.key for part in commit.parts for event in part.events]
     found: list[Keys] = []
     room = WINDOW_BYTES

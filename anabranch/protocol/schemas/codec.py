@@ -1,7 +1,7 @@
 """Encoding and decoding records: ``[format version][record type][Avro body]``, see `docs/protocol.md`.
 
-With the first two bytes, every reader can refuse an unknown record by name before it parses anything. Lengths that
-a hostile sender claims cost nothing: fastavro reads from bytes in memory, and allocates no more than they are.
+By the first two bytes, a reader can refuse a record that it does not know, before it parses anything. Lengths that
+a hostile sender claims cost nothing: fastavro reads from bytes in memory, and allocates no more than these.
 """
 
 from __future__ import annotations
@@ -115,7 +115,9 @@ TYPES: dict[int, type] = {
 _CODES = {cls: code for code, cls in TYPES.items()}
 _PREFIX = {cls: bytes((FORMAT_VERSION, code)) for cls, code in _CODES.items()}
 
-_BY_CONTROLLERS = 64  # from here on only controllers make the records; any program makes the others
+_BY_CONTROLLERS = (
+    64  # the least record type that only controllers make; any program makes those before
+)
 _ANY = 1 << 63  # items of a list in a reply, which only its size in bytes limits
 
 # Errors of fastavro and of the walks for bytes that are not Avro. Others may come from a signal handler.
@@ -135,7 +137,6 @@ class _Packaged(AbstractSchemaRepository):
 
 @cache
 def schema_of(cls: Any) -> Any:
-    """The parsed Avro schema of a record class."""
     return load_schema(f"anabranch.{cls.__name__}", repo=_Packaged())
 
 

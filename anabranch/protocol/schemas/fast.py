@@ -1,14 +1,10 @@
 """Handwritten codecs of the most frequent records: a one-shot, and the records about it.
 
-`anabranch.protocol.schemas.codec` tries these functions first. They read and write the common form of a few
-records. Any other form (long forms of numbers, arrays in several blocks, values of other types, truncated
-bytes) raises `Unusual`, or
-when reading one of `DECLINED`; then fastavro reads or writes the record, or raises the error. So only
-fastavro decides what is accepted, and results here equal fastavro's, byte for byte.
-
-They exist because a controller reads and writes a one-shot, its reply and its rows for each small commit, and
-fastavro's general code would be most of that commit's cost. Encoders come first, then the decoders of the same
-records.
+A controller reads and writes a one-shot, its reply and its rows for each small commit, and fastavro's general code
+would be most of that commit's cost. So `anabranch.protocol.schemas.codec` tries these functions first. They read
+and write the common form of a few records. For any other form (long forms of numbers, arrays in several blocks,
+values of other types, truncated bytes) they raise one of `DECLINED`; then fastavro reads or writes the record, or
+raises the error. So only fastavro decides what is accepted, and results here equal fastavro's, byte for byte.
 
 Sizes that a hostile sender claims cost no more than the bytes that are there: every step takes at least one byte
 and never goes back, and the last one has to end where the data ends.
@@ -49,7 +45,7 @@ _STATE_BYTES = {state: bytes((2 * i,)) for i, state in enumerate(_STATES)}
 
 
 class Unusual(ValueError):
-    """Raised for a form that these functions don't handle."""
+    """A form that these functions don't handle."""
 
 
 def _once(value: int) -> bytes:
@@ -63,7 +59,7 @@ def _once(value: int) -> bytes:
 _long = lru_cache(1 << 12, typed=True)(_once)
 
 
-@lru_cache(1 << 6, typed=True)  # mostly nothing is lost
+@lru_cache(1 << 6, typed=True)  # few entries, as most commits lose no event
 def _losses(rejected: int, left_out: int, reason: str) -> bytes:
     return _long(rejected) + _long(left_out) + _string(reason)
 
@@ -167,7 +163,6 @@ def _write_one_shot(record: r.OneShot) -> bytes:
 
 
 def _all(records: tuple[_T, ...], write: Callable[[_T], bytes]) -> bytes:
-    """An array."""
     if not records:
         return _END
     return b"".join((_varint(2 * len(records)), *map(write, records), _END))

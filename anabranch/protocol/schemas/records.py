@@ -1,7 +1,4 @@
-"""The records of the wire protocol as classes, made from the ``*.avsc`` files in this folder.
-
-``records.pyi`` shows the classes to people and to mypy: ``python -m tests.schemas.records_stub`` writes it.
-"""
+"""The records of the wire protocol as classes, made from this folder's ``*.avsc`` files; see ``records.pyi``."""
 
 from __future__ import annotations
 

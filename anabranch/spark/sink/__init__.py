@@ -1,1 +1,1 @@
-"""The sink of `format("anabranch")`: it writes rows as events, and each batch as one transaction."""
+"""The sink of `format("anabranch")`: writes rows as events, and each batch as one transaction."""

@@ -61,7 +61,7 @@ _TAKEN: Mapping[type[t.DataType], Sequence[str]] = {
     t.MapType: ("map",),
     t.StructType: ("record",),
 }
-# Values that some branches of a union would round: fastavro uses the first branch that takes a value.
+# Values that some branches of a union would round: fastavro uses the first branch that accepts a value.
 _FINE: Mapping[type[t.DataType], Any] = {
     t.IntegerType: 2**24 + 1,
     t.LongType: 2**53 + 1,

@@ -1,4 +1,4 @@
-"""Encoding rows as events: option ``encoding``, which the driver checks against the schema.
+"""Encodes rows as events: option ``encoding``, which the driver checks against the schema.
 
 An `Encoding` is plain data that Spark sends to the tasks, where `encoder` turns Arrow batches of rows into events.
 """
@@ -41,7 +41,7 @@ Encode: TypeAlias = "Callable[[pa.RecordBatch], pa.Array]"
 
 @dataclass(frozen=True)
 class Encoding:
-    """Which columns of a row, by number, become an event's fields. Made by `encoding_of`."""
+    """The columns of a row, by number, that become an event's fields. Made by `encoding_of`."""
 
     kind: str
     fields: tuple[t.StructField, ...]

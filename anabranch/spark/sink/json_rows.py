@@ -1,8 +1,8 @@
 """Rows as JSON, column by column, equal to Spark's ``to_json(struct(*))`` for plain types.
 
-Arrow joins the texts; only strings with control characters and binary columns cost a Python object per row. There
-are three differences from ``to_json``: timestamps are always in UTC, 1.0E10 is written 1e+10, and map keys have to
-be strings.
+Arrow joins the texts; only strings with control characters and binary columns cost a Python object for each row.
+``to_json`` differs in three points: here timestamps are always in UTC, 1.0E10 is written 1e+10, and map keys have
+to be strings.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def check_type(name: str, kind: t.DataType) -> None:
 
 
 def json_rows(columns: Sequence[pa.Array], fields: Sequence[t.StructField], rows: int) -> pa.Array:
-    """Each row as an object without its null fields. ``rows``: how many there are."""
+    """Each row as an object without its null fields. ``rows``: the number of rows."""
     parts: list[pa.Array] = []
     for column, field in zip(columns, fields, strict=True):
         name = pa.scalar(f",{quoted(field.name)}:", _TEXT)
@@ -123,7 +123,6 @@ def plain_texts(column: pa.Array, kind: t.DataType) -> pa.Array:
 
 
 def quoted(text: str) -> str:
-    """A string as JSON."""
     return f'"{text.translate(_ESCAPES)}"'
 
 

@@ -50,12 +50,12 @@ BATCH_ID = "streaming.sql.batchId"
 
 # Folders that Spark's driver makes and removes; this variable names them to its Python workers.
 LOCAL_DIRS = "SPARK_LOCAL_DIRS"
-# A query has at least one of these options, unless its checkpoint is named at random. Queries that run in one
-# driver differ in them, even if all other options are equal.
+# A query has at least one of these options, unless its checkpoint is named at random. Queries of one driver differ
+# in them.
 _OWN = ("checkpointlocation", "queryname")
 
 log = logging.getLogger("anabranch.spark")
-# Set here, because no other code can in Spark's workers. The lines appear if worker logging is on.
+# No other code can set it in Spark's workers. The lines appear if worker logging is on.
 log.setLevel(logging.INFO)
 # Streams that this process has found before. Spark makes a planner for every micro-batch.
 _seen: set[tuple[Connection, str]] = set()
@@ -74,7 +74,7 @@ class Written(WriterCommitMessage):
 
 @dataclass(frozen=True)
 class NothingWritten(WriterCommitMessage):
-    """The message of an attempt without rows, or of a job whose name was committed before."""
+    """The message of an attempt without rows, or of a job whose name is committed already."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,6 @@ class Target:
 
     @property
     def client(self) -> anabranch.Client:
-        """The client of this process for the cluster."""
         return client_of(self.connection)
 
     def reserve(self, name: str | None = None) -> Reservation:
@@ -123,7 +122,7 @@ class Target:
 class _Patience:
     """Sends heartbeats while a task waits for its first row, if other tasks have begun the transaction.
 
-    Without them the transaction could become stale after all other tasks ended. A thread sends them, because the
+    Otherwise the transaction could become stale once all other tasks have ended. A thread sends them, because the
     task is blocked.
     """
 
@@ -179,7 +178,6 @@ class BatchSink(DataSourceArrowWriter):
         self._reservation = self._target.reserve(self._name)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Write one task attempt."""
         try:
             return self._target.write(self._reservation, iterator, streaming=False)
         except AlreadyCommitted:
@@ -236,8 +234,8 @@ class BatchSink(DataSourceArrowWriter):
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Abort, so that nothing remains, and a transaction that no task began can't begin.
 
-        If it can't be aborted now, it becomes stale later; Spark would report an error here instead of the job's.
-        Raises: AlreadyCommitted (only the reply to the commit was lost), OutcomeUnknown (it may have been).
+        If no controller answers, it becomes stale later: Spark would report an error here in place of the job's.
+        Raises: AlreadyCommitted (only the reply to the commit was lost), OutcomeUnknown (perhaps it was).
         """
         try:
             self._target.client.abort(self._reservation, "Spark aborted the job")
@@ -273,14 +271,13 @@ class StreamSink(DataSourceStreamArrowWriter):
             self._away = error
 
     def __getstate__(self) -> dict[str, Any]:
-        """The copy for the tasks. From now on there may be something to abort. Raises: RetryError."""
+        """The copy for the tasks, which may begin the transaction from now on. Raises: RetryError."""
         if self._away is not None:
             raise self._away
         self._handover.leave(self._reservation)
         return self.__dict__
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Write one task attempt."""
         return self._target.write(self._reservation, iterator, streaming=True)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
@@ -318,9 +315,9 @@ class StreamSink(DataSourceStreamArrowWriter):
         _log_commit(result, first.reservation)
 
     def _check_own(self, series: str, batch: int, error: AlreadyCommitted) -> None:
-        """Return if the batch's own number was committed at any time before.
+        """Return if the batch's number was committed earlier.
 
-        If the series was moved beyond the number instead, the query fails: skipping the batch would lose its rows.
+        If the series was moved beyond the number instead, raise: skipping the batch would lose its rows.
         """
         for info in self._target.client.series(self._target.scope, series):
             runs = zip(info.runs[::2], info.runs[1::2], strict=True)
@@ -337,7 +334,7 @@ class StreamSink(DataSourceStreamArrowWriter):
         )
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
-        """Abort, even if no task named the transaction. Best effort, as `BatchSink.abort`."""
+        """Abort, also if no message names the transaction. Best effort, as `BatchSink.abort`."""
         named = {message.reservation for message in _written(messages)}
         left = self._handover.find()
         for reservation in named if left is None else named | {left}:
@@ -374,7 +371,6 @@ def target_of(options: Options, schema: StructType) -> Target:
 
 
 def _query_and_batch() -> tuple[str, str]:
-    """The query and the batch of this task."""
     context = TaskContext.get()
     query_id = context.getLocalProperty(QUERY_ID) if context else None
     batch_id = context.getLocalProperty(BATCH_ID) if context else None
@@ -401,7 +397,7 @@ def _receipts(
 
 
 def _too_many(receipts: Sequence[bytes], target: Target, error: AnabranchError) -> str:
-    """Advice for a commit whose receipts do not fit into one command."""
+    """The message for a commit whose receipts do not fit into one command."""
     connection = target.connection
     places = sum(len(Receipt.from_bytes(receipt).record.extents) for receipt in receipts)
     return (

@@ -1,1 +1,1 @@
-"""The source of `format("anabranch")`: snapshots, and micro-batches as they are committed."""
+"""The source of `format("anabranch")`: snapshots, and micro-batches of commits."""

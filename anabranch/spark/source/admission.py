@@ -1,8 +1,8 @@
-"""Choosing the end of the next micro-batch from the streams' histories, by commit timestamp, without I/O.
+"""Chooses the end of the next micro-batch from the streams' histories, by commit timestamp, without I/O.
 
-If two positions are vectors of history records, only whole commits are between them: every partition has its
-commits in the history's order, and no vector points into a commit (until the COMMIT of a staged merge, its chunks
-are after all vectors). So tasks need only the offset ranges between two positions.
+Between the vectors of two history records there are only whole commits: every partition has its commits in the
+history's order, and no vector points into a commit (chunks of a staged merge are after all vectors, until its
+COMMIT record). So tasks need only the offset ranges between two positions.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from anabranch.spark.source.positions import Position
 
 
 class NotYet(Exception):
-    """The end of a history can't be found out now."""
+    """A history can't be read to its end now."""
 
 
 class Front(Protocol):
@@ -26,7 +26,7 @@ class Front(Protocol):
 
     @property
     def bound(self) -> int:
-        """The offset below which records may be taken now. From there on, earlier records may be missing."""
+        """The offset below which records may be taken now. Other streams may lack later transactions' records."""
 
     def peek(self) -> Found | None:
         """The next record, or None if the history has no more now. Raises: NotYet (that is not known)."""
@@ -36,8 +36,8 @@ class Front(Protocol):
 
 
 class Limits(NamedTuple):
-    """Limits of a micro-batch. ``events``: the most events; None for any number. ``whole``: never split a
-    transaction. ``by_epoch``: take no events of one key from two segments."""
+    """Limits of a micro-batch. ``events``: None: any number. ``whole``: split no transaction. ``by_epoch``: take no
+    events of one key from two segments."""
 
     events: int | None = None
     whole: bool = False
@@ -45,7 +45,7 @@ class Limits(NamedTuple):
 
 
 class Admitted(NamedTuple):
-    """A micro-batch's end. ``events``: at most how many it has. ``all``: whether nothing more is there now."""
+    """A micro-batch's end. ``events``: the most events that it has. ``all``: whether no more are there now."""
 
     positions: dict[str, Position]
     events: int
@@ -97,9 +97,9 @@ def admit(
 def _leave(
     open_: dict[str, Front], heads: dict[str, Found], stream: str, together: Mapping[str, int]
 ) -> None:
-    """Stop taking from this stream, and from all that share transactions with it.
+    """Take no more from this stream, nor from streams that share transactions with it.
 
-    The next record of this stream may be older than the records that are known of the others.
+    This stream's next record, which is not known, may be older than the known ones of the others.
     """
     for other in [s for s in open_ if together[s] == together[stream]]:
         del open_[other]
@@ -129,7 +129,6 @@ class _Batch:
         self._written: set[tuple[str, int]] = set()  # (stream, segment) with events in this batch
 
     def positions(self) -> dict[str, Position]:
-        """The positions at its end."""
         return {stream: self._position(stream) for stream in self._start}
 
     def _position(self, stream: str) -> Position:

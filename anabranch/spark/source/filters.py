@@ -46,7 +46,7 @@ class Selection:
     _discrete: list[Filter] = field(default_factory=list)  # of stream and partition
 
     def take(self, given: Filter) -> bool:
-        """Apply a filter, at least in part. Returns whether it is exact, so that Spark need not check the rows.
+        """Apply a filter, perhaps in part. Returns whether it is applied exactly; else Spark has to check the rows.
 
         Columns segment and commit_timestamp are null where the history is truncated. As in Spark, a comparison with
         null is never true.

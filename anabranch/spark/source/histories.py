@@ -1,6 +1,6 @@
 """The histories of the streams that a source reads: their begins, ends and records.
 
-`Histories` lives in the planner's process, and has connections of its own.
+The planner's process has one `Histories`, with connections of its own.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from anabranch.spark.source.positions import BEGIN, Position, raised
 from anabranch.topics.names import history_topic, stream_topic
 
 _CHECK_S = 2.0  # how often brokers are asked whether these are still the same streams
-# How long to wait for committed records, since a leader may be moving. The next trigger asks again.
+# How long to wait for committed records, as a partition's leader may be moving. The next trigger asks again.
 _PATIENCE_S = 2.0
 
 
@@ -49,7 +49,7 @@ class Histories:
         self.expect(self.ids)
 
     def expect(self, ids: Mapping[str, StreamIds]) -> None:
-        """Accept only streams with these ids; others of their names raise `UnknownStream`."""
+        """Accept only these ids of the streams: reading another stream of such a name raises `UnknownStream`."""
         for stream, own in ids.items():
             self._source.expect(stream, own)
 
@@ -67,22 +67,17 @@ class Histories:
         return client_of(self._connection).together(self.streams)
 
     def close(self) -> None:
-        """Close all connections."""
         self._source.close()
 
     def search(self, stream: str) -> HistorySearch:
-        """Finds records in a stream's history."""
         if stream not in self._searches:
             self._searches[stream] = HistorySearch(self._source, stream, self.timeout)
         return self._searches[stream]
 
     def tail(self, stream: str) -> HistoryTail:
-        """Reads a stream's history forward."""
         if stream not in self._tails:
             self._tails[stream] = HistoryTail(self._source, stream)
         return self._tails[stream]
-
-    # -- places ---------------------------------------------------------------------------------------
 
     def begin(self, start: str | int) -> dict[str, Position]:
         """The positions at which a query begins: 'begin', 'end', or after all commits up to a hybrid time.
@@ -198,7 +193,6 @@ class HistoryTail:
         return self._ahead[0] if self._ahead and self._ahead[0].offset < self._until else None
 
     def pop(self) -> None:
-        """Take the next record."""
         found = self._ahead.popleft()
         if isinstance(found.record, CommitRecord):
             self._base = found.offset  # an epoch without later events may be read twice

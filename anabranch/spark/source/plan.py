@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class EventRange(InputPartition):
-    """Offsets [first, end) of a partition of a stream: one task.
+    """Offsets [first, end) of a partition of a stream, for one task.
 
-    ``history``: the part of the history that has the range's commits, as (offset, end or None); if None, the task
-    searches it. ``low``, ``high``: commit timestamps, both included; ``segments``: ids; None for all. ``ids``: of
-    the stream's topics.
+    ``history``: offsets (first, end or None) of the history that have the range's commits; None: the task searches
+    them. ``low``, ``high``: commit timestamps to read, both included; ``segments``: ids; None: all. ``ids``: of the
+    stream's topics.
     """
 
     stream: str
@@ -58,15 +58,14 @@ def strict_of(options: Options) -> bool:
 
 @dataclass(frozen=True)
 class Cutting:
-    """How ranges are split: into pieces of at most ``rows`` offsets, and, if there are enough offsets, at least
-    ``least`` pieces in all."""
+    """How ranges are split: into pieces of at most ``rows`` offsets, and at least ``least`` pieces in all, if there
+    are enough offsets."""
 
     rows: int
     least: int
 
     @staticmethod
     def of(options: Options) -> Cutting:
-        """Options ``rowsPerPartition`` and ``minPartitions``."""
         rows = options.number("rowsperpartition", defaults.SPARK_TASK_ROWS)
         least = options.number("minpartitions", 1)
         return Cutting(rows or defaults.SPARK_TASK_ROWS, least or 1)
@@ -94,7 +93,7 @@ def read_range(
 
     Raises: SnapshotExpired (``strict``: the history no longer has the commit of an event).
     """
-    if not isinstance(found, EventRange):  # Spark's own partition, if no range was planned
+    if not isinstance(found, EventRange):  # Spark's own, if no range was planned
         return
     from anabranch.reading.event_columns import PLACES, SCHEMA
     from anabranch.reading.ranges import RangeReader

@@ -20,9 +20,9 @@ _NEW = "new"
 class Position(NamedTuple):
     """A position in a stream: after the record ``after`` of the history (-1: before all), and at these offsets.
 
-    A partition missing in ``vector`` is at 0. The vector is the record's, or later: inside the next transaction, if
-    that is split; or after events that retention had removed when the query began. ``ids``: of the topics to which
-    these offsets belong; a checkpoint of an older version has no ids.
+    A partition missing in ``vector`` is at 0. The vector is the record's, or later: inside the next transaction if
+    that is split, or after events that retention had removed when the query began. ``ids``: of the topics of these
+    offsets; a checkpoint of an older version has no ids.
     """
 
     after: int
@@ -72,10 +72,12 @@ def is_new(offset: Mapping[str, Any]) -> bool:
 
 
 def lag(source: Mapping[str, Any]) -> dict[str, int] | None:
-    """A query's lag, from its progress: stream -> unread offsets, which count events and a few markers.
+    """A query's lag, from its progress: stream -> unread offsets (of events and a few markers).
 
-    ``source``: one of ``query.lastProgress["sources"]``. None if the query has no position yet, or could not ask
-    for the streams' ends. Raises: MalformedRecord (a source of another format).
+        anabranch.spark.lag(query.lastProgress["sources"][0])
+
+    None if the query has no position yet, or could not ask for the streams' ends. Raises: MalformedRecord (a source
+    of another format).
     """
     ends = [source["endOffset"], source["latestOffset"]]
     if any(end in (None, "", "null") for end in ends):

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from anabranch.reading.snapshot import Snapshot
 
-_MANY = 8  # segments: searching the history for more of them costs more than it saves
+_MANY = 8  # the most segments for which a search of the history costs less than it saves
 _OPEN = 1 << 62
 
 
@@ -109,7 +109,6 @@ class SnapshotReader(DataSourceReader):
         return [found for found in narrowed if found.first < found.end]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The events of a range, in order."""
         return read_range(self._connection, self._schema, partition, strict=self._strict)
 
 
@@ -129,7 +128,7 @@ class _Places:
     ) -> None:
         """``timestamp``: the snapshot's; later records are not read."""
         low, high = selection.commits.low, selection.commits.high
-        # Partition -> offset below which the history has no commits; the filters may select events there.
+        # Partition -> offset below which the history lacks commits that the filters may select.
         self._unknown_below = unknown_below(search.oldest_whole(), low) if strict else {}
         before = search.as_of(min(low - 1, timestamp)) if low is not None and low > 0 else None
         self._lows = before.vector() if before is not None else {}
@@ -184,7 +183,7 @@ def _segments(search: HistorySearch, wanted: Iterable[int]) -> dict[int, tuple[i
 
 
 def _end(search: HistorySearch, epoch: int, segment_id: int) -> int:
-    """A segment's end, if this epoch seals it; the end of a longer-lived segment is not searched."""
+    """A segment's end, if this epoch seals it; `_OPEN` otherwise: later epochs are not searched."""
     record = search.epoch_record(epoch)
     ends = [s.end_offset for s in record.sealed if s.segment_id == segment_id] if record else []
     return ends[0] if ends else _OPEN

@@ -50,13 +50,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("anabranch.spark")
 
-_FAR = 20_000  # up to this many offsets of a history are read rather than skipped
-# Up to this many offsets of the history, each task reads the commits rather than searching for them.
-_NEAR = 2_000
+_FAR = 20_000  # the most offsets of a history that are read to find a micro-batch's end; more are skipped
+_NEAR = 2_000  # the most offsets of a history that each task reads for its commits; among more it searches
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reader of a streaming query. Spark keeps one in the planner; copies of another one read in the tasks."""
+    """Reader of a streaming query. Spark keeps one in the planner; the tasks read by copies of another one."""
 
     def __init__(self, options: Options, schema: StructType) -> None:
         check_schema(schema, options)
@@ -102,7 +101,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._target = found.heads()
         return found
 
-    # -- what Spark asks ------------------------------------------------------------------------------
+    # -- called by Spark ------------------------------------------------------------------------------
 
     def initialOffset(self) -> dict[str, Any]:
         """The start of a new query."""
@@ -111,11 +110,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return to_json(positions, new=self._start != "begin")
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """Option ``maxEventsPerTrigger``."""
         return ReadAllAvailable() if self._most is None else ReadMaxRows(self._most)
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Fix the current end as the query's end."""
+        """Make the current end the query's end."""
         self._target = self._histories.heads()
 
     def latestOffset(
@@ -123,7 +121,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     ) -> dict[str, Any]:
         """The next micro-batch's end; ``start`` itself if there is nothing to read.
 
-        Without arguments (PySpark before 4.2) it is the current end.
+        Without arguments (before PySpark 4.2): the current end.
         """
         if start is None or limit is None:
             now = self._histories_of({}).ids
@@ -181,14 +179,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._cutting.cut(ranges)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The events of a range, in order."""
         return read_range(self._connection, self._schema, partition, strict=self._strict)
 
     def commit(self, end: dict[str, Any]) -> None:
         """Do nothing: Spark's checkpoint has the position, and streams keep events for other readers."""
 
     def stop(self) -> None:
-        """Close the planner's connections."""
         if self._found is not None:
             self._found.close()
             self._found = None
@@ -309,9 +305,9 @@ def still_there(
 
 
 def _first_event(histories: Histories, found: EventRange, before: Position) -> int:
-    """The offset of the range's first event, before which retention may remove markers without a loss.
+    """The offset of the range's first event: what retention removes before it are markers, and no loss.
 
-    If the history no longer has it, the range's begin.
+    If the history no longer has its commit, the range's begin.
     """
     if histories.is_cut(found.stream, before.after):
         return found.first
