@@ -2,7 +2,7 @@
 
 Start with `verdict.judge`. A history is files of lines (``recorder`` writes them, ``reading`` makes operations of
 them), from which ``build`` and ``matching`` make the objects of ``model``; then each judge checks one kind of
-promise. `docs/inside/checker.md` is the design. From `anabranch` it imports only `anabranch.protocol.schemas`.
+promise. `docs/inside/checker.md` is the design. It imports nothing of `anabranch`.
 """
 
 from checker.reading import BrokenHistory

@@ -15,8 +15,6 @@ from checker.model import History, Record, Txn
 from checker.reading import Operation
 from checker.report import Report
 
-_Row = tuple[str, str | None]  # key, id
-
 
 class Version(NamedTuple):
     """A version of a row. ``id``: of the event that wrote it; None: the row was deleted. ``record``: the commit."""

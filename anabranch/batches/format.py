@@ -27,8 +27,6 @@ COMPRESSION_MASK = 0x07
 LOG_APPEND_TIME = 0x08
 TRANSACTIONAL = 0x10
 CONTROL = 0x20
-# KIP-534: the base timestamp is also a delete horizon; the records' deltas stay relative to it.
-DELETE_HORIZON = 0x40
 
 Buffer = bytes | bytearray | memoryview
 
@@ -261,11 +259,6 @@ class Packed(NamedTuple):
             producer_epoch=producer_epoch,
             base_sequence=base_sequence,
         )
-
-
-def with_base_offset(data: Buffer, base_offset: int) -> bytes:
-    """The same batch at another offset, which the CRC does not cover."""
-    return _OFFSET.pack(base_offset) + bytes(memoryview(data)[8:])
 
 
 def next_sequence(sequence: int, count: int) -> int:

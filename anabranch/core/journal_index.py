@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 
 from anabranch.core import rows as k
-from anabranch.core.journal_runs import CRC_MODULUS as CRC_MODULUS
 from anabranch.core.journal_runs import (
+    CRC_MODULUS,
     Run,
     StoredRun,
     digest_key,

@@ -1,7 +1,7 @@
 """One round, as data: rows of the status log, replies, journal ops, merges and new stream epochs.
 
 A turn fills a `Round`. The shell appends it in one native transaction, finds the offsets of the merged events, and
-sends the replies after the commit (`processors.durability` has the order).
+sends the replies after the commit (`controller.durability` has the order).
 """
 
 from __future__ import annotations

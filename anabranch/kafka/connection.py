@@ -23,8 +23,8 @@ from anabranch.kafka.calls import (
     SASL_HANDSHAKE,
     Api,
     AuthenticationFailed,
+    ConnectionBroken,
 )
-from anabranch.kafka.calls import ConnectionBroken as ConnectionBroken
 from anabranch.kafka.codes import NONE, UNSUPPORTED_VERSION
 from anabranch.kafka.sasl import Mechanism, SaslError
 from anabranch.kafka.settings import Settings

@@ -15,8 +15,7 @@ from typing import NamedTuple
 
 from anabranch.batches.format import Buffer, read_header, split_batches
 from anabranch.batches.records import decode_records
-from anabranch.kafka.calls import END_TXN, FETCH, PRODUCE, Reader
-from anabranch.kafka.calls import MalformedAnswer as MalformedAnswer
+from anabranch.kafka.calls import END_TXN, FETCH, PRODUCE, MalformedAnswer, Reader
 from anabranch.ports import CorruptBatch, Fetched, RawBatch, TopicPartition
 
 PRODUCE_BY_ID_FROM = 13

@@ -32,8 +32,7 @@ from anabranch.reading.committed_log import ReaderPorts
 from anabranch.reading.group_lag import check_same_topic
 from anabranch.reading.history import Found, HistorySearch
 from anabranch.reading.iteration import Iteration, check_timeout
-from anabranch.reading.slices import Piece, Slice, Slices
-from anabranch.reading.slices import Place as Place
+from anabranch.reading.slices import Piece, Place, Slice, Slices
 from anabranch.topics.names import history_topic
 from anabranch.types import Event, TaskOwnership
 

@@ -91,7 +91,7 @@ class Pages:
             "missing": streams.missing | oldest.missing | parts.missing,
             "troubled": [s for s in streams if s.state != "ACTIVE" or s.trouble],
             "segments": sum(len(s.segments) for s in streams),
-            "staged": sum(s.uncommitted_bytes for s in streams),
+            "uncommitted": sum(s.uncommitted_bytes for s in streams),
             "oldest": oldest.each(open_transaction_row),
             "open": sum(part["open_transactions"] for part in parts),
             "hidden": hidden,

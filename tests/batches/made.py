@@ -9,6 +9,11 @@ from anabranch.batches.format import Buffer, frame, patch_parts
 from anabranch.batches.records import Record, codec_number, encode_record
 
 
+def with_base_offset(data: Buffer, base_offset: int) -> bytes:
+    """The same batch at another offset (the CRC does not cover it)."""
+    return base_offset.to_bytes(8, "big", signed=True) + bytes(memoryview(data)[8:])
+
+
 def patch(
     data: Buffer, producer_id: int, epoch: int, sequence: int, *, transactional: bool = True
 ) -> bytes:

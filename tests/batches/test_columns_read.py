@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from anabranch.batches import columns_read
 from anabranch.batches.columns_read import Binary, Columns, ColumnsBuilder
-from anabranch.batches.format import HEADER_SIZE, frame, read_header, with_base_offset
+from anabranch.batches.format import HEADER_SIZE, frame, read_header
 from anabranch.batches.records import (
     Record,
     decode_records,
@@ -19,7 +19,7 @@ from anabranch.batches.records import (
 )
 from anabranch.ports import CorruptBatch, RawBatch
 from anabranch.protocol.ids import TXN_HEADER, TXN_ID_SIZE
-from tests.batches.made import encode_sparse
+from tests.batches.made import encode_sparse, with_base_offset
 from tests.batches.strategies import CODECS, raw, records
 from tests.batches.test_format import edited
 from tests.batches.test_records import MALFORMED

@@ -20,11 +20,10 @@ from anabranch.batches.format import (
     patch_parts,
     read_header,
     split_batches,
-    with_base_offset,
 )
 from anabranch.batches.records import Record, decode_records, encode_batch
 from anabranch.ports import CorruptBatch, LogRefused
-from tests.batches.made import patch
+from tests.batches.made import patch, with_base_offset
 from tests.batches.strategies import CODECS, records
 
 PLAIN = encode_batch([Record(i, 1000 + i, b"k", b"v%d" % i) for i in range(5)])

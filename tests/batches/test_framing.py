@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anabranch.batches import framing, framing_plain
-from anabranch.batches.format import HEADER_SIZE, with_base_offset
+from anabranch.batches.format import HEADER_SIZE
 from anabranch.batches.framing import Kind, Run, scan_batch
 from anabranch.batches.kernels import scan as scan_kernel
 from anabranch.batches.kernels.parts import MALFORMED_RESULT
@@ -23,7 +23,7 @@ from anabranch.ports import RawBatch
 from anabranch.protocol.ids import OP_HEADER, TXN_HEADER, pack_txn_header
 from anabranch.protocol.limits import LATEST, ROW_KEY, Room
 from anabranch.protocol.partitioner import position_of, record_checksum
-from tests.batches.made import encode_sparse
+from tests.batches.made import encode_sparse, with_base_offset
 from tests.batches.strategies import CODECS, raw, records
 from tests.batches.test_format import edited
 from tests.batches.test_records import GOOD, MALFORMED, body_batch

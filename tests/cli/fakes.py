@@ -106,13 +106,13 @@ def transaction(**changes: Any) -> TransactionInfo:
 def opened(info: TransactionInfo, age: float = 60.0) -> OpenTransaction:
     """The same with a writer, and half of it merged; at age 0 it waits for nothing."""
     writers = (WriterInfo(5, "open", "loader 7", 10, True),)
-    carries = (StagedMergeInfo("nyc/flights", 1, 5, 10, 4, False),)
+    merges = (StagedMergeInfo("nyc/flights", 1, 5, 10, 4, False),)
     why = WaitInfo("stream", "nyc/flights", "nyc/flights: it has no leader", 180_000)
     waits = why if age else None
     ends = f"anabranch txn force {info.txn_id.hex()}"
     holds: dict[str, Any] = {"locks": 3, "frozen": True, "journals": {"nyc/flights": 9_000}}
     return OpenTransaction(
-        info, 7, age, 10.0, 20.0, 1, writers, carries, **holds, waits=waits, ends=ends
+        info, 7, age, 10.0, 20.0, 1, writers, merges, **holds, waits=waits, ends=ends
     )
 
 

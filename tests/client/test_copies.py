@@ -101,7 +101,7 @@ def test_two_operators_set_the_same_thing_in_turn(world: World) -> None:
         (lambda client: client.create_processor("nyc/p", INPUT).processor, "nyc/p"),
         (lambda client: client.set_series("nyc", "s", 5, expected=None), None),
     ],
-)  # fmt: skip
+)
 def test_a_call_whose_answer_is_lost_has_the_answer_of_its_copy(
     world: World, call: Callable[[Client], object], answer: object
 ) -> None:

@@ -284,6 +284,6 @@ def test_the_hearts_thread_waits_until_something_is_due() -> None:
     until = time.monotonic() + 30
     while "beat" not in asked:
         assert time.monotonic() < until
-        assert asked.count("hear_beat") < 3
+        assert asked.count("receive_beat") < 3
         time.sleep(0.01)
     heart.close()

@@ -55,7 +55,7 @@ ABORTS: dict[str, tuple[Any, str]] = {
     "not ready": (refusal("NotReady"), "  aborting sent    doubted decided  prepared aborting"),
     "late": (refusal("AlreadyCommitted"), "decided decided decided decided  decided  decided"),
     "under way": (refusal("OutcomeUnknown"), "doubted doubted doubted decided prepared doubted"),
-}  # fmt: skip
+}
 
 
 def brought(state: HandleState) -> tuple[Bench, Transaction]:

@@ -12,7 +12,6 @@ from anabranch.batches.format import (
     check_crc,
     frame,
     read_header,
-    with_base_offset,
 )
 from anabranch.batches.records import Record, decode_records, encode_batch
 from anabranch.ports import (
@@ -24,7 +23,7 @@ from anabranch.ports import (
     OffsetOutOfRange,
     TopicPartition,
 )
-from tests.batches.made import encode_sparse
+from tests.batches.made import encode_sparse, with_base_offset
 from tests.contract.conftest import MAKES, OLD_KAFKA, Maker
 from tests.contract.helpers import (
     TIME_MS,

@@ -65,15 +65,15 @@ def test_an_old_transaction_is_moved_and_commits_whole_and_in_order(
 ) -> None:
     play = Play(keeps_table, settings={"chunk_bytes": chunk})
     old = old_transaction(play)
-    staged = play.info().uncommitted_bytes
+    uncommitted = play.info().uncommitted_bytes
     middle = long_after(play)
     assert play.start > middle, "it kept what came after it"
     assert play.controller.state.open[old].moved
-    assert play.info().uncommitted_bytes == staged, "as much as before, elsewhere"
+    assert play.info().uncommitted_bytes == uncommitted, "as much as before, elsewhere"
     assert "native_transaction" not in play.info().rejected, "its copies are nobody's writes"
     play.deaths += 1
     play.lead()
-    assert play.info().uncommitted_bytes == staged, "a successor finds the same"
+    assert play.info().uncommitted_bytes == uncommitted, "a successor finds the same"
     play.write((old, 2, b"b-late"), (old, 3, b"c"))
     outcome = play.commit(old)
     assert isinstance(outcome, Outcome), outcome

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 from zlib import crc32
 
-from anabranch.core.journal_index import CRC_MODULUS, JournalIndex
-from anabranch.core.journal_runs import Run
+from anabranch.core.journal_index import JournalIndex
+from anabranch.core.journal_runs import CRC_MODULUS, Run
 from anabranch.core.state import State
 from anabranch.protocol.ids import NO_TXN
 from anabranch.protocol.schemas import records as r

@@ -115,7 +115,7 @@ class Labels:
         if isinstance(result, r.RunList):
             return f"{len(result.runs)} runs, {len(result.more)} more"
         if isinstance(result, r.Revalidate):
-            return "look again"
+            return "revalidate"
         if isinstance(result, r.TableLockList):
             return f"{len(result.locks)} locked"
         if isinstance(result, r.ReadsLocked):

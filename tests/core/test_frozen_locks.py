@@ -322,7 +322,7 @@ def test_locks_are_looked_at_before_they_freeze() -> None:
     bank.lock_reads(b"k", writer="T")
     bank.writes("T", B, b"x")
     bank.finish("T", "T")
-    assert bank.commit("T") == "look again"
+    assert bank.commit("T") == "revalidate"
     bank.validate(writer="T")
     assert bank.commits("T") == "FROZEN"
 

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anabranch.core import rows as k
-from anabranch.core.journal_index import CRC_MODULUS, REASONS, JournalIndex, position_key
-from anabranch.core.journal_runs import Run, StoredRun
+from anabranch.core.journal_index import REASONS, JournalIndex, position_key
+from anabranch.core.journal_runs import CRC_MODULUS, Run, StoredRun
 from anabranch.protocol.partitioner import SPACE
 from tests.conftest import some
 from tests.core.harness import World, index_rows, nyc

@@ -18,7 +18,7 @@ from anabranch.core.decisions import decide as decide_module
 from anabranch.core.decisions.ownership import create_processor
 from anabranch.core.decisions.streams import give_up_stream
 from anabranch.errors import AnabranchError, IllegalState
-from anabranch.protocol.ids import make_marked_id
+from anabranch.protocol.ids import hash_of, make_marked_id
 from anabranch.protocol.schemas import records as r
 from tests.core.harness import World, event
 from tests.core.labels import MINUTE, SECRET
@@ -69,7 +69,7 @@ class Tasks(World):
 
     def open(self, label: str, who: str | None, **more: Any) -> str:
         """A transaction with a record of writer ``w`` in a journal."""
-        hash_ = None if who is None else positions.hash_of(NAME, self.token_of(who))
+        hash_ = None if who is None else hash_of(NAME, self.token_of(who))
         begin = r.Begin(self.id(label), "nyc", more.get("name"), MINUTE, SECRET, hash_)
         said = self.ask(f"begin {label}", begin)
         if said.startswith("begun"):
@@ -437,7 +437,7 @@ def _judge_late(turn: Any, consumed: r.Consumed, txn_id: bytes, *rest: Any) -> N
 
 def _own_hash(turn: Any, consumed: r.Consumed, *rest: Any) -> None:
     """Positions and sequence are judged, the owner is not."""
-    own = positions.hash_of(consumed.processor, consumed.fencing_token)
+    own = hash_of(consumed.processor, consumed.fencing_token)
     steps = lambda *of: (s._replace(row=s.row._replace(fencing_hash=own)) for s in _STEPS(*of))  # noqa: E731
     with patch.object(positions, "_steps", steps):
         _JUDGE(turn, consumed, *rest)

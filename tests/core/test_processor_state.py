@@ -19,6 +19,7 @@ from anabranch.core.authorize import Right
 from anabranch.core.decisions import commit, merge, ownership, positions, scale, streams
 from anabranch.core.decisions.streams import stream_forgotten
 from anabranch.errors import AnabranchError, UnknownStream
+from anabranch.protocol.ids import hash_of
 from anabranch.protocol.partitioner import Layout
 from anabranch.protocol.schemas import records as r
 from tests.core.harness import World, event
@@ -50,7 +51,7 @@ class Stored(Tasks):
         self, label: str, who: str | None, *tasks: int, out: int = 100, size: int = 100
     ) -> str:
         """A transaction with an output and state of tasks in journals."""
-        hash_ = None if who is None else positions.hash_of(NAME, self.token_of(who))
+        hash_ = None if who is None else hash_of(NAME, self.token_of(who))
         self.ask(f"begin {label}", r.Begin(self.id(label), "nyc", None, MINUTE, SECRET, hash_))
         self.touch(label)
         said = self.touch(label, STATE)
@@ -177,7 +178,7 @@ def without_outputs_it_is_all_that_is_needed() -> None:
     w = made()
     w.grant("ops", NAME, Right.PROCESS)
     with w.by("ops"):
-        hash_ = positions.hash_of(NAME, w.token_of("a"))
+        hash_ = hash_of(NAME, w.token_of("a"))
         for number, label in enumerate(("nothing", "state"), 1):
             begin = r.Begin(w.id(label), "nyc", None, MINUTE, SECRET, hash_)
             assert w.ask("begin", begin) == f"begun {label}"

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from anabranch.core.journal_index import CRC_MODULUS, segment_on, taken_runs
-from anabranch.core.journal_runs import Run, StoredRun, extents_of
+from anabranch.core.journal_index import segment_on, taken_runs
+from anabranch.core.journal_runs import CRC_MODULUS, Run, StoredRun, extents_of
 from anabranch.protocol.schemas import records as r
 from tests.core.harness import World
 

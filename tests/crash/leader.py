@@ -82,7 +82,6 @@ class FastClock:
 def warm_up() -> None:
     """Import, and have compiled, whatever a controller uses, so that children have it."""
     from anabranch.controller import durability, rocksdb_table  # noqa: F401
-    from anabranch.controller import intake as journals
     from anabranch.ports import Fetched, RawBatch
     from anabranch.protocol.schemas import codec, records
 
@@ -93,9 +92,6 @@ def warm_up() -> None:
     Fetched([raw], 1, 1, 1, 0)
     for cls in codec.TYPES.values():
         codec.schema_of(cls)
-    warm = getattr(journals, "warm_up", None)
-    if warm is not None:
-        warm()
 
 
 def _identity(producer: Producer) -> tuple[int, int]:

@@ -8,8 +8,8 @@ from typing import ClassVar
 
 import pytest
 
-from anabranch.core.decisions.positions import hash_of
 from anabranch.ports import Log
+from anabranch.protocol.ids import hash_of
 from anabranch.protocol.schemas import records as r
 from tests.core.labels import SECRET, Begun
 from tests.crash.raw import Raw, Refused

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from crc32c import crc32c
 
-from anabranch.batches.compression import MAX_UNPACKED_BYTES, NONE, compress, decompress
+from anabranch.batches.compression import MAX_UNPACKED_BYTES, compress, decompress
 from anabranch.batches.format import HEADER_SIZE, Buffer, read_header
 
 Mutate: TypeAlias = Callable[[Random, bytes, Sequence[bytes]], bytes]
@@ -146,10 +146,3 @@ def sealed(data: Buffer) -> bytes:
     out[16] = 2
     out[_CRC_AT:_COVERED_FROM] = crc32c(memoryview(bytes(out))[_COVERED_FROM:]).to_bytes(4, "big")
     return bytes(out)
-
-
-def with_codec_none(batch: bytes) -> bytes:
-    """The same batch, not compressed."""
-    body = _body(batch)
-    attributes = int.from_bytes(batch[21:23], "big") & ~7 | NONE
-    return sealed(batch[:21] + attributes.to_bytes(2, "big") + batch[23:HEADER_SIZE] + body)

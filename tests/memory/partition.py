@@ -12,7 +12,6 @@ from anabranch.batches.format import (
     check_crc,
     frame,
     read_header,
-    with_base_offset,
 )
 from anabranch.batches.records import Record, decode_records, encode_record
 from anabranch.ports import (
@@ -28,7 +27,7 @@ from anabranch.ports import (
     RawBatch,
     TopicPartition,
 )
-from tests.batches.made import encode_sparse, patch
+from tests.batches.made import encode_sparse, patch, with_base_offset
 
 _CONTROL_KEY = struct.Struct(">hh")
 _MARKER_VALUE = struct.Struct(">hi")

@@ -166,7 +166,7 @@ def moved_runs_unnoticed() -> Planted:
 
 
 def unsure_is_broken() -> Planted:
-    """A replica takes each look again for a broken lock."""
+    """A replica takes each `Revalidate` for a broken lock."""
     real = ReadReplica.wait
 
     def wait(replica: ReadReplica, timestamp: int, last: Any, deadline: float) -> None:

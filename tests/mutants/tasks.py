@@ -11,6 +11,7 @@ from unittest.mock import patch
 
 from anabranch.core.decisions import commit, one_shot, ownership, positions
 from anabranch.core.decisions.turn import Turn
+from anabranch.protocol.ids import hash_of
 from anabranch.protocol.schemas.records import (
     CommitRecord,
     Consumed,
@@ -19,7 +20,7 @@ from anabranch.protocol.schemas.records import (
     TaskRow,
 )
 from anabranch.reading import task_reader as reader
-from anabranch.reading.slices import Slice
+from anabranch.reading.slices import Place, Slice
 from anabranch.reading.task_reader import Assignment, TaskReader
 from anabranch.types import Event
 
@@ -33,7 +34,7 @@ def _judged(change: Callable[[Any, bytes, bytes], Any]) -> Planted:
     judge, steps = positions.judge, positions._steps
 
     def seen(turn: Turn, consumed: Consumed, txn_id: bytes, *rest: Any) -> None:
-        fencing_hash = positions.hash_of(consumed.processor, consumed.fencing_token)
+        fencing_hash = hash_of(consumed.processor, consumed.fencing_token)
         changed = lambda *of: (change(step, fencing_hash, txn_id) for step in steps(*of))  # noqa: E731
         with patch.object(positions, "_steps", changed):
             judge(turn, consumed, txn_id, *rest)
@@ -156,8 +157,8 @@ def given_again() -> Planted:
 def whole_commits() -> Iterator[None]:
     """A position inside a commit is taken for the commit's beginning."""
 
-    def begun(position: TaskPosition, _: Any) -> reader.Place:
-        return reader.Place(position.record)
+    def begun(position: TaskPosition, _: Any) -> Place:
+        return Place(position.record)
 
     with patch.object(reader, "place_of", begun):
         yield
@@ -191,7 +192,7 @@ def ahead_of_what_was_given() -> Planted:
     def jump(self: TaskReader) -> None:
         for one in self._inputs:
             if one.feed.records:
-                one.at = reader.Place(one.feed.records[0].offset + 1)
+                one.at = Place(one.feed.records[0].offset + 1)
 
     return _consumed(jump)
 

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from anabranch.batches import columns_read
 from anabranch.batches.columns_read import ColumnsBuilder
-from anabranch.batches.format import with_base_offset
 from anabranch.batches.records import Record, encode_batch
 from anabranch.errors import MalformedRecord
 from anabranch.ports import RawBatch, TopicPartition
@@ -32,6 +31,7 @@ from anabranch.reading.decoded import (
 from anabranch.reading.ordered_reader import Step
 from anabranch.types import Event
 from tests.batches import strategies
+from tests.batches.made import with_base_offset
 
 ALL = np.array([[0], [1 << 62]], dtype=np.int64)
 PLACE = TopicPartition("s.t", 3)

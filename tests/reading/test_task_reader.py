@@ -23,7 +23,8 @@ from anabranch.protocol.schemas.records import (
 from anabranch.reading import history
 from anabranch.reading import task_reader as reader_module
 from anabranch.reading.committed_log import CommittedLog, ReaderPorts
-from anabranch.reading.task_reader import Assignment, Input, Place, TaskReader
+from anabranch.reading.slices import Place
+from anabranch.reading.task_reader import Assignment, Input, TaskReader
 from anabranch.topics.names import history_topic, stream_topic
 from anabranch.types import TaskOwnership
 from tests.client.world import World

@@ -15,7 +15,8 @@ from zlib import crc32
 
 from anabranch import errors
 from anabranch.core.decisions.turn import DAY_MS
-from anabranch.core.journal_index import CRC_MODULUS, REASONS
+from anabranch.core.journal_index import REASONS
+from anabranch.core.journal_runs import CRC_MODULUS
 from anabranch.core.locks.recent_writes import RecentWrites, RecentWritesDraft
 from anabranch.core.locks.table_writes import Write, fingerprint
 from anabranch.core.rows import Entry

@@ -22,7 +22,7 @@ from anabranch.audit.log import Span, cut, share
 from anabranch.audit.report import CHECKS, moment_of
 from anabranch.audit.run import _Audit, _cuts, audit
 from anabranch.audit.tables import scopes_of
-from anabranch.batches.format import HEADER_SIZE, read_header, with_base_offset
+from anabranch.batches.format import HEADER_SIZE, read_header
 from anabranch.batches.records import Record, encode_batch
 from anabranch.cli.errors import ExitCode
 from anabranch.cli.main import app
@@ -36,6 +36,7 @@ from anabranch.protocol.schemas.records import ForgottenRow
 from anabranch.reading.committed_log import CommittedLog
 from anabranch.spark.options import Connection
 from anabranch.topics.names import stream_topic
+from tests.batches.made import with_base_offset
 from tests.client.world import World
 from tests.conftest import some
 

@@ -66,3 +66,12 @@ def test_the_overview_counts_them() -> None:
     figures = {words: n for n, words in re.findall(r"<b>(.*?)</b> <span>(.*?)</span>", page)}
     assert figures["commands waiting"] == "2"
     assert (TXN_ID.hex(), "60s") == (cells(page)[0][0], cells(page)[0][3])
+
+
+def test_a_transaction_s_page_shows_its_staged_merge() -> None:
+    client: Any = Timed(FakeClient())
+    page = Pages(client, environment(), 1.0, acts=True).body(View("transaction", (TXN_ID.hex(),)))
+    assert re.findall(r"<progress (.*?)>.*?(\S+ of .*?)</li>", page) == [
+        ('max="10" value="5" aria-label="staged of partition 1"', "5 of 10 events")
+    ]
+    assert ("0000000000000005", "loader 7", "open", "10", "yes") in cells(page)

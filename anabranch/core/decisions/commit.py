@@ -43,7 +43,7 @@ from anabranch.core.state import OpenTxn, State
 from anabranch.core.transaction_states import TRANSACTIONS, Op
 from anabranch.errors import check
 from anabranch.protocol import limits
-from anabranch.protocol.ids import txn_text
+from anabranch.protocol.ids import hash_of, txn_text
 from anabranch.protocol.legal_names import check_name, check_number
 from anabranch.protocol.schemas import records as r
 from anabranch.protocol.tokens import Rights, id_named
@@ -257,9 +257,7 @@ def _check_consumed(turn: Turn, row: r.TxnRow, command: r.Commit) -> None:
     Raises: InvalidArgument, and as `positions.judge`.
     """
     consumed = command.consumed
-    named = (
-        None if consumed is None else positions.hash_of(consumed.processor, consumed.fencing_token)
-    )
+    named = None if consumed is None else hash_of(consumed.processor, consumed.fencing_token)
     if named != row.consumes:
         raise errors.InvalidArgument(
             "a commit moves the positions of the ownership that its transaction began with, no others: begin it "

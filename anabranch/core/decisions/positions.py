@@ -15,8 +15,7 @@ from anabranch.core import rows as k
 from anabranch.core.authorize import Right, check_right
 from anabranch.core.decisions.turn import Turn
 from anabranch.errors import InvalidArgument, NotReady, OwnershipLost, UnknownProcessor
-from anabranch.protocol.ids import FENCING_TOKEN_SIZE, HASH_SIZE, NO_TXN
-from anabranch.protocol.ids import hash_of as hash_of
+from anabranch.protocol.ids import FENCING_TOKEN_SIZE, HASH_SIZE, NO_TXN, hash_of
 from anabranch.protocol.legal_names import is_state, split_stream, state_stream
 from anabranch.protocol.schemas import records as r
 from anabranch.protocol.schemas.codec import encode

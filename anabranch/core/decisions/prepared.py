@@ -141,10 +141,11 @@ def check_room(turn: Turn, txn: OpenTxn, weighed: Weighed) -> None:
     check_count(turn, txn.row.owner)
     most = turn.settings.max_uncommitted_bytes // 2
     if turn.index.uncommitted.total > most:
-        staged = turn.index.uncommitted.size_of((*turn.state.prepared, txn.row.txn_id))
-        if staged > most:
+        uncommitted = turn.index.uncommitted.size_of((*turn.state.prepared, txn.row.txn_id))
+        if uncommitted > most:
             raise errors.TooManyUncommittedBytes(
-                f"prepared transactions would have {staged:,} bytes in journals, {most:,} are allowed: end some"
+                f"prepared transactions would have {uncommitted:,} bytes in journals, {most:,} are allowed: "
+                "end some"
             )
     for stream, size in weighed.biggest.items():
         takes = int(turn.state.streams[stream].settings.get(MAX_MESSAGE, limits.MESSAGE.value))

@@ -2,7 +2,7 @@
 
 Lanes have the defaults of `limits.QUOTAS` unless their `LaneRow` has others. The lane `admin` has no quotas, nor
 has `open` if its senders are trusted. Because of a quota, commands are refused that create more, but never a
-commit, an abort, a question or a heartbeat. Only the quota of work delays these (`processors.lanes`).
+commit, an abort, a question or a heartbeat. Only the quota of work delays these (`controller.lanes`).
 """
 
 from __future__ import annotations
