@@ -65,7 +65,10 @@ class Job:
 
 
 class _Refused(NamedTuple):
-    """A chunk of the job ``key`` could not be carried; nothing happened. None: a check for lost markers failed."""
+    """A chunk of the job ``key`` could not be carried, and changed nothing.
+
+    ``key`` None: no chunk, but the check for native transactions that never got their markers failed.
+    """
 
     key: Key | None
     error: LogError

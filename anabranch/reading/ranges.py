@@ -204,7 +204,11 @@ class RangeReader:
         choice: CommitFilter,
         end: int,
     ) -> int:
-        """The offset of the next wanted commit, as far as the history was read."""
+        """Where to read on: at ``position`` or later, but before the partition's next wanted event.
+
+        ``wanted``: offset ranges of wanted commits, of those that ``commits`` has read so far. ``end``: no wanted
+        event is left below it.
+        """
         at = int(np.searchsorted(wanted[1], position, side="right"))
         if at < wanted.shape[1]:
             return max(position, int(wanted[0, at]))

@@ -421,7 +421,10 @@ class TaskReader(Iteration[Event]):
                 return taken
 
     def _ready(self, until: float) -> list[Input]:
-        """The inputs whose first records may be taken."""
+        """The inputs whose first records may be taken, because `_is_complete`.
+
+        Reads on to find out, until ``until`` (monotonic seconds), and repeats if that brought new first records.
+        """
         while True:
             filled = [bool(one.feed.records) for one in self._inputs]
             ready = [

@@ -186,7 +186,10 @@ class TransactionReader(Iteration[Committed]):
             self._commit(wait=True)
 
     def _first(self) -> int:
-        """The offset in the history at which a reader without a group's position begins."""
+        """The offset in the history at which a reader without a group's position begins.
+
+        It is the history's end if ``start`` is "end", otherwise the offset after the last record as of ``start``.
+        """
         if self._start == "end":
             deadline = self._clock.monotonic() + self._ask_timeout
             return self._source.end_offsets([self._place], deadline)[self._place]
