@@ -204,7 +204,7 @@ class RangeReader:
         choice: CommitFilter,
         end: int,
     ) -> int:
-        """Where to read on: at ``position`` or later, but before the partition's next wanted event.
+        """The offset from which to read on: ``position`` or later, at most that of the next wanted event.
 
         ``wanted``: offset ranges of wanted commits, of those that ``commits`` has read so far. ``end``: no wanted
         event is left below it.

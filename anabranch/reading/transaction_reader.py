@@ -188,7 +188,7 @@ class TransactionReader(Iteration[Committed]):
     def _first(self) -> int:
         """The offset in the history at which a reader without a group's position begins.
 
-        It is the history's end if ``start`` is "end", otherwise the offset after the last record as of ``start``.
+        For the start "end" this is the history's end, otherwise the offset after the last record as of the start.
         """
         if self._start == "end":
             deadline = self._clock.monotonic() + self._ask_timeout
