@@ -1,7 +1,8 @@
-"""Staged merges: a big decided transaction is carried, in chunks, to partitions that are reserved for it.
+"""Staged merges: a decided transaction that is too big for one round is carried, in chunks, to reserved partitions.
 
-`docs/inside/epochs.md` says why. `durability` has the order in which a chunk becomes durable. `leadership`
-initialises the carriers' transactional ids together with the leader's own, and says why.
+One history record publishes all of it in the end. `docs/inside/epochs.md` says why. `durability` has the order in
+which a chunk becomes durable. `leadership` initialises the carriers' transactional ids together with the leader's
+own, and says why.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The events of some tasks of a processor: `Client.read` with a task ownership (``docs/inside/processing.md``).
 
-A `TaskReader` reads the histories of its inputs, picks the events of its tasks (`Assignment`), and keeps each
-task's position, which the processor commits. `TaskReader.cut` makes batches of whole commits, iterating single
-events.
+A `TaskReader` reads the histories of its inputs (topics with one record for each commit), picks the events of its
+tasks (`Assignment`), and keeps each task's position, which the processor commits. `TaskReader.cut` makes batches of
+whole commits, iterating single events.
 """
 
 from __future__ import annotations

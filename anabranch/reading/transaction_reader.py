@@ -1,6 +1,7 @@
 """Reading whole transactions of a stream in commit order: `Client.read_transactions`.
 
-A group's position is an offset in the stream's history, whose one partition is assigned to one member.
+A group's position is an offset in the stream's *history*, the topic with one record for each commit. Its one
+partition is assigned to one member.
 """
 
 from __future__ import annotations
