@@ -89,7 +89,7 @@ class TooManyUncommittedBytes(RetryError):
 
 
 class TooMuchLocked(RetryError):
-    """The limit of registered locks is reached: end some transactions, or wait until some have ended."""
+    """All transactions, or the lane's, have registered too many locks: end some, or wait until some have ended."""
 
 
 class WriteFailed(RetryError):

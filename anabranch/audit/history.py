@@ -152,7 +152,11 @@ def layouts_of(sound: DataFrame) -> DataFrame:
 
 
 def ranges_of(sound: DataFrame, layouts: DataFrame) -> DataFrame:
-    """The ranges of COMMIT records, each with its segment from the epoch of its record."""
+    """The offset ranges that COMMIT records give for their events, one row for each.
+
+    To each is joined its segment (key range, partition, first offset), as the layout of the record's stream epoch
+    has it; these columns are null if the layout lacks it. ``sound``: history records that could be decoded.
+    """
     ranges = sound.where(F.col("kind") == COMMIT).select(
         "stream",
         F.col("offset").alias("record"),

@@ -128,7 +128,10 @@ class _Plain(NamedTuple):
 
 
 class _Compiled(NamedTuple):
-    """As `_Plain`, but the segments are found by compiled code, and are in numpy arrays."""
+    """As `_Plain`, but the segments are found by compiled code, and are in numpy arrays.
+
+    ``kernel``: the compiled functions. ``body``: the unpacked batch. ``starts``: where each record starts in it.
+    """
 
     batch: RawBatch
     header: BatchHeader

@@ -37,16 +37,16 @@ class CommandBus(Protocol):
         """Find the topics of commands and replies. Raises `NotReady` if they can't be found in time."""
 
     def control_partitions(self, deadline: float, least: int = 0) -> int:
-        """The number of control partitions. Call it once `ready`.
+        """The number of control partitions. Call it after `ready`.
 
         The brokers are asked again if the known number is below ``least``, or, without ``least``, if it is old.
         """
 
     def max_command_bytes(self) -> int:
-        """The size limit of a payload. Call it once `ready`."""
+        """The size limit of a payload. Call it after `ready`."""
 
     def cluster_id(self, deadline: float) -> str:
-        """The brokers' id of their cluster, asked for once. Call it once `ready`."""
+        """The brokers' id of their cluster. Call it after `ready`. Only the first call asks the brokers."""
 
     def send(
         self,

@@ -562,7 +562,10 @@ class Session:
         return result
 
     def touch(self, token: bytes, stream: str, writer: int, deadline: float) -> r.Touched:
-        """Touch a stream, for this writer; returns where to write."""
+        """Add a stream to a transaction, before this writer (its number) writes there; returns where to write.
+
+        The first touch of a stream fixes the segments to which all writers of the transaction write.
+        """
         command = r.Touch(token, stream, writer)
         with _about(token):
             return self.ask(_partition(token), command, r.Touched, deadline)

@@ -625,7 +625,11 @@ class TableTransaction(TableWork):
             raise
 
     def _given_up(self, txn_id: bytes, scope: str, error: AnabranchError) -> r.Outcome:
-        """Resolve the outcome, because an earlier copy of the command may still be carried out."""
+        """Give up a commit, for ``error``: RESOLVE aborts it, unless a copy of the command was carried out already.
+
+        Returns the outcome if it is COMMITTED. Otherwise ends the transaction and raises: OutcomeUnknown (no
+        answer), ``error``, or DeadlineExceeded instead of a `RetryError`.
+        """
         try:
             outcome = self._session.resolve(txn_id, scope, None, self._shared.deadline(_GRACE_S))
         except AnabranchError as trouble:

@@ -15,9 +15,10 @@ The modules, from the outside in:
   runs it, too.
 - `leadership`: the steps by which a controller becomes leader, so that no former leader can do harm.
 - `intake` fetches commands and journals, and indexes journals. `lanes` takes commands out of their records, queues
-  them by lane, measures what each lane may cost, and sends replies.
-- `suspects`: which commands go into a round, after a round failed.
-- `durability`: the order in which a round becomes durable. `history_tail` finds the end of a stream's history.
+  them by lane (a request channel of some clients), measures what each lane may cost, and sends replies.
+- `suspects`: which commands go into a round (a native transaction with many decisions), after a round failed.
+- `durability`: the order in which a round becomes durable. `history_tail` finds the end of a stream's history, its
+  topic with one record for each commit.
 - `topic_trouble`: what waits because topics fail: streams, lanes, and work on topics. All else continues.
 - `background`: work outside of rounds. `jobs` is the queue of it: how it begins, ends, and is dropped with its
   leadership. Its parts are `stream_topics` (topics are created, altered, grown and deleted), `cleanup` (records are

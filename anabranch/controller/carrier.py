@@ -1,7 +1,8 @@
-"""Staged merges: a big decided transaction is carried, in chunks, to partitions that are reserved for it.
+"""Staged merges: a decided transaction that is too big for one round is carried, in chunks, to reserved partitions.
 
-`docs/inside/epochs.md` says why. `durability` has the order in which a chunk becomes durable. `leadership`
-initialises the carriers' transactional ids together with the leader's own, and says why.
+One history record publishes all of it in the end. `docs/inside/epochs.md` says why. `durability` has the order in
+which a chunk becomes durable. `leadership` initialises the carriers' transactional ids together with the leader's
+own, and says why.
 """
 
 from __future__ import annotations
@@ -65,7 +66,10 @@ class Job:
 
 
 class _Refused(NamedTuple):
-    """A chunk of the job ``key`` could not be carried; nothing happened. None: a check for lost markers failed."""
+    """A chunk of the job ``key`` could not be carried, and changed nothing.
+
+    ``key`` None: no chunk, but the check for native transactions that never got their markers failed.
+    """
 
     key: Key | None
     error: LogError

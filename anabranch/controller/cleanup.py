@@ -98,9 +98,11 @@ class Truncator:
         self._due = failed.again | self._due  # where both have one, the newer low water is higher
 
     def spare(self, now_ms: int, streams: Callable[[], Mapping[str, int]]) -> dict[str, int]:
-        """Stream -> the offset below which its history only names deleted events, if a check has just ended.
+        """Check now and then, in a job, how far histories may be truncated. Called in each turn.
 
-        ``streams``: returns the number of partitions by stream; called when a check begins, and when it ends.
+        If a check has just ended, returns stream -> the history's offset below which all records are of events that
+        retention has deleted; otherwise {}. ``streams``: returns the number of partitions by stream; called when a
+        check begins, and when it ends.
         """
         if not self._jobs.is_under_way("histories", ""):
             if now_ms < self._next_look_ms:

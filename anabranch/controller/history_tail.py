@@ -1,4 +1,7 @@
-"""Reads of a leader from a stream's history: its end, before the first round to it, and places for truncation."""
+"""Reads of a leader from a stream's history: its end, before the first round to it, and places for truncation.
+
+A *history* is a stream's topic with one record for each commit and stream epoch.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""The queues of all lanes' commands, what each lane may cost the leader, and replies that wait.
+"""The queues of all lanes' commands, what each lane may cost the leader, and replies to be sent.
 
-Each lane is first in, first out. Lanes take turns, and the one that was charged least comes first. Each has its
-share of the memory and of the leader's time, so if a lane is flooded, only its own commands wait. Positions in the
-lanes (`Lanes.positions`) are logged in the round that decides the commands before them.
+A *lane* is a request channel: the topics for the commands of some clients and for the replies to them. Each lane is
+first in, first out. Lanes take turns, and the one that was charged least comes first. Each has its share of the
+memory and of the leader's time, so if a lane is flooded, only its own commands wait. The positions up to which
+lanes are decided (`Lanes.positions`) are in the same *round*, that is native transaction, as the decisions.
 """
 
 from __future__ import annotations

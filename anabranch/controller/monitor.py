@@ -59,7 +59,10 @@ class Table(NamedTuple):
 
 
 class Numbers:
-    """The values of a table's numbers. Mappings grow or are replaced at any time, so a reader copies them first."""
+    """The present values of one process's metrics: name -> labels -> value. ``table`` lists and describes them.
+
+    Mappings grow or are replaced at any time, so a reader copies them first.
+    """
 
     def __init__(self, table: Table) -> None:
         self.table = table

@@ -6,8 +6,8 @@ simulator. The *shell* is the code of the controller around the core (`anabranch
 journals, calls the core, and appends what the core decided.
 
 Start with `transaction_states`, one page that says what a transaction can do. Then read `decisions.turn` (what a
-decision sees and changes) and `decisions.transactions` (begin, touch, abort). For a commit, read
-`decisions.commit`, then `decisions.merge`.
+decision sees and changes) and `decisions.transactions` (begin, touch, which adds a stream, and abort). For a
+commit, read `decisions.commit`, then `decisions.merge`.
 
 The state of a control partition:
 
@@ -17,7 +17,7 @@ The state of a control partition:
 - `journal_index`: what writers wrote to the journals, and what open transactions keep there; `journal_runs`: its
   rows, and how receipts are compared.
 - `segments`, `stream_settings`: layouts of streams, and what a user may set.
-- `authorize`: which lane may do what. `work`: what commands cost.
+- `authorize`: which lane (a request channel of some clients) may do what. `work`: what commands cost.
 
 A *turn* decides the commands and deadlines that are due. Its result is a `round`, which the shell writes in one
 native transaction; `history_records` makes the records of histories from it.

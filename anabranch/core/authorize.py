@@ -1,5 +1,6 @@
 """Rights of lanes: what a lane may do, and where (``docs/security.md``, Grants).
 
+A *lane* is a request channel: all clients whose ACLs permit writing to its topic of commands have its rights.
 Grants give a lane rights on a stream, on all of a scope, or on everything. Before each decision its command is
 checked by `RULES`; some decisions make further checks.
 """

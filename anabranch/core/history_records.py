@@ -1,9 +1,10 @@
 """The COMMIT and EPOCH records that a round adds to the histories of its streams, and how readers complete them.
 
-A *vector* has the end offset of each partition as of a record (`docs/protocol.md`, section 13). In a stream with
-few partitions each record has its vector. In a wide stream only EPOCH records and one of `EVERY` records have a
-vector. A COMMIT record between them has the ends of its own events, and the place of the last record with a vector.
-A reader starts with that vector and adds the ends in the records after it.
+A *history* is a stream's topic with one record for each commit and stream epoch. A *vector* has the end offset of
+each partition as of a record (`docs/protocol.md`, section 13). In a stream with few partitions each record has its
+vector. In a wide stream only EPOCH records and one of `EVERY` records have a vector. A COMMIT record between them
+has the ends of its own events, and the place of the last record with a vector. A reader starts with that vector and
+adds the ends in the records after it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Runs of journal records, how the table keeps them, and the comparison of receipts.
+"""Runs of journal records, how the status table keeps them, and the comparison of receipts.
+
+A *run* is consecutive records of one writer in a journal partition.
 
 Table keys: ``i | stream | 00 | partition (4) | txn id (16) | writer (8) | first offset (8)``. Plain runs have
 the transaction id of zeros and the writer 0. A run that was moved to the end of the journal keeps its key, with the
@@ -149,7 +151,7 @@ def _run_id(run: Run | StoredRun | MovedRun | RunsWanted) -> bytes:
 
 
 def pack_run(run: Run) -> bytes:
-    """Table value of a run that was not moved."""
+    """The value of a run in the status table. The run was not moved."""
     return _VALUE.pack(
         run.end,
         run.records,

@@ -1,7 +1,8 @@
 """One round, as data: rows of the status log, replies, journal ops, merges and new stream epochs.
 
-A turn fills a `Round`. The shell appends it in one native transaction, finds the offsets of the merged events, and
-sends the replies after the commit (`controller.durability` has the order).
+A *round* is one native transaction of a leader, with many decisions and their merges. A turn fills a `Round`. The
+shell appends it, finds the offsets of the merged events, and sends the replies after the commit
+(`controller.durability` has the order).
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ def of_items(count: int) -> int:
 
 
 def of_parts(record: object) -> int:
-    """The units of the parts of a command."""
+    """The units of all that is nested in a command: events, plain values, and records such as receipts."""
     return of_items(_items_of(record))
 
 

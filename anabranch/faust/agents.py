@@ -34,9 +34,10 @@ _END_S = 5.0
 
 
 class Hand:
-    """A group of events that agents handle together. The hand is over when all of its events are done.
+    """A group of events that agents handle together.
 
-    ``left``: how many are not done yet. ``undo``: how to undo the changes of all agents.
+    ``over``: ends when all agents are done with all events, or with the first error. ``left``: pairs of
+    event and agent that are not done yet. ``undo``: undoes the changes of all agents.
     """
 
     def __init__(self, batch: WorkBatch, undo: list[Undo]) -> None:

@@ -484,7 +484,10 @@ class Cluster:
             limit = time.monotonic() + health.ASK_AGAIN_S
 
     def is_replaced(self, node: int, partitions: Collection[TopicPartition]) -> bool:
-        """Whether other brokers say that one of the partitions has another leader than this broker."""
+        """Whether other brokers say that one of the partitions is not led by ``node``, which does not answer.
+
+        False if no other broker answers. From now on, metadata are asked of ``node`` last.
+        """
         self.distrust(node)
         try:
             self.refresh({p.topic for p in partitions}, self.deadline(health.REPLACED_S))

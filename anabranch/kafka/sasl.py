@@ -47,7 +47,10 @@ class Mechanism(Protocol):
         """A text that no message may show, not even the broker's; empty if the broker never gets it."""
 
     def exchange(self, deadline: float) -> Exchange:
-        """One authentication. ``deadline``: by `time.monotonic`. `SaslError`; `OSError` without a token."""
+        """The steps of one authentication. ``deadline``: by `time.monotonic`.
+
+        Raises: SaslError (the broker refuses, or does not prove who it is), OSError (no token could be fetched).
+        """
 
 
 @dataclass(frozen=True, slots=True)

@@ -191,7 +191,11 @@ class Book:
         return None if found is None else _row_of(found)
 
     def is_early(self, txn_id: bytes) -> bool:
-        """Whether ``begun`` is durable, that is, the user's statements have committed early."""
+        """Whether the user's statements have committed before the ledger wrote ``commit``.
+
+        Then the row is durable while its outcome is still ``begun``. Call it after the connection's transaction has
+        ended, because within it the row is seen in any case.
+        """
         row = self._row(txn_id)
         self.connection.rollback()
         return row is not None and row.outcome == BEGUN

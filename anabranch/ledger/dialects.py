@@ -64,7 +64,11 @@ class Dialect:
         raise NotImplementedError
 
     def is_held(self, error: Exception) -> bool:
-        """Whether an error means that another transaction has locked the row."""
+        """Whether an error means that another transaction has locked the ledger's row that this one needs.
+
+        In general each `OperationalError` counts, though a lost connection may be one, too. Dialects whose drivers
+        say more override this.
+        """
         return any(kind.__name__ == "OperationalError" for kind in type(error).__mro__)
 
 

@@ -52,7 +52,7 @@ class LastingConsumer:
         self.native, self._health = self._made("")
 
     def _made(self, topic: str) -> tuple[Consumer, HandleHealth]:
-        """A new handle, with its `HandleHealth`."""
+        """A new handle, and what notices when it has lost all brokers, by asking for ``topic``."""
         native = made(self._make_consumer, with_error_callback(self._config, self._complaint))
         return native, HandleHealth(native, self._common, topic)
 
@@ -181,7 +181,10 @@ class LastingConsumer:
     # -- the handle -----------------------------------------------------------------------------------
 
     def _renew(self) -> None:
-        """Switch to a new handle. The old one closes in another thread, as it may wait for brokers."""
+        """Switch to a new handle, or keep the old one if none can be made now.
+
+        The old handle closes in another thread, as it may wait for brokers.
+        """
         old, places = self.native, self._where_it_stands()
         try:
             self.native, self._health = self._made(self._health.topic)

@@ -40,7 +40,7 @@ def events_of(count: Callable[[], tuple[int, int, bool]]) -> str:
 
 
 def topic_id_of(ask: Callable[[], str]) -> str:
-    """The topic id of a stream, which distinguishes streams of one name; empty if ``ask`` fails."""
+    """The id of a stream's topic, or "" if ``ask`` fails. A stream made again under its name has another id."""
     try:
         return ask()
     except AnabranchError:  # the stream may be LOST

@@ -1,7 +1,9 @@
 """The rows of a worker's tasks in RocksDB: a copy of the state stream, never ahead of it.
 
-A task's mark says which state its rows are: the topic, the incarnation, the sequence of the last commit that is
-complete here, and the offset from which to resume reading. The sequence is cleared while records are read again.
+The state stream has the committed changes of a processor's stores. A task's mark says how far its rows follow that
+stream: the topic's id, the state's incarnation (a number that a reset of the state raises), the sequence of the
+last commit of which all rows are here, and the offset from which to resume reading. While records are read, rows
+may be those of half a commit, and the sequence is `NOT_WHOLE`.
 """
 
 from __future__ import annotations

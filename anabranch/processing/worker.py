@@ -67,10 +67,10 @@ _CHECKS = 5  # checks of a lost task without progress, a session apart, after wh
 
 
 class Membership:
-    """A member of the workers' Kafka group: its partitions of the state stream are its tasks.
+    """A member of the workers' Kafka group: its partitions of the state stream are the tasks that it should have.
 
-    The assignment is a hint. While the group rebalances, a worker continues with the tasks that it has, because
-    only task ownership fences.
+    The assignment is a hint. While the group rebalances, a worker continues with the tasks that it has: the
+    controller refuses commits for a task once another worker has taken it (task ownership).
     """
 
     def __init__(self, member: GroupMember, topic: str) -> None:

@@ -249,8 +249,8 @@ class CommitColumns:
     def cover(self, offset: int) -> None:
         """Read the commits of all offsets below this one.
 
-        Raises: NotReady (the history does not show them yet), InvalidArgument (not in the given part),
-        MalformedRecord (a foreign record in the history).
+        Raises: NotReady (the history does not show them yet), InvalidArgument (they are not in the part of the
+        history that `begin` got), MalformedRecord (a record in the history is not a controller's).
         """
         deadline = self._source.clock.monotonic() + self._timeout
         found: list[Spans] = []

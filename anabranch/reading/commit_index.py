@@ -1,9 +1,10 @@
 """The commit of an event's offset, for ordered readers: from the stream's history, read as far as needed.
 
-COMMIT records are in commit order, and so are the offsets on every partition, so history and events are read in
-parallel. A COMMIT record is in the same native transaction as its data, so both arrive together. Only the data of a
-staged merge arrives long before its record, and waits for it. For offset ranges, `anabranch.reading.commit_columns`
-has the same commits as arrays.
+A *history* has a COMMIT record for each commit to a stream, with the offsets of its events. These records are in
+commit order, and so are the offsets on every partition, so history and events are read in parallel. A COMMIT record
+is in the same native transaction as its data, so both arrive together. Only the data of a staged merge arrives long
+before its record, and waits for it. For offset ranges, `anabranch.reading.commit_columns` has the same commits as
+arrays.
 """
 
 from __future__ import annotations

@@ -1,7 +1,10 @@
 """Reading a stream's history: the one place that decodes its records.
 
+A *history* is a topic with one record for each commit and stream epoch of a stream. A *vector*, in such a record,
+has the end offset of each partition of the stream.
+
 `HistoryCursor` reads them in order. `HistorySearch` finds records without reading all of them: by bisection, by
-time, and from the history's end. A vector may be left out of a record; searches complete it where it is needed.
+time, and from the history's end. A record may lack the vector; searches complete it where it is needed.
 """
 
 from __future__ import annotations

@@ -204,7 +204,11 @@ class RangeReader:
         choice: CommitFilter,
         end: int,
     ) -> int:
-        """The offset of the next wanted commit, as far as the history was read."""
+        """The offset from which to read on: ``position`` or later, at most that of the next wanted event.
+
+        ``wanted``: offset ranges of wanted commits, of those that ``commits`` has read so far. ``end``: no wanted
+        event is left below it.
+        """
         at = int(np.searchsorted(wanted[1], position, side="right"))
         if at < wanted.shape[1]:
             return max(position, int(wanted[0, at]))

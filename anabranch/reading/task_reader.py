@@ -1,8 +1,8 @@
 """The events of some tasks of a processor: `Client.read` with a task ownership (``docs/inside/processing.md``).
 
-A `TaskReader` reads the histories of its inputs, picks the events of its tasks (`Assignment`), and keeps each
-task's position, which the processor commits. `TaskReader.cut` makes batches of whole commits, iterating single
-events.
+A `TaskReader` reads the histories of its inputs (topics with one record for each commit), picks the events of its
+tasks (`Assignment`), and keeps each task's position, which the processor commits. `TaskReader.cut` makes batches of
+whole commits, iterating single events.
 """
 
 from __future__ import annotations
@@ -421,7 +421,10 @@ class TaskReader(Iteration[Event]):
                 return taken
 
     def _ready(self, until: float) -> list[Input]:
-        """The inputs whose first records may be taken."""
+        """The inputs whose first records may be taken, because `_is_complete`.
+
+        Reads on to find out, until ``until`` (monotonic seconds), and repeats if that brought new first records.
+        """
         while True:
             filled = [bool(one.feed.records) for one in self._inputs]
             ready = [

@@ -1,6 +1,7 @@
 """Reading whole transactions of a stream in commit order: `Client.read_transactions`.
 
-A group's position is an offset in the stream's history, whose one partition is assigned to one member.
+A group's position is an offset in the stream's *history*, the topic with one record for each commit. Its one
+partition is assigned to one member.
 """
 
 from __future__ import annotations
@@ -186,7 +187,10 @@ class TransactionReader(Iteration[Committed]):
             self._commit(wait=True)
 
     def _first(self) -> int:
-        """The offset in the history at which a reader without a group's position begins."""
+        """The offset in the history at which a reader without a group's position begins.
+
+        For the start "end" this is the history's end, otherwise the offset after the last record as of the start.
+        """
         if self._start == "end":
             deadline = self._clock.monotonic() + self._ask_timeout
             return self._source.end_offsets([self._place], deadline)[self._place]

@@ -9,10 +9,10 @@
 - ``sink``: ``writer`` writes a job or a micro-batch in one transaction; ``encoding`` makes rows into events.
 - ``load``, ``export`` (to Delta by ``delta``) and ``compact`` are whole jobs; ``jobs`` is what they share.
 - ``api``: parts of Spark that older versions lack. ``clients``: one client for each Python worker. ``columns``: the
-  columns of events. ``failures``: our errors, found in Spark's texts. ``progress``: a listener. ``session``: a
-  session with the format.
+  columns of events. ``failures``: finds anabranch's errors in the texts of Spark's. ``progress``: a listener to
+  streaming queries. ``session``: a session with the format.
 
-This folder may import the client and what is below it; from ``infra`` it uses the search for a Java.
+This folder may import the client and what is below it; from ``infra`` only the function that finds Java.
 """
 
 from __future__ import annotations

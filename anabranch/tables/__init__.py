@@ -7,7 +7,8 @@ brokers by the ports of `anabranch.reading`.
 Start with `replica`, whose `step` is all the work that a replica does:
 
 - `replica`: tables in a folder, followed by a thread or step by step; waiting for times, snapshots, sweeps.
-- `follow`: reads the tables' histories, and stores the rows that COMMIT records name, or those of a base.
+- `follow`: reads the tables' histories, and stores the rows that COMMIT records name, or those of a base
+  (a table's rows at one moment, in a stream of their own).
 - `snapshot`: reads of tables as of one time.
 - `store`: rows and their versions in RocksDB, as bytes, written in batches with the mark of their table; safe
   under fork.

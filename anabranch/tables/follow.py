@@ -1,6 +1,7 @@
 """Following tables: the rows that COMMIT records name are stored in the order of each table's history.
 
-A table begins at its base if it has one: the base's rows are loaded first, then the history from the base on.
+A *base* is a table's rows at one moment, in a stream of their own. A replica of a table that has one begins there:
+it loads the base's rows first, then what the history has from the base on.
 """
 
 from __future__ import annotations

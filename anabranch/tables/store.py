@@ -1,7 +1,8 @@
 """Rows and their versions in RocksDB: the folder of a replica.
 
-Rows and the mark of their table are one write batch in one column family, without RocksDB's own log: after a crash
-the folder has the state after some batch, with its marks, and what is lost is fetched again.
+Rows and the mark of their table (how far its history is stored) are one write batch in one column family, without
+RocksDB's own log: after a crash the folder has the state after some batch, with its marks, and what is lost is
+fetched again.
 
 A version is stored under table number, escaped key, 00 00, inverted timestamp. So a key's versions are adjacent,
 the newest first, and keys are in byte order. Its value is the transaction id, then 1 and the row, or 0 for a

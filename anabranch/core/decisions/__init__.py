@@ -8,23 +8,28 @@ commit or of a begin is one more entry in the list of checks of `commit` or `tra
 
 Transactions:
 
-- `transactions`: begin, touch, heartbeat, abort, resolve; silent transactions and old outcomes.
-- `writers`: writers and their receipts. `claims`: names and series. `positions`: what tasks have consumed.
+- `transactions`: begin, touch (add a stream), heartbeat, abort, resolve (ask for the outcome); transactions without
+  heartbeats are aborted, and old outcomes deleted.
+- `writers`: writers and their receipts. `claims`: who may use a name of a transaction, or a series of numbered
+  commits. `positions`: what tasks have consumed.
 - `commit`: a commit through journals, from its arrival to its decision, and an end that an operator forces.
-- `merge`: the merge of decided commits and plain writes into streams, at once or staged.
+- `merge`: the merge of decided commits and plain writes into streams, in one round or, if they are big, staged in
+  several.
 - `one_shot`: a whole transaction in one command. `prepared`: transactions whose coordinator decides.
 
 Streams:
 
 - `scopes`: scopes, descriptions of streams, and what prevents a stream's deletion.
 - `streams`: streams are created, altered, truncated, lost, recovered, deleted.
-- `scale`: scalings, and the policy for them. `bases`: where replicas of a table start.
+- `scale`: scalings, and the policy for them. `bases`: a table's rows at one moment, where new replicas start.
 - `cleanup`: truncation of journals and histories.
 
-Lanes and processors: `lanes` (with grants, the audit and quarantined commands), `quotas`, `ownership`.
+Lanes and processors: `lanes` (request channels of clients; with grants, which are their rights, the audit and
+quarantined commands), `quotas`, `ownership` (of tasks).
 
-`questions` changes nothing. `times`: hybrid times that clients have seen; they also prevent late copies of a
-command from changing anything.
+`questions` changes nothing. `times`: each command has the newest hybrid time that its sender had seen. So a late
+copy, whose sender did not know of a newer change, is refused.
 
-Decisions import the rest of the core. `anabranch.core.locks` and this folder import each other, file by file.
+Decisions import the rest of the core. Some files of `anabranch.core.locks` import files of this folder, and the
+reverse.
 """

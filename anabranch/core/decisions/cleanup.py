@@ -5,10 +5,12 @@ shell deletes anything, so the next leader starts to read there, with a table or
 open transactions, the counts of rejected records below the low water, which can't be read again.
 
 An old open transaction would prevent the deletion of all data after its own. If a partition keeps much more than is
-needed, runs of such transactions are *moved*: copied to the end of the partition. Then the low water can rise.
+needed, runs of such transactions (consecutive records of one writer) are *moved*: copied to the end of the
+partition. Then the low water can rise.
 
-A history is truncated only after its events are gone: up to an EPOCH record before whose vector the brokers have no
-events any more. Readers need nothing before such a record, so the active epoch is logged again from time to time.
+A history is truncated only after its events are gone: up to an EPOCH record before whose vector (the end offset of
+each partition) the brokers have no events any more. Readers need nothing before such a record, so the active epoch
+is logged again from time to time.
 """
 
 from __future__ import annotations

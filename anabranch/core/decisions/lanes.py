@@ -1,7 +1,8 @@
 """Decisions on lanes: adding, blocking and listing them; their grants, the audit, and quarantined commands.
 
-No lane is ever removed. An unblocked lane resumes at the end of its commands. Only the shell can find that offset,
-so the position is `AT_END` until the shell has it logged (`resume`), and no leader reads the lane before.
+A *lane* is a request channel: the topics for the commands of some clients, and for the replies. No lane is ever
+removed. An unblocked lane resumes at the end of its commands. Only the shell can find that offset, so the position
+is `AT_END` until the shell has it logged (`resume`), and no leader reads the lane before.
 """
 
 from __future__ import annotations

@@ -1,5 +1,8 @@
 """Merges of decided commits (regular, rolling or staged) and plain writes (`docs/inside/epochs.md`, PDP-24).
 
+A *staged* merge is too big for one round, that is, one native transaction: `controller.carrier` copies its events
+in chunks first, and then one history record publishes them.
+
 A round merges transactions in the order of the timestamps that it gives them. At the beginning of a round the
 *current* layout of a stream is the active one. For a transaction of another reference epoch a duplicate of that
 epoch becomes current; at the end of the round a duplicate of the active layout does. Transactions of one reference

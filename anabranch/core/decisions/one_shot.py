@@ -280,9 +280,9 @@ def _append(turn: Turn, command: r.OneShot, placed: _Placed) -> int:
 
 
 def _place(turn: Turn, command: r.OneShot) -> dict[str, list[tuple[r.SegmentRange, list[r.Event]]]]:
-    """Check the events of a one-shot, and group them by stream and active segment, in order.
+    """Check the events of a one-shot, and group them by stream and present segment of their key, in order.
 
-    Raises: NotAuthorized, InvalidArgument, EventTooLarge, CrossScope, and as `active_stream`.
+    Raises: NotAuthorized, InvalidArgument, EventTooLarge, CrossScope; NotReady, StreamLost, UnknownStream.
     """
     by_stream: dict[str, list[r.Event]] = {}
     events: list[r.Event] = []

@@ -225,7 +225,7 @@ def _perform(turn: Turn, row: r.StreamRow, scaling: r.Scaling) -> bool:
 
 
 def asker(of: r.Scaling | r.StreamRow) -> ReplyTo | None:
-    """The asker that waits for a scaling, or for the work on a stream's topics."""
+    """The address for the reply about a scaling, or about work on a stream's topics; None: no command waits."""
     if not of.correlation_id:
         return None
     return ReplyTo(of.correlation_id, of.reply_partition, of.command, of.reply_lane)

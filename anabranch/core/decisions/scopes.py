@@ -43,7 +43,10 @@ MAX_BLOCKERS = 100  # that are listed for one stream
 
 
 def _own_scope(turn: Turn, scope: str) -> str:
-    """The scope's name; `InvalidArgument` if it is illegal, or reserved for anabranch's own topics."""
+    """Return the scope's name. The name of a new scope is checked first.
+
+    Raises: InvalidArgument (it is illegal, or begins as the names of anabranch's own topics do).
+    """
     if scope not in turn.state.scopes:
         _check_own(turn, check_scope(scope), "scope", "_")
     return scope

@@ -1,6 +1,7 @@
 """Decisions on a transaction's life, except its commit: begin, touch, heartbeat, abort, resolve.
 
-The last part is about time: silent transactions are aborted, and old outcomes forgotten.
+To *touch* is to add a stream to a transaction; to *resolve*, to ask for the outcome of an unanswered commit. The
+last part is about time: transactions without heartbeats are aborted, and old outcomes forgotten.
 """
 
 from __future__ import annotations

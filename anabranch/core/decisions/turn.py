@@ -1,8 +1,9 @@
 """One turn of a control partition: commands and due deadlines become one `Round`.
 
-A `Turn` is all that decisions see: the state, the journal index, the settings, the leader's memory, and the time,
-which the shell passes. `put` applies each row at once, so that the next command of the same round sees it. State
-that is kept in memory only changes in the turn's drafts (`core.memory`). A turn that is not written has no effect.
+The shell writes a round as one native transaction. A `Turn` is all that decisions see: the state, the journal
+index, the settings, the leader's memory, and the time, which the shell passes. `put` applies each row at once, so
+that the next command of the same round sees it. State that is kept in memory only changes in the turn's drafts
+(`core.memory`). A turn that is not written has no effect.
 """
 
 from __future__ import annotations

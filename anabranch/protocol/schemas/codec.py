@@ -1,7 +1,7 @@
 """Encoding and decoding records: ``[format version][record type][Avro body]``, see `docs/protocol.md`.
 
-By the first two bytes, a reader can refuse a record that it does not know, before it parses anything. Lengths that
-a hostile sender claims cost nothing: fastavro reads from bytes in memory, and allocates no more than these.
+By the first two bytes, a reader can refuse a record that it does not know, before it parses anything. A hostile
+sender gains nothing by claiming huge lengths in a body: fastavro never allocates more than the bytes that came.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ class Written(WriterCommitMessage):
 
 @dataclass(frozen=True)
 class NothingWritten(WriterCommitMessage):
-    """The message of an attempt without rows, or of a job whose name is committed already."""
+    """The message of an attempt without rows, or of a job under whose name a transaction has committed already."""
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """Chooses the end of the next micro-batch from the streams' histories, by commit timestamp, without I/O.
 
+A *history* has one record for each commit to a stream. The record's *vector* is the end offset of each partition.
 Between the vectors of two history records there are only whole commits: every partition has its commits in the
 history's order, and no vector points into a commit (chunks of a staged merge are after all vectors, until its
 COMMIT record). So tasks need only the offset ranges between two positions.

@@ -1,5 +1,7 @@
 """The histories of the streams that a source reads: their begins, ends and records.
 
+A stream's *history* is its topic with one record for each commit.
+
 The planner's process has one `Histories`, with connections of its own.
 """
 
@@ -114,7 +116,7 @@ class Histories:
     def starts(
         self, places: Iterable[tuple[str, int]]
     ) -> tuple[dict[tuple[str, int], int], dict[str, int]]:
-        """First offsets that are still there: by (stream, partition), and of the histories, by stream."""
+        """Log start offsets: of the (stream, partition) pairs, and of the histories of their streams."""
         topics = {TopicPartition(stream_topic(stream), p): (stream, p) for stream, p in places}
         histories = {
             TopicPartition(history_topic(stream), 0): stream for stream, _ in topics.values()

@@ -1,7 +1,8 @@
 """The position of a streaming query: the JSON that Spark keeps in its checkpoint.
 
-Each stream has an offset in its history, a vector of offsets in its topic, and the ids of these two topics. Spark
-compares positions as texts, so equal positions must give equal text.
+Each stream has an offset in its history (the topic with one record for each commit), a vector (an offset for each
+partition of its topic), and the ids of these two topics. Spark compares positions as texts, so equal positions must
+give equal text.
 """
 
 from __future__ import annotations
