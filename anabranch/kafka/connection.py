@@ -85,9 +85,17 @@ class Connection:
         self.features: dict[str, int] = {}
         try:
             self._socket = socket.create_connection((host, port), timeout=_remaining(deadline))
-            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if tls is not None:
-                self._socket = tls.wrap_socket(self._socket, server_hostname=host)
+            try:
+                self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                if tls is not None:
+                    # Without the handshake, so that an interrupt of that finds the socket to close.
+                    wrapped = self._socket = tls.wrap_socket(
+                        self._socket, server_hostname=host, do_handshake_on_connect=False
+                    )
+                    wrapped.do_handshake()
+            except BaseException:
+                self._socket.close()
+                raise
         except (OSError, ValueError) as error:
             # `ValueError`: the host in the metadata is malformed.
             raise ConnectionBroken(
@@ -275,8 +283,8 @@ class Connection:
             self.close()
         return not self.broken
 
-    def drain(self) -> bool:
-        """Read and drop the answers that have arrived; True if no answer is awaited any more."""
+    def drain(self) -> None:
+        """Read and drop the answers that have arrived."""
         self._read.clear()
         while self._awaited and not self.broken:
             if not readable([self._socket]) and not self.buffered():
@@ -285,7 +293,6 @@ class Connection:
                 self.receive(self._awaited[0][0], time.monotonic() + _DRAIN_S)
             except ConnectionBroken:
                 break
-        return self.idle
 
     def close(self) -> None:
         """Close the socket; the fate of requests in flight stays unknown."""
@@ -353,27 +360,6 @@ class Connection:
         return room
 
 
-def open_connection(address: tuple[str, int], settings: Settings, deadline: float) -> Connection:
-    """A new connection that knows the broker's versions and has authenticated."""
-    limit = min(deadline, time.monotonic() + settings.connect_timeout)
-    connection = Connection(
-        *address,
-        client_id=settings.client_id,
-        deadline=limit,
-        tls=settings.tls.context() if settings.tls is not None else None,
-        sasl=settings.sasl,
-    )
-    try:
-        connection.greet(limit)
-        connection.authenticate(limit)
-    except AuthenticationFailed:
-        raise
-    except ConnectionBroken as error:
-        connection.close()
-        raise ConnectionBroken(str(error), sent=False) from error
-    return connection
-
-
 class Pool:
     """Idle connections by address. Thread-safe."""
 
@@ -388,7 +374,25 @@ class Pool:
         self._closed = False
 
     def open(self, address: tuple[str, int], deadline: float) -> Connection:
-        return open_connection(address, self._settings, deadline)
+        """A new connection that knows the broker's versions and has authenticated."""
+        settings = self._settings
+        limit = min(deadline, time.monotonic() + settings.connect_timeout)
+        connection = Connection(
+            *address,
+            client_id=settings.client_id,
+            deadline=limit,
+            tls=settings.tls.context() if settings.tls is not None else None,
+            sasl=settings.sasl,
+        )
+        try:
+            connection.greet(limit)
+            connection.authenticate(limit)
+        except BaseException as error:
+            connection.close()
+            if isinstance(error, ConnectionBroken) and not isinstance(error, AuthenticationFailed):
+                raise ConnectionBroken(str(error), sent=False) from error
+            raise
+        return connection
 
     def wait_on(self, address: tuple[str, int], deadline: float) -> Connection:
         """Do the same as `take`, for a request that changes nothing, so that `close` may interrupt it."""
@@ -402,26 +406,23 @@ class Pool:
     def take(self, address: tuple[str, int], deadline: float) -> Connection:
         """An idle connection, or a new one. Give it back with `give`."""
         with self._lock:
-            if self._closed:
-                raise LogUnavailable("the log is closed")
-            idle = self._idle.setdefault(address, [])
-            waiting = self._parked.pop(address, [])
-        parked = []
-        for connection in waiting:
-            if connection.drain():
-                idle.append(connection)
-            elif not connection.broken:
-                parked.append(connection)
-        if parked:
-            with self._lock:
-                self._parked.setdefault(address, []).extend(parked)
+            parked = self._parked.pop(address, [])
+        try:
+            for connection in parked:
+                connection.drain()
+        finally:
+            for connection in parked:
+                self.give(connection, address)
         while True:
-            try:
-                connection = idle.pop()
-            except IndexError:
+            with self._lock:
+                if self._closed:
+                    raise LogUnavailable("the log is closed")
+                idle = self._idle.get(address)
+                found = idle.pop() if idle else None
+            if found is None:
                 return self.open(address, deadline)
-            if connection.usable():
-                return connection
+            if found.usable():
+                return found
 
     def give(self, connection: Connection, address: tuple[str, int]) -> None:
         """Give a connection back. With answers under way it is not reused until they have arrived."""

@@ -110,6 +110,7 @@ class Coordinator:
         self._busy_since: float | None = None
         self._timeout = dt.timedelta(milliseconds=round(timeout * 1000))
         self._connection: Connection | None = None
+        self._closed = False
         self._address: tuple[str, int] | None = None
         self.producer_id = -1
         self.producer_epoch = -1
@@ -123,6 +124,7 @@ class Coordinator:
             raise
 
     def close(self) -> None:
+        self._closed = True
         if self._connection is not None:
             self._connection.close()
 
@@ -159,6 +161,9 @@ class Coordinator:
             self._address = coordinator_of(self._cluster, self._id, deadline)
             soon = self._cluster.soon(deadline)
             connection = self._connection = self._cluster.pool.open(self._address, soon)
+            if self._closed:  # perhaps meanwhile, by another thread
+                connection.close()
+                raise ConnectionBroken(f"{self._id}: the producer is closed", sent=False)
         return connection
 
     def is_replaced(self) -> bool:

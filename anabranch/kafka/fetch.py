@@ -157,6 +157,21 @@ class Fetcher:
     ) -> _Request:
         address = self._cluster.address(node)
         connection = self._cluster.pool.wait_on(address, self._cluster.soon(wanted.deadline))
+        try:
+            version, sent = self._send(connection, partitions, wait, wanted)
+        except BaseException:
+            self._cluster.pool.give(connection, address)
+            raise
+        return _Request(node, connection, address, version, sent, partitions)
+
+    def _send(
+        self,
+        connection: Connection,
+        partitions: Sequence[TopicPartition],
+        wait: float,
+        wanted: _Wanted,
+    ) -> tuple[int, int]:
+        """Send a Fetch request. Returns its version and correlation id."""
         version = connection.version(FETCH)
         positions = {
             place: data.FetchPosition(wanted.positions[place], self._cluster.epoch(place))
@@ -171,14 +186,10 @@ class Fetcher:
             isolation=data.READ_COMMITTED if wanted.committed else data.READ_UNCOMMITTED,
             rack=self._cluster.health.followers.rack_for(partitions),
         )
-        correlation = connection.send(
-            FETCH.key,
-            version,
-            parts,
-            flexible=version >= FETCH.flexible_from,
-            deadline=wanted.deadline,
+        flexible = version >= FETCH.flexible_from
+        return version, connection.send(
+            FETCH.key, version, parts, flexible=flexible, deadline=wanted.deadline
         )
-        return _Request(node, connection, address, version, correlation, partitions)
 
     def _pass_over(
         self,

@@ -106,6 +106,7 @@ class ProducePipeline:
         self._cluster = cluster
         self._id = transactional_id
         self._acks = acks
+        self._closed = False
         self.links: dict[int, BrokerLink] = {}
 
     def link(self, node: int) -> BrokerLink:
@@ -129,9 +130,13 @@ class ProducePipeline:
             LogRefused: the broker speaks no version up to ``highest``.
         """
         if link.version < 0 or link.connection is None or not link.connection.usable():
+            link.close()
             link.version = -1
             address = self._cluster.address(link.node)
             link.connection = self._cluster.pool.open(address, deadline)
+            if self._closed:  # perhaps meanwhile, by another thread
+                link.close()
+                raise ConnectionBroken("the producer is closed", sent=False)
             link.checked.clear()
             link.version = link.connection.version(PRODUCE, highest)
 
@@ -185,5 +190,7 @@ class ProducePipeline:
                 link.connection.interrupt()
 
     def close(self) -> None:
-        for link in self.links.values():
+        """Close all connections; `connect` fails from now on."""
+        self._closed = True
+        for link in list(self.links.values()):
             link.close()
