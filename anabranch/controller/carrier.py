@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import queue
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
@@ -45,7 +46,8 @@ from anabranch.topics.names import journal_topic, stream_topic
 log = logging.getLogger("anabranch.controller")
 
 RETRY_MS = 10_000  # the wait before a refused chunk is tried again
-_JOIN_S = 30.0
+# `close` waits this long for chunks under way; for less than `service.STOP_LEADER_S`.
+_JOIN_S = 15.0
 Key = tuple[bytes, str, int]  # transaction, stream, segment number
 
 
@@ -338,8 +340,9 @@ class Carriers:
         self._stop.set()
         for _ in self._threads:
             self._todo.put(None)
+        until = time.monotonic() + _JOIN_S
         for thread in self._threads:
-            thread.join(_JOIN_S)
+            thread.join(max(0.0, until - time.monotonic()))
         for carrier in self._each:
             carrier.close()
         return not any(thread.is_alive() for thread in self._threads)

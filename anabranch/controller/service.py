@@ -350,7 +350,7 @@ class ControllerService(mode.Service):
                 folder=self.options.data_dir / f"control-{partition}",
                 leader=f"{socket.gethostname()}/{os.getpid()}/{self._since:.0f}",
                 native_timeout=self.options.native_timeout_s,
-                on_change=self._write_status,
+                on_change=self._changed,
                 on_failure=self._failed,
                 on_stuck=self._stand_aside,
                 terms=self._terms.setdefault(partition, []),
@@ -399,6 +399,10 @@ class ControllerService(mode.Service):
             max_clock_skew_ms=int(self.options.max_clock_skew_s * 1000),
             clock_error_ms=self.options.clock_error_ms,
         )
+
+    def _changed(self) -> None:
+        """Let the watch write the status file soon: no leader waits for that, or fails by it."""
+        self._said_at = -STATUS_S
 
     def _write_status(self) -> None:
         """Write which control partitions this process leads. Regular writes let an old file show that it hangs."""

@@ -123,15 +123,20 @@ class KafkaBus:
         limits = self._admin.max_message_bytes([self._commands], deadline)
         self._max_bytes = min(limits[self._commands], self._options.message_max_bytes)
         partition = int.from_bytes(self._entropy(4), "big") % counts[self._replies]
-        consumer = make_consumer(self._options, self._options.replies(), self._on_error)
-        producer, health = self._new_producer()
+        # After an error the next call continues with the handles that were made.
+        if self._consumer is None:
+            self._consumer = make_consumer(self._options, self._options.replies(), self._on_error)
+        if self._producer is None:
+            self._producer, self._health = self._new_producer()
         end = self._admin.end_offsets({(self._replies, partition): 0}, deadline)
-        consumer.assign([TopicPartition(self._replies, partition, end[self._replies, partition])])
-        _meet(producer, self._commands)
+        place = TopicPartition(self._replies, partition, end[self._replies, partition])
+        self._consumer.assign([place])
+        _meet(self._producer, self._commands)
         self._reply_header = (REPLY_HEADER, partition.to_bytes(4, "big"))
-        self._consumer, self._producer, self._health = consumer, producer, health
-        self._thread = threading.Thread(target=self._receive, name="anabranch-replies", daemon=True)
-        self._thread.start()
+        receive = partial(self._receive, self._consumer)
+        thread = threading.Thread(target=receive, name="anabranch-replies", daemon=True)
+        thread.start()
+        self._thread = thread
 
     def _find_topics(self, deadline: float, least: int = 0) -> dict[str, int]:
         began = self._clock.monotonic()
@@ -290,11 +295,8 @@ class KafkaBus:
         if slot is not None:
             slot.put(answer)
 
-    def _receive(self) -> None:
+    def _receive(self, consumer: LastingConsumer) -> None:
         """The loop of the replies thread."""
-        consumer = self._consumer
-        if consumer is None:
-            return
         try:
             while not self._closed:
                 try:
@@ -377,7 +379,10 @@ class KafkaBus:
             pass
         for correlation_id in list(self._slots):
             self.forget(correlation_id)
-        if self._thread is not None and self._thread is not threading.current_thread():
+        if self._thread is None:
+            if self._consumer is not None:
+                self._consumer.close()
+        elif self._thread is not threading.current_thread():
             self._thread.join(_JOIN_S)
         if self._producer is not None:
             self._producer.flush(LAST_WORDS_S)

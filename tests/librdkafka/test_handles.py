@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -298,3 +299,22 @@ def test_a_codec_that_was_chosen_stays(name: str) -> None:
     )
     assert options.codec == "zstd"
     journals.close()
+
+
+def test_a_bus_that_could_not_start_keeps_its_handles_and_closes_them() -> None:
+    known = Mock(**{"end_offsets.side_effect": NotReady("later")})
+    known.partition_counts = lambda names, *_: dict.fromkeys(names, 1)
+    known.max_message_bytes = lambda names, *_: dict.fromkeys(names, 1000)
+    options = Options("127.0.0.1:1", {"log_level": 0})
+    bus = KafkaBus(*cast("Any", (options, known, "p", "open", SystemClock(), os.urandom)))
+    made = []
+    for _ in range(2):
+        with pytest.raises(NotReady, match="later"):
+            bus.ready(SystemClock().monotonic() + 3)
+        made.append((bus._consumer, bus._producer))
+    assert made[0] == made[1]
+    bus.close()
+    assert made[0][0] is not None
+    with pytest.raises(RuntimeError, match="closed"):
+        made[0][0].native.poll(0)
+    assert bus._producer is None
