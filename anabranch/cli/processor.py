@@ -428,7 +428,7 @@ def _work(
 ) -> None:
     from anabranch.cli.errors import failure_of
     from anabranch.cli.options import connected
-    from anabranch.processing.run import run_worker
+    from anabranch.processing.worker import run_worker
 
     try:
         with connected(cluster) as client:
@@ -530,8 +530,7 @@ def bridge(
 
     from anabranch.processing.app import Processor
     from anabranch.processing.plain import Cluster, import_group, outputs_of, plain_ports
-    from anabranch.processing.run import run_worker
-    from anabranch.processing.worker import make_processor
+    from anabranch.processing.worker import make_processor, run_worker
     from anabranch.reading.group_lag import input_lags
 
     app = Processor(

@@ -2,8 +2,8 @@
 
 Start with `app.App`, a subclass of Faust's own: Faust's worker, web and timers run as ever. Another thread runs
 a worker of `anabranch.processing`, whose handlers are `agents.AgentHandlers`: they hand events to the agents on
-Faust's loop. ``topics`` writes events with the commit; ``refusals`` names what can't be exactly once, and what to
-use instead.
+Faust's loop. ``app.Topic`` writes events with the commit; ``refusals`` names what can't be exactly once, and what
+to use instead.
 
 Only this folder imports Faust. The folder may import ``processing``, the client and what is below them.
 """

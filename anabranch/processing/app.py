@@ -207,7 +207,7 @@ class Processor(Program):
         `/live` and `/ready`.
         """
         from anabranch.client.connect import connect
-        from anabranch.processing.run import run_worker
+        from anabranch.processing.worker import run_worker
 
         with connect(bootstrap, **options) as client:
             run_worker(self, client, folder=folder, standby=standby, http=http)

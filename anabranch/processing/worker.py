@@ -1,15 +1,19 @@
 """A worker: takes tasks, reads their state, and handles one batch after another, each in one commit.
 
 After any error of unknown effect it drops what it has computed, takes its tasks again, and continues from the
-positions and state sequences in their rows.
+positions and state sequences in their rows. `run_worker` runs one until a signal, with its HTTP server and the
+mirror of its positions.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import signal
 import socket
+import tempfile
 import threading
+import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
@@ -19,7 +23,7 @@ from pathlib import Path
 from anabranch.backoff import Backoff
 from anabranch.batches import columns_read, columns_write
 from anabranch.client.client import Client
-from anabranch.controller.monitor import Numbers
+from anabranch.controller.monitor import Monitor, Numbers
 from anabranch.errors import (
     AnabranchError,
     AskOutcomeError,
@@ -44,6 +48,7 @@ from anabranch.protocol.hybrid_time import to_ms
 from anabranch.protocol.legal_names import PLAIN, state_stream
 from anabranch.protocol.schemas.records import ProcessorInfo, ProcessorInput, TaskInfo
 from anabranch.reading.history import check_start
+from anabranch.reading.positions import Mirror
 from anabranch.reading.slices import Piece
 from anabranch.reading.task_reader import TaskReader
 from anabranch.topics.names import stream_topic
@@ -416,3 +421,70 @@ def make_processor(client: Client, app: Program) -> ProcessorInfo:
             inputs = plain_inputs(source, topics, app.tasks, start_ms, deadline)
     stores = {name: store.kind for name, store in app.stores.items()} or (NO_STORE,)
     return client.create_processor(app.name, inputs, app.tasks, app.start, stores=stores)
+
+
+def run_worker(
+    app: Program, client: Client, *, folder: str | Path | None = None, standby: bool = False,
+    http: str | None = None, until: Callable[[ProcessorInfo], bool] | None = None,
+) -> None:  # fmt: skip
+    """Run a worker in this process until SIGTERM, SIGINT, or ``until`` returns true; see `Processor.run`."""
+    with ExitStack() as stack:
+        if folder is None:
+            made = tempfile.TemporaryDirectory(prefix="anabranch-processor-")
+            folder = stack.enter_context(made)
+        worker = Worker(app, client, Path(folder), standby=standby)
+        with ExitStack() as until_closed:
+            until_closed.callback(worker.close)
+            if http is not None:
+                measured = {app.name: worker.metrics}
+                monitor = Monitor(http, TABLE, lambda: measured, lambda: worker.trouble)
+                stack.enter_context(closing(monitor))
+                log.info("%s: /metrics, /live and /ready at port %d", app.name, monitor.port)
+            if app.cluster is None:
+                # At the end the worker releases its tasks first, even if the mirror has to wait.
+                mirror = stack.enter_context(
+                    closing(client.mirror(app.name, partial(worker.described, MIRROR_S)))
+                )
+                lags = None if http is None else partial(_show_lags, worker, client)
+                showing = threading.Thread(target=_show, args=(worker, mirror, lags), name="mirror")
+                stack.callback(showing.join)
+                stack.callback(worker.stop.set)
+                showing.start()
+            if until is not None:
+                watching = threading.Thread(target=_stop_when, args=(worker, until), name="until")
+                stack.callback(watching.join)
+                stack.callback(worker.stop.set)
+                watching.start()
+            if threading.current_thread() is threading.main_thread():
+                for number in (signal.SIGTERM, signal.SIGINT):
+                    before = signal.signal(number, lambda *_: worker.stop.set())
+                    stack.callback(signal.signal, number, before)
+            worker.run()
+
+
+def _stop_when(worker: Worker, until: Callable[[ProcessorInfo], bool]) -> None:
+    while not worker.stop.wait(IDLE_S):
+        with suppress(AnabranchError):
+            if until(worker.described(IDLE_S)):
+                worker.stop.set()
+
+
+def _show(worker: Worker, mirror: Mirror, lags: Callable[[], None] | None) -> None:
+    """Copy the positions to the mirror while this worker has task 0, and update the lag in `/metrics`."""
+    while not worker.stop.wait(MIRROR_S):
+        if 0 in worker.tasks:
+            mirror.step()
+        if lags is not None:
+            lags()
+
+
+def _show_lags(worker: Worker, client: Client) -> None:
+    values = worker.metrics.values
+    events, seconds = dict[tuple[str, ...], float](), dict[tuple[str, ...], float]()
+    with suppress(AnabranchError):
+        if 0 in worker.tasks:
+            for lag in client.lag(worker.described(MIRROR_S)):
+                if not lag.trouble:
+                    events[lag.stream,] = lag.most.events
+                    seconds[lag.stream,] = lag.most.age_s(time.time())
+    values["processor_lag_events"], values["processor_lag_seconds"] = events, seconds

@@ -7,7 +7,7 @@
 - ``source``: a snapshot of streams for one job (``plan``, ``reader``), or commits, micro-batch by micro-batch
   (``stream_reader``, which uses ``admission``, ``histories`` and ``positions``).
 - ``sink``: ``writer`` writes a job or a micro-batch in one transaction; ``encoding`` makes rows into events.
-- ``load``, ``export`` (to Delta by ``delta``) and ``compact`` are whole jobs; ``jobs`` is what they share.
+- ``load``, ``export`` and ``compact`` are whole jobs; ``jobs`` is what they share.
 - ``api``: parts of Spark that older versions lack. ``clients``: one client for each Python worker. ``columns``: the
   columns of events. ``failures``: finds anabranch's errors in the texts of Spark's. ``progress``: a listener to
   streaming queries. ``session``: a session with the format.

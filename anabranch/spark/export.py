@@ -9,15 +9,21 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit
 
 from pyspark.sql import functions as F
 
-from anabranch.errors import InvalidArgument, UnsupportedSetting
+from anabranch.errors import InvalidArgument, InvariantViolation, UnsupportedSetting
+from anabranch.extras import need
+from anabranch.spark.api import arrow_schema
 from anabranch.spark.failures import named_failures
-from anabranch.spark.jobs import OWNER, another_export, options_of
+from anabranch.spark.jobs import options_of
 
 if TYPE_CHECKING:
+    from deltalake import DeltaTable
+    from deltalake.transaction import AddAction
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
@@ -28,11 +34,15 @@ log = logging.getLogger("anabranch.spark")
 
 FORMATS = ("parquet", "delta")
 DATE = "date"
+# The name of a file in an export's folder begins so, and ends with the query's id. Each start writes it.
+_OWNER = "_export-"
 _CHECKPOINT = "_checkpoint"
 _TABLE = "_spark_metadata"
 _TABLES = {_TABLE, "_delta_log"}
 _POLL_S = 1
 _DAY_S = 86_400
+_QUERY_ID = "sql.streaming.queryId"
+_NULL = "__HIVE_DEFAULT_PARTITION__"
 # INT96, Spark's default, is long deprecated, and Delta lacks it.
 _FILE_SETTINGS = {"spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS"}
 
@@ -131,11 +141,11 @@ def export(
         frame = _shaped(_committed(spark, connection, streams, pace), shape)
         writer = _writer(frame, to, place, shape, pace)
         query_id, began = _bind(spark, to, place)
-        if shape.form == "parquet":  # for Delta, `DeltaFolder` checks
+        if shape.form == "parquet":  # for Delta, `_DeltaFolder` checks
             files, table = _file_system(spark, f"{to.rstrip('/')}/{_TABLE}")
             files.mkdirs(table)
-            if f"{OWNER}{query_id}" not in _names(files, table.getParent()):
-                raise another_export(to)
+            if f"{_OWNER}{query_id}" not in _names(files, table.getParent()):
+                raise _another_export(to)
         with _settings(spark, _FILE_SETTINGS):
             query = writer.start()
         tidy = partial(_remove_cut_off, spark, to, shape, began)
@@ -182,9 +192,7 @@ def _writer(frame: DataFrame, to: str, place: str, shape: Shape, pace: Pace) -> 
     else:
         writer = writer.trigger(processingTime=f"{round(pace.interval * 1000)} milliseconds")
     if shape.form == "delta":
-        from anabranch.spark.delta import DeltaFolder
-
-        return writer.foreachBatch(DeltaFolder(to, tuple(shape.partition_by)).add)
+        return writer.foreachBatch(_DeltaFolder(to, tuple(shape.partition_by)).add)
     return writer.format("parquet").option("path", to).partitionBy(*shape.partition_by)
 
 
@@ -228,11 +236,11 @@ def _bind(spark: SparkSession, to: str, place: str) -> tuple[str, int]:
     places, metadata = _file_system(spark, f"{place.rstrip('/')}/metadata")
     known = _text(spark, places, metadata) if places.exists(metadata) else ""
     names = _names(files, folder)
-    owners = [name.removeprefix(OWNER) for name in names if name.startswith(OWNER)]
+    owners = [name.removeprefix(_OWNER) for name in names if name.startswith(_OWNER)]
     table = not _TABLES.isdisjoint(names)
 
     def path_of(owner: str) -> Any:
-        return _file_system(spark, f"{to.rstrip('/')}/{OWNER}{owner}")[1]
+        return _file_system(spark, f"{to.rstrip('/')}/{_OWNER}{owner}")[1]
 
     if known:
         query = json.loads(known)["id"]
@@ -256,14 +264,21 @@ def _bind(spark: SparkSession, to: str, place: str) -> tuple[str, int]:
         files.delete(path_of(owner), False)
     # Another export may begin now. Each writes its file, then checks the folder, also once it has a table.
     names = [] if table else _names(files, folder)
-    found = [name for name in names if name in _TABLES or name.startswith(OWNER)]
-    if not table and found != [f"{OWNER}{query}"]:
+    found = [name for name in names if name in _TABLES or name.startswith(_OWNER)]
+    if not table and found != [f"{_OWNER}{query}"]:
         if query not in owners:
             files.delete(path_of(query), False)
-        raise another_export(to)
+        raise _another_export(to)
     if not known:
         _write(places, metadata, json.dumps({"id": query}))  # as Spark does
     return query, int(files.getFileStatus(path_of(query)).getModificationTime())
+
+
+def _another_export(to: str) -> InvalidArgument:
+    """The error for an export whose `_OWNER` file in folder ``to`` is missing: another one took the folder."""
+    return InvalidArgument(
+        f"another export into {to} begins at this moment: run this one again, by the checkpoint that the folder has"
+    )
 
 
 def _remove_cut_off(spark: SparkSession, to: str, shape: Shape, before: int) -> None:
@@ -351,3 +366,96 @@ def _settings(spark: SparkSession, settings: Mapping[str, str]) -> Iterator[None
                 spark.conf.unset(name)
             else:
                 spark.conf.set(name, old)
+
+
+@dataclass(frozen=True)
+class _DeltaFolder:
+    """A Delta table in a folder, for ``foreachBatch(_DeltaFolder(...).add)``: writes each micro-batch exactly once.
+
+    Delta's jars are not needed. Spark's executors write the batch's Parquet files into the table's folder. Then one
+    commit of the table's log adds them, and records the query and the batch number (Delta's transaction
+    identifiers); a number that the log has is skipped. An interrupted batch leaves files that the log does not
+    name; a vacuum removes them.
+
+    Raises:
+        NotInstalled: the package ``deltalake`` is missing.
+        UnsupportedSetting: the folder is not in this machine's file system.
+    """
+
+    to: str
+    partition_by: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        need("deltalake")  # before anything runs
+        if urlsplit(self.to).scheme not in ("", "file"):
+            raise UnsupportedSetting(
+                f"{self.to}: Delta tables go to folders of this machine, so far"
+            )
+
+    @property
+    def folder(self) -> Path:
+        return Path(urlsplit(self.to).path)
+
+    def add(self, frame: DataFrame, number: int) -> None:
+        """Add micro-batch ``number`` of the running query, unless the table has it."""
+        from deltalake import CommitProperties, Transaction
+
+        session = frame.sparkSession
+        query = session.sparkContext.getLocalProperty(_QUERY_ID)
+        if query is None:
+            raise InvariantViolation("a micro-batch does not know its query")
+        table = self._table(frame)
+        if not (self.folder / f"{_OWNER}{query}").exists():
+            raise _another_export(self.to)
+        known = table.transaction_version(query)
+        if known is not None and known >= number:
+            return
+        part = self.folder / f"batch-{number}-{uuid.uuid4().hex}"
+        frame.write.partitionBy(*self.partition_by).parquet(str(part))
+        table.create_write_transaction(
+            list(self._added(part)),
+            mode="append",
+            schema=table.schema(),
+            partition_by=list(self.partition_by),
+            commit_properties=CommitProperties(app_transactions=[Transaction(query, number)]),
+        )
+
+    def _table(self, frame: DataFrame) -> DeltaTable:
+        """The table, created if it does not exist."""
+        from deltalake import DeltaTable, Schema
+
+        # Parquet files don't record that a column can't be null.
+        schema = Schema.from_arrow(_nullable(arrow_schema(frame.schema)))
+        return DeltaTable.create(
+            self.folder, schema, mode="ignore", partition_by=list(self.partition_by)
+        )
+
+    def _added(self, part: Path) -> Iterator[AddAction]:
+        """The files of a batch, as the log names them."""
+        import pyarrow.parquet as pq
+        from deltalake.transaction import AddAction
+
+        for path in sorted(part.rglob("part-*.parquet")):
+            rows = pq.read_metadata(path).num_rows
+            if not rows:
+                continue
+            stat = path.stat()
+            yield AddAction(
+                path=str(path.relative_to(self.folder)),
+                size=stat.st_size,
+                partition_values=dict(map(_partition, path.relative_to(part).parts[:-1])),
+                modification_time=stat.st_mtime_ns // 1_000_000,
+                data_change=True,
+                stats=json.dumps({"numRecords": rows}),
+            )
+
+
+def _partition(folder: str) -> tuple[str, str | None]:
+    name, _, value = folder.partition("=")
+    return unquote(name), None if value == _NULL else unquote(value)
+
+
+def _nullable(schema: Any) -> Any:
+    import pyarrow as pa
+
+    return pa.schema([field.with_nullable(True) for field in schema])

@@ -1,24 +1,13 @@
-"""The common part of load, export and compact: options, names, and whether a failed job committed its rows."""
+"""The common part of load, export and compact: options, and whether a failed job committed its rows."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 import anabranch
-from anabranch.errors import AnabranchError, InvalidArgument, OutcomeUnknown
+from anabranch.errors import AnabranchError, OutcomeUnknown
 from anabranch.spark.failures import named_failures
 from anabranch.spark.options import Connection
-
-OWNER = (
-    "_export-"  # followed by the query's id: a file in an export's folder, written at each start
-)
-
-
-def another_export(to: str) -> InvalidArgument:
-    """The error for an export whose `OWNER` file in folder ``to`` is missing: another one took the folder."""
-    return InvalidArgument(
-        f"another export into {to} begins at this moment: run this one again, by the checkpoint that the folder has"
-    )
 
 
 def options_of(connection: Connection, **more: str | int | None) -> dict[str, str]:
