@@ -740,40 +740,45 @@ class Client:
         """
         return self._reading.progress(streams, group, timeout)
 
-    def count_events(self, stream: str) -> Lag:
+    def count_events(self, stream: str, *, timeout: float | None = None) -> Lag:
         """The number of committed events of a stream, and the Unix ms of the oldest of their commits (0: none).
 
         The count is not ``exact`` for a long history: then offsets are counted, including Kafka's markers. Raises:
-        UnknownStream, NotReady, NotAuthorized.
+        UnknownStream, NotReady, NotAuthorized. ``timeout``: for each question to the brokers, here and in the calls
+        below.
         """
-        readers = self._reading.readers()
-        return count_events(readers.ports, stream, readers.timeout)
+        return count_events(self.reader_ports(), stream, self._shared.seconds(timeout))
 
-    def groups(self, stream: str | None = None) -> list[ConsumerGroup]:
+    def groups(
+        self, stream: str | None = None, *, timeout: float | None = None
+    ) -> list[ConsumerGroup]:
         """The consumer groups with positions in a stream, or in any stream, by name, and their lags.
 
         Groups of plain Kafka consumers are included. A lag counts events without Kafka's markers. If a stream is in
         trouble, its lag has the reason. Raises: NotReady, NotAuthorized, InvalidArgument.
         """
         readers = self._reading.readers()
-        return groups_of(readers.ports, readers.groups, stream, readers.timeout)
+        return groups_of(readers.ports, readers.groups, stream, self._shared.seconds(timeout))
 
-    def group(self, name: str) -> ConsumerGroup:
+    def group(self, name: str, *, timeout: float | None = None) -> ConsumerGroup:
         """A consumer group, its members, and its positions in streams.
 
         Raises: InvalidArgument (there is no group of the name), NotReady, NotAuthorized (Describe on the group).
         """
         readers = self._reading.readers()
-        return group_of(readers.ports, readers.groups, name, readers.timeout)
+        return group_of(readers.ports, readers.groups, name, self._shared.seconds(timeout))
 
-    def reset_group(self, name: str, stream: str, start: Start) -> ConsumerGroup:
+    def reset_group(
+        self, name: str, stream: str, start: Start, *, timeout: float | None = None
+    ) -> ConsumerGroup:
         """Move a consumer group's positions in a stream to ``start``, as of `read`. Repeating the call is harmless.
 
         Raises: IllegalState (the group has members; nothing was changed), UnknownStream, InvalidArgument, NotReady,
         NotAuthorized (Read on the group), SnapshotExpired (retention has passed that time).
         """
         readers = self._reading.readers()
-        return move_group(readers.ports, readers.groups, name, stream, start, readers.timeout)
+        seconds = self._shared.seconds(timeout)
+        return move_group(readers.ports, readers.groups, name, stream, start, seconds)
 
     def reader_ports(self) -> ReaderPorts:
         """The ports of this client's readers, for programs that read topics themselves."""
@@ -999,7 +1004,13 @@ class Client:
         self._processors.release_tasks(ownership, self._shared.checked_deadline(timeout))
 
     def stored(
-        self, processor: str, store: str, key: bytes, task: int | None = None
+        self,
+        processor: str,
+        store: str,
+        key: bytes,
+        task: int | None = None,
+        *,
+        timeout: float | None = None,
     ) -> bytes | None:
         """The committed value of a key in a processor's store, or None. Reads a whole partition.
 
@@ -1007,27 +1018,31 @@ class Client:
 
         Raises: UnknownScope, UnknownProcessor, InvalidArgument (no such store or task), NotReady, NotAuthorized.
         """
-        readers, info = self._reading.readers(), self.processor(processor)
-        with readers.source() as source:
-            return stored(source, info, store, key, task, readers.timeout)
+        info = self.processor(processor, timeout=timeout)
+        with self._reading.readers().source() as source:
+            return stored(source, info, store, key, task, self._shared.seconds(timeout))
 
-    def mirror(self, processor: str, ask: Callable[[], r.ProcessorInfo] | None = None) -> Mirror:
+    def mirror(
+        self,
+        processor: str,
+        ask: Callable[[], r.ProcessorInfo] | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> Mirror:
         """A mirror of a processor's positions, for Kafka's tools: call its `step` every few seconds, and close it.
 
         ``ask``: a function that describes the processor; default: `processor`.
         """
-        readers = self._reading.readers()
-        ask = ask or partial(self.processor, processor)
-        return Mirror(readers.ports, processor, ask, readers.timeout)
+        ask = ask or partial(self.processor, processor, timeout=timeout)
+        return Mirror(self.reader_ports(), processor, ask, self._shared.seconds(timeout))
 
-    def lag(self, info: r.ProcessorInfo) -> list[InputLag]:
+    def lag(self, info: r.ProcessorInfo, *, timeout: float | None = None) -> list[InputLag]:
         """The lag of a processor's tasks in each of its inputs. ``info``: as `processor` returns it.
 
         Lags are computed from the inputs' histories. If an input is in trouble, its lag has the reason.
         """
-        readers = self._reading.readers()
-        with readers.source() as source:
-            return input_lags(source, info, readers.timeout)
+        with self._reading.readers().source() as source:
+            return input_lags(source, info, self._shared.seconds(timeout))
 
     # -- operators ----------------------------------------------------------------------------------
 

@@ -99,13 +99,17 @@ class Shared:
                 "the client is closed, by itself if nothing refers to it: keep it while you use what it made"
             )
 
-    def deadline(self, timeout: float | None) -> float:
-        """The deadline, in monotonic seconds, of a call that begins now."""
+    def seconds(self, timeout: float | None) -> float:
+        """The time-out of a call: the given one, or the client's. Raises: InvalidArgument."""
         seconds = self.timeout if timeout is None else timeout
         check_type("a timeout, in seconds,", seconds, int, float)
         if not 0 <= seconds < 1e9:
             raise InvalidArgument(f"timeout {seconds!r}: seconds, 0 or more")
-        return self.session.now() + seconds
+        return seconds
+
+    def deadline(self, timeout: float | None) -> float:
+        """The deadline, in monotonic seconds, of a call that begins now."""
+        return self.session.now() + self.seconds(timeout)
 
     def checked_deadline(self, timeout: float | None) -> float:
         """`check`, then `deadline`. Raises: NotForkSafe, IllegalState."""

@@ -167,7 +167,7 @@ class LostMarkerSweep:
                     raise
         if not self._jobs.is_under_way("markers", "") and now_ms >= self._next_ms:
             self._next_ms = now_ms + LOOK_EVERY_MS
-            self._look(state, now_ms)
+            self._begin_comparing(state, now_ms)
         return streams
 
     def _found(self, now_ms: int) -> list[str]:
@@ -182,7 +182,7 @@ class LostMarkerSweep:
         self._due.update(dict.fromkeys(again, now_ms + AGAIN_MS))
         return [stream for stream, is_open in again.items() if is_open]
 
-    def _look(self, state: State, now_ms: int) -> None:
+    def _begin_comparing(self, state: State, now_ms: int) -> None:
         """Begin to compare the offsets of the streams that are due."""
         places: dict[TopicPartition, str] = {}
         for stream in [stream for stream, due_ms in self._due.items() if due_ms <= now_ms]:

@@ -17,7 +17,14 @@ from anabranch.batches.records import decode_records
 from anabranch.controller.durability import native_transaction
 from anabranch.controller.jobs import Jobs
 from anabranch.controller.topic_trouble import TopicTrouble
-from anabranch.core.decisions.cleanup import Copied, Lying, has_moved, moved, not_now, runs_to_move
+from anabranch.core.decisions.cleanup import (
+    Copied,
+    PlacedRun,
+    has_moved,
+    moved,
+    not_now,
+    runs_to_move,
+)
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.journal_index import Place
 from anabranch.core.rows import HISTORY
@@ -180,30 +187,30 @@ def move_next(
     happened, and the leader has to read its state again.
     """
     place = turn.cleaning.crowded[0]
-    lying = runs_to_move(turn, place)
-    if not lying:
+    placed = runs_to_move(turn, place)
+    if not placed:
         not_now(turn, place)
         return
     producer = next_producer()
     limit = batch_limit(turn.state.streams[place[0]].settings)
     try:
         with native_transaction(producer, commit=False):
-            copies = copy_runs(source, producer, place, lying, limit)
+            copies = copy_runs(source, producer, place, placed, limit)
     except (LogRefused, LogUnavailable):
         # This process stays leader, as a new leader would get the same error.
         not_now(turn, place)
         return
-    moved(turn, place, lying, copies)
+    moved(turn, place, placed, copies)
     try:
         write(producer)
     except (LogRefused, LogUnavailable):
         not_now(turn, place)
         raise
-    has_moved(turn, place, lying, copies)
+    has_moved(turn, place, placed, copies)
 
 
 def copy_runs(
-    source: Log, producer: Producer, place: Place, lying: Sequence[Lying], limit: int
+    source: Log, producer: Producer, place: Place, placed: Sequence[PlacedRun], limit: int
 ) -> list[Copied]:
     """Append copies of these runs to their own journal partition; returns their places.
 
@@ -217,7 +224,7 @@ def copy_runs(
 
     def made() -> Iterator[Made]:
         reader = readers.of(target)
-        for index, one in enumerate(lying):
+        for index, one in enumerate(placed):
             yield from packer.run(index, one.run, reader, divisible=False)
         yield from packer.flush()
 
@@ -268,7 +275,7 @@ class Histories:
         self.missed = set()
         for stream, partitions in streams.items():
             try:
-                at = self._look(stream, partitions)
+                at = self._spare_up_to(stream, partitions)
             except (LogError, CorruptBatch, OffsetOutOfRange) as error:
                 log.info(
                     "can't find out up to where the history of %s may be truncated: %s",
@@ -282,7 +289,7 @@ class Histories:
                 found[stream] = at
         return found
 
-    def _look(self, stream: str, partitions: int) -> int | None:
+    def _spare_up_to(self, stream: str, partitions: int) -> int | None:
         topic = stream_topic(stream)
         history = TopicPartition(history_topic(stream), 0)
         places = [TopicPartition(topic, p) for p in range(partitions)]

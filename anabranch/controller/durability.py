@@ -185,7 +185,7 @@ def write_round(
         if to.appended is not None:
             to.appended(done.appended)
     except Exception as error:  # the round has happened, and memory is from before it
-        raise LogUncertain(f"a defect behind a commit: {error!r}") from error
+        raise LogUncertain(f"a defect after a commit: {error!r}") from error
     # This also deletes the rows of ended transactions.
     changes = index_rows.take() | state.take_changes()
     if done.status_end is not None and not staging:

@@ -173,7 +173,7 @@ def check_unread(log: Log, clock: Clock, partition: TopicPartition, low: int, en
         if found is not None:
             position = found.next_offset
             if any(batch.base_offset < end for batch in found.batches):
-                why = "was read from a broker that is behind"
+                why = "was read from a broker that lags"
         elif clock.monotonic() >= deadline:
             why = f"could not be read from {position} on in {DEADLINE_S:.0f} s"
         if why:

@@ -269,7 +269,7 @@ class Intake:
             way = f"delete {status_topic(self.settings.prefix)} too, or let the position pass"
             way = way if is_control else "block the lane and unblock it: it continues at the end"
             raise LogUnavailable(
-                f"{error}: a broker that is behind answers so; if the topic was deleted and made again, {way}"
+                f"{error}: a broker that lags answers so; if the topic was deleted and made again, {way}"
             )
         ends = answered(
             lambda failed: self.log.end_offsets([place], committed=False, failed=failed)
@@ -317,7 +317,7 @@ class Intake:
         elif left == most and not self.busy:
             for stream in self.journals.turns(in_debt=True)[:1]:
                 self.journals.serve(stream, index, free=True)
-        self.journals.settle()
+        self.journals.end_pass()
 
     def _find_owners(self, state: State) -> None:
         """Find the lanes that own the waiting journals.
@@ -515,7 +515,7 @@ class JournalBacklog:
             owner.draw(spent, free=stream not in self.shared)
         return spent
 
-    def settle(self) -> None:
+    def end_pass(self) -> None:
         """End a pass: copy the batches that still wait, so their fetch's memory is freed, and keep to the limit."""
         for stream, partition in self._fresh:
             if self.has(stream, partition):

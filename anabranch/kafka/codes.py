@@ -187,7 +187,7 @@ READ_CODES = {
     E.not_controller: Meaning(_F, "the controller moved"),
     E.kafka_storage_error: Meaning(_F, "the leader's disk failed: another leads soon"),
     E.fenced_leader_epoch: Meaning(_F, "the leader changed"),
-    E.unknown_leader_epoch: Meaning(_F, "this broker is behind"),
+    E.unknown_leader_epoch: Meaning(_F, "this broker lags"),
     E.offset_not_available: Meaning(_R, "the leader is new and waits for its high watermark"),
     E.unknown_topic_id: Meaning(_F, "the topic is new here, or was replaced"),
     E.inconsistent_topic_id: Meaning(_F, "the topic was replaced"),

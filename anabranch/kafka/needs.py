@@ -189,7 +189,7 @@ def look_at(cluster: Cluster, seconds: float, *, disks: bool = True) -> list[Bro
     cluster.refresh((), cluster.deadline(seconds))
     nodes = cluster.nodes
     with ThreadPoolExecutor(min(len(nodes), _AT_ONCE)) as threads:
-        return list(threads.map(lambda node: _look(cluster, node, seconds, disks), nodes))
+        return list(threads.map(lambda node: _ask_broker(cluster, node, seconds, disks), nodes))
 
 
 def _code_text(code: int) -> str:
@@ -197,7 +197,7 @@ def _code_text(code: int) -> str:
     return "" if code == NONE else str(error_for(meaning(READ_CODES, code), code, "its disks"))
 
 
-def _look(cluster: Cluster, node: int, seconds: float, disks: bool) -> Broker:
+def _ask_broker(cluster: Cluster, node: int, seconds: float, disks: bool) -> Broker:
     found = Broker(":".join(map(str, cluster.address(node))))
     begun = time.monotonic()
     try:

@@ -61,7 +61,7 @@ class Tls:
         self._options = dict(options)
         self._check_names = check_names
         self._lock = threading.Lock()
-        self._seen = self._look()
+        self._seen = self._stamps()
         self._context = self._load()
 
     def context(self) -> ssl.SSLContext:
@@ -69,7 +69,7 @@ class Tls:
         with self._lock:
             try:
                 # Checked before loading, so that a change in between is seen next time.
-                seen = self._look()
+                seen = self._stamps()
                 if seen != self._seen:
                     self._context = self._load()
                     self._seen = seen
@@ -78,7 +78,7 @@ class Tls:
                 log.warning("changed TLS files can't be used, the old ones are: %s", error)
             return self._context
 
-    def _look(self) -> list[tuple[int, int, int]]:
+    def _stamps(self) -> list[tuple[int, int, int]]:
         found = [os.stat(self._options[n]) for n in (_CA, _CERTIFICATE, _KEY) if n in self._options]
         return [(one.st_mtime_ns, one.st_size, one.st_ino) for one in found]
 

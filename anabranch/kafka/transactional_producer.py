@@ -134,7 +134,7 @@ class KafkaProducer:
         order = sorted(range(len(ranks)), key=ranks.__getitem__)
         self._check_usable()
         try:
-            self._look(seen)
+            self._check_markers(seen)
             if not self.is_v2:
                 self._add_partitions(seen)  # all in one request
         except LogError as error:
@@ -188,9 +188,9 @@ class KafkaProducer:
     def check(self, partitions: Iterable[TopicPartition]) -> None:
         """`anabranch.ports.Producer.check`. If the id had no native transaction, there is nothing to ask."""
         if self._used or self._coordinator.last.known():
-            self._look(partitions)
+            self._check_markers(partitions)
 
-    def _look(self, partitions: Iterable[TopicPartition]) -> None:
+    def _check_markers(self, partitions: Iterable[TopicPartition]) -> None:
         for node, unseen in self._reach(partitions).items():
             self._find_lost(self._pipeline.links[node], unseen)
         self._end_lost()

@@ -302,7 +302,7 @@ class KafkaBus:
                 try:
                     self._receive_some(consumer)
                 except Exception:  # perhaps from a callback of the user; without this thread no call gets an answer
-                    log.exception("replies: an error that nobody expects")
+                    log.exception("replies: a defect, or an error of a callback")
                     self._clock.sleep(_POLL_S)
         finally:
             consumer.close()

@@ -20,7 +20,7 @@ NUMBERS = {
         ("input",),
     ),
     "processor_misplaced": Number(
-        "counter", "Events read whose key lies outside of its segment's range", ("input",)
+        "counter", "Events read whose key is outside of its segment's range", ("input",)
     ),
     "processor_taken_again": Number(
         "counter", "Times that its tasks were taken again, by error", ("error",)

@@ -164,7 +164,7 @@ QUOTAS = {
     "prepared": Limit(1_000, "transactions", "prepared transactions of a lane"),
     "processors": Limit(100, "processors", "processors that a lane made"),
     "tasks": Limit(4_096, "tasks", "tasks of processors that a lane made"),
-    "series": Limit(10_000, "series", "series of numbers that a lane began"),
+    "series": Limit(10_000, "series", "series of numbers that a lane owns"),
     "keepalive": Limit(86_400_000, "ms", "the keepalive of a lane's transactions"),
     "snapshot": Limit(
         86_400_000, "ms", "the age of a snapshot at which a lane's open transaction reads tables"

@@ -270,7 +270,7 @@ class OrderedStream:
 
     # -- progress -------------------------------------------------------------------------------------
 
-    def settle(self, idle: bool) -> dict[int, int]:
+    def update_positions(self, idle: bool) -> dict[int, int]:
         """Update positions between steps. Call it only when all returned events are processed.
 
         Returns positions to commit that do not follow from processed events: up to waiting events, and after what
@@ -569,7 +569,7 @@ class Reader(Iteration[Event]):
         self._next_settle = self._clock.monotonic() + _SETTLE_S
         finished = False
         for topic, stream in self._streams.items():
-            for partition, position in stream.settle(idle).items():
+            for partition, position in stream.update_positions(idle).items():
                 place = TopicPartition(topic, partition)
                 self._processed[place] = max(position, self._processed.get(place, 0))
             finished |= stream.take_finished()

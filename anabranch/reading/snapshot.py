@@ -155,7 +155,7 @@ class SnapshotReader(Iteration[Event]):
                 return step
             at = self._feed.positions(self._topic, self._unread)
             self._unread -= {p for p, offset in at.items() if offset >= self._ends[p]}
-            self._ordered.settle(idle)
+            self._ordered.update_positions(idle)
             self._ordered.release()
             waiting = self._ordered.waiting()
             read = self._ends.keys() - self._unread - {place.partition for place in waiting}

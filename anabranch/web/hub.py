@@ -58,11 +58,11 @@ class Page:
 
 
 class Hub:
-    """Polls pages while browsers show them. Everything but ``look`` runs in one event loop."""
+    """Polls pages while browsers show them. Everything but ``make`` runs in one event loop."""
 
-    def __init__(self, look: Callable[[View], str]) -> None:
-        """``look``: makes the body of a page, in a thread, one call at a time."""
-        self._look = look
+    def __init__(self, make: Callable[[View], str]) -> None:
+        """``make``: makes the body of a page, in a thread, one call at a time."""
+        self._make = make
         self._pages: dict[View, Page] = {}
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="anabranch-web-poll")
         self._loop: asyncio.Task[None] | None = None
@@ -126,7 +126,7 @@ class Hub:
     async def _ask(self, page: Page) -> None:
         try:
             page.html = await asyncio.get_running_loop().run_in_executor(
-                self._thread, self._look, page.view
+                self._thread, self._make, page.view
             )
             page.at, page.error = time.monotonic(), None
         except AnabranchError as error:

@@ -134,8 +134,9 @@ class Pages:
         for scope in sorted(scopes):
             for one in self._client.processors(scope, timeout=self._timeout):
                 info = self._client.processor(one.processor, timeout=self._timeout)
-                found.append(processor_row(info, self._client.lag(info)))
-        return {"processors": found, "groups": [group_row(one) for one in self._client.groups()]}
+                found.append(processor_row(info, self._client.lag(info, timeout=self._timeout)))
+        groups = self._client.groups(timeout=self._timeout)
+        return {"processors": found, "groups": [group_row(one) for one in groups]}
 
     def _controllers(self) -> dict[str, Any]:
         parts, hidden = self._parts()

@@ -237,7 +237,7 @@ class FakeClient:
         self._call("processor", name=name)
         return processor(name)
 
-    def lag(self, info: ProcessorInfo) -> list[InputLag]:
+    def lag(self, info: ProcessorInfo, *, timeout: float | None = None) -> list[InputLag]:
         lags = {0: Lag(12_345, 1_700_000_000_000, exact=False), 40: Lag(0, 0)}
         tasks = {task: (at, lags[at.record]) for task, at in positions_of(info, 0).items()}
         return [InputLag("nyc/flights", tasks), InputLag("nyc/lost", {}, "UnknownStream: gone")]
@@ -257,7 +257,9 @@ class FakeClient:
         self._call("stored", name=name, store=store, key=key, task=task)
         return {b"text": b"7", b"raw": b"\xff"}.get(key)
 
-    def groups(self, stream: str | None = None) -> list[ConsumerGroup]:
+    def groups(
+        self, stream: str | None = None, *, timeout: float | None = None
+    ) -> list[ConsumerGroup]:
         self._call("groups", stream=stream)
         events = GroupPosition("nyc/flights", {0: 5, 1: 7}, Lag(1234, 0))
         lost = GroupPosition("nyc/weather", {HISTORY: 9}, Lag(0, 0), "it is LOST")

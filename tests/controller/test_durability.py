@@ -354,7 +354,7 @@ def test_a_history_whose_end_was_answered_from_the_past(
     controller = world.controller("d")
     controller.lead()
     before = len(world.committed(HISTORY))
-    told = "history was read from a broker that is behind"
+    told = "history was read from a broker that lags"
     if not end:
         with pytest.raises(AssertionError, match="no answer"):  # it is tried again
             world.stream(controller, STREAM, 1)

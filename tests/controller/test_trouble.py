@@ -605,7 +605,7 @@ def test_commands_answered_from_the_past_wait_alone(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(MemoryLog, "fetch", fetched)
     play.play(1)
     lanes = play.world.ask(play.controller, ListLanes(), lane=ADMIN_LANE).lanes
-    assert "a broker that is behind" in next(each.trouble for each in lanes if each.lane == "open")
+    assert "a broker that lags" in next(each.trouble for each in lanes if each.lane == "open")
     monkeypatch.undo()
     play.play(4, 1.0)
     assert play.world.reply(asked).state == play.one_shot(OTHER) == "COMMITTED"

@@ -87,7 +87,7 @@ class Member:
 
     def step(self, limit: int) -> Step | None:
         """What may be given out now, if anything."""
-        told = self.stream.settle(True)
+        told = self.stream.update_positions(True)
         if self.group is not None:
             for partition, offset in told.items():
                 place = TopicPartition(self.stream.topic, partition)
@@ -323,9 +323,9 @@ def test_a_position_is_never_told_below_where_reading_began(
     while member.stream.index.read_on():
         pass
     assert member.stream.index.order.watched == {0, 1}
-    assert member.stream.settle(False) == {}
+    assert member.stream.update_positions(False) == {}
     written.log.delete_records({TopicPartition(written.topic, 0): 5})
-    assert member.stream.settle(False) == {0: 5}
+    assert member.stream.update_positions(False) == {0: 5}
 
 
 def test_a_member_keeps_no_ends_of_what_others_have_read() -> None:

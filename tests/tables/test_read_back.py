@@ -16,7 +16,7 @@ from anabranch.client.session import Session
 from anabranch.client.transaction import Transaction
 from anabranch.client.writer import Writer
 from anabranch.controller import cleanup as moving
-from anabranch.core.decisions.cleanup import Lying, runs_to_move
+from anabranch.core.decisions.cleanup import PlacedRun, runs_to_move
 from anabranch.core.decisions.turn import Settings, Turn
 from anabranch.core.journal_index import Place
 from anabranch.errors import NotAuthorized, NotReady, TransactionAborted
@@ -230,7 +230,7 @@ def test_a_moved_copy_behind_a_later_write_is_not_the_newest(
 ) -> None:
     play = Play(world, "copies", "own")
 
-    def first_alone(turn: Turn, place: Place) -> list[Lying]:
+    def first_alone(turn: Turn, place: Place) -> list[PlacedRun]:
         found = runs_to_move(turn, place)
         return [x for x in found if x.txn_id == play.txn.txn_id][: not play.moved]
 

@@ -140,7 +140,7 @@ def _is_crowded(turn: Turn, place: Place, use: Use) -> bool:
 # -- moving runs ---------------------------------------------------------------------------------------
 
 
-class Lying(NamedTuple):
+class PlacedRun(NamedTuple):
     """A run, and its present place."""
 
     batch_base: int
@@ -157,7 +157,7 @@ class Copied(NamedTuple):
     pure: bool
 
 
-def runs_to_move(turn: Turn, place: Place) -> list[Lying]:
+def runs_to_move(turn: Turn, place: Place) -> list[PlacedRun]:
     """The next runs to copy to the end of a journal partition: about one chunk, in the order of their places.
 
     They are all runs before an offset at which a truncation frees more than `move_bytes` of unneeded data, and at
@@ -167,31 +167,31 @@ def runs_to_move(turn: Turn, place: Place) -> list[Lying]:
     read = turn.index.read.get(place)
     if read is None:
         return []
-    lying = sorted(_lying(turn, place))
+    placed = sorted(_placed(turn, place))
     end = low_water(turn, place, None)  # runs from there on prevent no deletion
     copied = 0
-    for i, one in enumerate((*lying, None)):
+    for i, one in enumerate((*placed, None)):
         offset = min(one.batch_base, end) if one is not None else end
-        freed = read.between(lying[0].batch_base, offset) - copied if lying else 0
+        freed = read.between(placed[0].batch_base, offset) - copied if placed else 0
         if freed > turn.settings.move_bytes and freed >= copied:
-            return _chunk(turn, lying[:i])
+            return _chunk(turn, placed[:i])
         if one is None or offset == end or one.txn_id in turn.memory.staging:
             return []
         copied += one.run.batch_size
     return []
 
 
-def _lying(turn: Turn, place: Place) -> Iterator[Lying]:
+def _placed(turn: Turn, place: Place) -> Iterator[PlacedRun]:
     for txn_id, stays in turn.index.uncommitted.stays.items():
         if place in stays and txn_id in turn.state.open:
             for run in turn.index.runs(txn_id, *place):
-                yield Lying(run.batch_base, run.at, txn_id, run)
+                yield PlacedRun(run.batch_base, run.at, txn_id, run)
 
 
-def _chunk(turn: Turn, lying: Sequence[Lying]) -> list[Lying]:
-    taken: list[Lying] = []
+def _chunk(turn: Turn, placed: Sequence[PlacedRun]) -> list[PlacedRun]:
+    taken: list[PlacedRun] = []
     size = 0
-    for one in lying[:MAX_MOVED]:
+    for one in placed[:MAX_MOVED]:
         taken.append(one)
         size += one.run.batch_size
         if size >= turn.settings.chunk_bytes:
@@ -199,9 +199,9 @@ def _chunk(turn: Turn, lying: Sequence[Lying]) -> list[Lying]:
     return taken
 
 
-def moved(turn: Turn, place: Place, lying: Sequence[Lying], copies: Sequence[Copied]) -> None:
+def moved(turn: Turn, place: Place, placed: Sequence[PlacedRun], copies: Sequence[Copied]) -> None:
     """Log the new places of these runs. Their copies are part of the same native transaction."""
-    pairs = sorted(zip(lying, copies, strict=True), key=lambda pair: pair[0].txn_id)
+    pairs = sorted(zip(placed, copies, strict=True), key=lambda pair: pair[0].txn_id)
     for txn_id, group in groupby(pairs, key=lambda pair: pair[0].txn_id):
         its = list(group)
         fresh = [_moved_run(one.run, copy) for one, copy in its]
@@ -234,10 +234,12 @@ def _forget_former(turn: Turn, txn_id: bytes, place: Place, again: set[tuple[int
             turn.put(k.moved_key(txn_id, stream, partition, at), left)
 
 
-def has_moved(turn: Turn, place: Place, lying: Sequence[Lying], copies: Sequence[Copied]) -> None:
+def has_moved(
+    turn: Turn, place: Place, placed: Sequence[PlacedRun], copies: Sequence[Copied]
+) -> None:
     """Update memory after the round that moved these runs."""
     index = turn.index
-    for txn_id in {one.txn_id for one in lying}:
+    for txn_id in {one.txn_id for one in placed}:
         low = min(run.batch_base for run in index.runs(txn_id, *place))
         index.uncommitted.moved(txn_id, place, low)
     index.copies.update((*place, copy.batch_base) for copy in copies)

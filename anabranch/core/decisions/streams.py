@@ -68,6 +68,8 @@ from anabranch.protocol.legal_names import STATE, base_stream, is_state, split_s
 from anabranch.protocol.partitioner import even_ranges
 from anabranch.protocol.schemas import records as r
 
+_MOST_NAMED = 250  # characters of a list in a refusal, so that what follows the list is not cut off
+
 
 def _move(
     turn: Turn, row: r.StreamRow, op: StreamOp, to: ReplyTo | None = None, **changes: Any
@@ -363,10 +365,8 @@ def _check_unread(turn: Turn, stream: str, despite: Collection[str]) -> None:
         them = ", ".join(text_of(processor_blocker(turn, row)) for row in held.values())
         how = " ".join(f"--despite {name}" for name in held)
         raise errors.IllegalState(
-            limits.cut(
-                f"{stream} is read by {them}: delete that first, or let it lose its input: `anabranch "
-            )
-            + limits.cut(f"stream delete {stream} {how}`")
+            f"{stream} is read by {limits.cut(them, _MOST_NAMED)}: delete that first, or let it lose its input: "
+            f"`anabranch stream delete {stream} {limits.cut(how, _MOST_NAMED)}`"
         )
 
 

@@ -131,5 +131,5 @@ def unknown_commit(stream: str, partition: int, offset: int) -> SnapshotExpired:
     return SnapshotExpired(
         f"{stream}, partition {partition}: the history does not tell segment and commit timestamp of offset "
         f"{offset}: it was cut, or the event was there before the stream; set option "
-        "failOnDataLoss=false to read such events with nulls there, or begin behind them"
+        "failOnDataLoss=false to read such events with nulls there, or begin after them"
     )
