@@ -11,7 +11,6 @@ from anabranch.cli.options import (
     StreamName,
     Yes,
     argument,
-    confirm,
     option,
     start_of,
 )
@@ -65,9 +64,9 @@ def reset(
 ) -> None:
     """Reset the position of a consumer group in a stream. A group with members is refused."""
     start = start_of(to, "--to")
-    connecting = options.client()  # wrong options are refused before the question
-    confirm(f"The group {group} will continue from {to} in {stream}.", yes=yes)
-    with connecting as client:
+    with options.client_after(
+        f"The group {group} will continue from {to} in {stream}.", yes=yes
+    ) as client:
         _show(client.reset_group(group, stream, start), as_json=options.json)
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 from anabranch.cli.errors import DRIVERS, CheckFailed, failure_of
-from anabranch.cli.options import App, ClusterOptions, Yes, argument, confirm, option, seconds_of
+from anabranch.cli.options import App, ClusterOptions, Yes, argument, option, seconds_of
 from anabranch.cli.output import print_result, show, show_failure
 from anabranch.errors import AskOutcomeError, InvalidArgument, RetryError
 from anabranch.presentation.rows import count_of, time_text, transaction_row
@@ -187,9 +187,7 @@ def adopt(
     their rows in the former database, then end them by force.
     """
     ledger = options.ledger()
-    connecting = options.client()
-    confirm("The ledger will belong only to this server.", yes=yes)
-    with connecting as client:
+    with options.client_after("The ledger will belong only to this server.", yes=yes) as client:
         left = ledger.adopt(client, keep=keep)
     rows = map(transaction_row, left)
     columns = ("txn_id", "scope", "owner", "name", "state")

@@ -176,6 +176,12 @@ class ClusterOptions(ConnectionOptions):
 
         return connected(self.target())
 
+    def client_after(self, warning: str, *, yes: bool) -> AbstractContextManager[Client]:
+        """The same, if the user agrees to ``warning``. Wrong options are refused before the question."""
+        target = self.target()
+        confirm(warning, yes=yes)
+        return connected(target)
+
     def losses(self) -> list[str]:
         """The features that don't work because brokers lack a call, in sentences."""
         return losses_of(self.target())

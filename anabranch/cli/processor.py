@@ -126,9 +126,9 @@ def release(
 
     Use it for a worker that hangs and can't be reached: it can't commit any more. Decided commits are merged.
     """
-    connecting = options.client()
-    confirm(f"The workers of these tasks of {processor} lose them.", yes=yes)
-    with connecting as client:
+    with options.client_after(
+        f"The workers of these tasks of {processor} lose them.", yes=yes
+    ) as client:
         ownership = client.take_tasks(processor, task or None)
         client.release_tasks(ownership)
     tasks = sorted(ownership.tasks)
@@ -156,13 +156,11 @@ def reset(
     twice; without --to its positions also stay.
     """
     start = None if to is None else start_of(to, "--to")
-    connecting = options.client()
     if to is None and not keep_state:
         raise InvalidArgument("give its start: --to begin, --to end or --to TIME")
     stores = "keeps its stores" if keep_state else "loses the contents of its stores"
     begins = f", and reads its inputs again from {to} on" if to else ""
-    confirm(f"{processor} {stores}{begins}.", yes=yes)
-    with connecting as client:
+    with options.client_after(f"{processor} {stores}{begins}.", yes=yes) as client:
         info = client.reset_processor(processor, start, keep_state=keep_state)
     _show_starts(info, as_json=options.json)
 
@@ -170,9 +168,7 @@ def reset(
 @app.command("delete")
 def delete(options: ClusterOptions, processor: Name, yes: Yes = False) -> None:
     """Delete a processor and its stores. Events that it has written stay."""
-    connecting = options.client()
-    confirm(f"{processor} and its stores will be deleted.", yes=yes)
-    with connecting as client:
+    with options.client_after(f"{processor} and its stores will be deleted.", yes=yes) as client:
         client.delete_processor(processor)
     print_result({"processor": processor}, f"{processor} is deleted", as_json=options.json)
 

@@ -248,9 +248,9 @@ def forget(options: OperatorOptions, stream: StreamName, yes: Yes = False) -> No
 
     The command is refused while an unfinished transaction writes to the stream.
     """
-    connecting = options.client()  # wrong options are refused before the question
-    confirm(f"The rest of {stream} and its topics will be deleted for good.", yes=yes)
-    with connecting as client:
+    with options.client_after(
+        f"The rest of {stream} and its topics will be deleted for good.", yes=yes
+    ) as client:
         client.forget_stream(stream)
     line = f"{stream} is forgotten: its name can be used again"
     print_result({"stream": stream, "state": FORGOTTEN}, line, as_json=options.json)
@@ -327,9 +327,9 @@ def truncate(
     moment = moment_of(until, "--until")
     if moment is None:
         raise InvalidArgument("--until can't be now: give a commit timestamp, or a time")
-    connecting = options.client()  # wrong options are refused before the question
-    confirm(f"All events of {stream} up to {until} will be deleted for good.", yes=yes)
-    with connecting as client:
+    with options.client_after(
+        f"All events of {stream} up to {until} will be deleted for good.", yes=yes
+    ) as client:
         client.truncate_stream(stream, moment)
     line = f"{stream} begins after {until}"
     print_result({"stream": stream, "until": until}, line, as_json=options.json)

@@ -343,7 +343,6 @@ def force(
     """
     if outcome not in (None, "commit", "abort"):
         raise InvalidArgument(f"--outcome {outcome!r} must be commit or abort")
-    connecting = options.client()  # wrong options are refused before the question
     if len(txn) != 2 * TXN_ID_SIZE:
         raise InvalidArgument("give all 32 digits of the id")
     txn_id = parse_txn_text(txn)
@@ -356,8 +355,7 @@ def force(
             f"Prepared transaction {txn_id.hex()} will end by {outcome}, whatever its coordinator decided. If a "
             "database decided otherwise, its rows and the events will differ."
         )
-    confirm(what, yes=yes)
-    with connecting as client:
+    with options.client_after(what, yes=yes) as client:
         client.force(
             txn_id,
             reason="forced by an operator",
