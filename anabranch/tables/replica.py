@@ -146,12 +146,16 @@ class ReadReplica:
         self._controller = controller
         self._timeout = settings.timeout
         self._history = from_us(max(settings.history_ms, LEAST_HISTORY_MS) * 1000)
+        indexes = indexed(settings.index, tuple(settings.tables))
         self._temporary = (
             tempfile.mkdtemp(prefix="anabranch-replica-") if settings.folder is None else None
         )
         place = Path(self._temporary or settings.folder or "", "rows")
-        indexes = indexed(settings.index, tuple(settings.tables))
-        self._store = Store(place, settings.cluster_id, indexes)
+        try:
+            self._store = Store(place, settings.cluster_id, indexes)
+        except BaseException:
+            self._remove_temporary()
+            raise
         self._follower = Follower(
             self._store, ports, settings.tables, settings.timeout, controller.base
         )
@@ -176,7 +180,12 @@ class ReadReplica:
         self._thread: threading.Thread | None = None
         if settings.threaded:
             self._thread = threading.Thread(target=self._run, name="replica", daemon=True)
-            self._thread.start()
+            try:
+                self._thread.start()
+            except BaseException:  # there are too many threads
+                self._thread = None
+                self.close()
+                raise
 
     def __enter__(self) -> Self:
         return self
@@ -202,6 +211,9 @@ class ReadReplica:
         with suppress(TableError):  # the rows are also in the log
             self._follower.save()
         self._store.close(self._failure)
+        self._remove_temporary()
+
+    def _remove_temporary(self) -> None:
         if self._temporary is not None:
             shutil.rmtree(self._temporary, ignore_errors=True)
 
