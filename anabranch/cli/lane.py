@@ -18,7 +18,7 @@ from anabranch.cli.options import (
 )
 from anabranch.cli.output import Column, Grid, Row, print_line, print_result, show
 from anabranch.errors import InvalidArgument
-from anabranch.presentation.rows import commands_row, count_of, time_text
+from anabranch.presentation.rows import count_of, time_text
 from anabranch.protocol.legal_names import OPEN_LANE
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ def list_commands(options: OperatorOptions) -> None:
     """Show each control partition's position in its commands, its quarantined commands, and its size."""
     with options.client() as client:
         found = client.commands()
-    rows = [commands_row(each) for each in found]
+    rows = [asdict(each) for each in found]
     quarantined = [
         {**one, "control_partition": row["control_partition"]}
         for row in rows

@@ -186,23 +186,30 @@ class Options:
         return f"these brokers take no {refused}, and {self.codec} is used from now on"
 
     def admin(self) -> dict[str, Any]:
-        return self._base()
+        """For an admin client, and part of the options of all others."""
+        return {
+            "bootstrap.servers": self.bootstrap,
+            "client.id": "anabranch",
+            "log.connection.close": False,
+            "logger": logger,
+            **for_librdkafka(self._common),
+        }
 
     def commands(self, max_bytes: int) -> dict[str, Any]:
         """For the producer of commands: the lowest delay."""
         return (
-            _SMALL_DEFAULTS | self._base() | _COMMANDS | {"message.max.bytes": _in_range(max_bytes)}
+            _SMALL_DEFAULTS | self.admin() | _COMMANDS | {"message.max.bytes": _in_range(max_bytes)}
         )
 
     def replies(self) -> dict[str, Any]:
-        return _SMALL_DEFAULTS | self._base() | _REPLIES
+        return _SMALL_DEFAULTS | self.admin() | _REPLIES
 
     def journal(self, max_bytes: int) -> dict[str, Any]:
         """For a writer's producer: big batches. ``max_bytes``: the topic's limit for a batch."""
         chosen = _merge(_BULK_DEFAULTS, self._producer)
         limit = _in_range(min(max_bytes, self.message_max_bytes))
         chosen["batch.size"] = min(int(chosen["batch.size"]), limit)
-        return self._base() | chosen | _BULK | {"message.max.bytes": limit}
+        return self.admin() | chosen | _BULK | {"message.max.bytes": limit}
 
     def column_batch_bytes(self, max_bytes: int) -> int:
         """The size of a writer's batches of columns, before compression. ``max_bytes``: the topic's limit."""
@@ -220,21 +227,12 @@ class Options:
     def reader(self, group: str, start: str) -> dict[str, Any]:
         """For a reader's member of its group, which fetches nothing."""
         own = {"group.id": check_text("a group's name", group), "auto.offset.reset": start}
-        return self._base() | self._consumer | _READER | own
+        return self.admin() | self._consumer | _READER | own
 
     @property
     def message_max_bytes(self) -> int:
         """The caller's own limit for a batch."""
         return int(self._common.get("message.max.bytes", _MAX_MESSAGE_BYTES))
-
-    def _base(self) -> dict[str, Any]:
-        return {
-            "bootstrap.servers": self.bootstrap,
-            "client.id": "anabranch",
-            "log.connection.close": False,
-            "logger": logger,
-            **for_librdkafka(self._common),
-        }
 
 
 def for_librdkafka(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from anabranch.protocol.ids import segment_epoch, segment_number
 if TYPE_CHECKING:
     from anabranch.protocol.schemas.records import ProcessorInfo
     from anabranch.reading.group_lag import ConsumerGroup, InputLag, Lag
-    from anabranch.types import CommandsInfo, OpenTransaction, StreamDescription, TransactionInfo
+    from anabranch.types import OpenTransaction, StreamDescription, TransactionInfo
 
 
 def count_of(count: int, noun: str) -> str:
@@ -172,11 +172,6 @@ def open_transaction_row(found: OpenTransaction) -> dict[str, Any]:
             for c in found.staged_merges
         ]
     return row
-
-
-def commands_row(found: CommandsInfo) -> dict[str, Any]:
-    """A control partition: how far its leader has read the commands, and which commands are quarantined."""
-    return asdict(found)
 
 
 def group_row(group: ConsumerGroup) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict
 from operator import itemgetter
 from typing import Any
 
@@ -13,7 +14,6 @@ from anabranch.client.client import Client
 from anabranch.errors import AnabranchError, NotAuthorized
 from anabranch.presentation.history import Follower, draw
 from anabranch.presentation.rows import (
-    commands_row,
     group_row,
     lag_text,
     open_transaction_row,
@@ -145,7 +145,7 @@ class Pages:
     def _parts(self) -> tuple[Listed[dict[str, Any]], str]:
         """A row for each control partition, or the reason why the lane may not see them."""
         try:
-            return self._client.commands(timeout=self._timeout).each(commands_row), ""
+            return self._client.commands(timeout=self._timeout).each(asdict), ""
         except NotAuthorized as error:
             return Listed(), str(error)
 
