@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -360,3 +361,25 @@ def test_code_that_can_t_be_compiled_ends_it(
     assert not asyncio.run(controller._prepared())
     assert isinstance(controller.failure, service.CompilationFailed)
     assert service._exit_code(controller.failure) == service.EXIT_ENVIRONMENT
+
+
+def test_the_watch_writes_the_status_file_and_no_leader(
+    controller: service.ControllerService, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    made: dict[str, Any] = {}
+    file = tmp_path / "status"
+
+    def leader(*_: object, **how: Any) -> SimpleNamespace:
+        made.update(how)
+        return SimpleNamespace(start=lambda: None, metrics=Metrics(), leading=False)
+
+    monkeypatch.setattr(service, "Leader", leader)
+    monkeypatch.setattr(signal, "raise_signal", lambda _: None)
+    monkeypatch.setattr(controller, "options", replace(controller.options, status_file=file))
+    controller._gained({0})
+    controller._said_at = time.monotonic() + 60  # it is not due by itself
+    made["on_change"]()
+    assert not file.exists()
+    controller.failure = ClockSkew("set the clock")  # ends the watch
+    asyncio.run(asyncio.wait_for(service.ControllerService._watch.fun(controller), 60))
+    assert file.exists()
