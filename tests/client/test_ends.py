@@ -231,13 +231,6 @@ def test_a_writer_left_by_an_exception_gives_no_receipt() -> None:
         writer.finish()
 
 
-def test_each_join_is_another_writer() -> None:
-    bench = Bench()
-    for _ in range(3):
-        bench.client.join(token_of()).finish()
-    assert len({command.receipt.writer for command in bench.bus.of(r.Register)}) == 3
-
-
 @pytest.mark.parametrize("token", [b"", b"short", b"\2" * 80, "text"])
 def test_a_bad_token(token: Any) -> None:
     with pytest.raises(errors.InvalidToken):

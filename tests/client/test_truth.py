@@ -137,30 +137,6 @@ def test_a_caller_hears_of_receipts_that_are_not_covered(world: World, timeout: 
         assert txn.commit(receipts=[true]).counts.committed == 1
 
 
-def test_who_wrote_and_did_not_finish_is_not_dropped(world: World) -> None:
-    """Though nothing of it was sent, or even registered."""
-    with world.client.begin("nyc") as txn, world.new_client() as other:
-        writer = other.join(txn.token())
-        writer.write(STREAM, b"v", key=b"k")
-        with pytest.raises(errors.WritersUnfinished):
-            txn.commit()
-        writer.finish()
-        assert txn.commit().counts.committed == 1
-
-
-def test_who_commits_by_token_is_not_told_of_another_ones_success(world: World) -> None:
-    with world.client.begin("nyc") as txn, world.new_client() as other:
-        receipts = []
-        for value in (b"mine", b"yours"):
-            with other.join(txn.token()) as writer:
-                writer.write(STREAM, value, key=b"k")
-            receipts.append(writer.finish())
-        other.commit(txn.token("commit"), receipts=receipts[:1])
-        with pytest.raises(errors.AlreadyCommitted, match="without writer"):
-            other.commit(txn.token("commit"), receipts=receipts[1:])
-        assert txn.commit().counts.left_out == 1
-
-
 def test_a_clean_leave_without_commit_is_told(caplog: pytest.LogCaptureFixture) -> None:
     bench = Bench()
     with bench.client.begin("nyc") as txn:
@@ -209,39 +185,6 @@ def test_an_abort_without_answer_is_sent_again() -> None:
     assert len(bench.bus.of(r.Abort)) > sent
     txn.abort()
     assert len(bench.bus.of(r.Abort)) == sent + 2
-
-
-def test_a_commit_in_doubt_stays_so_until_the_abort_is_answered() -> None:
-    bench = Bench(override(Commit=None, Resolve=None, Abort=None))
-    txn = bench.client.begin("nyc")
-    txn.token()
-    with pytest.raises(errors.OutcomeUnknown):
-        txn.commit(timeout=3)
-    with pytest.raises(errors.DeadlineExceeded):
-        txn.abort(timeout=3)
-    with pytest.raises(errors.IllegalState, match="unknown"):
-        txn.write(STREAM, b"v")
-    bench.bus.script = override()
-    assert txn.commit().counts.committed == 3
-
-
-@pytest.mark.parametrize(
-    ("code", "then"),
-    [("AlreadyCommitted", errors.AlreadyCommitted), ("OutcomeUnknown", errors.IllegalState)],
-)
-def test_an_abort_that_comes_too_late_does_not_call_it_aborted(
-    code: str, then: type[errors.AnabranchError]
-) -> None:
-    """Another process has committed the transaction, or is about to: this handle's commit gets that outcome."""
-    late = r.Refusal(code, "it is too late")
-    bench = Bench(override(Abort=late))
-    with bench.client.begin("nyc") as txn:
-        txn.token()
-        calls: tuple[Callable[[], object], ...] = (txn.abort, txn.flush, txn.abort)
-        for call in calls:
-            with pytest.raises(then if call == txn.flush else getattr(errors, code)):
-                call()
-        assert txn.commit().counts.committed == 3
 
 
 def test_ids_and_tokens_of_no_control_partition_here() -> None:

@@ -79,11 +79,6 @@ def test_many_open_the_transaction_on_the_way() -> None:
 
 BAD: list[tuple[Any, type[Exception]]] = [
     ((b"v", "text"), errors.InvalidArgument),
-    (("text", b"k"), errors.InvalidArgument),
-    ((b"v", bytearray(b"k")), errors.InvalidArgument),
-    ((bytearray(b"v"), b"k"), errors.InvalidArgument),
-    ((b"v", b"k", {"ab.txn": b""}), errors.InvalidArgument),
-    ((b"v", b"k", None, 0), errors.InvalidArgument),
     ((b"v", b"k", None, None, None), errors.InvalidArgument),
     ((), errors.InvalidArgument),
     (7, errors.InvalidArgument),
