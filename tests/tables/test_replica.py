@@ -38,7 +38,7 @@ from anabranch.tables.snapshot import TableSnapshot, bounds
 from anabranch.tables.store import Rows, Store
 from anabranch.topics.names import history_topic, journal_topic, stream_topic
 from tests.client.world import World
-from tests.tables.worlds import Truth, as_it_lies, operator, replica, visible
+from tests.tables.worlds import Truth, as_it_lies, operator, put, replica, visible
 
 TABLES = ("bank/one", "bank/two", "bank/idle")
 KEYS = [b"a", b"a\0", b"b", b"c\xff", b"d", None]
@@ -177,17 +177,11 @@ def test_snapshots(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     one = TABLES[0]
     truth = Truth(world, TABLES)
     with replica(world, truth, [one], tmp_path, history_ms=1000) as found:
-        with world.client.begin("bank") as txn:
-            for key in (b"a", b"b", b"b\xff", b"c"):
-                txn.write(one, b"1", key)
-            first = txn.commit().commit_timestamp
-        assert first is not None
+        first = put(world.client, one, b"1", b"a", b"b", b"b\xff", b"c")
         with found.snapshot() as then:
             for value in (b"2", None):
                 world.clock.sleep(5)
-                with world.client.begin("bank") as txn:
-                    txn.write(one, value, b"a")
-                    txn.commit()
+                put(world.client, one, value, b"a")
             with found.snapshot() as now:
                 for _ in range(4):
                     found.step(world.clock.now)
@@ -207,9 +201,7 @@ def test_snapshots(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         found._open.clear()
         for truth.oldest in (first, 0):  # of a transaction that is open elsewhere
             world.clock.sleep(5)
-            with world.client.begin("bank") as txn:
-                txn.write(one, b"3", b"d")
-                txn.commit()
+            put(world.client, one, b"3", b"d")
             with found.snapshot():
                 for _ in range(4):
                     found.step(world.clock.now)
@@ -236,9 +228,7 @@ def test_a_history_that_was_cut_loads_no_table(world: World, tmp_path: Path) -> 
     found.close()
     place = TopicPartition(history_topic(one), 0)
     for _ in range(3):
-        with world.client.begin("bank") as txn:
-            txn.write(one, b"1", b"a")
-            txn.commit()
+        put(world.client, one, b"1", b"a")
     log = world.cluster.log("retention")
     end = log.end_offsets([place], committed=True)[place]
     now, last = truth.safe([one], 0, 0.0)
@@ -287,9 +277,7 @@ def test_a_table_whose_events_are_deleted_says_so_until_it_is_mended(
 def test_a_stream_made_again_is_loaded_again(world: World, tmp_path: Path) -> None:
     truth = Truth(world, TABLES)
     one = TABLES[0]
-    with world.client.begin("bank") as txn:
-        txn.write(one, b"old", b"a")
-        txn.commit()
+    put(world.client, one, b"old", b"a")
     found = replica(world, truth, [one], tmp_path)
     found.snapshot().close()
     mark = found._store.marks[one]
@@ -309,9 +297,7 @@ def test_a_stream_made_again_is_loaded_again(world: World, tmp_path: Path) -> No
 
 def one_row(world: World) -> str:
     """The first table, with a row."""
-    with world.client.begin("bank") as txn:
-        txn.write(TABLES[0], b"1", b"a")
-        txn.commit()
+    put(world.client, TABLES[0], b"1", b"a")
     return TABLES[0]
 
 
@@ -364,9 +350,7 @@ def test_bounds(given: tuple[bytes | None, ...], wanted: object) -> None:
 def go_on(world: World, found: ReadReplica, table: str, seconds: float) -> None:
     """Some time passes, a row is written, and the replica follows and may sweep."""
     world.clock.sleep(seconds)
-    with world.client.begin("bank") as txn:
-        txn.write(table, b"2", b"k")
-        txn.commit()
+    put(world.client, table, b"2", b"k")
     found.snapshot(timeout=60).close()
     found.step(world.clock.now)
 
@@ -436,9 +420,7 @@ def test_a_replica_whose_disk_fails_says_so_and_frees_its_folder(
     with replica(world, truth, [one], tmp_path) as found:
         found.snapshot().close()
         found._store._db = FullDisk(found._store._db)
-        with world.client.begin("bank") as txn:
-            txn.write(one, b"2", b"b")
-            txn.commit()
+        put(world.client, one, b"2", b"b")
         with pytest.raises(TableError, match="make room"):
             found.snapshot()
     with replica(world, truth, [one], tmp_path) as found, found.snapshot() as view:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext, suppress
-from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from threading import Thread
@@ -47,12 +46,11 @@ from anabranch.ports import RawBatch, TopicPartition
 from anabranch.protocol.limits import Room
 from anabranch.protocol.schemas import records as r
 from anabranch.protocol.schemas.codec import decode
-from anabranch.reading.iteration import Readers
 from anabranch.tables.indexes import Indexed
 from anabranch.tables.snapshot import TableSnapshot
 from anabranch.topics.names import history_topic, journal_topic
 from tests.client.world import World
-from tests.tables.worlds import operator, reader_ports
+from tests.tables.worlds import let_read, operator, reader_ports
 
 A, B = TABLES = ("bank/a", "bank/b")
 
@@ -66,9 +64,7 @@ class Bank(World):
             self.client.create_table(table, 2)
         self.blind = self.new_client(one_shot_bytes=1 << 20)
         self.by_journal = self.new_client(one_shot_bytes=0)
-        self.client._shared.ports = replace(
-            self.client._shared.ports, readers=Readers(reader_ports(self), 10.0)
-        )
+        let_read(self.client, reader_ports(self))
         self.rows: Replica = self.client.replica(*TABLES, threads=False)
         self.sent = 0
         shot = self.rows._shared.session.locked_shot
@@ -759,9 +755,7 @@ def test_others_can_join_what_a_client_begins_that_was_idle(
     """Other replicas have swept what an old snapshot needs, because the transaction was not open."""
     table = "bank/short"
     bank.client.create_table(table, settings={"table.history.ms": 1500})
-    bank.blind._shared.ports = replace(
-        bank.blind._shared.ports, readers=Readers(reader_ports(bank), 10.0)
-    )
+    let_read(bank.blind, reader_ports(bank))
     with bank.client.replica(table, threads=False) as rows:
         with bank.blind.replica(table, threads=False) as others:
             bank.put(bank.blind, table, other="0")
