@@ -154,7 +154,7 @@ def test_an_empty_batch_is_refused() -> None:
 
 
 @given(records(), st.integers(0, 600))
-def test_adding_stops_at_a_limit_and_goes_on_behind_it(made: list[Record], limit: int) -> None:
+def test_adding_stops_at_a_limit_and_resumes_after_it(made: list[Record], limit: int) -> None:
     rows = iter([(r.key, r.value, r.headers, r.timestamp_ms) for r in made])
     taken: list[Record] = []
     while True:

@@ -141,7 +141,7 @@ def test_what_the_decoder_refuses_is_one_bad_run(case: str) -> None:
     assert check_pure(data) is None
 
 
-def test_a_header_that_is_none_is_one_bad_run() -> None:
+def test_a_malformed_header_is_one_bad_run() -> None:
     assert scan_batch(RawBatch(5, 9, memoryview(b"junk"))) == [
         Run(Kind.MALFORMED, 0, 3, 4, 0, b"", -1, -1, 0, 0, False)
     ]
@@ -202,7 +202,7 @@ OF_STREAMS: dict[str, tuple[Room, Any, Kind, Kind]] = {
 
 
 @pytest.mark.parametrize("case", OF_STREAMS)
-def test_records_that_a_stream_does_not_take_are_told_apart(
+def test_records_that_a_stream_does_not_take_have_their_kind(
     case: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each in the middle of others, of a writer or of none, which stay."""
@@ -238,7 +238,7 @@ BAD_HEADERS = {
 
 
 @pytest.mark.parametrize("case", BAD_HEADERS)
-def test_bad_headers_are_told_apart(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bad_headers_have_their_kind(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     headers, kind = BAD_HEADERS[case]
     made = [
         Record(0, 0, b"k", b"v", IN_A),
@@ -362,7 +362,7 @@ def test_what_is_pure_and_what_is_not() -> None:
 
 
 @pytest.mark.parametrize("at", range(28))
-def test_every_byte_of_the_header_tells_writers_apart(at: int) -> None:
+def test_every_byte_of_the_header_distinguishes_writers(at: int) -> None:
     other = A[:at] + bytes((A[at] ^ 1,)) + A[at + 1 :]
     made = [Record(0, 0, b"k", b"v", IN_A), Record(1, 0, b"k", b"v", ((TXN_HEADER, other),))]
     assert check_pure(encode_batch(made)) is None

@@ -216,7 +216,7 @@ def test_reading_ahead_gives_the_same_batches(cluster: MemoryCluster) -> None:
         readers.close()
 
 
-def test_what_was_read_ahead_in_vain_does_no_harm(cluster: MemoryCluster) -> None:
+def test_an_empty_read_ahead_does_no_harm(cluster: MemoryCluster) -> None:
     write(cluster, 1)
     write(cluster, 2)
     log = cluster.log("reader")
@@ -244,7 +244,7 @@ def test_a_long_run_of_a_mixed_batch_is_taken_apart(cluster: MemoryCluster) -> N
 
 
 @pytest.mark.parametrize("step", [1, 2, 9, 40])
-def test_reading_ahead_of_where_nobody_goes(
+def test_leaps_beyond_the_read_ahead_read_the_right_batches(
     cluster: MemoryCluster, monkeypatch: pytest.MonkeyPatch, step: int
 ) -> None:
     """Fetches of a few batches each, and leaps beyond the read-ahead."""
@@ -258,7 +258,7 @@ def test_reading_ahead_of_where_nobody_goes(
     readers.close()
 
 
-def test_an_error_while_reading_ahead_is_nobodys(
+def test_an_error_while_reading_ahead_is_ignored(
     cluster: MemoryCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("anabranch.batches.journal_refetch.FETCH_BYTES", 1)

@@ -18,7 +18,7 @@ from tests.client.bench import Bench, override
 # -- heartbeats -----------------------------------------------------------------------------------------
 
 
-def test_an_open_handle_beats_and_hears_its_end() -> None:
+def test_an_open_handle_sends_heartbeats_and_learns_its_end() -> None:
     bench = Bench(override(Heartbeat=None))
     txn = bench.client.begin("nyc", keepalive=30)
     heart = bench.client.heart
@@ -147,3 +147,12 @@ def test_a_call_ends_when_another_thread_closes_the_client() -> None:
         bench.client.describe(STREAM)
     assert bench.clock.now - before < 3
     assert len(bench.bus.sent) == 1
+
+
+def test_a_client_remembers_a_limited_number_of_layouts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("anabranch.client.shared._MOST_NAMES", 10)
+    shared = Bench().client._shared
+    for n in range(25):
+        shared.learn(f"nyc/s{n}", None)
+        assert f"nyc/s{n}" in shared.streams
+    assert len(shared.streams) <= 10

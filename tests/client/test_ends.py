@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -79,8 +80,14 @@ def test_a_failed_write_poisons_for_ever() -> None:
         with pytest.raises(errors.WriteFailed):
             txn.flush()
         bench.journals.made[0].fails = False
-        for call in (txn.flush, txn.commit, lambda: txn.write(STREAM, b"v")):
-            with pytest.raises(errors.WriteFailed):
+        calls: list[Callable[[], object]] = [
+            txn.flush,
+            txn.commit,
+            lambda: txn.write(STREAM, b"v"),
+            lambda: txn.write_many(STREAM, [(b"v",)]),
+        ]
+        for call in calls:
+            with pytest.raises(errors.WriteFailed, match="not acknowledged"):
                 call()
         txn.commit()
     assert bench.bus.of(r.Commit) == []
@@ -160,7 +167,7 @@ def test_leaving_in_doubt_does_not_abort() -> None:
     assert bench.bus.of(r.Abort) == []
 
 
-def test_a_one_shot_in_doubt_is_settled_by_abort() -> None:
+def test_abort_finds_the_outcome_of_a_one_shot_in_doubt() -> None:
     bench = Bench(override(OneShot=None, Resolve=None))
     txn = bench.client.begin("nyc")
     txn.write(STREAM, b"v")
@@ -182,7 +189,7 @@ def test_a_commit_elsewhere_without_own_writes_is_no_success() -> None:
     assert txn.result is None
 
 
-def test_the_controller_aborts_it() -> None:
+def test_a_commit_that_the_controller_aborted_sends_no_abort() -> None:
     bench = Bench(override(Commit=refusal("TransactionAborted", "stale")))
     with pytest.raises(errors.TransactionAborted, match="stale"), bench.client.begin("nyc") as txn:
         txn.token()

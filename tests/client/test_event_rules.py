@@ -186,7 +186,7 @@ def test_an_opened_transaction_judges_rows_that_were_buffered() -> None:
     assert bench.written() == []
 
 
-def test_of_a_batch_with_one_bad_row_none_is_written() -> None:
+def test_a_batch_with_one_bad_row_writes_no_row() -> None:
     bench = Bench(override(**A_TABLE), limit=LIMIT)
     txn = handle_of(bench, opened=True)
     rows = pa.table({"value": [b"v"] * 3, "key": pa.array([b"a", b"b", None], pa.binary())})

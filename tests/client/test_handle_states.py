@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from anabranch import errors
@@ -94,7 +95,7 @@ _open_still = outcome(state="OPEN")
 
 
 @pytest.mark.parametrize(("state", "answer", "after"), rows(COMMITS))
-def test_what_an_answer_to_a_commit_makes_of_it(
+def test_the_state_after_an_answer_to_a_commit(
     state: HandleState, answer: Any, after: HandleState
 ) -> None:
     bench, txn = answered(state, "Commit", answer)
@@ -105,7 +106,7 @@ def test_what_an_answer_to_a_commit_makes_of_it(
 
 
 @pytest.mark.parametrize(("state", "answer", "after"), rows(ABORTS))
-def test_what_an_answer_to_an_abort_makes_of_it(
+def test_the_state_after_an_answer_to_an_abort(
     state: HandleState, answer: Any, after: HandleState
 ) -> None:
     _, txn = answered(state, "Abort", answer)
@@ -124,13 +125,14 @@ def test_what_an_answer_to_an_abort_makes_of_it(
         ("over", errors.TransactionAborted),
     ],
 )
-def test_whether_more_can_be_written(
+def test_the_error_of_a_write_in_each_state(
     state: HandleState, error: type[errors.AnabranchError] | None
 ) -> None:
     _, txn = brought(state)
     calls: list[Callable[[], object]] = [
         lambda: txn.write(STREAM, b"w"),
         lambda: txn.write_many(STREAM, [(b"w",)]),
+        lambda: txn.write_batch(STREAM, pa.table({"value": [b"w"]})),
         txn.flush,
     ]
     for call in calls if error is not None else ():

@@ -175,7 +175,7 @@ def journal(clock: ManualClock, brokers: Brokers, taken: float = 1e9) -> KafkaJo
     return made
 
 
-def test_what_nobody_takes_is_asked_for_about_once_a_second() -> None:
+def test_the_topic_of_unacknowledged_records_is_asked_for_once_a_second() -> None:
     clock = ManualClock()
     brokers = Brokers(clock, errors.NotReady("nobody there"), True, True, False)
     with pytest.raises(JournalMissing, match=TOPIC):
@@ -195,7 +195,7 @@ def test_at_the_deadline_it_is_missing_or_the_writer_has_failed() -> None:
         made.flush({}, clock.now + 3.5)
 
 
-def test_what_was_stored_before_the_topic_went_is_asked_for_too() -> None:
+def test_the_topic_of_acknowledged_records_is_asked_for_too() -> None:
     clock = ManualClock()
     with pytest.raises(JournalMissing):
         journal(clock, Brokers(clock, False), taken=0.0).flush(

@@ -149,7 +149,7 @@ def test_a_broker_that_shows_fewer_control_partitions_is_asked_again() -> None:
     assert clock.now - began < 3
 
 
-def test_who_lists_all_hears_of_new_control_partitions() -> None:
+def test_a_call_to_all_control_partitions_finds_new_ones() -> None:
     """And believes no broker that shows fewer than there were."""
     clock = ManualClock()
     bus = bus_of(Growing(2, 1), clock)
@@ -160,7 +160,7 @@ def test_who_lists_all_hears_of_new_control_partitions() -> None:
     assert bus.control_partitions(clock.now + 30) == 2
 
 
-def test_who_lists_all_goes_on_when_a_broker_has_just_started() -> None:
+def test_a_broker_that_shows_no_topics_changes_no_count() -> None:
     """It shows no topics; without them an operator has to add the lane."""
     clock = ManualClock()
     nothing = SimpleNamespace(partition_counts=lambda *_: {}, topics=lambda _: [])
@@ -169,7 +169,7 @@ def test_who_lists_all_goes_on_when_a_broker_has_just_started() -> None:
     assert bus.control_partitions(clock.now + 30) == 1
 
 
-def test_who_lists_all_goes_on_when_brokers_do_not_answer() -> None:
+def test_silent_brokers_change_no_count() -> None:
     """The controllers may; a call that must know of more fails."""
 
     def silent(topics: Iterable[str], deadline: float, *_: Any) -> dict[str, int]:

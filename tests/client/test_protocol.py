@@ -64,7 +64,7 @@ def test_a_late_answer_to_the_first_try_counts() -> None:
     assert len(bus.sent) == 2
 
 
-def test_a_scope_that_its_partition_does_not_know_is_told_to_it_again() -> None:
+def test_a_scope_that_its_partition_does_not_know_is_created_again() -> None:
     """Retention took what the directory had said; the directory repeats it at each creation."""
     unknown = refusal("UnknownScope")
     found = r.ScopeInfo("nyc", 3)
@@ -162,7 +162,7 @@ def test_a_refusal_of_one_copy_does_not_speak_for_the_other(refused: Any, copies
     assert (len(bus.sent), said in str(caught.value)) == (1 + copies, copies == 2)
 
 
-def test_who_comes_while_it_is_committed_is_told_of_which_transaction() -> None:
+def test_outcome_unknown_names_the_transaction_and_its_token() -> None:
     session, _, clock = session_of(lambda command: refusal("OutcomeUnknown"))
     token = token_of()
     for ask in (
@@ -174,7 +174,7 @@ def test_who_comes_while_it_is_committed_is_told_of_which_transaction() -> None:
         assert (caught.value.txn_id, caught.value.token) == (peek(token).txn_id, token)
 
 
-def test_a_refusal_unknown_here_is_to_be_fixed() -> None:
+def test_an_unknown_refusal_is_a_fix_call_error() -> None:
     session, _, clock = session_of(lambda command: refusal("FromTheFuture"))
     with pytest.raises(errors.FixCallError, match="FromTheFuture: what to do"):
         session.touch(token_of(), STREAM, 1, clock.now + 10)
@@ -270,7 +270,7 @@ def rules(commits: list[Any], resolves: list[Any]) -> Any:
 
 @pytest.mark.parametrize("case", SETTLED)
 @pytest.mark.parametrize("kind", ["commit", "one-shot"])
-def test_an_uncertain_commit_is_settled(case: str, kind: str) -> None:
+def test_the_outcome_of_an_uncertain_commit_is_found(case: str, kind: str) -> None:
     commits, resolves, expected = SETTLED[case]
     if isinstance(expected, tuple):  # of a commit, and of a one-shot
         expected = expected[kind == "one-shot"]

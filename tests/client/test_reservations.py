@@ -24,7 +24,7 @@ def values(world: World) -> list[bytes]:
     return sorted(event.value or b"" for event in world.events(STREAM))
 
 
-def test_it_is_a_plain_value(world: World) -> None:
+def test_a_reservation_is_a_plain_value(world: World) -> None:
     reservation = world.client.reserve("nyc", name="daily", keepalive=2.5)
     assert (reservation.scope, reservation.name) == ("nyc", "daily")
     assert reservation.keepalive_ms == 2500
@@ -50,7 +50,7 @@ def test_it_is_a_plain_value(world: World) -> None:
         ("nyc", None, 0.5, errors.InvalidArgument),
     ],
 )
-def test_what_can_not_be_reserved(
+def test_invalid_reservations_are_refused(
     world: World, scope: str, name: str | None, keepalive: float, error: type[Exception]
 ) -> None:
     with pytest.raises(error):
@@ -125,10 +125,9 @@ def test_a_joined_writer_keeps_it_alive_if_asked(world: World) -> None:
 # -- over ----------------------------------------------------------------------------------------------
 
 
-def test_who_joins_when_it_is_aborted_writes_nothing(world: World) -> None:
+def test_a_writer_that_joins_an_aborted_transaction_writes_nothing(world: World) -> None:
     reservation = world.client.reserve("nyc")
-    with world.client.join(reservation) as writer:
-        writer.write(STREAM, b"v", key=b"k")
+    world.part(reservation, b"v")
     world.client.abort(reservation, "changed my mind")
     world.client.abort(reservation)
     late = world.client.join(reservation)
@@ -140,10 +139,9 @@ def test_who_joins_when_it_is_aborted_writes_nothing(world: World) -> None:
     assert values(world) == []
 
 
-def test_who_joins_when_it_is_committed_writes_nothing(world: World) -> None:
+def test_a_writer_that_joins_a_committed_transaction_writes_nothing(world: World) -> None:
     reservation = world.client.reserve("nyc")
-    with world.client.join(reservation) as writer:
-        writer.write(STREAM, b"v", key=b"k")
+    world.part(reservation, b"v")
     result = world.client.commit(reservation, name="claimed")
     late = world.client.join(reservation)
     for call in (lambda: late.write(STREAM, b"late", key=b"k"), late.finish):
@@ -225,12 +223,7 @@ def test_no_controller_then_one(world: World) -> None:
 def batch(world: World, number: int, *values: bytes) -> tuple[Reservation, list[bytes]]:
     """Write a batch; its reservation and receipts."""
     reservation = world.client.reserve("nyc")
-    receipts = []
-    for value in values:
-        with world.client.join(reservation) as writer:
-            writer.write(STREAM, value, key=value)
-        receipts.append(writer.finish().to_bytes())
-    return reservation, receipts
+    return reservation, [world.part(reservation, value).to_bytes() for value in values]
 
 
 def test_a_numbered_batch_is_committed_once(world: World) -> None:
@@ -277,7 +270,7 @@ def test_a_transaction_commits_as_a_number(world: World) -> None:
 @pytest.mark.parametrize(
     ("name", "number"), [(None, 0), ("s", -1), ("s", 1 << 63)], ids=["no name", "low", "high"]
 )
-def test_numbers_that_are_none(world: World, name: str | None, number: int) -> None:
+def test_invalid_numbers_are_refused(world: World, name: str | None, number: int) -> None:
     reservation = world.client.reserve("nyc")
     with pytest.raises(errors.InvalidArgument):
         world.client.commit(reservation, name=name, number=number)

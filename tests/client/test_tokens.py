@@ -116,8 +116,7 @@ def test_each_gets_what_it_needs() -> None:
     with world.client.begin("nyc") as txn:
         write, commit = txn.token(), txn.token("commit", expires=60)
         abort = anabranch.narrow(txn.token(("abort", "write")), rights="abort")
-        with other.join(write) as writer:
-            writer.write(STREAM, b"v", key=b"k")
+        world.part(write, b"v")
         with pytest.raises(errors.NotAuthorized):
             other.commit(write)
         with pytest.raises(errors.NotAuthorized):

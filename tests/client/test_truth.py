@@ -65,7 +65,7 @@ def test_abort_that_returns_after_an_interrupt_means_never(
 
 
 @pytest.mark.parametrize("kind", ["one-shot", "commit", "begin"])
-def test_leaving_by_an_interrupt_settles_it(
+def test_leaving_by_an_interrupt_ends_the_transaction(
     world: World, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with pytest.raises(KeyboardInterrupt), world.client.begin("nyc") as txn:
@@ -96,7 +96,7 @@ def test_an_unanswered_begin_leaves_no_ghost(world: World) -> None:
     assert world.client.state(txn.txn_id).state == "ABORTED"
 
 
-def test_a_refused_one_shot_whose_copy_is_carried_out_is_committed(
+def test_a_refused_one_shot_whose_copy_commits_is_committed(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its stream is created between the two: the first copy is refused, the second is not."""
@@ -123,11 +123,11 @@ def test_a_refused_one_shot_whose_copy_is_carried_out_is_committed(
 
 
 @pytest.mark.parametrize("timeout", [1, 4, 15])
-def test_a_caller_hears_of_receipts_that_are_not_covered(world: World, timeout: float) -> None:
+def test_receipts_that_are_not_covered_raise_within_the_timeout(
+    world: World, timeout: float
+) -> None:
     with world.client.begin("nyc", keepalive=300) as txn:
-        with world.new_client() as other, other.join(txn.token()) as writer:
-            writer.write(STREAM, b"v", key=b"k")
-        true = writer.finish()
+        true = world.part(txn.token(), b"v")
         (extent,) = true.record.extents
         beyond = replace(true.record, sequence=9, extents=(replace(extent, end=extent.end + 5),))
         started = world.clock.now
@@ -137,7 +137,7 @@ def test_a_caller_hears_of_receipts_that_are_not_covered(world: World, timeout: 
         assert txn.commit(receipts=[true]).counts.committed == 1
 
 
-def test_a_clean_leave_without_commit_is_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_leaving_without_commit_logs_the_dropped_events(caplog: pytest.LogCaptureFixture) -> None:
     bench = Bench()
     with bench.client.begin("nyc") as txn:
         txn.write(STREAM, b"1")
@@ -155,7 +155,7 @@ def test_a_clean_leave_without_commit_is_told(caplog: pytest.LogCaptureFixture) 
 
 @pytest.mark.parametrize("how", ["handle", "token"])
 @pytest.mark.parametrize("named", [False, True])
-def test_what_is_left_out_unnamed_is_told(
+def test_events_left_out_without_receipts_are_logged(
     caplog: pytest.LogCaptureFixture, how: str, named: bool
 ) -> None:
     def script(command: Any) -> Any:

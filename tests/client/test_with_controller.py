@@ -99,11 +99,7 @@ def test_writers_in_several_processes(world: World) -> None:
 
 def test_a_second_commit_by_reservation_is_judged_by_its_receipts(world: World) -> None:
     reservation = world.client.reserve("nyc")
-    receipts = []
-    for value in (b"one", b"two"):
-        writer = world.client.join(reservation)
-        writer.write(STREAM, value, key=b"k")
-        receipts.append(writer.finish())
+    receipts = [world.part(reservation, value) for value in (b"one", b"two")]
     first = world.client.commit(reservation, receipts=receipts[:1])
     assert world.client.commit(reservation, receipts=receipts[:1]) == first
     with pytest.raises(errors.AlreadyCommitted, match="without writer"):
@@ -149,7 +145,7 @@ def test_a_handle_that_could_not_bring_all_events_to_the_journal_brings_none(
 
 
 @pytest.mark.parametrize("who", ["interrupted", "another one"])
-def test_a_commit_that_a_heartbeat_told_of_first_has_its_result(world: World, who: str) -> None:
+def test_a_commit_that_a_heartbeat_reported_first_has_its_result(world: World, who: str) -> None:
     txn = world.client.begin("nyc")
     token = txn.token("all")
     if who == "interrupted":
@@ -177,11 +173,7 @@ def test_all_writers_are_shown_though_answers_have_some(
     """Also to a commit, which looks whether what its own handle wrote was taken."""
     monkeypatch.setattr(limits, "WRITERS_LISTED", limits.WRITERS_LISTED._replace(value=2))
     txn = world.client.begin("nyc")
-    receipts = []
-    for number in range(6):
-        with world.client.join(txn.token()) as writer:
-            writer.write(STREAM, b"%d" % number)
-            receipts.append(writer.finish())
+    receipts = [world.part(txn.token(), b"%d" % number) for number in range(6)]
     assert txn.txn_id is not None
     expected = {receipt.writer for receipt in receipts}
     assert {one.writer for one in world.client.state(txn.txn_id).writers} == expected
@@ -209,7 +201,7 @@ def test_an_unfinished_writer_is_an_error_until_it_finishes(world: World, flushe
         assert txn.commit().counts.committed == 1
 
 
-def test_who_commits_what_the_beginner_wrote_is_told_what_to_do(world: World) -> None:
+def test_committing_what_the_beginner_wrote_says_what_to_do(world: World) -> None:
     with world.client.begin("nyc") as txn:
         txn.write(STREAM, b"v", key=b"k")
         token = txn.token("commit")
@@ -293,9 +285,7 @@ def test_a_failed_write_gives_no_receipt(world: World) -> None:
         world.fault = None
         with pytest.raises(errors.WriteFailed):
             writer.finish()
-        again = world.client.join(txn.token())
-        again.write(STREAM, b"v", key=b"k")
-        result = txn.commit(receipts=[again.finish()])
+        result = txn.commit(receipts=[world.part(txn.token(), b"v")])
     assert (result.counts.committed, result.counts.left_out) == (1, 1)
     assert values(world) == {b"v": 1}
 
@@ -377,7 +367,7 @@ def test_answers_that_another_client_has_sent_under_our_ids_are_not_believed(wor
     assert (result.txn_id, result.counts.committed) == (peek(token).txn_id, 1)
 
 
-def test_whoever_knows_but_what_is_public_gets_nothing(world: World) -> None:
+def test_public_knowledge_of_a_transaction_grants_nothing(world: World) -> None:
     victim = world.client.begin("nyc", name="daily")
     token = victim.token("all")
     victim.write(STREAM, b"mine", key=b"k")

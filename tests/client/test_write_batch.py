@@ -141,7 +141,7 @@ def test_types_that_are_taken(name: str, array: pa.Array, written: list[Any]) ->
     assert [one[:-1] if name == "headers" else one for one in found] == written
 
 
-def test_what_lies_under_a_null_does_not_matter() -> None:
+def test_values_under_a_null_are_ignored() -> None:
     """Arrow allows anything there."""
     text = pa.StringArray.from_buffers(
         2,
@@ -207,7 +207,7 @@ REFUSED: list[tuple[Any, str]] = [
 
 @pytest.mark.parametrize(("batch", "message"), REFUSED)
 @pytest.mark.parametrize("joined", [False, True])
-def test_what_is_refused_leaves_the_handle_as_it_was(
+def test_a_refused_batch_leaves_the_handle_as_it_was(
     batch: Any, message: str, joined: bool
 ) -> None:
     bench = Bench()
@@ -221,7 +221,7 @@ def test_what_is_refused_leaves_the_handle_as_it_was(
 
 
 @pytest.mark.parametrize("rows", [0, 1])
-def test_types_of_a_table_without_rows_are_looked_at(rows: int) -> None:
+def test_types_of_a_table_without_rows_are_checked(rows: int) -> None:
     with pytest.raises(errors.InvalidArgument, match="int64"):
         Bench().client.join(token_of()).write_batch(STREAM, pa.table({"value": [1]}).slice(0, rows))
 
@@ -277,16 +277,3 @@ def test_a_failure_in_the_middle_ends_the_handle(
         with pytest.raises(errors.WriteFailed, match=r"write_batch was left|not acknowledged"):
             call()
     assert not bench.bus.of(r.Commit) + bench.bus.of(r.Register)
-
-
-def test_a_handle_that_is_over_takes_nothing() -> None:
-    bench = Bench()
-    txn = bench.client.begin("nyc")
-    txn.token()
-    txn.abort()
-    with pytest.raises(errors.TransactionAborted):
-        txn.write_batch(STREAM, MANY)
-    writer = bench.client.join(token_of())
-    writer.finish()
-    with pytest.raises(errors.IllegalState):
-        writer.write_batch(STREAM, MANY)

@@ -172,14 +172,3 @@ def test_a_handle_that_is_over_takes_nothing() -> None:
         txn.write_many(STREAM, EVENTS)
     with pytest.raises(errors.CrossScope):
         bench.client.begin("nyc").write_many("sea/flights", EVENTS)
-
-
-def test_a_failure_of_the_journal_stays() -> None:
-    bench = Bench()
-    writer = bench.client.join(token_of())
-    writer.write_many(STREAM, EVENTS)
-    bench.journals.made[0].fails = True
-    with pytest.raises(errors.WriteFailed, match="not acknowledged"):
-        writer.finish()
-    with pytest.raises(errors.WriteFailed, match="not acknowledged"):
-        writer.write_many(STREAM, EVENTS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -13,7 +14,7 @@ from anabranch.protocol.ids import TXN_HEADER, unpack_txn_header
 from anabranch.protocol.partitioner import position_of, record_checksum
 from anabranch.protocol.schemas import records as r
 from anabranch.types import Receipt
-from tests.client.answers import STREAM, obliging, refusal, token_of
+from tests.client.answers import STREAM, obliging, refusal, stream_info, token_of
 from tests.client.bench import Bench, override
 from tests.client.doubles import HYBRID_TIME
 
@@ -278,3 +279,44 @@ def test_receipts_of_another_transaction_are_refused_here() -> None:
             txn.commit(receipts=foreign)  # type: ignore[arg-type]
         with pytest.raises(errors.InvalidArgument):
             txn.commit(receipts=[b"\1\41nonsense"])
+
+
+# -- layouts of streams -------------------------------------------------------------------------------
+
+LAYOUTS = [r.StreamList((stream_info(STREAM, count),)) for count in (1, 8)]
+NOWHERE = r.Touched(STREAM, 0, ())
+NOTHING = r.StreamList((replace(stream_info(STREAM, 1), segments=()),))
+
+
+@pytest.mark.parametrize("key", [None, b"k"])
+def test_a_write_into_a_stream_without_segments_is_refused(key: bytes | None) -> None:
+    bench = Bench(override(Touch=NOWHERE))
+    txn = bench.client.begin("nyc")
+    txn.token()
+    with pytest.raises(errors.MalformedRecord, match=f"no segments of {STREAM}"):
+        txn.write(STREAM, b"v", key=key)
+    txn._discard()
+
+
+def test_a_one_shot_without_keys_into_a_stream_without_segments_is_refused() -> None:
+    bench = Bench(override(DescribeStreams=NOTHING))
+    txn = bench.client.begin("nyc")
+    txn.write(STREAM, b"v")
+    with pytest.raises(errors.MalformedRecord, match=f"no segments of {STREAM}"):
+        txn.commit()
+    assert not bench.bus.of(r.OneShot)
+    txn._discard()
+
+
+def test_events_without_a_key_follow_a_scaling_of_others() -> None:
+    bench = Bench(override(DescribeStreams=list(LAYOUTS)))
+    seen = []
+    for pause in (0.0, 1.0, 60.0):
+        bench.clock.now += pause
+        for _ in range(40):
+            with bench.client.begin("nyc") as txn:
+                txn.write(STREAM, b"v")
+                txn.commit()
+        shots = bench.bus.of(r.OneShot)[-40:]
+        seen.append({event.segment_id for shot in shots for event in shot.events})
+    assert [len(ids) > 1 for ids in seen] == [False, False, True]

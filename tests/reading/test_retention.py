@@ -145,7 +145,9 @@ def test_a_history_that_is_cut_at_idle_epochs_loses_nothing() -> None:
 
 
 @pytest.mark.parametrize("unread", [False, True])
-def test_a_reader_of_all_transactions_tells_a_deleted_marker_from_a_record(unread: bool) -> None:
+def test_a_reader_of_all_transactions_distinguishes_a_deleted_marker_from_a_record(
+    unread: bool,
+) -> None:
     world, stream, member = World(), "nyc/a", Member()
     world.client.create_stream(stream)
     history = TopicPartition(history_topic(stream), 0)
@@ -176,7 +178,7 @@ def test_a_reader_of_all_transactions_tells_a_deleted_marker_from_a_record(unrea
 
 @pytest.mark.parametrize("anew", [False, True])
 @pytest.mark.parametrize("group", [None, "g"])
-def test_a_reader_of_transactions_tells_that_its_stream_is_deleted(
+def test_a_reader_of_transactions_raises_when_its_stream_is_deleted(
     group: str | None, anew: bool
 ) -> None:
     """A stream that was made again may be shorter: no offset of it tells."""
@@ -282,7 +284,7 @@ def test_a_position_outlives_all_but_a_deletion(named: bool) -> None:
 
 
 @pytest.mark.parametrize("away", [False, True])
-def test_one_broker_s_word_makes_no_other_stream(away: bool) -> None:
+def test_one_broker_s_answer_does_not_make_it_another_stream(away: bool) -> None:
     """One broker may know only the former topics. If a broker can't be asked, the others' answers count."""
     world = World()
     client = operator(world)
@@ -340,7 +342,7 @@ def test_a_reader_of_a_former_stream_s_snapshot_frees_its_connections() -> None:
 
 
 @pytest.mark.parametrize("position", [0, 9])
-def test_another_stream_is_told_while_a_broker_is_away(position: int) -> None:
+def test_another_stream_of_the_name_raises_while_a_broker_is_away(position: int) -> None:
     """That the others know the topic must not begin the wait for that broker again, at each fetch."""
     world = World()
     client = operator(world)
@@ -411,7 +413,7 @@ def snapshot(world: World, at: int) -> Mapping[int, int]:
         return take(source, [A], at, deadline).cuts[A].offsets
 
 
-def test_all_of_a_time_is_gone_and_later_events_are_elsewhere() -> None:
+def test_a_snapshot_of_a_deleted_segment_with_later_events_elsewhere_is_expired() -> None:
     """The segment was closed, and its keys went on in another partition."""
     world = World()
     world.client.create_stream(A)

@@ -231,7 +231,7 @@ def test_an_empty_table_and_one_of_a_row(world: World) -> None:
             assert list(view.scan(ONE)) == ([] if value is None else [(b"k", value)])
 
 
-def test_who_may_not_compact_is_told_so_and_who_may_what_holds_it(world: World) -> None:
+def test_compaction_needs_a_right_and_names_the_transaction_that_blocks_it(world: World) -> None:
     """A lane without the right is given no other reason; an open transaction that reads is named, and its end.
 
     Once there is a base, too: a call that can do nothing fails.
@@ -361,7 +361,7 @@ def test_a_base_is_laid_down_though_each_second_step_fails(
     assert rest == [(where, part, offsets[1:]) for where, part, offsets in all_ if offsets[1:]]
 
 
-def test_a_replica_goes_on_where_the_base_overtakes_it(
+def test_a_replica_that_a_base_overtakes_is_loaded_from_it(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It is loaded again; who waits for it is told nothing but what there is."""
@@ -385,7 +385,7 @@ def test_a_difference_that_ends_at_the_beginning_is_empty(world: World) -> None:
         assert list(reader) == []
 
 
-def test_a_group_goes_on_with_the_rows_before(
+def test_a_group_of_changes_resumes_with_the_rows_before(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its last change counts as processed only when the next one is asked for, and has to come again."""
@@ -463,7 +463,7 @@ def test_the_biggest_row_has_room_in_a_base(world: World, raised: int) -> None:
         assert compacted(client, truth, table).rows == 1
 
 
-def test_the_watch_goes_on_after_errors(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_watch_continues_after_errors(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """The controllers fail over while it looks; of one table no events can be counted."""
     monkeypatch.setattr(compact, "LEAST_ROWS", 1)
     client = operator(world)

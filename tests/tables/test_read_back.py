@@ -225,7 +225,7 @@ def test_a_run_that_moves_before_it_is_read_is_asked_for_again(world: World) -> 
         play.get(b"a")
 
 
-def test_a_moved_copy_behind_a_later_write_is_not_the_newest(
+def test_a_moved_copy_after_a_later_write_is_not_the_newest(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     play = Play(world, "copies", "own")

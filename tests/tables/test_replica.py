@@ -389,7 +389,7 @@ def test_a_sweep_s_question_that_fails_time_and_again_is_asked_less_and_less(
     assert paused == [1, 2, 4, 8, 10, 10, 10, 1, 2, 4]
 
 
-def test_an_error_reaches_who_waits(world: World) -> None:
+def test_a_waiting_call_raises_the_error_of_the_replica(world: World) -> None:
     truth = Truth(world, ["bank/none"])
     with (
         replica(world, truth, ["bank/none"], None) as found,
@@ -427,7 +427,7 @@ def test_a_replica_whose_disk_fails_says_so_and_frees_its_folder(
         assert list(view.scan(one)) == [(b"a", b"1"), (b"b", b"2")]
 
 
-def test_those_who_wait_step_one_at_a_time_and_again_after_an_error(
+def test_waiting_threads_step_one_at_a_time_and_again_after_an_error(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = one_row(world)
@@ -481,9 +481,7 @@ def test_waiting_threads_share_a_question_but_for_a_time_to_come(
 
 
 @pytest.mark.parametrize("others", [0, 40, 2000])  # batches of all walks, and too many for a digest
-def test_rows_whose_keys_none_can_have_are_rejected_and_the_others_are_not(
-    world: World, others: int
-) -> None:
+def test_only_rows_with_invalid_keys_are_rejected(world: World, others: int) -> None:
     """By plain writes and by journals; a transaction that wrote one can't commit."""
     table = "bank/table"
     world.client.create_table(table, 2)
