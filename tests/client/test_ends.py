@@ -19,6 +19,7 @@ from tests.client.bench import Bench, override
 from tests.client.doubles import HYBRID_TIME
 
 DENIED = errors.NotAuthorized("the right Write on the topic c is missing")
+REFUSED = refusal("NotAuthorized", str(DENIED))
 
 # -- names ----------------------------------------------------------------------------------------------
 
@@ -131,8 +132,10 @@ def test_an_unknown_outcome_can_be_asked_for_again() -> None:
         {"Commit": [DENIED, ...]},
         {"Commit": [None, DENIED, ...], "Resolve": DENIED},
         {"Commit": [None] * 3 + [...], "Resolve": DENIED},
+        {"Commit": [None, REFUSED, ...], "Resolve": REFUSED},
+        {"Commit": [None] * 3 + [...], "Resolve": REFUSED},
     ],
-    ids=["at once", "a later copy", "the question"],
+    ids=["at once", "a later copy", "the question", "a refused copy", "the question is refused"],
 )
 def test_a_right_that_is_taken_leaves_a_commit_in_doubt(answers: dict[str, Any]) -> None:
     """An earlier copy may be carried out: to write on, or to abort in silence, would be wrong."""

@@ -205,6 +205,7 @@ _committed = outcome()
 _aborted = outcome(state="ABORTED")
 _open = outcome(state="OPEN")
 _going_on = outcome(state="COMMIT_IN_PROGRESS")
+_no_right = refusal("NotAuthorized")
 
 # (answers to the commits, in turn; answers to the resolves, in turn; the outcome), the last for ever.
 SETTLED: dict[str, tuple[list[Any], list[Any], Any]] = {
@@ -249,6 +250,18 @@ SETTLED: dict[str, tuple[list[Any], list[Any], Any]] = {
         "COMMITTED",
     ),
     "refused after a repeat, and then silence": ([None, refusal("UnknownStream")], [None], UNKNOWN),
+    "no right": ([_no_right], [None], errors.NotAuthorized),
+    "unknown": ([refusal("UnknownTransaction")], [None], errors.UnknownTransaction),
+    "not ready, then no right": ([refusal("NotReady"), _no_right], [None], errors.NotAuthorized),
+    "no right after a repeat": ([None, _no_right], [_no_right], UNKNOWN),
+    "no right after a repeat, open": ([None, _no_right], [_open], errors.NotAuthorized),
+    "no right after a repeat, aborted": (
+        [None, _no_right],
+        [_aborted],
+        (ABORTED, errors.NotAuthorized),
+    ),
+    "no right to ask": ([None], [_no_right], UNKNOWN),
+    "a wrong clock when it is asked": ([None], [refusal("ClockSkew")], UNKNOWN),
     "not ready, then silence": (
         [refusal("NotReady"), None],
         [_aborted],
