@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from anabranch import errors
@@ -151,6 +152,25 @@ def test_a_right_that_is_taken_leaves_a_commit_in_doubt(answers: dict[str, Any])
     assert bench.bus.of(r.Abort) == []
 
 
+@pytest.mark.parametrize("code", ["NotAuthorized", "Expired", "ClockSkew"])
+@pytest.mark.parametrize("one_shot", [False, True])
+def test_a_refused_copy_leaves_a_commit_in_doubt(code: str, one_shot: bool) -> None:
+    """A copy before it may be carried out, and its outcome forgotten, as a clock jumps."""
+    bench = Bench(override(Commit=None, OneShot=None, Resolve=None))
+    txn = bench.client.begin("nyc")
+    if one_shot:
+        txn.write(STREAM, b"v")
+    else:
+        txn.token()
+    for answer in (None, refusal(code, "no right")):
+        bench.bus.script = override(Commit=answer, OneShot=answer, Resolve=answer)
+        said = "no right" if answer else "not known in time"
+        with pytest.raises(errors.OutcomeUnknown, match=said) as caught:
+            txn.commit(timeout=9)
+        assert caught.value.token == txn._token
+    assert not bench.bus.of(r.Abort)
+
+
 @pytest.mark.parametrize("between", [[], [refusal("NotReady")]])
 def test_a_right_that_is_taken_refuses_a_question(between: list[Any]) -> None:
     bench = Bench(override(DescribeStreams=[None, *between, DENIED]))
@@ -218,8 +238,10 @@ def test_a_writer_finishes_when_left() -> None:
     assert receipt.record.seen == bench.client.last_timestamp == HYBRID_TIME
     assert Receipt.from_bytes(receipt.to_bytes()) == receipt
     assert bench.bus.names() == ["Touch", "Register", "Register"]
-    with pytest.raises(errors.IllegalState, match="finished"):
-        writer.write(STREAM, b"x")
+    rows = pa.table({"value": [b"x"]})
+    for call in (lambda: writer.write(STREAM, b"x"), lambda: writer.write_batch(STREAM, rows)):
+        with pytest.raises(errors.IllegalState, match="finished"):
+            call()
 
 
 def test_a_writer_that_wrote_nothing_finishes_too() -> None:
