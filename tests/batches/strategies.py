@@ -54,6 +54,15 @@ def raw(data: bytes) -> RawBatch:
     return RawBatch(header.base_offset, header.next_offset, memoryview(data))
 
 
+# A body, the number of its records and the last offset delta of its header, and a base timestamp.
+ANY_BATCH = (
+    st.binary(max_size=80),
+    st.integers(-2, 12),
+    st.integers(-2, 12),
+    st.integers(-(1 << 63), (1 << 63) - 1),
+)
+
+
 def mutated(body: bytes, data: st.DataObject, most: int = 3) -> bytes:
     """The body after some changes: a byte is another one, or none, or several; or the rest is cut off."""
     out = bytearray(body)

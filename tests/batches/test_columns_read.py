@@ -20,7 +20,7 @@ from anabranch.batches.records import (
 from anabranch.ports import CorruptBatch, RawBatch
 from anabranch.protocol.ids import TXN_HEADER, TXN_ID_SIZE
 from tests.batches.made import encode_sparse, with_base_offset
-from tests.batches.strategies import CODECS, mutated, raw, records
+from tests.batches.strategies import ANY_BATCH, CODECS, mutated, raw, records
 from tests.batches.test_format import edited
 from tests.batches.test_records import MALFORMED
 from tests.conftest import some
@@ -140,12 +140,7 @@ def same_or_refused(data: bytes) -> None:
             assert rows([] if chunk is None else [chunk]) == wanted
 
 
-@given(
-    st.binary(max_size=80),
-    st.integers(-2, 12),
-    st.integers(-2, 12),
-    st.integers(-(1 << 63), (1 << 63) - 1),
-)
+@given(*ANY_BATCH)
 def test_any_bytes(body: bytes, count: int, last: int, base: int) -> None:
     same_or_refused(
         frame(

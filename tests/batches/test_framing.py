@@ -24,7 +24,7 @@ from anabranch.protocol.ids import OP_HEADER, TXN_HEADER, pack_txn_header
 from anabranch.protocol.limits import LATEST, ROW_KEY, Room
 from anabranch.protocol.partitioner import position_of, record_checksum
 from tests.batches.made import encode_sparse, with_base_offset
-from tests.batches.strategies import CODECS, mutated, raw, records
+from tests.batches.strategies import ANY_BATCH, CODECS, mutated, raw, records
 from tests.batches.test_records import MALFORMED
 from tests.conftest import some
 
@@ -112,12 +112,7 @@ def test_digests_say_which_keys_a_run_has(count: int, monkeypatch: pytest.Monkey
         scan_both(encode_batch(made), monkeypatch)
 
 
-@given(
-    st.binary(max_size=80),
-    st.integers(-2, 12),
-    st.integers(-2, 12),
-    st.integers(-(1 << 63), (1 << 63) - 1),
-)
+@given(*ANY_BATCH)
 def test_both_walks_agree_on_any_bytes(body: bytes, count: int, last: int, base: int) -> None:
     agree(body, count, last, base)
 

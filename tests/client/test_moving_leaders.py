@@ -74,21 +74,18 @@ class Admin(KafkaAdmin):
         return self._brokers
 
 
-@pytest.mark.parametrize("nothing", [-1, NO_OFFSET])
-def test_no_offset_is_asked_for_again(nothing: int) -> None:
-    """After the leaders were asked for anew, by which such questions go."""
+@pytest.mark.parametrize(
+    ("answers", "least", "end"),
+    [([-1, -1, 7], 0, 7), ([NO_OFFSET] * 2 + [7], 0, 7), ([6, 9], 7, 9)],
+)
+def test_no_offset_and_an_old_leader_s_end_are_asked_for_again(
+    answers: list[int], least: int, end: int
+) -> None:
+    """After the leaders were asked for anew. ``least``: what was acknowledged is below it."""
     clock = ManualClock()
-    brokers = Brokers([nothing, nothing, 7])
-    assert Admin(brokers, clock).end_offsets({PLACE: 0}, clock.monotonic() + 60) == {PLACE: 7}
-    assert (brokers.asked, brokers.learnt) == ([nothing, nothing, 7], 2)
-
-
-def test_an_old_leader_s_end_is_no_answer() -> None:
-    """What was acknowledged lies above it."""
-    clock = ManualClock()
-    brokers = Brokers([6, 9])
-    assert Admin(brokers, clock).end_offsets({PLACE: 7}, clock.monotonic() + 60) == {PLACE: 9}
-    assert (brokers.asked, brokers.learnt) == ([6, 9], 1)
+    brokers = Brokers(list(answers))
+    assert Admin(brokers, clock).end_offsets({PLACE: least}, clock.monotonic() + 60) == {PLACE: end}
+    assert (brokers.asked, brokers.learnt) == (answers, len(answers) - 1)
 
 
 def test_no_offset_for_ever() -> None:
