@@ -239,6 +239,11 @@ SETTLED: dict[str, tuple[list[Any], list[Any], Any]] = {
         (ABORTED, errors.ReceiptMismatch),
     ),
     "refused after a repeat, and done": ([None, refusal("NotReady")], [_committed], "COMMITTED"),
+    "refused after a repeat, and committed": (
+        [None, refusal("UnknownStream")],
+        [_committed],
+        "COMMITTED",
+    ),
     "refused after a repeat, open": (
         [None, refusal("ReceiptMismatch")],
         [_open],

@@ -10,7 +10,6 @@ from anabranch import errors
 from anabranch.client.reservation import Reservation
 from anabranch.protocol.schemas import records as r
 from anabranch.protocol.schemas.codec import decode
-from anabranch.types import Result
 from tests.client.answers import STREAM
 from tests.client.world import World
 
@@ -171,18 +170,6 @@ def test_a_name_that_was_committed_before(world: World) -> None:
     assert states(world) == ["ABORTED", "COMMITTED"], "the newest first"
 
 
-def test_a_newer_reservation_of_the_name_wins(world: World) -> None:
-    old, new = (world.client.reserve("nyc", name="daily") for _ in range(2))
-    writers = {}
-    for which in (old, new):
-        writers[which] = world.client.join(which)
-        writers[which].write(STREAM, which.to_bytes(), key=b"k")
-    with pytest.raises(errors.TransactionAborted, match="superseded"):
-        writers[old].finish()
-    world.client.commit(new, [writers[new].finish()])
-    assert values(world) == [new.to_bytes()]
-
-
 def test_abort_before_anybody_began_it(world: World) -> None:
     reservation = world.client.reserve("nyc")
     early = world.client.join(reservation)
@@ -218,31 +205,6 @@ def test_no_controller_then_one(world: World) -> None:
 
 
 # -- numbers -------------------------------------------------------------------------------------------
-
-
-def batch(world: World, number: int, *values: bytes) -> tuple[Reservation, list[bytes]]:
-    """Write a batch; its reservation and receipts."""
-    reservation = world.client.reserve("nyc")
-    return reservation, [world.part(reservation, value).to_bytes() for value in values]
-
-
-def test_a_numbered_batch_is_committed_once(world: World) -> None:
-    def commit(reservation: Reservation, receipts: list[bytes], number: int) -> Result:
-        return world.client.commit(reservation, receipts, name="q/sink", number=number)
-
-    first, again, third = (batch(world, 7, value) for value in (b"a", b"b", b"c"))
-    done = commit(*first, 7)
-    assert commit(*again, 7) == done
-    assert "number 7" in world.client.state(again[0]).reason
-    assert commit(*again, 7) == done, "the same answer, of a transaction that is aborted"
-    assert commit(*third, 8).txn_id == third[0].txn_id
-    assert commit(*again, 7) == done, "also when the series went on"
-    low = batch(world, 7, b"d")
-    for _ in range(2):
-        with pytest.raises(errors.AlreadyCommitted, match="at number 8"):
-            commit(*low, 7)
-    assert world.client.state(low[0]).state == "ABORTED"
-    assert values(world) == [b"a", b"c"]
 
 
 def test_a_transaction_commits_as_a_number(world: World) -> None:

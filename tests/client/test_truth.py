@@ -13,14 +13,9 @@ from typing import Any
 import pytest
 
 from anabranch import errors
-from anabranch.batches.records import Record
 from anabranch.client.transaction import Transaction
-from anabranch.controller import suspects
-from anabranch.ports import TopicPartition
 from anabranch.protocol.ids import make_txn_id
 from anabranch.protocol.schemas import records as r
-from anabranch.protocol.schemas.codec import encode
-from anabranch.topics.names import commands_topic
 from anabranch.types import Receipt
 from tests.client.answers import STREAM, TXN, obliging, token_of
 from tests.client.bench import Bench, override
@@ -94,32 +89,6 @@ def test_an_unanswered_begin_leaves_no_ghost(world: World) -> None:
             world.start_controller()
     assert txn.txn_id is not None
     assert world.client.state(txn.txn_id).state == "ABORTED"
-
-
-def test_a_refused_one_shot_whose_copy_commits_is_committed(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its stream is created between the two: the first copy is refused, the second is not."""
-    monkeypatch.setattr(suspects, "MAX_COMMANDS", 1)
-    world.stop_controller()
-    started = world.clock.now
-    creation = [r.CreateStream("nyc/new", 1, {})]
-
-    def later() -> None:
-        since = world.clock.now - started
-        if since > 1 and creation:
-            record = Record(0, 0, None, encode(creation.pop()))
-            world.cluster.produce(TopicPartition(commands_topic(), 0), [record])
-        if since > 2.5 and world.controller is None:
-            world.start_controller()
-        world.step()
-
-    world.clock.on_sleep = later
-    with world.client.begin("nyc") as txn:
-        txn.write("nyc/new", b"v", key=b"k")
-        result = txn.commit()
-    assert world.client.state(result.txn_id).state == "COMMITTED"
-    assert len(world.events("nyc/new")) == 1
 
 
 @pytest.mark.parametrize("timeout", [1, 4, 15])

@@ -10,12 +10,9 @@ from unittest.mock import patch
 import pytest
 
 from anabranch import errors
-from anabranch.client.reservation import Reservation
 from anabranch.ports import LogError, LogUnavailable, LogUncertain, TopicPartition
 from anabranch.protocol import limits
-from anabranch.protocol.schemas.codec import decode, encode
-from anabranch.protocol.schemas.records import Commit, GetState, OneShot
-from anabranch.protocol.tokens import make, peek
+from anabranch.protocol.tokens import peek
 from anabranch.topics.names import journal_topic
 from anabranch.types import Listed
 from tests.client.answers import STREAM
@@ -338,56 +335,6 @@ def test_whatever_is_lost_no_answer_is_wrong(world: World, seed: int) -> None:
     assert values(world) == dict.fromkeys(committed, 1)
     assert committed
     assert not committed & aborted
-
-
-# -- against other clients ------------------------------------------------------------------------------
-
-
-def test_answers_that_another_client_has_sent_under_our_ids_are_not_believed(world: World) -> None:
-    """The controller answers to whatever id a sender names; here a thief knows ours, which are random."""
-    with world.client.begin("nyc") as paid:
-        paid.write(STREAM, b"x", key=b"k")
-        bait = paid.commit()
-    victim = world.client.begin("nyc")
-    victim.write(STREAM, b"mine", key=b"k")
-    token = victim.token()
-    bus = world.client._session._bus
-    send = bus.send
-
-    def under_attack(partition: int, correlation_id: bytes, payload: bytes, _: object) -> None:
-        for command in (GetState(bait.txn_id), OneShot(bait.txn_id, "nyc", None, ())):
-            send(partition, correlation_id, encode(command))
-        if not isinstance(decode(payload), Commit):  # which is lost
-            send(partition, correlation_id, payload)
-
-    with patch.object(bus, "send", under_attack), pytest.raises(errors.OutcomeUnknown):
-        victim.commit(timeout=20)
-    assert world.client.state(token).state == "OPEN"
-    result = victim.commit()
-    assert (result.txn_id, result.counts.committed) == (peek(token).txn_id, 1)
-
-
-def test_public_knowledge_of_a_transaction_grants_nothing(world: World) -> None:
-    victim = world.client.begin("nyc", name="daily")
-    token = victim.token("all")
-    victim.write(STREAM, b"mine", key=b"k")
-    thief = world.new_client()
-    (info,) = thief.transactions()
-    guessed = Reservation(
-        info.scope, info.txn_id, round(info.keepalive * 1000), bytes(32), info.name
-    )
-    forged = make(bytes(32), peek(token))  # all that it says can be known
-    for stolen in (guessed, forged):
-        with pytest.raises(errors.NotAuthorized):
-            thief.join(stolen).write(STREAM, b"theirs", key=b"k")
-        with pytest.raises(errors.NotAuthorized):
-            thief.abort(stolen)
-        with pytest.raises(errors.NotAuthorized):
-            thief.commit(stolen)
-    with pytest.raises(errors.NotAuthorized):
-        thief.abort(info.txn_id)
-    assert victim.commit().counts.committed == 1
-    assert values(world) == {b"mine": 1}
 
 
 def test_an_old_leader_s_end_of_a_journal_is_asked_for_again(world: World) -> None:
