@@ -108,7 +108,8 @@ def test_many_open_the_transaction_and_are_written_in_order(way: Way) -> None:
 
 
 def test_other_scopes_are_refused() -> None:
-    txn = Bench().client.begin("nyc")
+    bench = Bench()
+    txn = bench.client.begin("nyc")
     with pytest.raises(errors.CrossScope):
         txn.write_many("sea/flights", EVENTS)
     with pytest.raises(errors.CrossScope):
