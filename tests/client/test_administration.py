@@ -36,7 +36,7 @@ START = {("open", "*"): right_bits(START_OPEN)}
 
 
 class Place:
-    """Two control partitions that keep what they are told, topics, and the brokers' rules."""
+    """Two control partitions that keep what commands set, topics, and the brokers' rules."""
 
     def __init__(self) -> None:
         self.lanes: list[dict[str, r.LaneInfo]] = [{}, {}]

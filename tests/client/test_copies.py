@@ -72,7 +72,7 @@ class Deaf:
 
 
 def test_two_operators_set_the_same_thing_in_turn(world: World) -> None:
-    """The refusal carries the time of the other operator's change, so the call goes on by itself, at once."""
+    """The refusal carries the time of the other operator's change, so the call succeeds at once, by itself."""
     one, other = operator(world), operator(world)
     one.add_lane("etl")
     for number in range(3):

@@ -36,7 +36,7 @@ class Brokers:
     answers: list[int]
     learnt: int = 0
     silent: bool = False
-    says: Callable[[], object] = lambda: None  # what is told by `poll`
+    says: Callable[[], object] = lambda: None  # called by `poll`
     asked: list[int] = field(default_factory=list)
 
     def list_offsets(
@@ -105,7 +105,7 @@ _REFUSED = "SASL authentication error: Authentication failed"
 def test_only_a_refusal_since_the_last_answer_counts(
     text: str, later: bool, kind: type[AnabranchError]
 ) -> None:
-    """A broker that ends in a handshake refuses nobody; neither does a refusal of hours ago."""
+    """A broker that ends during a handshake is no refusal, and one of hours ago does not count."""
     clock, brokers = ManualClock(), Brokers([7], silent=True)
     admin = Admin(brokers, clock)
     error = KafkaError(KafkaError._AUTHENTICATION, text)
@@ -137,7 +137,7 @@ def bus_of(admin: object, clock: ManualClock, lane: str = "open") -> KafkaBus:
 
 
 def test_a_broker_that_shows_fewer_control_partitions_is_asked_again() -> None:
-    """A wrong number is told all the same, and soon."""
+    """A wrong number is returned all the same, and soon."""
     clock = ManualClock()
     bus = bus_of(Growing(1, 1, 2), clock)
     assert bus.control_partitions(clock.now + 30, least=2) == 2

@@ -39,7 +39,7 @@ def test_one_answer_is_enough_and_a_scope_is_remembered() -> None:
     for _ in range(3):
         assert session.find_scope("nyc", clock.now + 10) == 0
     assert bus.names() == ["FindScope"]
-    assert session.highest_timestamp == 0, "the directory tells of no commit"
+    assert session.highest_timestamp == 0, "the answer of the directory has no commit timestamp"
     session.transactions(r.ListTransactions(None, True, 10, None), clock.now + 10)
     assert session.highest_timestamp == HYBRID_TIME
 
@@ -334,7 +334,7 @@ def test_the_controller_waits_for_the_journal_shorter_than_the_client() -> None:
 
 @pytest.mark.parametrize("number", [None, 17], ids=["name", "number"])
 def test_what_a_commit_gave_way_to_is_known_though_its_answer_was_lost(number: int | None) -> None:
-    """RESOLVE knows that the transaction is aborted, not what it gave way to: the commit itself is told."""
+    """RESOLVE knows that the transaction is aborted, not what it gave way to: the answer to the commit says it."""
     other = outcome(b"\0" * 15 + b"\1", name="n")
     for answer in (other, refusal("AlreadyCommitted"), refusal("TransactionAborted"), None):
         resolved: list[bool] = []

@@ -291,7 +291,7 @@ def test_a_failed_write_gives_no_receipt(world: World) -> None:
     "seed", [*range(12), *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(12, 40))]
 )
 def test_whatever_is_lost_no_answer_is_wrong(world: World, seed: int) -> None:
-    """Commands and fetches fail before and after their effect; every outcome told is the true one."""
+    """Commands and fetches fail before and after their effect; every outcome is the true one."""
     chance = random.Random(seed)
 
     def fault(name: str) -> LogError | None:

@@ -93,7 +93,7 @@ def test_a_refused_one_shot_can_be_committed_again() -> None:
         assert txn.commit().counts.committed == 1
     first, second = bench.bus.of(r.OneShot)
     assert first.events == second.events
-    assert first.txn_id != second.txn_id, "the first one may have been given up to settle it"
+    assert first.txn_id != second.txn_id, "the first one may have been aborted by RESOLVE"
 
 
 def test_a_one_shot_too_large_for_the_commands_topic_is_written_instead() -> None:

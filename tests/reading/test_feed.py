@@ -177,7 +177,7 @@ def test_a_broker_that_is_behind_is_asked_again(log: MemoryLog) -> None:
         feed = feed_of(log, gone=gone)
         feed.assign({TopicPartition(TOPIC, 0): 6, TopicPartition(TOPIC, 1): 0})
         found = {}
-        while 1 not in found:  # the other one goes on
+        while 1 not in found:  # the other partition is read on
             found |= fetch(feed)
         assert (found, feed.positions(TOPIC, [0])) == ({1: [0, 1]}, {0: 6})
         feed.assign({TopicPartition(TOPIC, 0): 6})

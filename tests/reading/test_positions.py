@@ -1,4 +1,4 @@
-"""Places in a history: what lies behind them, and where one that stands at offsets of a group goes on."""
+"""Places in a history: their lag, and where a reader resumes that has the committed offsets of a group."""
 
 from __future__ import annotations
 

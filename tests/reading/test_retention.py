@@ -181,7 +181,7 @@ def test_a_reader_of_all_transactions_distinguishes_a_deleted_marker_from_a_reco
 def test_a_reader_of_transactions_raises_when_its_stream_is_deleted(
     group: str | None, anew: bool
 ) -> None:
-    """A stream that was made again may be shorter: no offset of it tells."""
+    """A stream that was made again may be shorter: its offsets do not show that it is another one."""
     world, member = World(), Member()
     world.client.create_stream(A)
     write(world, 0, A)

@@ -307,7 +307,7 @@ def test_adopted_events_have_the_time_of_the_first_epoch(written: WrittenStream)
 def test_a_position_is_never_reported_below_where_reading_began(
     written: WrittenStream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Retention is asked about for sealed segments that nobody reads; what is read is no news."""
+    """Retention is asked about for sealed segments that no member reads, and reported for these only."""
     monkeypatch.setattr(ordered, "_STARTS_EVERY_S", 0.0)
     written.scale((0, 0, 4, 0), (1, 4, 8, 1))
     written.commit(Keys(8).events(4))
@@ -329,7 +329,7 @@ def test_a_position_is_never_reported_below_where_reading_began(
 
 
 def test_a_member_keeps_no_ends_of_what_others_have_read() -> None:
-    """Each rolling commit seals all segments. A member hears of others' positions only while it waits for them."""
+    """Each rolling commit seals all segments. A member asks for others' positions only while it waits for them."""
     order, ends = StreamOrder({0}), [0] * 16
 
     def segments(epoch: int) -> tuple[EpochSegment, ...]:

@@ -323,7 +323,7 @@ def test_a_crash_while_a_base_is_laid_down_shows_nothing_of_it(
 def test_a_base_is_laid_down_though_each_second_step_fails(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Loading goes on where it was, also after restarts; a later base is laid down from its beginning."""
+    """Loading resumes where it was, also after restarts; a later base is laid down from its beginning."""
     monkeypatch.setattr(follow, "BATCH_ROWS", 3)
     truth = Truth(world, [ONE])
     world.client.scale(ONE, 8)  # a part of the base for each
@@ -364,7 +364,7 @@ def test_a_base_is_laid_down_though_each_second_step_fails(
 def test_a_replica_that_a_base_overtakes_is_loaded_from_it(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is loaded again; who waits for it is told nothing but what there is."""
+    """It is loaded again, and a waiting snapshot raises no error."""
     truth = Truth(world, [ONE])
     found = replica(world, truth, [ONE], None)
     written(world, 1)

@@ -193,7 +193,7 @@ def test_a_run_that_moves_before_it_is_read_is_asked_for_again(world: World) -> 
     play.txn.flush()
 
     def move() -> None:
-        """Until what was told is not there any more."""
+        """Until the runs that were listed are not there any more."""
         places.after = None
         assert play.txn._writer is not None
         accounts = play.txn._writer._account.lanes[TABLE].accounts

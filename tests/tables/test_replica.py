@@ -410,7 +410,7 @@ class FullDisk:
 
     def close(self) -> None:
         self._db.close()
-        self.write()  # rocksdict tells of it then
+        self.write()  # rocksdict raises it then
 
 
 def test_a_replica_whose_disk_fails_says_so_and_frees_its_folder(

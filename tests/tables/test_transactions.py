@@ -205,7 +205,7 @@ def test_transact_that_runs_out_of_time_raises_locks_broken(bank: Bank) -> None:
 
 
 def test_validating_registered_locks_waits_for_no_idle_table(bank: Bank) -> None:
-    """The controller names the locked tables alone; nobody tells of the other one."""
+    """The controller names the locked tables alone, not the other one."""
     txn = bank.rows.begin(keepalive=600.0)
     assert not list(txn.scan(A, b"0020", b"0021"))
     txn.put(A, b"mine", b"1")
@@ -423,7 +423,7 @@ def test_two_threads_hand_each_row_over_once(bank: Bank) -> None:
 def in_doubt(
     bank: Bank, monkeypatch: pytest.MonkeyPatch, name: str | None = None
 ) -> TableTransaction:
-    """A transaction that is committed, and was told that nobody knows; the replica has laid it down."""
+    """A transaction that is committed, but whose commit raised `OutcomeUnknown`; the replica has its rows."""
     txn = bank.rows.begin()
     txn.put(A, b"k", txn.get(A, b"k") or b"")
     shot = txn._session.locked_shot

@@ -104,7 +104,7 @@ class Truth:
         return now, {table: self.last(table, now) for table in tables}
 
     def base(self, table: str, _deadline: float) -> BaseRow | None:
-        """`SafeTimes`: as the controller tells it."""
+        """`SafeTimes`: as the controller describes it."""
         return self._world.client.describe(table).base
 
 
