@@ -54,6 +54,31 @@ def raw(data: bytes) -> RawBatch:
     return RawBatch(header.base_offset, header.next_offset, memoryview(data))
 
 
+# A body, the number of its records and the last offset delta of its header, and a base timestamp.
+ANY_BATCH = (
+    st.binary(max_size=80),
+    st.integers(-2, 12),
+    st.integers(-2, 12),
+    st.integers(-(1 << 63), (1 << 63) - 1),
+)
+
+
+def mutated(body: bytes, data: st.DataObject, most: int = 3) -> bytes:
+    """The body after some changes: a byte is another one, or none, or several; or the rest is cut off."""
+    out = bytearray(body)
+    for _ in range(data.draw(st.integers(1, most))):
+        at = data.draw(st.integers(0, len(out) - 1))
+        match data.draw(st.integers(0, 3)):
+            case 0 | 1:
+                out[at] = data.draw(st.integers(0, 255) | st.sampled_from([0, 1, 2, 3, 128, 255]))
+            case 2:
+                out[at:] = b"\x00"
+            case _:
+                out[at : at + 1] = data.draw(st.binary(max_size=4))
+        out = out or bytearray(1)
+    return bytes(out)
+
+
 def stored_run(
     batch_base: int, first: int, end: int, records: int, pure: bool, batch_crc: int = 0
 ) -> StoredRun:

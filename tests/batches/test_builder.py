@@ -24,16 +24,6 @@ from tests.batches.test_records import MALFORMED
 from tests.conftest import some
 
 
-@pytest.fixture(params=["compiled", "plain"])
-def made_with(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Copying with and without compiled code."""
-    if request.param == "compiled":
-        framing.warm()
-    else:
-        monkeypatch.setattr(builder, "kernels_for", lambda _: None)
-    return str(request.param)
-
-
 @given(records(), st.sampled_from(CODECS))
 def test_events_are_encoded_as_the_plain_encoder_does(
     made: list[Record], codec: str | None
@@ -106,7 +96,7 @@ def test_taking_records_out_of_batches(
     assert built.build() == encode_batch(wanted)
 
 
-def test_runs_taken_one_after_the_other(made_with: str) -> None:
+def test_runs_taken_one_after_the_other(made_with: None) -> None:
     made = [Record(i, 1000 - i * 3, b"k%d" % i, b"v" * (i % 90)) for i in range(700)]
     batch = raw(encode_batch(made, "zstd"))
     other = raw(encode_batch(made[:40]))
@@ -123,14 +113,14 @@ def test_runs_taken_one_after_the_other(made_with: str) -> None:
     assert built.build() == encode_batch(wanted)
 
 
-def test_records_too_big_for_the_first_guess(made_with: str) -> None:
+def test_records_too_big_for_the_first_guess(made_with: None) -> None:
     made = [Record(i, 0, b"k", b"v" * 50_000) for i in range(5)]
     built = BatchBuilder()
     assert built.add_from_batch(raw(encode_batch(made)), 1, 3) == 3
     assert built.build() == encode_batch(made[1:4])
 
 
-def test_batches_with_gaps_become_dense(made_with: str) -> None:
+def test_batches_with_gaps_become_dense(made_with: None) -> None:
     made = [Record(offset, 5, b"k", b"%d" % offset) for offset in (10, 12, 17)]
     batch = raw(encode_sparse(made, base_offset=10, next_offset=20))
     built = BatchBuilder()
@@ -141,7 +131,7 @@ def test_batches_with_gaps_become_dense(made_with: str) -> None:
 @pytest.mark.parametrize(
     "case", ["a record beyond the end", "a negative length", "no lz4", "no zstd"]
 )
-def test_what_can_not_be_read_adds_nothing(case: str, made_with: str) -> None:
+def test_what_can_not_be_read_adds_nothing(case: str, made_with: None) -> None:
     built = BatchBuilder()
     built.add(b"k", b"v", (), 5)
     before = built.build()
@@ -150,7 +140,7 @@ def test_what_can_not_be_read_adds_nothing(case: str, made_with: str) -> None:
     assert built.build() == before
 
 
-def test_a_control_batch_has_no_records_to_take(made_with: str) -> None:
+def test_a_control_batch_has_no_records_to_take(made_with: None) -> None:
     batch = raw(edited(encode_batch([Record(0, 0, b"k", b"v")]), attributes=CONTROL))
     with pytest.raises(CorruptBatch, match="control"):
         BatchBuilder().add_from_batch(batch, 0, 0)
@@ -164,7 +154,7 @@ def test_an_empty_batch_is_refused() -> None:
 
 
 @given(records(), st.integers(0, 600))
-def test_adding_stops_at_a_limit_and_goes_on_behind_it(made: list[Record], limit: int) -> None:
+def test_adding_stops_at_a_limit_and_resumes_after_it(made: list[Record], limit: int) -> None:
     rows = iter([(r.key, r.value, r.headers, r.timestamp_ms) for r in made])
     taken: list[Record] = []
     while True:
@@ -194,7 +184,7 @@ def test_what_was_added_before_a_bad_row_stays() -> None:
     assert built.build() == encode_batch(wanted)
 
 
-def test_runs_that_touch_lose_nothing_between_them(made_with: str) -> None:
+def test_runs_that_touch_lose_nothing_between_them(made_with: None) -> None:
     made = [Record(i, 5, b"k%d" % i, b"v") for i in range(300)]
     batch = raw(encode_batch(made, "lz4"))
     built = BatchBuilder()

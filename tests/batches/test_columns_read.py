@@ -20,7 +20,7 @@ from anabranch.batches.records import (
 from anabranch.ports import CorruptBatch, RawBatch
 from anabranch.protocol.ids import TXN_HEADER, TXN_ID_SIZE
 from tests.batches.made import encode_sparse, with_base_offset
-from tests.batches.strategies import CODECS, raw, records
+from tests.batches.strategies import ANY_BATCH, CODECS, mutated, raw, records
 from tests.batches.test_format import edited
 from tests.batches.test_records import MALFORMED
 from tests.conftest import some
@@ -140,12 +140,7 @@ def same_or_refused(data: bytes) -> None:
             assert rows([] if chunk is None else [chunk]) == wanted
 
 
-@given(
-    st.binary(max_size=80),
-    st.integers(-2, 12),
-    st.integers(-2, 12),
-    st.integers(-(1 << 63), (1 << 63) - 1),
-)
+@given(*ANY_BATCH)
 def test_any_bytes(body: bytes, count: int, last: int, base: int) -> None:
     same_or_refused(
         frame(
@@ -163,20 +158,10 @@ def test_any_bytes(body: bytes, count: int, last: int, base: int) -> None:
 @given(records(max_size=5), st.data())
 def test_mutated_records(made: list[Record], data: st.DataObject) -> None:
     whole = encode_batch(made)
-    header, body = read_header(whole), bytearray(whole[HEADER_SIZE:])
-    for _ in range(data.draw(st.integers(1, 3))):
-        at = data.draw(st.integers(0, len(body) - 1))
-        match data.draw(st.integers(0, 2)):
-            case 0:
-                body[at] = data.draw(st.integers(0, 255))
-            case 1:
-                del body[at:]
-                body += b"\x00"
-            case _:
-                body[at:at] = data.draw(st.binary(min_size=1, max_size=3))
+    header = read_header(whole)
     same_or_refused(
         frame(
-            bytes(body),
+            mutated(whole[HEADER_SIZE:], data),
             compression=0,
             last_offset_delta=header.last_offset_delta,
             count=header.record_count,

@@ -50,7 +50,7 @@ def files(folder: Path) -> list[Path]:
     return sorted(folder.rglob("*.nbc"))
 
 
-def test_it_goes_where_it_is_told_to_and_is_found_there(
+def test_compiled_code_is_kept_in_the_named_folder_and_found_there(
     kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     asked, cache, own = kept / "asked", kept / "cache", kept / "own"
@@ -72,7 +72,7 @@ def test_it_goes_where_it_is_told_to_and_is_found_there(
     assert ["can't be read" in record.getMessage() for record in caplog.records] == [True]
 
 
-def test_what_others_may_write_is_neither_read_nor_written(
+def test_a_folder_that_others_may_write_is_not_used(
     kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(kernel_parts, "own_folders", [kept])

@@ -75,7 +75,7 @@ def test_a_cut_batch_is_corrupt(cut: int) -> None:
         read_header(PLAIN[:cut])
 
 
-def test_bytes_behind_a_batch_are_corrupt() -> None:
+def test_bytes_after_a_batch_are_corrupt() -> None:
     with pytest.raises(CorruptBatch, match="says it has"):
         read_header(PLAIN + b"x")
     assert read_header(PLAIN + b"x", whole=False).record_count == 5

@@ -21,7 +21,7 @@ from anabranch.batches.records import (
 from anabranch.errors import InvalidArgument
 from anabranch.ports import CorruptBatch
 from tests.batches.made import encode_sparse
-from tests.batches.strategies import CODECS, records
+from tests.batches.strategies import CODECS, mutated, records
 from tests.batches.test_format import edited
 
 
@@ -168,12 +168,9 @@ def test_malformed_batches_are_refused_by_name(case: str) -> None:
 def test_mutated_batches_are_decoded_or_refused_by_name(
     made: list[Record], data: st.DataObject
 ) -> None:
-    good = encode_batch(made)
-    body = bytearray(good[HEADER_SIZE:])
-    for _ in range(data.draw(st.integers(1, 3))):
-        body[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))
+    body = mutated(encode_batch(made)[HEADER_SIZE:], data)
     with contextlib.suppress(CorruptBatch):
-        decode_records(body_batch(bytes(body), len(made)))
+        decode_records(body_batch(body, len(made)))
 
 
 @pytest.mark.parametrize("codec", ["gzip", "snappy", "lz4", "zstd"])

@@ -19,7 +19,6 @@ from anabranch.errors import InvariantViolation
 from anabranch.ports import (
     LogRefused,
     LogUnavailable,
-    Producer,
     RawBatch,
     TopicPartition,
     TopicSpec,
@@ -34,12 +33,13 @@ TARGET = TopicPartition("s", 0)
 T = 1_690_000_000_000
 
 
-def splice_stream(
-    readers: JournalReaders, producer: Producer, pieces: Sequence[Piece]
-) -> list[Landed]:
+def splice_stream(cluster: MemoryCluster, pieces: Sequence[Piece]) -> list[Landed]:
     """Append the pieces to the target; where each landed."""
-    splice = Splice(readers, TARGET, pieces)
+    log = cluster.log("controller")
+    producer = log.producer("a", timeout=60)
+    splice = Splice(JournalReaders(log), TARGET, pieces)
     splice.note(producer.append_stream(splice.batches()))
+    producer.commit()
     return splice.landed()
 
 
@@ -111,8 +111,6 @@ def test_pieces_land_in_their_order(cluster: MemoryCluster) -> None:
         else:
             write(cluster, *rng.choices((1, 2, 3), k=rng.randrange(1, 60)), codec="zstd")
     events = [(b"e", b"event %d" % i, header(4), T + i) for i in range(50)]
-    log = cluster.log("controller")
-    producer = log.producer("a", timeout=60)
     pieces = [
         Piece(JOURNAL, runs_of(cluster, 2)),
         Piece(events=events),
@@ -120,8 +118,7 @@ def test_pieces_land_in_their_order(cluster: MemoryCluster) -> None:
         Piece(JOURNAL, runs_of(cluster, 1), events[:3]),
         Piece(JOURNAL, runs_of(cluster, 3)),
     ]
-    landed = splice_stream(JournalReaders(log), producer, pieces)
-    producer.commit()
+    landed = splice_stream(cluster, pieces)
     records = merged(cluster)
     wanted: list[list[bytes | None]] = [
         expected(cluster, 2),
@@ -150,22 +147,18 @@ def test_pieces_land_in_their_order(cluster: MemoryCluster) -> None:
 def test_big_pure_batches_are_copied_as_they_are(cluster: MemoryCluster) -> None:
     write(cluster, *[1] * 100)
     write(cluster, *[1] * 99)
-    log = cluster.log("controller")
-    producer = log.producer("a", timeout=60)
-    splice_stream(JournalReaders(log), producer, [Piece(JOURNAL, runs_of(cluster, 1))])
+    splice_stream(cluster, [Piece(JOURNAL, runs_of(cluster, 1))])
     sources = cluster.partitions[JOURNAL].entries
-    first, second = cluster.partitions[TARGET].entries
+    first, second, _ = cluster.partitions[TARGET].entries
     assert first.data[61:] == sources[0].data[61:]
     assert second.data[61:] != sources[1].data[61:]
 
 
 def test_a_run_that_the_journal_does_not_have_stops_the_merge(cluster: MemoryCluster) -> None:
     write(cluster, 1, 1, 1)
-    log = cluster.log("controller")
-    producer = log.producer("a", timeout=60)
-    readers = JournalReaders(log)
+    readers = JournalReaders(cluster.log("controller"))
     with pytest.raises(InvariantViolation, match="has 3"):
-        splice_stream(readers, producer, [Piece(JOURNAL, [stored_run(0, 0, 3, 4, False)])])
+        splice_stream(cluster, [Piece(JOURNAL, [stored_run(0, 0, 3, 4, False)])])
     with pytest.raises(LogRefused, match=r"records are gone: no batch .* begins at 1"):
         list(Splice(readers, TARGET, [Piece(JOURNAL, [stored_run(1, 1, 3, 2, False)])]).batches())
     with pytest.raises(LogUnavailable):
@@ -198,25 +191,27 @@ def test_offsets_must_be_noted_before_they_are_asked_for(cluster: MemoryCluster)
     assert splice.landed() == [Landed(17, 18, 1)]
 
 
-def test_reading_ahead_gives_the_same_batches(cluster: MemoryCluster) -> None:
+@pytest.mark.parametrize("fetch_bytes", [400, 1 << 20], ids=["few batches", "all at once"])
+@pytest.mark.parametrize("ahead", [False, True])
+def test_reading_ahead_gives_the_same_batches(
+    cluster: MemoryCluster, monkeypatch: pytest.MonkeyPatch, ahead: bool, fetch_bytes: int
+) -> None:
+    """In leaps, too: also beyond what was read ahead, and back to the start."""
+    monkeypatch.setattr("anabranch.batches.journal_refetch.FETCH_BYTES", fetch_bytes)
     for number in range(200):
         write(cluster, *[number % 5] * (number % 7 + 1))
     entries = cluster.partitions[JOURNAL].entries
-    log = cluster.log("reader")
-    for ahead in (False, True):
-        readers = JournalReaders(log, ahead=ahead)
-        reader = readers.of(JOURNAL)
-        assert readers.of(JOURNAL) is reader
-        for step in (1, 3, 50):
-            for entry in entries[::step]:
-                for _ in range(2):
-                    assert bytes(reader.batch(entry.base_offset).data) == entry.data
-        # Back to the start: nothing is lost, it is only slower.
-        assert reader.batch(0).base_offset == 0
-        readers.close()
+    readers = JournalReaders(cluster.log("reader"), ahead=ahead)
+    reader = readers.of(JOURNAL)
+    assert readers.of(JOURNAL) is reader
+    for step in (1, 2, 3, 9, 40, 50):
+        for entry in entries[::step]:
+            for _ in range(2):
+                assert bytes(reader.batch(entry.base_offset).data) == entry.data
+    readers.close()
 
 
-def test_what_was_read_ahead_in_vain_does_no_harm(cluster: MemoryCluster) -> None:
+def test_an_empty_read_ahead_does_no_harm(cluster: MemoryCluster) -> None:
     write(cluster, 1)
     write(cluster, 2)
     log = cluster.log("reader")
@@ -233,32 +228,14 @@ def test_what_was_read_ahead_in_vain_does_no_harm(cluster: MemoryCluster) -> Non
 
 def test_a_long_run_of_a_mixed_batch_is_taken_apart(cluster: MemoryCluster) -> None:
     write(cluster, *[1] * 150, 2, *[1] * 200)
-    log = cluster.log("controller")
-    producer = log.producer("a", timeout=60)
     runs = runs_of(cluster, 1)
     assert [(run.records, run.pure) for run in runs] == [(150, False), (200, False)]
-    (landed,) = splice_stream(JournalReaders(log), producer, [Piece(JOURNAL, runs)])
-    producer.commit()
+    (landed,) = splice_stream(cluster, [Piece(JOURNAL, runs)])
     assert [r.value for r in merged(cluster)] == expected(cluster, 1)
     assert landed.records == 350
 
 
-@pytest.mark.parametrize("step", [1, 2, 9, 40])
-def test_reading_ahead_of_where_nobody_goes(
-    cluster: MemoryCluster, monkeypatch: pytest.MonkeyPatch, step: int
-) -> None:
-    """Fetches of a few batches each, and leaps beyond the read-ahead."""
-    monkeypatch.setattr("anabranch.batches.journal_refetch.FETCH_BYTES", 400)
-    for number in range(120):
-        write(cluster, *[number % 5] * (number % 7 + 1))
-    readers = JournalReaders(cluster.log("reader"), ahead=True)
-    reader = readers.of(JOURNAL)
-    for entry in cluster.partitions[JOURNAL].entries[::step]:
-        assert bytes(reader.batch(entry.base_offset).data) == entry.data
-    readers.close()
-
-
-def test_an_error_while_reading_ahead_is_nobodys(
+def test_an_error_while_reading_ahead_is_ignored(
     cluster: MemoryCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("anabranch.batches.journal_refetch.FETCH_BYTES", 1)

@@ -32,17 +32,6 @@ T = 1_700_000_000_000
 Fields = tuple[bytes | None, bytes | None, Any, int]
 
 
-@pytest.fixture(params=["compiled", "plain"])
-def made_with(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Splitting with and without compiled code."""
-    if request.param == "compiled":
-        framing.warm()
-    else:
-        for module in (split, builder):
-            monkeypatch.setattr(module, "kernels_for", lambda _: None)
-    return str(request.param)
-
-
 def layout(count: int, *, shift: int = 0) -> tuple[SegmentRange, ...]:
     """Even segments on partitions from ``shift`` on, the highest keys first."""
     ranges = list(enumerate(even_ranges(count)))
@@ -99,7 +88,7 @@ def split_up(
     st.integers(0, 6),
 )
 def test_each_record_goes_to_the_segment_of_its_key(
-    made_with: str, made: list[tuple[list[Record], str | None]], count: int, partition: int
+    made_with: None, made: list[tuple[list[Record], str | None]], count: int, partition: int
 ) -> None:
     segments = layout(count, shift=2)
     batches = [raw(encode_batch(each, codec)) for each, codec in made]
@@ -110,7 +99,7 @@ def test_each_record_goes_to_the_segment_of_its_key(
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(records(30), st.data())
-def test_runs_of_a_batch(made_with: str, made: list[Record], data: st.DataObject) -> None:
+def test_runs_of_a_batch(made_with: None, made: list[Record], data: st.DataObject) -> None:
     """Some records of a batch, whose offsets may have gaps."""
     offsets = sorted(data.draw(st.sets(st.integers(0, 99), min_size=len(made), max_size=len(made))))
     made = [r._replace(offset=1000 + at) for r, at in zip(made, offsets, strict=True)]
@@ -141,7 +130,7 @@ def batch_of(keys: Sequence[bytes | None], size: int = 5, codec: str | None = "l
 
 
 @pytest.mark.parametrize("more", [0, 1])
-def test_a_big_batch_of_one_segment_is_taken_as_it_is(made_with: str, more: int) -> None:
+def test_a_big_batch_of_one_segment_is_taken_as_it_is(made_with: None, more: int) -> None:
     segments = layout(4)
     first = batch_of(keys_of(segments, 2, 3))
     big = batch_of(keys_of(segments, 2, MIN_SPLICED_RECORDS + more))
@@ -151,7 +140,7 @@ def test_a_big_batch_of_one_segment_is_taken_as_it_is(made_with: str, more: int)
 
 
 @pytest.mark.parametrize("why", ["small", "a key of another segment", "not the whole batch"])
-def test_others_are_taken_apart(made_with: str, why: str) -> None:
+def test_others_are_taken_apart(made_with: None, why: str) -> None:
     segments = layout(4)
     keys = keys_of(segments, 2, MIN_SPLICED_RECORDS - (why == "small"))
     if why == "a key of another segment":
@@ -162,7 +151,7 @@ def test_others_are_taken_apart(made_with: str, why: str) -> None:
     assert sum(len(each) for each in given_out(found)) == len(keys)
 
 
-def test_records_without_a_key_stay_on_their_partition(made_with: str) -> None:
+def test_records_without_a_key_stay_on_their_partition(made_with: None) -> None:
     segments = layout(3, shift=1)
     batch = batch_of([None] * 150)
     for partition, index in ((1, 2), (2, 1), (3, 0), (0, 0), (4, 0)):
@@ -173,7 +162,7 @@ def test_records_without_a_key_stay_on_their_partition(made_with: str) -> None:
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(st.lists(st.integers(0, 1_500), min_size=1, max_size=40), st.integers(1, 3))
-def test_no_batch_is_bigger_than_its_limit(made_with: str, sizes: list[int], count: int) -> None:
+def test_no_batch_is_bigger_than_its_limit(made_with: None, sizes: list[int], count: int) -> None:
     """But a record that is too big by itself, which goes alone, packed as it came."""
     made = [
         Record(i, T - i, b"key-%d" % i, b"v" * size, (("h", b"x"),)) for i, size in enumerate(sizes)
@@ -190,7 +179,7 @@ def test_no_batch_is_bigger_than_its_limit(made_with: str, sizes: list[int], cou
                 assert len(before.data) + one_more > 1_000, "batches are not smaller than need be"
 
 
-def test_the_log_s_own_time_stays(made_with: str) -> None:
+def test_the_log_s_own_time_stays(made_with: None) -> None:
     """The broker's time of a journal's batches, where it sets it, is the records' time."""
     batch = batch_of([b"a", b"b", b"c"], codec=None)
     stamped = raw(edited(bytes(batch.data), attributes=LOG_APPEND_TIME, max_timestamp=T + 77))
@@ -198,14 +187,14 @@ def test_the_log_s_own_time_stays(made_with: str) -> None:
     assert {f[3] for each in given_out(found) for f in each} == {T + 77}
 
 
-def test_a_run_that_the_batch_does_not_show(made_with: str) -> None:
+def test_a_run_that_the_batch_does_not_show(made_with: None) -> None:
     batch = batch_of([b"a"] * 4)
     with pytest.raises(InvariantViolation, match="a run of 5 records at 0 has 4"):
         split_up(layout(2), [(batch, stored_run(0, 0, 5, 5, False))])
 
 
 @pytest.mark.parametrize("change", ["a record longer than the rest", "fewer records than said"])
-def test_a_batch_that_can_not_be_read(made_with: str, change: str) -> None:
+def test_a_batch_that_can_not_be_read(made_with: None, change: str) -> None:
     data = bytes(batch_of([b"a"] * 4, codec=None).data)
     if change == "a record longer than the rest":
         data = data[:HEADER_SIZE] + b"\x7e" + data[HEADER_SIZE + 1 :]
@@ -232,7 +221,7 @@ def test_much_with_both(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("codec", [codec for codec in CODECS if codec])
-def test_what_unpacks_to_much_is_packed_again_by_its_own_codec(made_with: str, codec: str) -> None:
+def test_what_unpacks_to_much_is_packed_again_by_its_own_codec(made_with: None, codec: str) -> None:
     """Sixteen events of a small batch, which go to four segments, are no megabytes in the stream."""
     made = [Record(n, T, b"%d" % n, bytes(100_000)) for n in range(16)]
     batch = raw(encode_batch(made, codec))
@@ -242,7 +231,7 @@ def test_what_unpacks_to_much_is_packed_again_by_its_own_codec(made_with: str, c
     assert sum(len(one.data) for each in found for one in each) < 100_000
 
 
-def test_each_batch_is_packed_as_it_is_worth(made_with: str) -> None:
+def test_each_batch_is_packed_as_it_is_worth(made_with: None) -> None:
     """To pack small ones again, or what hardly gets smaller, takes longer than to append them as they are."""
     segments = layout(1)
     much, few, dense = bytes(100_000), bytes(1_000), random.Random(7).randbytes(100_000)

@@ -139,7 +139,7 @@ class MemoryBus:
         try:
             self._log.produce(TopicPartition(self._commands, control_partition), [record])
         except LogError as error:
-            self._trouble = str(error)  # the command may have been stored: only an answer tells
+            self._trouble = str(error)  # the command may have been stored: only an answer shows it
 
     def wait(self, correlation_id: bytes, deadline: float) -> bytes | None:
         slot = self._slots.setdefault(correlation_id, deque())

@@ -36,7 +36,7 @@ START = {("open", "*"): right_bits(START_OPEN)}
 
 
 class Place:
-    """Two control partitions that keep what they are told, topics, and the brokers' rules."""
+    """Two control partitions that keep what commands set, topics, and the brokers' rules."""
 
     def __init__(self) -> None:
         self.lanes: list[dict[str, r.LaneInfo]] = [{}, {}]
@@ -303,7 +303,7 @@ def test_two_operators_at_once_lose_no_change(world: World, end: tuple[str, ...]
     assert Grant("open", "nyc/*", end) in mine.grants()
 
 
-def test_rights_from_the_start_are_kept_by_a_grant_beside_them(place: Place) -> None:
+def test_a_grant_keeps_the_rights_from_the_start(place: Place) -> None:
     assert Grant("open", "*", START_OPEN) in place.client.grants()
     assert place.client.grant("open", "*", ["operate"]).rights == (*START_OPEN, "operate")
     assert place.client.revoke("open", "*").rights == ()
@@ -322,7 +322,7 @@ def test_the_audit_log(place: Place) -> None:
         place.client.audit_log(0)
 
 
-def test_a_client_of_a_lane_asks_and_hears_by_its_topics() -> None:
+def test_a_client_of_a_lane_uses_the_topics_of_its_lane() -> None:
     clock = ManualClock()
     heard: list[bytes | None] = []
     log = MemoryCluster(clock).log("etl")

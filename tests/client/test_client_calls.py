@@ -18,7 +18,7 @@ from tests.client.bench import Bench, override
 # -- heartbeats -----------------------------------------------------------------------------------------
 
 
-def test_an_open_handle_beats_and_hears_its_end() -> None:
+def test_an_open_handle_sends_heartbeats_and_learns_its_end() -> None:
     bench = Bench(override(Heartbeat=None))
     txn = bench.client.begin("nyc", keepalive=30)
     heart = bench.client.heart
@@ -108,20 +108,15 @@ def test_a_client_is_closed_when_it_and_its_snapshots_are_dropped() -> None:
 
 
 def test_streams_and_transactions_of_all_control_partitions() -> None:
-    bench = Bench()
+    bench = Bench(override(ListTransactions=r.TransactionList((outcome(owner="etl"),))))
     bench.bus.partitions = 3
     assert [d.stream for d in bench.client.streams()] == [STREAM] * 3
     assert [sent.partition for sent in bench.bus.sent] == [0, 1, 2]
-    assert len(bench.client.transactions(limit=2)) == 2
+    assert [info.owner for info in bench.client.transactions(limit=2)] == ["etl"] * 2
     assert len(bench.client.streams("nyc")) == 1
     description = bench.client.describe(STREAM)
     assert len(description.segments) == 2
     assert description.journal == {0: 5}
-
-
-def test_a_transaction_has_an_owner() -> None:
-    bench = Bench(override(ListTransactions=r.TransactionList((outcome(owner="etl"),))))
-    assert [info.owner for info in bench.client.transactions()] == ["etl"]
 
 
 def test_create_stream_goes_to_its_scopes_partition() -> None:
@@ -152,3 +147,12 @@ def test_a_call_ends_when_another_thread_closes_the_client() -> None:
         bench.client.describe(STREAM)
     assert bench.clock.now - before < 3
     assert len(bench.bus.sent) == 1
+
+
+def test_a_client_remembers_a_limited_number_of_layouts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("anabranch.client.shared._MOST_NAMES", 10)
+    shared = Bench().client._shared
+    for n in range(25):
+        shared.learn(f"nyc/s{n}", None)
+        assert f"nyc/s{n}" in shared.streams
+    assert len(shared.streams) <= 10

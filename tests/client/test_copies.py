@@ -72,7 +72,7 @@ class Deaf:
 
 
 def test_two_operators_set_the_same_thing_in_turn(world: World) -> None:
-    """The refusal carries the time of the other operator's change, so the call goes on by itself, at once."""
+    """The refusal carries the time of the other operator's change, so the call succeeds at once, by itself."""
     one, other = operator(world), operator(world)
     one.add_lane("etl")
     for number in range(3):
@@ -132,7 +132,7 @@ def test_a_copy_does_not_undo_what_came_after_the_first(world: World) -> None:
     assert alter(one, "40000000") == "40000000" == retention(world), "a new call knows of it"
 
 
-def test_copies_that_are_all_refused_were_not_carried_out(world: World) -> None:
+def test_copies_that_are_all_refused_had_no_effect(world: World) -> None:
     """Without a controller for a while: another command comes first, then two copies of this one."""
     client = operator(world)
     alter(client, "10000000")
@@ -175,7 +175,7 @@ def test_a_late_copy_changes_nothing(world: World, last: str) -> None:
     assert [grant.rights for grant in other.grants() if grant.pattern == "nyc/*"] == [()]
 
 
-def test_what_one_control_partition_told_is_not_known_of_another() -> None:
+def test_a_time_of_one_control_partition_is_not_sent_to_another() -> None:
     """The clock of partition 1 is an hour ahead: no command to partition 0 may carry a time of partition 1."""
     times = 5, 5 + from_us(3_600_000_000)
     number = 0

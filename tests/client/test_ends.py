@@ -5,8 +5,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from anabranch import errors
@@ -18,6 +20,7 @@ from tests.client.bench import Bench, override
 from tests.client.doubles import HYBRID_TIME
 
 DENIED = errors.NotAuthorized("the right Write on the topic c is missing")
+REFUSED = refusal("NotAuthorized", str(DENIED))
 
 # -- names ----------------------------------------------------------------------------------------------
 
@@ -79,8 +82,14 @@ def test_a_failed_write_poisons_for_ever() -> None:
         with pytest.raises(errors.WriteFailed):
             txn.flush()
         bench.journals.made[0].fails = False
-        for call in (txn.flush, txn.commit, lambda: txn.write(STREAM, b"v")):
-            with pytest.raises(errors.WriteFailed):
+        calls: list[Callable[[], object]] = [
+            txn.flush,
+            txn.commit,
+            lambda: txn.write(STREAM, b"v"),
+            lambda: txn.write_many(STREAM, [(b"v",)]),
+        ]
+        for call in calls:
+            with pytest.raises(errors.WriteFailed, match="not acknowledged"):
                 call()
         txn.commit()
     assert bench.bus.of(r.Commit) == []
@@ -124,8 +133,10 @@ def test_an_unknown_outcome_can_be_asked_for_again() -> None:
         {"Commit": [DENIED, ...]},
         {"Commit": [None, DENIED, ...], "Resolve": DENIED},
         {"Commit": [None] * 3 + [...], "Resolve": DENIED},
+        {"Commit": [None, REFUSED, ...], "Resolve": REFUSED},
+        {"Commit": [None] * 3 + [...], "Resolve": REFUSED},
     ],
-    ids=["at once", "a later copy", "the question"],
+    ids=["at once", "a later copy", "the question", "a refused copy", "the question is refused"],
 )
 def test_a_right_that_is_taken_leaves_a_commit_in_doubt(answers: dict[str, Any]) -> None:
     """An earlier copy may be carried out: to write on, or to abort in silence, would be wrong."""
@@ -139,6 +150,25 @@ def test_a_right_that_is_taken_leaves_a_commit_in_doubt(answers: dict[str, Any])
             txn.write(STREAM, b"w")
         assert isinstance(txn.commit(), Result)
     assert bench.bus.of(r.Abort) == []
+
+
+@pytest.mark.parametrize("code", ["NotAuthorized", "Expired", "ClockSkew"])
+@pytest.mark.parametrize("one_shot", [False, True])
+def test_a_refused_copy_leaves_a_commit_in_doubt(code: str, one_shot: bool) -> None:
+    """A copy before it may be carried out, and its outcome forgotten, as a clock jumps."""
+    bench = Bench(override(Commit=None, OneShot=None, Resolve=None))
+    txn = bench.client.begin("nyc")
+    if one_shot:
+        txn.write(STREAM, b"v")
+    else:
+        txn.token()
+    for answer in (None, refusal(code, "no right")):
+        bench.bus.script = override(Commit=answer, OneShot=answer, Resolve=answer)
+        said = "no right" if answer else "not known in time"
+        with pytest.raises(errors.OutcomeUnknown, match=said) as caught:
+            txn.commit(timeout=9)
+        assert caught.value.token == txn._token
+    assert not bench.bus.of(r.Abort)
 
 
 @pytest.mark.parametrize("between", [[], [refusal("NotReady")]])
@@ -160,7 +190,7 @@ def test_leaving_in_doubt_does_not_abort() -> None:
     assert bench.bus.of(r.Abort) == []
 
 
-def test_a_one_shot_in_doubt_is_settled_by_abort() -> None:
+def test_abort_finds_the_outcome_of_a_one_shot_in_doubt() -> None:
     bench = Bench(override(OneShot=None, Resolve=None))
     txn = bench.client.begin("nyc")
     txn.write(STREAM, b"v")
@@ -182,7 +212,7 @@ def test_a_commit_elsewhere_without_own_writes_is_no_success() -> None:
     assert txn.result is None
 
 
-def test_the_controller_aborts_it() -> None:
+def test_a_commit_that_the_controller_aborted_sends_no_abort() -> None:
     bench = Bench(override(Commit=refusal("TransactionAborted", "stale")))
     with pytest.raises(errors.TransactionAborted, match="stale"), bench.client.begin("nyc") as txn:
         txn.token()
@@ -208,8 +238,10 @@ def test_a_writer_finishes_when_left() -> None:
     assert receipt.record.seen == bench.client.last_timestamp == HYBRID_TIME
     assert Receipt.from_bytes(receipt.to_bytes()) == receipt
     assert bench.bus.names() == ["Touch", "Register", "Register"]
-    with pytest.raises(errors.IllegalState, match="finished"):
-        writer.write(STREAM, b"x")
+    rows = pa.table({"value": [b"x"]})
+    for call in (lambda: writer.write(STREAM, b"x"), lambda: writer.write_batch(STREAM, rows)):
+        with pytest.raises(errors.IllegalState, match="finished"):
+            call()
 
 
 def test_a_writer_that_wrote_nothing_finishes_too() -> None:
@@ -229,13 +261,6 @@ def test_a_writer_left_by_an_exception_gives_no_receipt() -> None:
     assert bench.journals.made[0].state == "discarded"
     with pytest.raises(errors.IllegalState):
         writer.finish()
-
-
-def test_each_join_is_another_writer() -> None:
-    bench = Bench()
-    for _ in range(3):
-        bench.client.join(token_of()).finish()
-    assert len({command.receipt.writer for command in bench.bus.of(r.Register)}) == 3
 
 
 @pytest.mark.parametrize("token", [b"", b"short", b"\2" * 80, "text"])

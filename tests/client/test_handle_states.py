@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from anabranch import errors
@@ -48,14 +49,17 @@ COMMITS: dict[str, tuple[Any, str]] = {
     "aborted": (refusal("TransactionAborted"), "over over over over over"),
     "broken": (refusal("LocksBroken"), "  over    over    over    over    over"),
 }  # fmt: skip
+# Answers to an abort, with the error that it raises.
 ABORTS: dict[str, tuple[Any, str]] = {
-    #                                     open     sent    doubted decided  prepared aborting
-    "aborted": (override(), "             over     over    over    over     over     over"),
-    "unanswered": (None, "                aborting sent    doubted decided  prepared aborting"),
-    "not ready": (refusal("NotReady"), "  aborting sent    doubted decided  prepared aborting"),
-    "late": (refusal("AlreadyCommitted"), "decided decided decided decided  decided  decided"),
-    "under way": (refusal("OutcomeUnknown"), "doubted doubted doubted decided prepared doubted"),
-}
+    #                                           open     sent    doubted decided  prepared aborting
+    "aborted": (override(), "                   over     over    over    over     over     over"),
+    "DeadlineExceeded": (None, "                aborting sent    doubted decided  prepared aborting"),
+    "NotReady": (refusal("NotReady"), "         aborting sent    doubted decided  prepared aborting"),
+    "AlreadyCommitted": (refusal("AlreadyCommitted"),
+                         "                      decided  decided decided decided  decided  decided"),
+    "OutcomeUnknown": (refusal("OutcomeUnknown"),
+                       "                        doubted  doubted doubted decided  prepared doubted"),
+}  # fmt: skip
 
 
 def brought(state: HandleState) -> tuple[Bench, Transaction]:
@@ -74,42 +78,48 @@ def brought(state: HandleState) -> tuple[Bench, Transaction]:
 
 def rows(table: dict[str, tuple[Any, str]]) -> list[Any]:
     return [
-        pytest.param(state, answer, after, id=f"{name} in {state}")
+        pytest.param(state, answer, after, name, id=f"{name} in {state}")
         for name, (answer, states) in table.items()
         for state, after in zip(WAYS, states.split(), strict=False)
     ]
 
 
-def answered(state: HandleState, kind: str, answer: Any) -> tuple[Bench, Transaction]:
-    """A handle that was in this state, after this answer to its commit or abort."""
+def answered(
+    state: HandleState, kind: str, answer: Any
+) -> tuple[Bench, Transaction, errors.AnabranchError | None]:
+    """A handle that was in this state, after this answer to its commit or abort, and the error of that call."""
     bench, txn = brought(state)
     script = answer if callable(answer) else override(**{kind: answer, "Resolve": _open_still})
     bench.bus.script = script
-    with suppress(errors.AnabranchError):
+    try:
         (txn.commit if kind == "Commit" else txn.abort)(timeout=3)
-    return bench, txn
+    except errors.AnabranchError as error:
+        return bench, txn, error
+    return bench, txn, None
 
 
 _open_still = outcome(state="OPEN")
 
 
-@pytest.mark.parametrize(("state", "answer", "after"), rows(COMMITS))
-def test_what_an_answer_to_a_commit_makes_of_it(
-    state: HandleState, answer: Any, after: HandleState
+@pytest.mark.parametrize(("state", "answer", "after", "name"), rows(COMMITS))
+def test_the_state_after_an_answer_to_a_commit(
+    state: HandleState, answer: Any, after: HandleState, name: str
 ) -> None:
-    bench, txn = answered(state, "Commit", answer)
+    bench, txn, error = answered(state, "Commit", answer)
     assert txn.state == after
+    assert (error is None) == (name == "committed")
     if after in ("doubted", "decided", "prepared"):  # whatever was answered, its outcome can be had
         bench.bus.script = override()
         assert txn.commit().counts.committed == 3
 
 
-@pytest.mark.parametrize(("state", "answer", "after"), rows(ABORTS))
-def test_what_an_answer_to_an_abort_makes_of_it(
-    state: HandleState, answer: Any, after: HandleState
+@pytest.mark.parametrize(("state", "answer", "after", "name"), rows(ABORTS))
+def test_the_state_after_an_answer_to_an_abort(
+    state: HandleState, answer: Any, after: HandleState, name: str
 ) -> None:
-    _, txn = answered(state, "Abort", answer)
+    _, txn, error = answered(state, "Abort", answer)
     assert txn.state == after
+    assert (type(error).__name__ if error else "aborted") == name
 
 
 @pytest.mark.parametrize(
@@ -124,13 +134,14 @@ def test_what_an_answer_to_an_abort_makes_of_it(
         ("over", errors.TransactionAborted),
     ],
 )
-def test_whether_more_can_be_written(
+def test_the_error_of_a_write_in_each_state(
     state: HandleState, error: type[errors.AnabranchError] | None
 ) -> None:
     _, txn = brought(state)
     calls: list[Callable[[], object]] = [
         lambda: txn.write(STREAM, b"w"),
         lambda: txn.write_many(STREAM, [(b"w",)]),
+        lambda: txn.write_batch(STREAM, pa.table({"value": [b"w"]})),
         txn.flush,
     ]
     for call in calls if error is not None else ():

@@ -70,7 +70,7 @@ def test_a_stream_that_is_lost_ends_the_handle_at_once(answer: Any, state: str, 
 
 @pytest.mark.parametrize("before", ["prepared", "in doubt"])
 def test_a_commit_that_may_be_decided_asks_no_journal(before: str) -> None:
-    """Its stream may be lost by now; the outcome counts, and what it lacks is told there."""
+    """Its stream may be lost by now; the outcome counts, and says what is missing."""
     silent = before == "in doubt"
 
     def script(command: Any) -> Any:
@@ -102,7 +102,7 @@ def test_one_that_is_only_missing_is_waited_for_until_the_deadline() -> None:
     assert type(refused.value) is errors.NotReady
     assert start + 10 <= bench.clock.now < start + 12
     txn.flush(timeout=10)
-    assert bench.bus.names()[-1] == "Register", "it goes on when the topic is there again"
+    assert bench.bus.names()[-1] == "Register", "it continues when the topic is there again"
     assert txn.commit().counts.committed
 
 
@@ -175,7 +175,7 @@ def journal(clock: ManualClock, brokers: Brokers, taken: float = 1e9) -> KafkaJo
     return made
 
 
-def test_what_nobody_takes_is_asked_for_about_once_a_second() -> None:
+def test_the_topic_of_unacknowledged_records_is_asked_for_once_a_second() -> None:
     clock = ManualClock()
     brokers = Brokers(clock, errors.NotReady("nobody there"), True, True, False)
     with pytest.raises(JournalMissing, match=TOPIC):
@@ -195,7 +195,7 @@ def test_at_the_deadline_it_is_missing_or_the_writer_has_failed() -> None:
         made.flush({}, clock.now + 3.5)
 
 
-def test_what_was_stored_before_the_topic_went_is_asked_for_too() -> None:
+def test_the_topic_of_acknowledged_records_is_asked_for_too() -> None:
     clock = ManualClock()
     with pytest.raises(JournalMissing):
         journal(clock, Brokers(clock, False), taken=0.0).flush(

@@ -36,7 +36,7 @@ class Brokers:
     answers: list[int]
     learnt: int = 0
     silent: bool = False
-    says: Callable[[], object] = lambda: None  # what is told by `poll`
+    says: Callable[[], object] = lambda: None  # called by `poll`
     asked: list[int] = field(default_factory=list)
 
     def list_offsets(
@@ -74,21 +74,18 @@ class Admin(KafkaAdmin):
         return self._brokers
 
 
-@pytest.mark.parametrize("nothing", [-1, NO_OFFSET])
-def test_no_offset_is_asked_for_again(nothing: int) -> None:
-    """After the leaders were asked for anew, by which such questions go."""
+@pytest.mark.parametrize(
+    ("answers", "least", "end"),
+    [([-1, -1, 7], 0, 7), ([NO_OFFSET] * 2 + [7], 0, 7), ([6, 9], 7, 9)],
+)
+def test_no_offset_and_an_old_leader_s_end_are_asked_for_again(
+    answers: list[int], least: int, end: int
+) -> None:
+    """After the leaders were asked for anew. ``least``: what was acknowledged is below it."""
     clock = ManualClock()
-    brokers = Brokers([nothing, nothing, 7])
-    assert Admin(brokers, clock).end_offsets({PLACE: 0}, clock.monotonic() + 60) == {PLACE: 7}
-    assert (brokers.asked, brokers.learnt) == ([nothing, nothing, 7], 2)
-
-
-def test_an_old_leader_s_end_is_no_answer() -> None:
-    """What was acknowledged lies above it."""
-    clock = ManualClock()
-    brokers = Brokers([6, 9])
-    assert Admin(brokers, clock).end_offsets({PLACE: 7}, clock.monotonic() + 60) == {PLACE: 9}
-    assert (brokers.asked, brokers.learnt) == ([6, 9], 1)
+    brokers = Brokers(list(answers))
+    assert Admin(brokers, clock).end_offsets({PLACE: least}, clock.monotonic() + 60) == {PLACE: end}
+    assert (brokers.asked, brokers.learnt) == (answers, len(answers) - 1)
 
 
 def test_no_offset_for_ever() -> None:
@@ -108,7 +105,7 @@ _REFUSED = "SASL authentication error: Authentication failed"
 def test_only_a_refusal_since_the_last_answer_counts(
     text: str, later: bool, kind: type[AnabranchError]
 ) -> None:
-    """A broker that ends in a handshake refuses nobody; neither does a refusal of hours ago."""
+    """A broker that ends during a handshake is no refusal, and one of hours ago does not count."""
     clock, brokers = ManualClock(), Brokers([7], silent=True)
     admin = Admin(brokers, clock)
     error = KafkaError(KafkaError._AUTHENTICATION, text)
@@ -140,7 +137,7 @@ def bus_of(admin: object, clock: ManualClock, lane: str = "open") -> KafkaBus:
 
 
 def test_a_broker_that_shows_fewer_control_partitions_is_asked_again() -> None:
-    """A wrong number is told all the same, and soon."""
+    """A wrong number is returned all the same, and soon."""
     clock = ManualClock()
     bus = bus_of(Growing(1, 1, 2), clock)
     assert bus.control_partitions(clock.now + 30, least=2) == 2
@@ -149,7 +146,7 @@ def test_a_broker_that_shows_fewer_control_partitions_is_asked_again() -> None:
     assert clock.now - began < 3
 
 
-def test_who_lists_all_hears_of_new_control_partitions() -> None:
+def test_a_call_to_all_control_partitions_finds_new_ones() -> None:
     """And believes no broker that shows fewer than there were."""
     clock = ManualClock()
     bus = bus_of(Growing(2, 1), clock)
@@ -160,7 +157,7 @@ def test_who_lists_all_hears_of_new_control_partitions() -> None:
     assert bus.control_partitions(clock.now + 30) == 2
 
 
-def test_who_lists_all_goes_on_when_a_broker_has_just_started() -> None:
+def test_a_broker_that_shows_no_topics_changes_no_count() -> None:
     """It shows no topics; without them an operator has to add the lane."""
     clock = ManualClock()
     nothing = SimpleNamespace(partition_counts=lambda *_: {}, topics=lambda _: [])
@@ -169,7 +166,7 @@ def test_who_lists_all_goes_on_when_a_broker_has_just_started() -> None:
     assert bus.control_partitions(clock.now + 30) == 1
 
 
-def test_who_lists_all_goes_on_when_brokers_do_not_answer() -> None:
+def test_silent_brokers_change_no_count() -> None:
     """The controllers may; a call that must know of more fails."""
 
     def silent(topics: Iterable[str], deadline: float, *_: Any) -> dict[str, int]:

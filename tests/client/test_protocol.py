@@ -34,20 +34,14 @@ def in_turn(*answers: Any) -> Any:
 # -- repeating ------------------------------------------------------------------------------------------
 
 
-def test_one_answer_is_enough() -> None:
-    session, bus, clock = session_of(obliging)
-    assert session.find_scope("nyc", clock.now + 10) == 0
-    assert bus.names() == ["FindScope"]
-    assert session.highest_timestamp == 0, "the directory tells of no commit"
-    session.transactions(r.ListTransactions(None, True, 10, None), clock.now + 10)
-    assert session.highest_timestamp == HYBRID_TIME
-
-
-def test_a_scope_is_asked_for_once() -> None:
+def test_one_answer_is_enough_and_a_scope_is_remembered() -> None:
     session, bus, clock = session_of(obliging)
     for _ in range(3):
-        session.find_scope("nyc", clock.now + 10)
-    assert len(bus.sent) == 1
+        assert session.find_scope("nyc", clock.now + 10) == 0
+    assert bus.names() == ["FindScope"]
+    assert session.highest_timestamp == 0, "the answer of the directory has no commit timestamp"
+    session.transactions(r.ListTransactions(None, True, 10, None), clock.now + 10)
+    assert session.highest_timestamp == HYBRID_TIME
 
 
 def test_a_lost_command_is_repeated_with_the_same_ids() -> None:
@@ -70,7 +64,7 @@ def test_a_late_answer_to_the_first_try_counts() -> None:
     assert len(bus.sent) == 2
 
 
-def test_a_scope_that_its_partition_does_not_know_is_told_to_it_again() -> None:
+def test_a_scope_that_its_partition_does_not_know_is_created_again() -> None:
     """Retention took what the directory had said; the directory repeats it at each creation."""
     unknown = refusal("UnknownScope")
     found = r.ScopeInfo("nyc", 3)
@@ -94,14 +88,6 @@ def test_a_second_answer_is_not_taken_for_the_next_command() -> None:
     session, _, clock = session_of(in_turn(answers, r.ScopeInfo("sea", 3)))
     assert session.find_scope("nyc", clock.now + 10) == 0
     assert session.find_scope("sea", clock.now + 10) == 3
-
-
-def test_no_two_commands_share_a_correlation_id() -> None:
-    session, bus, clock = session_of(obliging)
-    for i in range(100):
-        session.find_scope(f"scope{i}", clock.now + 10)
-    assert len({sent.correlation_id for sent in bus.sent}) == 100
-    assert {len(sent.correlation_id) for sent in bus.sent} == {16}
 
 
 def test_silence_from_the_start_is_not_ready() -> None:
@@ -176,7 +162,7 @@ def test_a_refusal_of_one_copy_does_not_speak_for_the_other(refused: Any, copies
     assert (len(bus.sent), said in str(caught.value)) == (1 + copies, copies == 2)
 
 
-def test_who_comes_while_it_is_committed_is_told_of_which_transaction() -> None:
+def test_outcome_unknown_names_the_transaction_and_its_token() -> None:
     session, _, clock = session_of(lambda command: refusal("OutcomeUnknown"))
     token = token_of()
     for ask in (
@@ -188,7 +174,7 @@ def test_who_comes_while_it_is_committed_is_told_of_which_transaction() -> None:
         assert (caught.value.txn_id, caught.value.token) == (peek(token).txn_id, token)
 
 
-def test_a_refusal_unknown_here_is_to_be_fixed() -> None:
+def test_an_unknown_refusal_is_a_fix_call_error() -> None:
     session, _, clock = session_of(lambda command: refusal("FromTheFuture"))
     with pytest.raises(errors.FixCallError, match="FromTheFuture: what to do"):
         session.touch(token_of(), STREAM, 1, clock.now + 10)
@@ -219,6 +205,7 @@ _committed = outcome()
 _aborted = outcome(state="ABORTED")
 _open = outcome(state="OPEN")
 _going_on = outcome(state="COMMIT_IN_PROGRESS")
+_no_right = refusal("NotAuthorized")
 
 # (answers to the commits, in turn; answers to the resolves, in turn; the outcome), the last for ever.
 SETTLED: dict[str, tuple[list[Any], list[Any], Any]] = {
@@ -252,6 +239,11 @@ SETTLED: dict[str, tuple[list[Any], list[Any], Any]] = {
         (ABORTED, errors.ReceiptMismatch),
     ),
     "refused after a repeat, and done": ([None, refusal("NotReady")], [_committed], "COMMITTED"),
+    "refused after a repeat, and committed": (
+        [None, refusal("UnknownStream")],
+        [_committed],
+        "COMMITTED",
+    ),
     "refused after a repeat, open": (
         [None, refusal("ReceiptMismatch")],
         [_open],
@@ -263,6 +255,18 @@ SETTLED: dict[str, tuple[list[Any], list[Any], Any]] = {
         "COMMITTED",
     ),
     "refused after a repeat, and then silence": ([None, refusal("UnknownStream")], [None], UNKNOWN),
+    "no right": ([_no_right], [None], errors.NotAuthorized),
+    "unknown": ([refusal("UnknownTransaction")], [None], errors.UnknownTransaction),
+    "not ready, then no right": ([refusal("NotReady"), _no_right], [None], errors.NotAuthorized),
+    "no right after a repeat": ([None, _no_right], [_no_right], UNKNOWN),
+    "no right after a repeat, open": ([None, _no_right], [_open], errors.NotAuthorized),
+    "no right after a repeat, aborted": (
+        [None, _no_right],
+        [_aborted],
+        (ABORTED, errors.NotAuthorized),
+    ),
+    "no right to ask": ([None], [_no_right], UNKNOWN),
+    "a wrong clock when it is asked": ([None], [refusal("ClockSkew")], UNKNOWN),
     "not ready, then silence": (
         [refusal("NotReady"), None],
         [_aborted],
@@ -284,7 +288,7 @@ def rules(commits: list[Any], resolves: list[Any]) -> Any:
 
 @pytest.mark.parametrize("case", SETTLED)
 @pytest.mark.parametrize("kind", ["commit", "one-shot"])
-def test_an_uncertain_commit_is_settled(case: str, kind: str) -> None:
+def test_the_outcome_of_an_uncertain_commit_is_found(case: str, kind: str) -> None:
     commits, resolves, expected = SETTLED[case]
     if isinstance(expected, tuple):  # of a commit, and of a one-shot
         expected = expected[kind == "one-shot"]
@@ -328,15 +332,9 @@ def test_the_controller_waits_for_the_journal_shorter_than_the_client() -> None:
     assert bus.of(r.Commit)[2].wait_ms == 600_000
 
 
-def test_a_name_committed_before_gives_that_outcome() -> None:
-    other = outcome(b"\0" * 15 + b"\1", name="n")
-    session, _, clock = session_of(lambda command: other)
-    assert session.commit(r.Commit(token_of(), (), None, "n", 0), clock.now + 30) == other
-
-
 @pytest.mark.parametrize("number", [None, 17], ids=["name", "number"])
 def test_what_a_commit_gave_way_to_is_known_though_its_answer_was_lost(number: int | None) -> None:
-    """RESOLVE knows that the transaction is aborted, not what it gave way to: the commit itself is told."""
+    """RESOLVE knows that the transaction is aborted, not what it gave way to: the answer to the commit says it."""
     other = outcome(b"\0" * 15 + b"\1", name="n")
     for answer in (other, refusal("AlreadyCommitted"), refusal("TransactionAborted"), None):
         resolved: list[bool] = []

@@ -10,7 +10,6 @@ from anabranch import errors
 from anabranch.client.reservation import Reservation
 from anabranch.protocol.schemas import records as r
 from anabranch.protocol.schemas.codec import decode
-from anabranch.types import Result
 from tests.client.answers import STREAM
 from tests.client.world import World
 
@@ -24,7 +23,7 @@ def values(world: World) -> list[bytes]:
     return sorted(event.value or b"" for event in world.events(STREAM))
 
 
-def test_it_is_a_plain_value(world: World) -> None:
+def test_a_reservation_is_a_plain_value(world: World) -> None:
     reservation = world.client.reserve("nyc", name="daily", keepalive=2.5)
     assert (reservation.scope, reservation.name) == ("nyc", "daily")
     assert reservation.keepalive_ms == 2500
@@ -50,7 +49,7 @@ def test_it_is_a_plain_value(world: World) -> None:
         ("nyc", None, 0.5, errors.InvalidArgument),
     ],
 )
-def test_what_can_not_be_reserved(
+def test_invalid_reservations_are_refused(
     world: World, scope: str, name: str | None, keepalive: float, error: type[Exception]
 ) -> None:
     with pytest.raises(error):
@@ -125,10 +124,9 @@ def test_a_joined_writer_keeps_it_alive_if_asked(world: World) -> None:
 # -- over ----------------------------------------------------------------------------------------------
 
 
-def test_who_joins_when_it_is_aborted_writes_nothing(world: World) -> None:
+def test_a_writer_that_joins_an_aborted_transaction_writes_nothing(world: World) -> None:
     reservation = world.client.reserve("nyc")
-    with world.client.join(reservation) as writer:
-        writer.write(STREAM, b"v", key=b"k")
+    world.part(reservation, b"v")
     world.client.abort(reservation, "changed my mind")
     world.client.abort(reservation)
     late = world.client.join(reservation)
@@ -140,10 +138,9 @@ def test_who_joins_when_it_is_aborted_writes_nothing(world: World) -> None:
     assert values(world) == []
 
 
-def test_who_joins_when_it_is_committed_writes_nothing(world: World) -> None:
+def test_a_writer_that_joins_a_committed_transaction_writes_nothing(world: World) -> None:
     reservation = world.client.reserve("nyc")
-    with world.client.join(reservation) as writer:
-        writer.write(STREAM, b"v", key=b"k")
+    world.part(reservation, b"v")
     result = world.client.commit(reservation, name="claimed")
     late = world.client.join(reservation)
     for call in (lambda: late.write(STREAM, b"late", key=b"k"), late.finish):
@@ -171,18 +168,6 @@ def test_a_name_that_was_committed_before(world: World) -> None:
     assert values(world) == [b"first"]
     world.client.abort(reservation)
     assert states(world) == ["ABORTED", "COMMITTED"], "the newest first"
-
-
-def test_a_newer_reservation_of_the_name_wins(world: World) -> None:
-    old, new = (world.client.reserve("nyc", name="daily") for _ in range(2))
-    writers = {}
-    for which in (old, new):
-        writers[which] = world.client.join(which)
-        writers[which].write(STREAM, which.to_bytes(), key=b"k")
-    with pytest.raises(errors.TransactionAborted, match="superseded"):
-        writers[old].finish()
-    world.client.commit(new, [writers[new].finish()])
-    assert values(world) == [new.to_bytes()]
 
 
 def test_abort_before_anybody_began_it(world: World) -> None:
@@ -222,36 +207,6 @@ def test_no_controller_then_one(world: World) -> None:
 # -- numbers -------------------------------------------------------------------------------------------
 
 
-def batch(world: World, number: int, *values: bytes) -> tuple[Reservation, list[bytes]]:
-    """Write a batch; its reservation and receipts."""
-    reservation = world.client.reserve("nyc")
-    receipts = []
-    for value in values:
-        with world.client.join(reservation) as writer:
-            writer.write(STREAM, value, key=value)
-        receipts.append(writer.finish().to_bytes())
-    return reservation, receipts
-
-
-def test_a_numbered_batch_is_committed_once(world: World) -> None:
-    def commit(reservation: Reservation, receipts: list[bytes], number: int) -> Result:
-        return world.client.commit(reservation, receipts, name="q/sink", number=number)
-
-    first, again, third = (batch(world, 7, value) for value in (b"a", b"b", b"c"))
-    done = commit(*first, 7)
-    assert commit(*again, 7) == done
-    assert "number 7" in world.client.state(again[0]).reason
-    assert commit(*again, 7) == done, "the same answer, of a transaction that is aborted"
-    assert commit(*third, 8).txn_id == third[0].txn_id
-    assert commit(*again, 7) == done, "also when the series went on"
-    low = batch(world, 7, b"d")
-    for _ in range(2):
-        with pytest.raises(errors.AlreadyCommitted, match="at number 8"):
-            commit(*low, 7)
-    assert world.client.state(low[0]).state == "ABORTED"
-    assert values(world) == [b"a", b"c"]
-
-
 def test_a_transaction_commits_as_a_number(world: World) -> None:
     results = []
     for value in (b"1", b"2"):
@@ -277,7 +232,7 @@ def test_a_transaction_commits_as_a_number(world: World) -> None:
 @pytest.mark.parametrize(
     ("name", "number"), [(None, 0), ("s", -1), ("s", 1 << 63)], ids=["no name", "low", "high"]
 )
-def test_numbers_that_are_none(world: World, name: str | None, number: int) -> None:
+def test_invalid_numbers_are_refused(world: World, name: str | None, number: int) -> None:
     reservation = world.client.reserve("nyc")
     with pytest.raises(errors.InvalidArgument):
         world.client.commit(reservation, name=name, number=number)

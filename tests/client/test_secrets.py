@@ -73,14 +73,14 @@ def values() -> list[Any]:
 
 
 @pytest.mark.parametrize("value", values(), ids=lambda value: type(value).__name__)
-def test_a_repr_hides_it(value: Any) -> None:
+def test_a_repr_shows_no_secret(value: Any) -> None:
     assert shows(SECRET.hex())
     assert shows(f"x{SECRET!r}")
     for text in (repr(value), str(value), f"{[value]}"):
         assert not shows(text)
 
 
-def test_what_goes_wrong_does_not_tell_it(caplog: pytest.LogCaptureFixture) -> None:
+def test_errors_and_logs_show_no_secret(caplog: pytest.LogCaptureFixture) -> None:
     """A transaction's life with everything that refuses, at the most talkative level."""
     caplog.set_level(logging.DEBUG)
     world = World()

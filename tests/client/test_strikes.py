@@ -8,7 +8,6 @@ import random
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from types import FrameType
@@ -21,9 +20,8 @@ from anabranch.client.replica import Replica
 from anabranch.kafka import calls
 from anabranch.protocol.schemas import records as r
 from anabranch.protocol.schemas.codec import decode, encode
-from anabranch.reading.iteration import Readers
 from tests.client.world import World
-from tests.tables.worlds import reader_ports
+from tests.tables.worlds import let_read, reader_ports
 
 PACKAGE = str(Path(anabranch.__file__).parent)
 TABLE = "bank/a"
@@ -122,9 +120,7 @@ def garbage() -> Iterator[None]:
 def world() -> World:
     made = World()
     made.client.create_table(TABLE, 1)
-    made.client._shared.ports = replace(
-        made.client._shared.ports, readers=Readers(reader_ports(made), 10.0)
-    )
+    let_read(made.client, reader_ports(made))
     return made
 
 

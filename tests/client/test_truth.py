@@ -13,14 +13,9 @@ from typing import Any
 import pytest
 
 from anabranch import errors
-from anabranch.batches.records import Record
 from anabranch.client.transaction import Transaction
-from anabranch.controller import suspects
-from anabranch.ports import TopicPartition
 from anabranch.protocol.ids import make_txn_id
 from anabranch.protocol.schemas import records as r
-from anabranch.protocol.schemas.codec import encode
-from anabranch.topics.names import commands_topic
 from anabranch.types import Receipt
 from tests.client.answers import STREAM, TXN, obliging, token_of
 from tests.client.bench import Bench, override
@@ -65,7 +60,7 @@ def test_abort_that_returns_after_an_interrupt_means_never(
 
 
 @pytest.mark.parametrize("kind", ["one-shot", "commit", "begin"])
-def test_leaving_by_an_interrupt_settles_it(
+def test_leaving_by_an_interrupt_ends_the_transaction(
     world: World, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with pytest.raises(KeyboardInterrupt), world.client.begin("nyc") as txn:
@@ -96,38 +91,12 @@ def test_an_unanswered_begin_leaves_no_ghost(world: World) -> None:
     assert world.client.state(txn.txn_id).state == "ABORTED"
 
 
-def test_a_refused_one_shot_whose_copy_is_carried_out_is_committed(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its stream is created between the two: the first copy is refused, the second is not."""
-    monkeypatch.setattr(suspects, "MAX_COMMANDS", 1)
-    world.stop_controller()
-    started = world.clock.now
-    creation = [r.CreateStream("nyc/new", 1, {})]
-
-    def later() -> None:
-        since = world.clock.now - started
-        if since > 1 and creation:
-            record = Record(0, 0, None, encode(creation.pop()))
-            world.cluster.produce(TopicPartition(commands_topic(), 0), [record])
-        if since > 2.5 and world.controller is None:
-            world.start_controller()
-        world.step()
-
-    world.clock.on_sleep = later
-    with world.client.begin("nyc") as txn:
-        txn.write("nyc/new", b"v", key=b"k")
-        result = txn.commit()
-    assert world.client.state(result.txn_id).state == "COMMITTED"
-    assert len(world.events("nyc/new")) == 1
-
-
 @pytest.mark.parametrize("timeout", [1, 4, 15])
-def test_a_caller_hears_of_receipts_that_are_not_covered(world: World, timeout: float) -> None:
+def test_receipts_that_are_not_covered_raise_within_the_timeout(
+    world: World, timeout: float
+) -> None:
     with world.client.begin("nyc", keepalive=300) as txn:
-        with world.new_client() as other, other.join(txn.token()) as writer:
-            writer.write(STREAM, b"v", key=b"k")
-        true = writer.finish()
+        true = world.part(txn.token(), b"v")
         (extent,) = true.record.extents
         beyond = replace(true.record, sequence=9, extents=(replace(extent, end=extent.end + 5),))
         started = world.clock.now
@@ -137,31 +106,7 @@ def test_a_caller_hears_of_receipts_that_are_not_covered(world: World, timeout: 
         assert txn.commit(receipts=[true]).counts.committed == 1
 
 
-def test_who_wrote_and_did_not_finish_is_not_dropped(world: World) -> None:
-    """Though nothing of it was sent, or even registered."""
-    with world.client.begin("nyc") as txn, world.new_client() as other:
-        writer = other.join(txn.token())
-        writer.write(STREAM, b"v", key=b"k")
-        with pytest.raises(errors.WritersUnfinished):
-            txn.commit()
-        writer.finish()
-        assert txn.commit().counts.committed == 1
-
-
-def test_who_commits_by_token_is_not_told_of_another_ones_success(world: World) -> None:
-    with world.client.begin("nyc") as txn, world.new_client() as other:
-        receipts = []
-        for value in (b"mine", b"yours"):
-            with other.join(txn.token()) as writer:
-                writer.write(STREAM, value, key=b"k")
-            receipts.append(writer.finish())
-        other.commit(txn.token("commit"), receipts=receipts[:1])
-        with pytest.raises(errors.AlreadyCommitted, match="without writer"):
-            other.commit(txn.token("commit"), receipts=receipts[1:])
-        assert txn.commit().counts.left_out == 1
-
-
-def test_a_clean_leave_without_commit_is_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_leaving_without_commit_logs_the_dropped_events(caplog: pytest.LogCaptureFixture) -> None:
     bench = Bench()
     with bench.client.begin("nyc") as txn:
         txn.write(STREAM, b"1")
@@ -179,7 +124,7 @@ def test_a_clean_leave_without_commit_is_told(caplog: pytest.LogCaptureFixture) 
 
 @pytest.mark.parametrize("how", ["handle", "token"])
 @pytest.mark.parametrize("named", [False, True])
-def test_what_is_left_out_unnamed_is_told(
+def test_events_left_out_without_receipts_are_logged(
     caplog: pytest.LogCaptureFixture, how: str, named: bool
 ) -> None:
     def script(command: Any) -> Any:
@@ -209,39 +154,6 @@ def test_an_abort_without_answer_is_sent_again() -> None:
     assert len(bench.bus.of(r.Abort)) > sent
     txn.abort()
     assert len(bench.bus.of(r.Abort)) == sent + 2
-
-
-def test_a_commit_in_doubt_stays_so_until_the_abort_is_answered() -> None:
-    bench = Bench(override(Commit=None, Resolve=None, Abort=None))
-    txn = bench.client.begin("nyc")
-    txn.token()
-    with pytest.raises(errors.OutcomeUnknown):
-        txn.commit(timeout=3)
-    with pytest.raises(errors.DeadlineExceeded):
-        txn.abort(timeout=3)
-    with pytest.raises(errors.IllegalState, match="unknown"):
-        txn.write(STREAM, b"v")
-    bench.bus.script = override()
-    assert txn.commit().counts.committed == 3
-
-
-@pytest.mark.parametrize(
-    ("code", "then"),
-    [("AlreadyCommitted", errors.AlreadyCommitted), ("OutcomeUnknown", errors.IllegalState)],
-)
-def test_an_abort_that_comes_too_late_does_not_call_it_aborted(
-    code: str, then: type[errors.AnabranchError]
-) -> None:
-    """Another process has committed the transaction, or is about to: this handle's commit gets that outcome."""
-    late = r.Refusal(code, "it is too late")
-    bench = Bench(override(Abort=late))
-    with bench.client.begin("nyc") as txn:
-        txn.token()
-        calls: tuple[Callable[[], object], ...] = (txn.abort, txn.flush, txn.abort)
-        for call in calls:
-            with pytest.raises(then if call == txn.flush else getattr(errors, code)):
-                call()
-        assert txn.commit().counts.committed == 3
 
 
 def test_ids_and_tokens_of_no_control_partition_here() -> None:

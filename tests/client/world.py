@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from anabranch.batches.records import Record, decode_records
 from anabranch.client.client import Client
+from anabranch.client.reservation import Reservation
 from anabranch.controller.controller import Controller
 from anabranch.core.decisions.turn import Settings
 from anabranch.ports import TopicPartition
@@ -13,6 +14,8 @@ from anabranch.protocol.schemas import records as r
 from anabranch.protocol.schemas.codec import decode
 from anabranch.topics.creation import create_control_topics
 from anabranch.topics.names import DEFAULT_PREFIX, history_topic, stream_topic
+from anabranch.types import Receipt
+from tests.client.answers import STREAM
 from tests.client.doubles import ManualClock, counted
 from tests.client.memory import memory_client
 from tests.memory.log import MemoryCluster
@@ -59,6 +62,13 @@ class World:
             timeout=timeout,
             one_shot_bytes=one_shot_bytes,
         )
+
+    def part(self, of: Reservation | bytes, *values: bytes) -> Receipt:
+        """The receipt of a writer in another process, for what it wrote."""
+        with self.new_client() as other, other.join(of) as writer:
+            for value in values:
+                writer.write(STREAM, value, key=b"k")
+        return writer.finish()
 
     # -- the controller -------------------------------------------------------------------------------
 

@@ -62,7 +62,7 @@ def deletes_at(log: MemoryLog, fetches: int, before: int) -> Callable[..., Any]:
     return fetch
 
 
-def test_what_has_gone_before_is_passed_over(log: MemoryLog) -> None:
+def test_a_commit_whose_events_are_deleted_is_skipped(log: MemoryLog) -> None:
     write(log, *[TXN] * 10)
     log.delete_records({PLACE: 5})
     assert parts(log).events(RECORD) is None
@@ -78,7 +78,7 @@ def test_what_has_gone_before_is_passed_over(log: MemoryLog) -> None:
         (3, 7),  # the rest did
     ],
 )
-def test_what_retention_tears_is_passed_over(
+def test_a_commit_that_retention_deletes_in_part_is_skipped(
     log: MemoryLog, monkeypatch: pytest.MonkeyPatch, fetches: int, before: int
 ) -> None:
     """At once or later: it neither waits for what never comes, nor takes it for tampering."""
@@ -87,7 +87,7 @@ def test_what_retention_tears_is_passed_over(
     assert parts(log).events(RECORD) is None
 
 
-def test_a_big_one_that_is_torn_while_it_is_read_says_so(
+def test_a_big_commit_that_is_deleted_while_it_is_read_raises(
     log: MemoryLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(commit_feed, "IN_HAND", 2)
@@ -115,7 +115,7 @@ def test_events_of_others_in_its_range_are_wrong(log: MemoryLog) -> None:
         parts(log).events(RECORD)
 
 
-def test_what_is_there_whole_is_given(log: MemoryLog) -> None:
+def test_a_whole_commit_is_given(log: MemoryLog) -> None:
     write(log, *[TXN] * 10)
     reading = parts(log)
     assert [event.offset for event in reading.events(RECORD) or ()] == [4, 5, 6]

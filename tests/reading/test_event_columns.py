@@ -112,7 +112,7 @@ def test_times_beyond_the_columns_range_are_its_ends(milliseconds: int, microsec
         assert each["timestamp"].cast(pa.int64()).to_pylist() == [microseconds]
 
 
-def test_commits_that_nobody_knows_are_null() -> None:
+def test_unknown_commits_are_null() -> None:
     made = columns([Record(i, 0, None, b"") for i in range(3)])
     known = np.array([True, False, True])
     joined = joined_of(np.array([1, 2, 3]), np.array([4, 5, 6]), np.arange(3), known)

@@ -21,9 +21,9 @@ from anabranch.ports import (
     TopicSpec,
 )
 from anabranch.reading.committed_log import CommittedLog
-from anabranch.reading.decoded import Portion
 from anabranch.reading.feed import FETCH_BYTES, Feed, Gone
 from tests.memory.log import MemoryCluster, MemoryLog
+from tests.reading.test_decoded import offsets
 
 TOPIC = "s.t"
 SOON_S = 60.0
@@ -63,14 +63,6 @@ def fetch(
     return {portion.place.partition: offsets(portion) for portion in portions}
 
 
-def offsets(portion: Portion) -> list[int]:
-    found = []
-    while (offset := portion.first()) is not None:
-        found.append(offset)
-        portion.advance(portion.next_of_block()[1] + 1)
-    return found
-
-
 def test_each_record_comes_once_without_what_aborted(log: MemoryLog) -> None:
     commit(log, 0, 1)
     commit(log, 0, abort=True)
@@ -92,7 +84,7 @@ def test_each_record_comes_once_without_what_aborted(log: MemoryLog) -> None:
 
 
 @pytest.mark.parametrize("anew", [False, True])
-def test_a_topic_that_is_gone_ends_reading_and_a_new_one_of_its_name_is_not_read(
+def test_a_deleted_topic_ends_reading_and_a_new_one_of_its_name_is_not_read(
     log: MemoryLog, anew: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("anabranch.reading.committed_log._MISSING_S", 2.0)
@@ -155,7 +147,7 @@ def test_nothing_more_is_fetched_of_what_waits(log: MemoryLog) -> None:
     assert fetch(feed) == {0: [0, 1]}
 
 
-def test_reading_goes_on_where_the_log_begins(log: MemoryLog) -> None:
+def test_reading_continues_where_the_log_begins(log: MemoryLog) -> None:
     for _ in range(3):
         commit(log, 0)
     log.delete_records({TopicPartition(TOPIC, 0): 6})
@@ -185,7 +177,7 @@ def test_a_broker_that_is_behind_is_asked_again(log: MemoryLog) -> None:
         feed = feed_of(log, gone=gone)
         feed.assign({TopicPartition(TOPIC, 0): 6, TopicPartition(TOPIC, 1): 0})
         found = {}
-        while 1 not in found:  # the other one goes on
+        while 1 not in found:  # the other partition is read on
             found |= fetch(feed)
         assert (found, feed.positions(TOPIC, [0])) == ({1: [0, 1]}, {0: 6})
         feed.assign({TopicPartition(TOPIC, 0): 6})
@@ -235,7 +227,7 @@ class Failing:
         (LogRefused("not there", UNKNOWN_TOPIC_OR_PARTITION), False),
     ],
 )
-def test_what_may_mend_itself_is_waited_for(error: LogError, whole: bool) -> None:
+def test_transient_errors_are_waited_out(error: LogError, whole: bool) -> None:
     log: Any = Failing(error, whole)
     feed = feed_of(log)
     feed.assign({TopicPartition(TOPIC, 0): 0})
@@ -276,7 +268,7 @@ def test_a_partition_without_a_leader_holds_up_no_other(
 
 
 @pytest.mark.parametrize("whole", [True, False])
-def test_what_can_not_is_said(whole: bool) -> None:
+def test_a_missing_right_is_named(whole: bool) -> None:
     log: Any = Failing(LogRefused("not allowed", 29, (TOPIC,)), whole)
     feed = feed_of(log)
     feed.assign({TopicPartition(TOPIC, 0): 0})

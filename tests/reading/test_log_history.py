@@ -158,7 +158,7 @@ def test_a_history_that_is_cut_there_is_a_named_error() -> None:
     assert joined.known.tolist() == [False, False, False, True]
 
 
-def test_a_record_that_stands_there_twice_is_told() -> None:
+def test_a_record_that_is_there_twice_is_malformed() -> None:
     log = MemoryCluster(SystemClock()).log("p")
     log.create_topics([TopicSpec(PLACE.topic, 1)])
     producer = log.producer("c", timeout=60)

@@ -1,4 +1,4 @@
-"""Places in a history: what lies behind them, and where one that stands at offsets of a group goes on."""
+"""Places in a history: their lag, and where a reader resumes that has the committed offsets of a group."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ LAGS = {
 }
 
 
-def test_what_lies_behind_a_place(log: MemoryLog) -> None:
+def test_the_lag_of_a_position(log: MemoryLog) -> None:
     exact = lags_behind(search(log), LAGS)
     by_vectors = lags_behind(search(log), LAGS, counted=2)
     for place, (events, oldest, offsets) in LAGS.items():
@@ -107,7 +107,7 @@ def test_what_lies_behind_a_place(log: MemoryLog) -> None:
         ({0: 9, 1: 13}, 9),  # all of it, and the markers
     ],
 )
-def test_where_a_group_goes_on(log: MemoryLog, group: dict[int, int], start: int) -> None:
+def test_where_a_group_resumes(log: MemoryLog, group: dict[int, int], start: int) -> None:
     found, timestamp, beyond = passed(search(log), group)
     assert (start == 0 and found <= 2) or found == start
     assert timestamp == (second((found - 1) // 2) if found > 1 else 0)
@@ -115,7 +115,7 @@ def test_where_a_group_goes_on(log: MemoryLog, group: dict[int, int], start: int
     assert beyond == (second(oldest) if oldest else None)
 
 
-def test_what_retention_took_of_a_group_is_told(log: MemoryLog) -> None:
+def test_a_truncated_history_of_a_group_raises(log: MemoryLog) -> None:
     log.delete_records({PLACE: 5})
     with pytest.raises(SnapshotExpired, match="has truncated the history"):
         passed(search(log), {0: 6})

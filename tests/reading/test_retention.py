@@ -145,7 +145,9 @@ def test_a_history_that_is_cut_at_idle_epochs_loses_nothing() -> None:
 
 
 @pytest.mark.parametrize("unread", [False, True])
-def test_a_reader_of_all_transactions_tells_a_deleted_marker_from_a_record(unread: bool) -> None:
+def test_a_reader_of_all_transactions_distinguishes_a_deleted_marker_from_a_record(
+    unread: bool,
+) -> None:
     world, stream, member = World(), "nyc/a", Member()
     world.client.create_stream(stream)
     history = TopicPartition(history_topic(stream), 0)
@@ -176,10 +178,10 @@ def test_a_reader_of_all_transactions_tells_a_deleted_marker_from_a_record(unrea
 
 @pytest.mark.parametrize("anew", [False, True])
 @pytest.mark.parametrize("group", [None, "g"])
-def test_a_reader_of_transactions_tells_that_its_stream_is_deleted(
+def test_a_reader_of_transactions_raises_when_its_stream_is_deleted(
     group: str | None, anew: bool
 ) -> None:
-    """A stream that was made again may be shorter: no offset of it tells."""
+    """A stream that was made again may be shorter: its offsets do not show that it is another one."""
     world, member = World(), Member()
     world.client.create_stream(A)
     write(world, 0, A)
@@ -282,7 +284,7 @@ def test_a_position_outlives_all_but_a_deletion(named: bool) -> None:
 
 
 @pytest.mark.parametrize("away", [False, True])
-def test_one_broker_s_word_makes_no_other_stream(away: bool) -> None:
+def test_one_broker_s_answer_does_not_make_it_another_stream(away: bool) -> None:
     """One broker may know only the former topics. If a broker can't be asked, the others' answers count."""
     world = World()
     client = operator(world)
@@ -296,6 +298,8 @@ def test_one_broker_s_word_makes_no_other_stream(away: bool) -> None:
     told: list[str] = []
 
     class Behind:
+        close = Mock()
+
         def __getattr__(self, name: str) -> Any:
             return getattr(log, name)
 
@@ -317,30 +321,15 @@ def test_one_broker_s_word_makes_no_other_stream(away: bool) -> None:
         with pytest.raises(UnknownStream, match="another one"):
             SnapshotReader(ports, A, plan.cuts[A], 30.0)
         assert 2 <= world.clock.monotonic() - began < 4
+        Behind.close.assert_called_once()
     else:
         found = list(SnapshotReader(ports, A, plan.cuts[A], 30.0))
         assert [event.value for event in found] == [b"0"]
         assert told.count(history_topic(A)) == told.count(stream_topic(A)) == 3
 
 
-def test_a_reader_of_a_former_stream_s_snapshot_frees_its_connections() -> None:
-    world = World()
-    client = operator(world)
-    client.create_stream(A)
-    write(world, 0, A)
-    cut = client.snapshot(A).plan().cuts[A]
-    client.delete_stream(A)
-    client.create_stream(A)
-    log: Any = world.cluster.log("reader")
-    log.close = Mock()
-    ports: Any = ReaderPorts(lambda _: log, lambda _: None, world.clock)  # type: ignore[arg-type, return-value]
-    with pytest.raises(UnknownStream):
-        SnapshotReader(ports, A, cut, 30.0)
-    log.close.assert_called_once()
-
-
 @pytest.mark.parametrize("position", [0, 9])
-def test_another_stream_is_told_while_a_broker_is_away(position: int) -> None:
+def test_another_stream_of_the_name_raises_while_a_broker_is_away(position: int) -> None:
     """That the others know the topic must not begin the wait for that broker again, at each fetch."""
     world = World()
     client = operator(world)
@@ -411,7 +400,7 @@ def snapshot(world: World, at: int) -> Mapping[int, int]:
         return take(source, [A], at, deadline).cuts[A].offsets
 
 
-def test_all_of_a_time_is_gone_and_later_events_are_elsewhere() -> None:
+def test_a_snapshot_of_a_deleted_segment_with_later_events_elsewhere_is_expired() -> None:
     """The segment was closed, and its keys went on in another partition."""
     world = World()
     world.client.create_stream(A)

@@ -33,7 +33,7 @@ from anabranch.reading.commit_columns import (
     spans_of,
 )
 from anabranch.reading.history import HistoryRecord
-from tests.batches.strategies import raw
+from tests.batches.strategies import mutated, raw
 from tests.conftest import some
 
 # Here, that no test of hypothesis takes so long.
@@ -101,19 +101,10 @@ def test_the_compiled_walk_finds_what_the_codec_does(
 def test_mutated_records_are_declined_or_read_alike(
     record: HistoryRecord, data: st.DataObject
 ) -> None:
-    body = bytearray(encode(record))
-    for _ in range(data.draw(st.integers(1, 2))):
-        at = data.draw(st.integers(0, len(body) - 1))
-        match data.draw(st.integers(0, 2)):
-            case 0:
-                body[at] = data.draw(st.integers(0, 255))
-            case 1:
-                del body[at + 1 :]
-            case _:
-                body[at:at] = data.draw(st.binary(min_size=1, max_size=3))
-    found = _walk(columns([bytes(body)]), 0)
+    body = mutated(encode(record), data, most=2)
+    found = _walk(columns([body]), 0)
     try:
-        wanted = decode(bytes(body))
+        wanted = decode(body)
     except AnabranchError:
         assert found is None
     else:

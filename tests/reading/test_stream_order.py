@@ -183,7 +183,7 @@ def test_members_keep_the_order_too(written: WrittenStream, seed: int) -> None:
     assert by_key(events) == keys.expected
 
 
-def test_new_partitions_and_what_is_carried_aside(written: WrittenStream) -> None:
+def test_new_partitions_and_staged_chunks_keep_the_order(written: WrittenStream) -> None:
     dice = random.Random(1)
     keys = Keys()
     alone = Member(written, None, ())
@@ -251,7 +251,7 @@ def test_nothing_is_lost_when_the_history_fails_in_the_middle_of_a_step(
     assert {e.value: e.segment_id for e in found} == written.where
 
 
-def test_what_is_taken_away_is_dropped(written: WrittenStream) -> None:
+def test_events_of_a_lost_partition_are_dropped(written: WrittenStream) -> None:
     written.scale(ONE)
     written.commit(Keys(2).events(3))
     alone = Member(written, None, ())
@@ -304,10 +304,10 @@ def test_adopted_events_have_the_time_of_the_first_epoch(written: WrittenStream)
     ]
 
 
-def test_a_position_is_never_told_below_where_reading_began(
+def test_a_position_is_never_reported_below_where_reading_began(
     written: WrittenStream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Retention is asked about for sealed segments that nobody reads; what is read is no news."""
+    """Retention is asked about for sealed segments that no member reads, and reported for these only."""
     monkeypatch.setattr(ordered, "_STARTS_EVERY_S", 0.0)
     written.scale((0, 0, 4, 0), (1, 4, 8, 1))
     written.commit(Keys(8).events(4))
@@ -329,7 +329,7 @@ def test_a_position_is_never_told_below_where_reading_began(
 
 
 def test_a_member_keeps_no_ends_of_what_others_have_read() -> None:
-    """Each rolling commit seals all segments. A member hears of others' positions only while it waits for them."""
+    """Each rolling commit seals all segments. A member asks for others' positions only while it waits for them."""
     order, ends = StreamOrder({0}), [0] * 16
 
     def segments(epoch: int) -> tuple[EpochSegment, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -65,7 +66,9 @@ def test_a_long_history_of_other_tasks_is_no_silence(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("most_bytes", [1, 1 << 20])
 @pytest.mark.parametrize("first", ["a", "b"])
 @pytest.mark.parametrize("cut", ["events", "history"])
-def test_what_retention_left_whole_is_taken(cut: str, first: str, most_bytes: int) -> None:
+def test_transactions_that_retention_left_whole_are_taken(
+    cut: str, first: str, most_bytes: int
+) -> None:
     """Transactions 0 and 1 are gone in a, 2 in part, and all are there in b; or a's history is cut behind 2."""
     world = World()
     client = world.client
@@ -123,7 +126,7 @@ def test_what_retention_left_whole_is_taken(cut: str, first: str, most_bytes: in
     assert (len(found), sum(lost.values())) == (4, 0), "its positions are behind that"
 
 
-def test_a_task_that_stands_ahead_of_others_is_not_moved_back() -> None:
+def test_a_task_ahead_of_others_is_not_moved_back() -> None:
     """Found by the simulator: its place in a record was judged before the record's segments were known."""
     nothing: Any = None
     stands = {
@@ -173,7 +176,7 @@ def test_a_plain_topic_s_old_leader_is_waited_for(monkeypatch: pytest.MonkeyPatc
         reader.cut(clock.monotonic() + 1, 1 << 20)
 
 
-def test_only_so_many_layouts_are_kept() -> None:
+def test_a_limited_number_of_layouts_is_kept() -> None:
     """A stream that rolls each second has 100,000 epochs a day; an older one is looked up again."""
     search = Mock()
     search.epoch_record = lambda epoch: EpochRecord(epoch, 0, 0, (), (), (), -1)
@@ -182,3 +185,24 @@ def test_only_so_many_layouts_are_kept() -> None:
         assignment.note(search.epoch_record(epoch))
     assert assignment.ranges(3) == {}
     assert len(assignment._ranges) == reader_module._KEPT
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_an_input_that_is_filled_while_another_is_checked_counts(order: tuple[int, int]) -> None:
+    """Else a newer record of the other would be taken before its own: a cut would tear a transaction of both."""
+    late: Any = SimpleNamespace(feed=SimpleNamespace(records=[]))
+    early: Any = SimpleNamespace(feed=SimpleNamespace(records=[7]))
+
+    class Reader(TaskReader):
+        def __init__(self) -> None:
+            self._inputs = [(late, early)[each] for each in order]
+
+        def __del__(self) -> None:
+            pass
+
+        def _is_complete(self, one: Any, until: float) -> bool:
+            late.feed.records[:] = [3, 7]
+            return True
+
+    ready = Reader()._ready(0.0)
+    assert min(ready, key=lambda one: one.feed.records[0]) is late

@@ -23,6 +23,7 @@ from anabranch.protocol.schemas.codec import (
     schema_of,
 )
 from anabranch.protocol.schemas.fast import EVENTS
+from tests.batches.strategies import mutated
 from tests.conftest import some
 from tests.core.labels import SECRET
 
@@ -157,11 +158,7 @@ def test_random_bodies_give_a_record_or_a_named_error(number: int, body: bytes) 
 @patient(500)
 @given(framed_records, st.data())
 def test_mutated_records_give_a_record_or_a_named_error(record: Any, data: st.DataObject) -> None:
-    mutated = bytearray(encode(record))
-    for _ in range(data.draw(st.integers(1, 4))):
-        at = data.draw(st.integers(0, len(mutated) - 1))
-        mutated[at] = data.draw(st.integers(0, 255))
-    found = outcome(bytes(mutated))
+    found = outcome(mutated(encode(record), data, most=4))
     if not isinstance(found, type):
         assert decode(encode(found)) == found
 

@@ -245,7 +245,7 @@ def test_headers() -> None:
 
 
 def test_the_token() -> None:
-    """From the page's words alone, without the code that it tells of."""
+    """From the page's words alone, without the code that it describes."""
     shown = "\n".join(section("token").splitlines()[1:-1]).split("\n\n")
     whole, narrowed = ([bytes.fromhex(line) for line in text.split("\n")] for text in shown)
     assert [len(part) for part in whole] == [1, 16, 4, 8, 8, 4, 5, 1, 8, 1, 32]

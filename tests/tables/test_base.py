@@ -33,14 +33,13 @@ from anabranch.errors import (
 from anabranch.ports import LogUnavailable, TopicPartition
 from anabranch.protocol.hybrid_time import from_s, to_text
 from anabranch.protocol.ids import txn_text
-from anabranch.reading.iteration import Readers
 from anabranch.tables import follow
 from anabranch.tables.replica import ReadReplica
 from anabranch.topics.names import history_topic, stream_topic
 from tests.client.world import World
 from tests.reading.test_ordered_reader import Member
 from tests.tables.test_replica import KEYS, check, write
-from tests.tables.worlds import Truth, as_it_lies, operator, reader_ports, replica
+from tests.tables.worlds import Truth, as_it_lies, let_read, operator, put, reader_ports, replica
 
 ONE, TWO = "bank/one", "bank/two"
 BASE = "bank/one-base"
@@ -95,9 +94,7 @@ def agrees(world: World, truth: Truth, base: Any) -> None:
 
 def test_what_a_processor_has_not_consumed_stays(world: World) -> None:
     """One task is up to date, the other one never began: then it comes, too."""
-    world.client._shared.ports = replace(
-        world.client._shared.ports, readers=Readers(reader_ports(world), 10.0)
-    )
+    let_read(world.client, reader_ports(world))
     truth = Truth(world, [ONE])
     world.client.create_processor("bank/p", ONE, tasks=2)
 
@@ -225,9 +222,7 @@ def test_an_empty_table_and_one_of_a_row(world: World) -> None:
     with pytest.raises(NotReady, match="younger"):
         compacted(client, truth)
     for value in (b"v", None):
-        with world.client.begin("bank") as txn:
-            txn.write(ONE, value, b"k")
-            txn.commit()
+        put(world.client, ONE, value, b"k")
         world.clock.sleep(9)
         base = compacted(client, truth)
         assert base.rows == 1
@@ -236,7 +231,7 @@ def test_an_empty_table_and_one_of_a_row(world: World) -> None:
             assert list(view.scan(ONE)) == ([] if value is None else [(b"k", value)])
 
 
-def test_who_may_not_compact_is_told_so_and_who_may_what_holds_it(world: World) -> None:
+def test_compaction_needs_a_right_and_names_the_transaction_that_blocks_it(world: World) -> None:
     """A lane without the right is given no other reason; an open transaction that reads is named, and its end.
 
     Once there is a base, too: a call that can do nothing fails.
@@ -287,14 +282,9 @@ def test_a_missing_package_is_named_with_its_extra(
 def test_a_folder_from_before_the_base_is_loaded_from_it(world: World, tmp_path: Path) -> None:
     """Deleted since: nothing in the base says so."""
     truth = Truth(world, [ONE])
-    with world.client.begin("bank") as txn:
-        txn.write(ONE, b"v", b"gone")
-        txn.write(ONE, b"v", b"stays")
-        txn.commit()
+    put(world.client, ONE, b"v", b"gone", b"stays")
     loaded(world, truth, tmp_path).close()
-    with world.client.begin("bank") as txn:
-        txn.write(ONE, None, b"gone")
-        txn.commit()
+    put(world.client, ONE, None, b"gone")
     world.clock.sleep(9)
     base = compacted(operator(world), truth)
     with loaded(world, truth, tmp_path) as found, found.snapshot() as view:
@@ -322,9 +312,7 @@ def test_a_crash_while_a_base_is_laid_down_shows_nothing_of_it(
     found.close()
     world.clock.sleep(9)
     for key in (b"k1", b"k2"):
-        with world.client.begin("bank") as txn:
-            txn.write(ONE, None, key)
-            txn.commit()
+        put(world.client, ONE, None, key)
     world.clock.sleep(9)
     base = compacted(operator(world), truth)
     with loaded(world, truth, tmp_path / "b") as found:
@@ -335,7 +323,7 @@ def test_a_crash_while_a_base_is_laid_down_shows_nothing_of_it(
 def test_a_base_is_laid_down_though_each_second_step_fails(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Loading goes on where it was, also after restarts; a later base is laid down from its beginning."""
+    """Loading resumes where it was, also after restarts; a later base is laid down from its beginning."""
     monkeypatch.setattr(follow, "BATCH_ROWS", 3)
     truth = Truth(world, [ONE])
     world.client.scale(ONE, 8)  # a part of the base for each
@@ -355,9 +343,7 @@ def test_a_base_is_laid_down_though_each_second_step_fails(
 
     steps(3)
     assert open_._store.marks[ONE].base
-    with world.client.begin("bank") as txn:
-        txn.write(ONE, None, b"k1")
-        txn.commit()
+    put(world.client, ONE, None, b"k1")
     world.clock.sleep(9)
     base = compacted(operator(world), truth)
     steps(4)
@@ -375,10 +361,10 @@ def test_a_base_is_laid_down_though_each_second_step_fails(
     assert rest == [(where, part, offsets[1:]) for where, part, offsets in all_ if offsets[1:]]
 
 
-def test_a_replica_goes_on_where_the_base_overtakes_it(
+def test_a_replica_that_a_base_overtakes_is_loaded_from_it(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is loaded again; who waits for it is told nothing but what there is."""
+    """It is loaded again, and a waiting snapshot raises no error."""
     truth = Truth(world, [ONE])
     found = replica(world, truth, [ONE], None)
     written(world, 1)
@@ -399,13 +385,13 @@ def test_a_difference_that_ends_at_the_beginning_is_empty(world: World) -> None:
         assert list(reader) == []
 
 
-def test_a_group_goes_on_with_the_rows_before(
+def test_a_group_of_changes_resumes_with_the_rows_before(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its last change counts as processed only when the next one is asked for, and has to come again."""
     group, ports = Member(), reader_ports(world)
     ports = replace(ports, member=lambda _: group)
-    world.client._shared.ports = replace(world.client._shared.ports, readers=Readers(ports, 10.0))
+    let_read(world.client, ports)
     written(world, rounds=6, rows=1)
     one = partial(world.client.changes, ONE, "audit", 1.0, before=True, folder=tmp_path / "f")
     how = partial(world.client._reading.read_replica, threads=False)
@@ -424,9 +410,7 @@ def test_a_group_goes_on_with_the_rows_before(
 
 
 def test_a_difference_of_a_table_without_commits_ends(world: World) -> None:
-    world.client._shared.ports = replace(
-        world.client._shared.ports, readers=Readers(reader_ports(world), 10.0)
-    )
+    let_read(world.client, reader_ports(world))
     for rows in (0, 2):
         written(world, rounds=bool(rows), rows=rows)
         with world.client.changes(ONE, timeout=1.0, until="end") as reader:
@@ -445,7 +429,7 @@ def test_a_difference_of_a_table_without_commits_ends(world: World) -> None:
 def test_a_group_whose_first_call_fails_has_no_position(world: World) -> None:
     group = Member()
     ports = replace(reader_ports(world), member=lambda _: group)
-    world.client._shared.ports = replace(world.client._shared.ports, readers=Readers(ports, 10.0))
+    let_read(world.client, ports)
 
     def changes(start: str | int = "begin") -> list[bytes]:
         with world.client.changes(ONE, "audit", 1.0, start) as reader:
@@ -474,14 +458,12 @@ def test_the_biggest_row_has_room_in_a_base(world: World, raised: int) -> None:
     for size in (20_000, 20_000 + raised) if raised else (1_048_588,):
         if size > 20_000 and raised:
             client.alter_stream(table, {"max.message.bytes": size})
-        with client.begin("bank") as txn:
-            txn.write(table, b"x" * (size - 129), b"k")
-            txn.commit()
+        put(client, table, b"x" * (size - 129), b"k")
         world.clock.sleep(9)
         assert compacted(client, truth, table).rows == 1
 
 
-def test_the_watch_goes_on_after_errors(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_watch_continues_after_errors(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """The controllers fail over while it looks; of one table no events can be counted."""
     monkeypatch.setattr(compact, "LEAST_ROWS", 1)
     client = operator(world)

@@ -193,7 +193,7 @@ def test_a_run_that_moves_before_it_is_read_is_asked_for_again(world: World) -> 
     play.txn.flush()
 
     def move() -> None:
-        """Until what was told is not there any more."""
+        """Until the runs that were listed are not there any more."""
         places.after = None
         assert play.txn._writer is not None
         accounts = play.txn._writer._account.lanes[TABLE].accounts
@@ -225,7 +225,7 @@ def test_a_run_that_moves_before_it_is_read_is_asked_for_again(world: World) -> 
         play.get(b"a")
 
 
-def test_a_moved_copy_behind_a_later_write_is_not_the_newest(
+def test_a_moved_copy_after_a_later_write_is_not_the_newest(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     play = Play(world, "copies", "own")

@@ -38,7 +38,7 @@ from anabranch.tables.snapshot import TableSnapshot, bounds
 from anabranch.tables.store import Rows, Store
 from anabranch.topics.names import history_topic, journal_topic, stream_topic
 from tests.client.world import World
-from tests.tables.worlds import Truth, as_it_lies, operator, replica, visible
+from tests.tables.worlds import Truth, as_it_lies, operator, put, replica, visible
 
 TABLES = ("bank/one", "bank/two", "bank/idle")
 KEYS = [b"a", b"a\0", b"b", b"c\xff", b"d", None]
@@ -177,17 +177,11 @@ def test_snapshots(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     one = TABLES[0]
     truth = Truth(world, TABLES)
     with replica(world, truth, [one], tmp_path, history_ms=1000) as found:
-        with world.client.begin("bank") as txn:
-            for key in (b"a", b"b", b"b\xff", b"c"):
-                txn.write(one, b"1", key)
-            first = txn.commit().commit_timestamp
-        assert first is not None
+        first = put(world.client, one, b"1", b"a", b"b", b"b\xff", b"c")
         with found.snapshot() as then:
             for value in (b"2", None):
                 world.clock.sleep(5)
-                with world.client.begin("bank") as txn:
-                    txn.write(one, value, b"a")
-                    txn.commit()
+                put(world.client, one, value, b"a")
             with found.snapshot() as now:
                 for _ in range(4):
                     found.step(world.clock.now)
@@ -207,9 +201,7 @@ def test_snapshots(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         found._open.clear()
         for truth.oldest in (first, 0):  # of a transaction that is open elsewhere
             world.clock.sleep(5)
-            with world.client.begin("bank") as txn:
-                txn.write(one, b"3", b"d")
-                txn.commit()
+            put(world.client, one, b"3", b"d")
             with found.snapshot():
                 for _ in range(4):
                     found.step(world.clock.now)
@@ -236,9 +228,7 @@ def test_a_history_that_was_cut_loads_no_table(world: World, tmp_path: Path) -> 
     found.close()
     place = TopicPartition(history_topic(one), 0)
     for _ in range(3):
-        with world.client.begin("bank") as txn:
-            txn.write(one, b"1", b"a")
-            txn.commit()
+        put(world.client, one, b"1", b"a")
     log = world.cluster.log("retention")
     end = log.end_offsets([place], committed=True)[place]
     now, last = truth.safe([one], 0, 0.0)
@@ -287,9 +277,7 @@ def test_a_table_whose_events_are_deleted_says_so_until_it_is_mended(
 def test_a_stream_made_again_is_loaded_again(world: World, tmp_path: Path) -> None:
     truth = Truth(world, TABLES)
     one = TABLES[0]
-    with world.client.begin("bank") as txn:
-        txn.write(one, b"old", b"a")
-        txn.commit()
+    put(world.client, one, b"old", b"a")
     found = replica(world, truth, [one], tmp_path)
     found.snapshot().close()
     mark = found._store.marks[one]
@@ -309,9 +297,7 @@ def test_a_stream_made_again_is_loaded_again(world: World, tmp_path: Path) -> No
 
 def one_row(world: World) -> str:
     """The first table, with a row."""
-    with world.client.begin("bank") as txn:
-        txn.write(TABLES[0], b"1", b"a")
-        txn.commit()
+    put(world.client, TABLES[0], b"1", b"a")
     return TABLES[0]
 
 
@@ -364,9 +350,7 @@ def test_bounds(given: tuple[bytes | None, ...], wanted: object) -> None:
 def go_on(world: World, found: ReadReplica, table: str, seconds: float) -> None:
     """Some time passes, a row is written, and the replica follows and may sweep."""
     world.clock.sleep(seconds)
-    with world.client.begin("bank") as txn:
-        txn.write(table, b"2", b"k")
-        txn.commit()
+    put(world.client, table, b"2", b"k")
     found.snapshot(timeout=60).close()
     found.step(world.clock.now)
 
@@ -405,7 +389,7 @@ def test_a_sweep_s_question_that_fails_time_and_again_is_asked_less_and_less(
     assert paused == [1, 2, 4, 8, 10, 10, 10, 1, 2, 4]
 
 
-def test_an_error_reaches_who_waits(world: World) -> None:
+def test_a_waiting_call_raises_the_error_of_the_replica(world: World) -> None:
     truth = Truth(world, ["bank/none"])
     with (
         replica(world, truth, ["bank/none"], None) as found,
@@ -426,7 +410,7 @@ class FullDisk:
 
     def close(self) -> None:
         self._db.close()
-        self.write()  # rocksdict tells of it then
+        self.write()  # rocksdict raises it then
 
 
 def test_a_replica_whose_disk_fails_says_so_and_frees_its_folder(
@@ -436,16 +420,14 @@ def test_a_replica_whose_disk_fails_says_so_and_frees_its_folder(
     with replica(world, truth, [one], tmp_path) as found:
         found.snapshot().close()
         found._store._db = FullDisk(found._store._db)
-        with world.client.begin("bank") as txn:
-            txn.write(one, b"2", b"b")
-            txn.commit()
+        put(world.client, one, b"2", b"b")
         with pytest.raises(TableError, match="make room"):
             found.snapshot()
     with replica(world, truth, [one], tmp_path) as found, found.snapshot() as view:
         assert list(view.scan(one)) == [(b"a", b"1"), (b"b", b"2")]
 
 
-def test_those_who_wait_step_one_at_a_time_and_again_after_an_error(
+def test_waiting_threads_step_one_at_a_time_and_again_after_an_error(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = one_row(world)
@@ -499,9 +481,7 @@ def test_waiting_threads_share_a_question_but_for_a_time_to_come(
 
 
 @pytest.mark.parametrize("others", [0, 40, 2000])  # batches of all walks, and too many for a digest
-def test_rows_whose_keys_none_can_have_are_rejected_and_the_others_are_not(
-    world: World, others: int
-) -> None:
+def test_only_rows_with_invalid_keys_are_rejected(world: World, others: int) -> None:
     """By plain writes and by journals; a transaction that wrote one can't commit."""
     table = "bank/table"
     world.client.create_table(table, 2)

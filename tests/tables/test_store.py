@@ -284,7 +284,7 @@ def test_no_reader_finds_the_folder_closed(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_half_read_rows_end_with_the_store(tmp_path: Path) -> None:
-    """They would keep the folder locked; and whoever goes on reading is told that there may be more."""
+    """Open iterators would keep the folder locked. Reading one on raises an error, as there may be more rows."""
     index = Indexed("s/a", "row", lambda _, row: row)
     store = Store(tmp_path / "rows", "c", {"s/a": [index]})
     store.end_loading()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext, suppress
-from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from threading import Thread
@@ -47,12 +46,11 @@ from anabranch.ports import RawBatch, TopicPartition
 from anabranch.protocol.limits import Room
 from anabranch.protocol.schemas import records as r
 from anabranch.protocol.schemas.codec import decode
-from anabranch.reading.iteration import Readers
 from anabranch.tables.indexes import Indexed
 from anabranch.tables.snapshot import TableSnapshot
 from anabranch.topics.names import history_topic, journal_topic
 from tests.client.world import World
-from tests.tables.worlds import operator, reader_ports
+from tests.tables.worlds import let_read, operator, reader_ports
 
 A, B = TABLES = ("bank/a", "bank/b")
 
@@ -66,9 +64,7 @@ class Bank(World):
             self.client.create_table(table, 2)
         self.blind = self.new_client(one_shot_bytes=1 << 20)
         self.by_journal = self.new_client(one_shot_bytes=0)
-        self.client._shared.ports = replace(
-            self.client._shared.ports, readers=Readers(reader_ports(self), 10.0)
-        )
+        let_read(self.client, reader_ports(self))
         self.rows: Replica = self.client.replica(*TABLES, threads=False)
         self.sent = 0
         shot = self.rows._shared.session.locked_shot
@@ -142,7 +138,7 @@ def no_digest(bank: Bank, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("force", [takeover, small_window, collision, no_digest])
-def test_what_the_controller_is_not_sure_of_costs_a_look(
+def test_locks_that_the_controller_can_not_judge_are_revalidated(
     bank: Bank, monkeypatch: pytest.MonkeyPatch, force: Callable[..., None]
 ) -> None:
     """None of many is lost; at least the first is sent again."""
@@ -158,7 +154,7 @@ def test_what_the_controller_is_not_sure_of_costs_a_look(
 
 
 @pytest.mark.parametrize("force", [takeover, small_window, collision, no_digest])
-def test_what_the_controller_is_not_sure_of_may_be_broken(
+def test_locks_that_the_controller_can_not_judge_may_be_broken(
     bank: Bank, monkeypatch: pytest.MonkeyPatch, force: Callable[..., None]
 ) -> None:
     txn = bank.rows.begin()
@@ -169,7 +165,9 @@ def test_what_the_controller_is_not_sure_of_may_be_broken(
 
 
 @pytest.mark.parametrize("others", [0, 1])
-def test_a_commit_looks_at_its_reads_if_a_later_one_is_here(bank: Bank, others: int) -> None:
+def test_a_commit_validates_its_reads_if_a_later_commit_is_in_the_replica(
+    bank: Bank, others: int
+) -> None:
     txn = bank.rows.begin()
     txn.put(A, b"k", txn.get(A, b"x") or b"")
     for _ in range(others):
@@ -196,7 +194,7 @@ def test_a_function_that_its_call_does_not_run_is_refused(bank: Bank) -> None:
         assert now.get(A, b"k") == b"1"
 
 
-def test_who_loses_to_the_end_of_the_time_is_told_that(bank: Bank) -> None:
+def test_transact_that_runs_out_of_time_raises_locks_broken(bank: Bank) -> None:
     def loses(txn: TableTransaction) -> None:
         txn.put(B, b"k", txn.get(A, b"k") or b"")
         bank.put(bank.blind, k="2")
@@ -206,8 +204,8 @@ def test_who_loses_to_the_end_of_the_time_is_told_that(bank: Bank) -> None:
         bank.rows.transact(loses, timeout=5.0)
 
 
-def test_a_look_at_registered_locks_waits_for_no_idle_table(bank: Bank) -> None:
-    """The controller names the locked tables alone; nobody tells of the other one."""
+def test_validating_registered_locks_waits_for_no_idle_table(bank: Bank) -> None:
+    """The controller names the locked tables alone, not the other one."""
     txn = bank.rows.begin(keepalive=600.0)
     assert not list(txn.scan(A, b"0020", b"0021"))
     txn.put(A, b"mine", b"1")
@@ -217,9 +215,7 @@ def test_a_look_at_registered_locks_waits_for_no_idle_table(bank: Bank) -> None:
 
 
 @pytest.mark.parametrize("reverse", [False, True])
-def test_a_scan_that_is_registered_while_it_goes_on_takes_few_ranges(
-    bank: Bank, reverse: bool
-) -> None:
+def test_a_scan_that_is_registered_in_parts_takes_few_ranges(bank: Bank, reverse: bool) -> None:
     """A table has 1,000 for all transactions. What is registered whole at last breaks as its parts do."""
     bank.put(bank.blind, **{f"r{n:02d}": "1" for n in range(40)})
     bank.rows.snapshot().close()
@@ -333,14 +329,14 @@ def commit_with(bank: Bank, receipt: bytes) -> None:
 
 
 @pytest.mark.parametrize(("call", "told"), REFUSED, ids=[told for _, told in REFUSED])
-def test_what_is_wrong_is_told_by_its_name(
+def test_invalid_arguments_are_refused_by_name(
     bank: Bank, call: Callable[[Bank], object], told: str
 ) -> None:
     with pytest.raises((InvalidArgument, InvalidToken), match=told):
         call(bank)
 
 
-def test_what_would_take_effect_at_once_is_refused_first_and_by_its_name(bank: Bank) -> None:
+def test_calls_that_are_not_transactional_are_refused_by_name(bank: Bank) -> None:
     settings: Any = 1
     with bank.rows.begin():
         for call in (
@@ -427,7 +423,7 @@ def test_two_threads_hand_each_row_over_once(bank: Bank) -> None:
 def in_doubt(
     bank: Bank, monkeypatch: pytest.MonkeyPatch, name: str | None = None
 ) -> TableTransaction:
-    """A transaction that is committed, and was told that nobody knows; the replica has laid it down."""
+    """A transaction that is committed, but whose commit raised `OutcomeUnknown`; the replica has its rows."""
     txn = bank.rows.begin()
     txn.put(A, b"k", txn.get(A, b"k") or b"")
     shot = txn._session.locked_shot
@@ -519,7 +515,7 @@ def test_a_commit_in_doubt_that_is_left_can_be_asked_for(
     assert not caplog.text
 
 
-def test_a_name_s_outcome_is_told_after_the_block_too(
+def test_a_name_has_its_outcome_after_the_block_too(
     bank: Bank, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with bank.rows.begin() as first:
@@ -624,7 +620,7 @@ def test_the_beginner_of_what_another_committed_gets_that_outcome(
     assert bank.client.state(token).state == "COMMITTED"
 
 
-def test_a_commit_s_look_that_finds_its_own_commit_gets_the_outcome(
+def test_validation_that_finds_the_own_commit_gets_the_outcome(
     bank: Bank, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another commit of the same transaction checked the locks first; the replica shows its merge."""
@@ -652,7 +648,7 @@ def test_a_commit_s_look_that_finds_its_own_commit_gets_the_outcome(
 
 @pytest.mark.parametrize("error", [NotReady, SnapshotExpired])
 @pytest.mark.parametrize("decided", [False, True])
-def test_a_look_that_fails_between_two_sends_of_a_commit_leaves_it_sent(
+def test_validation_that_fails_between_two_sends_of_a_commit_leaves_it_sent(
     bank: Bank, monkeypatch: pytest.MonkeyPatch, decided: bool, error: type[AnabranchError]
 ) -> None:
     """The replica is late, and the commit may be decided: the same commit again gets its outcome."""
@@ -759,9 +755,7 @@ def test_others_can_join_what_a_client_begins_that_was_idle(
     """Other replicas have swept what an old snapshot needs, because the transaction was not open."""
     table = "bank/short"
     bank.client.create_table(table, settings={"table.history.ms": 1500})
-    bank.blind._shared.ports = replace(
-        bank.blind._shared.ports, readers=Readers(reader_ports(bank), 10.0)
-    )
+    let_read(bank.blind, reader_ports(bank))
     with bank.client.replica(table, threads=False) as rows:
         with bank.blind.replica(table, threads=False) as others:
             bank.put(bank.blind, table, other="0")
@@ -775,7 +769,7 @@ def test_others_can_join_what_a_client_begins_that_was_idle(
         assert not rows._open
 
 
-def test_nobody_who_left_keeps_versions(bank: Bank) -> None:
+def test_an_ended_transaction_keeps_no_versions(bank: Bank) -> None:
     """A snapshot that stays open keeps all versions: of one that was not begun, aborted, or finished."""
     with bank.rows.begin(keepalive=600.0) as txn:
         token, before = txn.token(), set(bank.rows._open)

@@ -104,7 +104,7 @@ class Truth:
         return now, {table: self.last(table, now) for table in tables}
 
     def base(self, table: str, _deadline: float) -> BaseRow | None:
-        """`SafeTimes`: as the controller tells it."""
+        """`SafeTimes`: as the controller describes it."""
         return self._world.client.describe(table).base
 
 
@@ -117,11 +117,24 @@ def reader_ports(world: World) -> ReaderPorts:
     return ReaderPorts(lambda _: world.cluster.log(CLIENT), no_member, world.clock)
 
 
+def let_read(client: Client, ports: ReaderPorts, timeout: float = 10.0) -> None:
+    """Give a client in memory its readers."""
+    client._shared.ports = replace(client._shared.ports, readers=Readers(ports, timeout))
+
+
+def put(client: Client, table: str, value: bytes | None, *keys: bytes) -> int:
+    """Write rows of this value in one transaction; its commit timestamp."""
+    with client.begin("bank") as txn:
+        for key in keys:
+            txn.write(table, value, key)
+        return txn.commit().commit_timestamp
+
+
 def operator(world: World) -> Client:
     """A client that may compact tables."""
     log, entropy = world.cluster.log(CLIENT), world._entropy
     made = memory_client(log, world.clock, entropy, lane=ADMIN_LANE, one_shot_bytes=4096)
-    made._shared.ports = replace(made._shared.ports, readers=Readers(reader_ports(world), 30.0))
+    let_read(made, reader_ports(world), 30.0)
     return made
 
 
