@@ -54,8 +54,8 @@ class FailingProducer:
         self._hook = hook
 
     def append(self, batches: Sequence[tuple[TopicPartition, bytes | memoryview]]) -> list[int]:
-        kinds = "+".join(sorted({_kind(tp.topic) for tp, _ in batches}))
-        return _around(self._hook, f"append:{kinds}", lambda: self._producer.append(batches))
+        name = f"append:{_kinds(tp for tp, _ in batches)}"
+        return _around(self._hook, name, lambda: self._producer.append(batches))
 
     def append_stream(
         self, batches: Iterable[tuple[TopicPartition, bytes | memoryview]]
@@ -78,11 +78,14 @@ class FailingProducer:
 def _kind(topic: str) -> str:
     """commands, control, replies, status, journal, history or stream."""
     _, first, *rest = topic.split(".")
-    last = (
-        rest[-1] if rest and first not in ("commands", "replies") else first
-    )  # a lane's name is behind
+    # Topics of commands and replies end with their lane's name.
+    last = rest[-1] if rest and first not in ("commands", "replies") else first
     kinds = ("commands", "control", "replies", "status", "journal", "history")
     return last if last in kinds else "stream"
+
+
+def _kinds(partitions: Iterable[TopicPartition]) -> str:
+    return "+".join(sorted({_kind(partition.topic) for partition in partitions}))
 
 
 class FailingLog:
@@ -93,53 +96,21 @@ class FailingLog:
         self._hook = hook
 
     def fetch(
-        self,
-        positions: Mapping[TopicPartition, int],
-        *,
-        max_wait: float,
-        max_bytes: int,
-        committed: bool,
-        failed: MutableMapping[TopicPartition, LogError] | None = None,
+        self, positions: Mapping[TopicPartition, int], **how: Any
     ) -> dict[TopicPartition, Fetched]:
-        kinds = "+".join(sorted({_kind(tp.topic) for tp in positions}))
-        return _around(
-            self._hook,
-            f"fetch:{kinds}",
-            lambda: self._log.fetch(
-                positions,
-                max_wait=max_wait,
-                max_bytes=max_bytes,
-                committed=committed,
-                failed=failed,
-            ),
-        )
+        name = f"fetch:{_kinds(positions)}"
+        return _around(self._hook, name, lambda: self._log.fetch(positions, **how))
 
     def end_offsets(
-        self,
-        partitions: Iterable[TopicPartition],
-        *,
-        committed: bool,
-        failed: MutableMapping[TopicPartition, LogError] | None = None,
-        sure: bool = False,
+        self, partitions: Iterable[TopicPartition], **how: Any
     ) -> dict[TopicPartition, int]:
-        return _around(
-            self._hook,
-            "end_offsets",
-            lambda: self._log.end_offsets(
-                partitions, committed=committed, failed=failed, sure=sure
-            ),
-        )
+        return _around(self._hook, "end_offsets", lambda: self._log.end_offsets(partitions, **how))
 
     def start_offsets(
-        self,
-        partitions: Iterable[TopicPartition],
-        *,
-        failed: MutableMapping[TopicPartition, LogError] | None = None,
+        self, partitions: Iterable[TopicPartition], **how: Any
     ) -> dict[TopicPartition, int]:
         return _around(
-            self._hook,
-            "start_offsets",
-            lambda: self._log.start_offsets(partitions, failed=failed),
+            self._hook, "start_offsets", lambda: self._log.start_offsets(partitions, **how)
         )
 
     def offsets_for_time(
@@ -167,8 +138,8 @@ class FailingLog:
     ) -> bool:
         if not batches:
             return self._log.send(batches, failed)
-        kinds = "+".join(sorted({_kind(tp.topic) for tp, _ in batches}))
-        return _around(self._hook, f"send:{kinds}", lambda: self._log.send(batches, failed))
+        name = f"send:{_kinds(tp for tp, _ in batches)}"
+        return _around(self._hook, name, lambda: self._log.send(batches, failed))
 
     def delete_records(self, before: Mapping[TopicPartition, int]) -> None:
         _around(self._hook, "delete_records", lambda: self._log.delete_records(before))
@@ -191,9 +162,7 @@ class FailingLog:
 
     def replicas_of_new(self, topic: str, factor: int = -1) -> int | None:
         return _around(
-            self._hook,
-            "replicas_of_new",
-            lambda: self._log.replicas_of_new(topic, factor),
+            self._hook, "replicas_of_new", lambda: self._log.replicas_of_new(topic, factor)
         )
 
     def describe_topics(self, names: Sequence[str]) -> dict[str, TopicInfo]:

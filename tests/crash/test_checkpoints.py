@@ -6,9 +6,10 @@ import logging
 import shutil
 import signal
 import uuid
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,7 @@ from anabranch.controller.leadership import STATUS_POSITION
 from anabranch.controller.rocksdb_table import ORIGIN, WRITTEN, RocksTable, open_checkpoint
 from anabranch.core import rows as k
 from anabranch.core.decisions.turn import Settings
-from anabranch.ports import Fetched, Log, LogError, TopicPartition
+from anabranch.ports import Fetched, Log, TopicPartition
 from anabranch.protocol.schemas import records as r
 from tests.conftest import Broker
 from tests.contract.helpers import wait_stable
@@ -40,23 +41,11 @@ class Watched(FailingLog):
         self.asked: list[int] = []
 
     def fetch(
-        self,
-        positions: Mapping[TopicPartition, int],
-        *,
-        max_wait: float,
-        max_bytes: int,
-        committed: bool,
-        failed: MutableMapping[TopicPartition, LogError] | None = None,
+        self, positions: Mapping[TopicPartition, int], **how: Any
     ) -> dict[TopicPartition, Fetched]:
         if self._status in positions:
             self.asked.append(positions[self._status])
-        return super().fetch(
-            positions,
-            max_wait=max_wait,
-            max_bytes=max_bytes,
-            committed=committed,
-            failed=failed,
-        )
+        return super().fetch(positions, **how)
 
 
 @dataclass
