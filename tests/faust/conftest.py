@@ -23,15 +23,9 @@ class Place:
     def __init__(self, client: anabranch.Client) -> None:
         self.client = client
         self.scope = f"f{uuid.uuid4().hex[:8]}"
-        for name, segments in (
-            ("a", 3),
-            ("b", 1),
-            ("out", 2),
-            ("even", 1),
-            ("ticks", 1),
-            ("dead", 1),
-        ):
-            client.create_stream(f"{self.scope}/{name}", segments=segments)
+        segments = {"a": 3, "b": 1, "out": 2, "even": 1, "ticks": 1, "dead": 1}
+        for name, count in segments.items():
+            client.create_stream(f"{self.scope}/{name}", segments=count)
         self.written: dict[bytes, list[int]] = {}
         self._number = itertools.count()
 
