@@ -78,6 +78,13 @@ def stream(client: anabranch.Client, unique: str) -> str:
     return name
 
 
+@pytest.fixture(scope="session")
+def empty(client: anabranch.Client) -> str:
+    """A stream to which no test may write."""
+    client.create_stream("empty/events")
+    return "empty/events"
+
+
 @pytest.fixture
 def place(own_clients: None, cluster: Cluster, client: anabranch.Client, unique: str) -> Place:
     """A stream of three segments, alone in its scope."""

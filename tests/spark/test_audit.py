@@ -395,7 +395,7 @@ def log(audited: Cluster) -> Iterator[KafkaLog]:
 
 @pytest.fixture(scope="module")
 def lived(audited: Cluster, log: KafkaLog, tmp_path_factory: pytest.TempPathFactory) -> Lived:
-    """A real life, which goes on behind the moment; and an empty stream for each plant.
+    """A real life, which continues after the moment; and an empty stream for each plant.
 
     A ledger has rows that are right, wrong (two), or wait.
     """

@@ -47,12 +47,8 @@ def test_the_commands_from_file_to_file(command: Any, unique: str, tmp_path: Pat
 
     code, said, _ = command("compact", "-s", stream, "--to", out + "-latest", "--json")
     document = json.loads(said)
-    assert (code, document["events"], document["keys"], document["to"]) == (
-        0,
-        2,
-        2,
-        out + "-latest",
-    )
+    assert (code, document["to"]) == (0, out + "-latest")
+    assert (document["events"], document["keys"]) == (2, 2)
 
 
 @pytest.mark.soak
@@ -79,33 +75,25 @@ def test_an_export_of_a_stream_that_is_made_again(
     assert command(*export)[:2] == (0, f"nothing new for {out}\n")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "says"),
-    [
-        (
-            ("load", "/no/such.csv", "-s", "STREAM"),
-            2,
-            "InvalidArgument: Spark: Path does not exist",
-        ),
-        (("load", "/no/such.csv", "-s", "STREAM-x"), 2, "UnknownStream: "),
-        (("load", "x.csv", "-s", "STREAM", "--conf", "x"), 2, "InvalidArgument: --conf 'x'"),
-        (("export", "-s", "STREAM-x", "--to", "TMP/out"), 2, "UnknownStream: "),
-        (("export", "-s", "STREAM", "--to", "TMP/o", "--partition-by", "x"), 2, "no column x"),
-        (("compact", "-s", "STREAM"), 2, "InvalidArgument: give a folder or a stream"),
-        (("compact", "-s", "STREAM-x", "--to", "TMP/out"), 2, "UnknownStream: "),
-        (
-            ("export", "-s", "STREAM", "--to", "TMP/o", "-b", "127.0.0.1:1", "--timeout", "2"),
-            3,
-            "127.0.0.1:1",
-        ),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
-)
+# arguments, exit code, what standard error says
+ENDS = [
+    ("load /no/such.csv -s STREAM", 2, "InvalidArgument: Spark: Path does not exist"),
+    ("load /no/such.csv -s STREAM-x", 2, "UnknownStream: "),
+    ("load x.csv -s STREAM --conf x", 2, "InvalidArgument: --conf 'x'"),
+    ("export -s STREAM-x --to TMP/out", 2, "UnknownStream: "),
+    ("export -s STREAM --to TMP/o --partition-by x", 2, "no column x"),
+    ("compact -s STREAM", 2, "InvalidArgument: give a folder or a stream"),
+    ("compact -s STREAM-x --to TMP/out", 2, "UnknownStream: "),
+    ("export -s STREAM --to TMP/o -b 127.0.0.1:1 --timeout 2", 3, "127.0.0.1:1"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "code", "says"), ENDS)
 def test_a_command_ends_with_one_line_and_its_code(
-    command: Any, stream: str, tmp_path: Path, arguments: tuple[str, ...], code: int, says: str
+    command: Any, empty: str, tmp_path: Path, arguments: str, code: int, says: str
 ) -> None:
-    words = [a.replace("STREAM", stream).replace("TMP", str(tmp_path)) for a in arguments]
-    ended, out, error = command(*words)
+    line = arguments.replace("STREAM", empty).replace("TMP", str(tmp_path))
+    ended, out, error = command(*line.split())
     assert (ended, out) == (code, "")
     assert says in error
     assert len(error.splitlines()) == 1
