@@ -32,7 +32,8 @@ from anabranch.infra.errors import (
 from anabranch.infra.sockets import HOST, free_port, is_free, is_ready
 from anabranch.infra.storage import ensure_formatted
 from tests.infra.kafka import finalized_features
-from tests.infra.test_process import Owner, eventually, state
+from tests.infra.test_process import Owner, state
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.broker
 QUIET = {"log_level": 0}
@@ -113,10 +114,10 @@ def test_a_life(tmp_path: Path) -> None:
         # Another broker on our port is not taken for ours.
         assert not is_ready(HOST, port, "another")
         broker.pause()
-        assert eventually(lambda: state(last_pid) == "T")
+        wait_until(lambda: state(last_pid) == "T", 5)
         assert not is_ready(HOST, port, cluster[0], timeout_s=0.2)
         broker.resume()
-        assert eventually(lambda: is_ready(HOST, port, cluster[0]))
+        wait_until(lambda: is_ready(HOST, port, cluster[0]), 5)
         # Stopping one that is paused works, too, and at once.
         broker.pause()
         stopped_at = time.monotonic()
@@ -158,8 +159,8 @@ def test_it_ends_with_its_owner(end: str) -> None:
         owner.kill()
     else:
         owner.exits()
-    assert eventually(lambda: state(pid) is None, timeout_s=5)
-    assert eventually(lambda: not folder.exists())
+    wait_until(lambda: state(pid) is None, 5)
+    wait_until(lambda: not folder.exists(), 5)
 
 
 @pytest.fixture
@@ -339,7 +340,7 @@ def test_a_folder_is_of_one_process_as_long_as_its_broker_runs(tmp_path: Path) -
                 second.start()
             return second.running
 
-        assert eventually(starts, 60)
+        wait_until(starts, 60)
         second.stop()
     finally:
         owner.kill()

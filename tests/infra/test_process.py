@@ -15,9 +15,11 @@ from pathlib import Path
 import pytest
 
 from anabranch.infra.process import SupervisedProcess
+from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 SLEEP = ("sleep", "300")
+SOON_S = 5.0
 
 
 def state(pid: int) -> str | None:
@@ -27,15 +29,6 @@ def state(pid: int) -> str | None:
     except (FileNotFoundError, ProcessLookupError):
         return None
     return None if letter in "ZX" else letter
-
-
-def eventually(condition: Callable[[], bool], timeout_s: float = 5.0) -> bool:
-    deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
-        if condition():
-            return True
-        time.sleep(0.01)
-    return condition()
 
 
 @pytest.fixture
@@ -137,7 +130,7 @@ def test_each_end_has_its_exit_code(
     sleeper: SupervisedProcess, end: Callable[[SupervisedProcess], None], code: int
 ) -> None:
     end(sleeper)
-    assert eventually(lambda: state(sleeper.pid) is None)
+    wait_until(lambda: state(sleeper.pid) is None, SOON_S)
     assert sleeper.wait(5) == code
 
 
@@ -159,9 +152,9 @@ def test_waiting_ends_at_its_deadline_or_when_another_thread_kills(
 
 def test_it_is_paused_resumed_and_closed_even_if_paused(sleeper: SupervisedProcess) -> None:
     sleeper.pause()
-    assert eventually(lambda: state(sleeper.pid) == "T")
+    wait_until(lambda: state(sleeper.pid) == "T", SOON_S)
     sleeper.resume()
-    assert eventually(lambda: state(sleeper.pid) == "S")
+    wait_until(lambda: state(sleeper.pid) == "S", SOON_S)
     sleeper.pause()
     sleeper.close()
     assert state(sleeper.pid) is None
@@ -172,7 +165,7 @@ def test_it_is_paused_resumed_and_closed_even_if_paused(sleeper: SupervisedProce
 def test_a_process_that_ignores_sigterm_is_killed(log: Path) -> None:
     stubborn = ("sh", "-c", "trap '' TERM; echo ready; while :; do sleep 0.05; done")
     process = SupervisedProcess.start(stubborn, log=log, environment=os.environ)
-    assert eventually(lambda: log.read_text() == "ready\n")
+    wait_until(lambda: log.read_text() == "ready\n", SOON_S)
     process.close()
     assert process.poll() == -signal.SIGKILL
 
@@ -246,7 +239,7 @@ def test_it_ends_with_its_owner(log: Path, case: str) -> None:
         else:
             assert state(pid) is not None
             owner.kill()
-        assert eventually(lambda: state(pid) is None)
+        wait_until(lambda: state(pid) is None, SOON_S)
         assert all(state(child) is not None for child in children)
     finally:
         for child in children:
@@ -279,7 +272,7 @@ def test_it_ends_with_an_owner_that_was_forked_itself(log: Path) -> None:
     try:
         pid, forked = owner.numbers()
         os.kill(forked, signal.SIGKILL)
-        assert eventually(lambda: state(pid) is None)
+        wait_until(lambda: state(pid) is None, SOON_S)
     finally:
         owner.kill()
 
@@ -295,7 +288,7 @@ def test_an_orphan_s_folder_is_removed(log: Path, tmp_path: Path, ended: str) ->
     time.sleep(0.2)
     assert folder.exists()
     owner.kill()
-    assert eventually(lambda: not folder.exists())
+    wait_until(lambda: not folder.exists(), SOON_S)
 
 
 def test_a_living_owner_s_folder_is_kept(log: Path, tmp_path: Path) -> None:

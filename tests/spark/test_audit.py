@@ -36,6 +36,7 @@ from tests.crash.oracle import read_stream
 from tests.crash.raw import position
 from tests.spark.audit_forge import Clock, Forge, Rec
 from tests.spark.audit_life import live
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.broker
 
@@ -493,10 +494,7 @@ def plant(log: KafkaLog, cluster: Cluster, plants: Iterable[str]) -> None:
 
 def wait_for_events(log: KafkaLog, stream: str, count: int) -> None:
     """Plain writes are committed soon, without an answer."""
-    until = time.monotonic() + SOON_S
-    while len(read_stream(log, stream).events) < count:
-        assert time.monotonic() < until, f"{stream} does not come to {count} events"
-        time.sleep(0.1)
+    wait_until(lambda: len(read_stream(log, stream).events) >= count)
 
 
 @pytest.mark.usefixtures("spark")

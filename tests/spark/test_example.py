@@ -6,7 +6,6 @@ import importlib.util
 import os
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,6 +18,7 @@ from pyspark.sql import SparkSession
 
 import anabranch
 from tests.spark.plain_reader import read_all
+from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "spark_pipeline.py"
@@ -93,13 +93,6 @@ def test_rows_are_those_of_pandas_although_the_query_is_killed(
 # -- the end of its query ----------------------------------------------------------------------------------
 
 
-def wait_until(holds: Callable[[], bool]) -> None:
-    until = time.monotonic() + DEADLINE_S
-    while not holds():
-        assert time.monotonic() < until
-        time.sleep(0.05)
-
-
 @pytest.fixture
 def owner(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A process that has started the query, with a JVM that notes who it is."""
@@ -120,14 +113,14 @@ def owner(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 @pytest.mark.slow(5)
 def test_the_query_ends_with_its_owner(owner: subprocess.Popen[bytes], tmp_path: Path) -> None:
-    wait_until((tmp_path / "jvm").exists)
+    wait_until((tmp_path / "jvm").exists, DEADLINE_S)
     (driver,) = psutil.Process(owner.pid).children()
     jvm = int((tmp_path / "jvm").read_text())
     everything = [driver, *driver.children(recursive=True)]
     assert jvm in {process.pid for process in everything}
     owner.kill()
     try:
-        wait_until(lambda: not any(map(runs, everything)))
+        wait_until(lambda: not any(map(runs, everything)), DEADLINE_S)
     finally:
         for process in filter(runs, everything):
             process.kill()

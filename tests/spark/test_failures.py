@@ -103,12 +103,20 @@ def test_other_errors_pass() -> None:
 
 COLUMNS = StructType([StructField(name, StringType()) for name in ("key", "value")])
 OPTIONS = {"bootstrap": "b:1", "stream": "t/s"}
+LIMIT = 1_200
+MANY = 16
 
 
 @pytest.fixture
-def world() -> Iterator[World]:
+def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    """A cluster in memory that takes small commands; sinks use its client."""
     made = World()
+    commands = commands_topic(DEFAULT_PREFIX)
+    info = made.cluster.topics[commands]
+    config = {**info.config, "max.message.bytes": str(LIMIT)}
+    made.cluster.topics[commands] = replace(info, config=config)
     made.client.create_stream("t/s", segments=2)
+    monkeypatch.setattr(Target, "client", property(lambda _: made.client))
     yield made
     made.client.close()
 
@@ -142,7 +150,6 @@ def test_without_an_answer_the_outcome_is_unknown(world: World) -> None:
 def test_an_abort_without_an_answer_hides_no_error_of_the_job(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Target, "client", property(lambda _: world.client))
     sink = BatchSink(Options(OPTIONS), COLUMNS, False)
     sink.abort([])
     monkeypatch.setattr(Client, "abort", _unanswered)
@@ -154,20 +161,6 @@ def _unanswered(*_: object) -> None:
 
 
 # -- how many receipts one commit takes --------------------------------------------------------------------
-
-LIMIT = 1_200
-MANY = 16
-
-
-@pytest.fixture
-def small_commands(world: World, monkeypatch: pytest.MonkeyPatch) -> World:
-    """A cluster that takes small commands."""
-    commands = commands_topic(DEFAULT_PREFIX)
-    info = world.cluster.topics[commands]
-    config = {**info.config, "max.message.bytes": str(LIMIT)}
-    world.cluster.topics[commands] = replace(info, config=config)
-    monkeypatch.setattr(Target, "client", property(lambda _: world.client))
-    return world
 
 
 def written(sink: BatchSink | StreamSink) -> Written:
@@ -187,7 +180,7 @@ def commit(kind: type[BatchSink | StreamSink], messages: list[Written], sink: Ba
 
 @pytest.mark.parametrize("kind", [BatchSink, StreamSink])
 def test_a_commit_takes_the_receipts_that_fit_into_its_command(
-    small_commands: World, kind: type[BatchSink | StreamSink]
+    world: World, kind: type[BatchSink | StreamSink]
 ) -> None:
     sink = BatchSink(Options(OPTIONS), COLUMNS, False)
     messages = [written(sink) for _ in range(MANY)]
@@ -203,20 +196,20 @@ def test_a_commit_takes_the_receipts_that_fit_into_its_command(
         assert "max.message.bytes of the topic anabranch.commands" in said
         assert f"the commands topic takes {LIMIT - 512}" in said
         # Nothing is lost: fewer may still be committed.
-        assert small_commands.client.state(sink._reservation).state == "OPEN"
-    assert len(small_commands.events("t/s")) == 4 * count
+        assert world.client.state(sink._reservation).state == "OPEN"
+    assert len(world.events("t/s")) == 4 * count
     # One more would have been too much; a token, a name and numbers are the rest of the command.
     sizes = [len(message.receipt) - len(b"vt") for message in messages]  # without version and type
     assert LIMIT - 512 - 200 - sizes[count] < sum(sizes[:count]) < LIMIT - 512
 
 
-def test_after_too_many_an_abort_leaves_nothing(small_commands: World) -> None:
+def test_after_too_many_an_abort_leaves_nothing(world: World) -> None:
     sink = StreamSink(Options(OPTIONS), COLUMNS, False)
     messages = [written(sink) for _ in range(MANY)]
     again = pickle.loads(pickle.dumps(messages))
     with pytest.raises(EventTooLarge):
         StreamSink(Options(OPTIONS), COLUMNS, False).commit(again, 0)
     StreamSink(Options(OPTIONS), COLUMNS, False).abort(again, 0)
-    assert small_commands.client.state(sink._reservation).state == "ABORTED"
-    assert small_commands.events("t/s") == []
-    assert small_commands.client.describe("t/s").uncommitted_bytes == 0
+    assert world.client.state(sink._reservation).state == "ABORTED"
+    assert world.events("t/s") == []
+    assert world.client.describe("t/s").uncommitted_bytes == 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from anabranch.errors import MalformedRecord
 from anabranch.spark import Progress, ProgressListener, lag, measured
 from anabranch.spark.source.positions import Position, to_json
 from tests.spark.sink_place import DEADLINE_S, Place, numbers
+from tests.waiting import wait_until
 
 
 def source(at: Any, latest: Any) -> dict[str, Any]:
@@ -65,10 +65,7 @@ def test_the_listener_reports_rows_lag_and_the_transaction(
         writer = copy.writeStream.format("anabranch").options(**given, stream=f"{place.scope}/copy")
         query = writer.trigger(availableNow=True).start()
         assert query.awaitTermination(int(DEADLINE_S))
-        until = time.monotonic() + DEADLINE_S
-        while not any(progress.rows for progress in told):  # Spark tells listeners later
-            assert time.monotonic() < until
-            time.sleep(0.1)
+        wait_until(lambda: any(progress.rows for progress in told))  # Spark tells listeners later
     finally:
         spark.streams.removeListener(listener)
     (found,) = (progress for progress in told if progress.rows)

@@ -28,6 +28,7 @@ from anabranch.spark.source.stream_reader import StreamReader
 from anabranch.topics.names import stream_topic
 from tests.cluster import Cluster
 from tests.spark.source_world import Seen, World, in_key_order, seen_by_spark, seen_by_tasks
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.broker
 
@@ -365,11 +366,8 @@ class Queries:
         return query
 
     def wait_for(self, query: StreamingQuery, holds: Callable[[], bool]) -> None:
-        until = time.monotonic() + SOON_S
-        while not holds():
-            assert query.exception() is None
-            assert time.monotonic() < until
-            time.sleep(0.05)
+        wait_until(lambda: holds() or query.exception())
+        assert query.exception() is None
 
 
 @pytest.mark.soak
