@@ -115,9 +115,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="run against this cluster instead of the embedded broker",
     )
     parser.addoption(
-        "--kfake",
-        choices=sorted(KINDS),
-        help="run against a kfake that plays this broker",
+        "--kfake", choices=sorted(KINDS), help="run against a kfake that plays this broker"
     )
     parser.addoption(
         "--secured",

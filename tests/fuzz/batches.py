@@ -103,10 +103,7 @@ def _copy(data: bytes) -> None:
     assert [record[2:] for record in decode_records(builder.build())] == rows
 
 
-_SEGMENTS = [
-    SegmentRange(0, 0, SPACE // 3, 0),
-    SegmentRange(1, SPACE // 3, SPACE, 1),
-]
+_SEGMENTS = [SegmentRange(0, 0, SPACE // 3, 0), SegmentRange(1, SPACE // 3, SPACE, 1)]
 
 
 def _split(data: bytes) -> None:

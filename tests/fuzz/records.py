@@ -92,12 +92,7 @@ def _ids(data: bytes) -> None:
 
 
 def _status_keys() -> list[bytes]:
-    return [
-        name_key("s", "n"),
-        epoch_key("s/x", 3),
-        txn_key(_TXN_ID),
-        writer_key(_TXN_ID, -5),
-    ]
+    return [name_key("s", "n"), epoch_key("s/x", 3), txn_key(_TXN_ID), writer_key(_TXN_ID, -5)]
 
 
 def _seeds(*classes: type) -> list[bytes]:

@@ -162,10 +162,7 @@ def _packed(name: str) -> list[bytes]:
 
 def _snapshot_positions() -> list[bytes]:
     ids = StreamIds("f" * 32, "07" * 16)
-    cuts = {
-        "a/b": StreamCut({0: 7, 1: 1 << 62}, {0: 5, 1: 0}, 9, ids),
-        "a/c": StreamCut({}, {}, 0),
-    }
+    cuts = {"a/b": StreamCut({0: 7, 1: 1 << 62}, {0: 5, 1: 0}, 9, ids), "a/c": StreamCut({}, {}, 0)}
     return _texts(SnapshotPlan(1 << 60, cuts).to_text(), SnapshotPlan(9, cuts, 3).to_text())
 
 
@@ -208,11 +205,7 @@ TARGETS = (
     ),
     Target("avro-schemas", lambda: _texts(_SCHEMA), _on_text(_schema), _BAD, inputs=200),
     Target(
-        "snapshot-positions",
-        _snapshot_positions,
-        _on_text(SnapshotPlan.of_text),
-        _BAD,
-        inputs=300,
+        "snapshot-positions", _snapshot_positions, _on_text(SnapshotPlan.of_text), _BAD, inputs=300
     ),
     Target("positions", _position_seeds, _on_text(_positions), (MalformedRecord,), inputs=300),
     *(

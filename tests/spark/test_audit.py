@@ -176,18 +176,12 @@ PLANTS: dict[str, tuple[Plant, dict[str, int]]] = {
         spoiled(events=lambda e: [*e, e[1]]),
         {"status-count": 1, "receipt": 1, "journal-content": 1},
     ),
-    "an event dropped": (
-        spoiled(events=lambda e: e[:2]),
-        {"status-count": 1, "receipt": 1},
-    ),
+    "an event dropped": (spoiled(events=lambda e: e[:2]), {"status-count": 1, "receipt": 1}),
     "an event dropped, and the row agrees": (
         spoiled(events=lambda e: [e[0], e[2]], row=lambda r: r._replace(committed=2)),
         {"journal-content": 2},
     ),
-    "two events of a key in the other order": (
-        spoiled(events=REORDERED),
-        {"journal-order": 2},
-    ),
+    "two events of a key in the other order": (spoiled(events=REORDERED), {"journal-order": 2}),
     "another value": (
         spoiled(events=lambda e: [e[0], e[1]._replace(value=b"B"), e[2]]),
         {"receipt": 1, "journal-content": 2},
@@ -222,10 +216,7 @@ PLANTS: dict[str, tuple[Plant, dict[str, int]]] = {
         lambda f: f.put(f"{f.topic}.history", [(None, b"foreign")]),
         {"history-record": 1},
     ),
-    "a COMMIT record under another key": (
-        spoiled(key=lambda _: OTHER),
-        {"history-record": 1},
-    ),
+    "a COMMIT record under another key": (spoiled(key=lambda _: OTHER), {"history-record": 1}),
     "a COMMIT record with a wrong count": (
         spoiled(record=lambda r: part(r, count=2), row=lambda r: r._replace(committed=2)),
         {"event-count": 1},
@@ -244,13 +235,7 @@ PLANTS: dict[str, tuple[Plant, dict[str, int]]] = {
     ),
     "a commit that was done again": (
         repeated_commit,
-        {
-            "commit-once": 1,
-            "status-count": 1,
-            "status-time": 1,
-            "receipt": 1,
-            "journal-content": 3,
-        },
+        {"commit-once": 1, "status-count": 1, "status-time": 1, "receipt": 1, "journal-content": 3},
     ),
     "a timestamp that goes back": (
         spoiled(record=lambda r: r._replace(timestamp=r.timestamp - (1 << 40))),
@@ -300,10 +285,7 @@ PLANTS: dict[str, tuple[Plant, dict[str, int]]] = {
         spoiled(receipt=lambda r: extent(r, count=4)),
         {"receipt": 1},
     ),
-    "a receipt with another sum": (
-        spoiled(receipt=lambda r: extent(r, crc_sum=1)),
-        {"receipt": 1},
-    ),
+    "a receipt with another sum": (spoiled(receipt=lambda r: extent(r, crc_sum=1)), {"receipt": 1}),
     # Plain writes.
     "a plain write that was lost": (plain_lost, {"plain-content": 1}),
     "a plain event from nowhere": (

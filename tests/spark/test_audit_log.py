@@ -157,8 +157,7 @@ def test_the_docs_name_every_check() -> None:
 
 
 @pytest.mark.parametrize(
-    ("home", "said"),
-    [("/nowhere", "does not run"), (None, "there is no java")],
+    ("home", "said"), [("/nowhere", "does not run"), (None, "there is no java")]
 )
 def test_without_a_jdk_the_command_says_how_to_get_one(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, home: str | None, said: str

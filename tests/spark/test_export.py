@@ -17,16 +17,7 @@ from pyspark.sql import SparkSession
 import anabranch
 from anabranch.errors import InvalidArgument
 from anabranch.spark import export as module
-from anabranch.spark.export import (
-    Batch,
-    Exported,
-    Pace,
-    Shape,
-    _bind,
-    _settings,
-    _shaped,
-    export,
-)
+from anabranch.spark.export import Batch, Exported, Pace, Shape, _bind, _settings, _shaped, export
 from anabranch.spark.options import Connection
 from tests.spark.pipeline_input import commit
 

@@ -166,10 +166,7 @@ def test_load_takes_lines_in_quotes_and_times_of_digits(
         (json.loads(event.value or b"").get("text"), event.timestamp)
         for event in read_all(connection.bootstrap, stream)
     )
-    assert found == [
-        ("two\nlines, and a comma", 1_700_000_000_000),
-        ("\xc4", 1_700_000_000_123),
-    ]
+    assert found == [("two\nlines, and a comma", 1_700_000_000_000), ("\xc4", 1_700_000_000_123)]
 
 
 def test_load_needs_its_stream(spark: SparkSession, connection: Connection, tmp_path: Path) -> None:

@@ -32,13 +32,7 @@ from anabranch.errors import (
     TransactionAborted,
 )
 from anabranch.spark.options import Options
-from anabranch.spark.sink.writer import (
-    LOCAL_DIRS,
-    BatchSink,
-    NothingWritten,
-    StreamSink,
-    Written,
-)
+from anabranch.spark.sink.writer import LOCAL_DIRS, BatchSink, NothingWritten, StreamSink, Written
 from tests.cluster import start_cluster
 from tests.conftest import Broker
 from tests.spark.sink_place import (

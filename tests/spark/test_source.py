@@ -13,13 +13,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.datasource import EqualTo, Filter, GreaterThan, In, LessThanOrEqual
 
 import anabranch
-from anabranch.errors import (
-    AnabranchError,
-    InvalidArgument,
-    NotReady,
-    UnknownScope,
-    UnknownStream,
-)
+from anabranch.errors import AnabranchError, InvalidArgument, NotReady, UnknownScope, UnknownStream
 from anabranch.protocol.hybrid_time import to_datetime
 from anabranch.protocol.ids import segment_epoch
 from anabranch.reading.event_columns import PLACES
@@ -208,11 +202,7 @@ def test_a_stream_without_events(
     ids=lambda value: str(value) if isinstance(value, dict) else None,
 )
 def test_errors_say_what_to_do(
-    own_clients: None,
-    world: World,
-    options: dict[str, str],
-    error: type[AnabranchError],
-    says: str,
+    own_clients: None, world: World, options: dict[str, str], error: type[AnabranchError], says: str
 ) -> None:
     given = {"bootstrap": world.bootstrap, "streams": f"{world.events},{world.other}"} | options
     with pytest.raises(error) as raised:
