@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 import anabranch
 from anabranch.cli.main import app
 from anabranch.protocol.legal_names import ADMIN_LANE
-from tests.spark.pipeline_input import files
+from tests.spark.pipeline_input import commit, files
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow(60)]
 
@@ -53,7 +53,7 @@ def test_the_commands_from_file_to_file(command: Any, unique: str, tmp_path: Pat
 
 @pytest.mark.soak
 def test_an_export_of_a_stream_that_is_made_again(
-    command: Any, bootstrap: str, unique: str, tmp_path: Path
+    command: Any, bootstrap: str, client: anabranch.Client, unique: str, tmp_path: Path
 ) -> None:
     stream, out = f"c{unique}/rows", str(tmp_path / "out")
     load = ("load", files(tmp_path, "csv"), "--stream", stream, "--segments", "1")
@@ -61,11 +61,8 @@ def test_an_export_of_a_stream_that_is_made_again(
     assert [command(*load)[0], command(*export)[0]] == [0, 0]
     with anabranch.connect(bootstrap, lane=ADMIN_LANE) as operator:
         operator.delete_stream(stream)
-        operator.create_stream(stream)
-        with operator.begin(stream.partition("/")[0]) as txn:
-            for _ in range(4):
-                txn.write(stream, b"{}", key=b"k")
-            txn.commit()
+    client.create_stream(stream)
+    commit(client, stream, *[("k", "{}")] * 4)
     code, said, error = command(*export)
     assert (code, said) == (2, "")
     assert error.startswith(f"UnknownStream: the checkpoint is of a former stream {stream}, ")
@@ -73,6 +70,8 @@ def test_an_export_of_a_stream_that_is_made_again(
     code, said, _ = command(*export, "--lossy")
     assert (code, said) == (0, f"4 events to {out} in 1 micro-batch\n")
     assert command(*export)[:2] == (0, f"nothing new for {out}\n")
+    commit(client, stream, ("k", "{}"))
+    assert command(*export)[:2] == (0, f"1 event to {out} in 1 micro-batch\n")
 
 
 # arguments, exit code, what standard error says

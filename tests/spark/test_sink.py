@@ -6,7 +6,6 @@ On a real broker; what is visible is asked of a plain read_committed consumer.
 from __future__ import annotations
 
 import contextlib
-import logging
 import pickle
 import signal
 import time
@@ -240,15 +239,6 @@ def batch_sink(place: Place, **options: str) -> BatchSink:
 def stream_sink(place: Place, **options: str) -> StreamSink:
     given = {"bootstrap": place.bootstrap, "stream": place.stream} | options
     return StreamSink(Options(given), SCHEMA, False)
-
-
-@pytest.mark.soak
-def test_commits_are_logged(place: Place, caplog: pytest.LogCaptureFixture) -> None:
-    sink = batch_sink(place)
-    with caplog.at_level(logging.INFO, "anabranch.spark"):
-        sink.commit([attempt(sink, 20)])
-    (info,) = place.transactions()
-    assert f"committed 20 events in transaction {info.txn_id.hex()}" in caplog.messages
 
 
 def test_only_accepted_attempts_count(place: Place) -> None:

@@ -456,31 +456,6 @@ def test_each_key_in_order_while_the_stream_is_scaled(
     assert len({(event.segment or 0) >> 32 for event in queries.events}) >= 7
 
 
-@pytest.mark.soak
-def test_a_query_of_a_stream_that_is_made_again(
-    spark: SparkSession, tmp_path: Path, cluster: Cluster, client: anabranch.Client, unique: str
-) -> None:
-    stream = f"s{unique}/again"
-    client.create_stream(stream)
-    write(client, stream, b"1", b"2")
-    options = {"bootstrap": cluster.bootstrap, "stream": stream}
-    queries, trigger = Queries(spark, tmp_path), {"availableNow": True}
-    queries.run(trigger, **options)
-    with anabranch.connect(cluster.bootstrap, lane=ADMIN_LANE) as operator:
-        operator.delete_stream(stream)
-    client.create_stream(stream)
-    write(client, stream, b"3", b"4", b"5")
-    with pytest.raises(StreamingQueryException, match=f"UnknownStream.*former stream {stream}"):
-        queries.run(trigger, **options)
-    assert [event.value for event in queries.events] == [b"1", b"2"]
-    for _ in range(2):
-        queries.run(trigger, **options, failOnDataLoss="false")
-        assert [event.value for event in queries.events] == [b"1", b"2", b"3", b"4", b"5"]
-    write(client, stream, b"6")
-    queries.run(trigger, **options)
-    assert [event.value for event in queries.events][-1] == b"6"
-
-
 def test_an_error_of_the_planner_ends_the_query(
     spark: SparkSession, tmp_path: Path, bootstrap: str
 ) -> None:
