@@ -26,7 +26,7 @@ from tests.spark.sink_place import Place, place_in
 from tests.spark.source_world import World, build
 
 FOLDER = Path(__file__).parent
-TIMEOUT_S = 600  # a JVM starts in 5 s, or in a minute beside four others
+TIMEOUT_S = 600  # a JVM starts in 5 s, or in a minute next to four others
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

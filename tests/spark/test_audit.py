@@ -42,7 +42,7 @@ pytestmark = pytest.mark.broker
 
 PREFIX = "audited"
 SCOPE = "nyc"
-MAIN, OTHER_STREAM = f"{SCOPE}/main", "beside/other"  # of two scopes, which share transactions
+MAIN, OTHER_STREAM = f"{SCOPE}/main", "near/other"  # of two scopes, which share transactions
 LONG_AGO_MS = int(time.time() * 1000) - 10 * 86_400_000
 SOON_S = 60.0
 BY = b"\7" * 32
@@ -171,7 +171,7 @@ PLANTS: dict[str, tuple[Plant, dict[str, int]]] = {
     "a wide stream's history": (lean, {}),
     "an epoch that is repeated": (repeated_epoch, {}),
     # Events.
-    "an event once more, behind": (copied_event, {"event-outside": 1}),
+    "an event once more, after its commit": (copied_event, {"event-outside": 1}),
     "an event once more, inside": (
         spoiled(events=lambda e: [*e, e[1]]),
         {"status-count": 1, "receipt": 1, "journal-content": 1},
@@ -298,7 +298,7 @@ PLANTS: dict[str, tuple[Plant, dict[str, int]]] = {
 # Three one-shots that move positions have no rows.
 OF_TASKS = {"status-missing": 3, "status-state": 3, "status-time": 3, "status-count": 3}
 UNCHECKED = {
-    "event-count": 2,  # retention took a part of the range; the history was cut behind it
+    "event-count": 2,  # retention took a part of the range; the history was cut after it
     "history-chain": 1,
     "history-time": 1,
     "commit-place": 1,
@@ -428,7 +428,7 @@ def planted(audited: Cluster, log: KafkaLog, lived: Lived, spark: SparkSession) 
     """Every plant in a stream of its own, and an audit of the scope by the command."""
     audited.controller.stop()
     plant(log, audited, PLANTS)
-    return audit_of(audited, "--stream", "beside", "--database", str(lived.ledger))
+    return audit_of(audited, "--stream", "near", "--database", str(lived.ledger))
 
 
 def audit_of(cluster: Cluster, *more: str) -> Planted:

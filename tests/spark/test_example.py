@@ -127,7 +127,7 @@ def test_the_query_ends_with_its_owner(owner: subprocess.Popen[bytes], tmp_path:
 
 
 def runs(process: psutil.Process) -> bool:
-    """Also one that nobody has buried yet does not."""
+    """A zombie does not run."""
     try:
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:

@@ -1,4 +1,4 @@
-"""How far a query is behind, from what Spark reports of it; and its progress, as the listener gives it."""
+"""The lag of a query, from what Spark reports of it; and its progress, as the listener gives it."""
 
 from __future__ import annotations
 

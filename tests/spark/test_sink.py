@@ -65,13 +65,13 @@ def test_a_batch_is_one_transaction(spark: SparkSession, place: Place) -> None:
 
 
 @pytest.mark.parametrize(
-    "beside",
+    "suffix",
     ["", pytest.param("near", marks=pytest.mark.soak)],
     ids=["of one scope", "of two scopes"],
 )
-def test_several_streams_in_one_transaction(spark: SparkSession, place: Place, beside: str) -> None:
-    place.client.create_stream(f"{place.scope}{beside}/other", 3, near=place.scope)
-    other = place_in(place.bootstrap, place.client, f"{place.scope}{beside}", name="other")
+def test_several_streams_in_one_transaction(spark: SparkSession, place: Place, suffix: str) -> None:
+    place.client.create_stream(f"{place.scope}{suffix}/other", 3, near=place.scope)
+    other = place_in(place.bootstrap, place.client, f"{place.scope}{suffix}", name="other")
     rows = numbers(spark, 100).withColumn(
         "stream", F.when(F.col("value") < "5", place.stream).otherwise(other.stream)
     )

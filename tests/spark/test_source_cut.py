@@ -39,7 +39,7 @@ Row = tuple[bytes | None, int | None, int | None]
 class Cut(NamedTuple):
     """A stream of one partition with commits 0 to 4, of an event each; the history tells of 2 to 4 only.
 
-    ``positions``: of a query of one event each, before that: behind 0, 1, … commits.
+    ``positions``: of a query of one event each, before that: after 0, 1, … commits.
     """
 
     bootstrap: str
@@ -129,7 +129,7 @@ def test_a_snapshot(cut: Cut, source: Callable[..., StreamReader]) -> None:
     with pytest.raises(SnapshotExpired, match=UNTOLD):
         batch(cut)
     assert batch(cut, **lenient) == cut.rows(0, 1, 2, 3, 4)
-    # Filters that leave what is told of are as good as ever; others would leave out what they may want.
+    # Filters by what the history still says are safe; others would leave out rows that they may want.
     after = GreaterThanOrEqual(("commit_timestamp",), cut.times[CUT])
     assert batch(cut, after) == cut.rows(2, 3, 4)
     for wide in (EqualTo(("segment",), 0), LessThan(("commit_timestamp",), cut.times[4])):

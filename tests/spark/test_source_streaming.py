@@ -378,7 +378,7 @@ def test_the_end_at_which_a_query_began_is_kept(
     client.create_stream(small.events, segments=2)
     client.create_stream(small.other)
     small.commit(5)
-    small.read()  # the end is behind the markers, which may be late
+    small.read()  # the end is after the markers, which may be late
     queries = Queries(spark, tmp_path)
     options = {"bootstrap": bootstrap, "stream": small.events, "start": "end"}
     queries.run({"availableNow": True}, **options)
