@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, KafkaError, Message, Producer
+from confluent_kafka import KafkaError, Message, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 from typer.testing import CliRunner
 
@@ -33,6 +33,7 @@ from anabranch.infra.sockets import HOST, free_port, is_free, is_ready
 from anabranch.infra.storage import ensure_formatted
 from tests.infra.kafka import finalized_features
 from tests.infra.test_process import Owner, state
+from tests.plain_reader import values
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.broker
@@ -57,28 +58,6 @@ def produce(bootstrap: str, topic: str, *values: bytes) -> None:
         producer.produce(topic, value, on_delivery=delivered)
     assert producer.flush(20) == 0
     assert errors == []
-
-
-def consume(bootstrap: str, topic: str, count: int) -> list[bytes]:
-    """The first ``count`` values, read by a member of a new group."""
-    consumer = Consumer(
-        {
-            "bootstrap.servers": bootstrap,
-            "group.id": f"{topic}-{time.monotonic_ns()}",
-            "auto.offset.reset": "earliest",
-            "isolation.level": "read_committed",
-            **QUIET,
-        }
-    )
-    consumer.subscribe([topic])
-    values: list[bytes] = []
-    deadline = time.monotonic() + 30
-    while len(values) < count and time.monotonic() < deadline:
-        message = consumer.poll(0.5)
-        if message is not None and message.error() is None:
-            values.append(message.value() or b"")
-    consumer.close()
-    return values
 
 
 def test_a_life(tmp_path: Path) -> None:
@@ -106,7 +85,7 @@ def test_a_life(tmp_path: Path) -> None:
             broker.pause()
         broker.start()
         assert broker.bootstrap == bootstrap
-        assert consume(bootstrap, "kept", 2) == [b"1", b"2"]
+        assert values(bootstrap, "kept") == [b"1", b"2"]
 
         last_pid, port = broker.pid, broker.port
         cluster = re.findall(r'"cluster_id": "(.+)"', (broker.folder / "broker.json").read_text())

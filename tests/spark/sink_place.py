@@ -12,7 +12,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 import anabranch
-from tests.spark.plain_reader import Seen, read_all, values
+from tests.plain_reader import Seen, read_all, values
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:

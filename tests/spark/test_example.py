@@ -17,7 +17,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 import anabranch
-from tests.spark.plain_reader import read_all
+from tests.plain_reader import read_all
 from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]

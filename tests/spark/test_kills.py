@@ -21,10 +21,10 @@ from pyspark.sql import SparkSession
 
 import anabranch
 from anabranch.errors import RetryError
+from tests.plain_reader import values
 from tests.spark.disturbed import COMMITS, LIVES, TASKS
 from tests.spark.killed_driver import ROWS, SUFFIX, start_reading, start_sink
 from tests.spark.killed_life import SOON_S, Life, kill_all
-from tests.spark.plain_reader import values
 from tests.spark.sink_place import Place, place_in, put_file, texts
 from tests.spark.source_world import World
 

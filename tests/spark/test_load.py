@@ -16,8 +16,8 @@ from anabranch.spark.failures import JobFailed
 from anabranch.spark.load import Events, Reading, load
 from anabranch.spark.options import Connection
 from anabranch.spark.sink.avro_rows import avro_schema
+from tests.plain_reader import read_all, values
 from tests.spark.pipeline_input import NOON_MS, files
-from tests.spark.plain_reader import read_all, values
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow(60)]
 

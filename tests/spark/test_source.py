@@ -22,7 +22,7 @@ from anabranch.spark.columns import EVENT_SCHEMA, chosen
 from anabranch.spark.options import Options
 from anabranch.spark.source.plan import EventRange
 from anabranch.spark.source.reader import SnapshotReader
-from tests.spark.plain_reader import read_all
+from tests.plain_reader import read_all
 from tests.spark.source_world import Seen, World, in_key_order, seen_by_spark
 
 pytestmark = pytest.mark.broker
