@@ -363,10 +363,15 @@ def test_the_map_has_every_file() -> None:
 @cache
 def all_classes() -> tuple[list[tuple[str, ast.ClassDef]], dict[str, ast.ClassDef]]:
     """(file, class) of the whole tree, and the classes by name: the first one of each."""
+    trees = {file.name: file.tree for file in product()}
+    for path in listed(".py"):
+        name = path.relative_to(ROOT).as_posix()
+        if name not in trees:
+            trees[name] = ast.parse(path.read_text())
     classes = [
-        (path.relative_to(ROOT).as_posix(), node)
-        for path in listed(".py")
-        for node in ast.walk(ast.parse(path.read_text()))
+        (name, node)
+        for name in sorted(trees)
+        for node in ast.walk(trees[name])
         if isinstance(node, ast.ClassDef)
     ]
     return classes, {node.name: node for _, node in reversed(classes)}
