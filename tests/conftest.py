@@ -115,9 +115,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="run against this cluster instead of the embedded broker",
     )
     parser.addoption(
-        "--kfake",
-        choices=sorted(KINDS),
-        help="run against a kfake that plays this broker",
+        "--kfake", choices=sorted(KINDS), help="run against a kfake that plays this broker"
     )
     parser.addoption(
         "--secured",
@@ -371,7 +369,7 @@ def cluster(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     """The session's broker with a controller that leads. Tests share it and must not stop it."""
     running = start_cluster(broker.bootstrap, tmp_path_factory.mktemp("cluster"))
     yield running
-    running.controller.kill()  # quicker than handing over to nobody
+    running.controller.kill()  # quicker than a handover
 
 
 @pytest.fixture(scope="session")

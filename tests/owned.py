@@ -2,7 +2,7 @@
 
 Linux's parent-death signal does it. It is sent when the *thread* ends that started the child, and threads of
 tests come and go: so one thread, that lives as long as its process, starts all of them. Elsewhere they may be
-left behind.
+left over.
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +21,7 @@ from anabranch.protocol.legal_names import split_stream
 from anabranch.topics import rights
 from anabranch.topics.rights import GROUP, Acl, Right
 from anabranch.types import StreamDescription
+from tests.waiting import wait_until
 
 AUTHORIZED = {
     "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
@@ -60,33 +60,31 @@ class SecuredBroker(NamedTuple):
         }
 
     def grant(self, user: str, rights: Iterable[Right]) -> None:
-        """Grant, and wait until the authorizer has it: brokers say that it is done before."""
-        wanted = list(dict.fromkeys(rights))
-        bindings = [binding_of(Acl(f"User:{user}", right)) for right in wanted]
-        for done in self.admin.create_acls(bindings).values():
-            done.result(30)
-        last = filter_of(Acl(f"User:{user}", wanted[-1]))
-        while not self.admin.describe_acls(last).result(30):
-            time.sleep(0.005)
+        self._add([Acl(f"User:{user}", right) for right in dict.fromkeys(rights)])
 
     def revoke(self, user: str, rights: Iterable[Right]) -> None:
-        filters = [filter_of(Acl(f"User:{user}", right)) for right in dict.fromkeys(rights)]
-        for gone in self.admin.delete_acls(filters).values():
-            assert len(gone.result(30)) == 1
+        self._remove([Acl(f"User:{user}", right) for right in dict.fromkeys(rights)])
 
     @contextmanager
     def denied(self, user: str, right: Right) -> Iterator[None]:
         """Deny a right, whatever is granted."""
         rule = Acl(f"User:{user}", right, allowed=False)
-        for done in self.admin.create_acls([binding_of(rule)]).values():
-            done.result(30)
-        while not self.admin.describe_acls(filter_of(rule)).result(30):
-            time.sleep(0.005)
+        self._add([rule])
         try:
             yield
         finally:
-            for gone in self.admin.delete_acls([filter_of(rule)]).values():
-                assert len(gone.result(30)) == 1
+            self._remove([rule])
+
+    def _add(self, acls: list[Acl]) -> None:
+        """Returns when the authorizer has them: brokers answer before."""
+        for done in self.admin.create_acls([binding_of(acl) for acl in acls]).values():
+            done.result(30)
+        last = filter_of(acls[-1])
+        wait_until(lambda: self.admin.describe_acls(last).result(30), pause=0.005)
+
+    def _remove(self, acls: list[Acl]) -> None:
+        for gone in self.admin.delete_acls([filter_of(acl) for acl in acls]).values():
+            assert len(gone.result(30)) == 1
 
 
 @contextmanager

@@ -55,9 +55,7 @@ class LanesPlace:
     def add(self, lane: str, granted: Grants) -> None:
         """A lane of the principal of the same name, with these grants and the journals' rights."""
         principal = [f"User:{lane}"]
-        at_last(
-            lambda: self.operator.add_lane(lane, principal, apply=True, adopt_topics=True),
-        )
+        at_last(lambda: self.operator.add_lane(lane, principal, apply=True, adopt_topics=True))
         for pattern, granted_rights in granted.items():
             self.operator.grant(lane, pattern, list(granted_rights))
 

@@ -58,7 +58,7 @@ def names_of(file: str) -> set[str]:
 
 
 @pytest.mark.parametrize(("change", "file", "name"), PLACES)
-def test_a_change_is_made_where_it_is_looked_for(change: str, file: str, name: str) -> None:
+def test_a_change_has_its_place(change: str, file: str, name: str) -> None:
     assert name in names_of(file), f"{change}: no {name} in {file}"
 
 

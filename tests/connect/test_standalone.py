@@ -1,6 +1,6 @@
 """Kafka Connect, of the embedded broker's version, writes into a stream with the settings of docs/how-to/moving.md.
 
-Its jars are locked beside this file, as the broker's are; `tests.containers.versions.resolve` made the lock.
+Its jars are locked next to this file, as the broker's are; `tests.containers.versions.resolve` made the lock.
 """
 
 from __future__ import annotations

@@ -122,7 +122,7 @@ def start_broker(kind: str, *, transaction_version: int | None = None) -> Iterat
 
 
 def set_transaction_version(bootstrap: str, level: int) -> None:
-    """Bring the feature to that level, and wait until clients are told so."""
+    """Bring the feature to that level, and wait until clients see it."""
     from tests.infra.kafka import finalized_features, update_feature
 
     if finalized_features(bootstrap).get(_TRANSACTION_VERSION, 0) == level:

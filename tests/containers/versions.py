@@ -3,8 +3,8 @@
 It holds for embedded brokers and for the image that `tests.containers.image` makes.
 
 ``python -m tests.containers.versions VERSION...`` resolves their jars with the network and writes those files, the
-embedded broker's own beside its code; read the difference before you commit it. ``--fetch`` only brings the jars of
-the version named.
+embedded broker's own next to its code; read the difference before you commit it. ``--fetch`` only brings the jars
+of the version named.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from anabranch.protocol.schemas.records import (
 from anabranch.topics.names import journal_topic, stream_topic
 from tests.controller.world import World
 from tests.core.labels import SECRET, Begun
-from tests.failpoints import FailingLog, FailingTable
+from tests.failpoints import failing
 from tests.memory.table import MemoryStore
 
 STREAM = "nyc/flights"
@@ -73,8 +73,8 @@ class Play:
             "clean_ms": 1, "clean_records": 1, "move_bytes": MOVE_BYTES, "chunk_bytes": CHUNK,
         } | self.settings  # fmt: skip
         self.controller = Controller(
-            FailingLog(self.world.cluster.log(name), lambda c, p: self.hook(c, p)),
-            FailingTable(self.store.open(name), lambda c, p: self.hook(c, p)),
+            failing(self.world.cluster.log(name), lambda c, p: self.hook(c, p)),
+            failing(self.store.open(name), lambda c, p: self.hook(c, p)),
             self.world.clock,
             Settings(0, 1, "anabranch", reply_partitions=8, trusts_open=True, **given),
             leader=name,

@@ -22,7 +22,7 @@ from anabranch.topics.creation import create_control_topics
 from tests.core.labels import SECRET
 from tests.crash.points import Cut, Point
 from tests.crash.zygote import Spec, say
-from tests.failpoints import DecidingController, FailingLog, FailingProducer, FailingTable
+from tests.failpoints import DecidingController, Failing, failing
 
 IDLE_WAIT_S = 0.1
 PAUSE_S = 0.05
@@ -96,7 +96,7 @@ def warm_up() -> None:
 
 def _identity(producer: Producer) -> tuple[int, int]:
     """(producer id, epoch) as the log shows them."""
-    kafka = producer._producer if isinstance(producer, FailingProducer) else producer
+    kafka = producer.port if isinstance(producer, Failing) else producer
     assert isinstance(kafka, KafkaProducer)
     return kafka.producer_id, kafka.producer_epoch
 
@@ -118,14 +118,12 @@ def lead(number: int, told: dict[str, Any]) -> int:
 
     signal.signal(signal.SIGUSR1, arm)
     clock = FastClock(spec.speed)
-    source: Log = FailingLog(KafkaLog(spec.bootstrap), cut)
+    source: Log = failing(KafkaLog(spec.bootstrap), cut)
     if spec.prepare:
         create_control_topics(
             source, spec.prefix, control_partitions=1, reply_partitions=spec.replies
         )
-    table: Table = FailingTable(
-        open_checkpoint(Path(spec.folder), source, clock, spec.prefix, 0), cut
-    )
+    table: Table = failing(open_checkpoint(Path(spec.folder), source, clock, spec.prefix, 0), cut)
     controller = DecidingController(
         source,
         table,

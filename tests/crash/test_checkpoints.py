@@ -6,9 +6,10 @@ import logging
 import shutil
 import signal
 import uuid
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,45 +19,35 @@ from anabranch.controller.leadership import STATUS_POSITION
 from anabranch.controller.rocksdb_table import ORIGIN, WRITTEN, RocksTable, open_checkpoint
 from anabranch.core import rows as k
 from anabranch.core.decisions.turn import Settings
-from anabranch.ports import Fetched, Log, LogError, TopicPartition
+from anabranch.ports import Fetched, Log, TopicPartition
 from anabranch.protocol.schemas import records as r
 from tests.conftest import Broker
 from tests.contract.helpers import wait_stable
 from tests.crash.cases import Case, Place
 from tests.crash.zygote import Zygote
-from tests.failpoints import FailingLog
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(180)]
 STEPS = 50
 Rows = dict[bytes, bytes]
 
 
-class Watched(FailingLog):
+class Watched:
     """A log that notes from where the status log is read."""
 
     def __init__(self, log: Log, status: TopicPartition) -> None:
-        super().__init__(log, lambda name, phase: None)
+        self._log = log
         self._status = status
         self.asked: list[int] = []
 
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._log, name)
+
     def fetch(
-        self,
-        positions: Mapping[TopicPartition, int],
-        *,
-        max_wait: float,
-        max_bytes: int,
-        committed: bool,
-        failed: MutableMapping[TopicPartition, LogError] | None = None,
+        self, positions: Mapping[TopicPartition, int], **how: Any
     ) -> dict[TopicPartition, Fetched]:
         if self._status in positions:
             self.asked.append(positions[self._status])
-        return super().fetch(
-            positions,
-            max_wait=max_wait,
-            max_bytes=max_bytes,
-            committed=committed,
-            failed=failed,
-        )
+        return self._log.fetch(positions, **how)
 
 
 @dataclass
@@ -98,7 +89,8 @@ class Stopped:
 
     def lead(self) -> Rows:
         """Lead for a moment, in this process; where the status log was read from is in ``reads``."""
-        log, clock = Watched(self.log, self.status), SystemClock()
+        log: Any = Watched(self.log, self.status)
+        clock = SystemClock()
         table = open_checkpoint(self.folder, log, clock, self.place.prefix, 0)
         settings = Settings(0, 1, self.place.prefix, trusts_open=True)
         controller = Controller(log, table, clock, settings, "test")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import time
 import uuid
 from collections import Counter
 from collections.abc import Callable
@@ -12,6 +11,7 @@ from collections.abc import Callable
 import pytest
 
 import anabranch
+from tests.waiting import wait_until
 
 KEYS = [b"key-%d" % i for i in range(20)]
 WAIT_S = 60.0
@@ -23,15 +23,9 @@ class Place:
     def __init__(self, client: anabranch.Client) -> None:
         self.client = client
         self.scope = f"f{uuid.uuid4().hex[:8]}"
-        for name, segments in (
-            ("a", 3),
-            ("b", 1),
-            ("out", 2),
-            ("even", 1),
-            ("ticks", 1),
-            ("dead", 1),
-        ):
-            client.create_stream(f"{self.scope}/{name}", segments=segments)
+        segments = {"a": 3, "b": 1, "out": 2, "even": 1, "ticks": 1, "dead": 1}
+        for name, count in segments.items():
+            client.create_stream(f"{self.scope}/{name}", segments=count)
         self.written: dict[bytes, list[int]] = {}
         self._number = itertools.count()
 
@@ -51,10 +45,7 @@ class Place:
 
     def wait(self, condition: Callable[[], bool] | None = None) -> None:
         """Until all is counted, or this is so."""
-        until = time.monotonic() + WAIT_S
-        while not (condition or self.is_whole)():
-            assert time.monotonic() < until
-            time.sleep(0.1)
+        wait_until(condition or self.is_whole, WAIT_S)
 
     def is_whole(self) -> bool:
         return len(self.read("out")) >= sum(map(len, self.written.values()))

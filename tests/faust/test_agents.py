@@ -23,6 +23,7 @@ from tests.cluster import Cluster
 from tests.faust.conftest import Place
 
 pytestmark = pytest.mark.broker
+Make = Callable[..., anabranch.faust.App]
 
 
 class Running:
@@ -49,7 +50,7 @@ class Running:
 
 
 @pytest.fixture
-def make(place: Place, cluster: Cluster, tmp_path: Path) -> Callable[..., anabranch.faust.App]:
+def make(place: Place, cluster: Cluster, tmp_path: Path) -> Make:
     def app(**options: Any) -> anabranch.faust.App:
         return anabranch.faust.App(
             f"{place.scope}/sums", bootstrap=cluster.bootstrap, tasks=4, commit_interval=0.02,
@@ -79,9 +80,7 @@ def counting(
 
 
 @pytest.mark.parametrize("dead_letter", [pytest.param(False, marks=pytest.mark.soak), True])
-def test_an_agent_that_raises_leaves_no_trace(
-    place: Place, make: Callable[..., anabranch.faust.App], dead_letter: bool
-) -> None:
+def test_an_agent_that_raises_leaves_no_trace(place: Place, make: Make, dead_letter: bool) -> None:
     """Not of the event, nor of what shares its commit; with `dead_letter` that event alone goes elsewhere."""
     app = make(retries=1, **({"dead_letter": f"{place.scope}/dead"} if dead_letter else {}))
     calls: Counter[int] = Counter()
@@ -113,9 +112,7 @@ def test_an_agent_that_raises_leaves_no_trace(
 
 
 @pytest.mark.soak
-def test_actors_side_by_side_keep_each_key_s_order(
-    place: Place, make: Callable[..., anabranch.faust.App]
-) -> None:
+def test_concurrent_actors_keep_each_key_s_order(place: Place, make: Make) -> None:
     app, most, at_once = make(), 0, 0
 
     async def sleep(_: int) -> None:
@@ -139,7 +136,7 @@ async def _after(topic: Any) -> None:
     await topic.send(value=1)
 
 
-async def _beside(app: Any, topic: Any) -> None:
+async def _concurrently(app: Any, topic: Any) -> None:
     """The first event's task sends while the second one is handled, in the same batch."""
     if vars(app).setdefault("seen", False):
         await asyncio.sleep(1.0)
@@ -151,8 +148,8 @@ BAD: dict[str, tuple[Callable[..., Any], type[Exception], str]] = {
     "a stray task": (
         lambda app, own, sums: asyncio.create_task(_after(own)), IllegalState, "went on after"
     ),
-    "a stray beside another event": (
-        lambda app, own, sums: _beside(app, own), IllegalState, "went on after"
+    "a stray with another event": (
+        lambda app, own, sums: _concurrently(app, own), IllegalState, "went on after"
     ),
     "another scope": (
         lambda app, own, sums: app.send("elsewhere/out", value=1), UnknownScope, "elsewhere"
@@ -168,10 +165,7 @@ BAD: dict[str, tuple[Callable[..., Any], type[Exception], str]] = {
 
 
 @pytest.mark.parametrize("what", BAD)
-def test_what_an_agent_must_not_do(
-    place: Place, make: Callable[..., anabranch.faust.App], what: str
-) -> None:
-    """It fails by name, and nothing is written."""
+def test_what_an_agent_must_not_do_fails_by_name(place: Place, make: Make, what: str) -> None:
     act, kind, text = BAD[what]
     app = make(retries=0)
     own, sums = app.topic(f"{place.scope}/out"), app.Table("sums")
@@ -193,8 +187,8 @@ def test_what_an_agent_must_not_do(
     assert place.read("out") == []
 
 
-def test_outside_of_a_cut(place: Place, make: Callable[..., anabranch.faust.App]) -> None:
-    """A task of the app writes in a transaction of its own; a table is not for it."""
+def test_a_task_of_the_app_writes_in_a_transaction_of_its_own(place: Place, make: Make) -> None:
+    """A table is not for it."""
     app = make()
 
     async def nothing(_: int) -> None: ...
@@ -220,7 +214,7 @@ def test_outside_of_a_cut(place: Place, make: Callable[..., anabranch.faust.App]
 
 
 @pytest.mark.soak
-def test_actors_that_ended_are_held_by_nothing() -> None:
+def test_actors_that_ended_are_freed() -> None:
     """Each failed batch begins all of them again."""
     app = anabranch.faust.App("s/x", bootstrap="none:1")
 
@@ -303,7 +297,7 @@ REFUSED: dict[str, Callable[[Any, Any, Any], Any]] = {
 
 
 @pytest.mark.parametrize("what", REFUSED)
-def test_what_is_refused_by_name(what: str) -> None:
+def test_what_can_not_be_exact_is_refused_by_name(what: str) -> None:
     app = anabranch.faust.App("s/x", bootstrap="none:1")
     topic = app.topic("s/a")
     with pytest.raises(InvalidArgument) as refused:

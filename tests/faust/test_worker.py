@@ -10,6 +10,8 @@ import time
 import urllib.request
 import uuid
 from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -37,51 +39,52 @@ def said(port: int, path: str) -> object:
         return None
 
 
+def faust(app: str, folder: Path) -> list[str]:
+    """The command of Faust's that runs a command of this app."""
+    return [sys.executable, "-m", "faust", "-A", app, "--datadir", str(folder)]
+
+
+@contextmanager
+def running(
+    command: list[str], environment: Mapping[str, str], log: Path
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A worker, which is killed at the end if it still runs."""
+    with log.open("ab") as output:
+        worker = subprocess.Popen(
+            command, env=os.environ | environment, stdout=output, stderr=output
+        )
+    try:
+        yield worker
+    finally:
+        worker.kill()
+        worker.wait()
+
+
 def test_a_worker_that_is_killed(place: Place, cluster: Cluster, tmp_path: Path) -> None:
     """SIGKILL, then SIGTERM; web, metrics and timers meanwhile."""
-    port = free_port()
-    environment = os.environ | {"SCOPE": place.scope, "BOOTSTRAP": cluster.bootstrap}
-    program = [sys.executable, "-m", "faust", "-A", "tests.faust.counting", "--datadir"]
-    program.append(str(tmp_path / "data"))
+    port, log = free_port(), tmp_path / "worker.log"
+    environment = {"SCOPE": place.scope, "BOOTSTRAP": cluster.bootstrap}
+    program = faust("tests.faust.counting", tmp_path / "data")
     arguments = [*program, "worker", "-l", "info", "--web-port", str(port)]
-
-    def start() -> subprocess.Popen[bytes]:
-        with (tmp_path / "worker.log").open("ab") as log:
-            return subprocess.Popen(arguments, env=environment, stdout=log, stderr=log)
-
-    worker = start()
-    try:
+    with running(arguments, environment, log):
         for _ in range(10):
             place.write(30)
         place.wait(lambda: bool(place.read("out")))
         place.write(200)
-    finally:
-        worker.kill()
-        worker.wait()
-    worker = start()
-    try:
+    with running(arguments, environment, log) as worker:
         place.wait()
-        until = time.monotonic() + 60
-        while said(port, "/hello") != {"tasks": [0, 1, 2, 3]}:
-            assert time.monotonic() < until
-            time.sleep(0.1)
+        place.wait(lambda: said(port, "/hello") == {"tasks": [0, 1, 2, 3]})
         assert f"{place.scope}_sums_total_events" in get(port, "/metrics")
         worker.terminate()
         assert worker.wait(15) == 0
-    finally:
-        worker.kill()
-        worker.wait()
     with place.client.begin(place.scope) as txn:
         txn.write(f"{place.scope}/a", b"{", key=KEYS[0])
         txn.commit()
-    worker = start()
-    try:
+    with running(arguments, environment, log) as worker:
         assert worker.wait(60) != 0
-    finally:
-        worker.kill()
-    assert "ValueDecodeError" in (tmp_path / "worker.log").read_text()
+    assert "ValueDecodeError" in log.read_text()
     place.check()
-    subprocess.run([*program, "say"], env=environment, check=True, timeout=60)
+    subprocess.run([*program, "say"], env=os.environ | environment, check=True, timeout=60)
     assert {e.value for e in place.read("ticks")} - {b'"minute"'} == {b"1", b'"said"'}
     numbers = (n for some in place.written.values() for n in some)
     found = Counter(json.loads(e.value or b"")["n"] for e in place.read("even"))
@@ -94,7 +97,7 @@ def test_a_worker_that_is_killed(place: Place, cluster: Cluster, tmp_path: Path)
 def test_two_workers_while_the_input_is_scaled(
     place: Place, cluster: Cluster, tmp_path: Path
 ) -> None:
-    """They share the tasks; one whose agent hangs ends at SIGTERM all the same, and the other goes on."""
+    """They share the tasks; one whose agent hangs ends at SIGTERM all the same, and the other continues."""
     hang, log = tmp_path / "hang", tmp_path / "worker.log"
     environment = {"SCOPE": place.scope, "BOOTSTRAP": cluster.bootstrap, "HANG": str(hang)}
 
@@ -145,17 +148,14 @@ def test_the_example(client: anabranch.Client, cluster: Cluster, tmp_path: Path)
             data = json.dumps({"number": number, "delay": number / 4}).encode()
             txn.write(f"{scope}/flights", data, key=(b"AA", b"B6", b"UA")[number % 3])
         txn.commit()
-    program = [sys.executable, "-m", "faust", "-A", "examples.faust_delays", "--datadir"]
-    worker = subprocess.Popen(
-        [*program, str(tmp_path / "data"), "worker", "--without-web", "-l", "warn"],
-        env=os.environ | {"SCOPE": scope, "ANABRANCH_BOOTSTRAP": cluster.bootstrap},
-    )
-    try:
-        totals: dict[bytes | None, Any] = {}
+    program = faust("examples.faust_delays", tmp_path / "data")
+    environment = {"SCOPE": scope, "ANABRANCH_BOOTSTRAP": cluster.bootstrap}
+    arguments = [*program, "worker", "--without-web", "-l", "warn"]
+    totals: dict[bytes | None, Any] = {}
+    with running(arguments, environment, tmp_path / "worker.log") as worker:
         with client.read(f"{scope}/delays", timeout=WAIT_S) as reader:
             for _, event in zip(range(60), reader, strict=False):
                 totals[event.key] = json.loads(event.value or b"")
-    finally:
         worker.terminate()
         assert worker.wait(20) == 0
     found = {key: (total["flights"], total["minutes"]) for key, total in totals.items()}

@@ -23,9 +23,19 @@ from anabranch.protocol.schemas.records import SegmentRange
 from tests.batches.made import patch
 from tests.fuzz.mutate import mutated_batch
 from tests.fuzz.samples import batches
-from tests.fuzz.target import Run, Target
+from tests.fuzz.target import Make, Run, Target, always
 
 _UNPACKED = 32 << 20
+
+
+def _compiled(run: Run) -> Make:
+    """By compiled code, which the first call loads."""
+
+    def make() -> Run:
+        framing.warm()
+        return run
+
+    return make
 
 
 def _raw(data: bytes) -> RawBatch:
@@ -36,131 +46,88 @@ def _raw(data: bytes) -> RawBatch:
     return found[0]
 
 
-def _blobs() -> Run:
-    def run(data: bytes) -> None:
-        end = 0
-        for batch in split_batches(data):
-            assert 0 <= batch.base_offset < batch.next_offset
-            end += len(batch.data)
-            read_header(batch.data)
-        assert end <= len(data)
-
-    return run
+def _blobs(data: bytes) -> None:
+    end = 0
+    for batch in split_batches(data):
+        assert 0 <= batch.base_offset < batch.next_offset
+        end += len(batch.data)
+        read_header(batch.data)
+    assert end <= len(data)
 
 
-def _decode() -> Run:
-    def run(data: bytes) -> None:
-        batch = _raw(data)
-        header = read_header(batch.data)
-        records = decode_records(batch.data)
-        assert len(records) == header.record_count
-        offsets = [record.offset for record in records]
-        assert offsets == sorted(set(offsets))
-        assert all(batch.base_offset <= offset < batch.next_offset for offset in offsets)
-
-    return run
+def _decode(data: bytes) -> None:
+    batch = _raw(data)
+    header = read_header(batch.data)
+    records = decode_records(batch.data)
+    assert len(records) == header.record_count
+    offsets = [record.offset for record in records]
+    assert offsets == sorted(set(offsets))
+    assert all(batch.base_offset <= offset < batch.next_offset for offset in offsets)
 
 
-def _scan() -> Run:
+def _scan(data: bytes) -> None:
     """A controller's handling of any journal batch raises nothing."""
-
-    def run(data: bytes) -> None:
-        try:
-            batch = _raw(data)
-        except CorruptBatch:
-            batch = RawBatch(0, 1, memoryview(data))
-        runs = framing.scan_batch(batch)
-        scanned = scan(batch, Room(), limit=MAX_UNPACKED_BYTES)
-        if any(run.kind is framing.Kind.MALFORMED for run in runs):
-            assert len(runs) == 1
-            return
-        records = decode_records(batch.data)
-        assert sum(run.records for run in runs) == len(records)
-        taken = sum(run.records for run in (*scanned.runs, *scanned.plain))
-        assert taken + sum(scanned.rejected.values()) <= len(records)
-
-    return run
+    try:
+        batch = _raw(data)
+    except CorruptBatch:
+        batch = RawBatch(0, 1, memoryview(data))
+    runs = framing.scan_batch(batch)
+    scanned = scan(batch, Room(), limit=MAX_UNPACKED_BYTES)
+    if any(run.kind is framing.Kind.MALFORMED for run in runs):
+        assert len(runs) == 1
+        return
+    records = decode_records(batch.data)
+    assert sum(run.records for run in runs) == len(records)
+    taken = sum(run.records for run in (*scanned.runs, *scanned.plain))
+    assert taken + sum(scanned.rejected.values()) <= len(records)
 
 
-def _compiled_scan() -> Run:
-    framing.warm()
-    return _scan()
-
-
-def _patch() -> Run:
-    def run(data: bytes) -> None:
-        again = patch(data, 7, 1, 5)
-        decode_records(again)
-
-    return run
+def _patch(data: bytes) -> None:
+    again = patch(data, 7, 1, 5)
+    decode_records(again)
 
 
 def _dense() -> list[bytes]:
     return [data for data in batches() if read_header(data).is_dense]
 
 
-def _copy() -> Run:
-    def run(data: bytes) -> None:
-        batch = _raw(data)
-        runs = framing.scan_batch(batch)
-        if not runs or runs[0].kind is framing.Kind.MALFORMED:
-            return
-        builder = BatchBuilder("lz4")
-        taken = sum(builder.add_from_batch(batch, run.first_delta, run.last_delta) for run in runs)
-        assert taken == sum(run.records for run in runs)
-        rows = [record[2:] for record in decode_records(batch.data)]
-        assert [record[2:] for record in decode_records(builder.build())] == rows
-
-    return run
+def _copy(data: bytes) -> None:
+    batch = _raw(data)
+    runs = framing.scan_batch(batch)
+    if not runs or runs[0].kind is framing.Kind.MALFORMED:
+        return
+    builder = BatchBuilder("lz4")
+    taken = sum(builder.add_from_batch(batch, run.first_delta, run.last_delta) for run in runs)
+    assert taken == sum(run.records for run in runs)
+    rows = [record[2:] for record in decode_records(batch.data)]
+    assert [record[2:] for record in decode_records(builder.build())] == rows
 
 
-def _compiled_copy() -> Run:
-    framing.warm()
-    return _copy()
+_SEGMENTS = [SegmentRange(0, 0, SPACE // 3, 0), SegmentRange(1, SPACE // 3, SPACE, 1)]
 
 
-_SEGMENTS = [
-    SegmentRange(0, 0, SPACE // 3, 0),
-    SegmentRange(1, SPACE // 3, SPACE, 1),
-]
+def _split(data: bytes) -> None:
+    batch = _raw(data)
+    scanned = scan(batch, Room(), limit=MAX_UNPACKED_BYTES)
+    out = Split(_SEGMENTS)
+    for found in (*scanned.plain, *scanned.runs):
+        out.add(batch, cast("StoredRun", found), 0)
+    parts = [list(decode_records(b.data)) for made in out.done() for b in made]
+    total = sum(found.records for found in (*scanned.plain, *scanned.runs))
+    assert sum(map(len, parts)) == total
 
 
-def _split() -> Run:
-    def run(data: bytes) -> None:
-        batch = _raw(data)
-        scanned = scan(batch, Room(), limit=MAX_UNPACKED_BYTES)
-        out = Split(_SEGMENTS)
-        for found in (*scanned.plain, *scanned.runs):
-            out.add(batch, cast("StoredRun", found), 0)
-        parts = [list(decode_records(b.data)) for made in out.done() for b in made]
-        total = sum(found.records for found in (*scanned.plain, *scanned.runs))
-        assert sum(map(len, parts)) == total
-
-    return run
+_EVERYTHING = np.array([[0], [(1 << 63) - 1]], dtype=np.int64)
 
 
-def _compiled_split() -> Run:
-    framing.warm()
-    return _split()
-
-
-def _columns() -> Run:
-    everything = np.array([[0], [(1 << 63) - 1]], dtype=np.int64)
-
-    def run(data: bytes) -> None:
-        batch = _raw(data)
-        builder = ColumnsBuilder(rows=64, size=4096)
-        done = [builder.add(batch, everything), builder.finish()]
-        records = decode_records(batch.data)
-        columns = [chunk for chunk in done if chunk is not None]
-        assert [int(o) for chunk in columns for o in chunk.offsets] == [x.offset for x in records]
-        assert sum(chunk.keys.nulls for chunk in columns) == sum(x.key is None for x in records)
-
-    return run
-
-
-def _unpack(codec: int) -> Run:
-    return lambda data: decompress(codec, data, limit=_UNPACKED)
+def _columns(data: bytes) -> None:
+    batch = _raw(data)
+    builder = ColumnsBuilder(rows=64, size=4096)
+    done = [builder.add(batch, _EVERYTHING), builder.finish()]
+    records = decode_records(batch.data)
+    columns = [chunk for chunk in done if chunk is not None]
+    assert [int(o) for chunk in columns for o in chunk.offsets] == [x.offset for x in records]
+    assert sum(chunk.keys.nulls for chunk in columns) == sum(x.key is None for x in records)
 
 
 def _packed(codec: int) -> list[bytes]:
@@ -183,21 +150,25 @@ _BAD = (CorruptBatch,)
 _MEMORY = 600  # a small input may unpack to much: what is allowed, twice
 
 TARGETS = (
-    Target("blobs", lambda: [b"".join(batches()[:3]), *batches()], _blobs, _BAD, inputs=350),
-    Target("batches", batches, _decode, _BAD, mutated_batch, 2500, _MEMORY),
-    Target("scan", batches, _scan, (), mutated_batch, 1000, _MEMORY),
-    Target("scan-compiled", batches, _compiled_scan, (), mutated_batch, 2500, _MEMORY),
-    Target("patch", _dense, _patch, (CorruptBatch, LogRefused), mutated_batch, 500, _MEMORY),
-    Target("copy", batches, _copy, _BAD, mutated_batch, 300, _MEMORY),
-    Target("copy-compiled", batches, _compiled_copy, _BAD, mutated_batch, 500, _MEMORY),
-    Target("split", batches, _split, _BAD, mutated_batch, 300, _MEMORY),
-    Target("split-compiled", batches, _compiled_split, _BAD, mutated_batch, 500, _MEMORY),
-    Target("columns", batches, _columns, _BAD, mutated_batch, 1000, _MEMORY),
+    Target(
+        "blobs", lambda: [b"".join(batches()[:3]), *batches()], always(_blobs), _BAD, inputs=350
+    ),
+    Target("batches", batches, always(_decode), _BAD, mutated_batch, 2500, _MEMORY),
+    Target("scan", batches, always(_scan), (), mutated_batch, 1000, _MEMORY),
+    Target("scan-compiled", batches, _compiled(_scan), (), mutated_batch, 2500, _MEMORY),
+    Target(
+        "patch", _dense, always(_patch), (CorruptBatch, LogRefused), mutated_batch, 500, _MEMORY
+    ),
+    Target("copy", batches, always(_copy), _BAD, mutated_batch, 300, _MEMORY),
+    Target("copy-compiled", batches, _compiled(_copy), _BAD, mutated_batch, 500, _MEMORY),
+    Target("split", batches, always(_split), _BAD, mutated_batch, 300, _MEMORY),
+    Target("split-compiled", batches, _compiled(_split), _BAD, mutated_batch, 500, _MEMORY),
+    Target("columns", batches, always(_columns), _BAD, mutated_batch, 1000, _MEMORY),
     *(
         Target(
             f"unpack-{name}",
             partial(_packed, number),
-            partial(_unpack, number),
+            always(partial(decompress, number, limit=_UNPACKED)),
             _BAD,
             inputs=75,
         )

@@ -30,7 +30,7 @@ CPU_S = 5.0  # an input may take
 MOST_BYTES = 2 << 30  # of addresses beyond what the process had at the start
 CURRENT = struct.Struct(">iqi")  # target, number of the input, its size
 ROOM = (4 << 20) + CURRENT.size
-_EACH = 3  # findings of one kind that are told
+_EACH = 3  # findings of one kind that are reported
 
 
 def main() -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -26,7 +27,7 @@ from tests.controller.world import World
 from tests.core.labels import SECRET
 from tests.fuzz.mutate import mutated, mutated_batch
 from tests.fuzz.samples import records_of_all_types
-from tests.fuzz.target import Run, Target
+from tests.fuzz.target import Target, always
 from tests.memory.table import MemoryStore
 
 STREAM = "nyc/flights"
@@ -147,22 +148,16 @@ def _changed(random: Random, value: Any, others: list[Any]) -> Any:
     return random.choice(_EDGES.get(type(value), (value,)))
 
 
-def _take_command() -> Run:
-    def run(data: bytes) -> None:
-        place = Place()
-        place.world.send(data)
+def _take_command(data: bytes) -> None:
+    place = Place()
+    place.world.send(data)
+    place.go_on()
+
+
+def _take_batch(where: TopicPartition, data: bytes) -> None:
+    place = Place()
+    if place.put(where, data):
         place.go_on()
-
-    return run
-
-
-def _take_batch(where: TopicPartition) -> Run:
-    def run(data: bytes) -> None:
-        place = Place()
-        if place.put(where, data):
-            place.go_on()
-
-    return run
 
 
 def _command_batches() -> list[bytes]:
@@ -197,13 +192,10 @@ _HISTORY = TopicPartition(history_topic(STREAM), 0)
 _STATUS = TopicPartition(status_topic(), 0)
 
 
-def _read_tail() -> Run:
-    def run(data: bytes) -> None:
-        place = Place()
-        place.world.cluster.produce(_HISTORY, [Record(0, 5, None, data)])
-        load_tail(place.world.cluster.log("x"), place.world.clock, STREAM)
-
-    return run
+def _read_tail(data: bytes) -> None:
+    place = Place()
+    place.world.cluster.produce(_HISTORY, [Record(0, 5, None, data)])
+    load_tail(place.world.cluster.log("x"), place.world.clock, STREAM)
 
 
 def _status_rows() -> list[bytes]:
@@ -214,24 +206,21 @@ def _status_rows() -> list[bytes]:
     return [bytes((len(key),)) + key + value for key, value in rows if value is not None]
 
 
-def _fold() -> Run:
-    def run(data: bytes) -> None:
-        size = data[0] if data else 0
-        key, value = data[1 : 1 + size], data[1 + size :]
-        place = Place()
-        log, clock = place.world.cluster.log("x"), place.world.clock
-        table = MemoryStore().open("x")
-        state = State(table)
-        place.world.cluster.produce(_STATUS, [Record(0, 5, key, value)])
-        try:
-            fold_to_end(log, table, state, clock, _STATUS)
-        except (MalformedRecord, UnsupportedVersion):
-            # A null value takes it away, as the error says.
-            place.world.cluster.produce(_STATUS, [Record(0, 5, key, None)])
-            fold_to_end(log, table, State(table), clock, _STATUS)
-            raise
-
-    return run
+def _fold(data: bytes) -> None:
+    size = data[0] if data else 0
+    key, value = data[1 : 1 + size], data[1 + size :]
+    place = Place()
+    log, clock = place.world.cluster.log("x"), place.world.clock
+    table = MemoryStore().open("x")
+    state = State(table)
+    place.world.cluster.produce(_STATUS, [Record(0, 5, key, value)])
+    try:
+        fold_to_end(log, table, state, clock, _STATUS)
+    except (MalformedRecord, UnsupportedVersion):
+        # A null value takes it away, as the error says.
+        place.world.cluster.produce(_STATUS, [Record(0, 5, key, None)])
+        fold_to_end(log, table, State(table), clock, _STATUS)
+        raise
 
 
 def changed_row(random: Random, data: bytes, seeds: Sequence[bytes]) -> bytes:
@@ -250,22 +239,37 @@ def changed_row(random: Random, data: bytes, seeds: Sequence[bytes]) -> bytes:
 
 
 TARGETS = (
-    Target("commands", _commands, _take_command, (), changed_command, 150),
+    Target("commands", _commands, always(_take_command), (), changed_command, 150),
     Target(
-        "command-batches", _command_batches, lambda: _take_batch(COMMANDS), (), mutated_batch, 80
+        "command-batches",
+        _command_batches,
+        always(partial(_take_batch, COMMANDS)),
+        (),
+        mutated_batch,
+        80,
     ),
     Target(
-        "journal-batches", _journal_batches, lambda: _take_batch(JOURNAL), (), mutated_batch, 80
+        "journal-batches",
+        _journal_batches,
+        always(partial(_take_batch, JOURNAL)),
+        (),
+        mutated_batch,
+        80,
     ),
     Target(
         "history-tail",
         lambda: _values(_HISTORY),
-        _read_tail,
+        always(_read_tail),
         # A whole record, but of an epoch that is not there: only a controller can have written that.
         (MalformedRecord, UnsupportedVersion, InvariantViolation),
         inputs=30,
     ),
     Target(
-        "status-rows", _status_rows, _fold, (MalformedRecord, UnsupportedVersion), changed_row, 80
+        "status-rows",
+        _status_rows,
+        always(_fold),
+        (MalformedRecord, UnsupportedVersion),
+        changed_row,
+        80,
     ),
 )

@@ -1,4 +1,4 @@
-"""Memory for arrays with pages before and behind it that must not be touched.
+"""Memory for arrays with pages before and after it that must not be touched.
 
 Compiled code does not check bounds: one byte beyond an array, read or written, ends the process here.
 """

@@ -84,7 +84,7 @@ def _append(random: Random, data: bytes, seeds: Sequence[bytes]) -> bytes:
 
 
 def _noise(random: Random, data: bytes, _: Sequence[bytes]) -> bytes:
-    """Random bytes, behind the right beginning or not."""
+    """Random bytes, after the right beginning or not."""
     kept = random.choice((0, 1, 2, 4, min(len(data), 61)))
     return data[:kept] + random.randbytes(random.choice((0, 1, 4, 16, 64, 500)))
 
@@ -114,7 +114,7 @@ def mutated(random: Random, data: bytes, seeds: Sequence[bytes]) -> bytes:
 
 
 def mutated_batch(random: Random, data: bytes, seeds: Sequence[bytes]) -> bytes:
-    """A record batch whose damage is behind the checks: length and CRC are made right again, mostly.
+    """A record batch whose damage passes the checks: length and CRC are made right again, mostly.
 
     Half of the mutations change the records before they are packed.
     """

@@ -22,24 +22,21 @@ from anabranch.protocol.tokens import Token, is_genuine, make, narrow, peek
 from anabranch.reading.history import history_record
 from anabranch.types import Receipt
 from tests.fuzz.samples import records_of_all_types, sample
-from tests.fuzz.target import Run, Target
+from tests.fuzz.target import Run, Target, always
 
 _NO_RECORD = (MalformedRecord, UnsupportedVersion)
 _SECRET = bytes(range(32))
 _TXN_ID = make_txn_id(3, 1_700_000_000_000, 77)
 
 
-def _decode() -> Run:
-    def run(data: bytes) -> None:
-        record = codec.decode(data)
-        written = codec.encode(record)  # what is read can be written, and reads the same
-        assert codec.decode(written) == record
-        assert _refused(codec.decode, data + b"\x00"), "bytes too many"
-        if type(record) in fast.READERS:
-            assert not _refused(partial(codec._decode, type(record)), data), "only fastavro refuses"
-            assert codec._decode(type(record), data) == record
-
-    return run
+def _decode(data: bytes) -> None:
+    record = codec.decode(data)
+    written = codec.encode(record)  # what is read can be written, and reads the same
+    assert codec.decode(written) == record
+    assert _refused(codec.decode, data + b"\x00"), "bytes too many"
+    if type(record) in fast.READERS:
+        assert not _refused(partial(codec._decode, type(record)), data), "only fastavro refuses"
+        assert codec._decode(type(record), data) == record
 
 
 def _refused(decode: Run, data: bytes) -> bool:
@@ -50,17 +47,14 @@ def _refused(decode: Run, data: bytes) -> bool:
     return False
 
 
-def _history() -> Run:
-    return lambda data: history_record("a.b.history", Record(0, 0, None, data))
+def _history(data: bytes) -> None:
+    history_record("a.b.history", Record(0, 0, None, data))
 
 
-def _given_bytes(cls: type[Receipt] | type[Reservation]) -> Run:
-    def run(data: bytes) -> None:
-        found = cls.from_bytes(data)
-        assert cls.from_bytes(found.to_bytes()) == found
-        str(found)
-
-    return run
+def _given_bytes(cls: type[Receipt] | type[Reservation], data: bytes) -> None:
+    found = cls.from_bytes(data)
+    assert cls.from_bytes(found.to_bytes()) == found
+    str(found)
 
 
 def _tokens() -> Run:
@@ -84,32 +78,21 @@ def _token_seeds() -> list[bytes]:
     ]
 
 
-def _digests() -> Run:
-    def run(data: bytes) -> None:
-        assert Keys.parse(data).to_bytes() == data
-
-    return run
+def _digests(data: bytes) -> None:
+    assert Keys.parse(data).to_bytes() == data
 
 
 def _digest_seeds() -> list[bytes]:
     return [Keys.of(b"k%d" % n for n in range(count)).to_bytes() for count in (0, 1, 5, 200)]
 
 
-def _ids() -> Run:
-    def run(data: bytes) -> None:
-        text = data.decode("utf-8", "replace")
-        assert txn_text(parse_txn_text(text)) == "".join(text.split()).lower()
-
-    return run
+def _ids(data: bytes) -> None:
+    text = data.decode("utf-8", "replace")
+    assert txn_text(parse_txn_text(text)) == "".join(text.split()).lower()
 
 
 def _status_keys() -> list[bytes]:
-    return [
-        name_key("s", "n"),
-        epoch_key("s/x", 3),
-        txn_key(_TXN_ID),
-        writer_key(_TXN_ID, -5),
-    ]
+    return [name_key("s", "n"), epoch_key("s/x", 3), txn_key(_TXN_ID), writer_key(_TXN_ID, -5)]
 
 
 def _seeds(*classes: type) -> list[bytes]:
@@ -117,21 +100,34 @@ def _seeds(*classes: type) -> list[bytes]:
 
 
 TARGETS = (
-    Target("records", records_of_all_types, _decode, _NO_RECORD, inputs=600),
-    Target("history-records", lambda: _seeds(r.CommitRecord, r.EpochRecord), _history, _NO_RECORD),
+    Target("records", records_of_all_types, always(_decode), _NO_RECORD, inputs=600),
     Target(
-        "receipts", lambda: _seeds(r.Receipt), lambda: _given_bytes(Receipt), (InvalidArgument,)
+        "history-records",
+        lambda: _seeds(r.CommitRecord, r.EpochRecord),
+        always(_history),
+        _NO_RECORD,
     ),
-    Target("reservations", lambda: _seeds(r.Begin), lambda: _given_bytes(Reservation), _NO_RECORD),
+    Target(
+        "receipts",
+        lambda: _seeds(r.Receipt),
+        always(partial(_given_bytes, Receipt)),
+        (InvalidArgument,),
+    ),
+    Target(
+        "reservations",
+        lambda: _seeds(r.Begin),
+        always(partial(_given_bytes, Reservation)),
+        _NO_RECORD,
+    ),
     Target("tokens", _token_seeds, _tokens, (InvalidToken,), inputs=250),
     Target(
         "txn-headers",
         lambda: [pack_txn_header(_TXN_ID, -1, 2)],
-        lambda: unpack_txn_header,
+        always(unpack_txn_header),
         (MalformedRecord,),
         inputs=75,
     ),
-    Target("txn-ids", lambda: [txn_text(_TXN_ID).encode()], _ids, (InvalidArgument,)),
-    Target("digests", _digest_seeds, _digests, (MalformedRecord,), inputs=75),
-    Target("status-keys", _status_keys, lambda: split_key, (MalformedRecord,), inputs=75),
+    Target("txn-ids", lambda: [txn_text(_TXN_ID).encode()], always(_ids), (InvalidArgument,)),
+    Target("digests", _digest_seeds, always(_digests), (MalformedRecord,), inputs=75),
+    Target("status-keys", _status_keys, always(split_key), (MalformedRecord,), inputs=75),
 )

@@ -10,6 +10,12 @@ from typing import TypeAlias
 from tests.fuzz.mutate import Mutate, mutated
 
 Run: TypeAlias = Callable[[bytes], object]
+Make: TypeAlias = Callable[[], Run]
+
+
+def always(run: Run) -> Make:
+    """Of what needs no preparation."""
+    return lambda: run
 
 
 @dataclass(frozen=True)
@@ -23,7 +29,7 @@ class Target:
 
     name: str
     seeds: Callable[[], Sequence[bytes]]
-    make: Callable[[], Run]
+    make: Make
     allowed: tuple[type[Exception], ...]
     mutate: Mutate = mutated
     inputs: int = 200

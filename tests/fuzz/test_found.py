@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import io
 import zipfile
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -77,27 +79,19 @@ def batch_of(body: bytes, codec: int, count: int) -> bytes:
 
 UNREADABLE = {
     "noise": lambda: sealed(encode_batch([Record(0, 5, b"", b"x")])[:61] + b"\xff" * 50),
-    "a codec that is not there": lambda: sealed(
-        batch_of(b"x", 0, 1)[:22] + b"\x07" + batch_of(b"x", 0, 1)[23:]
-    ),
-    "a packed part that is cut": lambda: sealed(
-        encode_batch([Record(0, 5, b"", b"x")], "zstd")[:-3]
-    ),
+    "an unknown codec": lambda: sealed(batch_of(b"x", 0, 1)[:22] + b"\x07" + batch_of(b"x", 0, 1)[23:]),
+    "a packed part that is cut": lambda: sealed(encode_batch([Record(0, 5, b"", b"x")], "zstd")[:-3]),
     "a timestamp beyond 64 bits": lambda: frame(
-        b"\x0c\x00\x14\x00\x01\x01\x00",
-        compression=0,
-        last_offset_delta=0,
-        count=1,
-        base_timestamp=(1 << 63) - 5,
-        max_timestamp=(1 << 63) - 1,
+        b"\x0c\x00\x14\x00\x01\x01\x00", compression=0, last_offset_delta=0, count=1,
+        base_timestamp=(1 << 63) - 5, max_timestamp=(1 << 63) - 1,
     ),
     "a bomb": lambda: batch_of(bytes(limits.BATCH.value + 1), ZSTD, 1),
     "records without end": lambda: batch_of(b"x", GZIP, limits.BATCH_RECORDS.value + 1),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("what", UNREADABLE)
-def test_commands_that_nobody_can_read_are_passed_over(what: str) -> None:
+def test_unreadable_commands_are_passed_over(what: str) -> None:
     """They stopped the controller: it led again, read them again, and so on."""
     place = Place()
     assert place.put(COMMANDS, UNREADABLE[what]())
@@ -124,7 +118,7 @@ def test_commands_are_queued_within_bounds() -> None:
     assert len([answer for answer in answers if answer.key == b"1" * 16]) == 8
 
 
-def test_a_batch_of_more_runs_than_anybody_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_of_too_many_runs_is_malformed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A batch of 1 MB could cut into a million runs: 17 s and 700 MB."""
     most = 1000
     monkeypatch.setattr(framing, "MAX_RUNS", most)
@@ -144,7 +138,7 @@ def test_a_control_batch_is_never_spliced() -> None:
     assert not run.pure
 
 
-def test_room_for_a_giant_is_given_back() -> None:
+def test_room_for_a_giant_is_freed() -> None:
     giant = compress(ZSTD, bytes(compression._KEPT_SCRATCH_BYTES + 1))
     compression.decompress(ZSTD, giant)
     assert len(compression._scratch.room) > compression._KEPT_SCRATCH_BYTES
@@ -172,7 +166,7 @@ FOREIGN_ROWS = {
 
 
 @pytest.mark.parametrize("what", FOREIGN_ROWS)
-def test_foreign_status_rows(what: str) -> None:
+def test_foreign_status_rows_are_named_and_can_be_deleted(what: str) -> None:
     """The error names the key and what to do; doing it helps, and nothing is left in the table."""
     key, value = FOREIGN_ROWS[what]
     place = Place()
@@ -190,11 +184,13 @@ def test_foreign_status_rows(what: str) -> None:
 
 
 @pytest.mark.parametrize("value", [b"", b"hello", SCOPE_ROW, encode(r.ScopeRow("x", 1, ""))])
-def test_foreign_history_records(value: bytes) -> None:
+def test_foreign_history_records_are_named(value: bytes) -> None:
     place = Place()
     place.world.cluster.produce(HISTORY, [Record(0, 5, None, value)])
     with pytest.raises(NOT_READ, match=r"nyc\.flights\.history has a record at offset 2"):
         load_tail(place.world.cluster.log("x"), place.world.clock, STREAM)
+    with pytest.raises(NOT_READ, match=r"a\.b\.history has a record at offset 0"):
+        history_record("a.b.history", Record(0, 0, None, value))
 
 
 # -- brokers -----------------------------------------------------------------------------------------------
@@ -212,7 +208,9 @@ def test_foreign_history_records(value: bytes) -> None:
         (METADATA, 12, ""),
     ],
 )
-def test_answers_that_are_none(api: Any, version: int, body: str) -> None:
+def test_broken_answers_are_refused_as_a_broken_connection(
+    api: Any, version: int, body: str
+) -> None:
     with pytest.raises(MalformedAnswer) as raised:
         calls.answer(api, version, bytes.fromhex(body))
     assert isinstance(raised.value, ConnectionBroken)  # repeated like any call that broke
@@ -221,47 +219,46 @@ def test_answers_that_are_none(api: Any, version: int, body: str) -> None:
 # -- people ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("text", ["9" * 5000, "²", "1e5", ""])
-def test_times_that_are_none(text: str) -> None:
-    for read in (moment_of, audit_moment_of, lambda text: moment("at", text)):
-        with pytest.raises(InvalidArgument):
-            read(text)
+def _position(after: float, vector: dict[str, int]) -> dict[str, Any]:
+    return {"a/b": {"after": after, "vector": vector}}
 
 
-@pytest.mark.parametrize("bootstrap", ["b:²", "b:0", "b:65536", "b:" + "9" * 5000, "b:-1"])
-def test_ports_that_are_none(bootstrap: str) -> None:
-    with pytest.raises(UnsupportedSetting, match="host:port"):
-        parse_settings(bootstrap, {})
-
-
-def test_a_time_beyond_reason() -> None:
-    with pytest.raises(UnsupportedSetting, match=r"retry\.backoff\.ms"):
-        parse_settings("b:1", {"retry.backoff.ms": "7" * 400})
+REFUSED: list[tuple[Callable[[Any], object], Any, type[Exception], str]] = [
+    *(
+        (read, text, InvalidArgument, "commit timestamp")
+        for read in (moment_of, audit_moment_of, partial(moment, "at"))
+        for text in ("9" * 5000, "²", "1e5", "")
+    ),
+    *(
+        (lambda address: parse_settings(address, {}), f"b:{port}", UnsupportedSetting, "host:port")
+        for port in ("²", "0", "65536", "9" * 5000, "-1")
+    ),
+    (
+        lambda value: parse_settings("b:1", {"retry.backoff.ms": value}), "7" * 400,
+        UnsupportedSetting, r"retry\.backoff\.ms",
+    ),
+    *(
+        (parse, text, InvalidArgument, "avroschema")
+        for text in ('{"type": "fixed", "name": "x"}', '{"type": "array"}', "{}", "[" * 5000, "3")
+    ),
+    *(
+        (from_json, position, MalformedRecord, "no position of this source")
+        for position in (
+            _position(float("inf"), {}), _position(1e30, {}), _position(1 << 63, {}), _position(-2, {}),
+            _position(0, {"-1": 5}), _position(0, {str(1 << 31): 5}), _position(0, {"0": -1}),
+        )
+    ),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    "text", ['{"type": "fixed", "name": "x"}', '{"type": "array"}', "{}", "[" * 5000, "3"]
+    ("read", "given", "error", "says"), REFUSED, ids=[str(row[1])[:40] for row in REFUSED]
 )
-def test_avro_schemas_that_are_none(text: str) -> None:
-    with pytest.raises(InvalidArgument, match="avroschema"):
-        parse(text)
-
-
-@pytest.mark.parametrize(
-    "position",
-    [
-        {"after": float("inf"), "vector": {}},
-        {"after": 1e30, "vector": {}},
-        {"after": 1 << 63, "vector": {}},
-        {"after": -2, "vector": {}},
-        {"after": 0, "vector": {"-1": 5}},
-        {"after": 0, "vector": {str(1 << 31): 5}},
-        {"after": 0, "vector": {"0": -1}},
-    ],
-)
-def test_positions_that_are_none(position: dict[str, Any]) -> None:
-    with pytest.raises(MalformedRecord, match="no position of this source"):
-        from_json({"a/b": position})
+def test_a_value_out_of_bounds_is_refused(
+    read: Callable[[Any], object], given: Any, error: type[Exception], says: str
+) -> None:
+    with pytest.raises(error, match=says):
+        read(given)
 
 
 def _zip(method: int, data: bytes = b"a,b\n1,2\n" * 50) -> bytes:
@@ -292,7 +289,7 @@ PACKED = {
 
 
 @pytest.mark.parametrize("name", PACKED)
-def test_packed_files_that_are_broken(name: str, tmp_path: Path) -> None:
+def test_broken_packed_files_are_refused_by_name(name: str, tmp_path: Path) -> None:
     file = tmp_path / name
     file.write_bytes(PACKED[name])
     with pytest.raises(InvalidArgument, match=name), opened(file, Events()) as csv:
@@ -307,17 +304,8 @@ def test_packed_files_that_are_broken(name: str, tmp_path: Path) -> None:
         (b'"' + b"x" * 200_000 + b'"y,b\n1,2\n', "line 1 is not CSV"),
     ],
 )
-def test_header_rows_that_are_none(data: bytes, why: str, tmp_path: Path) -> None:
+def test_broken_header_rows_are_refused(data: bytes, why: str, tmp_path: Path) -> None:
     file = tmp_path / "x.csv"
     file.write_bytes(data)
     with pytest.raises(InvalidArgument, match=why), opened(file, Events()):
         pass
-
-
-# -- readers -----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("value", [b"", b"hello", SCOPE_ROW])
-def test_foreign_history_records_for_readers(value: bytes) -> None:
-    with pytest.raises(NOT_READ, match=r"a\.b\.history has a record at offset 0"):
-        history_record("a.b.history", Record(0, 0, None, value))

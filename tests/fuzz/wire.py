@@ -27,7 +27,7 @@ from anabranch.kafka.sasl import OAuthBearer, SaslError, Scram
 from anabranch.ports import CorruptBatch, TopicPartition
 from tests.fuzz.mutate import mutated
 from tests.fuzz.samples import batches
-from tests.fuzz.target import Run, Target
+from tests.fuzz.target import Run, Target, always
 
 _TOPIC_ID = uuid.UUID(int=7)
 ALL_APIS = tuple(api for api in vars(calls).values() if isinstance(api, Api))
@@ -91,33 +91,27 @@ def _called(given: bytes) -> tuple[Api, int] | None:
     return (api, given[1]) if known else None
 
 
-def _answers() -> Run:
-    def run(given: bytes) -> None:
-        called = _called(given)
-        if called is not None:
-            calls.answer(*called, given[2:])
-
-    return run
+def _answers(given: bytes) -> None:
+    called = _called(given)
+    if called is not None:
+        calls.answer(*called, given[2:])
 
 
-def _by_hand() -> Run:
-    def run(given: bytes) -> None:
-        called = _called(given)
-        if called is None:
-            return
-        (api, version), body = called, given[2:]
-        if api is PRODUCE:
-            data.produce_answer(version, body, _NAMES)
-        elif api is END_TXN:
-            end_answer(version, body)
-        elif api is FETCH:
-            _, answers = data.fetch_answer(version, body, _NAMES)
-            for answer in answers.values():
-                found = data.fetched(TopicPartition("a", 0), answer, 0, True)
-                for batch in found.batches if found is not None else ():
-                    read_header(batch.data)
-
-    return run
+def _by_hand(given: bytes) -> None:
+    called = _called(given)
+    if called is None:
+        return
+    (api, version), body = called, given[2:]
+    if api is PRODUCE:
+        data.produce_answer(version, body, _NAMES)
+    elif api is END_TXN:
+        end_answer(version, body)
+    elif api is FETCH:
+        _, answers = data.fetch_answer(version, body, _NAMES)
+        for answer in answers.values():
+            found = data.fetched(TopicPartition("a", 0), answer, 0, True)
+            for batch in found.batches if found is not None else ():
+                read_header(batch.data)
 
 
 def _handmade() -> list[bytes]:
@@ -162,6 +156,13 @@ def _sasl() -> Run:
 
 TARGETS = (
     Target("sasl", lambda: [text.encode() for text in _PROOFS], _sasl, (), inputs=150),
-    Target("answers", _generated, _answers, (MalformedAnswer,), _mutated, 1500),
-    Target("answers-by-hand", _handmade, _by_hand, (MalformedAnswer, CorruptBatch), _mutated, 1500),
+    Target("answers", _generated, always(_answers), (MalformedAnswer,), _mutated, 1500),
+    Target(
+        "answers-by-hand",
+        _handmade,
+        always(_by_hand),
+        (MalformedAnswer, CorruptBatch),
+        _mutated,
+        1500,
+    ),
 )

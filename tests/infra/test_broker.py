@@ -6,8 +6,6 @@ import contextlib
 import re
 import signal
 import socket
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -15,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, KafkaError, Message, Producer
+from confluent_kafka import KafkaError, Message, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 from typer.testing import CliRunner
 
@@ -34,7 +32,9 @@ from anabranch.infra.errors import (
 from anabranch.infra.sockets import HOST, free_port, is_free, is_ready
 from anabranch.infra.storage import ensure_formatted
 from tests.infra.kafka import finalized_features
-from tests.infra.test_process import ROOT, eventually, state
+from tests.infra.test_process import Owner, state
+from tests.plain_reader import values
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.broker
 QUIET = {"log_level": 0}
@@ -58,28 +58,6 @@ def produce(bootstrap: str, topic: str, *values: bytes) -> None:
         producer.produce(topic, value, on_delivery=delivered)
     assert producer.flush(20) == 0
     assert errors == []
-
-
-def consume(bootstrap: str, topic: str, count: int) -> list[bytes]:
-    """The first ``count`` values, read by a member of a new group."""
-    consumer = Consumer(
-        {
-            "bootstrap.servers": bootstrap,
-            "group.id": f"{topic}-{time.monotonic_ns()}",
-            "auto.offset.reset": "earliest",
-            "isolation.level": "read_committed",
-            **QUIET,
-        }
-    )
-    consumer.subscribe([topic])
-    values: list[bytes] = []
-    deadline = time.monotonic() + 30
-    while len(values) < count and time.monotonic() < deadline:
-        message = consumer.poll(0.5)
-        if message is not None and message.error() is None:
-            values.append(message.value() or b"")
-    consumer.close()
-    return values
 
 
 def test_a_life(tmp_path: Path) -> None:
@@ -107,7 +85,7 @@ def test_a_life(tmp_path: Path) -> None:
             broker.pause()
         broker.start()
         assert broker.bootstrap == bootstrap
-        assert consume(bootstrap, "kept", 2) == [b"1", b"2"]
+        assert values(bootstrap, "kept") == [b"1", b"2"]
 
         last_pid, port = broker.pid, broker.port
         cluster = re.findall(r'"cluster_id": "(.+)"', (broker.folder / "broker.json").read_text())
@@ -115,10 +93,10 @@ def test_a_life(tmp_path: Path) -> None:
         # Another broker on our port is not taken for ours.
         assert not is_ready(HOST, port, "another")
         broker.pause()
-        assert eventually(lambda: state(last_pid) == "T")
+        wait_until(lambda: state(last_pid) == "T", 5)
         assert not is_ready(HOST, port, cluster[0], timeout_s=0.2)
         broker.resume()
-        assert eventually(lambda: is_ready(HOST, port, cluster[0]))
+        wait_until(lambda: is_ready(HOST, port, cluster[0]), 5)
         # Stopping one that is paused works, too, and at once.
         broker.pause()
         stopped_at = time.monotonic()
@@ -142,7 +120,7 @@ def test_the_transaction_version(request: pytest.FixtureRequest) -> None:
 OWNER = """
 import sys, time
 from anabranch.infra.broker import EmbeddedBroker
-broker = EmbeddedBroker(quick_start=True)
+broker = EmbeddedBroker({folder!r}, quick_start=True)
 broker.start()
 print(broker.pid, broker.folder, flush=True)
 {then}
@@ -151,24 +129,17 @@ print(broker.pid, broker.folder, flush=True)
 
 @pytest.mark.parametrize("end", ["killed", pytest.param("exits", marks=pytest.mark.soak)])
 def test_it_ends_with_its_owner(end: str) -> None:
-    then = "time.sleep(300)" if end == "killed" else "sys.exit()"
-    owner = subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-c", OWNER.format(then=then)],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert owner.stdout is not None
-    words = owner.stdout.readline().split()
-    owner.stdout.close()
+    owner = Owner(OWNER.format(folder=None, then="" if end == "killed" else "sys.exit()"))
+    words = owner.words()
     pid, folder = int(words[0]), Path(words[1])
     if end == "killed":
         assert state(pid) is not None
         assert folder.is_dir()
-        owner.send_signal(signal.SIGKILL)
-    owner.wait(30)
-    assert eventually(lambda: state(pid) is None, timeout_s=5)
-    assert eventually(lambda: not folder.exists())
+        owner.kill()
+    else:
+        owner.exits()
+    wait_until(lambda: state(pid) is None, 5)
+    wait_until(lambda: not folder.exists(), 5)
 
 
 @pytest.fixture
@@ -213,25 +184,29 @@ def test_a_port_lost_between_the_choice_and_the_start(
 
 
 @pytest.mark.usefixtures("no_temporary_folder_left")
-def test_a_broker_that_dies_says_why() -> None:
-    broker = EmbeddedBroker(properties={"num.io.threads": "none"}, quick_start=True)
-    with pytest.raises(BrokerDied, match=r"exit code 1\b") as caught:
-        broker.start()
-    assert any("num.io.threads" in line for line in caught.value.log_tail)
-    assert "num.io.threads" in str(caught.value)
-
-
-@pytest.mark.soak
-@pytest.mark.usefixtures("no_temporary_folder_left")
-def test_a_broker_that_dies_after_formatting_says_why(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("properties", "says"),
+    [
+        ({"num.io.threads": "none"}, "num.io.threads"),
+        # It dies after formatting, which is left out here.
+        pytest.param({}, "meta.properties", marks=pytest.mark.soak),
+    ],
+)
+def test_a_broker_that_dies_says_why(
+    properties: dict[str, str], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = tmp_path / "elsewhere" / "log"
-    monkeypatch.setattr(broker_module, "ensure_formatted", lambda *_, **__: "none")
-    broker = EmbeddedBroker(log=log, quick_start=True)
-    with pytest.raises(BrokerDied, match="ended while starting, with exit code 1"):
+    if not properties:
+        monkeypatch.setattr(broker_module, "ensure_formatted", lambda *_, **__: "none")
+    broker = EmbeddedBroker(log=log, properties=properties, quick_start=True)
+    with pytest.raises(BrokerDied, match=r"exit code 1\b") as caught:
         broker.start()
-    assert "meta.properties" in log.read_text()
+    if properties:
+        assert any(says in line for line in caught.value.log_tail)
+        assert says in str(caught.value)
+    else:
+        assert "ended while starting" in str(caught.value)
+    assert says in log.read_text()
 
 
 @pytest.mark.soak
@@ -286,22 +261,18 @@ def test_kafkas_tool_formats_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert same == {"version", "node.id"}
 
 
-@pytest.mark.soak
-def test_a_folder_of_another_transaction_version(tmp_path: Path) -> None:
-    (tmp_path / "broker.json").write_text(
-        '{"formatted": true, "transaction_version": 0, "cluster_id": "x"}'
-    )
-    with pytest.raises(FolderMismatch, match=r"transaction\.version=0, not 2"):
-        EmbeddedBroker(tmp_path).start()
-
-
-def test_a_folder_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
+def test_a_folder_of_another_broker_is_left_alone(tmp_path: Path) -> None:
     theirs = tmp_path / "data" / "precious"
     theirs.parent.mkdir()
     theirs.write_text("x")
     with pytest.raises(FolderMismatch, match="files of somebody else"):
         EmbeddedBroker(tmp_path).start()
     assert theirs.read_text() == "x"
+    (tmp_path / "broker.json").write_text(
+        '{"formatted": true, "transaction_version": 0, "cluster_id": "x"}'
+    )
+    with pytest.raises(FolderMismatch, match=r"transaction\.version=0, not 2"):
+        EmbeddedBroker(tmp_path).start()
 
 
 @pytest.mark.parametrize(
@@ -329,49 +300,26 @@ def test_a_folder_that_kafka_would_misread_is_named(command: str, tmp_path: Path
     assert "comma" in done.stderr
 
 
-OWNS = """
-import sys, time
-from anabranch.infra.broker import EmbeddedBroker
-broker = EmbeddedBroker(sys.argv[1], quick_start=True)
-broker.start()
-print(broker.pid, flush=True)
-time.sleep(600)
-"""
-
-
 @pytest.mark.soak
 def test_a_folder_is_of_one_process_as_long_as_its_broker_runs(tmp_path: Path) -> None:
     folder = tmp_path / "broker"
-    owner = subprocess.Popen(
-        [
-            sys.executable,
-            "-c",
-            OWNS,
-            str(folder),
-        ],
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=ROOT,
-    )
+    owner = Owner(OWNER.format(folder=str(folder), then=""))
     try:
-        assert owner.stdout is not None
-        pid = int(owner.stdout.readline())
+        pid = int(owner.words()[0])
         second = EmbeddedBroker(folder, quick_start=True)
-        with pytest.raises(FolderInUse, match=rf"{folder} is in use by pid {owner.pid}:"):
+        with pytest.raises(FolderInUse, match=rf"{folder} is in use by pid {owner.process.pid}:"):
             second.start()
-        assert state(pid) is not None, "the first one goes on"
+        assert state(pid) is not None, "the first broker still runs"
         assert folder.stat().st_mode & 0o777 == 0o700
-        owner.send_signal(signal.SIGKILL)
-        owner.wait(30)
+        owner.process.send_signal(signal.SIGKILL)
+        owner.process.wait(30)
 
         def starts() -> bool:
             with contextlib.suppress(FolderInUse):
                 second.start()
             return second.running
 
-        assert eventually(starts, 60)
+        wait_until(starts, 60)
         second.stop()
     finally:
         owner.kill()
-        owner.wait(30)
-        owner.stdout.close()  # type: ignore[union-attr]

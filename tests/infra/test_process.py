@@ -15,9 +15,11 @@ from pathlib import Path
 import pytest
 
 from anabranch.infra.process import SupervisedProcess
+from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 SLEEP = ("sleep", "300")
+SOON_S = 5.0
 
 
 def state(pid: int) -> str | None:
@@ -27,15 +29,6 @@ def state(pid: int) -> str | None:
     except (FileNotFoundError, ProcessLookupError):
         return None
     return None if letter in "ZX" else letter
-
-
-def eventually(condition: Callable[[], bool], timeout_s: float = 5.0) -> bool:
-    deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
-        if condition():
-            return True
-        time.sleep(0.01)
-    return condition()
 
 
 @pytest.fixture
@@ -51,38 +44,53 @@ def sleeper(log: Path) -> Iterator[SupervisedProcess]:
 
 
 class Owner:
-    """A Python process of its own that starts a supervised command and tells its pid."""
+    """A Python process of its own that runs a script, and prints words; it lives until it is killed or exits."""
 
-    def __init__(self, log: Path, body: str = "", command: tuple[str, ...] = SLEEP) -> None:
-        script = f"""
-            import multiprocessing, os, sys, threading, time
-            from pathlib import Path
-            from anabranch.infra.process import SupervisedProcess
-
-            def start(remove=None):
-                return SupervisedProcess.start({command!r}, log=Path({str(log)!r}),
-                    environment=os.environ, remove_when_orphaned=remove)
-
-            def tell(*values):
-                print(*values, flush=True)
-        """
-        script = textwrap.dedent(script) + textwrap.dedent(body or "p = start(); tell(p.pid)")
+    def __init__(self, script: str) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-c", script + "\ntime.sleep(300)\n"],
+            [sys.executable, "-W", "ignore", "-c", f"{textwrap.dedent(script)}\ntime.sleep(300)\n"],
             cwd=ROOT,
             stdout=subprocess.PIPE,
             text=True,
         )
 
-    def read(self) -> list[int]:
+    def words(self) -> list[str]:
         assert self.process.stdout is not None
-        return [int(word) for word in self.process.stdout.readline().split()]
+        return self.process.stdout.readline().split()
+
+    def numbers(self) -> list[int]:
+        return [int(word) for word in self.words()]
 
     def kill(self) -> None:
         self.process.kill()
-        self.process.wait()
+        self.exits()
+
+    def exits(self) -> None:
+        self.process.wait(30)
         assert self.process.stdout is not None
         self.process.stdout.close()
+
+
+def owner_of(log: Path, body: str) -> Owner:
+    """Its script can ``start`` a supervised `SLEEP`, and ``tell`` numbers."""
+    script = f"""
+        import multiprocessing, os, threading, time
+        from pathlib import Path
+        from anabranch.infra.process import SupervisedProcess
+
+        log = Path({str(log)!r})
+
+        def start(remove=None):
+            return SupervisedProcess.start({SLEEP!r}, log=log,
+                environment=os.environ, remove_when_orphaned=remove)
+
+        def tell(*values):
+            print(*values, flush=True)
+    """
+    return Owner(textwrap.dedent(script) + textwrap.dedent(body))
+
+
+# -- its life --------------------------------------------------------------------------------------------
 
 
 def test_output_and_exit_code_are_kept(log: Path) -> None:
@@ -99,35 +107,40 @@ def test_output_and_exit_code_are_kept(log: Path) -> None:
     assert process.poll() == 7
 
 
-def test_a_command_that_is_not_there_is_an_error(log: Path) -> None:
+def test_a_missing_command_is_an_error(log: Path) -> None:
     with pytest.raises(OSError, match=r"/no/such could not be started: .*No such file"):
         SupervisedProcess.start(["/no/such"], log=log, environment=os.environ)
 
 
-def test_waiting_ends_at_its_deadline(sleeper: SupervisedProcess) -> None:
+@pytest.mark.parametrize(
+    ("end", "code"),
+    [
+        (lambda process: process.terminate(), -signal.SIGTERM),
+        (lambda process: process.kill(), -signal.SIGKILL),
+        (lambda process: os.kill(process._supervisor.pid, signal.SIGTERM), -signal.SIGTERM),
+        pytest.param(
+            lambda process: os.kill(process._supervisor.pid, signal.SIGKILL),
+            -signal.SIGKILL,
+            marks=pytest.mark.skipif(sys.platform != "linux", reason="PR_SET_PDEATHSIG is Linux's"),
+        ),
+    ],
+    ids=["terminate", "kill", "SIGTERM to its supervisor", "SIGKILL to its supervisor"],
+)
+def test_each_end_has_its_exit_code(
+    sleeper: SupervisedProcess, end: Callable[[SupervisedProcess], None], code: int
+) -> None:
+    end(sleeper)
+    wait_until(lambda: state(sleeper.pid) is None, SOON_S)
+    assert sleeper.wait(5) == code
+
+
+def test_waiting_ends_at_its_deadline_or_when_another_thread_kills(
+    sleeper: SupervisedProcess,
+) -> None:
     started = time.monotonic()
     assert sleeper.wait(0.2) is None
     assert 0.2 <= time.monotonic() - started < 2
     assert sleeper.poll() is None
-
-
-@pytest.mark.parametrize(
-    ("order", "code"), [("terminate", -signal.SIGTERM), ("kill", -signal.SIGKILL)]
-)
-def test_signals_end_it(sleeper: SupervisedProcess, order: str, code: int) -> None:
-    getattr(sleeper, order)()
-    assert sleeper.wait(5) == code
-    assert state(sleeper.pid) is None
-
-
-def test_pause_and_resume(sleeper: SupervisedProcess) -> None:
-    sleeper.pause()
-    assert eventually(lambda: state(sleeper.pid) == "T")
-    sleeper.resume()
-    assert eventually(lambda: state(sleeper.pid) == "S")
-
-
-def test_one_thread_can_kill_what_another_waits_for(sleeper: SupervisedProcess) -> None:
     codes: list[int | None] = []
     waiter = threading.Thread(target=lambda: codes.append(sleeper.wait(30)))
     waiter.start()
@@ -137,7 +150,11 @@ def test_one_thread_can_kill_what_another_waits_for(sleeper: SupervisedProcess) 
     assert codes == [-9]
 
 
-def test_closing_ends_even_a_paused_one(sleeper: SupervisedProcess) -> None:
+def test_it_is_paused_resumed_and_closed_even_if_paused(sleeper: SupervisedProcess) -> None:
+    sleeper.pause()
+    wait_until(lambda: state(sleeper.pid) == "T", SOON_S)
+    sleeper.resume()
+    wait_until(lambda: state(sleeper.pid) == "S", SOON_S)
     sleeper.pause()
     sleeper.close()
     assert state(sleeper.pid) is None
@@ -145,118 +162,15 @@ def test_closing_ends_even_a_paused_one(sleeper: SupervisedProcess) -> None:
     sleeper.close()
 
 
-def test_one_that_ignores_sigterm_is_killed(log: Path) -> None:
+def test_a_process_that_ignores_sigterm_is_killed(log: Path) -> None:
     stubborn = ("sh", "-c", "trap '' TERM; echo ready; while :; do sleep 0.05; done")
     process = SupervisedProcess.start(stubborn, log=log, environment=os.environ)
-    assert eventually(lambda: log.read_text() == "ready\n")
+    wait_until(lambda: log.read_text() == "ready\n", SOON_S)
     process.close()
     assert process.poll() == -signal.SIGKILL
 
 
-def test_it_ends_when_the_owner_is_killed(log: Path) -> None:
-    owner = Owner(log)
-    (pid,) = owner.read()
-    assert state(pid) is not None
-    owner.kill()
-    assert eventually(lambda: state(pid) is None)
-
-
-def test_a_paused_one_ends_when_the_owner_is_killed(log: Path) -> None:
-    owner = Owner(log, "p = start(); p.pause(); tell(p.pid)")
-    (pid,) = owner.read()
-    owner.kill()
-    assert eventually(lambda: state(pid) is None)
-
-
-def test_it_ends_when_the_owner_just_exits(log: Path) -> None:
-    owner = Owner(log, "p = start(); tell(p.pid); os._exit(0)")
-    (pid,) = owner.read()
-    assert eventually(lambda: state(pid) is None)
-    owner.kill()
-
-
-def test_a_forked_child_that_lives_on_does_not_keep_it(log: Path) -> None:
-    body = """
-        p = start()
-        child = os.fork()
-        if child:
-            tell(p.pid, child)
-    """
-    owner = Owner(log, body)
-    pid, child = owner.read()
-    try:
-        owner.kill()
-        assert eventually(lambda: state(pid) is None)
-        # Else nothing was shown: the copy of the pipe is what makes this hard.
-        assert state(child) is not None
-    finally:
-        os.kill(child, signal.SIGKILL)
-
-
-def test_closing_works_while_a_forked_child_lives_on(log: Path) -> None:
-    body = """
-        p = start()
-        child = os.fork()
-        if child:
-            p.close()
-            tell(p.pid, child, p.poll())
-    """
-    owner = Owner(log, body)
-    pid, child, code = owner.read()
-    os.kill(child, signal.SIGKILL)
-    owner.kill()
-    assert code == -signal.SIGTERM
-    assert state(pid) is None
-
-
-def test_an_owner_that_was_forked_itself(log: Path) -> None:
-    body = """
-        def work():
-            p = start()
-            tell(p.pid, os.getpid())
-            time.sleep(300)
-        multiprocessing.get_context("fork").Process(target=work).start()
-    """
-    owner = Owner(log, body)
-    try:
-        pid, forked = owner.read()
-        os.kill(forked, signal.SIGKILL)
-        assert eventually(lambda: state(pid) is None)
-    finally:
-        owner.kill()
-
-
-def test_it_outlives_the_thread_that_started_it(log: Path) -> None:
-    body = """
-        made = []
-        thread = threading.Thread(target=lambda: made.append(start()))
-        thread.start(); thread.join()
-        time.sleep(0.5)
-        tell(made[0].pid, 0 if made[0].poll() is None else 1)
-    """
-    owner = Owner(log, body)
-    try:
-        pid, ended = owner.read()
-        assert not ended
-        assert state(pid) is not None
-    finally:
-        owner.kill()
-    assert eventually(lambda: state(pid) is None)
-
-
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="PR_SET_PDEATHSIG is Linux's")
-def test_it_ends_when_its_supervisor_is_killed(sleeper: SupervisedProcess) -> None:
-    os.kill(sleeper._supervisor.pid, signal.SIGKILL)
-    assert eventually(lambda: state(sleeper.pid) is None)
-    assert sleeper.wait(5) == -9
-
-
-def test_ending_the_supervisor_gently_ends_it_too(sleeper: SupervisedProcess) -> None:
-    os.kill(sleeper._supervisor.pid, signal.SIGTERM)
-    assert sleeper.wait(5) == -signal.SIGTERM
-
-
-def test_ctrl_c_in_the_owners_terminal_does_not_reach_it(sleeper: SupervisedProcess) -> None:
+def test_ctrl_c_in_the_owner_s_terminal_does_not_reach_it(sleeper: SupervisedProcess) -> None:
     assert os.getsid(sleeper.pid) != os.getsid(0)
     assert os.getpgid(sleeper.pid) != os.getpgid(0)
 
@@ -272,30 +186,112 @@ def test_a_forked_copy_of_the_object_does_nothing(sleeper: SupervisedProcess) ->
     assert state(sleeper.pid) is not None
 
 
-def test_an_orphans_folder_is_removed(log: Path, tmp_path: Path) -> None:
+# -- its end with its owner ------------------------------------------------------------------------------
+
+# Controllers are started so: by a thread that is gone since, and they may be frozen.
+MODULE = """
+    import signal
+    from tests.owned import send_signal, start_module
+    made = []
+    def begin():
+        with log.open("wb") as output:
+            made.append(start_module("http.server", ["--bind", "127.0.0.1", "0"], output=output,
+                environment=dict(os.environ, PYTHONUNBUFFERED="1")))
+    thread = threading.Thread(target=begin)
+    thread.start(); thread.join()
+    while not log.read_bytes().startswith(b"Serving"):
+        time.sleep(0.01)
+    {then}
+    tell(made[0].pid)
+"""
+BODIES = {
+    "an owner that is killed": "tell(start().pid)",
+    "an owner that exits": "tell(start().pid); os._exit(0)",
+    "a process that is paused": "p = start(); p.pause(); tell(p.pid)",
+    "started by a thread that has ended": """
+        made = []
+        thread = threading.Thread(target=lambda: made.append(start()))
+        thread.start(); thread.join()
+        time.sleep(0.5)
+        assert made[0].poll() is None
+        tell(made[0].pid)
+    """,
+    "a module of tests": MODULE.format(then="pass"),
+    "a module of tests that is frozen": MODULE.format(
+        then="send_signal(made[0].pid, signal.SIGSTOP)"
+    ),
+    # The copy of the pipe is what makes this hard.
+    "a forked child that lives on": """
+        p, child = start(), os.fork()
+        if child:
+            tell(p.pid, child)
+    """,
+}
+
+
+@pytest.mark.parametrize("case", BODIES)
+def test_it_ends_with_its_owner(log: Path, case: str) -> None:
+    owner = owner_of(log, BODIES[case])
+    pid, *children = owner.numbers()
+    try:
+        if case == "an owner that exits":
+            owner.exits()
+        else:
+            assert state(pid) is not None
+            owner.kill()
+        wait_until(lambda: state(pid) is None, SOON_S)
+        assert all(state(child) is not None for child in children)
+    finally:
+        for child in children:
+            os.kill(child, signal.SIGKILL)
+
+
+def test_closing_works_while_a_forked_child_lives_on(log: Path) -> None:
+    body = """
+        p, child = start(), os.fork()
+        if child:
+            p.close()
+            tell(p.pid, child, p.poll())
+    """
+    owner = owner_of(log, body)
+    pid, child, code = owner.numbers()
+    os.kill(child, signal.SIGKILL)
+    owner.kill()
+    assert code == -signal.SIGTERM
+    assert state(pid) is None
+
+
+def test_it_ends_with_an_owner_that_was_forked_itself(log: Path) -> None:
+    body = """
+        def work():
+            tell(start().pid, os.getpid())
+            time.sleep(300)
+        multiprocessing.get_context("fork").Process(target=work).start()
+    """
+    owner = owner_of(log, body)
+    try:
+        pid, forked = owner.numbers()
+        os.kill(forked, signal.SIGKILL)
+        wait_until(lambda: state(pid) is None, SOON_S)
+    finally:
+        owner.kill()
+
+
+@pytest.mark.parametrize("ended", ["", "p.kill(); assert p.wait(5) == -9"])
+def test_an_orphan_s_folder_is_removed(log: Path, tmp_path: Path, ended: str) -> None:
+    """Also if the command has ended long before."""
     folder = tmp_path / "folder"
     folder.mkdir()
     (folder / "file").write_text("x")
-    owner = Owner(log, f"p = start(Path({str(folder)!r})); tell(p.pid)")
-    owner.read()
-    owner.kill()
-    assert eventually(lambda: not folder.exists())
-
-
-def test_an_orphans_folder_is_removed_though_the_command_ended_long_before(
-    log: Path, tmp_path: Path
-) -> None:
-    folder = tmp_path / "folder"
-    folder.mkdir()
-    owner = Owner(log, f"p = start(Path({str(folder)!r})); p.kill(); tell(p.wait(5))")
-    assert owner.read() == [-9]
+    owner = owner_of(log, f"p = start(Path({str(folder)!r})); {ended}\ntell(p.pid)")
+    assert owner.numbers()
     time.sleep(0.2)
     assert folder.exists()
     owner.kill()
-    assert eventually(lambda: not folder.exists())
+    wait_until(lambda: not folder.exists(), SOON_S)
 
 
-def test_a_living_owners_folder_is_not_removed(log: Path, tmp_path: Path) -> None:
+def test_a_living_owner_s_folder_is_kept(log: Path, tmp_path: Path) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()
     process = SupervisedProcess.start(
@@ -303,38 +299,3 @@ def test_a_living_owners_folder_is_not_removed(log: Path, tmp_path: Path) -> Non
     )
     process.close()
     assert folder.exists()
-
-
-@pytest.mark.parametrize("is_frozen", [False, True])
-def test_modules_of_tests_end_when_their_owner_is_killed(log: Path, is_frozen: bool) -> None:
-    """Controllers are started so: by a thread that is gone since, and they may be frozen."""
-    script = f"""
-        import os, threading, time
-        from tests.owned import start_module
-
-        def start():
-            with open({str(log)!r}, "wb") as output:
-                arguments = ["--bind", "127.0.0.1", "0"]
-                started = start_module("http.server", arguments, output=output,
-                    environment=dict(os.environ, PYTHONUNBUFFERED="1"))
-                print(started.pid, flush=True)
-
-        thread = threading.Thread(target=start)
-        thread.start()
-        thread.join()
-        time.sleep(300)
-    """
-    owner = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(script)], cwd=ROOT, stdout=subprocess.PIPE, text=True
-    )
-    assert owner.stdout is not None
-    with owner.stdout:
-        pid = int(owner.stdout.readline())
-    # The command does not end with the thread.
-    assert eventually(lambda: log.read_bytes().startswith(b"Serving"), 30)
-    if is_frozen:
-        os.kill(pid, signal.SIGSTOP)
-        assert eventually(lambda: state(pid) == "T")
-    owner.kill()
-    owner.wait()
-    assert eventually(lambda: state(pid) is None)

@@ -28,7 +28,7 @@ from checker.recorder import Recorder
 from tests.crash.children import run_guarded, until_told
 from tests.crash.points import Cut, Point
 from tests.crash.zygote import Spec, say
-from tests.failpoints import FailingLog, FailingTable
+from tests.failpoints import failing
 from tests.mutants.catalogue import planted
 from tests.mutants.reading import Readers
 from tests.mutants.writing import Plainly, Writing
@@ -106,10 +106,10 @@ def _lead(
     number: int, spec: Lead, hook: Callable[[str, str], None], ends: Callable[[], bool]
 ) -> int:
     clock = SystemClock()
-    source: Log = FailingLog(KafkaLog(spec.bootstrap), hook)
+    source: Log = failing(KafkaLog(spec.bootstrap), hook)
     create_control_topics(source, spec.prefix, control_partitions=1, reply_partitions=1)
     place = Path(spec.folder)
-    table: Table = FailingTable(open_checkpoint(place, source, clock, spec.prefix, 0), hook)
+    table: Table = failing(open_checkpoint(place, source, clock, spec.prefix, 0), hook)
     settings = Settings(
         control_partition=0,
         control_partitions=1,

@@ -122,10 +122,9 @@ class Forge:
 
     def new_id(self, made_ms: int | None = None) -> bytes:
         """A transaction id of control partition 0."""
+        now_ms = int(time.time() * 1000)
         return make_txn_id(
-            0,
-            int(time.time() * 1000) if made_ms is None else made_ms,
-            int.from_bytes(os.urandom(7), "big"),
+            0, now_ms if made_ms is None else made_ms, int.from_bytes(os.urandom(7), "big")
         )
 
     def records(self, txn_id: bytes, pairs: Iterable[tuple[bytes, bytes]]) -> list[Rec]:
@@ -157,16 +156,8 @@ class Forge:
         written = self.records(txn_id, pairs)
         offsets = self.put_records(f"{self.topic}.journal", journal(list(written)))
         its_events = events(list(written))
-        timestamp = self.tell(txn_id, its_events, record=record, key=key)
-        self.row(
-            row(
-                TxnRow(
-                    txn_id, self.scope, None, "COMMITTED", 60_000, STAMP, STAMP, timestamp,
-                    len(written), 0, 0, "", None, "open",
-                )
-            ),
-            txn_id,
-        )  # fmt: skip
+        timestamp = self.append_commit(txn_id, its_events, record=record, key=key)
+        self.row(row(self.row_of(txn_id, timestamp, committed=len(written))), txn_id)
         crcs = sum(zlib.crc32((r.key or b"") + (r.value or b"")) for r in written)
         extent = Extent(self.stream, 0, offsets[0], offsets[-1] + 1, len(written), crcs)
         account = receipt(Receipt(txn_id, WRITER, 1, True, (extent,)))
@@ -179,7 +170,7 @@ class Forge:
         )
         return txn_id
 
-    def tell(
+    def append_commit(
         self,
         txn_id: bytes,
         events: Sequence[Rec],
@@ -220,7 +211,7 @@ class Forge:
         (self.last,) = self.put(f"{self.topic}.history", [(None, encode(spoil(honest)))])
         self.epoch = honest
 
-    def say_epoch_again(self) -> None:
+    def repeat_epoch(self) -> None:
         """As a controller does it after many commits."""
         record = replace(
             self.epoch, timestamp=self._clock.tick(), sealed=(), vector=self.positions(), previous=self.last
@@ -240,24 +231,12 @@ class Forge:
         """Delete what lies before an offset of partition 0, as retention does, or a controller in a journal."""
         self._log.delete_records({TopicPartition(topic, 0): offset})
 
-    def row_of(self, txn_id: bytes, **changes: Any) -> TxnRow:
-        """A row of a transaction that committed one event just now."""
+    def row_of(self, txn_id: bytes, timestamp: int | None = None, **changes: Any) -> TxnRow:
+        """A row of a transaction that committed one event, by default just now."""
+        at = self._clock.tick() if timestamp is None else timestamp
         row = TxnRow(
-            txn_id,
-            self.scope,
-            None,
-            "COMMITTED",
-            60_000,
-            STAMP,
-            STAMP,
-            self._clock.tick(),
-            1,
-            0,
-            0,
-            "",
-            None,
-            "open",
-        )
+            txn_id, self.scope, None, "COMMITTED", 60_000, STAMP, STAMP, at, 1, 0, 0, "", None, "open"
+        )  # fmt: skip
         return row._replace(**changes)
 
     def take_part(self, txn_id: bytes) -> None:

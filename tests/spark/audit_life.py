@@ -10,6 +10,7 @@ from confluent_kafka import Producer
 import anabranch
 from anabranch.protocol.ids import pack_txn_header
 from anabranch.protocol.schemas.records import Consumed, TaskStep
+from anabranch.topics.names import journal_topic
 
 KEYS = [f"key-{n}".encode() for n in range(24)]
 
@@ -31,18 +32,17 @@ def process(client: anabranch.Client, stream: str, other: str) -> int:
 
 
 def live(client: anabranch.Client, bootstrap: str, stream: str, other: str) -> dict[str, int]:
-    """Gives two streams of a scope a history. Returns how many events each has, and how many are taken at all."""
+    """Give two streams of a scope a history. Returns how many events each has."""
     scope = stream.partition("/")[0]
     client.create_stream(stream, segments=2)
-    client.create_stream(other, segments=1, near=stream.partition("/")[0])
+    client.create_stream(other, segments=1, near=scope)
     count = {stream: 0, other: 0}
+    journal = journal_topic(stream)
     producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 5, "acks": "all"})
 
     def plain(n: int) -> None:
         for i in range(n):
-            producer.produce(
-                stream.replace("/", ".") + ".journal", f"plain {i % 3}", b"p%d" % (i % 5)
-            )
+            producer.produce(journal, f"plain {i % 3}", b"p%d" % (i % 5))
         assert producer.flush(30) == 0
         count[stream] += n
 
@@ -57,14 +57,9 @@ def live(client: anabranch.Client, bootstrap: str, stream: str, other: str) -> d
             writer.write(other, f"other {w}".encode(), key=b"k")
             writer.write(other, None, key=None, timestamp=1_700_000_000_000)
             receipts.append(writer.finish())
-    misplaced = pack_txn_header(client_txn(txn), int.from_bytes(os.urandom(7), "big"), 99)
-    producer.produce(
-        stream.replace("/", ".") + ".journal",
-        b"misplaced",
-        b"k",
-        0,
-        headers=[("ab.txn", misplaced)],
-    )
+    assert txn.txn_id is not None
+    misplaced = pack_txn_header(txn.txn_id, int.from_bytes(os.urandom(7), "big"), 99)
+    producer.produce(journal, b"misplaced", b"k", 0, headers=[("ab.txn", misplaced)])
     assert producer.flush(30) == 0
     result = txn.commit(receipts=receipts[:2])
     assert result.counts.left_out > 0, result
@@ -122,10 +117,3 @@ def live(client: anabranch.Client, bootstrap: str, stream: str, other: str) -> d
     count[stream] += 2 * len(KEYS) + 2000
     plain(10)
     return count
-
-
-def client_txn(txn: anabranch.Transaction) -> bytes:
-    """The id of a transaction that is open."""
-    txn_id = txn.txn_id
-    assert txn_id is not None
-    return txn_id

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -17,14 +17,16 @@ from pyspark.sql import SparkSession
 import anabranch
 from anabranch.spark import spark_session
 from anabranch.spark.clients import close_clients
-from anabranch.spark.options import Connection
+from anabranch.spark.columns import EVENT_SCHEMA
+from anabranch.spark.options import Connection, Options
+from anabranch.spark.source.stream_reader import StreamReader
 from tests.cluster import Cluster
 from tests.spark import small_jvm
 from tests.spark.sink_place import Place, place_in
 from tests.spark.source_world import World, build
 
 FOLDER = Path(__file__).parent
-TIMEOUT_S = 600  # a JVM starts in 5 s, or in a minute beside four others
+TIMEOUT_S = 600  # a JVM starts in 5 s, or in a minute next to four others
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -76,6 +78,13 @@ def stream(client: anabranch.Client, unique: str) -> str:
     return name
 
 
+@pytest.fixture(scope="session")
+def empty(client: anabranch.Client) -> str:
+    """A stream to which no test may write."""
+    client.create_stream("empty/events")
+    return "empty/events"
+
+
 @pytest.fixture
 def place(own_clients: None, cluster: Cluster, client: anabranch.Client, unique: str) -> Place:
     """A stream of three segments, alone in its scope."""
@@ -86,3 +95,20 @@ def place(own_clients: None, cluster: Cluster, client: anabranch.Client, unique:
 def world(cluster: Cluster, client: anabranch.Client) -> World:
     """Streams with everything in them that a source has to get right. Tests only read them."""
     return build(cluster.bootstrap, client, "source")
+
+
+@pytest.fixture
+def source(bootstrap: str, world: World) -> Iterator[Callable[..., StreamReader]]:
+    """Makes planners of streaming queries, of the world's streams if no option names others."""
+    made = []
+
+    def make(**options: str | int) -> StreamReader:
+        given = {name: str(value) for name, value in options.items()}
+        if "stream" not in given:
+            given.setdefault("streams", f"{world.events},{world.other}")
+        made.append(StreamReader(Options({"bootstrap": bootstrap} | given), EVENT_SCHEMA))
+        return made[-1]
+
+    yield make
+    for reader in made:
+        reader.stop()

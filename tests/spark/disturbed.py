@@ -2,7 +2,7 @@
 
 Tasks of the batch job, by partition: "early" (SIGKILL after it has joined, before its first row), "middle" (SIGKILL
 with rows in the journal), "late" (SIGKILL when the receipt is there, before Spark has it), "fail" (an error,
-there too), "zombie" (likewise, while a process that has joined goes on writing).
+there too), "zombie" (likewise, while a process that has joined keeps writing).
 
 Queries, by option ``accident``: when the driver is killed in each micro-batch from 1 on that `LIVES` has: "before",
 "during" or "after" its commit. All three wait until each is where it has to be: one SIGKILL takes them all. In
@@ -134,9 +134,9 @@ class DisturbedBatch(BatchSink):
 
 
 def zombie() -> None:
-    """Goes on writing with what a dead attempt had, until it is told that the transaction is over."""
+    """Keep writing with what a dead attempt had, until a call fails as the transaction is over."""
     sink, rows = pickle.loads((folder() / "zombie.pickle").read_bytes())
-    written, until, end = 0, time.monotonic() + DEADLINE_S, "nobody told it"
+    written, until, end = 0, time.monotonic() + DEADLINE_S, "no call failed"
     try:
         with sink._target.client.join(sink._reservation, heartbeat=True) as writer:
             while time.monotonic() < until:

@@ -66,7 +66,7 @@ def main() -> None:
         query.awaitTermination()
 
 
-# -- queries, of a driver that will be killed and of one that goes on ------------------------------------
+# -- queries, of a driver that will be killed and of one that survives ------------------------------------
 
 
 def start_sink(

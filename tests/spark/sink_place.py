@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -13,7 +12,8 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 import anabranch
-from tests.spark.plain_reader import Seen, read_all, values
+from tests.plain_reader import Seen, read_all, values
+from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
@@ -49,10 +49,9 @@ class Place:
 
     def nothing_staged(self) -> None:
         """Waits until no open transaction has anything in the journal."""
-        until = time.monotonic() + DEADLINE_S
-        while self.client.describe(self.stream).uncommitted_bytes:
-            assert time.monotonic() < until, self.transactions()
-            time.sleep(0.1)
+        wait_until(
+            lambda: not self.client.describe(self.stream).uncommitted_bytes, what=self.transactions
+        )
 
 
 def place_in(bootstrap: str, client: anabranch.Client, scope: str, name: str = "events") -> Place:

@@ -10,8 +10,11 @@ from typing import Any, NamedTuple
 from confluent_kafka import Producer
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
+from pyspark.sql.datasource import InputPartition
 
 import anabranch
+from anabranch.spark.source.reader import SnapshotReader
+from anabranch.spark.source.stream_reader import StreamReader
 from anabranch.topics.names import journal_topic
 
 SOON_S = 60.0
@@ -57,6 +60,20 @@ def seen_in(row: dict[str, Any]) -> Seen:
         row["stream"], row["partition"], row["offset"], _bytes(row["key"]), _bytes(row["value"]),
         headers, row["timestamp"], row["segment"], _bytes(row["txn_id"]), row["commit_timestamp"],
     )  # fmt: skip
+
+
+def seen_by_tasks(
+    reader: StreamReader | SnapshotReader, tasks: Iterable[InputPartition]
+) -> list[list[Seen]]:
+    """The rows of each task, read without Spark."""
+    return [
+        [
+            seen_in(row | {"timestamp": row["timestamp"].timestamp() * 1000})
+            for batch in reader.read(task)
+            for row in batch.to_pylist()
+        ]
+        for task in tasks
+    ]
 
 
 def _bytes(value: bytes | bytearray | None) -> bytes | None:

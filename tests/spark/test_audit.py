@@ -36,12 +36,13 @@ from tests.crash.oracle import read_stream
 from tests.crash.raw import position
 from tests.spark.audit_forge import Clock, Forge, Rec
 from tests.spark.audit_life import live
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.broker
 
 PREFIX = "audited"
 SCOPE = "nyc"
-MAIN, OTHER_STREAM = f"{SCOPE}/main", "beside/other"  # of two scopes, which share transactions
+MAIN, OTHER_STREAM = f"{SCOPE}/main", "near/other"  # of two scopes, which share transactions
 LONG_AGO_MS = int(time.time() * 1000) - 10 * 86_400_000
 SOON_S = 60.0
 BY = b"\7" * 32
@@ -62,7 +63,12 @@ def extent(receipt: Receipt, **changes: Any) -> Receipt:
 def repeated_commit(forge: Forge) -> None:
     txn_id = forge.commit()
     pairs = [(b"k", value) for value in (b"a", b"b", b"c")]
-    forge.tell(txn_id, forge.records(txn_id, pairs))
+    forge.append_commit(txn_id, forge.records(txn_id, pairs))
+
+
+def spoiled(**how: Any) -> Plant:
+    """A commit of which these parts are spoiled."""
+    return lambda forge: forge.commit(**how)
 
 
 def stray(txn: bytes | None, *headers: tuple[str, bytes]) -> Plant:
@@ -71,7 +77,7 @@ def stray(txn: bytes | None, *headers: tuple[str, bytes]) -> Plant:
 
 def aborted_event(forge: Forge) -> None:
     gone = forge.new_id()
-    forge.row(forge.row_of(gone, state="ABORTED", committed=0, commit_timestamp=0), gone)
+    forge.row(forge.row_of(gone, 0, state="ABORTED", committed=0), gone)
     forge.put_records(forge.topic, forge.records(gone, [(b"k", b"x")]))
 
 
@@ -91,8 +97,8 @@ def wrong_segment(forge: Forge) -> None:
     keys = [b"key-%d" % n for n in range(99)]
     key = next(key for key in keys if position(key) >= 1 << 31)
     txn_id = forge.new_id()
-    at = forge.tell(txn_id, [Rec(key, b"x", pack_txn_header(txn_id, 0, 0))])
-    forge.row(forge.row_of(txn_id, commit_timestamp=at), txn_id)
+    at = forge.append_commit(txn_id, [Rec(key, b"x", pack_txn_header(txn_id, 0, 0))])
+    forge.row(forge.row_of(txn_id, at), txn_id)
 
 
 def overlapping(forge: Forge) -> None:
@@ -137,9 +143,9 @@ def lean(forge: Forge) -> None:
     forge.commit()
 
 
-def said_again(forge: Forge) -> None:
+def repeated_epoch(forge: Forge) -> None:
     forge.commit()
-    forge.say_epoch_again()
+    forge.repeat_epoch()
     forge.commit()
 
 
@@ -156,42 +162,36 @@ REORDERED: Callable[[list[Rec]], list[Rec]] = lambda e: [e[0], e[2], e[1]]  # no
 
 PLANTS: dict[str, tuple[Plant, dict[str, int]]] = {
     # Nothing is wrong, so nothing may be found.
-    "honest": (lambda f: f.commit(), {}),
+    "honest": (spoiled(), {}),
     "an honest scaling": (scaled, {}),
     "a journal that was cut": (journal_cut, {}),
     "a stream that retention cut": (retention, {}),
     "rows that are forgotten": (forgotten, {}),
     "a history that was cut": (history_cut, {}),
     "a wide stream's history": (lean, {}),
-    "an epoch that is said again": (said_again, {}),
+    "an epoch that is repeated": (repeated_epoch, {}),
     # Events.
-    "an event once more, behind": (copied_event, {"event-outside": 1}),
+    "an event once more, after its commit": (copied_event, {"event-outside": 1}),
     "an event once more, inside": (
-        lambda f: f.commit(events=lambda e: [*e, e[1]]),
+        spoiled(events=lambda e: [*e, e[1]]),
         {"status-count": 1, "receipt": 1, "journal-content": 1},
     ),
-    "an event dropped": (
-        lambda f: f.commit(events=lambda e: e[:2]),
-        {"status-count": 1, "receipt": 1},
-    ),
+    "an event dropped": (spoiled(events=lambda e: e[:2]), {"status-count": 1, "receipt": 1}),
     "an event dropped, and the row agrees": (
-        lambda f: f.commit(events=lambda e: [e[0], e[2]], row=lambda r: r._replace(committed=2)),
+        spoiled(events=lambda e: [e[0], e[2]], row=lambda r: r._replace(committed=2)),
         {"journal-content": 2},
     ),
-    "two events of a key in the other order": (
-        lambda f: f.commit(events=REORDERED),
-        {"journal-order": 2},
-    ),
+    "two events of a key in the other order": (spoiled(events=REORDERED), {"journal-order": 2}),
     "another value": (
-        lambda f: f.commit(events=lambda e: [e[0], e[1]._replace(value=b"B"), e[2]]),
+        spoiled(events=lambda e: [e[0], e[1]._replace(value=b"B"), e[2]]),
         {"receipt": 1, "journal-content": 2},
     ),
     "another header": (
-        lambda f: f.commit(events=lambda e: [e[0]._replace(headers=(("n", b"2"),)), *e[1:]]),
+        spoiled(events=lambda e: [e[0]._replace(headers=(("n", b"2"),)), *e[1:]]),
         {"journal-content": 2},
     ),
     "another time": (
-        lambda f: f.commit(events=lambda e: [e[0]._replace(timestamp=7), *e[1:]]),
+        spoiled(events=lambda e: [e[0]._replace(timestamp=7), *e[1:]]),
         {"journal-content": 2},
     ),
     "an event of another transaction inside": (
@@ -208,9 +208,7 @@ PLANTS: dict[str, tuple[Plant, dict[str, int]]] = {
     "a header that is too short": (stray(b"short"), {"event-header": 1}),
     "an event in the wrong segment": (wrong_segment, {"event-key": 1}),
     "events placed by another epoch": (
-        lambda f: f.commit(
-            events=lambda e: [r._replace(txn=(r.txn or b"")[:24] + b"\0\0\0\5") for r in e]
-        ),
+        spoiled(events=lambda e: [r._replace(txn=(r.txn or b"")[:24] + b"\0\0\0\5") for r in e]),
         {"event-epoch": 3},
     ),
     # History.
@@ -218,18 +216,13 @@ PLANTS: dict[str, tuple[Plant, dict[str, int]]] = {
         lambda f: f.put(f"{f.topic}.history", [(None, b"foreign")]),
         {"history-record": 1},
     ),
-    "a COMMIT record under another key": (
-        lambda f: f.commit(key=lambda _: OTHER),
-        {"history-record": 1},
-    ),
+    "a COMMIT record under another key": (spoiled(key=lambda _: OTHER), {"history-record": 1}),
     "a COMMIT record with a wrong count": (
-        lambda f: f.commit(
-            record=lambda r: part(r, count=2), row=lambda r: r._replace(committed=2)
-        ),
+        spoiled(record=lambda r: part(r, count=2), row=lambda r: r._replace(committed=2)),
         {"event-count": 1},
     ),
     "a COMMIT record with a short range": (
-        lambda f: f.commit(
+        spoiled(
             record=lambda r: part(r, count=2, end=r.segments[0].end - 1)._replace(
                 vector=tuple(p._replace(offset=p.offset - 1) for p in r.vector)
             )
@@ -242,24 +235,18 @@ PLANTS: dict[str, tuple[Plant, dict[str, int]]] = {
     ),
     "a commit that was done again": (
         repeated_commit,
-        {
-            "commit-once": 1,
-            "status-count": 1,
-            "status-time": 1,
-            "receipt": 1,
-            "journal-content": 3,
-        },
+        {"commit-once": 1, "status-count": 1, "status-time": 1, "receipt": 1, "journal-content": 3},
     ),
     "a timestamp that goes back": (
-        lambda f: f.commit(record=lambda r: r._replace(timestamp=r.timestamp - (1 << 40))),
+        spoiled(record=lambda r: r._replace(timestamp=r.timestamp - (1 << 40))),
         {"history-time": 1},
     ),
     "a chain that leads elsewhere": (
-        lambda f: f.commit(record=lambda r: r._replace(previous=r.previous - 1)),
+        spoiled(record=lambda r: r._replace(previous=r.previous - 1)),
         {"history-chain": 1},
     ),
     "a vector that is not the end": (
-        lambda f: f.commit(
+        spoiled(
             record=lambda r: r._replace(
                 vector=tuple(p._replace(offset=p.offset + 1) for p in r.vector)
             )
@@ -267,45 +254,42 @@ PLANTS: dict[str, tuple[Plant, dict[str, int]]] = {
         {"vectors": 1},
     ),
     "a vector that is elsewhere": (
-        lambda f: f.commit(record=lambda r: r._replace(vector=(), vector_at=r.previous + 1)),
+        spoiled(record=lambda r: r._replace(vector=(), vector_at=r.previous + 1)),
         {"vectors": 1},
     ),
     "a commit in an epoch that is not active": (
-        lambda f: f.commit(record=lambda r: r._replace(stream_epoch=7)),
+        spoiled(record=lambda r: r._replace(stream_epoch=7)),
         {"commit-place": 2},
     ),
     "an epoch with a hole": (lambda f: f.new_epoch(epoch_with_a_hole), {"epochs": 1}),
     # Status.
     "a row flipped to ABORTED": (
-        lambda f: f.commit(row=lambda r: r._replace(state="ABORTED")),
+        spoiled(row=lambda r: r._replace(state="ABORTED")),
         {"status-state": 1},
     ),
     "a row that is gone": (lambda f: f.row(None, f.commit()), {"status-missing": 1}),
     "a row flipped to COMMITTED": (committed_nowhere, {"status-history": 1}),
     "a row with another time": (
-        lambda f: f.commit(row=lambda r: r._replace(commit_timestamp=r.commit_timestamp - 1)),
+        spoiled(row=lambda r: r._replace(commit_timestamp=r.commit_timestamp - 1)),
         {"status-time": 1},
     ),
     "a row with another count": (
-        lambda f: f.commit(row=lambda r: r._replace(committed=4)),
+        spoiled(row=lambda r: r._replace(committed=4)),
         {"status-count": 1},
     ),
     "a writer that had seen more": (
-        lambda f: f.commit(receipt=lambda r: replace(r, seen=(1 << 63) - 1)),
+        spoiled(receipt=lambda r: replace(r, seen=(1 << 63) - 1)),
         {"status-seen": 1},
     ),
     "a receipt with a higher count": (
-        lambda f: f.commit(receipt=lambda r: extent(r, count=4)),
+        spoiled(receipt=lambda r: extent(r, count=4)),
         {"receipt": 1},
     ),
-    "a receipt with another sum": (
-        lambda f: f.commit(receipt=lambda r: extent(r, crc_sum=1)),
-        {"receipt": 1},
-    ),
+    "a receipt with another sum": (spoiled(receipt=lambda r: extent(r, crc_sum=1)), {"receipt": 1}),
     # Plain writes.
     "a plain write that was lost": (plain_lost, {"plain-content": 1}),
     "a plain event from nowhere": (
-        lambda f: f.tell(NO_TXN, [Rec(b"k", b"from nowhere", None)]),
+        lambda f: f.append_commit(NO_TXN, [Rec(b"k", b"from nowhere", None)]),
         {"plain-content": 1},
     ),
 }
@@ -314,7 +298,7 @@ PLANTS: dict[str, tuple[Plant, dict[str, int]]] = {
 # Three one-shots that move positions have no rows.
 OF_TASKS = {"status-missing": 3, "status-state": 3, "status-time": 3, "status-count": 3}
 UNCHECKED = {
-    "event-count": 2,  # retention took a part of the range; the history was cut behind it
+    "event-count": 2,  # retention took a part of the range; the history was cut after it
     "history-chain": 1,
     "history-time": 1,
     "commit-place": 1,
@@ -394,7 +378,7 @@ def log(audited: Cluster) -> Iterator[KafkaLog]:
 
 @pytest.fixture(scope="module")
 def lived(audited: Cluster, log: KafkaLog, tmp_path_factory: pytest.TempPathFactory) -> Lived:
-    """A real life, which goes on behind the moment; and an empty stream for each plant.
+    """A real life, which continues after the moment; and an empty stream for each plant.
 
     A ledger has rows that are right, wrong (two), or wait.
     """
@@ -444,7 +428,7 @@ def planted(audited: Cluster, log: KafkaLog, lived: Lived, spark: SparkSession) 
     """Every plant in a stream of its own, and an audit of the scope by the command."""
     audited.controller.stop()
     plant(log, audited, PLANTS)
-    return audit_of(audited, "--stream", "beside", "--database", str(lived.ledger))
+    return audit_of(audited, "--stream", "near", "--database", str(lived.ledger))
 
 
 def audit_of(cluster: Cluster, *more: str) -> Planted:
@@ -492,15 +476,11 @@ def plant(log: KafkaLog, cluster: Cluster, plants: Iterable[str]) -> None:
 
 def wait_for_events(log: KafkaLog, stream: str, count: int) -> None:
     """Plain writes are committed soon, without an answer."""
-    until = time.monotonic() + SOON_S
-    while len(read_stream(log, stream).events) < count:
-        assert time.monotonic() < until, f"{stream} does not come to {count} events"
-        time.sleep(0.1)
+    wait_until(lambda: len(read_stream(log, stream).events) >= count)
 
 
 @pytest.mark.usefixtures("spark")
-def test_some_of_what_is_planted_is_found(broker: Broker, tmp_path: Path) -> None:
-    """Beside a stream that a controller wrote, in which nothing is found."""
+def test_some_plants_are_found_and_nothing_in_a_real_stream(broker: Broker, tmp_path: Path) -> None:
     cluster = start_cluster(broker.bootstrap, tmp_path, "shortly")
     try:
         with anabranch.connect(broker.bootstrap, prefix=cluster.prefix) as client:
@@ -529,56 +509,43 @@ def test_some_of_what_is_planted_is_found(broker: Broker, tmp_path: Path) -> Non
 
 
 @pytest.mark.soak
-def test_nothing_is_found_in_a_real_stream(clean: AuditReport) -> None:
+def test_nothing_is_found_in_a_real_stream_as_of_a_moment(clean: AuditReport, lived: Lived) -> None:
     for check in clean.checks:
         assert not check.breaches, check
         assert check.unchecked == OF_TASKS.get(check.name, 0), check
         # How far plain writes were committed is known as of now only.
         assert bool(check.examined) == (check.name not in ("plain-content", "ledger")), check
     assert [(each.by, each.count) for each in clean.prepared] == [(BY.hex(), 1)]
-
-
-@pytest.mark.soak
-def test_the_audit_is_as_of_its_moment(clean: AuditReport, lived: Lived) -> None:
     assert clean.events == sum(lived.events.values())
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("plant", PLANTS)
-def test_what_is_planted_is_found_under_its_name(planted: Planted, plant: str) -> None:
+def test_each_plant_is_found_under_its_name(planted: Planted, plant: str) -> None:
     number = list(PLANTS).index(plant)
     assert planted.found(name_of(number)) == PLANTS[plant][1]
 
 
 @pytest.mark.soak
-def test_nothing_else_is_found(planted: Planted) -> None:
+def test_nothing_else_is_found_and_what_can_not_be_proved_is_counted(
+    planted: Planted, lived: Lived
+) -> None:
+    report = planted.report
     assert planted.found(MAIN) == planted.found(OTHER_STREAM) == {}
     planted_ones = sum(sum(found.values()) for _, found in PLANTS.values())
-    assert planted.report["breaches"] == planted_ones + len(IN_LEDGER)
-
-
-@pytest.mark.soak
-def test_what_can_not_be_proved_is_not_passed(planted: Planted) -> None:
-    unchecked = {check["name"]: check["unchecked"] for check in planted.report["checks"]}
-    expected = Counter(UNCHECKED) + Counter(OF_TASKS)
-    assert {name: n for name, n in unchecked.items() if n} == expected
-    gone = planted.report["gone"]
-    assert min(place["low"] for place in gone) > 0
-    assert sum(place["events"] for place in gone) > 0
-
-
-@pytest.mark.soak
-def test_prepared_ones_and_a_ledger(planted: Planted, lived: Lived) -> None:
-    assert lived.prepared.prepared_at is not None
-    since_ms = round(lived.prepared.prepared_at.timestamp() * 1000)
-    assert planted.report["prepared"] == [{"by": BY.hex(), "count": 1, "since_ms": since_ms}]
-    (check,) = (each for each in planted.report["checks"] if each["name"] == "ledger")
-    assert check["examined"] == 3
-    found = {(each["expected"], each["found"]) for each in check["examples"]}
-    assert found == IN_LEDGER
-
-
-@pytest.mark.soak
-def test_a_breach_makes_the_exit_code_1(planted: Planted) -> None:
+    assert report["breaches"] == planted_ones + len(IN_LEDGER)
     assert planted.exit_code == 1
     assert json.loads(planted.error.strip().splitlines()[-1])["error"]["name"] == "CheckFailed"
+
+    unchecked = {check["name"]: check["unchecked"] for check in report["checks"]}
+    expected = Counter(UNCHECKED) + Counter(OF_TASKS)
+    assert {name: n for name, n in unchecked.items() if n} == expected
+    assert min(place["low"] for place in report["gone"]) > 0
+    assert sum(place["events"] for place in report["gone"]) > 0
+
+    assert lived.prepared.prepared_at is not None
+    since_ms = round(lived.prepared.prepared_at.timestamp() * 1000)
+    assert report["prepared"] == [{"by": BY.hex(), "count": 1, "since_ms": since_ms}]
+    (check,) = (each for each in report["checks"] if each["name"] == "ledger")
+    assert check["examined"] == 3
+    assert {(each["expected"], each["found"]) for each in check["examples"]} == IN_LEDGER

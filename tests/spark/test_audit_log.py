@@ -69,7 +69,7 @@ def both_ways(batch: RawBatch) -> tuple[pa.RecordBatch, pa.RecordBatch]:
 
 
 @pytest.mark.parametrize("case", HEADERS)
-def test_headers_are_judged(case: str) -> None:
+def test_each_header_has_its_kind(case: str) -> None:
     headers, kind = HEADERS[case]
     walked, plain = both_ways(batch_of([Record(200, 5, b"k", b"v", headers)]))
     assert walked.column("kind").to_pylist() == [kind]
@@ -97,7 +97,7 @@ def test_big_batches_are_walked_as_small_ones_are_decoded(codec: str | None) -> 
 
 @settings(max_examples=some(300), deadline=None)
 @given(st.data())
-def test_no_bytes_lead_it_astray(data: st.DataObject) -> None:
+def test_damaged_bytes_are_malformed_or_read(data: st.DataObject) -> None:
     """Damage of any kind is called so, or reads as something: nothing outside is touched."""
     records = [Record(100 + n, n, b"key", b"v" * n, HEADERS["ab.txn"][0]) for n in range(20)]
     whole = batch_of(records).data
@@ -143,8 +143,10 @@ def test_many_small_spans_share_a_task(sizes: list[int], least: int, tasks: int)
         ("2026-01-01", hybrid_time.from_us(1767225600000_000)),
     ],
 )
-def test_moments(text: str | None, moment: int | None) -> None:
+def test_a_moment_is_a_timestamp_or_a_time(text: str | None, moment: int | None) -> None:
     assert moment_of(text) == moment
+    with pytest.raises(InvalidArgument, match="commit timestamp"):
+        moment_of("yesterday")
 
 
 def test_the_docs_name_every_check() -> None:
@@ -154,14 +156,8 @@ def test_the_docs_name_every_check() -> None:
     assert named & set(CHECKS) == set(CHECKS)
 
 
-def test_what_is_no_moment_is_refused() -> None:
-    with pytest.raises(InvalidArgument, match="commit timestamp"):
-        moment_of("yesterday")
-
-
 @pytest.mark.parametrize(
-    ("home", "said"),
-    [("/nowhere", "does not run"), (None, "there is no java")],
+    ("home", "said"), [("/nowhere", "does not run"), (None, "there is no java")]
 )
 def test_without_a_jdk_the_command_says_how_to_get_one(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, home: str | None, said: str

@@ -14,8 +14,8 @@ import anabranch
 from anabranch.errors import AnabranchError, InvalidArgument, UnknownStream
 from anabranch.spark.compact import compact
 from anabranch.spark.options import Connection
+from tests.plain_reader import read_all
 from tests.spark.pipeline_input import NOON_MS, commit
-from tests.spark.plain_reader import read_all
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow(60)]
 

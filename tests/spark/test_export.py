@@ -17,16 +17,7 @@ from pyspark.sql import SparkSession
 import anabranch
 from anabranch.errors import InvalidArgument
 from anabranch.spark import export as module
-from anabranch.spark.export import (
-    Batch,
-    Exported,
-    Pace,
-    Shape,
-    _bind,
-    _settings,
-    _shaped,
-    export,
-)
+from anabranch.spark.export import Batch, Exported, Pace, Shape, _bind, _settings, _shaped, export
 from anabranch.spark.options import Connection
 from tests.spark.pipeline_input import commit
 
@@ -101,7 +92,7 @@ both_formats = pytest.mark.parametrize(
 )
 
 
-def test_export_goes_on_where_it_was(client: anabranch.Client, stream: str, table: Table) -> None:
+def test_export_continues_where_it_was(client: anabranch.Client, stream: str, table: Table) -> None:
     commit(client, stream, ("a", "1"), ("b", "2"), ("c", "3"))
     commit(client, stream, ("a", "4"))
     with client.begin(stream.partition("/")[0]) as undecided:
@@ -235,7 +226,7 @@ def test_two_checkpoints_that_exported_nothing_differ(spark: SparkSession, tmp_p
 @pytest.mark.parametrize(
     "table", ["parquet", pytest.param("delta", marks=pytest.mark.soak)], indirect=True
 )
-def test_of_two_first_exports_at_once_one_goes_on(
+def test_of_two_first_exports_at_once_one_succeeds(
     spark: SparkSession,
     connection: Connection,
     client: anabranch.Client,
@@ -243,7 +234,7 @@ def test_of_two_first_exports_at_once_one_goes_on(
     table: Table,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Another begins when one has looked at the folder, then when it has taken it, each by its own checkpoint."""
+    """Another begins when one has listed the folder, then when it has taken it, each by its own checkpoint."""
     commit(client, stream, ("a", "1"))
     to, other = str(table.folder), str(table.folder.with_name("other"))
     for name in ("_names", "_bind"):

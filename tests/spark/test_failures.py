@@ -1,9 +1,12 @@
-"""Spark's exceptions, as they came, and what a caller is told."""
+"""What a caller gets of a failed job: Spark's exceptions by name, and of a commit with too many receipts."""
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterator
+from dataclasses import replace
 
+import pyarrow as pa
 import pytest
 from py4j.protocol import Py4JError
 from pyspark.errors import AnalysisException, PySparkException
@@ -13,6 +16,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 from anabranch import Client
 from anabranch.errors import (
     AnabranchError,
+    EventTooLarge,
     InvalidArgument,
     NotReady,
     OutcomeUnknown,
@@ -21,7 +25,8 @@ from anabranch.errors import (
 from anabranch.spark.failures import JobFailed, failure_of, named_failures
 from anabranch.spark.jobs import saved
 from anabranch.spark.options import Options
-from anabranch.spark.sink.writer import BatchSink, Target
+from anabranch.spark.sink.writer import BatchSink, StreamSink, Target, Written
+from anabranch.topics.names import DEFAULT_PREFIX, commands_topic
 from tests.client.world import World
 
 IN_A_PLANNER = """[PYTHON_DATA_SOURCE_ERROR] Failed to plan Python data source anabranch in Python: Traceback (most recent call last):
@@ -80,7 +85,7 @@ IN_AN_ABORT = f"{IN_A_COMMIT}\n\tSuppressed: x\nanabranch.errors.NotReady: no co
     ],
     ids=["planner", "commit", "not ours", "task", "analysis", "query", "abort", "gateway"],
 )
-def test_an_error_of_sparks_is_told_by_its_innermost_name(
+def test_an_error_of_spark_s_gets_its_innermost_name(
     error: Exception, kind: type[AnabranchError], says: str
 ) -> None:
     found = failure_of(error)
@@ -91,15 +96,27 @@ def test_an_error_of_sparks_is_told_by_its_innermost_name(
     assert raised.value.__cause__ is error
 
 
-def test_what_is_not_sparks_passes() -> None:
+def test_other_errors_pass() -> None:
     with pytest.raises(KeyError), named_failures():
         raise KeyError("mine")
 
 
+COLUMNS = StructType([StructField(name, StringType()) for name in ("key", "value")])
+OPTIONS = {"bootstrap": "b:1", "stream": "t/s"}
+LIMIT = 1_200
+MANY = 16
+
+
 @pytest.fixture
-def world() -> Iterator[World]:
+def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    """A cluster in memory that takes small commands; sinks use its client."""
     made = World()
-    made.client.create_stream("t/s")
+    commands = commands_topic(DEFAULT_PREFIX)
+    info = made.cluster.topics[commands]
+    config = {**info.config, "max.message.bytes": str(LIMIT)}
+    made.cluster.topics[commands] = replace(info, config=config)
+    made.client.create_stream("t/s", segments=2)
+    monkeypatch.setattr(Target, "client", property(lambda _: made.client))
     yield made
     made.client.close()
 
@@ -122,7 +139,7 @@ def test_rows_that_a_failed_job_committed_are_committed(world: World, commits: b
             saved(world.client, "t", "load-1", save)
 
 
-def test_rows_that_nobody_can_ask_about_are_unknown(world: World) -> None:
+def test_without_an_answer_the_outcome_is_unknown(world: World) -> None:
     def save() -> None:
         world.client.close()
 
@@ -133,9 +150,7 @@ def test_rows_that_nobody_can_ask_about_are_unknown(world: World) -> None:
 def test_an_abort_without_an_answer_hides_no_error_of_the_job(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Target, "client", property(lambda _: world.client))
-    columns = StructType([StructField("value", StringType())])
-    sink = BatchSink(Options({"bootstrap": "b:1", "stream": "t/s"}), columns, False)
+    sink = BatchSink(Options(OPTIONS), COLUMNS, False)
     sink.abort([])
     monkeypatch.setattr(Client, "abort", _unanswered)
     sink.abort([])
@@ -143,3 +158,58 @@ def test_an_abort_without_an_answer_hides_no_error_of_the_job(
 
 def _unanswered(*_: object) -> None:
     raise NotReady("no controller answers")
+
+
+# -- how many receipts one commit takes --------------------------------------------------------------------
+
+
+def written(sink: BatchSink | StreamSink) -> Written:
+    """A task attempt that writes to both segments; of query q, batch 0."""
+    batch = pa.record_batch({"key": list("abcd"), "value": ["x"] * 4})
+    message = sink._target.write(sink._reservation, iter([batch]), streaming=False)
+    assert isinstance(message, Written)
+    return replace(message, query_id="q", batch_id="0")
+
+
+def commit(kind: type[BatchSink | StreamSink], messages: list[Written], sink: BatchSink) -> None:
+    if kind is BatchSink:
+        sink.commit(messages)
+    else:
+        StreamSink(Options(OPTIONS), COLUMNS, False).commit(messages, 0)
+
+
+@pytest.mark.parametrize("kind", [BatchSink, StreamSink])
+def test_a_commit_takes_the_receipts_that_fit_into_its_command(
+    world: World, kind: type[BatchSink | StreamSink]
+) -> None:
+    sink = BatchSink(Options(OPTIONS), COLUMNS, False)
+    messages = [written(sink) for _ in range(MANY)]
+    for count in range(MANY, 0, -1):
+        try:
+            commit(kind, messages[:count], sink)
+            break
+        except EventTooLarge as error:
+            said = str(error)
+        assert f"receipts of {count} tasks, which wrote to {2 * count} partitions in all" in said
+        assert "no row is visible" in said
+        assert "Write by fewer tasks (df.coalesce)" in said
+        assert "max.message.bytes of the topic anabranch.commands" in said
+        assert f"the commands topic takes {LIMIT - 512}" in said
+        # Nothing is lost: fewer may still be committed.
+        assert world.client.state(sink._reservation).state == "OPEN"
+    assert len(world.events("t/s")) == 4 * count
+    # One more would have been too much; a token, a name and numbers are the rest of the command.
+    sizes = [len(message.receipt) - len(b"vt") for message in messages]  # without version and type
+    assert LIMIT - 512 - 200 - sizes[count] < sum(sizes[:count]) < LIMIT - 512
+
+
+def test_after_too_many_an_abort_leaves_nothing(world: World) -> None:
+    sink = StreamSink(Options(OPTIONS), COLUMNS, False)
+    messages = [written(sink) for _ in range(MANY)]
+    again = pickle.loads(pickle.dumps(messages))
+    with pytest.raises(EventTooLarge):
+        StreamSink(Options(OPTIONS), COLUMNS, False).commit(again, 0)
+    StreamSink(Options(OPTIONS), COLUMNS, False).abort(again, 0)
+    assert world.client.state(sink._reservation).state == "ABORTED"
+    assert world.events("t/s") == []
+    assert world.client.describe("t/s").uncommitted_bytes == 0

@@ -2,8 +2,8 @@
 
 One life of a driver (`tests.spark.killed_driver`) takes all of it: a query that reads two streams, of which
 workers and the planner are killed; a batch job whose task attempts die at every point; and three queries
-whose micro-batches are before, in and behind their commit when the driver and its JVM are killed. The session of
-the other tests goes on from their checkpoints. The judge is a plain read_committed consumer.
+whose micro-batches are before, in and after their commit when the driver and its JVM are killed. The session of
+the other tests continues from their checkpoints. The judge is a plain read_committed consumer.
 
 ``ANABRANCH_SPARK_LIVES=3`` kills three drivers, one after the other.
 """
@@ -21,10 +21,10 @@ from pyspark.sql import SparkSession
 
 import anabranch
 from anabranch.errors import RetryError
+from tests.plain_reader import values
 from tests.spark.disturbed import COMMITS, LIVES, TASKS
 from tests.spark.killed_driver import ROWS, SUFFIX, start_reading, start_sink
 from tests.spark.killed_life import SOON_S, Life, kill_all
-from tests.spark.plain_reader import values
 from tests.spark.sink_place import Place, place_in, put_file, texts
 from tests.spark.source_world import World
 

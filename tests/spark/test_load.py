@@ -16,41 +16,25 @@ from anabranch.spark.failures import JobFailed
 from anabranch.spark.load import Events, Reading, load
 from anabranch.spark.options import Connection
 from anabranch.spark.sink.avro_rows import avro_schema
+from tests.plain_reader import read_all, values
 from tests.spark.pipeline_input import NOON_MS, files
-from tests.spark.plain_reader import read_all, values
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow(60)]
 
 
-@pytest.mark.parametrize(
-    ("form", "events", "expected"),
-    [
-        (
-            "csv",
-            Events(key=("id",), timestamp="at"),
-            {
-                b"1": ({"id": "1", "name": 'an "apple", red'}, 1_357_016_400_000),
-                b"2": ({"id": "2"}, 1_357_020_000_000),
-            },
-        ),
-        (
-            "json",
-            Events(key=("name", "id")),
-            {
-                b'["an \\"apple\\", red",1]': ({"id": 1, "name": 'an "apple", red'}, None),
-                b"[null,2]": ({"id": 2}, None),
-            },
-        ),
-        (
-            "parquet",
-            Events(key=("id",), timestamp="at"),
-            {
-                b"1": ({"id": 1, "name": 'an "apple", red'}, NOON_MS),
-                b"2": ({"id": 2}, NOON_MS),
-            },
-        ),
-    ],
-)
+APPLE = 'an "apple", red'
+# format, events; key -> (value, timestamp)
+ROWS: list[tuple[str, Events, dict[bytes, tuple[dict[str, Any], int | None]]]] = [
+    ("csv", Events(key=("id",), timestamp="at"),
+     {b"1": ({"id": "1", "name": APPLE}, 1_357_016_400_000), b"2": ({"id": "2"}, 1_357_020_000_000)}),
+    ("json", Events(key=("name", "id")),
+     {b'["an \\"apple\\", red",1]': ({"id": 1, "name": APPLE}, None), b"[null,2]": ({"id": 2}, None)}),
+    ("parquet", Events(key=("id",), timestamp="at"),
+     {b"1": ({"id": 1, "name": APPLE}, NOON_MS), b"2": ({"id": 2}, NOON_MS)}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("form", "events", "expected"), ROWS)
 def test_load_makes_events_of_rows(
     spark: SparkSession,
     connection: Connection,
@@ -106,11 +90,8 @@ def test_load_under_a_name_happens_once(
     first = load(spark, connection, [path], stream, name="once")
     again = load(spark, connection, [path, path], stream, name="once")
     assert (first.already_committed, again.already_committed) == (False, True)
-    assert (again.txn_id, again.rows, again.commit_timestamp) == (
-        first.txn_id,
-        2,
-        first.commit_timestamp,
-    )
+    assert (again.txn_id, again.commit_timestamp) == (first.txn_id, first.commit_timestamp)
+    assert again.rows == 2
     other = load(spark, connection, [path], stream, name="another")
     assert other.txn_id != first.txn_id
     assert len(read_all(connection.bootstrap, stream)) == 4
@@ -123,13 +104,8 @@ def test_load_keeps_the_order_of_each_key_if_asked(
     for number in range(3):  # three tasks; each key's rows are in all of them
         lines = [f"k{i % 5},{(i * 7 + number * 331) % 999:03}" for i in range(300)]
         (tmp_path / f"{number}.csv").write_text("\n".join(["key,at", *lines]) + "\n")
-    load(
-        spark,
-        connection,
-        [str(tmp_path / "*.csv")],
-        stream,
-        events=Events(key=("key",), order_by=("at",)),
-    )
+    events = Events(key=("key",), order_by=("at",))
+    load(spark, connection, [str(tmp_path / "*.csv")], stream, events=events)
     order: dict[bytes | None, list[str]] = {}
     for event in read_all(connection.bootstrap, stream):
         order.setdefault(event.key, []).append(json.loads(event.value or b"")["at"])
@@ -148,47 +124,33 @@ def test_load_of_nothing_leaves_the_name_free(
     assert (full.rows, full.already_committed) == (2, False)
 
 
-@pytest.mark.parametrize(
-    ("text", "events", "error", "says"),
-    [
-        (None, Events(), InvalidArgument, "does not exist"),
-        ("id,name\n1,a\n2\n", Events(), InvalidArgument, "alformed"),
-        ("id,name\n1,a\n", Events(key=("nmae",)), InvalidArgument, "there are id, name"),
-        ("id,at\n1,noon\n", Events(timestamp="at"), InvalidArgument, "noon"),
-        ("id,name\n1,a\n", Events(encoding="raw"), InvalidArgument, "encoding=raw takes"),
-        ("id,name\n1,\xc4rger\n", Events(), InvalidArgument, "column name is not UTF-8.*encoding="),
-        ("id,\xc4\n1,a\n", Events(), InvalidArgument, "name is not UTF-8"),
-        ("id,name,id\n1,a,2\n", Events(), JobFailed, "header.*id, name, id"),
-        ("id,name\n1,a\n", Events(timestamp="name", encoding="avro"), InvalidArgument, "'a'"),
-    ],
-    ids=[
-        "no file",
-        "a short row",
-        "no such key",
-        "no time",
-        "no value",
-        "a text in Latin-1",
-        "a name in Latin-1",
-        "equal columns",
-        "no time, in Avro",
-    ],
-)
+# what is wrong: the file, events, error, what it says
+WRONG: dict[str, tuple[str | None, Events, type[AnabranchError], str]] = {
+    "no file": (None, Events(), InvalidArgument, "does not exist"),
+    "a short row": ("id,name\n1,a\n2\n", Events(), InvalidArgument, "alformed"),
+    "no such key": ("id,name\n1,a\n", Events(key=("nmae",)), InvalidArgument, "there are id, name"),
+    "no time": ("id,at\n1,noon\n", Events(timestamp="at"), InvalidArgument, "noon"),
+    "no value": ("id,name\n1,a\n", Events(encoding="raw"), InvalidArgument, "encoding=raw takes"),
+    "a text in Latin-1": (
+        "id,name\n1,\xc4rger\n", Events(), InvalidArgument, "column name is not UTF-8.*encoding="
+    ),
+    "a name in Latin-1": ("id,\xc4\n1,a\n", Events(), InvalidArgument, "name is not UTF-8"),
+    "equal columns": ("id,name,id\n1,a,2\n", Events(), JobFailed, "header.*id, name, id"),
+    "no time, in Avro": ("id,name\n1,a\n", Events(timestamp="name", encoding="avro"), InvalidArgument, "'a'"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", WRONG)
 def test_load_refuses_what_is_wrong_and_writes_nothing(
-    spark: SparkSession,
-    connection: Connection,
-    stream: str,
-    tmp_path: Path,
-    text: str | None,
-    events: Events,
-    error: type[AnabranchError],
-    says: str,
+    spark: SparkSession, connection: Connection, empty: str, tmp_path: Path, what: str
 ) -> None:
+    text, events, error, says = WRONG[what]
     path = tmp_path / "rows.csv"
     if text is not None:
         path.write_text(text, encoding="latin-1")
     with pytest.raises(error, match=says):
-        load(spark, connection, [str(path)], stream, events=events, name="refused")
-    assert read_all(connection.bootstrap, stream) == []
+        load(spark, connection, [str(path)], empty, events=events, name="refused")
+    assert read_all(connection.bootstrap, empty) == []
 
 
 @pytest.mark.soak
@@ -204,14 +166,9 @@ def test_load_takes_lines_in_quotes_and_times_of_digits(
         (json.loads(event.value or b"").get("text"), event.timestamp)
         for event in read_all(connection.bootstrap, stream)
     )
-    assert found == [
-        ("two\nlines, and a comma", 1_700_000_000_000),
-        ("\xc4", 1_700_000_000_123),
-    ]
+    assert found == [("two\nlines, and a comma", 1_700_000_000_000), ("\xc4", 1_700_000_000_123)]
 
 
-def test_load_needs_its_stream(
-    spark: SparkSession, connection: Connection, stream: str, tmp_path: Path
-) -> None:
+def test_load_needs_its_stream(spark: SparkSession, connection: Connection, tmp_path: Path) -> None:
     with pytest.raises(UnknownStream):
-        load(spark, connection, [files(tmp_path, "csv")], stream + "-other")
+        load(spark, connection, [files(tmp_path, "csv")], "empty/other")

@@ -1,4 +1,4 @@
-"""``df.write`` and ``df.writeStream``: each batch once, whole, or not at all; what is refused, and what is said.
+"""``df.write`` and ``df.writeStream``: each batch once, whole, or not at all, and nothing stays staged.
 
 On a real broker; what is visible is asked of a plain read_committed consumer.
 """
@@ -6,7 +6,6 @@ On a real broker; what is visible is asked of a plain read_committed consumer.
 from __future__ import annotations
 
 import contextlib
-import logging
 import pickle
 import signal
 import time
@@ -32,7 +31,7 @@ from anabranch.errors import (
     TransactionAborted,
 )
 from anabranch.spark.options import Options
-from anabranch.spark.sink.writer import BatchSink, NothingWritten, StreamSink, Written
+from anabranch.spark.sink.writer import LOCAL_DIRS, BatchSink, NothingWritten, StreamSink, Written
 from tests.cluster import start_cluster
 from tests.conftest import Broker
 from tests.spark.sink_place import (
@@ -48,6 +47,9 @@ from tests.spark.sink_place import (
 pytestmark = pytest.mark.broker
 
 COLUMNS = pa.schema([("key", pa.string()), ("value", pa.string())])
+HOURS_S = "36000"
+QUERY = {"checkpointlocation": "/checkpoints/a"}
+OTHER_QUERY = {"checkpointlocation": "/checkpoints/b"}
 SCHEMA = StructType([StructField("key", StringType()), StructField("value", StringType())])
 
 
@@ -63,13 +65,13 @@ def test_a_batch_is_one_transaction(spark: SparkSession, place: Place) -> None:
 
 
 @pytest.mark.parametrize(
-    "beside",
+    "suffix",
     ["", pytest.param("near", marks=pytest.mark.soak)],
     ids=["of one scope", "of two scopes"],
 )
-def test_several_streams_in_one_transaction(spark: SparkSession, place: Place, beside: str) -> None:
-    place.client.create_stream(f"{place.scope}{beside}/other", 3, near=place.scope)
-    other = place_in(place.bootstrap, place.client, f"{place.scope}{beside}", name="other")
+def test_several_streams_in_one_transaction(spark: SparkSession, place: Place, suffix: str) -> None:
+    place.client.create_stream(f"{place.scope}{suffix}/other", 3, near=place.scope)
+    other = place_in(place.bootstrap, place.client, f"{place.scope}{suffix}", name="other")
     rows = numbers(spark, 100).withColumn(
         "stream", F.when(F.col("value") < "5", place.stream).otherwise(other.stream)
     )
@@ -217,14 +219,16 @@ def test_foreach_batch_is_exactly_once_by_name(
 # -- the commit -----------------------------------------------------------------------------------------
 
 
-def attempt(place: Place, sink: BatchSink | StreamSink, count: int, start: int = 0) -> Written:
-    """A task attempt of this sink, as Spark runs it: on a copy."""
+def attempt(
+    sink: BatchSink | StreamSink, count: int, start: int = 0, query_id: str = "q", batch_id: int = 4
+) -> Written:
+    """A task attempt of this sink, as Spark runs it: on a copy. Batch sinks ignore the query and its batch."""
     copy = pickle.loads(pickle.dumps(sink))
     columns = [[str(i) for i in range(start, start + count)]] * 2
     rows = pa.record_batch([pa.array(column) for column in columns], COLUMNS)
     written = copy._target.write(copy._reservation, iter([rows]), streaming=False)
     assert isinstance(written, Written)
-    return written
+    return replace(written, query_id=query_id, batch_id=str(batch_id))
 
 
 def batch_sink(place: Place, **options: str) -> BatchSink:
@@ -237,23 +241,14 @@ def stream_sink(place: Place, **options: str) -> StreamSink:
     return StreamSink(Options(given), SCHEMA, False)
 
 
-@pytest.mark.soak
-def test_commits_are_logged(place: Place, caplog: pytest.LogCaptureFixture) -> None:
-    sink = batch_sink(place)
-    with caplog.at_level(logging.INFO, "anabranch.spark"):
-        sink.commit([attempt(place, sink, 20)])
-    (info,) = place.transactions()
-    assert f"committed 20 events in transaction {info.txn_id.hex()}" in caplog.messages
-
-
 def test_only_accepted_attempts_count(place: Place) -> None:
     sink = batch_sink(place)
-    failed, accepted, speculative = (attempt(place, sink, 50, start) for start in (0, 100, 100))
+    failed, accepted, speculative = (attempt(sink, 50, start) for start in (0, 100, 100))
     assert failed.receipt != accepted.receipt != speculative.receipt
     sink.commit([None, accepted, NothingWritten()])
     assert place.values() == texts(50, 100)
     with pytest.raises(AlreadyCommitted):  # a zombie
-        attempt(place, sink, 50, 200)
+        attempt(sink, 50, 200)
     with pytest.raises(AlreadyCommitted, match="its rows are visible, don't run it again"):
         sink.abort([])
     assert place.values() == texts(50, 100)
@@ -263,15 +258,15 @@ def test_abort_before_any_task_began(place: Place) -> None:
     sink = batch_sink(place)
     sink.abort([])
     with pytest.raises(TransactionAborted):
-        attempt(place, sink, 1)
+        attempt(sink, 1)
     assert place.values() == []
 
 
 @pytest.mark.soak
-def test_a_writer_that_is_left_goes_stale(place: Place) -> None:
+def test_an_abandoned_transaction_is_aborted_after_its_keepalive(place: Place) -> None:
     """Neither commit nor abort comes: after the keepalive nothing is staged."""
     sink = batch_sink(place, keepalive="5")
-    written = attempt(place, sink, 1000)
+    written = attempt(sink, 1000)
     assert place.client.state(written.reservation).state == "OPEN"
     place.nothing_staged()
     info = place.client.state(written.reservation)
@@ -283,21 +278,12 @@ def test_a_writer_that_is_left_goes_stale(place: Place) -> None:
 def test_numbers_of_a_series(place: Place) -> None:
     """Commits of query "q" in this order: sink, batch, and whether its rows show."""
     expected: list[bytes] = []
-    for i, (name, batch, shows) in enumerate(
-        [
-            ("0", 0, True),
-            ("0", 0, False),
-            ("0", 2, True),
-            ("other", 0, True),
-            ("0", 2, False),
-            ("other", 1, True),
-        ]
-    ):
+    commits = [
+        ("0", 0, True), ("0", 0, False), ("0", 2, True), ("other", 0, True), ("0", 2, False), ("other", 1, True),
+    ]  # fmt: skip
+    for i, (name, batch, shows) in enumerate(commits):
         sink = stream_sink(place, sink=name)
-        messages = [
-            replace(attempt(place, sink, 3, start), query_id="q", batch_id=str(batch))
-            for start in (100 * i, 100 * i + 50)
-        ]
+        messages = [attempt(sink, 3, start, batch_id=batch) for start in (100 * i, 100 * i + 50)]
         stream_sink(place, sink=name).commit([*messages, None], batch)  # afresh, as Spark does
         expected += texts(3, 100 * i) + texts(3, 100 * i + 50) if shows else []
         assert place.values() == sorted(expected), (name, batch)
@@ -305,12 +291,11 @@ def test_numbers_of_a_series(place: Place) -> None:
 
 
 @pytest.mark.soak
-def test_a_series_that_somebody_moved_fails_the_query(place: Place) -> None:
+def test_a_series_that_was_moved_fails_the_query(place: Place) -> None:
     """Its batches must not be taken for committed ones, and dropped."""
 
     def commit(batch: int) -> None:
-        sink = stream_sink(place)
-        message = replace(attempt(place, sink, 3, batch), query_id="moved", batch_id=str(batch))
+        message = attempt(stream_sink(place), 3, batch, query_id="moved", batch_id=batch)
         stream_sink(place).commit([message], batch)
 
     def take(number: int) -> None:
@@ -338,11 +323,11 @@ def test_a_series_that_somebody_moved_fails_the_query(place: Place) -> None:
 
 def test_messages_have_to_agree(place: Place) -> None:
     sink = stream_sink(place)
-    one = replace(attempt(place, sink, 3), query_id="q", batch_id="4")
+    one = attempt(sink, 3)
     for other in (
-        replace(attempt(place, sink, 3), query_id="q", batch_id="5"),
-        replace(attempt(place, sink, 3), query_id="p", batch_id="4"),
-        replace(attempt(place, stream_sink(place), 3), query_id="q", batch_id="4"),
+        attempt(sink, 3, batch_id=5),
+        attempt(sink, 3, query_id="p"),
+        attempt(stream_sink(place), 3),
     ):
         with pytest.raises(InvariantViolation, match=r"messages of (one )?batch"):
             stream_sink(place).commit([one, other], 4)
@@ -358,7 +343,7 @@ def test_an_abort_while_controllers_are_away(
     place: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Spark would tell its error in the place of the batch's; only tasks need a new reservation."""
-    one = replace(attempt(place, stream_sink(place), 3), query_id="q", batch_id="4")
+    one = attempt(stream_sink(place), 3)
 
     def away(*_: object, **__: object) -> None:
         raise NotReady("no controller answered")
@@ -385,7 +370,7 @@ def test_a_commit_without_an_answer(
         raise OutcomeUnknown("no answer")
 
     sink = batch_sink(place)
-    message = attempt(place, sink, 3)
+    message = attempt(sink, 3)
     monkeypatch.setattr(anabranch.Client, "commit", unanswered)
     if arrived:
         sink.commit([message])
@@ -402,7 +387,7 @@ def test_a_controller_that_does_not_answer(broker: Broker, tmp_path: Path) -> No
     with anabranch.connect(cluster.bootstrap, prefix=prefix) as client:
         place = place_in(cluster.bootstrap, client, f"to-{prefix}")
         sink = batch_sink(place, prefix=prefix, timeout="3")
-        message = attempt(place, sink, 3)
+        message = attempt(sink, 3)
         cluster.controller.signal(signal.SIGSTOP)
         with pytest.raises(OutcomeUnknown) as unknown:
             sink.commit([message])
@@ -413,3 +398,103 @@ def test_a_controller_that_does_not_answer(broker: Broker, tmp_path: Path) -> No
         state = client.state(sink._reservation).state
         assert (state, place.values()) in (("ABORTED", []), ("COMMITTED", texts(3)))
     cluster.controller.stop()
+
+
+# -- aborts of micro-batches without any task's message ---------------------------------------------------
+
+
+@pytest.fixture
+def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of a driver, as Spark names it to its Python workers."""
+    folder = tmp_path / "driver"
+    folder.mkdir()
+    monkeypatch.setenv(LOCAL_DIRS, f"{folder},/nowhere")
+    return folder
+
+
+def query_sink(place: Place, **options: str) -> StreamSink:
+    """Of a query with these options, which keeps its transactions for hours."""
+    return stream_sink(place, keepalive=HOURS_S, **options)
+
+
+def test_an_abort_without_messages_finds_its_transaction(place: Place, driver: Path) -> None:
+    lost = attempt(query_sink(place, **QUERY), 10)
+    other = attempt(query_sink(place, **OTHER_QUERY), 10, start=100)
+    query_sink(place, **QUERY).abort([None, None], 4)
+    info = place.client.state(lost.reservation)
+    assert (info.state, info.reason) == ("ABORTED", "Spark aborted batch 4")
+    assert place.client.state(other.reservation).state == "OPEN"  # another query's
+
+    # Spark makes a sink for the commit, too: the abort after it is still about the tasks' transaction.
+    again = attempt(query_sink(place, **QUERY), 10, start=200)
+    query_sink(place, **QUERY)
+    query_sink(place, **QUERY).abort([], 4)
+    assert place.client.state(again.reservation).state == "ABORTED"
+
+    # What is committed stays so.
+    done = attempt(query_sink(place, **QUERY), 10, start=300)
+    query_sink(place, **QUERY).commit([done], 4)
+    query_sink(place, **QUERY).abort([], 5)
+    query_sink(place, **OTHER_QUERY).abort([None], 4)
+    assert place.values() == texts(10, 300)
+    place.nothing_staged()
+
+
+def test_a_task_cannot_begin_what_was_aborted_before(place: Place, driver: Path) -> None:
+    """A task that is slow to be killed, and has its first row after the abort."""
+    planned = pickle.dumps(query_sink(place, queryname="orders"))
+    query_sink(place, queryname="orders").abort([None], 0)
+    with pytest.raises(TransactionAborted):
+        attempt(pickle.loads(planned), 1)
+    assert place.values() == []
+
+
+def test_a_query_without_a_name_aborts_no_other_s_transaction(place: Place, driver: Path) -> None:
+    """Two queries may have all the same options then. Then only the keepalive helps."""
+    message = attempt(query_sink(place), 10)
+    assert list(driver.iterdir()) == []
+    query_sink(place).abort([None], 4)
+    assert place.client.state(message.reservation).state == "OPEN"
+    query_sink(place).abort([message], 4)
+    assert place.client.state(message.reservation).state == "ABORTED"
+
+
+@pytest.mark.parametrize("broken", ["no folder", "torn"])
+def test_the_handover_never_fails_a_query(place: Place, driver: Path, broken: str) -> None:
+    message = attempt(query_sink(place, **QUERY), 10)
+    (file,) = driver.iterdir()
+    if broken == "torn":
+        file.write_bytes(file.read_bytes()[:-3])
+    else:
+        file.unlink()
+        driver.rmdir()
+        message = attempt(query_sink(place, **QUERY), 10)
+    query_sink(place, **QUERY).abort([None], 4)
+    query_sink(place, **QUERY).commit([message], 4)
+    assert place.values() == texts(10)
+    query_sink(place, **QUERY).abort([], 5)
+
+
+def test_a_query_whose_only_task_fails_leaves_nothing_staged(
+    spark: SparkSession, place: Place, tmp_path: Path
+) -> None:
+    """It fails after it has written some megabytes; the keepalive is hours."""
+    put_file(tmp_path, 0, 20_000, 0)
+    late = F.when(F.col("value") == "19999", F.raise_error(F.lit("no such flight")))
+    rows = spark.readStream.schema("value string").text(str(tmp_path / "in"))
+    long = F.concat("value", F.lit("-" * 200))
+    rows = rows.select(late.otherwise(long).alias("value"))
+    writer = rows.writeStream.format("anabranch").option("bootstrap", place.bootstrap)
+    writer = writer.option("stream", place.stream).option("keepalive", HOURS_S)
+    writer = writer.option("checkpointLocation", str(tmp_path / "checkpoint"))
+    spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "1000")
+    try:
+        query = writer.trigger(availableNow=True).start()
+        with pytest.raises(PySparkException, match="no such flight"):
+            query.awaitTermination(int(3 * DEADLINE_S))
+    finally:
+        spark.conf.unset("spark.sql.execution.arrow.maxRecordsPerBatch")
+    (info,) = place.transactions()
+    assert (info.state, info.reason) == ("ABORTED", "Spark aborted batch 0")
+    place.nothing_staged()
+    assert place.values() == []

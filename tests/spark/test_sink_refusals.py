@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 
 from anabranch.errors import InvalidArgument
 from anabranch.spark.options import Options
-from anabranch.spark.sink.writer import BatchSink, StreamSink, target_of
+from anabranch.spark.sink.writer import target_of
 from tests.spark.sink_place import Place, numbers, put_file, schema_of, stream_files
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow(10)]
@@ -111,16 +111,3 @@ def test_refusals_come_from_the_driver(spark: SparkSession, place: Place, tmp_pa
     with pytest.raises(PySparkException, match="InvalidArgument: unknown option name"):
         stream_files(spark, place, tmp_path, name="x")
     assert place.transactions() == []
-
-
-def test_the_page_has_every_option(spark: SparkSession) -> None:
-    known: set[str] = set()
-    for sink in (BatchSink, StreamSink):
-        with pytest.raises(InvalidArgument) as refused:
-            sink(Options({"stream": "a/b", "bootstrap": "b:1", "wrong": "x"}), schema_of(KV), False)
-        _, _, listed = str(refused.value).removesuffix(" and kafka.…").partition("there are ")
-        known |= set(listed.split(", "))
-    page = Path(__file__).parents[2].joinpath("docs/spark.md").read_text("utf-8")
-    table = page.partition("\n## Sink\n")[2].partition("\n### ")[0]
-    documented = {line.split("`")[1] for line in table.splitlines() if line.startswith("| `")}
-    assert documented == known | {"kafka.…"}

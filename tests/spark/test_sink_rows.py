@@ -22,7 +22,7 @@ from anabranch.spark import avro_schema
 from anabranch.spark.options import Options
 from anabranch.spark.sink.avro_rows import AvroRows
 from anabranch.spark.sink.encoding import encoding_of
-from tests.spark.plain_reader import Seen
+from tests.plain_reader import Seen
 from tests.spark.sink_place import Place
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow(20)]

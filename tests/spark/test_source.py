@@ -13,20 +13,16 @@ from pyspark.sql import functions as F
 from pyspark.sql.datasource import EqualTo, Filter, GreaterThan, In, LessThanOrEqual
 
 import anabranch
-from anabranch.errors import (
-    AnabranchError,
-    InvalidArgument,
-    NotReady,
-    UnknownScope,
-    UnknownStream,
-)
+from anabranch.errors import AnabranchError, InvalidArgument, NotReady, UnknownScope, UnknownStream
 from anabranch.protocol.hybrid_time import to_datetime
 from anabranch.protocol.ids import segment_epoch
-from anabranch.spark.columns import EVENT_SCHEMA
+from anabranch.reading.event_columns import PLACES
+from anabranch.reading.ranges import RangeReader
+from anabranch.spark.columns import EVENT_SCHEMA, chosen
 from anabranch.spark.options import Options
 from anabranch.spark.source.plan import EventRange
 from anabranch.spark.source.reader import SnapshotReader
-from tests.spark.plain_reader import read_all
+from tests.plain_reader import read_all
 from tests.spark.source_world import Seen, World, in_key_order, seen_by_spark
 
 pytestmark = pytest.mark.broker
@@ -198,21 +194,19 @@ def test_a_stream_without_events(
         ({"since": str(7 << 60), "at": str(5 << 60)}, InvalidArgument, "later than"),
         ({"mode": "newest"}, InvalidArgument, "option mode='newest': one of snapshot, latest"),
         ({"rowsperpartition": "0"}, InvalidArgument, "a whole number, 1 or more"),
+        ({"columns": "key,valu"}, InvalidArgument, "no column valu; there are key, value"),
+        ({"at": "5", "end": "5"}, InvalidArgument, "options at and end mean the same"),
         ({"colour": "red"}, InvalidArgument, "unknown option colour; there are at, bootstrap"),
         ({"bootstrap": "127.0.0.1:1", "timeout": "1"}, NotReady, ""),
     ],
     ids=lambda value: str(value) if isinstance(value, dict) else None,
 )
 def test_errors_say_what_to_do(
-    own_clients: None,
-    world: World,
-    options: dict[str, str],
-    error: type[AnabranchError],
-    says: str,
+    own_clients: None, world: World, options: dict[str, str], error: type[AnabranchError], says: str
 ) -> None:
     given = {"bootstrap": world.bootstrap, "streams": f"{world.events},{world.other}"} | options
     with pytest.raises(error) as raised:
-        SnapshotReader(Options(given), EVENT_SCHEMA).partitions()
+        SnapshotReader(Options(given), chosen(Options(given))).partitions()
     assert says in str(raised.value)
 
 
@@ -241,3 +235,74 @@ def test_order_within_a_task(load: Load, world: World) -> None:
     for rows in tasks:
         assert [row["offset"] for row in rows] == sorted(row["offset"] for row in rows)
     assert in_key_order(e for e in world.expected)
+
+
+# -- option columns: by the history alone where it suffices ------------------------------------------------------
+
+
+def rows(world: World, **given: Any) -> list[tuple[Any, ...]]:
+    """The rows of all tasks, without Spark."""
+    streams = f"{world.events},{world.other}"
+    options = Options(
+        {name: str(v) for name, v in given.items()}
+        | {"bootstrap": world.bootstrap, "streams": streams}
+    )
+    reader = SnapshotReader(options, chosen(options))
+    return [
+        tuple(row.values())
+        for task in reader.partitions()
+        for batch in reader.read(task)
+        for row in batch.to_pylist()
+    ]
+
+
+def expected(events: list[Seen], columns: str) -> list[tuple[Any, ...]]:
+    return [tuple(getattr(event, name) for name in columns.split(",")) for event in events]
+
+
+@pytest.mark.parametrize(
+    "cut",
+    [{}, pytest.param({"rowsperpartition": 7}, marks=pytest.mark.soak)],
+    ids=["whole", "in sevens"],
+)
+@pytest.mark.parametrize(
+    ("columns", "fetched"),
+    [
+        (",".join(PLACES), None),  # where a marker lies among events, these are
+        ("commit_timestamp,partition,txn_id", False),
+        ("value,offset", True),
+    ],
+)
+def test_fewer_columns_of_the_same_rows(
+    world: World,
+    columns: str,
+    fetched: bool | None,
+    cut: dict[str, int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[Any] = []
+    fetch = RangeReader._fetch
+
+    def spied(self: RangeReader, *args: Any) -> Any:
+        asked.append(args)
+        return fetch(self, *args)
+
+    monkeypatch.setattr(RangeReader, "_fetch", spied)
+    low, high = (world.results[i].commit_timestamp for i in (3, -2))
+    found = rows(world, columns=columns, **cut)
+    part = rows(world, columns=columns, start=low, end=high, **cut)
+    if fetched is not None and not cut:
+        assert bool(asked) == fetched
+    assert sorted(found, key=repr) == sorted(expected(world.expected, columns), key=repr)
+    between = [e for e in world.expected if low < (e.commit_timestamp or 0) <= high]
+    assert sorted(part, key=repr) == sorted(expected(between, columns), key=repr)
+
+
+@pytest.mark.soak
+def test_rows_with_fewer_columns_are_counted_by_spark(load: Load, world: World) -> None:
+    frame = load(columns="stream")
+    assert frame.columns == ["stream"]
+    found = {row.stream: row["count"] for row in frame.groupBy("stream").count().collect()}
+    assert found == {
+        name: sum(e.stream == name for e in world.expected) for name in (world.events, world.other)
+    }

@@ -158,7 +158,7 @@ def test_whole_commits_as_far_as_the_limit_allows(
     assert sizes([three()], Limits(events, whole)) == expected
 
 
-def test_a_transaction_read_in_parts_goes_on_in_all_partitions_at_once() -> None:
+def test_a_transaction_in_parts_is_read_from_all_partitions_at_once() -> None:
     written = three()
     vectors = [at["s/a"].vector for at in drain([written], Limits(8))]
     assert vectors == [{}, {0: 5, 1: 4}, {0: 10, 1: 9}, {0: 14, 1: 13}, {0: 16, 1: 15}]

@@ -1,4 +1,4 @@
-"""Sources over a history of which the beginning is deleted: no null that nobody asked for, no loss untold.
+"""Sources over a history of which the beginning is deleted: no unasked null, and no silent loss.
 
 On a real broker, without Spark: the planner's side, and what its tasks read.
 """
@@ -6,7 +6,7 @@ On a real broker, without Spark: the planner's side, and what its tasks read.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import pytest
@@ -24,6 +24,8 @@ from anabranch.spark.source.positions import from_json
 from anabranch.spark.source.reader import SnapshotReader
 from anabranch.spark.source.stream_reader import StreamReader
 from anabranch.topics.names import history_topic, stream_topic
+from tests.cluster import Cluster
+from tests.spark.source_world import seen_by_tasks
 
 pytestmark = pytest.mark.broker
 
@@ -31,13 +33,13 @@ SOON_S = 60
 COMMITS, CUT = 5, 2
 UNTOLD = r"does not tell .* of offset 0: it was cut, .*; set option failOnDataLoss=false"
 
-Row = tuple[bytes, int | None, int | None]
+Row = tuple[bytes | None, int | None, int | None]
 
 
 class Cut(NamedTuple):
     """A stream of one partition with commits 0 to 4, of an event each; the history tells of 2 to 4 only.
 
-    ``positions``: of a query of one event each, before that: behind 0, 1, … commits.
+    ``positions``: of a query of one event each, before that: after 0, 1, … commits.
     """
 
     bootstrap: str
@@ -59,15 +61,15 @@ class Cut(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def cut(bootstrap_: str, client: anabranch.Client) -> Cut:
+def cut(cluster: Cluster, client: anabranch.Client) -> Cut:
     stream = "cut/events"
     client.create_stream(stream)
     topic = history_topic(stream)
-    made = Cut(bootstrap_, client, stream, [], [])
-    reader = streaming(made)
+    made = Cut(cluster.bootstrap, client, stream, [], [])
+    reader = StreamReader(Options({"bootstrap": made.bootstrap, "stream": stream}), EVENT_SCHEMA)
     made.positions.append(reader.initialOffset())
     ends = []
-    consumer = Consumer({"bootstrap.servers": bootstrap_, "group.id": "none"})
+    consumer = Consumer({"bootstrap.servers": cluster.bootstrap, "group.id": "none"})
     for i in range(COMMITS):
         with client.begin("cut") as txn:
             txn.write(stream, b"%d" % i, key=b"k")
@@ -83,35 +85,11 @@ def cut(bootstrap_: str, client: anabranch.Client) -> Cut:
     return made
 
 
-@pytest.fixture(scope="module")
-def bootstrap_(cluster: Any) -> str:
-    return str(cluster.bootstrap)
-
-
-@pytest.fixture
-def source(cut: Cut) -> Iterator[Callable[..., StreamReader]]:
-    made = []
-
-    def make(**options: str) -> StreamReader:
-        made.append(streaming(cut, **options))
-        return made[-1]
-
-    yield make
-    for reader in made:
-        reader.stop()
-
-
-def streaming(cut: Cut, **options: str) -> StreamReader:
-    given = {"bootstrap": cut.bootstrap, "stream": cut.stream} | options
-    return StreamReader(Options(given), EVENT_SCHEMA)
-
-
 def read(reader: StreamReader | SnapshotReader, tasks: Any) -> list[Row]:
     return [
-        (row["value"], row["segment"], row["commit_timestamp"])
-        for task in tasks
-        for batch in reader.read(task)
-        for row in batch.to_pylist()
+        (e.value, e.segment, e.commit_timestamp)
+        for rows in seen_by_tasks(reader, tasks)
+        for e in rows
     ]
 
 
@@ -122,49 +100,53 @@ def batch(cut: Cut, *filters: Filter, **options: str) -> list[Row]:
     return read(reader, reader.partitions())
 
 
+def everything(reader: StreamReader) -> list[Row]:
+    """From the start of its query to the present end."""
+    start = reader.initialOffset()
+    end = reader.latestOffset(start, reader.getDefaultReadLimit())
+    return read(reader, reader.partitions(start, end))
+
+
 def test_a_query_that_begins_before_the_cut(cut: Cut, source: Callable[..., StreamReader]) -> None:
-    def everything(reader: StreamReader) -> list[Row]:
-        start = reader.initialOffset()
-        end = reader.latestOffset(start, reader.getDefaultReadLimit())
-        return read(reader, reader.partitions(start, end))
-
     with pytest.raises(SnapshotExpired, match=UNTOLD):
-        everything(source())
-    assert everything(source(failondataloss="false")) == cut.rows(0, 1, 2, 3, 4)
-    assert everything(source(start=str(cut.times[CUT]))) == cut.rows(3, 4)
+        everything(source(stream=cut.stream))
+    assert everything(source(stream=cut.stream, failondataloss="false")) == cut.rows(0, 1, 2, 3, 4)
+    assert everything(source(stream=cut.stream, start=str(cut.times[CUT]))) == cut.rows(3, 4)
 
 
-def test_a_query_that_goes_on(cut: Cut, source: Callable[..., StreamReader]) -> None:
+def test_a_query_that_continues(cut: Cut, source: Callable[..., StreamReader]) -> None:
     for first, strict in ((1, False), (CUT, True), (3, True)):
-        reader = source(failondataloss=str(strict).lower())
+        reader = source(stream=cut.stream, failondataloss=str(strict).lower())
         tasks = reader.partitions(cut.positions[first], cut.positions[-1])
         assert read(reader, tasks) == cut.rows(*range(first, COMMITS))
-    reader = source()
+    reader = source(stream=cut.stream)
     with pytest.raises(SnapshotExpired, match="failOnDataLoss=false"):
         read(reader, reader.partitions(cut.positions[1], cut.positions[-1]))
 
 
-def test_a_snapshot(cut: Cut) -> None:
+def test_a_snapshot(cut: Cut, source: Callable[..., StreamReader]) -> None:
     lenient = {"failondataloss": "false"}
     with pytest.raises(SnapshotExpired, match=UNTOLD):
         batch(cut)
     assert batch(cut, **lenient) == cut.rows(0, 1, 2, 3, 4)
-    # Filters that leave what is told of are as good as ever; others would leave out what they may want.
+    # Filters by what the history still says are safe; others would leave out rows that they may want.
     after = GreaterThanOrEqual(("commit_timestamp",), cut.times[CUT])
     assert batch(cut, after) == cut.rows(2, 3, 4)
     for wide in (EqualTo(("segment",), 0), LessThan(("commit_timestamp",), cut.times[4])):
         with pytest.raises(SnapshotExpired, match=UNTOLD):
             batch(cut, wide)
     assert batch(cut, EqualTo(("segment",), 0), **lenient) == cut.rows(2, 3, 4)
-    assert batch(cut, GreaterThanOrEqual(("offset",), offset_of(cut, CUT))) == cut.rows(2, 3, 4)
+    assert batch(
+        cut, GreaterThanOrEqual(("offset",), offset_of(cut, source(stream=cut.stream), CUT))
+    ) == cut.rows(2, 3, 4)
 
 
 def test_events_that_are_gone_together_with_their_history(
     cut: Cut, source: Callable[..., StreamReader]
 ) -> None:
     """The last test of the stream: what is left of the history can't tell that an event stood there."""
-    cut.delete(stream_topic(cut.stream), offset_of(cut, CUT))
-    reader = source()
+    reader = source(stream=cut.stream)
+    cut.delete(stream_topic(cut.stream), offset_of(cut, reader, CUT))
     with pytest.raises(
         SnapshotExpired, match=r"retention removed offsets .* before they were read"
     ):
@@ -173,17 +155,13 @@ def test_events_that_are_gone_together_with_their_history(
         2, 3, 4
     )
     assert batch(cut) == cut.rows(2, 3, 4)
-    # Who begins now has lost nothing, and every event is told of.
-    start = reader.initialOffset()
-    end = reader.latestOffset(start, reader.getDefaultReadLimit())
-    assert read(reader, reader.partitions(start, end)) == cut.rows(2, 3, 4)
+    # A query that begins now has lost nothing.
+    assert everything(reader) == cut.rows(2, 3, 4)
 
 
-def offset_of(cut: Cut, number: int) -> int:
+def offset_of(cut: Cut, reader: StreamReader, number: int) -> int:
     """The place of a commit's event."""
-    reader = streaming(cut)
     (task,) = reader.partitions(cut.positions[number], cut.positions[number + 1])
-    reader.stop()
     assert isinstance(task, EventRange)
     after = from_json(cut.positions[number + 1])[cut.stream].vector[0]
     assert task.first < task.end == after

@@ -1,9 +1,11 @@
-"""The Spark source's decisions without a cluster: filters, ranges, options."""
+"""The Spark source's decisions without a cluster: filters, ranges; options, also of the sink."""
 
 from __future__ import annotations
 
 import pickle
 import re
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,7 +26,7 @@ from pyspark.sql.datasource import (
     StringStartsWith,
 )
 from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import StructType
+from pyspark.sql.types import StringType, StructField, StructType
 
 from anabranch.errors import InvalidArgument, UnknownStream
 from anabranch.reading.committed_log import ReaderPorts
@@ -33,6 +35,7 @@ from anabranch.spark.clients import connect
 from anabranch.spark.columns import EVENT_SCHEMA, check_schema, chosen
 from anabranch.spark.jobs import options_of
 from anabranch.spark.options import Options, moment
+from anabranch.spark.sink.writer import BatchSink, StreamSink
 from anabranch.spark.source.filters import Interval, Selection
 from anabranch.spark.source.histories import Histories
 from anabranch.spark.source.plan import Cutting, EventRange, streams_of
@@ -43,6 +46,7 @@ from tests.client.world import World
 # -- filters ---------------------------------------------------------------------------------------------
 
 TIME, OFFSET = ("commit_timestamp",), ("offset",)
+VALUES = StructType([StructField("value", StringType())])
 
 
 @pytest.mark.parametrize(
@@ -69,7 +73,7 @@ TIME, OFFSET = ("commit_timestamp",), ("offset",)
         (Not(In(("partition",), (1, None))), False, (None, None), (None, None), None),
     ],
 )
-def test_filters(
+def test_a_filter_selects_ranges(
     given: Filter,
     exact: bool,
     offsets: tuple[int | None, int | None],
@@ -83,7 +87,7 @@ def test_filters(
     assert selection.segments == segments
 
 
-def test_filters_hold_all_together() -> None:
+def test_several_filters_select_what_all_do() -> None:
     selection = Selection()
     for given in (
         Not(In(("stream",), ("s/b",))),
@@ -116,7 +120,9 @@ def test_filters_hold_all_together() -> None:
         ([], 1000, 4, []),
     ],
 )
-def test_cutting(lengths: list[int], rows: int, least: int, expected: list[int]) -> None:
+def test_ranges_are_cut_into_tasks(
+    lengths: list[int], rows: int, least: int, expected: list[int]
+) -> None:
     whole = [EventRange("s/a", p, 7, 7 + n, low=3) for p, n in enumerate(lengths)]
     pieces = Cutting(rows, least).cut(whole)
     assert all(isinstance(piece, EventRange) and piece.low == 3 for piece in pieces)
@@ -129,7 +135,7 @@ def test_cutting(lengths: list[int], rows: int, least: int, expected: list[int])
     assert at == {p: 7 + n for p, n in enumerate(lengths)}
 
 
-def test_streams() -> None:
+def test_options_name_streams() -> None:
     assert streams_of(Options({"stream": "s/a"})) == ("s/a",)
     assert streams_of(Options({"streams": "s/a, s/b,s/a"})) == ("s/a", "s/b")
     for given in ({}, {"stream": "s/a", "streams": "s/b"}, {"stream": "nyc"}):
@@ -138,7 +144,7 @@ def test_streams() -> None:
 
 
 @pytest.mark.parametrize("text", ["soon", "2026-01-01T00:00:00", "-1", str(1 << 63)])
-def test_moments_that_are_none(text: str) -> None:
+def test_other_texts_are_no_moments(text: str) -> None:
     with pytest.raises(InvalidArgument, match="option at="):
         moment("at", text)
 
@@ -152,26 +158,34 @@ def test_the_schema_is_that_of_the_columns() -> None:
         check_schema(StructType(EVENT_SCHEMA.fields[:3]), Options({}))
 
 
-def test_the_page_has_every_option() -> None:
-    known: set[str] = set()
-    for source in (SnapshotReader, StreamReader):
+@pytest.mark.parametrize(
+    ("section", "makers"),
+    [
+        ("Source", [partial(kind, schema=EVENT_SCHEMA) for kind in (SnapshotReader, StreamReader)]),
+        (
+            "Sink",
+            [partial(kind, schema=VALUES, overwrite=False) for kind in (BatchSink, StreamSink)],
+        ),
+    ],
+)
+def test_the_page_has_every_option(section: str, makers: list[Callable[[Options], object]]) -> None:
+    known = {"kafka.…"}
+    for make in makers:
         with pytest.raises(InvalidArgument) as refused:
-            source(Options({"stream": "s/a", "bootstrap": "b:1", "wrong": "x"}), EVENT_SCHEMA)
+            make(Options({"stream": "s/a", "bootstrap": "b:1", "wrong": "x"}))
         _, _, listed = str(refused.value).removesuffix(" and kafka.…").partition("there are ")
         known |= set(listed.split(", "))
     page = Path(__file__).parents[2].joinpath("docs/spark.md").read_text("utf-8")
-    table = page.partition("\n## Source\n")[2].partition("| option |")[2].partition("\n\n")[0]
+    table = page.partition(f"\n## {section}\n")[2].partition("| option |")[2].partition("\n\n")[0]
     cells = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
-    assert {name for cell in cells for name in re.findall(r"`([^`]+)`", cell)} == known | {
-        "kafka.…"
-    }
+    assert {name for cell in cells for name in re.findall(r"`([^`]+)`", cell)} == known
 
 
 @pytest.mark.parametrize(
     ("given", "variable", "lane"),
     [({}, None, "open"), ({}, "etl", "etl"), ({"lane": "ops"}, "etl", "ops")],
 )
-def test_the_lane_travels_to_tasks_and_pipelines(
+def test_the_lane_reaches_tasks_and_pipelines(
     given: dict[str, str], variable: str | None, lane: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("ANABRANCH_LANE", raising=False)
@@ -188,7 +202,7 @@ def test_the_lane_travels_to_tasks_and_pipelines(
         Options({"bootstrap": "b:1", "lane": "ETL"}).connection()
 
 
-def test_a_planner_of_a_stream_that_is_gone_frees_its_connections() -> None:
+def test_a_planner_of_a_deleted_stream_frees_its_connections() -> None:
     world = World()
     log: Any = world.cluster.log("planner")
     log.close = Mock()

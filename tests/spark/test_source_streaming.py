@@ -6,7 +6,7 @@ import gc
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +21,14 @@ from pyspark.sql.streaming.query import StreamingQuery
 import anabranch
 from anabranch.errors import SnapshotExpired, UnknownStream
 from anabranch.protocol.legal_names import ADMIN_LANE
-from anabranch.spark.columns import EVENT_SCHEMA
-from anabranch.spark.options import Options
 from anabranch.spark.source.histories import HistoryTail
 from anabranch.spark.source.plan import EventRange
 from anabranch.spark.source.positions import from_json
 from anabranch.spark.source.stream_reader import StreamReader
 from anabranch.topics.names import stream_topic
 from tests.cluster import Cluster
-from tests.spark.source_world import Seen, World, in_key_order, seen_by_spark, seen_in
+from tests.spark.source_world import Seen, World, in_key_order, seen_by_spark, seen_by_tasks
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.broker
 
@@ -39,32 +38,9 @@ SOON_S = 60
 # -- the planner's side, and what its tasks read, without Spark ---------------------------------------------
 
 
-@pytest.fixture
-def source(world: World) -> Iterator[Callable[..., StreamReader]]:
-    made = []
-
-    def make(**options: str | int) -> StreamReader:
-        given = {name: str(value) for name, value in options.items()}
-        given.setdefault("streams", f"{world.events},{world.other}")
-        reader = StreamReader(Options({"bootstrap": world.bootstrap} | given), EVENT_SCHEMA)
-        made.append(reader)
-        return reader
-
-    yield make
-    for reader in made:
-        reader.stop()
-
-
 def read(reader: StreamReader, start: dict[str, Any], end: dict[str, Any]) -> list[list[Seen]]:
     """The rows of each task between two positions."""
-    return [
-        [
-            seen_in(row | {"timestamp": row["timestamp"].timestamp() * 1000})
-            for batch in reader.read(task)
-            for row in batch.to_pylist()
-        ]
-        for task in reader.partitions(start, end)
-    ]
+    return seen_by_tasks(reader, reader.partitions(start, end))
 
 
 def micro_batches(reader: StreamReader, start: dict[str, Any] | None = None) -> list[list[Seen]]:
@@ -78,7 +54,7 @@ def micro_batches(reader: StreamReader, start: dict[str, Any] | None = None) -> 
 
 
 def moved(reader: StreamReader, position: dict[str, Any]) -> dict[str, Any]:
-    """The end of the next event's micro-batch. It asks again, as Spark does: a commit is told, then seen."""
+    """The end of the next event's micro-batch, which may become visible after its commit is answered."""
     until = time.monotonic() + SOON_S
     while (end := reader.latestOffset(position, ReadMaxRows(1))) == position:
         assert time.monotonic() < until
@@ -130,7 +106,7 @@ def test_every_event_once_whole_commits_in_commit_order(
 
 @pytest.mark.soak
 def test_epochs_end_micro_batches(world: World, source: Callable[..., StreamReader]) -> None:
-    reader = source(order="epoch", stream=world.events, streams="")
+    reader = source(order="epoch", stream=world.events)
     batches = micro_batches(reader)
     # Created, scaled, rolled and back, scaled: what comes one after the other is in the order of all keys.
     epochs = [{(event.segment or 0) >> 32 for event in batch} for batch in batches]
@@ -143,7 +119,7 @@ def test_epochs_end_micro_batches(world: World, source: Callable[..., StreamRead
         assert all(len(segments) == 1 for segments in holders.values())
     assert in_key_order(event for batch in batches for event in batch)
     # All of a partition is one task's, in the order of its offsets.
-    reader = source(order="epoch", stream=world.events, streams="", rowsperpartition=2)
+    reader = source(order="epoch", stream=world.events, rowsperpartition=2)
     position = reader.initialOffset()
     tasks = reader.partitions(position, reader.latestOffset(position, reader.getDefaultReadLimit()))
     assert len({t.partition for t in tasks if isinstance(t, EventRange)}) == len(tasks) == 2
@@ -152,7 +128,7 @@ def test_epochs_end_micro_batches(world: World, source: Callable[..., StreamRead
 @pytest.mark.parametrize(
     "number", [4, *(pytest.param(number, marks=pytest.mark.soak) for number in (0, 11))]
 )
-def test_start_behind_a_result(
+def test_start_after_a_result(
     world: World, source: Callable[..., StreamReader], number: int
 ) -> None:
     at = world.results[number].commit_timestamp
@@ -172,7 +148,7 @@ def test_start_at_the_end_is_kept_at_once(
     assert reader.latestOffset(first, reader.getDefaultReadLimit()) == first
 
 
-def test_a_position_of_any_batch_is_gone_on_from(
+def test_a_query_continues_from_any_batch_s_position(
     world: World, source: Callable[..., StreamReader]
 ) -> None:
     """As after a restart: another planner, and Spark asks for the last batch's ranges again."""
@@ -210,14 +186,14 @@ def test_streams_of_several_scopes(
 
 
 @pytest.mark.soak
-def test_a_long_history_is_jumped(
+def test_the_end_of_a_long_history_is_found_without_reading_it(
     world: World, source: Callable[..., StreamReader], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     walked = source().latestOffset(source().initialOffset(), ReadAllAvailable())
     reader = source()
     with monkeypatch.context() as patch:
         patch.setattr("anabranch.spark.source.stream_reader._FAR", 5)
-        patch.setattr(HistoryTail, "peek", lambda _: pytest.fail("no record is looked at"))
+        patch.setattr(HistoryTail, "peek", lambda _: pytest.fail("a record is read"))
         end = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
     assert end == walked
     assert reader.latestOffset(end, ReadAllAvailable()) is end
@@ -247,11 +223,8 @@ def test_what_retention_removed(
     # The marker of the first one is gone too; who has read that one lost nothing.
     remove(ends[1] + 1)
     reader = source(**options)
-    assert [e.value for task in read(reader, places[1], places[4]) for e in task] == [
-        b"1",
-        b"2",
-        b"3",
-    ]
+    found = [e.value for task in read(reader, places[1], places[4]) for e in task]
+    assert found == [b"1", b"2", b"3"]
     remove(ends[4] - 1)
     with pytest.raises(SnapshotExpired, match="failOnDataLoss=false") as raised:
         reader.partitions(places[1], places[4])
@@ -270,7 +243,9 @@ def write(client: anabranch.Client, stream: str, *values: bytes) -> None:
         with client.begin(stream.partition("/")[0]) as txn:
             txn.write(stream, value)
             txn.commit()
-    with client.read(stream, timeout=SOON_S) as reader:  # a commit is told, then seen
+    with client.read(
+        stream, timeout=SOON_S
+    ) as reader:  # a commit is answered before its events are visible
         assert all(next(reader).value for _ in values)
 
 
@@ -294,11 +269,8 @@ def test_a_checkpoint_is_of_its_own_stream_alone(
         client.create_stream(made)
         write(client, made, b"1", b"2", b"3")
     options = {"streams": f"{stream},{other}"}
-    strict, lenient, target = (
-        source(**options),
-        source(**options, failondataloss="false"),
-        source(**options),
-    )
+    strict, target = source(**options), source(**options)
+    lenient = source(**options, failondataloss="false")
     begin = strict.initialOffset()
     place = moved(strict, begin)
     end = strict.latestOffset(place, ReadAllAvailable())
@@ -394,11 +366,8 @@ class Queries:
         return query
 
     def wait_for(self, query: StreamingQuery, holds: Callable[[], bool]) -> None:
-        until = time.monotonic() + SOON_S
-        while not holds():
-            assert query.exception() is None
-            assert time.monotonic() < until
-            time.sleep(0.05)
+        wait_until(lambda: holds() or query.exception())
+        assert query.exception() is None
 
 
 @pytest.mark.soak
@@ -409,7 +378,7 @@ def test_the_end_at_which_a_query_began_is_kept(
     client.create_stream(small.events, segments=2)
     client.create_stream(small.other)
     small.commit(5)
-    small.read()  # the end is behind the markers, which may be late
+    small.read()  # the end is after the markers, which may be late
     queries = Queries(spark, tmp_path)
     options = {"bootstrap": bootstrap, "stream": small.events, "start": "end"}
     queries.run({"availableNow": True}, **options)
@@ -487,32 +456,7 @@ def test_each_key_in_order_while_the_stream_is_scaled(
     assert len({(event.segment or 0) >> 32 for event in queries.events}) >= 7
 
 
-@pytest.mark.soak
-def test_a_query_of_a_stream_that_is_made_again(
-    spark: SparkSession, tmp_path: Path, cluster: Cluster, client: anabranch.Client, unique: str
-) -> None:
-    stream = f"s{unique}/again"
-    client.create_stream(stream)
-    write(client, stream, b"1", b"2")
-    options = {"bootstrap": cluster.bootstrap, "stream": stream}
-    queries, trigger = Queries(spark, tmp_path), {"availableNow": True}
-    queries.run(trigger, **options)
-    with anabranch.connect(cluster.bootstrap, lane=ADMIN_LANE) as operator:
-        operator.delete_stream(stream)
-    client.create_stream(stream)
-    write(client, stream, b"3", b"4", b"5")
-    with pytest.raises(StreamingQueryException, match=f"UnknownStream.*former stream {stream}"):
-        queries.run(trigger, **options)
-    assert [event.value for event in queries.events] == [b"1", b"2"]
-    for _ in range(2):
-        queries.run(trigger, **options, failOnDataLoss="false")
-        assert [event.value for event in queries.events] == [b"1", b"2", b"3", b"4", b"5"]
-    write(client, stream, b"6")
-    queries.run(trigger, **options)
-    assert [event.value for event in queries.events][-1] == b"6"
-
-
-def test_an_error_of_the_planner_ends_the_query_and_says_what_to_do(
+def test_an_error_of_the_planner_ends_the_query(
     spark: SparkSession, tmp_path: Path, bootstrap: str
 ) -> None:
     queries = Queries(spark, tmp_path)

@@ -46,47 +46,48 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def chosen(context: Context) -> str:
-    use_installed_pyspark(context)  # type: ignore[arg-type]
-    return context.pythonExec
+def nothing(files: Path, monkeypatch: pytest.MonkeyPatch) -> None: ...
 
 
-@pytest.mark.parametrize("master", ["local", "local[*]", "local[2,4]"])
-def test_a_local_master_has_a_launcher(files: Path, master: str) -> None:
-    assert chosen(Context(master)) == str(files / "anabranch-python")
+def pyspark_of_the_driver_alone(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pyspark, "__file__", str(files / "pyspark" / "__init__.py"))
 
 
-@pytest.mark.parametrize("master", [None, "yarn", "spark://h:7077", "local-cluster[2,1,1024]"])
-def test_a_cluster_keeps_its_own(files: Path, master: str | None) -> None:
-    assert chosen(Context(master)) == sys.executable
-    assert not list(files.iterdir())
-
-
-def test_a_chosen_python_stays(files: Path) -> None:
-    assert chosen(Context(pythonExec="/opt/python")) == "/opt/python"
-
-
-def test_one_that_only_the_driver_finds_stays(
-    files: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(pyspark, "__file__", str(tmp_path / "pyspark" / "__init__.py"))
-    assert chosen(Context()) == sys.executable
-
-
-def _nowhere(files: Path) -> None:
+def no_folder(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files.rmdir()
 
 
-def _never_executed(files: Path) -> None:
+def a_folder_in_its_place(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (files / "anabranch-python").mkdir()
 
 
-@pytest.mark.parametrize("spoil", [_nowhere, _never_executed])
-def test_without_a_place_for_it_all_is_as_it_was(
-    files: Path, spoil: Callable[[Path], None]
+@pytest.mark.parametrize(
+    ("context", "spoil", "gets_launcher"),
+    [
+        *((Context(master), nothing, True) for master in ("local", "local[*]", "local[2,4]")),
+        *(
+            (Context(master), nothing, False)
+            for master in (None, "yarn", "spark://h:7077", "local-cluster[2,1,1024]")
+        ),
+        (Context(pythonExec="/opt/python"), nothing, False),
+        (Context(), pyspark_of_the_driver_alone, False),
+        (Context(), no_folder, False),
+        (Context(), a_folder_in_its_place, False),
+    ],
+)
+def test_a_local_master_gets_a_launcher_unless_it_can_not(
+    files: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    context: Context,
+    spoil: Callable[[Path, pytest.MonkeyPatch], None],
+    gets_launcher: bool,
 ) -> None:
-    spoil(files)
-    assert chosen(Context()) == sys.executable
+    spoil(files, monkeypatch)
+    launcher = str(files / "anabranch-python")
+    expected = launcher if gets_launcher else context.pythonExec
+    use_installed_pyspark(context)  # type: ignore[arg-type]
+    assert context.pythonExec == expected
+    assert gets_launcher == Path(launcher).is_file()
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,7 @@ def read_all(bootstrap: str, stream: str) -> list[Seen]:
                     Seen(message.value(), message.key(), own, message.timestamp()[1])
                 )
             for place in consumer.position([TopicPartition(topic, p) for p in ends]):
-                # A position stands behind control records, too.
+                # A position is after control records, too.
                 if place.offset >= ends[place.partition]:
                     del ends[place.partition]
         return [event for _, events in sorted(seen.items()) for event in events]
