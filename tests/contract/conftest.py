@@ -18,25 +18,10 @@ from anabranch.ports import Log, Producer, Table, TopicPartition, TopicSpec
 from anabranch.topics import rights
 from anabranch.topics.rights import Right
 from tests.contract.proxy import Proxy
+from tests.memory.clock import SteppedClock
 from tests.memory.log import MemoryCluster
 from tests.memory.table import MemoryStore
 from tests.secured import CONTROLLER, entrance, grant
-
-
-@dataclass
-class SteppedClock:
-    """A clock that only sleeping moves."""
-
-    now: float = 1_700_000_000.0
-
-    def wall(self) -> float:
-        return self.now
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        self.now += seconds
 
 
 @dataclass
@@ -112,7 +97,7 @@ def deleter(bootstrap: str) -> Callable[[str], None]:
 
 
 def _memory(name: str, version: int) -> Maker:
-    clock = SteppedClock()
+    clock = SteppedClock(1_700_000_000.0)
     cluster = MemoryCluster(clock, transaction_version=version, marker_delay=0.002)
     return Maker(name, lambda: cluster.log("process"), int(clock.now * 1000), cluster.delete_topic)
 

@@ -18,7 +18,6 @@ from anabranch.protocol.schemas.records import (
     Event,
     FindScope,
     OneShot,
-    Outcome,
     SegmentRange,
     StreamList,
     Touch,
@@ -39,8 +38,7 @@ class Driver:
 
     def __init__(self, segments: int, **settings: str) -> None:
         self.world = World()
-        self.controller = self.world.controller()
-        self.controller.lead()
+        self.controller = self.world.led()
         self.world.ask(self.controller, FindScope("nyc", True))
         named = {name.replace("_", "."): value for name, value in settings.items()}
         made = self.world.ask(self.controller, CreateStream(STREAM, segments, POLICY | named))
@@ -98,7 +96,6 @@ class Driver:
 
     def commit(self, command: Commit) -> None:
         done = self.world.ask(self.controller, command, steps=8)
-        assert isinstance(done, Outcome)
         assert done.state == "COMMITTED"
 
     def transactions(self, low: int, high: int, rate: float) -> Callable[[], None]:
@@ -245,8 +242,7 @@ def test_without_a_policy_nothing_is_scaled() -> None:
 def test_a_new_leader_begins_afresh_and_scales() -> None:
     driver = Driver(1)
     driver.run(1.5, driver.one_shots(0, SPACE, 400))
-    successor: Controller = driver.world.controller("d")
-    successor.lead()
+    successor: Controller = driver.world.led("d")
     driver.controller = successor
     before = driver.epoch
     driver.run(0.75, driver.one_shots(0, SPACE, 400))

@@ -39,8 +39,7 @@ def _lean(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def leading(world: World, name: str = "c", *, create: bool = False, **settings: Any) -> Controller:
     """A controller without a table."""
-    controller = world.controller(name, store=MemoryStore(), **settings)
-    controller.lead()
+    controller = world.led(name, store=MemoryStore(), **settings)
     if create:
         world.stream(controller, STREAM, SEGMENTS)
     return controller

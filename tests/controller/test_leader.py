@@ -24,6 +24,7 @@ from anabranch.protocol.schemas.records import FindScope
 from anabranch.topics.names import status_topic
 from tests.controller.world import World
 from tests.memory.log import MemoryLog
+from tests.memory.producer import MemoryProducer
 from tests.memory.table import MemoryStore
 
 DEADLINE_S = 30.0
@@ -272,8 +273,7 @@ def test_who_woke_late_does_not_wait_for_the_open_round_of_a_rival_that_died() -
 def test_a_leader_that_failed_inside_a_round_hands_nothing_over() -> None:
     """Its state is ahead of the log, and a rival may have but one of its ids yet."""
     world = World()
-    controller = world.controller("c")
-    controller.lead()
+    controller = world.led("c")
 
     def fenced(process: str, name: str) -> None:
         if name == "append":
@@ -287,3 +287,33 @@ def test_a_leader_that_failed_inside_a_round_hands_nothing_over() -> None:
     controller.hand_over()
     assert world.committed(TopicPartition(status_topic(), 0)) == before
     assert controller.table.get(STATUS + scope_key("s")) is None
+
+
+def test_a_leadership_that_fails_leaves_no_producers(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World()
+    open_now = 0
+    begin, close = MemoryLog.producer, MemoryProducer.close
+
+    def counted(log: MemoryLog, transactional_id: str, *, timeout: float) -> MemoryProducer:
+        nonlocal open_now
+        open_now += 1
+        return begin(log, transactional_id, timeout=timeout)
+
+    def closed(producer: MemoryProducer) -> None:
+        nonlocal open_now
+        open_now -= 1
+        close(producer)
+
+    monkeypatch.setattr(MemoryLog, "producer", counted)
+    monkeypatch.setattr(MemoryProducer, "close", closed)
+    first = world.led("first")
+    first.resign()
+    second = world.controller("second")
+
+    def check(*_: object) -> None:
+        raise LogRefused("a broker that does not know it", 3)
+
+    monkeypatch.setattr(MemoryProducer, "check", check)
+    with pytest.raises(LogRefused):
+        second.lead()
+    assert open_now == 0

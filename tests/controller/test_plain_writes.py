@@ -69,8 +69,7 @@ def play(controller: Controller, steps: int = 12) -> None:
 
 
 def led(world: World, *, segments: int = 2, **settings: str) -> Controller:
-    controller = world.controller()
-    controller.lead()
+    controller = world.led()
     world.ask(controller, FindScope("nyc", True))
     named = {name.replace("_", "."): value for name, value in settings.items()}
     world.ask(controller, CreateStream(STREAM, segments, named))
@@ -157,8 +156,7 @@ def test_a_successor_with_an_empty_table_goes_on_where_the_log_says(world: World
     put(world, 0, b"a", b"b")
     play(first)
     put(world, 0, b"c")
-    second = world.controller()
-    second.lead()
+    second = world.led()
     put(world, 1, b"d")
     play(second)
     assert seen(world) == [b"a", b"b", b"c", b"d"]

@@ -9,7 +9,6 @@ import pytest
 
 from anabranch.batches.records import Record
 from anabranch.controller import controller, durability, suspects
-from anabranch.controller.controller import Controller
 from anabranch.controller.lanes import Command
 from anabranch.controller.stream_topics import TRIES
 from anabranch.core import rows as k
@@ -39,8 +38,7 @@ class Play:
     def __init__(self) -> None:
         self.world = World()
         self.deaths = 0
-        self.leader = self.world.controller()
-        self.leader.lead()
+        self.leader = self.world.led()
         self.world.stream(self.leader, STREAM, 1)
 
     def shot(self, stream: str = STREAM, value: bytes = b"v", headers: Any = ()) -> r.OneShot:
@@ -240,8 +238,7 @@ def test_only_so_many_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     play.until(lambda: play.served(asked))
     kept = [row.offset for row in play.list().quarantined]
     assert (len(kept), kept) == (3, sorted(kept))
-    fresh = play.world.controller("fresh", store=MemoryStore())
-    fresh.lead()
+    fresh = play.world.led("fresh", store=MemoryStore())
     assert [row.offset for row in fresh.state.quarantined.values()] == kept
 
 
@@ -251,8 +248,7 @@ def test_an_operator_skips_a_command() -> None:
     at = play.world.cluster.log("x").end_offsets(
         [place := TopicPartition(commands_topic(), 0)], committed=False
     )[place] - 4  # fmt: skip
-    play.leader = play.world.controller("other", skip_commands=frozenset(((OPEN_LANE, at),)))
-    play.leader.lead()
+    play.leader = play.world.led("other", skip_commands=frozenset(((OPEN_LANE, at),)))
     play.until(lambda: play.served([asked, *others]))
     answer = play.world.reply(asked)
     assert (answer.code, "an operator skipped it" in answer.message) == ("Quarantined", True)
@@ -293,12 +289,6 @@ def test_who_can_not_be_answered_is_named_now_and_then(caplog: pytest.LogCapture
     assert len(said) == 2
 
 
-def lead_with(play: Play, **settings: Any) -> Controller:
-    leader = play.world.controller("other", **settings)
-    leader.lead()
-    return leader
-
-
 def test_big_answers_make_rounds_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "ROUND", limits.ROUND._replace(value=100_000))
     play = Play()
@@ -311,7 +301,7 @@ def test_big_answers_make_rounds_of_their_own(monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_command_is_as_big_as_its_kind_may_be() -> None:
     play = Play()
-    leader = lead_with(play, command_bytes=3 << 20)
+    leader = play.world.led("other", command_bytes=3 << 20)
     world = play.world
     world.cluster.partition(TopicPartition(commands_topic(), 0)).config["max.message.bytes"] = (
         "9999999"

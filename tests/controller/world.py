@@ -24,6 +24,7 @@ from anabranch.protocol.legal_names import ADMIN_LANE, OPEN_LANE
 from anabranch.protocol.partitioner import position_of, record_checksum
 from anabranch.protocol.schemas.codec import decode, encode
 from anabranch.protocol.schemas.records import (
+    Begin,
     CreateStream,
     Extent,
     FindScope,
@@ -32,28 +33,15 @@ from anabranch.protocol.schemas.records import (
     Reply,
     SegmentRange,
     SetLane,
+    Touch,
+    Touched,
 )
 from anabranch.topics.creation import create_control_topics
 from anabranch.topics.names import commands_topic, journal_topic, replies_topic, status_topic
-from tests.core.labels import proved
+from tests.core.labels import SECRET, Begun, proved
+from tests.memory.clock import SteppedClock
 from tests.memory.log import MemoryCluster
 from tests.memory.table import MemoryStore
-
-
-@dataclass
-class HandClock:
-    """A clock that stands still until it is moved."""
-
-    now: float = 1_000_000.0
-
-    def wall(self) -> float:
-        return self.now
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        self.now += seconds
 
 
 @dataclass
@@ -61,7 +49,7 @@ class World:
     """A cluster in memory with any number of controllers, stepped by the test."""
 
     control_partitions: int = 1
-    clock: HandClock = field(default_factory=HandClock)
+    clock: SteppedClock = field(default_factory=SteppedClock)
     cluster: MemoryCluster = field(init=False)
     lane_of: dict[bytes, str] = field(default_factory=dict)  # by correlation id
     _ids: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
@@ -100,6 +88,12 @@ class World:
             ),
             leader=name,
         )
+
+    def led(self, name: str = "c", partition: int = 0, **how: Any) -> Controller:
+        """A controller that leads."""
+        controller = self.controller(name, partition, **how)
+        controller.lead()
+        return controller
 
     def send(
         self,
@@ -168,6 +162,23 @@ class World:
         self.ask(controller, FindScope(stream.partition("/")[0], True))
         self.ask(controller, CreateStream(stream, segments, {}))
 
+    def begin(
+        self,
+        controller: Controller,
+        stream: str,
+        *,
+        name: str | None = None,
+        keepalive_ms: int = 60_000,
+    ) -> tuple[bytes, bytes, Touched]:
+        """(id, token, where to write) of a transaction that has touched the stream."""
+        txn_id = self.txn_id()
+        scope = stream.partition("/")[0]
+        begun = self.ask(controller, Begin(txn_id, scope, name, keepalive_ms, SECRET))
+        assert isinstance(begun, Begun)
+        touched = self.ask(controller, Touch(begun.token, stream))
+        assert isinstance(touched, Touched)
+        return txn_id, begun.token, touched
+
     def lane(self, controller: Controller, lane: str, blocked: bool = False) -> Any:
         """Make a lane, with its topics, or change it; the answer."""
         names = commands_topic(lane=lane), replies_topic(lane=lane)
@@ -207,3 +218,11 @@ class World:
             end = bases[-1] + len(groups[-1])
             extents.append(Extent(stream, segment.partition, bases[0], end, len(mine), crc_sum))
         return Receipt(txn_id, writer, 1, True, tuple(extents))
+
+
+def leading(stream: str, segments: int = 2, **settings: Any) -> tuple[World, Controller]:
+    """A world, and a controller that leads in it and has created the stream."""
+    world = World()
+    controller = world.led(**settings)
+    world.stream(controller, stream, segments)
+    return world, controller

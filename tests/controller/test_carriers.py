@@ -1,38 +1,32 @@
-"""Epochs on the in-memory log: what the broker refuses stays with whom it concerns; where segments begin."""
+"""Carried merges: what brokers refuse concerns their transactions alone, and threads carry one chunk at a time."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 
 from anabranch.batches.format import Buffer
-from anabranch.batches.records import Record
-from anabranch.controller.controller import Controller
-from anabranch.ports import LogRefused, TopicPartition, TopicSpec
+from anabranch.controller.carrier import Carrier, Carriers, Job
+from anabranch.ports import LogRefused, LogUncertain, TopicPartition
 from anabranch.protocol.partitioner import position_of
-from anabranch.protocol.schemas.codec import decode
 from anabranch.protocol.schemas.records import (
-    Begin,
     Commit,
-    CreateStream,
-    EpochRecord,
     Event,
-    FindScope,
     GetState,
     OneShot,
     Outcome,
     Refusal,
     Scale,
-    StreamList,
-    Touch,
-    Touched,
+    StagedMergeRow,
 )
-from anabranch.topics import declarations
-from anabranch.topics.names import history_topic, journal_topic, stream_topic
-from tests.controller.world import World
-from tests.core.labels import SECRET, Begun
+from anabranch.topics.names import journal_topic, stream_topic
+from tests.controller.world import World, leading
 from tests.memory.log import MemoryLog
 from tests.memory.producer import MemoryProducer
 
@@ -68,34 +62,14 @@ def broker(monkeypatch: pytest.MonkeyPatch) -> Broker:
     return Broker(monkeypatch)
 
 
-def leading(world: World, segments: int = 2, **settings: Any) -> Controller:
-    controller = world.controller(**settings)
-    controller.lead()
-    world.stream(controller, STREAM, segments)
-    return controller
-
-
-def begun(
-    world: World, controller: Controller, *, name: str | None = None
-) -> tuple[bytes, bytes, Touched]:
-    """(id, token, where to write) of a transaction that touched the stream."""
-    txn_id = world.txn_id()
-    answer = world.ask(controller, Begin(txn_id, "nyc", name, 60_000, SECRET))
-    assert isinstance(answer, Begun)
-    touched = world.ask(controller, Touch(answer.token, STREAM))
-    assert isinstance(touched, Touched)
-    return txn_id, answer.token, touched
-
-
 def one_shot(world: World, key: bytes = FIRST[0], name: str | None = None) -> OneShot:
     return OneShot(world.txn_id(), "nyc", name, (Event(STREAM, -1, key, b"v", (), -1),))
 
 
 def test_an_open_transaction_is_not_silent_for_a_round_that_was_refused(broker: Broker) -> None:
-    world = World()
-    controller = leading(world)
+    world, controller = leading(STREAM)
     world.clock.sleep(300)  # it leads for longer than the keepalive
-    txn_id, _, _ = begun(world, controller, name="night")
+    txn_id, _, _ = world.begin(controller, STREAM, name="night")
     broker.refuses = {0, 1}
     answer = world.ask(controller, one_shot(world, name="night"))
     assert isinstance(answer, Refusal)
@@ -103,14 +77,12 @@ def test_an_open_transaction_is_not_silent_for_a_round_that_was_refused(broker: 
     for _ in range(4):
         controller.step(0)
     state = world.ask(controller, GetState(txn_id))
-    assert isinstance(state, Outcome)
     assert (state.state, state.reason) == ("OPEN", "")
 
 
 def test_a_carried_merge_that_the_broker_refuses_stops_nobody_else(broker: Broker) -> None:
-    world = World()
-    controller = leading(world, chunk_bytes=2_000)
-    txn_id, token, touched = begun(world, controller)
+    world, controller = leading(STREAM, chunk_bytes=2_000)
+    txn_id, token, touched = world.begin(controller, STREAM)
     events = [(key, b"x" * 100) for key in FIRST for _ in range(4)]
     receipt = world.write(txn_id, 1, STREAM, touched.segments, events, one_batch=False)
     assert world.ask(controller, Scale(STREAM, 3, (), ())) is not None
@@ -121,7 +93,6 @@ def test_a_carried_merge_that_the_broker_refuses_stops_nobody_else(broker: Broke
         world.clock.sleep(0.1)
     assert broker.refused
     answer = world.ask(controller, one_shot(world))
-    assert isinstance(answer, Outcome)
     assert answer.state == "COMMITTED"
     assert broker.refused < 5  # it is tried again, but not all the time
     assert "its merge makes no progress: " in world.ask(controller, GetState(txn_id)).reason
@@ -130,16 +101,14 @@ def test_a_carried_merge_that_the_broker_refuses_stops_nobody_else(broker: Broke
         controller.step(0)
         world.clock.sleep(0.1)
     outcome = world.reply(commit)
-    assert isinstance(outcome, Outcome)
     assert (outcome.state, outcome.committed) == ("COMMITTED", len(events))
     assert (outcome.reason, world.ask(controller, GetState(txn_id)).reason) == ("", "")
 
 
 def test_a_carried_merge_whose_records_somebody_deleted_stops_nobody_else() -> None:
     """It was the end of leading, again and again: nothing else was committed either."""
-    world = World()
-    controller = leading(world, chunk_bytes=2_000)
-    txn_id, token, touched = begun(world, controller)
+    world, controller = leading(STREAM, chunk_bytes=2_000)
+    txn_id, token, touched = world.begin(controller, STREAM)
     events = [(key, b"x" * 100) for key in FIRST for _ in range(4)]
     receipt = world.write(txn_id, 1, STREAM, touched.segments, events, one_batch=False)
     assert world.ask(controller, Scale(STREAM, 3, (), ())) is not None
@@ -155,7 +124,6 @@ def test_a_carried_merge_whose_records_somebody_deleted_stops_nobody_else() -> N
         controller.step(0)
         world.clock.sleep(0.1)
     answer = world.ask(controller, one_shot(world))
-    assert isinstance(answer, Outcome)
     assert answer.state == "COMMITTED"
     stands = world.ask(controller, GetState(txn_id))
     assert stands.state == "FINALIZE_IN_PROGRESS"
@@ -164,43 +132,12 @@ def test_a_carried_merge_whose_records_somebody_deleted_stops_nobody_else() -> N
     assert controller.metrics.values["stuck_merges"] == {("torn",): 1, ("waiting",): 0}
 
 
-def test_segments_begin_behind_what_a_partition_had_before() -> None:
-    world = World()
-    topic = stream_topic(STREAM)
-    specs = [
-        TopicSpec(name, 3, {s.name: s.value for s in settings}, 1)
-        for name, settings in (
-            (topic, declarations.STREAM),
-            (journal_topic(STREAM), declarations.JOURNAL),
-        )
-    ]
-    world.cluster.log("operator").create_topics(specs)
-    for partition in range(3):
-        world.cluster.produce(
-            TopicPartition(topic, partition), [Record(0, 1, b"k", b"old", ())] * 5
-        )
-    controller = world.controller()
-    controller.lead()
-    world.ask(controller, FindScope("nyc", True))
-    assert world.ask(controller, CreateStream(STREAM, 2, {})).code == "TopicNotEmpty"
-    assert isinstance(world.ask(controller, CreateStream(STREAM, 2, {}, adopt=True)), StreamList)
-    answer = world.ask(controller, Scale(STREAM, 3, (), ()))
-    assert isinstance(answer, StreamList)
-    epochs = [
-        decode(r.value or b"") for r in world.committed(TopicPartition(history_topic(STREAM), 0))
-    ]
-    last = epochs[-1]
-    assert isinstance(last, EpochRecord)
-    assert {s.partition: s.start_offset for s in last.segments} == {0: 5, 1: 5, 2: 5}
-
-
 def test_a_merge_that_the_broker_refuses_is_found_while_commands_come(broker: Broker) -> None:
-    world = World()
-    controller = leading(world)
+    world, controller = leading(STREAM)
     second = tuple(key for n in range(40) if position_of(key := b"k%d" % n) >= 1 << 31)
     commits = []
     for keys in (FIRST, second):
-        txn_id, token, touched = begun(world, controller)
+        txn_id, token, touched = world.begin(controller, STREAM)
         receipt = world.write(txn_id, 1, STREAM, touched.segments, [(keys[0], b"v")])
         commits.append(Commit(token, (receipt,), None, None, 10_000))
     broker.refuses = {0}
@@ -221,8 +158,7 @@ def test_a_merge_that_the_broker_refuses_is_found_while_commands_come(broker: Br
 def test_partitions_that_the_broker_does_not_add_are_not_asked_for_all_the_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    world = World()
-    controller = leading(world, chunk_bytes=2_000)
+    world, controller = leading(STREAM, chunk_bytes=2_000)
     asked = 0
     add = MemoryLog.add_partitions
 
@@ -232,7 +168,7 @@ def test_partitions_that_the_broker_does_not_add_are_not_asked_for_all_the_time(
         raise LogRefused("no more partitions", 37)
 
     monkeypatch.setattr(MemoryLog, "add_partitions", refused)
-    txn_id, token, touched = begun(world, controller)
+    txn_id, token, touched = world.begin(controller, STREAM)
     events = [(key, b"x" * 100) for key in FIRST for _ in range(4)]
     receipt = world.write(txn_id, 1, STREAM, touched.segments, events, one_batch=False)
     commit = world.send(Commit(token, (receipt,), None, None, 10_000))
@@ -245,36 +181,89 @@ def test_partitions_that_the_broker_does_not_add_are_not_asked_for_all_the_time(
         controller.step(0)
         world.clock.sleep(0.06)
     outcome = world.reply(commit)
-    assert isinstance(outcome, Outcome)
     assert outcome.state == "COMMITTED"
 
 
-def test_a_leadership_that_fails_leaves_no_producers(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = World()
-    open_now = 0
-    begin, close = MemoryLog.producer, MemoryProducer.close
+# -- threads -------------------------------------------------------------------------------------------
 
-    def counted(log: MemoryLog, transactional_id: str, *, timeout: float) -> MemoryProducer:
-        nonlocal open_now
-        open_now += 1
-        return begin(log, transactional_id, timeout=timeout)
+CHUNKS = 4
+DEADLINE_S = 10.0
 
-    def closed(producer: MemoryProducer) -> None:
-        nonlocal open_now
-        open_now -= 1
-        close(producer)
 
-    monkeypatch.setattr(MemoryLog, "producer", counted)
-    monkeypatch.setattr(MemoryProducer, "close", closed)
-    first = world.controller("first")
-    first.lead()
-    first.resign()
-    second = world.controller("second")
+class WatchedCarrier(Carrier):
+    """A carrier without a log: it counts who carries beside it."""
 
-    def check(*_: object) -> None:
-        raise LogRefused("a broker that does not know it", 3)
+    staging = 0
+    most = 0
+    lock = threading.Lock()
 
-    monkeypatch.setattr(MemoryProducer, "check", check)
-    with pytest.raises(LogRefused):
-        second.lead()
-    assert open_now == 0
+    def __init__(self, *, fails: bool = False) -> None:
+        self._fails = fails
+
+    def chunk(self, job: Job, wall_ms: int) -> StagedMergeRow:
+        with self.lock:
+            WatchedCarrier.staging += 1
+            WatchedCarrier.most = max(WatchedCarrier.most, WatchedCarrier.staging)
+        time.sleep(0.01)
+        with self.lock:
+            WatchedCarrier.staging -= 1
+        if self._fails:
+            raise LogUncertain("the broker went away")
+        count = job.row.count + 1
+        job.row = replace(job.row, count=count, done=count == CHUNKS)
+        return job.row
+
+    def close(self) -> None:
+        """It has no readers."""
+
+
+@contextmanager
+def staging(each: list[Carrier], jobs: int) -> Iterator[Carriers]:
+    """Threads at work on so many jobs."""
+    WatchedCarrier.staging = WatchedCarrier.most = 0
+    carriers = Carriers(each, threads=True)
+    try:
+        for number in range(jobs):
+            row = StagedMergeRow(
+                b"t" * 16, "s/x", number, number, number + 2,
+                cursor=0, first=-1, end=-1, count=0, done=False,
+            )  # fmt: skip
+            job = Job(row, deque(), 1_000_000)
+            carriers._jobs[job.key] = job
+            carriers._todo.put((job, 0))
+        yield carriers
+    finally:
+        carriers.close()
+
+
+def take_until(carriers: Carriers, count: int) -> list[StagedMergeRow]:
+    rows: list[StagedMergeRow] = []
+    until = time.monotonic() + DEADLINE_S
+    while len(rows) < count:
+        assert time.monotonic() < until, rows
+        rows += carriers.take(0)
+        time.sleep(0.001)
+    return rows
+
+
+def test_one_chunk_at_a_time() -> None:
+    with staging([WatchedCarrier(), WatchedCarrier()], jobs=2) as carriers:
+        rows = take_until(carriers, 2 * CHUNKS)
+    assert WatchedCarrier.most == 1
+    for number in range(2):
+        mine = [row.count for row in rows if row.number == number]
+        assert mine == list(range(1, CHUNKS + 1)), "each segment's chunks in order, none twice"
+    assert sum(row.done for row in rows) == 2
+
+
+def test_a_failure_does_not_hold_up_the_other_carrier() -> None:
+    with staging([WatchedCarrier(fails=True), WatchedCarrier(fails=True)], jobs=2) as carriers:
+        failures = 0
+        until = time.monotonic() + DEADLINE_S
+        while failures < 2:
+            assert time.monotonic() < until
+            try:
+                carriers.take(0)
+            except LogUncertain:
+                failures += 1
+            time.sleep(0.001)
