@@ -10,9 +10,7 @@ from anabranch.protocol.schemas.records import (
     Begin,
     Commit,
     DescribeStreams,
-    Event,
     GetState,
-    OneShot,
     Outcome,
     Receipt,
     Refusal,
@@ -71,8 +69,7 @@ class Play:
 
     def one_shot(self, stream: str) -> str:
         """The state of a one-shot's transaction, or what it was refused with."""
-        event = Event(stream, 0, b"k", b"v", (), -1)
-        answer = self.ask(OneShot(self.world.txn_id(), "nyc", None, (event,)))
+        answer = self.ask(self.world.one_shot(stream, partition=0))
         return answer.code if isinstance(answer, Refusal) else str(answer.state)
 
     def begun(self, *streams: str, size: int = 8) -> tuple[bytes, bytes, Receipt]:
@@ -130,19 +127,6 @@ class Play:
         self.world.cluster.delete_topic(topic)
         spec = TopicSpec(topic, info.partitions, dict(info.config))
         self.world.cluster.log("somebody").create_topics([spec])
-
-    def take_away(self, topic: str) -> Callable[[], None]:
-        """Delete a topic; what is returned brings it back as it was."""
-        cluster = self.world.cluster
-        info = cluster.topics[topic]
-        kept = {place: log for place, log in cluster.partitions.items() if place.topic == topic}
-        cluster.delete_topic(topic)
-
-        def bring_back() -> None:
-            cluster.topics[topic] = info
-            cluster.partitions.update(kept)
-
-        return bring_back
 
     def begins(self, stream: str) -> list[int]:
         """The first offset of each partition."""

@@ -88,7 +88,7 @@ def test_settings_are_altered_under_open_transactions_and_taken_back() -> None:
     assert play.controller.state.streams[ONE].change is None
 
 
-def test_a_broker_that_tells_of_older_settings_loses_no_alteration(
+def test_a_broker_that_lags_loses_no_alteration(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     play = Play()
@@ -219,7 +219,7 @@ def test_a_successor_completes_a_change_wherever_a_leader_ends(
         assert play.one_shot(ONE) == play.one_shot(OTHER) == "COMMITTED"
 
 
-def test_a_stream_that_is_lost_or_deleted_meanwhile_answers_who_waits(
+def test_a_deletion_answers_an_alteration_that_waits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     play = Play()

@@ -54,7 +54,7 @@ def test_a_busy_id_is_passed_over_by_its_own_leader_alone(monkeypatch: pytest.Mo
         play.controller.lead()  # the last term is not its own any more
 
 
-def test_a_leader_that_is_stopped_before_it_leads_once_more_lets_go() -> None:
+def test_a_leader_that_is_stopped_before_it_leads_again_hands_over() -> None:
     play = Play()
     play.world.cluster.troubles[TopicPartition(history_topic(GONE), 0)] = Trouble(Kind.FAILED_DISK)
     with pytest.raises(LogUncertain):

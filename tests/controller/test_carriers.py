@@ -17,16 +17,14 @@ from anabranch.ports import LogRefused, LogUncertain, TopicPartition
 from anabranch.protocol.partitioner import position_of
 from anabranch.protocol.schemas.records import (
     Commit,
-    Event,
     GetState,
-    OneShot,
     Outcome,
     Refusal,
     Scale,
     StagedMergeRow,
 )
 from anabranch.topics.names import journal_topic, stream_topic
-from tests.controller.world import World, leading
+from tests.controller.world import leading
 from tests.memory.log import MemoryLog
 from tests.memory.producer import MemoryProducer
 
@@ -62,25 +60,20 @@ def broker(monkeypatch: pytest.MonkeyPatch) -> Broker:
     return Broker(monkeypatch)
 
 
-def one_shot(world: World, key: bytes = FIRST[0], name: str | None = None) -> OneShot:
-    return OneShot(world.txn_id(), "nyc", name, (Event(STREAM, -1, key, b"v", (), -1),))
-
-
 def test_an_open_transaction_is_not_silent_for_a_round_that_was_refused(broker: Broker) -> None:
     world, controller = leading(STREAM)
     world.clock.sleep(300)  # it leads for longer than the keepalive
     txn_id, _, _ = world.begin(controller, STREAM, name="night")
     broker.refuses = {0, 1}
-    answer = world.ask(controller, one_shot(world, name="night"))
+    answer = world.ask(controller, world.one_shot(STREAM, FIRST[0], name="night"))
     assert isinstance(answer, Refusal)
     world.clock.sleep(1)
-    for _ in range(4):
-        controller.step(0)
+    world.steps(controller, 4)
     state = world.ask(controller, GetState(txn_id))
     assert (state.state, state.reason) == ("OPEN", "")
 
 
-def test_a_carried_merge_that_the_broker_refuses_stops_nobody_else(broker: Broker) -> None:
+def test_a_staged_merge_that_the_broker_refuses_stops_no_other(broker: Broker) -> None:
     world, controller = leading(STREAM, chunk_bytes=2_000)
     txn_id, token, touched = world.begin(controller, STREAM)
     events = [(key, b"x" * 100) for key in FIRST for _ in range(4)]
@@ -88,24 +81,20 @@ def test_a_carried_merge_that_the_broker_refuses_stops_nobody_else(broker: Broke
     assert world.ask(controller, Scale(STREAM, 3, (), ())) is not None
     broker.refuses = {3, 4, 5}
     commit = world.send(Commit(token, (receipt,), None, None, 10_000))
-    for _ in range(10):
-        controller.step(0)
-        world.clock.sleep(0.1)
+    world.steps(controller, 10, 0.1)
     assert broker.refused
-    answer = world.ask(controller, one_shot(world))
+    answer = world.ask(controller, world.one_shot(STREAM, FIRST[0]))
     assert answer.state == "COMMITTED"
     assert broker.refused < 5  # it is tried again, but not all the time
     assert "its merge makes no progress: " in world.ask(controller, GetState(txn_id)).reason
     broker.refuses = set()
-    for _ in range(200):
-        controller.step(0)
-        world.clock.sleep(0.1)
+    world.steps(controller, 200, 0.1)
     outcome = world.reply(commit)
     assert (outcome.state, outcome.committed) == ("COMMITTED", len(events))
     assert (outcome.reason, world.ask(controller, GetState(txn_id)).reason) == ("", "")
 
 
-def test_a_carried_merge_whose_records_somebody_deleted_stops_nobody_else() -> None:
+def test_a_staged_merge_whose_records_are_deleted_stops_no_other() -> None:
     """It was the end of leading, again and again: nothing else was committed either."""
     world, controller = leading(STREAM, chunk_bytes=2_000)
     txn_id, token, touched = world.begin(controller, STREAM)
@@ -120,10 +109,8 @@ def test_a_carried_merge_whose_records_somebody_deleted_stops_nobody_else() -> N
     log = world.cluster.log("somebody")
     journals = [TopicPartition(journal_topic(STREAM), p) for p in range(3)]
     log.delete_records(log.end_offsets(journals, committed=False))
-    for _ in range(10):
-        controller.step(0)
-        world.clock.sleep(0.1)
-    answer = world.ask(controller, one_shot(world))
+    world.steps(controller, 10, 0.1)
+    answer = world.ask(controller, world.one_shot(STREAM, FIRST[0]))
     assert answer.state == "COMMITTED"
     stands = world.ask(controller, GetState(txn_id))
     assert stands.state == "FINALIZE_IN_PROGRESS"
@@ -144,7 +131,7 @@ def test_a_merge_that_the_broker_refuses_is_found_while_commands_come(broker: Br
     asked = [world.send(commit) for commit in commits]
     for _ in range(60):
         for _ in range(4):
-            world.send(one_shot(world, second[0]))
+            world.send(world.one_shot(STREAM, second[0]))
         controller.step(0)
         world.clock.sleep(0.05)
     states = [
@@ -172,14 +159,10 @@ def test_partitions_that_the_broker_does_not_add_are_not_asked_for_all_the_time(
     events = [(key, b"x" * 100) for key in FIRST for _ in range(4)]
     receipt = world.write(txn_id, 1, STREAM, touched.segments, events, one_batch=False)
     commit = world.send(Commit(token, (receipt,), None, None, 10_000))
-    for _ in range(100):
-        controller.step(0)
-        world.clock.sleep(0.06)
+    world.steps(controller, 100, 0.06)
     assert 0 < asked < 5
     monkeypatch.setattr(MemoryLog, "add_partitions", add)
-    for _ in range(300):
-        controller.step(0)
-        world.clock.sleep(0.06)
+    world.steps(controller, 300, 0.06)
     outcome = world.reply(commit)
     assert outcome.state == "COMMITTED"
 

@@ -110,6 +110,8 @@ def check_history(world: World, commits: int, segments: int = 1) -> None:
                     named[at.partition, offset] = history.txn_id
     assert named == events
     assert found == commits
+    timestamps = [decode(record.value or b"").timestamp for record in records]
+    assert timestamps == sorted(set(timestamps))
 
 
 def test_data_and_history_go_in_one_append_where_the_offsets_are_guessed(calls: Calls) -> None:
@@ -169,10 +171,7 @@ def test_a_late_marker_is_guessed_wrong(calls: Calls) -> None:
     commits = 1
     seen = 0
     for _ in range(6):
-        command = OneShot(
-            world.txn_id(), "nyc", None, (Event(STREAM, -1, b"key", b"value", (), -1),)
-        )
-        world.send(command)
+        world.send(world.one_shot(STREAM, b"key", b"value"))
         controller.step(0)
         commits += 1
         seen += calls.take()[1]
@@ -191,7 +190,7 @@ def test_a_refusal_of_a_guessed_round_leaves_nothing(calls: Calls) -> None:
     check_history(world, 3)
 
 
-def test_a_successor_foresees_nothing_from_its_forerunner(calls: Calls) -> None:
+def test_a_successor_guesses_no_offset_of_its_forerunner(calls: Calls) -> None:
     world, first = leading(STREAM, 1)
     commit(world, first)
     second = world.led("d")
@@ -202,7 +201,7 @@ def test_a_successor_foresees_nothing_from_its_forerunner(calls: Calls) -> None:
     check_history(world, 3)
 
 
-def test_who_leads_again_foresees_wrong_what_others_wrote_meanwhile(calls: Calls) -> None:
+def test_a_former_leader_guesses_wrong_after_another_one(calls: Calls) -> None:
     """Its offsets are from before theirs: no sign of a topic that was made anew."""
     world, first = leading(STREAM, 1)
     commit(world, first)

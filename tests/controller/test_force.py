@@ -143,7 +143,7 @@ def test_a_transaction_of_a_former_layout_rolls_round_retired_partitions() -> No
     assert len(play.history()) == before + 3, "two epochs and a commit"
 
 
-def test_what_was_read_ahead_of_a_journal_is_let_go_when_a_chunk_is_refused() -> None:
+def test_what_was_read_ahead_is_dropped_when_a_chunk_is_refused() -> None:
     play = Stuck(lost=False)
     assert play.controller._background is not None
     carriers = play.controller._background.carriers
@@ -181,7 +181,7 @@ def test_a_stream_that_is_forgotten_has_no_retired_partitions() -> None:
     assert play.controller.state.retired(OTHER) == set()
 
 
-def test_it_is_for_merges_that_cannot_go_on_only() -> None:
+def test_force_is_only_for_merges_that_are_stuck() -> None:
     play = Stuck(lost=False)
     assert play.force().code == "IllegalState"
     assert "continues by itself" in play.force().message
@@ -215,7 +215,7 @@ def test_a_merge_whose_journal_records_are_deleted_can_be_forced(keeps_table: bo
     assert play.big() == "COMMITTED"
 
 
-def test_a_merge_whose_journal_a_broker_that_is_behind_shows_goes_on_by_itself(
+def test_a_merge_survives_a_broker_that_is_behind(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     play = Stuck(lost=False)
@@ -278,14 +278,14 @@ def test_a_stream_in_trouble_is_reason_enough(kind: Kind) -> None:
     assert play.one_shot(GONE) == "COMMITTED"
 
 
-def test_nothing_is_carried_into_trouble_that_is_known() -> None:
+def test_nothing_is_staged_into_a_stream_in_trouble() -> None:
     """Until chunks are carried an abort is enough to let go what it holds."""
     play = Stuck(lost=False)
     play.play(20, 1.0)
     txn_id, token, receipt = play.begun(GONE, OTHER, size=SIZE)
     play.play(20, 20.0)
     play.world.cluster.troubles[TopicPartition(stream_topic(GONE), 0)] = Trouble(Kind.LEADERLESS)
-    play.world.send(Commit(token, (receipt,), None, None, 60_000))
+    play.send_commit(token, receipt)
     play.play(20, 20.0)
     state, reason = play.state(txn_id)
     assert state == "COMMIT_IN_PROGRESS"

@@ -29,10 +29,8 @@ from anabranch.protocol.schemas.records import (
     CreateStream,
     DeleteStream,
     EpochRecord,
-    Event,
     FindScope,
     KeyRange,
-    OneShot,
     Refusal,
     Scale,
     Scaling,
@@ -76,14 +74,10 @@ def test_topics_that_have_grown_though_it_failed(
         row, rounds = controller.state.streams["s/a"], controller.rounds
         assert (row.scaling, row.partitions, row.wanted_partitions) == (None, 1, 3)
         world.cluster.produce(TopicPartition(journal_topic("s/a"), 2), [Record(0, 0, b"k", b"v")])
-        for _ in range(40):
-            controller.step(0)
-            world.clock.sleep(1)
+        world.steps(controller, 40, 1)
         assert controller.rounds == rounds, "what is tried again is not logged again"
         assert 4 < asked < 12
-    for _ in range(12):
-        controller.step(0)
-        world.clock.sleep(1)
+    world.steps(controller, 12, 1)
     assert controller.state.streams["s/a"].partitions == 3
     (told,) = world.committed(TopicPartition(stream_topic("s/a"), 0))
     assert told.value == b"v"
@@ -114,9 +108,7 @@ def test_a_refused_growth_keeps_what_the_journal_has(
     world.cluster.produce(
         TopicPartition(journal_topic("s/a"), journal - 1), [Record(0, 0, b"k", b"v")]
     )
-    for _ in range(12):
-        controller.step(0)
-        world.clock.sleep(1)
+    world.steps(controller, 12, 1)
     row = controller.state.streams["s/a"]
     assert (
         row.partitions
@@ -128,7 +120,7 @@ def test_a_refused_growth_keeps_what_the_journal_has(
     assert len(world.ask(controller, Scale("s/a", 4, (), ())).streams[0].segments) == 4
 
 
-def test_whoever_leads_no_more_does_not_wait_for_brokers_that_are_away(
+def test_a_former_leader_does_not_wait_for_brokers_that_are_away(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It would lead all scopes again that much later."""
@@ -154,7 +146,7 @@ def test_whoever_leads_no_more_does_not_wait_for_brokers_that_are_away(
     assert not waits
 
 
-def test_a_stream_that_is_given_up_while_it_grows_keeps_nobody_busy() -> None:
+def test_a_lost_stream_grows_no_more() -> None:
     world, controller = leading("s/a", 1)
     state = State(controller.table)
     row = state.streams["s/a"]
@@ -255,7 +247,7 @@ def test_more_partitions_than_a_stream_may_have_are_not_wanted(
         ("delete_records", TruncateStream("s/b", from_us(1))),
     ],
 )
-def test_others_go_on_while_brokers_work_on_topics(
+def test_others_commit_while_brokers_work_on_topics(
     monkeypatch: pytest.MonkeyPatch, slow: str, command: Any
 ) -> None:
     """Who asks for the stream that is made has to ask again; a name that Kafka takes for equal is refused."""
@@ -270,7 +262,6 @@ def test_others_go_on_while_brokers_work_on_topics(
     controller = world.controller()
     controller.threads = True
     controller.lead()
-    event = Event("s/a", -1, b"k", b"v", (), -1)
     for stream in ("s/a", "s/b", "s_b/other"):
         until_answered(world, controller, FindScope(stream.partition("/")[0], True))
         until_answered(world, controller, CreateStream(stream, 1, {}))
@@ -278,7 +269,7 @@ def test_others_go_on_while_brokers_work_on_topics(
         patched.setattr(MemoryLog, slow, slowly)
         asked = world.send(command)
         until(world, controller, came.is_set)
-        outcome = world.ask(controller, OneShot(world.txn_id(), "s", None, (event,)))
+        outcome = world.ask(controller, world.one_shot("s/a"))
         assert outcome.state == "COMMITTED"
         if isinstance(command, CreateStream):
             refusal = world.ask(controller, CreateStream("s_b/c", 1, {}))
@@ -334,7 +325,7 @@ def test_a_result_counts_for_what_it_was_done_for_alone(monkeypatch: pytest.Monk
     assert found == [stream_recovered]
 
 
-def test_topics_are_deleted_behind_a_written_round_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_topics_are_deleted_only_after_a_written_round(monkeypatch: pytest.MonkeyPatch) -> None:
     """A step that is not taken up again is of a round that was not written."""
     deleted: list[object] = []
     monkeypatch.setattr(MemoryLog, "delete_topics", lambda _, given: deleted.append(given))

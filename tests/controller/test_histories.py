@@ -142,7 +142,7 @@ def start_of(world: World) -> int:
     return world.cluster.log("reader").start_offsets([HISTORY])[HISTORY]
 
 
-def test_a_history_is_cut_behind_deleted_events_only() -> None:
+def test_a_history_is_cut_only_after_its_events_are_deleted() -> None:
     world = World()
     controller = leading(world, create=True, **OFTEN)
     for _ in range(10):

@@ -23,7 +23,6 @@ from anabranch.ports import (
 from anabranch.protocol.schemas.records import (
     Abort,
     AlterStream,
-    Commit,
     CreateStream,
     DeleteStream,
     DescribeStreams,
@@ -40,11 +39,11 @@ each_topic = pytest.mark.parametrize("topic", [topic(GONE) for topic in TOPICS])
 
 
 @each_topic
-def test_a_missing_topic_stops_nobody_else_and_is_given_up_in_time(topic: str) -> None:
+def test_a_stream_without_a_topic_is_lost_in_time_and_stops_no_other(topic: str) -> None:
     play = Play()
     txn_id, token, receipt = play.begun(GONE, OTHER)
     play.world.cluster.delete_topic(topic)
-    commit = play.world.send(Commit(token, (receipt,), None, None, 60_000))
+    commit = play.send_commit(token, receipt)
     play.play(10, 1.0)
     assert play.one_shot(OTHER) == "COMMITTED"
     assert play.stream_state(GONE) == WAITING
@@ -153,7 +152,7 @@ def test_a_topic_made_anew_is_another_one(topic: str, leader: str) -> None:
     play.make_anew(topic)
     if leader == "new":
         play.lead_anew()
-    play.world.send(Commit(token, (receipt,), None, None, 600_000))
+    play.send_commit(token, receipt)
     play.play(20, 0.5 * LOST_S)
     # What brokers took there is proof; what one tells a new leader, which looks first, may be old.
     certain = leader == "same" and topic in (stream_topic(GONE), history_topic(GONE))
@@ -172,7 +171,7 @@ def test_a_broker_that_knows_no_topics_yet_gives_nothing_up(topic: str) -> None:
     play = Play()
     _, token, receipt = play.begun(GONE, OTHER)
     topics = dict(play.world.cluster.topics)
-    bring_back = play.take_away(topic)
+    bring_back = play.world.take_away(topic)
     play.world.cluster.topics.clear()
     commit = play.send_commit(token, receipt)
     play.play(20, 3 * LOST_S)
@@ -186,13 +185,13 @@ def test_a_broker_that_knows_no_topics_yet_gives_nothing_up(topic: str) -> None:
 
 
 @each_topic
-def test_a_carried_merge_past_the_point_of_no_return_says_its_trouble(
+def test_a_staged_merge_past_the_point_of_no_return_says_its_trouble(
     topic: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its decision stands, so nothing of it is aborted, and the other stream gets nothing of it alone."""
     play = Play(chunk_bytes=1_000)
     txn_id, token, receipt = play.begun(GONE, OTHER, size=300)
-    commit = play.world.send(Commit(token, (receipt,), None, None, 60_000))
+    commit = play.send_commit(token, receipt)
     while not play.controller.state.open[txn_id].staged_merges:
         play.play(1, 0.1)
     play.world.cluster.delete_topic(topic)
@@ -216,7 +215,7 @@ def test_a_carried_merge_past_the_point_of_no_return_says_its_trouble(
     assert play.one_shot(OTHER) == "COMMITTED"
 
 
-def test_plain_writes_of_a_lost_stream_keep_nobody_busy() -> None:
+def test_plain_writes_of_a_lost_stream_cost_no_rounds() -> None:
     play = Play()
     play.world.cluster.delete_topic(stream_topic(GONE))
     place = TopicPartition(journal_topic(GONE), 0)
@@ -248,7 +247,7 @@ def given_up(topic: str) -> tuple[Play, Callable[[], None], bytes]:
     """A stream that has lost this topic, what brings that back, and the token of a transaction."""
     play = Play()
     _, token, _ = play.begun(GONE)
-    bring_back = play.take_away(topic)
+    bring_back = play.world.take_away(topic)
     assert play.one_shot(GONE) == "NotReady"
     play.play(60, 60.0)
     assert play.one_shot(GONE) == "StreamLost"

@@ -21,9 +21,7 @@ from anabranch.protocol.schemas.codec import decode
 from anabranch.protocol.schemas.records import (
     CommitRecord,
     CreateStream,
-    Event,
     FindScope,
-    OneShot,
     Outcome,
 )
 from anabranch.topics.names import history_topic, journal_topic, stream_topic
@@ -80,9 +78,7 @@ def test_a_round_with_a_one_shot_puts_them_into_one_batch(world: World) -> None:
     controller = led(world)
     put(world, 0, b"a", b"b", b"c")
     put(world, 1, b"d")
-    event = Event(STREAM, -1, b"key-0", b"one-shot", (), 5)
-    outcome = world.ask(controller, OneShot(world.txn_id(), "nyc", None, (event,)))
-    assert isinstance(outcome, Outcome)
+    assert isinstance(world.ask(controller, world.one_shot(STREAM, b"key-0", b"one-shot")), Outcome)
     play(controller)
     assert seen(world) == [b"a", b"b", b"c", b"d", b"one-shot"]
     found = commits(world)
@@ -138,8 +134,7 @@ def test_a_refusal_that_names_no_topic_costs_no_data(
     monkeypatch.setattr(Partition, "check", checked)
     put(world, 0, b"a", b"b")
     put(world, 1, b"c")
-    event = Event(STREAM, -1, b"key-0", b"one-shot", (), 5)
-    asked = world.send(OneShot(world.txn_id(), "nyc", None, (event,)))
+    asked = world.send(world.one_shot(STREAM, b"key-0", b"one-shot"))
     for _ in range(8):
         with pytest.raises(LogUnavailable):
             play(controller)
@@ -151,7 +146,7 @@ def test_a_refusal_that_names_no_topic_costs_no_data(
     assert isinstance(world.reply(asked), Outcome)
 
 
-def test_a_successor_with_an_empty_table_goes_on_where_the_log_says(world: World) -> None:
+def test_a_successor_with_an_empty_table_takes_the_position_of_the_log(world: World) -> None:
     first = led(world)
     put(world, 0, b"a", b"b")
     play(first)

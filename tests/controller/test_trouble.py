@@ -24,9 +24,7 @@ from anabranch.ports import Fetched, LogRefused, LogUnavailable, OffsetOutOfRang
 from anabranch.protocol.legal_names import ADMIN_LANE
 from anabranch.protocol.schemas.records import (
     CreateStream,
-    Event,
     ListLanes,
-    OneShot,
     Refusal,
     Scale,
     StreamList,
@@ -83,7 +81,7 @@ def lower_limit(play: Play, topic: str, limit: int) -> Mend:
 def a_partition_less(play: Play, topic: str) -> Mend:
     """A broker that lags knows of one partition less."""
     info = play.world.cluster.topics[topic]
-    bring_back = play.take_away(topic)
+    bring_back = play.world.take_away(topic)
     play.world.cluster.topics[topic] = replace(info, partitions=info.partitions - 1)
     return bring_back
 
@@ -102,7 +100,7 @@ TROUBLES: dict[str, tuple[Callable[[Play, str, pytest.MonkeyPatch], Mend], str]]
     NO_MARKERS: (
         lambda play, topic, _: lower_limit(play, topic, 70), "set max.message.bytes to 16384 or more"
     ),
-    "not known": (lambda play, topic, _: play.take_away(topic), "there is no topic"),
+    "not known": (lambda play, topic, _: play.world.take_away(topic), "there is no topic"),
     "partly known": (lambda play, topic, _: a_partition_less(play, topic), ""),
 }  # fmt: skip
 
@@ -130,7 +128,7 @@ def check_waits_then_is_served(play: Play, mend: Mend) -> None:
     ],
 )
 @each_topic
-def test_a_decided_commit_waits_and_is_whole(
+def test_a_decided_commit_waits_for_its_stream_and_is_whole(
     what: str, topic: Topic, leader: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     strike, words = TROUBLES[what]
@@ -268,8 +266,7 @@ def test_a_control_topic_in_trouble_is_no_commands_fault(
 ) -> None:
     play = Play()
     mend = refuse(monkeypatch, status_topic("anabranch"), code=code)
-    event = Event(OTHER, 0, b"k", b"v", (), -1)
-    asked = play.world.send(OneShot(play.world.txn_id(), "nyc", None, (event,)))
+    asked = play.world.send(play.world.one_shot(OTHER, partition=0))
     with pytest.raises(LogUnavailable):
         play.play(3)
     for _ in range(3):
@@ -333,8 +330,7 @@ def test_no_call_for_a_stream_waits_for_its_leader() -> None:
 
 def test_commands_answered_from_the_past_wait_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     play = Play()
-    event = Event(OTHER, 0, b"k", b"v", (), -1)
-    asked = play.world.send(OneShot(play.world.txn_id(), "nyc", None, (event,)))
+    asked = play.world.send(play.world.one_shot(OTHER, partition=0))
     fetch = MemoryLog.fetch
 
     def fetched(self: MemoryLog, positions: dict[TopicPartition, int], **how: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,9 +27,11 @@ from anabranch.protocol.schemas.codec import decode, encode
 from anabranch.protocol.schemas.records import (
     Begin,
     CreateStream,
+    Event,
     Extent,
     FindScope,
     GrantRow,
+    OneShot,
     Receipt,
     Reply,
     SegmentRange,
@@ -143,6 +146,12 @@ class World:
                 return answer
         raise AssertionError(f"no answer to {command}")
 
+    def steps(self, controller: Controller, count: int, seconds: float = 0.0) -> None:
+        """Passes of the controller's loop. ``seconds``: pass after each."""
+        for _ in range(count):
+            controller.step(0)
+            self.clock.sleep(seconds)
+
     def committed(self, partition: TopicPartition, having: bytes = b"") -> list[Record]:
         """The records that a read_committed reader sees; ``having``: only of batches with these bytes in them."""
         log = self.cluster.log("reader")
@@ -191,6 +200,32 @@ class World:
 
     def txn_id(self, partition: int = 0) -> bytes:
         return make_txn_id(partition, int(self.clock.wall() * 1000), next(self._ids))
+
+    def take_away(self, topic: str) -> Callable[[], None]:
+        """Delete a topic; what is returned brings it back as it was."""
+        cluster = self.cluster
+        info = cluster.topics[topic]
+        kept = {place: log for place, log in cluster.partitions.items() if place.topic == topic}
+        cluster.delete_topic(topic)
+
+        def bring_back() -> None:
+            cluster.topics[topic] = info
+            cluster.partitions.update(kept)
+
+        return bring_back
+
+    def one_shot(
+        self,
+        stream: str,
+        key: bytes = b"k",
+        value: bytes = b"v",
+        *,
+        partition: int = -1,
+        name: str | None = None,
+    ) -> OneShot:
+        """The command for a transaction of one event."""
+        event = Event(stream, partition, key, value, (), -1)
+        return OneShot(self.txn_id(), stream.partition("/")[0], name, (event,))
 
     def write(
         self,
