@@ -28,6 +28,7 @@ from anabranch.topics.names import (
     replies_topic,
     status_topic,
     stream_topic,
+    topics_of,
 )
 from tests.contract.conftest import Maker
 from tests.contract.helpers import batch, delete, until, wait_stable, write
@@ -88,7 +89,7 @@ def test_control_topics_are_created_as_declared(log: Log, prefix: str) -> None:
 def test_a_streams_topics_are_created_as_declared(log: Log, stream: str, create: Create) -> None:
     ends, ids = create(segments=2)
     assert ends == {0: 0, 1: 0}
-    names = stream_topic(stream), journal_topic(stream), history_topic(stream)
+    names = topics_of(stream)
     infos = log.describe_topics(names)
     assert ids == tuple(infos[n].topic_id for n in names)
     assert [infos[n].partitions for n in names] == [2, 2, 1]
@@ -156,7 +157,7 @@ def test_a_streams_topics_grow(maker: Maker, log: Log, stream: str, create: Crea
     create(segments=2, settings={"max.message.bytes": "2000000"})
     write(log, maker, [(TopicPartition(stream_topic(stream), 1), batch("a", "b"))])
     creation.grow_stream_topics(log, stream, 4)
-    names = stream_topic(stream), journal_topic(stream), history_topic(stream)
+    names = topics_of(stream)
     infos = log.describe_topics(names)
     assert [infos[n].partitions for n in names] == [4, 4, 1]
     assert infos[names[0]].config["max.message.bytes"] == "2000000"
@@ -196,12 +197,9 @@ def test_what_grows_is_checked(log: Log, stream: str) -> None:
     with pytest.raises(LogRefused) as caught:
         creation.grow_stream_topics(log, stream, 2)
     assert caught.value.error == 3
+    wrong = [{"compression.type": "lz4"}, {}, {}]
     log.create_topics(
-        [
-            TopicSpec(stream_topic(stream), 1, {"compression.type": "lz4"}),
-            TopicSpec(journal_topic(stream), 1),
-            TopicSpec(history_topic(stream), 1),
-        ]
+        [TopicSpec(n, 1, config) for n, config in zip(topics_of(stream), wrong, strict=True)]
     )
     with pytest.raises(TopicMisconfigured, match=r"compression\.type=lz4; set producer"):
         creation.grow_stream_topics(log, stream, 2)
@@ -215,9 +213,7 @@ def test_a_users_settings_go_where_they_belong(log: Log, stream: str, create: Cr
         "replication.factor": "1",
     }
     create(settings=settings)
-    infos = log.describe_topics(
-        [stream_topic(stream), journal_topic(stream), history_topic(stream)]
-    )
+    infos = log.describe_topics(topics_of(stream))
     target, journal, history = (infos[n].config for n in infos)
     assert target["retention.ms"] == "3600000"
     assert journal["retention.ms"] == history["retention.ms"] == "-1"
@@ -311,20 +307,13 @@ def test_a_journal_of_fewer_partitions_than_its_stream_is_refused(
 
 
 def test_all_that_is_wrong_is_named_at_once(log: Log, stream: str, create: Create) -> None:
-    log.create_topics(
-        [
-            TopicSpec(
-                stream_topic(stream),
-                1,
-                {
-                    "cleanup.policy": "compact",
-                    "compression.type": "lz4",
-                    "message.timestamp.after.max.ms": "3600000",
-                },
-            ),
-            TopicSpec(journal_topic(stream), 2, {"retention.ms": "1000"}),
-        ]
-    )
+    wrong = {
+        "cleanup.policy": "compact",
+        "compression.type": "lz4",
+        "message.timestamp.after.max.ms": "3600000",
+    }
+    journal = TopicSpec(journal_topic(stream), 2, {"retention.ms": "1000"})
+    log.create_topics([TopicSpec(stream_topic(stream), 1, wrong), journal])
     with pytest.raises(TopicMisconfigured) as caught:
         create(segments=2)
     for problem in (
@@ -339,13 +328,8 @@ def test_all_that_is_wrong_is_named_at_once(log: Log, stream: str, create: Creat
 
 def test_a_stream_takes_what_its_journal_took(log: Log, stream: str, create: Create) -> None:
     big = {"max.message.bytes": "3000000", "message.timestamp.after.max.ms": str(d.MAX_LONG)}
-    log.create_topics(
-        [
-            TopicSpec(
-                journal_topic(stream), 1, {**big, "retention.ms": "-1", "retention.bytes": "-1"}
-            )
-        ]
-    )
+    kept = {**big, "retention.ms": "-1", "retention.bytes": "-1"}
+    log.create_topics([TopicSpec(journal_topic(stream), 1, kept)])
     with pytest.raises(TopicMisconfigured, match=r"max\.message\.bytes=1048588 is less"):
         create()
 
