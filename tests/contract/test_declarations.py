@@ -273,7 +273,7 @@ def test_settings_of_scaling_are_no_topics(log: Log, stream: str, create: Create
         (1, {"replication.factor": "0"}, InvalidArgument, r"replication\.factor"),
         (1, {"replication.factor": "-2"}, InvalidArgument, r"replication\.factor"),
         (1, {"replication.factor": "many"}, InvalidArgument, r"replication\.factor"),
-        (0, {}, InvalidArgument, ""),
+        (0, {}, InvalidArgument, "has 1 to 10,000 segments"),
     ],
 )  # fmt: skip
 def test_wrong_settings_are_refused_by_name(
