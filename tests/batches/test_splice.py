@@ -25,7 +25,7 @@ from anabranch.ports import (
 )
 from anabranch.protocol.ids import TXN_HEADER, pack_txn_header
 from tests.batches.strategies import stored_run
-from tests.contract.conftest import SteppedClock
+from tests.memory.clock import SteppedClock
 from tests.memory.log import MemoryCluster
 
 JOURNAL = TopicPartition("s.journal", 0)
@@ -45,7 +45,7 @@ def splice_stream(cluster: MemoryCluster, pieces: Sequence[Piece]) -> list[Lande
 
 @pytest.fixture
 def cluster() -> MemoryCluster:
-    made = MemoryCluster(SteppedClock())
+    made = MemoryCluster(SteppedClock(1_700_000_000.0))
     made.create([TopicSpec(JOURNAL.topic, 1), TopicSpec(TARGET.topic, 1)])
     return made
 

@@ -13,30 +13,17 @@ from confluent_kafka.admin import AdminClient
 
 from anabranch.controller.rocksdb_table import RocksTable
 from anabranch.kafka import transactional_producer
+from anabranch.kafka.calls import Api
+from anabranch.kafka.connection import Connection
 from anabranch.kafka.log import KafkaLog
 from anabranch.ports import Log, Producer, Table, TopicPartition, TopicSpec
 from anabranch.topics import rights
 from anabranch.topics.rights import Right
 from tests.contract.proxy import Proxy
+from tests.memory.clock import SteppedClock
 from tests.memory.log import MemoryCluster
 from tests.memory.table import MemoryStore
 from tests.secured import CONTROLLER, entrance, grant
-
-
-@dataclass
-class SteppedClock:
-    """A clock that only sleeping moves."""
-
-    now: float = 1_700_000_000.0
-
-    def wall(self) -> float:
-        return self.now
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        self.now += seconds
 
 
 @dataclass
@@ -79,6 +66,13 @@ class Maker:
         """A transactional id that nothing else uses."""
         return f"contract.control.{uuid.uuid4().hex[:12]}"
 
+    def close(self) -> None:
+        """Close all handles and producers."""
+        for producer in self.producers:
+            producer.close()
+        for log in self.logs:
+            log.close()
+
 
 def _kafka(bootstrap: str, name: str) -> Maker:
     import time
@@ -112,7 +106,7 @@ def deleter(bootstrap: str) -> Callable[[str], None]:
 
 
 def _memory(name: str, version: int) -> Maker:
-    clock = SteppedClock()
+    clock = SteppedClock(1_700_000_000.0)
     cluster = MemoryCluster(clock, transaction_version=version, marker_delay=0.002)
     return Maker(name, lambda: cluster.log("process"), int(clock.now * 1000), cluster.delete_topic)
 
@@ -134,10 +128,7 @@ def maker(request: pytest.FixtureRequest) -> Iterator[Maker]:
         fixture = "broker" if version == 2 else "broker_tv0"
         made = _kafka(request.getfixturevalue(fixture).bootstrap, name)
     yield made
-    for producer in made.producers:
-        producer.close()
-    for log in made.logs:
-        log.close()
+    made.close()
 
 
 @pytest.fixture
@@ -155,6 +146,21 @@ def proxy(monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
     )
     yield made
     made.close()
+
+
+@pytest.fixture
+def lowest_versions(monkeypatch: pytest.MonkeyPatch) -> set[tuple[int, int]]:
+    """Brokers are spoken to in the lowest versions of the code: (api key, version) of the calls that are made."""
+    asked: set[tuple[int, int]] = set()
+    real = Connection.version
+
+    def lowest(self: Connection, api: Api, highest: int | None = None) -> int:
+        version = max(api.lowest, self.versions.get(api.key, (0, 0))[0])
+        asked.add((api.key, version))
+        return real(self, api, version)
+
+    monkeypatch.setattr(Connection, "version", lowest)
+    return asked
 
 
 @pytest.fixture(params=["memory", "rocksdb"])

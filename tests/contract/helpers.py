@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+
+import pytest
 
 from anabranch.batches.records import Record, decode_records, encode_batch
-from anabranch.ports import Log, RawBatch, TopicPartition
+from anabranch.kafka import data
+from anabranch.ports import Log, Producer, RawBatch, TopicPartition
 from tests.contract.conftest import Maker
 
 TIME_MS = 1_690_000_000_000
+PATIENCE_S = 30.0
 
 
 def batch(
@@ -22,11 +27,18 @@ def batch(
     return encode_batch(records, compression)
 
 
-def write(log: Log, maker: Maker, batches: Sequence[tuple[TopicPartition, bytes]]) -> list[int]:
-    """Append in one native transaction of a new id; the base offsets."""
-    producer = maker.producer()
+def append_and_commit(
+    producer: Producer, batches: Sequence[tuple[TopicPartition, bytes]]
+) -> list[int]:
+    """In one native transaction; the base offsets."""
     offsets = producer.append(batches)
     producer.commit()
+    return offsets
+
+
+def write(log: Log, maker: Maker, batches: Sequence[tuple[TopicPartition, bytes]]) -> list[int]:
+    """Append in one native transaction of a new id; the base offsets."""
+    offsets = append_and_commit(maker.producer(), batches)
     wait_stable(log, {tp for tp, _ in batches})
     return offsets
 
@@ -74,3 +86,41 @@ def values(batches: Sequence[RawBatch]) -> list[str]:
 def committed_values(log: Log, partition: TopicPartition) -> list[str]:
     """The records that a reader of committed data sees now."""
     return values(read_all(log, partition, committed=True)[0])
+
+
+def stable_values(log: Log, partition: TopicPartition) -> list[str]:
+    """The same, once all markers have landed."""
+    wait_stable(log, {partition})
+    return committed_values(log, partition)
+
+
+def answers(monkeypatch: pytest.MonkeyPatch, code: int, times: int, only: int = -1) -> list[int]:
+    """Make the next Produce answers say ``code``, of all partitions or one; the broker did store them."""
+    real = data.produce_answer
+    left = [times]
+
+    def changed(*args: object) -> dict[TopicPartition, data.Produced]:
+        found = real(*args)  # type: ignore[arg-type]
+        if left[0]:
+            left[0] -= 1
+            for partition in found:
+                if only in (-1, partition.partition):
+                    found[partition] = data.Produced(code, -1, None)
+        return found
+
+    monkeypatch.setattr(data, "produce_answer", changed)
+    return left
+
+
+def until(is_so: Callable[[], object], failure: Callable[[], object] = lambda: None) -> None:
+    """Wait: a broker shows a change a moment after it took it."""
+    give_up = time.monotonic() + PATIENCE_S
+    while not is_so():
+        assert time.monotonic() < give_up, failure()
+        time.sleep(0.01)
+
+
+def delete(log: Log, *topics: str) -> None:
+    """Until the broker shows them no more."""
+    log.delete_topics(list(log.describe_topics(topics).values()))
+    until(lambda: not log.describe_topics(topics))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
 
 import pytest
 
@@ -27,10 +28,12 @@ from anabranch.topics.names import (
     replies_topic,
     status_topic,
     stream_topic,
+    topics_of,
 )
 from tests.contract.conftest import Maker
-from tests.contract.helpers import batch, wait_stable, write
+from tests.contract.helpers import batch, delete, until, wait_stable, write
 
+Create = Callable[..., tuple[dict[int, int], Any]]
 ALL = {
     "commands": d.COMMANDS,
     "control": d.CONTROL,
@@ -57,6 +60,12 @@ def stream(maker: Maker) -> str:
     return f"{scope}/events"
 
 
+@pytest.fixture
+def create(log: Log, stream: str) -> Create:
+    """Creates the stream's topics, by default of one segment and without settings."""
+    return partial(creation.create_stream_topics, log, stream, segments=1, settings={})
+
+
 def test_control_topics_are_created_as_declared(log: Log, prefix: str) -> None:
     assert creation.create_control_topics(log, prefix, control_partitions=3)[:2] == (3, 8)
     names = (
@@ -77,10 +86,10 @@ def test_control_topics_are_created_as_declared(log: Log, prefix: str) -> None:
     assert creation.create_control_topics(log, prefix, control_partitions=1)[:2] == (3, 8)
 
 
-def test_a_streams_topics_are_created_as_declared(log: Log, stream: str) -> None:
-    ends, ids = creation.create_stream_topics(log, stream, segments=2, settings={})
+def test_a_streams_topics_are_created_as_declared(log: Log, stream: str, create: Create) -> None:
+    ends, ids = create(segments=2)
     assert ends == {0: 0, 1: 0}
-    names = stream_topic(stream), journal_topic(stream), history_topic(stream)
+    names = topics_of(stream)
     infos = log.describe_topics(names)
     assert ids == tuple(infos[n].topic_id for n in names)
     assert [infos[n].partitions for n in names] == [2, 2, 1]
@@ -104,53 +113,51 @@ def test_a_clients_clock_may_be_a_day_ahead(maker: Maker, log: Log, prefix: str)
     assert int(config.get("message.timestamp.after.max.ms", d.HOUR_MS)) <= d.HOUR_MS
 
 
-def test_events_may_be_old_and_from_the_future(maker: Maker, log: Log, stream: str) -> None:
-    creation.create_stream_topics(log, stream, segments=1, settings={})
+def test_events_may_be_old_and_from_the_future(
+    maker: Maker, log: Log, stream: str, create: Create
+) -> None:
+    create()
     for name in (stream_topic(stream), journal_topic(stream)):
         times = (0, maker.now_ms + 400 * d.DAY_MS, maker.now_ms - 9000 * d.DAY_MS)
         tp = TopicPartition(name, 0)
         assert write(log, maker, [(tp, batch("a", "b", "c", timestamps=times))]) == [0]
 
 
-def test_ends_of_topics_with_a_past(maker: Maker, log: Log, stream: str) -> None:
-    creation.create_stream_topics(log, stream, segments=2, settings={})
+def test_ends_of_topics_with_a_past(maker: Maker, log: Log, stream: str, create: Create) -> None:
+    create(segments=2)
     tp = TopicPartition(stream_topic(stream), 1)
     write(log, maker, [(tp, batch("a", "b"))])
     there = [stream_topic(stream)]
-    log.delete_topics(list(log.describe_topics([journal_topic(stream)]).values()))
-    while log.describe_topics([journal_topic(stream)]):
-        pass  # a broker tells of it a moment later
+    delete(log, journal_topic(stream))
     for has in ("has 3 records that", "had records, deleted by now, that"):
         with pytest.raises(TopicNotEmpty, match=has):
-            creation.create_stream_topics(log, stream, segments=2, settings={})
+            create(segments=2)
         assert list(log.describe_topics([*there, journal_topic(stream)])) == there
         wait_stable(log, {tp})
         log.delete_records({tp: 3})
-    ends, _ = creation.create_stream_topics(log, stream, segments=2, settings={}, adopt=True)
+    ends, _ = create(segments=2, adopt=True)
     assert ends == {0: 0, 1: 3}
 
 
-def test_a_topic_of_others_becomes_no_journal(maker: Maker, log: Log, stream: str) -> None:
+def test_a_topic_of_others_becomes_no_journal(
+    maker: Maker, log: Log, stream: str, create: Create
+) -> None:
     """It has records, and there is no topic of the stream that an earlier attempt would have made."""
-    creation.create_stream_topics(log, stream, segments=1, settings={})
+    create()
     journal = journal_topic(stream)
     write(log, maker, [(TopicPartition(journal, 0), batch("a", "b"))])
     rest = [stream_topic(stream), history_topic(stream)]
-    log.delete_topics(list(log.describe_topics(rest).values()))
-    while log.describe_topics(rest):
-        pass  # a broker tells of it a moment later
+    delete(log, *rest)
     with pytest.raises(TopicNotEmpty, match=f"{journal} has .* or delete that topic"):
-        creation.create_stream_topics(log, stream, segments=1, settings={})
+        create()
     assert list(log.describe_topics([*rest, journal])) == [journal]
 
 
-def test_a_streams_topics_grow(maker: Maker, log: Log, stream: str) -> None:
-    creation.create_stream_topics(
-        log, stream, segments=2, settings={"max.message.bytes": "2000000"}
-    )
+def test_a_streams_topics_grow(maker: Maker, log: Log, stream: str, create: Create) -> None:
+    create(segments=2, settings={"max.message.bytes": "2000000"})
     write(log, maker, [(TopicPartition(stream_topic(stream), 1), batch("a", "b"))])
     creation.grow_stream_topics(log, stream, 4)
-    names = stream_topic(stream), journal_topic(stream), history_topic(stream)
+    names = topics_of(stream)
     infos = log.describe_topics(names)
     assert [infos[n].partitions for n in names] == [4, 4, 1]
     assert infos[names[0]].config["max.message.bytes"] == "2000000"
@@ -161,8 +168,8 @@ def test_a_streams_topics_grow(maker: Maker, log: Log, stream: str) -> None:
     assert [log.describe_topics([n])[n].partitions for n in names] == [4, 4, 1]
 
 
-def test_growing_goes_on_where_it_ended(log: Log, stream: str) -> None:
-    creation.create_stream_topics(log, stream, segments=1, settings={})
+def test_growing_continues_where_it_ended(log: Log, stream: str, create: Create) -> None:
+    create()
     log.add_partitions(journal_topic(stream), 3)
     creation.grow_stream_topics(log, stream, 2)
     names = stream_topic(stream), journal_topic(stream)
@@ -170,9 +177,9 @@ def test_growing_goes_on_where_it_ended(log: Log, stream: str) -> None:
 
 
 def test_a_broker_that_stood_still_shows_it_later(
-    log: Log, stream: str, monkeypatch: pytest.MonkeyPatch
+    log: Log, stream: str, create: Create, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    creation.create_stream_topics(log, stream, segments=1, settings={})
+    create()
     before = log.describe_topics([stream_topic(stream), journal_topic(stream)])
     now = log.describe_topics
 
@@ -190,28 +197,23 @@ def test_what_grows_is_checked(log: Log, stream: str) -> None:
     with pytest.raises(LogRefused) as caught:
         creation.grow_stream_topics(log, stream, 2)
     assert caught.value.error == 3
+    wrong = [{"compression.type": "lz4"}, {}, {}]
     log.create_topics(
-        [
-            TopicSpec(stream_topic(stream), 1, {"compression.type": "lz4"}),
-            TopicSpec(journal_topic(stream), 1),
-            TopicSpec(history_topic(stream), 1),
-        ]
+        [TopicSpec(n, 1, config) for n, config in zip(topics_of(stream), wrong, strict=True)]
     )
     with pytest.raises(TopicMisconfigured, match=r"compression\.type=lz4; set producer"):
         creation.grow_stream_topics(log, stream, 2)
 
 
-def test_a_users_settings_go_where_they_belong(log: Log, stream: str) -> None:
+def test_a_users_settings_go_where_they_belong(log: Log, stream: str, create: Create) -> None:
     settings = {
         "retention.ms": "3600000",
         "max.message.bytes": "2000000",
         "segment.bytes": "20000000",
         "replication.factor": "1",
     }
-    creation.create_stream_topics(log, stream, segments=1, settings=settings)
-    infos = log.describe_topics(
-        [stream_topic(stream), journal_topic(stream), history_topic(stream)]
-    )
+    create(settings=settings)
+    infos = log.describe_topics(topics_of(stream))
     target, journal, history = (infos[n].config for n in infos)
     assert target["retention.ms"] == "3600000"
     assert journal["retention.ms"] == history["retention.ms"] == "-1"
@@ -233,91 +235,87 @@ ASKED: dict[str, tuple[dict[str, str], dict[str, str]]] = {
 @pytest.mark.parametrize("what", ASKED)
 @pytest.mark.parametrize("adopt", [False, True])
 def test_a_topic_that_was_there_gets_what_the_stream_asks_for(
-    log: Log, stream: str, what: str, adopt: bool
+    log: Log, stream: str, create: Create, what: str, adopt: bool
 ) -> None:
     asked, due = ASKED[what]
     latest = {"message.timestamp.after.max.ms": str(d.MAX_LONG)}
     log.create_topics([TopicSpec(stream_topic(stream), 1, {"retention.ms": "604800000"} | latest)])
-    creation.create_stream_topics(log, stream, segments=1, settings=asked, adopt=adopt)
-    until = time.monotonic() + 20
-    while True:  # a broker tells of it a moment later
+    create(settings=asked, adopt=adopt)
+
+    def found() -> dict[str, str | None]:
         config = log.describe_topics([stream_topic(stream)])[stream_topic(stream)].config
-        found = {name: config.get(name) for name in due}
-        if found == due or time.monotonic() > until:
-            break
-        time.sleep(0.02)
-    assert found == due
+        return {name: config.get(name) for name in due}
+
+    until(lambda: found() == due, found)
 
 
-def test_replicas_that_were_asked_for_are_demanded(log: Log, stream: str) -> None:
+def test_replicas_that_were_asked_for_are_demanded(log: Log, stream: str, create: Create) -> None:
     latest = {"message.timestamp.after.max.ms": str(d.MAX_LONG)}
     log.create_topics([TopicSpec(stream_topic(stream), 1, latest)])
     with pytest.raises(TopicMisconfigured, match=r"it has 1 replicas; give it 3, as replication"):
-        creation.create_stream_topics(log, stream, segments=1, settings={"replication.factor": "3"})
+        create(settings={"replication.factor": "3"})
     assert log.describe_topics([journal_topic(stream)]) == {}
 
 
-def test_settings_of_scaling_are_no_topics(log: Log, stream: str) -> None:
+def test_settings_of_scaling_are_no_topics(log: Log, stream: str, create: Create) -> None:
     settings = {"scale.events.per.second": "1000", "scale.cooldown.ms": "5000"}
-    assert creation.create_stream_topics(log, stream, segments=1, settings=settings)[0] == {0: 0}
+    assert create(settings=settings)[0] == {0: 0}
     for info in log.describe_topics([stream_topic(stream), journal_topic(stream)]).values():
         assert not [name for name in info.config if name.startswith("scale")]
-    with pytest.raises(InvalidArgument, match=r"scale\.cooldown\.ms=soon: set a whole number"):
-        creation.create_stream_topics(
-            log, stream, segments=1, settings={"scale.cooldown.ms": "soon"}
-        )
-    with pytest.raises(
-        UnsupportedSetting, match=r"no setting scale\.speed; it takes .*scale\.bytes"
-    ):
-        creation.create_stream_topics(log, stream, segments=1, settings={"scale.speed": "9"})
 
 
-def test_other_settings_are_refused_by_name(log: Log, stream: str) -> None:
-    with pytest.raises(UnsupportedSetting, match=r"cleanup\.policy, flush\.ms;"):
-        creation.create_stream_topics(
-            log, stream, segments=1, settings={"flush.ms": "1", "cleanup.policy": "compact"}
-        )
-    for wrong in ("0", "-2", "many"):
-        with pytest.raises(InvalidArgument, match=r"replication\.factor"):
-            creation.create_stream_topics(
-                log, stream, segments=1, settings={"replication.factor": wrong}
-            )
-    with pytest.raises(InvalidArgument):
-        creation.create_stream_topics(log, stream, segments=0, settings={})
+@pytest.mark.parametrize(
+    ("segments", "settings", "error", "said"),
+    [
+        (1, {"scale.cooldown.ms": "soon"}, InvalidArgument, r"scale\.cooldown\.ms=soon: set a whole number"),
+        (1, {"scale.speed": "9"}, UnsupportedSetting, r"no setting scale\.speed; it takes .*scale\.bytes"),
+        (1, {"flush.ms": "1", "cleanup.policy": "x"}, UnsupportedSetting, r"cleanup\.policy, flush\.ms;"),
+        (1, {"replication.factor": "0"}, InvalidArgument, r"replication\.factor"),
+        (1, {"replication.factor": "-2"}, InvalidArgument, r"replication\.factor"),
+        (1, {"replication.factor": "many"}, InvalidArgument, r"replication\.factor"),
+        (0, {}, InvalidArgument, "has 1 to 10,000 segments"),
+    ],
+)  # fmt: skip
+def test_wrong_settings_are_refused_by_name(
+    log: Log,
+    stream: str,
+    create: Create,
+    segments: int,
+    settings: dict[str, str],
+    error: type[Exception],
+    said: str,
+) -> None:
+    with pytest.raises(error, match=said):
+        create(segments=segments, settings=settings)
     assert log.describe_topics([stream_topic(stream)]) == {}
 
 
-def test_a_journal_of_fewer_partitions_than_its_stream_is_refused(log: Log, stream: str) -> None:
+def test_a_journal_of_fewer_partitions_than_its_stream_is_refused(
+    log: Log, stream: str, create: Create
+) -> None:
     """All partitions of a topic that was there before are the stream's: a producer would write to each."""
     declared = ((stream_topic(stream), 3, d.STREAM), (journal_topic(stream), 2, d.JOURNAL))
     log.create_topics([TopicSpec(n, p, {s.name: s.value for s in c}) for n, p, c in declared])
     with pytest.raises(TopicMisconfigured, match=r"journal: it has 2 partitions and \S+ 3; add"):
-        creation.create_stream_topics(log, stream, segments=2, settings={})
+        create(segments=2)
     log.add_partitions(journal_topic(stream), 3)
-    assert creation.create_stream_topics(log, stream, segments=2, settings={})[0] == {
+    assert create(segments=2)[0] == {
         0: 0,
         1: 0,
         2: 0,
     }
 
 
-def test_all_that_is_wrong_is_named_at_once(log: Log, stream: str) -> None:
-    log.create_topics(
-        [
-            TopicSpec(
-                stream_topic(stream),
-                1,
-                {
-                    "cleanup.policy": "compact",
-                    "compression.type": "lz4",
-                    "message.timestamp.after.max.ms": "3600000",
-                },
-            ),
-            TopicSpec(journal_topic(stream), 2, {"retention.ms": "1000"}),
-        ]
-    )
+def test_all_that_is_wrong_is_named_at_once(log: Log, stream: str, create: Create) -> None:
+    wrong = {
+        "cleanup.policy": "compact",
+        "compression.type": "lz4",
+        "message.timestamp.after.max.ms": "3600000",
+    }
+    journal = TopicSpec(journal_topic(stream), 2, {"retention.ms": "1000"})
+    log.create_topics([TopicSpec(stream_topic(stream), 1, wrong), journal])
     with pytest.raises(TopicMisconfigured) as caught:
-        creation.create_stream_topics(log, stream, segments=2, settings={})
+        create(segments=2)
     for problem in (
         f"{stream_topic(stream)}: it has 1 partitions; add some until it has 2",
         f"{stream_topic(stream)}: cleanup.policy=compact; set delete",
@@ -328,17 +326,12 @@ def test_all_that_is_wrong_is_named_at_once(log: Log, stream: str) -> None:
         assert problem in str(caught.value)
 
 
-def test_a_stream_takes_what_its_journal_took(log: Log, stream: str) -> None:
+def test_a_stream_takes_what_its_journal_took(log: Log, stream: str, create: Create) -> None:
     big = {"max.message.bytes": "3000000", "message.timestamp.after.max.ms": str(d.MAX_LONG)}
-    log.create_topics(
-        [
-            TopicSpec(
-                journal_topic(stream), 1, {**big, "retention.ms": "-1", "retention.bytes": "-1"}
-            )
-        ]
-    )
+    kept = {**big, "retention.ms": "-1", "retention.bytes": "-1"}
+    log.create_topics([TopicSpec(journal_topic(stream), 1, kept)])
     with pytest.raises(TopicMisconfigured, match=r"max\.message\.bytes=1048588 is less"):
-        creation.create_stream_topics(log, stream, segments=1, settings={})
+        create()
 
 
 def test_commands_and_status_have_the_same_partitions(log: Log, prefix: str) -> None:

@@ -12,9 +12,8 @@ from confluent_kafka.admin import AdminClient
 from anabranch.batches.builder import BatchBuilder
 from anabranch.batches.format import Packed, read_header
 from anabranch.infra.broker import EmbeddedBroker
-from anabranch.kafka import connection as wire
 from anabranch.kafka import data
-from anabranch.kafka.calls import INIT_PRODUCER_ID, PRODUCE, Api
+from anabranch.kafka.calls import INIT_PRODUCER_ID, PRODUCE
 from anabranch.kafka.cluster import Cluster, Leader
 from anabranch.kafka.idempotent_producer import JournalProducer
 from anabranch.kafka.log import KafkaLog
@@ -29,7 +28,7 @@ from anabranch.ports import (
 )
 from tests.conftest import Broker
 from tests.contract.conftest import Maker, deleter
-from tests.contract.helpers import read_all, values
+from tests.contract.helpers import answers, read_all, values
 from tests.contract.proxy import Proxy
 
 pytestmark = pytest.mark.broker
@@ -66,8 +65,7 @@ class Bench:
     def close(self) -> None:
         self.producer.close()
         self.cluster.close()
-        for log in self.maker.logs:
-            log.close()
+        self.maker.close()
 
 
 def soon() -> float:
@@ -147,23 +145,14 @@ def test_one_request_is_under_way_and_the_next_gathers(bench: Bench, proxy: Prox
 
 @pytest.mark.soak
 def test_older_brokers_are_spoken_to_in_their_versions(
-    broker: Broker, monkeypatch: pytest.MonkeyPatch
+    broker: Broker, lowest_versions: set[tuple[int, int]]
 ) -> None:
-    asked: set[tuple[int, int]] = set()
-    real = wire.Connection.version
-
-    def lowest(self: wire.Connection, api: Api, highest: int | None = None) -> int:
-        version = max(api.lowest, self.versions.get(api.key, (0, 0))[0])
-        asked.add((api.key, version))
-        return real(self, api, version)
-
-    monkeypatch.setattr(wire.Connection, "version", lowest)
     bench = Bench(broker.bootstrap)
     (partition,) = bench.topic()
     texts = write_some(bench, [partition])
     bench.flush()
     assert bench.stored(partition) == texts
-    assert {(PRODUCE.key, 7), (INIT_PRODUCER_ID.key, 0)} <= asked
+    assert {(PRODUCE.key, 7), (INIT_PRODUCER_ID.key, 0)} <= lowest_versions
     bench.close()
 
 
@@ -258,24 +247,6 @@ def test_a_broker_that_comes_back_has_everything_once() -> None:
 
 
 # -- answers --------------------------------------------------------------------------------------------
-
-
-def answers(monkeypatch: pytest.MonkeyPatch, code: int, times: int, only: int = -1) -> list[int]:
-    """Make the next Produce answers say ``code``, of all partitions or one; the broker did store them."""
-    real = data.produce_answer
-    left = [times]
-
-    def changed(*args: object) -> dict[TopicPartition, data.Produced]:
-        found = real(*args)  # type: ignore[arg-type]
-        if left[0]:
-            left[0] -= 1
-            for partition in found:
-                if only in (-1, partition.partition):
-                    found[partition] = data.Produced(code, -1, None)
-        return found
-
-    monkeypatch.setattr(data, "produce_answer", changed)
-    return left
 
 
 @pytest.mark.parametrize(

@@ -27,9 +27,11 @@ from tests.batches.made import encode_sparse, with_base_offset
 from tests.contract.conftest import MAKES, OLD_KAFKA, Maker
 from tests.contract.helpers import (
     TIME_MS,
+    append_and_commit,
     batch,
     committed_values,
     read_all,
+    stable_values,
     values,
     wait_stable,
 )
@@ -49,9 +51,8 @@ def test_a_commit_shows_all_at_once(maker: Maker, log: Log) -> None:
     assert log.end_offsets([one], committed=False) == {one: 2}
     assert values(read_all(log, one, committed=False)[0]) == ["a", "c"]
     producer.commit()
-    wait_stable(log, {one, two})
-    assert committed_values(log, one) == ["a", "c"]
-    assert committed_values(log, two) == ["b"]
+    assert stable_values(log, one) == ["a", "c"]
+    assert stable_values(log, two) == ["b"]
 
 
 def test_an_abort_shows_nothing_to_readers_of_committed_data(maker: Maker, log: Log) -> None:
@@ -59,19 +60,17 @@ def test_an_abort_shows_nothing_to_readers_of_committed_data(maker: Maker, log: 
     producer = maker.producer()
     producer.append([(tp, batch("a", "b"))])
     producer.abort()
-    producer.append([(tp, batch("c"))])
-    producer.commit()
+    append_and_commit(producer, [(tp, batch("c"))])
     producer.append([(tp, batch("d"))])
     producer.abort()
-    wait_stable(log, {tp})
-    assert committed_values(log, tp) == ["c"]
+    assert stable_values(log, tp) == ["c"]
     found, position = read_all(log, tp, committed=True)
     assert position == log.end_offsets([tp], committed=True)[tp]
     assert [b.base_offset for b in found] == [3]
     assert values(read_all(log, tp, committed=False)[0]) == ["a", "b", "c", "d"]
 
 
-def test_interleaved_transactions_are_told_apart(maker: Maker, log: Log) -> None:
+def test_interleaved_transactions_are_separate(maker: Maker, log: Log) -> None:
     (tp,) = maker.topic()
     keeps, drops = (maker.producer() for _ in range(2))
     for round_ in range(4):
@@ -81,8 +80,7 @@ def test_interleaved_transactions_are_told_apart(maker: Maker, log: Log) -> None
         if round_ % 2:
             drops.abort()
     drops.abort()
-    wait_stable(log, {tp})
-    assert committed_values(log, tp) == [f"keep{i}" for i in range(4)]
+    assert stable_values(log, tp) == [f"keep{i}" for i in range(4)]
     # A reader that starts in the middle of an aborted transaction must not see its rest.
     found, _ = read_all(log, tp, committed=True, start=3)
     assert all("drop" not in value for value in values(found))
@@ -102,9 +100,8 @@ def test_batches_of_a_partition_stay_in_order(maker: Maker, log: Log) -> None:
     )
     assert offsets == [0, 0, 2, 3, 1]
     producer.commit()
-    wait_stable(log, {one, two})
-    assert committed_values(log, one) == ["a", "b", "c", "d", "e"]
-    assert committed_values(log, two) == ["x", "y", "z"]
+    assert stable_values(log, one) == ["a", "b", "c", "d", "e"]
+    assert stable_values(log, two) == ["x", "y", "z"]
 
 
 def test_a_long_stream_of_batches(maker: Maker, log: Log) -> None:
@@ -116,19 +113,17 @@ def test_a_long_stream_of_batches(maker: Maker, log: Log) -> None:
     assert [o for i, o in enumerate(offsets) if i % 3] == list(range(40))
     assert [o for i, o in enumerate(offsets) if not i % 3] == list(range(20))
     producer.commit()
-    wait_stable(log, {one, two})
-    assert committed_values(log, one) == [t for i, t in enumerate(texts) if i % 3]
-    assert committed_values(log, two) == [t for i, t in enumerate(texts) if not i % 3]
+    assert stable_values(log, one) == [t for i, t in enumerate(texts) if i % 3]
+    assert stable_values(log, two) == [t for i, t in enumerate(texts) if not i % 3]
 
 
-def test_what_lies_in_the_log_is_what_was_given(maker: Maker, log: Log) -> None:
+def test_the_log_has_the_records_that_were_given(maker: Maker, log: Log) -> None:
     (tp,) = maker.topic()
     producer = maker.producer()
     given = [
         batch("a", "b", compression=codec) for codec in (None, "gzip", "lz4", "zstd", "snappy")
     ]
-    producer.append([(tp, data) for data in given])
-    producer.commit()
+    append_and_commit(producer, [(tp, data) for data in given])
     wait_stable(log, {tp})
     found, _ = read_all(log, tp, committed=True)
     for raw, data in zip(found, given, strict=True):
@@ -163,8 +158,7 @@ def test_marks_of_a_former_log_are_cleared(maker: Maker, log: Log) -> None:
         base_sequence=55,
     )
     producer = maker.producer()
-    assert producer.append([(tp, marked)]) == [0]
-    producer.commit()
+    assert append_and_commit(producer, [(tp, marked)]) == [0]
     wait_stable(log, {tp})
     (raw,) = read_all(log, tp, committed=True)[0]
     header = read_header(raw.data)
@@ -174,36 +168,25 @@ def test_marks_of_a_former_log_are_cleared(maker: Maker, log: Log) -> None:
     assert decode_records(raw.data) == records
 
 
-def test_transactions_back_to_back_on_one_id(maker: Maker, log: Log) -> None:
+@pytest.mark.parametrize("ids", [1, 2])
+def test_transactions_back_to_back_on_one_id_or_in_turn(maker: Maker, log: Log, ids: int) -> None:
     (tp,) = maker.topic()
-    producer = maker.producer()
-    for number in range(15):
-        producer.append([(tp, batch(f"{number}"))])
-        producer.commit()
-    wait_stable(log, {tp})
-    assert committed_values(log, tp) == [f"{number}" for number in range(15)]
-
-
-def test_transactions_in_turn_on_two_ids(maker: Maker, log: Log) -> None:
-    (tp,) = maker.topic()
-    producers = [maker.producer() for _ in range(2)]
+    producers = [maker.producer() for _ in range(ids)]
     offsets = []
     for number in range(20):
-        offsets += producers[number % 2].append([(tp, batch(f"{number}"))])
-        producers[number % 2].commit()
-    wait_stable(log, {tp})
-    assert committed_values(log, tp) == [f"{number}" for number in range(20)]
+        producer = producers[number % ids]
+        offsets += producer.append([(tp, batch(f"{number}"))])
+        producer.commit()
+    assert stable_values(log, tp) == [f"{number}" for number in range(20)]
     assert offsets == sorted(offsets)
 
 
 def test_an_end_without_data_is_nothing(maker: Maker, log: Log) -> None:
     (tp,) = maker.topic()
     producer = maker.producer()
-    assert producer.append([]) == []
-    producer.commit()
+    assert append_and_commit(producer, []) == []
     producer.abort()
-    producer.append([(tp, batch("a"))])
-    producer.commit()
+    append_and_commit(producer, [(tp, batch("a"))])
     producer.commit()
     wait_stable(log, {tp})
     assert log.end_offsets([tp], committed=True) == {tp: 2}
@@ -216,18 +199,15 @@ def test_a_second_init_fences_the_first(maker: Maker, log: Log) -> None:
     first.append([(tp, batch("zombie"))])
     # The call aborts the first one's open transaction before it returns.
     second = maker.producer(name)
-    wait_stable(log, {tp})
-    assert committed_values(log, tp) == []
+    assert stable_values(log, tp) == []
     with pytest.raises(LogFenced):
         first.append([(tp, batch("zombie"))])
     with pytest.raises(LogFenced):
         first.commit()
     with pytest.raises(LogFenced):
         first.abort()
-    second.append([(tp, batch("new"))])
-    second.commit()
-    wait_stable(log, {tp})
-    assert committed_values(log, tp) == ["new"]
+    append_and_commit(second, [(tp, batch("new"))])
+    assert stable_values(log, tp) == ["new"]
 
 
 def test_appended_then_fenced_does_not_commit(maker: Maker, log: Log) -> None:
@@ -240,8 +220,7 @@ def test_appended_then_fenced_does_not_commit(maker: Maker, log: Log) -> None:
         first.commit()
     with pytest.raises(LogFenced):
         first.append([(tp, batch("more"))])
-    wait_stable(log, {tp})
-    assert committed_values(log, tp) == []
+    assert stable_values(log, tp) == []
 
 
 def test_a_closed_producer_refuses_use(maker: Maker, log: Log) -> None:
@@ -312,11 +291,11 @@ def test_a_refusal_ends_the_transaction_not_the_producer(maker: Maker, log: Log,
         producer.commit()
     producer.abort()
     for number in range(3):
-        producer.append([(one, batch(f"after{number}")), (two, batch(f"after{number}"))])
-        producer.commit()
-    wait_stable(log, {one, two})
-    assert committed_values(log, one) == [f"after{i}" for i in range(3)]
-    assert committed_values(log, two) == [f"after{i}" for i in range(3)]
+        append_and_commit(
+            producer, [(one, batch(f"after{number}")), (two, batch(f"after{number}"))]
+        )
+    assert stable_values(log, one) == [f"after{i}" for i in range(3)]
+    assert stable_values(log, two) == [f"after{i}" for i in range(3)]
 
 
 @pytest.mark.parametrize("case", ["sparse", "corrupt", "too large"])
@@ -361,8 +340,7 @@ def test_an_unknown_partition_is_refused(maker: Maker, log: Log) -> None:
         producer.append([(TopicPartition(tp.topic, 9), batch("a"))])
     assert caught.value.error == 3
     producer.abort()
-    producer.append([(tp, batch("a"))])
-    producer.commit()
+    append_and_commit(producer, [(tp, batch("a"))])
 
 
 @pytest.mark.parametrize("behind", [0, 2])
@@ -371,7 +349,7 @@ def test_an_unknown_partition_is_refused(maker: Maker, log: Log) -> None:
     [KeyError("its own"), LogUnavailable("?"), CorruptBatch("?"), OffsetOutOfRange(NOWHERE, 0)],
     ids=lambda error: type(error).__name__,
 )
-def test_a_failing_generator_leaves_nothing_behind(
+def test_a_failing_generator_leaves_nothing(
     maker: Maker, log: Log, error: Exception, behind: int
 ) -> None:
     """It may read another log, whose trouble is none of the producer's."""
@@ -388,10 +366,8 @@ def test_a_failing_generator_leaves_nothing_behind(
         with pytest.raises(LogRefused):
             producer.commit()
     producer.abort()
-    producer.append([(tp, batch("c"))])
-    producer.commit()
-    wait_stable(log, {tp})
-    assert committed_values(log, tp) == ["c"]
+    append_and_commit(producer, [(tp, batch("c"))])
+    assert stable_values(log, tp) == ["c"]
 
 
 def test_a_transaction_beyond_its_timeout_is_aborted(maker: Maker, log: Log) -> None:

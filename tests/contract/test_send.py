@@ -13,13 +13,12 @@ from anabranch.kafka.log import KafkaLog
 from anabranch.ports import Log, LogError, LogRefused, TopicPartition, TopicSpec
 from tests.conftest import Broker
 from tests.contract.conftest import Maker, deleter
-from tests.contract.helpers import batch, committed_values
+from tests.contract.helpers import PATIENCE_S, batch, committed_values, until
 from tests.contract.proxy import Proxy
 from tests.faults.proxy import Change, Delay
 from tests.faults.proxy_frames import Request
 
 NOWHERE = TopicPartition("contract.nowhere", 0)
-PATIENCE_S = 20.0
 NOT_LEADER = b"\x00\x06"
 _CODE_AT = 31  # of the first partition, in a frame with an answer to Produce 13
 Batches = Sequence[tuple[TopicPartition, bytes]]
@@ -32,32 +31,34 @@ def kafka(broker: Broker, proxy: Proxy) -> Iterator[tuple[Maker, KafkaLog]]:
     maker = Maker("kafka-v2", lambda: KafkaLog(address), 0, deleter(address))
     log = KafkaLog(address)
     yield maker, log
-    for one in (log, *maker.logs):
-        one.close()
+    log.close()
+    maker.close()
 
 
 def told(log: Log, batches: Batches, place: TopicPartition) -> LogError:
     """Send, and go on until this place's failure is known."""
     failed: dict[TopicPartition, LogError] = {}
     log.send(batches, failed)
-    until = time.monotonic() + PATIENCE_S
-    while place not in failed:
-        assert time.monotonic() < until, "nothing is told"
-        time.sleep(0.01)
+
+    def is_known() -> bool:
         log.send([], failed)
+        return place in failed
+
+    until(is_known)
     assert failed.keys() == {place}
     return failed[place]
 
 
 def arrives(log: Log, place: TopicPartition, values: list[str]) -> None:
     """Go on until these values are there, in any order, each at least once."""
-    until = time.monotonic() + PATIENCE_S
-    while set(found := committed_values(log, place)) != set(values):
-        assert time.monotonic() < until, found
+
+    def are_there() -> bool:
         failed: dict[TopicPartition, LogError] = {}
         log.send([], failed)
         assert failed == {}
-        time.sleep(0.01)
+        return set(committed_values(log, place)) == set(values)
+
+    until(are_there, lambda: committed_values(log, place))
 
 
 def test_what_is_sent_comes_whatever_transactions_are_open(maker: Maker, log: Log) -> None:
@@ -71,7 +72,7 @@ def test_what_is_sent_comes_whatever_transactions_are_open(maker: Maker, log: Lo
     arrives(log, two, ["b"])
 
 
-def test_what_is_refused_is_told_and_costs_no_others(
+def test_a_refusal_is_given_and_costs_no_others(
     maker: Maker, log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sender, "KEPT_S", 2.0)
@@ -99,11 +100,12 @@ def test_what_is_in_doubt_is_sent_again(
         getattr(proxy.faults, way).add(PRODUCE.key)
     log.send([(place, batch("a"))], {})
     asked = proxy.faults.seen.count(METADATA.key)
-    until = time.monotonic() + PATIENCE_S
-    while proxy.faults.seen.count(PRODUCE.key) < 2:
-        assert time.monotonic() < until
+
+    def is_sent_again() -> bool:
         log.send([], {})
-        time.sleep(0.01)
+        return proxy.faults.seen.count(PRODUCE.key) >= 2
+
+    until(is_sent_again)
     assert proxy.faults.seen.count(METADATA.key) > asked, "who leads is asked again"
     arrives(log, place, ["a"])
 
@@ -134,8 +136,7 @@ def test_a_topic_in_the_place_of_another_gets_nothing_unasked(
     log.send([(place, batch("a"))], {})
     arrives(log, place, ["a"])
     maker.delete(place.topic)
-    while place.topic in log.describe_topics([place.topic]):
-        time.sleep(0.01)
+    until(lambda: place.topic not in log.describe_topics([place.topic]))
     log.create_topics([TopicSpec(place.topic, 1, {"retention.ms": "-1"})])
     proxy.cut_all()  # leaders are asked for, too
     told(log, [(place, batch("b"))], place)
@@ -166,8 +167,8 @@ def test_a_frozen_broker_costs_what_is_for_it(
     arrives(log, place, ["a"])
     proxy.faults.frozen = calls
     waited = []
-    until = time.monotonic() + 4.0
-    while time.monotonic() < until:
+    end = time.monotonic() + 4.0
+    while time.monotonic() < end:
         began = time.monotonic()
         log.send([(place, batch("x" * 5_000))], {})
         waited.append(time.monotonic() - began)
@@ -184,11 +185,12 @@ def test_a_frozen_broker_costs_what_is_for_it(
     time.sleep(1.5)  # until what is kept is too old
     monkeypatch.setattr(sender, "KEPT_S", PATIENCE_S)
     log.send([(place, batch("b"))], {})
-    until = time.monotonic() + PATIENCE_S
-    while committed_values(log, place)[-1] != "b":
-        assert time.monotonic() < until
+
+    def is_there() -> bool:
         log.send([], {})
-        time.sleep(0.01)
+        return committed_values(log, place)[-1] == "b"
+
+    until(is_there)
 
 
 def not_leader(_: Request, answer: bytes) -> bytes:

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
-from anabranch.batches.records import Record
-from anabranch.core.authorize import ALL
-from anabranch.core.rows import grant_key
 from anabranch.ports import TopicPartition, TopicSpec
-from anabranch.protocol.schemas.codec import encode
 from anabranch.protocol.schemas.records import (
     Begin,
+    Commit,
     DescribeStreams,
-    Event,
     GetState,
-    GrantRow,
-    OneShot,
     Outcome,
     Receipt,
     Refusal,
@@ -23,7 +18,7 @@ from anabranch.protocol.schemas.records import (
     Touch,
     Touched,
 )
-from anabranch.topics.names import history_topic, journal_topic, status_topic, stream_topic
+from anabranch.topics.names import history_topic, journal_topic, stream_topic
 from tests.controller.world import World
 from tests.core.labels import SECRET, Begun
 from tests.memory.table import MemoryStore
@@ -34,17 +29,17 @@ KEYS = tuple(b"k%d" % n for n in range(8))
 LOST_S = 30.0
 
 
+class Killed(BaseException):
+    """The process ends here."""
+
+
 class Play:
     """A control partition with two streams; one loses a topic."""
 
     def __init__(self, **settings: Any) -> None:
         self.world = World()
         self.store = MemoryStore()
-        grant = GrantRow("open", "*", int(ALL))  # these clients are operators, too
-        row = Record(0, 0, grant_key("open", "*"), encode(grant))
-        self.world.cluster.produce(TopicPartition(status_topic("anabranch"), 0), [row])
-        self.controller = self.world.controller(store=self.store, **settings)
-        self.controller.lead()
+        self.controller = self.world.led(store=self.store, **settings)
         self.world.stream(self.controller, GONE)
         self.world.stream(self.controller, OTHER)
         assert self.one_shot(GONE) == self.one_shot(OTHER) == "COMMITTED"
@@ -54,7 +49,7 @@ class Play:
         self.controller.table.close()
         self.store = self.store if keeps_table else MemoryStore()
         self.controller = self.world.controller(store=self.store, **settings)
-        self.controller.lead()
+        self.controller.lead()  # which may fail
 
     def ask(self, command: Any, *, seconds: float = 0.0) -> Any:
         """The answer. ``seconds``: pass between the steps."""
@@ -74,8 +69,7 @@ class Play:
 
     def one_shot(self, stream: str) -> str:
         """The state of a one-shot's transaction, or what it was refused with."""
-        event = Event(stream, 0, b"k", b"v", (), -1)
-        answer = self.ask(OneShot(self.world.txn_id(), "nyc", None, (event,)))
+        answer = self.ask(self.world.one_shot(stream, partition=0))
         return answer.code if isinstance(answer, Refusal) else str(answer.state)
 
     def begun(self, *streams: str, size: int = 8) -> tuple[bytes, bytes, Receipt]:
@@ -101,6 +95,23 @@ class Play:
         self.play(3)
         return txn_id, begun.token, Receipt(txn_id, 1, 1, True, tuple(extents))
 
+    def send_commit(self, token: bytes, receipt: Receipt) -> bytes:
+        """The command's correlation id."""
+        return self.world.send(Commit(token, (receipt,), None, None, 600_000))
+
+    def commit(self, token: bytes, receipt: Receipt) -> Outcome:
+        """Commit a transaction."""
+        outcome = self.ask(Commit(token, (receipt,), None, None, 60_000), seconds=0.2)
+        assert isinstance(outcome, Outcome), outcome
+        assert outcome.state == "COMMITTED"
+        return outcome
+
+    def check_committed(self, commit: bytes, count: int) -> None:
+        """The answer to a commit that was sent."""
+        outcome = self.world.reply(commit)
+        assert isinstance(outcome, Outcome), outcome
+        assert (outcome.state, outcome.committed) == ("COMMITTED", count)
+
     def stream_state(self, stream: str) -> str:
         found = self.ask(DescribeStreams(None, stream))
         assert isinstance(found, StreamList)
@@ -117,6 +128,60 @@ class Play:
         spec = TopicSpec(topic, info.partitions, dict(info.config))
         self.world.cluster.log("somebody").create_topics([spec])
 
+    def begins(self, stream: str) -> list[int]:
+        """The first offset of each partition."""
+        topic = stream_topic(stream)
+        places = [
+            TopicPartition(topic, p) for p in range(self.world.cluster.topics[topic].partitions)
+        ]
+        starts = self.world.cluster.log("reader").start_offsets(places)
+        return [starts[place] for place in places]
+
+    def dies(self, call: str, nth: int = 1) -> bool:
+        """Steps until the leader is killed at the n-th such call, or made no more such calls."""
+        count = 0
+
+        def called(_: str, what: str) -> None:
+            nonlocal count
+            count += what == call
+            if count == nth:
+                raise Killed
+
+        self.world.cluster.on_call = called
+        try:
+            self.play(20, 4.0)
+        except Killed:
+            return True
+        finally:
+            self.world.cluster.on_call = None
+        return False
+
     def events(self, stream: str) -> int:
         places = [TopicPartition(stream_topic(stream), p) for p in (0, 1)]
         return sum(len(self.world.committed(place)) for place in places)
+
+
+P = TypeVar("P", bound=Play)
+
+
+def killed_at(
+    call: str, start: Callable[[], tuple[P, Any]], check_log: Callable[[P], None] = lambda _: None
+) -> Iterator[tuple[P, bytes]]:
+    """A leader that carries out a command is killed at its first such call, at its second, and so on.
+
+    Each play, and the command's correlation id, once a successor has answered; every other successor begins
+    with an empty table. ``check_log``: what holds before it leads. ``start``: a new play, and the command.
+    """
+    for nth in range(1, 20):
+        play, command = start()
+        asked = play.world.send(command)
+        if not play.dies(call, nth):
+            return
+        check_log(play)
+        play.lead_anew(keeps_table=bool(nth % 2))
+        play.play(20, 4.0)
+        if play.world.reply(asked) is None:  # lost with its leader
+            play.world.send(command, again=asked)
+            play.play(2, 0.2)
+        yield play, asked
+    raise AssertionError(f"there is no end of calls of {call}")

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import logging
+from typing import Any
+
 import pytest
 
 from anabranch.batches.records import Record, encode_batch
+from anabranch.controller.controller import Controller
 from anabranch.core.rows import ROUND_KEY
 from anabranch.ports import LogFenced, TopicPartition
+from anabranch.protocol import hybrid_time
 from anabranch.protocol.ids import (
     CORRELATION_HEADER,
     REPLY_HEADER,
+    TIME_HEADER,
     TXN_HEADER,
+    WAIT_HEADER,
     pack_txn_header,
     unpack_txn_header,
 )
@@ -18,14 +25,11 @@ from anabranch.protocol.partitioner import record_checksum
 from anabranch.protocol.schemas.codec import decode, encode
 from anabranch.protocol.schemas.records import (
     AdoptScope,
-    Begin,
     Commit,
     CommitRecord,
     CreateStream,
-    DescribeStreams,
     EpochRecord,
     Event,
-    EventHeader,
     Extent,
     FindScope,
     GetState,
@@ -33,12 +37,9 @@ from anabranch.protocol.schemas.records import (
     OneShot,
     Outcome,
     Receipt,
-    Refusal,
     ScopeInfo,
     SetGrant,
     StreamList,
-    Touch,
-    Touched,
 )
 from anabranch.topics.names import (
     commands_topic,
@@ -48,8 +49,7 @@ from anabranch.topics.names import (
     status_topic,
     stream_topic,
 )
-from tests.controller.world import World
-from tests.core.labels import SECRET, Begun
+from tests.controller.world import World, leading
 from tests.memory.table import MemoryStore
 
 STREAM = "nyc/flights"
@@ -79,14 +79,10 @@ def one_shot(world: World, count: int) -> OneShot:
     return OneShot(world.txn_id(), "nyc", None, events)
 
 
-def test_a_one_shot_is_placed_by_key_and_stands_in_the_history() -> None:
-    world = World()
-    controller = world.controller()
-    controller.lead()
-    world.stream(controller, STREAM)
+def test_a_one_shot_is_placed_by_key_and_is_in_the_history() -> None:
+    world, controller = leading(STREAM)
     command = one_shot(world, 20)
     outcome = world.ask(controller, command)
-    assert isinstance(outcome, Outcome)
     assert (outcome.state, outcome.committed) == ("COMMITTED", 20)
     seen = events_of(world)
     assert sorted(e[1:] for e in seen) == sorted((e.key, e.value) for e in command.events)
@@ -103,22 +99,14 @@ def test_a_one_shot_is_placed_by_key_and_stands_in_the_history() -> None:
 
 @pytest.mark.parametrize("one_batch", [True, False], ids=["spliced", "small batches"])
 def test_a_transaction_of_two_writers_is_merged_whole(one_batch: bool) -> None:
-    world = World()
-    controller = world.controller()
-    controller.lead()
-    world.stream(controller, STREAM)
-    txn_id = world.txn_id()
-    begun = world.ask(controller, Begin(txn_id, "nyc", None, 30_000, SECRET))
-    assert isinstance(begun, Begun)
-    touched = world.ask(controller, Touch(begun.token, STREAM))
-    assert isinstance(touched, Touched)
+    world, controller = leading(STREAM)
+    txn_id, token, touched = world.begin(controller, STREAM)
     written = {w: [(b"k%d" % i, b"%d-%d" % (w, i)) for i in range(400)] for w in (1, 2, 3)}
     receipts = {
         w: world.write(txn_id, w, STREAM, touched.segments, rows, one_batch=one_batch)
         for w, rows in written.items()
     }
-    outcome = world.ask(controller, Commit(begun.token, (), (receipts[1], receipts[2]), None, 1000))
-    assert isinstance(outcome, Outcome)
+    outcome = world.ask(controller, Commit(token, (), (receipts[1], receipts[2]), None, 1000))
     assert (outcome.state, outcome.committed, outcome.left_out) == ("COMMITTED", 800, 400)
     seen = events_of(world)
     assert {e[0] for e in seen} == {txn_id}
@@ -136,57 +124,9 @@ def test_a_transaction_of_two_writers_is_merged_whole(one_batch: bool) -> None:
     assert sum(s.count for s in commit.segments) == 800
 
 
-def test_spliced_and_taken_apart_give_the_same_records(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = []
-    for minimum in (1, 10_000):
-        monkeypatch.setattr("anabranch.batches.packer.MIN_SPLICED_RECORDS", minimum)
-        world = World()
-        controller = world.controller()
-        controller.lead()
-        world.stream(controller, STREAM)
-        txn_id = world.txn_id()
-        begun = world.ask(controller, Begin(txn_id, "nyc", None, 30_000, SECRET))
-        touched = world.ask(controller, Touch(begun.token, STREAM))
-        rows = [(b"k%d" % i, b"v%d" % i) for i in range(1000)]
-        receipt = world.write(txn_id, 1, STREAM, touched.segments, rows)
-        world.ask(controller, Commit(begun.token, (receipt,), (), None, 1000))
-        seen.append(
-            [
-                (r.timestamp_ms, r.key, r.value, r.headers[0][0])
-                for p in (0, 1)
-                for r in world.committed(TopicPartition(stream_topic(STREAM), p))
-            ]
-        )
-    assert len(seen[0]) == 1000
-    assert seen[0] == seen[1]
-
-
-def test_the_history_is_one_chain_across_takeovers() -> None:
-    world = World()
-    leader = world.controller("c0")
-    leader.lead()
-    world.stream(leader, STREAM)
-    for number in range(1, 6):
-        world.ask(leader, one_shot(world, 3))
-        leader = world.controller(f"c{number}")  # from nothing: its own empty table
-        leader.lead()
-    records = world.committed(TopicPartition(history_topic(STREAM), 0))
-    before = -1
-    for record in records:
-        entry = decode(record.value or b"")
-        assert entry.previous in (before, -2)
-        before = record.offset
-    timestamps = [decode(r.value or b"").timestamp for r in records]
-    assert timestamps == sorted(set(timestamps))
-
-
 def test_a_fenced_leader_appends_and_answers_nothing() -> None:
-    world = World()
-    old = world.controller("old")
-    old.lead()
-    world.stream(old, STREAM)
-    new = world.controller("new")
-    new.lead()
+    world, old = leading(STREAM)
+    new = world.led("new")
     correlation_id = world.send(one_shot(world, 3))
     with pytest.raises(LogFenced):
         old.step(0)
@@ -198,47 +138,32 @@ def test_a_fenced_leader_appends_and_answers_nothing() -> None:
 
 
 def test_a_pending_commit_survives_its_controller() -> None:
-    world = World()
-    first = world.controller("c0")
-    first.lead()
-    world.stream(first, STREAM)
-    txn_id = world.txn_id()
-    begun = world.ask(first, Begin(txn_id, "nyc", None, 30_000, SECRET))
-    touched = world.ask(first, Touch(begun.token, STREAM))
+    world, first = leading(STREAM)
+    txn_id, token, touched = world.begin(first, STREAM)
     rows = [(b"k%d" % i, b"v") for i in range(10)]
     receipt = world.write(txn_id, 1, STREAM, touched.segments, rows)
-    missing = world.write(txn_id, 2, STREAM, touched.segments, [])
-    later = Receipt(
-        txn_id,
-        2,
-        1,
-        True,
-        tuple(type(e)(e.stream, e.partition, e.end, e.end + 1, 1, 0) for e in receipt.extents[:1]),
-    )
-    assert missing.extents == ()
-    asked = world.send(Commit(begun.token, (receipt,), (later,), None, 60_000))
+    end = receipt.extents[0]
+    missing = Extent(STREAM, end.partition, end.end, end.end + 1, 1, 0)
+    later = Receipt(txn_id, 2, 1, True, (missing,))
+    asked = world.send(Commit(token, (receipt,), (later,), None, 60_000))
     first.step(0)
     first.step(0)
     assert world.reply(asked) is None  # the second receipt claims what is not written yet
-    second = world.controller("c1")
-    second.lead()
+    second = world.led("c1")
     second.step(0)
     assert world.reply(asked) is None
     world.clock.now += 61
     second.step(0)
     refusal = world.reply(asked)
-    assert isinstance(refusal, Refusal)
     assert refusal.code == "ReceiptsNotCovered"
-    outcome = world.ask(second, Commit(begun.token, (receipt,), (), None, 1000))
+    outcome = world.ask(second, Commit(token, (receipt,), (), None, 1000))
     assert outcome.state == "COMMITTED"
     assert len(events_of(world)) == 10
 
 
 def test_scopes_are_served_where_the_directory_says() -> None:
     world = World(control_partitions=3)
-    leaders = [world.controller(f"c{p}", p) for p in range(3)]
-    for leader in leaders:
-        leader.lead()
+    leaders = [world.led(f"c{p}", p) for p in range(3)]
     homes = {}
     for scope in (f"scope-{i}" for i in range(8)):
         info = world.ask(leaders[0], FindScope(scope, True))
@@ -252,10 +177,8 @@ def test_scopes_are_served_where_the_directory_says() -> None:
             if partition == home:
                 assert isinstance(answer, StreamList), answer
             else:
-                assert isinstance(answer, Refusal)
                 assert answer.code == "UnknownScope"
-    again = world.controller("again", 0)
-    again.lead()
+    again = world.led("again", 0)
     assert world.ask(again, FindScope("scope-5", True)).control_partition == homes["scope-5"]
 
 
@@ -271,18 +194,13 @@ def test_scopes_are_served_where_the_directory_says() -> None:
 )
 def test_commands_that_are_none_are_answered_by_name(payload: bytes, code: str) -> None:
     world = World()
-    controller = world.controller()
-    controller.lead()
+    controller = world.led()
     answer = world.ask(controller, payload)
-    assert isinstance(answer, Refusal)
     assert answer.code == code
 
 
 def test_commands_in_native_transactions_are_refused() -> None:
-    world = World()
-    controller = world.controller()
-    controller.lead()
-    world.stream(controller, STREAM)
+    world, controller = leading(STREAM)
     correlation_id = b"native"
     headers = ((CORRELATION_HEADER, correlation_id), (REPLY_HEADER, bytes(4)))
     batch = encode_batch([Record(0, 0, b"", encode(one_shot(world, 3)), headers)])
@@ -291,7 +209,6 @@ def test_commands_in_native_transactions_are_refused() -> None:
     controller.step(0)  # before it is decided whether the command was sent at all
     producer.abort()
     answer = world.reply(correlation_id)
-    assert isinstance(answer, Refusal)
     assert answer.code == "InvalidArgument"
     assert events_of(world) == []
 
@@ -299,8 +216,7 @@ def test_commands_in_native_transactions_are_refused() -> None:
 def test_what_controllers_say_to_each_other_counts_once_it_is_committed() -> None:
     world = World()
     store = MemoryStore()
-    controller = world.controller(store=store)
-    controller.lead()
+    controller = world.led(store=store)
     control = TopicPartition(control_topic(), 0)
     producer = world.cluster.log("other").producer("other", timeout=60)
     refused = world.ask(controller, AdoptScope("taken", "open"))
@@ -323,8 +239,7 @@ def test_what_controllers_say_to_each_other_counts_once_it_is_committed() -> Non
         control, [Record(0, 0, b"", encode(AdoptScope(f"s{i}", "open"))) for i in range(2)]
     )
     controller.resign()
-    successor = world.controller("d")
-    successor.lead()
+    successor = world.led("d")
     assert successor.state.round.control_offset == read_to
     assert set(successor.state.scopes) == {"own", "told"}
     successor.step(0)
@@ -342,11 +257,7 @@ def test_what_controllers_say_to_each_other_counts_once_it_is_committed() -> Non
 
 
 def test_what_grows_is_shown() -> None:
-    world = World()
-    store = MemoryStore()
-    controller = world.controller("c0", store=store)
-    controller.lead()
-    world.stream(controller, STREAM)
+    world, controller = leading(STREAM)
     for _ in range(3):
         world.ask(controller, one_shot(world, 5))
     ends = world.cluster.log("reader").end_offsets(
@@ -375,76 +286,42 @@ def test_what_grows_is_shown() -> None:
 def test_what_operators_do_is_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "anabranch.controller")
     world = World()
-    leader = world.controller()
-    leader.lead()
+    leader = world.led()
     for _ in range(2):
         world.ask(leader, SetGrant("open", "nyc/*", 12))
     said = [found.getMessage() for found in caplog.records if "by lane" in found.getMessage()]
     assert said == ["by lane open: SetGrant open on nyc/*: write, create"]
 
 
-def test_the_state_is_the_same_whoever_is_asked() -> None:
-    world = World()
-    store = MemoryStore()
-    first = world.controller("c0", store=store)
-    first.lead()
-    world.stream(first, STREAM)
+def test_every_leader_gives_the_same_state() -> None:
+    world, first = leading(STREAM)
     done = one_shot(world, 5)
     outcome = world.ask(first, done)
-    from_nothing = world.controller("c1")
-    from_nothing.lead()
+    from_nothing = world.led("c1")
     assert world.ask(from_nothing, GetState(done.txn_id)) == outcome
     assert world.ask(from_nothing, done) == outcome  # repeated: answered, not done again
     assert len(events_of(world)) == 5
 
 
-def test_refused_headers_leave_nothing() -> None:
-    world = World()
-    controller = world.controller()
-    controller.lead()
-    world.stream(controller, STREAM)
-    bad = OneShot(
-        world.txn_id(),
-        "nyc",
-        None,
-        (Event(STREAM, -1, b"k", b"v", (EventHeader("ab.txn", b""),), -1),),
-    )
-    answer = world.ask(controller, bad)
-    assert isinstance(answer, Refusal)
-    assert answer.code == "InvalidArgument"
-    assert events_of(world) == []
-    described = world.ask(controller, DescribeStreams(None, STREAM))
-    assert described.streams[0].rejected == {}
-
-
 def test_a_successor_does_not_wait_for_the_open_round_of_a_dead_leader() -> None:
-    world = World()
-    old = world.controller("old")
-    old.lead()
-    world.stream(old, STREAM)
+    world, old = leading(STREAM)
     assert old.lease is not None
     left_open = encode_batch([Record(0, 0, ROUND_KEY, encode(old.state.round))])
     old.lease.next_producer().append([(TopicPartition(status_topic(), 0), left_open)])
     before = world.clock.now
-    new = world.controller("new")
-    new.lead()
+    new = world.led("new")
     assert world.clock.now - before < 5
     assert isinstance(world.ask(new, one_shot(world, 3)), Outcome)
 
 
 @pytest.mark.parametrize("more", [False, True], ids=["", "its first fetch brings more"])
 def test_what_was_left_out_is_not_rejected_too_after_a_takeover(more: bool) -> None:
-    world = World()
-    first = world.controller("c0")
-    first.lead()
-    world.stream(first, STREAM)
-    txn_id = world.txn_id()
-    begun = world.ask(first, Begin(txn_id, "nyc", None, 30_000, SECRET))
-    touched = world.ask(first, Touch(begun.token, STREAM))
+    world, first = leading(STREAM)
+    txn_id, token, touched = world.begin(first, STREAM)
     rows = [(b"k%d" % i, b"v") for i in range(10)]
     taken = world.write(txn_id, 1, STREAM, touched.segments, rows)
     world.write(txn_id, 2, STREAM, touched.segments, rows)  # killed: it never gave a receipt
-    asked = world.send(Commit(begun.token, (taken,), (), None, 1000))
+    asked = world.send(Commit(token, (taken,), (), None, 1000))
     first.step(0)  # decided, and not merged
     second = world.controller("c1")
     second.lead()  # from an empty table: it reads the journal again
@@ -452,8 +329,7 @@ def test_what_was_left_out_is_not_rejected_too_after_a_takeover(more: bool) -> N
         for partition in range(2):
             place = TopicPartition(journal_topic(STREAM), partition)
             world.cluster.produce(place, [Record(0, 0, b"k", b"plain")])
-    for _ in range(4):
-        second.step(0)
+    world.steps(second, 4)
     outcome = world.reply(asked)
     assert (outcome.committed, outcome.left_out, outcome.rejected) == (10, 10, 0)
 
@@ -464,13 +340,10 @@ SMALL_LIMIT = 20_000
 @pytest.mark.parametrize("mixed", [False, True], ids=["batches of one writer", "mixed batches"])
 def test_merged_batches_keep_the_streams_limit(mixed: bool) -> None:
     world = World()
-    controller = world.controller()
-    controller.lead()
+    controller = world.led()
     world.ask(controller, FindScope("nyc", True))
     world.ask(controller, CreateStream(STREAM, 1, {"max.message.bytes": str(SMALL_LIMIT)}))
-    txn_id = world.txn_id()
-    begun = world.ask(controller, Begin(txn_id, "nyc", None, 30_000, SECRET))
-    world.ask(controller, Touch(begun.token, STREAM))
+    txn_id, token, _ = world.begin(controller, STREAM)
     journal = TopicPartition("nyc.flights.journal", 0)
     rows = [
         (b"k%d" % i, b"%d-" % i + b"v" * size) for i, size in enumerate((7_000, 30, 12_000) * 30)
@@ -503,7 +376,7 @@ def test_merged_batches_keep_the_streams_limit(mixed: bool) -> None:
     )
     first = world.ask(controller, big)
     assert isinstance(first, Outcome), first
-    outcome = world.ask(controller, Commit(begun.token, (), receipts, None, 1000))
+    outcome = world.ask(controller, Commit(token, (), receipts, None, 1000))
     assert (outcome.state, outcome.committed) == ("COMMITTED", 2 * len(rows))
     seen = events_of(world, segments=1)
     assert len(seen) == 2 * len(rows) + 4
@@ -516,16 +389,73 @@ def test_merged_batches_keep_the_streams_limit(mixed: bool) -> None:
         assert mine == rows
 
 
-@pytest.mark.parametrize(
-    ("first", "second"),
-    [("nyc/a", "nyc/a_journal"), ("nyc/a_history", "nyc/a"), ("x_y/z", "x/y_z")],
-)
-def test_a_name_that_kafka_takes_for_anothers_is_refused(first: str, second: str) -> None:
+# -- clocks --------------------------------------------------------------------------------------------
+
+WAITS = ((WAIT_HEADER, b""),)
+ERROR_S = 0.05
+
+
+def waiting() -> tuple[World, Controller, Any, bytes]:
+    """A commit that is made, and whose asker wants commit wait."""
+    world, controller = leading(STREAM, clock_error_ms=int(ERROR_S * 1000))
+    command = one_shot(world, 3)
+    return world, controller, command, world.send(command, more=WAITS)
+
+
+def test_an_answer_waits_for_the_clocks_and_no_other_one_does() -> None:
+    world, controller, _, asked = waiting()
+    for _ in range(3):
+        other = world.send(one_shot(world, 3))
+        controller.step(0)
+        assert isinstance(world.reply(other), Outcome), "not held up"
+    world.clock.now += 2 * ERROR_S - 0.001
+    controller.step(0)
+    assert world.reply(asked) is None, "another clock may be behind by the error, this one ahead"
+    begun = world.clock.now
+    controller.step(5.0)
+    controller.step(0)
+    found = world.reply(asked)
+    assert isinstance(found, Outcome)
+    assert world.clock.now - begun < 0.1, "the loop does not sleep over it"
+    passed_us = int(world.clock.now * 1e6) - hybrid_time.to_us(found.commit_timestamp)
+    assert passed_us > 2e6 * ERROR_S
+
+
+def test_a_successor_lets_it_wait_for_what_is_left() -> None:
+    world, controller, command, asked = waiting()
+    controller.step(0)
+    successor = world.led("d", clock_error_ms=int(ERROR_S * 1000))
+    world.clock.now += ERROR_S
+    world.send(command, again=asked, more=WAITS)
+    successor.step(0)
+    assert world.reply(asked) is None
+    world.clock.now += ERROR_S + 0.001
+    successor.step(0)
+    assert isinstance(world.reply(asked), Outcome)
+
+
+@pytest.mark.parametrize("header", [b"", b"1234567", b"123456789", b"\x80" + bytes(7)])
+def test_a_malformed_time_is_refused(header: bytes) -> None:
     world = World()
-    controller = world.controller()
-    controller.lead()
-    world.stream(controller, first)
-    world.ask(controller, FindScope(second.partition("/")[0], True))
-    answer = world.ask(controller, CreateStream(second, 1, {}), steps=8)
-    assert (answer.code, first in answer.message) == ("InvalidArgument", True)
-    world.stream(controller, first + "2")
+    controller = world.led()
+    asked = world.send(one_shot(world, 1), more=((TIME_HEADER, header),))
+    controller.step(0)
+    answer = world.reply(asked)
+    assert (answer.code, "8 bytes" in answer.message) == ("InvalidArgument", True)
+
+
+def test_a_time_that_is_far_ahead_is_shown(caplog: pytest.LogCaptureFixture) -> None:
+    world, controller = leading(STREAM)
+    for ahead_s in (0.5, 5.0, 6.0):
+        seen = hybrid_time.from_us(int((world.clock.now + ahead_s) * 1e6))
+        header = (TIME_HEADER, hybrid_time.to_bytes(seen))
+        asked = world.send(one_shot(world, 1), more=(header,))
+        controller.step(0)
+        assert world.reply(asked).commit_timestamp == seen + 1
+        controller.update_metrics()
+        assert controller.metrics.total("seconds_ahead") == pytest.approx(ahead_s, abs=0.002)
+        told = [x for x in caplog.records if x.levelno == logging.WARNING]
+        assert len(told) == (ahead_s > 1), "told once"
+    world.clock.now += 60
+    controller.update_metrics()
+    assert controller.metrics.total("seconds_ahead") == 0

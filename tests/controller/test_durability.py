@@ -28,7 +28,7 @@ from anabranch.protocol.schemas.records import (
 )
 from anabranch.topics.creation import create_stream_topics
 from anabranch.topics.names import history_topic, stream_topic
-from tests.controller.world import World
+from tests.controller.world import World, leading
 from tests.memory.log import MemoryLog
 from tests.memory.producer import MemoryProducer
 
@@ -75,13 +75,6 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
     return Calls(monkeypatch)
 
 
-def leading(world: World, segments: int = 1) -> Controller:
-    controller = world.controller()
-    controller.lead()
-    world.stream(controller, STREAM, segments)
-    return controller
-
-
 def commit(world: World, controller: Controller, events: int = 3) -> Outcome:
     shot = tuple(Event(STREAM, -1, b"key-%d" % i, b"value", (), -1) for i in range(events))
     outcome = world.ask(controller, OneShot(world.txn_id(), "nyc", None, shot))
@@ -117,31 +110,23 @@ def check_history(world: World, commits: int, segments: int = 1) -> None:
                     named[at.partition, offset] = history.txn_id
     assert named == events
     assert found == commits
+    timestamps = [decode(record.value or b"").timestamp for record in records]
+    assert timestamps == sorted(set(timestamps))
 
 
 def test_data_and_history_go_in_one_append_where_the_offsets_are_guessed(calls: Calls) -> None:
-    world = World()
-    controller = leading(world, 2)
-    commit(world, controller, 20)
+    world, controller = leading(STREAM, 2)
     calls.take()
+    commit(world, controller, 20)
+    assert calls.take() == (2, 0), "the first round of a partition waits for its offsets"
     for _ in range(3):
         commit(world, controller, 20)
         assert calls.take() == (1, 0)
     check_history(world, 4, 2)
 
 
-def test_the_first_round_of_a_partition_waits_for_its_offsets(calls: Calls) -> None:
-    world = World()
-    controller = leading(world)
-    calls.take()
-    commit(world, controller)
-    assert calls.take() == (2, 0)
-    check_history(world, 1)
-
-
 def test_what_was_guessed_wrong_is_never_seen(calls: Calls) -> None:
-    world = World()
-    controller = leading(world)
+    world, controller = leading(STREAM, 1)
     commit(world, controller)
     world.cluster.produce(DATA, [Record(0, 0, b"of", b"somebody else", ())])
     calls.take()
@@ -151,40 +136,25 @@ def test_what_was_guessed_wrong_is_never_seen(calls: Calls) -> None:
     values = [record.value for record in world.committed(DATA)]
     assert values == [b"value"] * 3 + [b"somebody else"] + [b"value"] * 3
     assert controller.state.txn_row(outcome.txn_id) is not None
-
-
-def test_after_a_wrong_one_it_is_right_again(calls: Calls) -> None:
-    world = World()
-    controller = leading(world)
-    commit(world, controller)
-    world.cluster.produce(DATA, [Record(0, 0, b"of", b"somebody else", ())])
-    commit(world, controller)
-    calls.take()
-    waited = 0
-    while True:
+    waited = appends = 0
+    while appends != 1:  # soon it is right again
         commit(world, controller)
         appends, aborts = calls.take()
         assert aborts == 0
-        if appends == 1:
-            break
         waited += 1
         assert waited < 10
-    check_history(world, 3 + waited)
+    check_history(world, 2 + waited)
 
 
 def test_a_late_marker_is_guessed_wrong(calls: Calls) -> None:
     """The data of the next round lands before the marker of the last one."""
-    world = World()
-    controller = leading(world)
+    world, controller = leading(STREAM, 1)
     commit(world, controller)
     world.cluster.marker_delay = 0.5
     commits = 1
     seen = 0
     for _ in range(6):
-        command = OneShot(
-            world.txn_id(), "nyc", None, (Event(STREAM, -1, b"key", b"value", (), -1),)
-        )
-        world.send(command)
+        world.send(world.one_shot(STREAM, b"key", b"value"))
         controller.step(0)
         commits += 1
         seen += calls.take()[1]
@@ -194,8 +164,7 @@ def test_a_late_marker_is_guessed_wrong(calls: Calls) -> None:
 
 
 def test_a_refusal_of_a_guessed_round_leaves_nothing(calls: Calls) -> None:
-    world = World()
-    controller = leading(world)
+    world, controller = leading(STREAM, 1)
     commit(world, controller)
     calls.refuse = 1
     commit(world, controller)
@@ -204,12 +173,10 @@ def test_a_refusal_of_a_guessed_round_leaves_nothing(calls: Calls) -> None:
     check_history(world, 3)
 
 
-def test_a_successor_foresees_nothing_from_its_forerunner(calls: Calls) -> None:
-    world = World()
-    first = leading(world)
+def test_a_successor_guesses_no_offset_of_its_forerunner(calls: Calls) -> None:
+    world, first = leading(STREAM, 1)
     commit(world, first)
-    second = world.controller("d")
-    second.lead()
+    second = world.led("d")
     commit(world, second)
     calls.take()
     commit(world, second)
@@ -217,13 +184,11 @@ def test_a_successor_foresees_nothing_from_its_forerunner(calls: Calls) -> None:
     check_history(world, 3)
 
 
-def test_who_leads_again_foresees_wrong_what_others_wrote_meanwhile(calls: Calls) -> None:
+def test_a_former_leader_guesses_wrong_after_another_one(calls: Calls) -> None:
     """Its offsets are from before theirs: no sign of a topic that was made anew."""
-    world = World()
-    first = leading(world)
+    world, first = leading(STREAM, 1)
     commit(world, first)
-    second = world.controller("d")
-    second.lead()
+    second = world.led("d")
     for _ in range(3):
         commit(world, second)
     first.lead()
@@ -235,8 +200,7 @@ def test_who_leads_again_foresees_wrong_what_others_wrote_meanwhile(calls: Calls
 
 
 def test_after_big_data_nothing_is_guessed(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
-    world = World()
-    controller = leading(world)
+    world, controller = leading(STREAM, 1)
     commit(world, controller)
     with monkeypatch.context() as big:
         big.setattr(durability, "SMALL_BYTES", 1)
@@ -282,8 +246,7 @@ def test_records_of_others_are_counted_and_nothing_else(
     calls: Calls, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Not markers, however late, nor what was aborted, nor rounds of other leaders."""
-    world = World()
-    controller = leading(world)
+    world, controller = leading(STREAM, 1)
 
     def found() -> int:
         world.clock.sleep(1)
@@ -305,8 +268,7 @@ def test_records_of_others_are_counted_and_nothing_else(
             commit(world, controller)
         assert [found() - before for _ in range(8)][-1] == strays
         if strays == 2:
-            controller = world.controller("d")
-            controller.lead()
+            controller = world.led("d")
     assert len([r for r in caplog.records if "records of others" in r.getMessage()]) == 2
 
 
@@ -338,7 +300,7 @@ def test_a_history_whose_end_was_answered_from_the_past(
     """What stands there is not passed over, and it is not taken for empty."""
     world = World()
     if end:
-        controller = leading(world)
+        world.stream(controller := world.led(), STREAM, 1)
         for _ in range(2):
             commit(world, controller)
     else:
@@ -351,8 +313,7 @@ def test_a_history_whose_end_was_answered_from_the_past(
         return found | {place: past[place] for place in found if place in past}
 
     monkeypatch.setattr(MemoryLog, "end_offsets", ended)
-    controller = world.controller("d")
-    controller.lead()
+    controller = world.led("d")
     before = len(world.committed(HISTORY))
     told = "history was read from a broker that lags"
     if not end:

@@ -25,8 +25,7 @@ from anabranch.ports import (
     TopicPartition,
     TopicSpec,
 )
-from anabranch.protocol.hybrid_time import to_bytes
-from anabranch.protocol.ids import NO_TXN, TIME_HEADER, TXN_HEADER, pack_txn_header
+from anabranch.protocol.ids import NO_TXN, TXN_HEADER, pack_txn_header
 from anabranch.protocol.schemas.codec import TYPES
 from anabranch.protocol.schemas.records import (
     Abort,
@@ -37,21 +36,16 @@ from anabranch.protocol.schemas.records import (
     ForgetStream,
     Outcome,
     Prepare,
-    Refusal,
     Scale,
     StreamList,
 )
 from anabranch.topics.names import history_topic, journal_topic, stream_topic
-from tests.controller.losing import GONE, KEYS, LOST_S, OTHER, TOPICS, Play
+from tests.controller.losing import GONE, KEYS, LOST_S, OTHER, TOPICS, Play, killed_at
 from tests.memory.log import MemoryLog
 from tests.memory.table import MemoryStore
 
 each_topic = pytest.mark.parametrize("topic", [topic(GONE) for topic in TOPICS])
 DONE = StreamList(())
-
-
-class Killed(BaseException):
-    """The process ends here."""
 
 
 def used(**settings: Any) -> Play:
@@ -133,9 +127,7 @@ def check_made_anew(play: Play) -> None:
     for _ in range(2):
         assert play.one_shot(GONE) == "COMMITTED"
     _, token, receipt = play.begun(GONE, OTHER)
-    outcome = play.ask(Commit(token, (receipt,), None, None, 60_000))
-    assert isinstance(outcome, Outcome), outcome
-    assert (outcome.state, outcome.committed) == ("COMMITTED", 2 * len(KEYS))
+    assert play.commit(token, receipt).committed == 2 * len(KEYS)
     assert play.events(GONE) == len(KEYS) + 2
     plain(play, 0)
     play.play(5, 1.0)
@@ -243,7 +235,7 @@ def test_what_names_a_topic_only_is_waited_for(
     assert play.world.reply(command) == DONE
 
 
-def test_a_look_at_an_old_history_says_nothing_of_a_new_one(
+def test_the_scan_of_an_old_history_is_not_used_for_a_new_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     play, jobs = Play(), Jobs(threads=False)
@@ -283,47 +275,14 @@ def test_it_can_be_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
     assert play.stream_state(GONE) == ACTIVE
 
 
-def test_copies_of_commands_that_forgot_it_are_refused_once_it_was_made_anew() -> None:
-    """The one that did it, and one that found it done; also the first ones of two that did it."""
+def test_what_is_not_lost_is_not_forgotten() -> None:
     play = lost()
-    commands: dict[bytes, tuple[str, bytes | None]] = {}
-
-    def send(command: bytes | None = None) -> bytes:
-        now = (TIME_HEADER, to_bytes(play.controller.state.round.hybrid_time))
-        more = now if command is None else commands[command]
-        sent = play.world.send(DeleteStream(GONE), again=command, lane="admin", more=(more,))
-        commands.setdefault(sent, more)
-        return sent
-
-    for _ in range(2):
-        for _ in range(2):
-            first = send()
-            play.play(20, 4.0)
-            assert play.world.reply(first) == DONE
-            send(first)
-            play.play(5, 1.0)
-            assert play.world.replies(first) == [DONE, DONE]
-        play.ask(CreateStream(GONE, 2, {}))
-        for command in list(commands):
-            send(command)
-            play.play(5, 1.0)
-            assert play.world.replies(command)[-1].code == "NotReady"
-            assert play.stream_state(GONE) == ACTIVE
-    play.world.cluster.delete_topic(stream_topic(GONE))
-    play.one_shot(GONE)
-    play.play(20, 2 * LOST_S)
-    send(next(iter(commands)))
-    play.play(5, 1.0)
-    assert play.stream_state(GONE) == LOST, "it may be taken back"
-
-
-@pytest.mark.parametrize(
-    ("stream", "code"), [(OTHER, "IllegalState"), ("nyc/none", "UnknownStream")]
-)
-def test_what_is_not_lost_is_not_forgotten(stream: str, code: str) -> None:
-    play = lost()
-    assert forget(play, stream).code == code
+    assert forget(play, OTHER).code == "IllegalState"
+    assert forget(play, "nyc/none").code == "UnknownStream"
     assert play.one_shot(OTHER) == "COMMITTED"
+    play.world.cluster.delete_topic(stream_topic(OTHER))
+    play.one_shot(OTHER)
+    assert play.ask(ForgetStream(OTHER)).code == "NotReady", "it is missing so far"
 
 
 def test_a_stream_is_deleted_once_no_transaction_has_a_part_in_it() -> None:
@@ -349,50 +308,22 @@ def test_a_stream_is_deleted_once_no_transaction_has_a_part_in_it() -> None:
     check_made_anew(play)
 
 
-def test_what_is_only_missing_is_asked_for_again() -> None:
-    play = Play()
-    play.world.cluster.delete_topic(stream_topic(GONE))
-    play.one_shot(GONE)
-    assert play.ask(ForgetStream(GONE)).code == "NotReady"
-
-
 @pytest.mark.parametrize("taken", [ForgetStream, DeleteStream])
 @pytest.mark.parametrize("phase", ["", ".after"])
 @pytest.mark.parametrize("call", ["describe_topics", "delete_topics", "append", "commit", "send"])
-def test_a_successor_goes_on_wherever_a_leader_ends(
-    call: str, phase: str, taken: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_successor_deletes_it_wherever_a_leader_ends(call: str, phase: str, taken: Any) -> None:
     """Killed at every port call of forgetting or deleting, one after the other, it is gone once."""
-    name = call + phase
-    for nth in range(1, 20):
+
+    def start() -> tuple[Play, Any]:
         play = lost(journal_topic(GONE)) if taken is ForgetStream else used()
-        command = play.world.send(taken(GONE))
-        count = 0
+        return play, taken(GONE)
 
-        def called(_: MemoryLog, what: str, last: int = nth) -> None:
-            nonlocal count
-            count += what == name
-            if count == last:
-                raise Killed
-
-        with monkeypatch.context() as patched:
-            patched.setattr(MemoryLog, "called", called)
-            try:
-                play.play(20, 4.0)
-            except Killed:
-                pass
-            else:
-                assert nth > 1, f"{name} is never called"
-                break
-        play.lead_anew(keeps_table=bool(nth % 2))
-        play.play(20, 4.0)
-        if play.world.reply(command) is None:  # lost with its leader
-            play.world.send(taken(GONE), again=command)
-            play.play(2, 0.2)
-        assert play.world.reply(command) == DONE
+    deaths = 0
+    for play, asked in killed_at(call + phase, start):
+        deaths += 1
+        assert play.world.reply(asked) == DONE
         check_made_anew(play)
-    else:
-        raise AssertionError(f"{name} is called ever again")
+    assert deaths, "it is never called"
 
 
 @pytest.mark.parametrize("done", [False, True])
@@ -446,8 +377,7 @@ def test_a_process_that_leads_no_more_deletes_nothing_new(
     def described(log: MemoryLog, names: Any) -> Any:
         if log is zombie.log and not meanwhile:
             meanwhile.append(True)
-            play.controller = play.world.controller("b", store=MemoryStore())
-            play.controller.lead()
+            play.controller = play.world.led("b", store=MemoryStore())
             play.play(10, 2.0)
             assert play.one_shot(GONE) == "UnknownStream"
             play.ask(CreateStream(GONE, 2, {}))
@@ -494,7 +424,6 @@ def test_topics_that_do_not_go_are_named(again: bool, monkeypatch: pytest.Monkey
         command = play.world.send(ForgetStream(GONE))
         play.play(20, 2 * GIVE_UP_S)
         answer = play.world.reply(command)
-        assert isinstance(answer, Refusal)
         assert answer.code == ("NotReady" if again else "InvalidArgument")
         for topic in (journal_topic, history_topic):
             assert topic(GONE) in answer.message
@@ -533,7 +462,6 @@ def test_brokers_that_cannot_be_asked_to_delete_end_no_lead(
         assert play.world.reply(command) is None
         play.play(50, GIVE_UP_S + 5)
         answer = play.world.reply(command)
-        assert isinstance(answer, Refusal)
         assert answer.code == "NotReady"
         assert play.stream_state(GONE) == LOST
     assert forget(play) == DONE
@@ -563,28 +491,19 @@ def test_a_new_stream_that_misses_a_topic_is_waited_for_as_any_other() -> None:
     assert play.stream_state(GONE) == LOST
     forget(play)
     play.ask(CreateStream(GONE, 2, {}))
-    broker = play.world.cluster
-    topics = dict(broker.topics)
-    broker.topics.pop(journal_topic(GONE))
-    kept = {p: log for p, log in broker.partitions.items() if p.topic == journal_topic(GONE)}
-    for place in kept:
-        del broker.partitions[place]
+    bring_back = play.world.take_away(journal_topic(GONE))
     play.play(10, LOST_S / 2)
     assert play.one_shot(GONE) == "NotReady"
-    broker.topics.update(topics)
-    broker.partitions.update(kept)
+    bring_back()
     play.play(10, 5.0)
     assert play.one_shot(GONE) == "COMMITTED"
 
 
 def test_a_history_that_was_left_is_refused_by_name() -> None:
     play = lost()
-    play.world.cluster.log("somebody")
-    kept = {p: log for p, log in play.world.cluster.partitions.items() if "history" in p.topic}
-    info = play.world.cluster.topics[history_topic(GONE)]
+    leave = play.world.take_away(history_topic(GONE))
     forget(play)
-    play.world.cluster.topics[history_topic(GONE)] = info
-    play.world.cluster.partitions.update(kept)
+    leave()
     refused = play.ask(CreateStream(GONE, 2, {}))
     assert refused.code == "TopicMisconfigured"
     assert history_topic(GONE) in refused.message

@@ -29,10 +29,8 @@ from anabranch.protocol.schemas.records import (
     CreateStream,
     DeleteStream,
     EpochRecord,
-    Event,
     FindScope,
     KeyRange,
-    OneShot,
     Refusal,
     Scale,
     Scaling,
@@ -40,8 +38,9 @@ from anabranch.protocol.schemas.records import (
     StreamRow,
     TruncateStream,
 )
+from anabranch.topics import declarations
 from anabranch.topics.names import history_topic, journal_topic, stream_topic
-from tests.controller.world import World
+from tests.controller.world import World, leading
 from tests.memory.log import MemoryLog
 
 INVALID_REPLICATION_FACTOR, POLICY = 38, 44
@@ -67,10 +66,7 @@ def test_topics_that_have_grown_though_it_failed(
             asked += 1
             raise error
 
-    world = World()
-    controller = world.controller()
-    controller.lead()
-    world.stream(controller, "s/a", 1)
+    world, controller = leading("s/a", 1)
     with monkeypatch.context() as patched:
         patched.setattr(MemoryLog, "add_partitions", away)
         refusal = world.ask(controller, Scale("s/a", 3, (), ()))
@@ -78,14 +74,10 @@ def test_topics_that_have_grown_though_it_failed(
         row, rounds = controller.state.streams["s/a"], controller.rounds
         assert (row.scaling, row.partitions, row.wanted_partitions) == (None, 1, 3)
         world.cluster.produce(TopicPartition(journal_topic("s/a"), 2), [Record(0, 0, b"k", b"v")])
-        for _ in range(40):
-            controller.step(0)
-            world.clock.sleep(1)
+        world.steps(controller, 40, 1)
         assert controller.rounds == rounds, "what is tried again is not logged again"
         assert 4 < asked < 12
-    for _ in range(12):
-        controller.step(0)
-        world.clock.sleep(1)
+    world.steps(controller, 12, 1)
     assert controller.state.streams["s/a"].partitions == 3
     (told,) = world.committed(TopicPartition(stream_topic("s/a"), 0))
     assert told.value == b"v"
@@ -106,10 +98,7 @@ def test_a_refused_growth_keeps_what_the_journal_has(
         if topic == grown("s/a") and most == 3:
             raise LogUnavailable("two of three")
 
-    world = World()
-    controller = world.controller()
-    controller.lead()
-    world.stream(controller, "s/a", 1)
+    world, controller = leading("s/a", 1)
     monkeypatch.setattr(MemoryLog, "add_partitions", limited)
     assert world.ask(controller, Scale("s/a", 3, (), ())).code == NotReady.__name__
     most = 4
@@ -119,9 +108,7 @@ def test_a_refused_growth_keeps_what_the_journal_has(
     world.cluster.produce(
         TopicPartition(journal_topic("s/a"), journal - 1), [Record(0, 0, b"k", b"v")]
     )
-    for _ in range(12):
-        controller.step(0)
-        world.clock.sleep(1)
+    world.steps(controller, 12, 1)
     row = controller.state.streams["s/a"]
     assert (
         row.partitions
@@ -133,7 +120,7 @@ def test_a_refused_growth_keeps_what_the_journal_has(
     assert len(world.ask(controller, Scale("s/a", 4, (), ())).streams[0].segments) == 4
 
 
-def test_whoever_leads_no_more_does_not_wait_for_brokers_that_are_away(
+def test_a_former_leader_does_not_wait_for_brokers_that_are_away(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It would lead all scopes again that much later."""
@@ -144,10 +131,7 @@ def test_whoever_leads_no_more_does_not_wait_for_brokers_that_are_away(
         assert back.wait(30)
         raise LogUnavailable("two of three")
 
-    world = World()
-    controller = world.controller()
-    controller.lead()
-    world.stream(controller, "s/a", 1)
+    world, controller = leading("s/a", 1)
     monkeypatch.setattr(MemoryLog, "add_partitions", away)
     state = State(controller.table)
     state.apply(stream_key("s/a"), replace(state.streams["s/a"], wanted_partitions=3))
@@ -162,11 +146,8 @@ def test_whoever_leads_no_more_does_not_wait_for_brokers_that_are_away(
     assert not waits
 
 
-def test_a_stream_that_is_given_up_while_it_grows_keeps_nobody_busy() -> None:
-    world = World()
-    controller = world.controller()
-    controller.lead()
-    world.stream(controller, "s/a", 1)
+def test_a_lost_stream_grows_no_more() -> None:
+    world, controller = leading("s/a", 1)
     state = State(controller.table)
     row = state.streams["s/a"]
     growth, jobs = topics_of_world(world, controller, threads=False)
@@ -184,8 +165,7 @@ def test_too_few_brokers_for_a_new_stream_may_pass(monkeypatch: pytest.MonkeyPat
         raise LogRefused("only 1 broker(s) are registered", INVALID_REPLICATION_FACTOR)
 
     world = World()
-    controller = world.controller()
-    controller.lead()
+    controller = world.led()
     world.ask(controller, FindScope("s", True))
     create = CreateStream("s/a", 1, {"replication.factor": "3"})
     with monkeypatch.context() as patched:
@@ -196,32 +176,48 @@ def test_too_few_brokers_for_a_new_stream_may_pass(monkeypatch: pytest.MonkeyPat
     assert world.ask(controller, create).streams[0].state == "ACTIVE"
 
 
-def test_what_lies_in_partitions_added_by_hand_is_not_the_streams() -> None:
-    world = World()
-    controller = world.controller()
-    controller.lead()
-    world.stream(controller, "s/a", 1)
+def last_epoch(world: World) -> EpochRecord:
+    history = world.committed(TopicPartition(history_topic("s/a"), 0))
+    return decode_as(EpochRecord, history[-1].value or b"")
+
+
+def test_records_in_partitions_added_by_hand_are_not_the_streams() -> None:
+    world, controller = leading("s/a", 1)
     topic = stream_topic("s/a")
     for name in (topic, journal_topic("s/a")):
         world.cluster.log("hand").add_partitions(name, 3)
     world.cluster.produce(TopicPartition(topic, 1), [Record(i, 0, b"k", b"v") for i in range(5)])
     for segments in (2, 3):
         world.ask(controller, Scale("s/a", segments, (), ()))
-        history = world.committed(TopicPartition(history_topic("s/a"), 0))
-        epoch = decode_as(EpochRecord, history[-1].value or b"")
+        epoch = last_epoch(world)
         starts = {s.partition: s.start_offset for s in epoch.segments}
         assert all(start == (5 if partition == 1 else 0) for partition, start in starts.items())
         vector = {p.partition: p.offset for p in epoch.vector}
         assert all(vector[partition] == start for partition, start in starts.items())
 
 
+def test_segments_begin_after_the_records_of_an_adopted_topic() -> None:
+    world = World()
+    kinds = (stream_topic, declarations.STREAM), (journal_topic, declarations.JOURNAL)
+    world.cluster.log("operator").create_topics(
+        [TopicSpec(topic("s/a"), 3, {s.name: s.value for s in kind}, 1) for topic, kind in kinds]
+    )
+    for partition in range(3):
+        place = TopicPartition(stream_topic("s/a"), partition)
+        world.cluster.produce(place, [Record(0, 1, b"k", b"old", ())] * 5)
+    controller = world.led()
+    world.ask(controller, FindScope("s", True))
+    assert world.ask(controller, CreateStream("s/a", 2, {})).code == "TopicNotEmpty"
+    for command in (CreateStream("s/a", 2, {}, adopt=True), Scale("s/a", 3, (), ())):
+        assert not isinstance(world.ask(controller, command), Refusal)
+    starts = {s.partition: s.start_offset for s in last_epoch(world).segments}
+    assert starts == {0: 5, 1: 5, 2: 5}
+
+
 def test_more_partitions_than_a_stream_may_have_are_not_wanted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    world = World()
-    controller = world.controller()
-    controller.lead()
-    world.stream(controller, "s/a", 2)
+    _, controller = leading("s/a", 2)
     monkeypatch.setattr(scale, "MAX_PARTITIONS", 2)
     turn = controller._turn()
     row = turn.state.streams["s/a"]
@@ -238,7 +234,6 @@ def test_more_partitions_than_a_stream_may_have_are_not_wanted(
     scale.partitions_added(turn, "s/a", 2)
     assert turn.state.streams["s/a"] == replace(row, wanted_partitions=2)
     ((_, refusal),) = turn.round.replies
-    assert isinstance(refusal, Refusal)
     assert refusal.code == InvalidArgument.__name__
     assert "at most 2 partitions" in refusal.message
 
@@ -252,7 +247,7 @@ def test_more_partitions_than_a_stream_may_have_are_not_wanted(
         ("delete_records", TruncateStream("s/b", from_us(1))),
     ],
 )
-def test_others_go_on_while_brokers_work_on_topics(
+def test_others_commit_while_brokers_work_on_topics(
     monkeypatch: pytest.MonkeyPatch, slow: str, command: Any
 ) -> None:
     """Who asks for the stream that is made has to ask again; a name that Kafka takes for equal is refused."""
@@ -267,7 +262,6 @@ def test_others_go_on_while_brokers_work_on_topics(
     controller = world.controller()
     controller.threads = True
     controller.lead()
-    event = Event("s/a", -1, b"k", b"v", (), -1)
     for stream in ("s/a", "s/b", "s_b/other"):
         until_answered(world, controller, FindScope(stream.partition("/")[0], True))
         until_answered(world, controller, CreateStream(stream, 1, {}))
@@ -275,7 +269,7 @@ def test_others_go_on_while_brokers_work_on_topics(
         patched.setattr(MemoryLog, slow, slowly)
         asked = world.send(command)
         until(world, controller, came.is_set)
-        outcome = world.ask(controller, OneShot(world.txn_id(), "s", None, (event,)))
+        outcome = world.ask(controller, world.one_shot("s/a"))
         assert outcome.state == "COMMITTED"
         if isinstance(command, CreateStream):
             refusal = world.ask(controller, CreateStream("s_b/c", 1, {}))
@@ -331,7 +325,7 @@ def test_a_result_counts_for_what_it_was_done_for_alone(monkeypatch: pytest.Monk
     assert found == [stream_recovered]
 
 
-def test_topics_are_deleted_behind_a_written_round_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_topics_are_deleted_only_after_a_written_round(monkeypatch: pytest.MonkeyPatch) -> None:
     """A step that is not taken up again is of a round that was not written."""
     deleted: list[object] = []
     monkeypatch.setattr(MemoryLog, "delete_topics", lambda _, given: deleted.append(given))
@@ -349,10 +343,7 @@ def test_topics_are_deleted_behind_a_written_round_alone(monkeypatch: pytest.Mon
 
 def stream_topics(*, threads: bool) -> tuple[State, StreamTopics, Jobs, StreamRow]:
     """A state with the stream s/a, whose topics are there, and its row."""
-    world = World()
-    controller = world.controller()
-    controller.lead()
-    world.stream(controller, "s/a", 1)
+    world, controller = leading("s/a", 1)
     state = State(controller.table)
     topics, jobs = topics_of_world(world, controller, threads=threads)
     return state, topics, jobs, state.streams["s/a"]

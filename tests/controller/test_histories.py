@@ -39,8 +39,7 @@ def _lean(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def leading(world: World, name: str = "c", *, create: bool = False, **settings: Any) -> Controller:
     """A controller without a table."""
-    controller = world.controller(name, store=MemoryStore(), **settings)
-    controller.lead()
+    controller = world.led(name, store=MemoryStore(), **settings)
     if create:
         world.stream(controller, STREAM, SEGMENTS)
     return controller
@@ -143,11 +142,13 @@ def start_of(world: World) -> int:
     return world.cluster.log("reader").start_offsets([HISTORY])[HISTORY]
 
 
-def test_a_history_is_cut_behind_deleted_events_only() -> None:
+def test_a_history_is_cut_only_after_its_events_are_deleted() -> None:
     world = World()
     controller = leading(world, create=True, **OFTEN)
     for _ in range(10):
         commit(world, controller, 5, 5, 5)
+    assert start_of(world) == 0, "nothing is deleted"
+    assert not controller.state.low_water
     history = history_of(world)
     ends = ends_of(history)
     epochs = [at for at, record in history if isinstance(record, r.EpochRecord)]
@@ -189,15 +190,6 @@ def test_a_history_is_cut_behind_deleted_events_only() -> None:
     )
     # A marker stands behind the last event.
     assert last.vector() == {place.partition: end - 1 for place, end in log_ends.items()}
-
-
-def test_a_stream_that_keeps_its_events_keeps_its_history() -> None:
-    world = World()
-    controller = leading(world, create=True, **OFTEN)
-    for _ in range(5):
-        commit(world, controller, 5, 5, 5)
-    assert start_of(world) == 0
-    assert not controller.state.low_water
 
 
 def test_a_states_history_is_short_though_its_rows_stay() -> None:

@@ -28,7 +28,6 @@ from anabranch.topics.names import (
     journal_topic,
     replies_topic,
     stream_topic,
-    topics_of,
 )
 from tests.controller.test_poison_commands import BAD, Killed, failing
 from tests.controller.test_poison_commands import Play as Poisoned
@@ -99,7 +98,7 @@ class Lanes(Poisoned):
 # -- turns --------------------------------------------------------------------------------------------
 
 
-def test_each_is_answered_in_its_own_topic_and_goes_on_where_it_was() -> None:
+def test_each_lane_is_answered_in_its_own_topic_and_keeps_its_position() -> None:
     play = Lanes()
     asked = {
         lane: play.send(lane, n) for lane, n in ((A, 3), (B, 2), (OPEN_LANE, 4), (ADMIN_LANE, 1))
@@ -436,14 +435,14 @@ def test_poison_in_one_lane(error: Any, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.parametrize("cause", ["raises", "refused"])
-def test_poison_beside_a_busy_lane(cause: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_poison_while_another_lane_is_busy(cause: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The other lane's commands, at ever higher offsets, neither hold up the search nor end it."""
     play = Lanes()
     command: Any = r.GetState(BAD)
     if cause == "raises":
         monkeypatch.setitem(entrance._DECISIONS, r.GetState, failing(ValueError))
     else:
-        command = too_big(play)
+        command = play.too_big()
     others = play.send(A, 3)
     (bad,) = play.send(A, command=command)
     for _ in range(25):
@@ -454,12 +453,17 @@ def test_poison_beside_a_busy_lane(cause: str, monkeypatch: pytest.MonkeyPatch) 
     assert play.states(others) == {"COMMITTED"}
 
 
-def test_an_operator_skips_a_command_of_one_lane() -> None:
+@pytest.mark.parametrize("lane", [A, OPEN_LANE])
+def test_an_operator_skips_a_command_of_one_lane(lane: str) -> None:
     play = Lanes()
-    skipped, *others = play.send(A, 2) + play.send(B, 2) + play.send(OPEN_LANE, 2)
-    play.fresh(skip_commands=frozenset(((A, 0),)))
+    at = play.end(lane)
+    skipped, *others = play.send(lane, 4)
+    others += play.send(A, 2) + play.send(B, 2) + play.send(OPEN_LANE, 2)
+    play.fresh(skip_commands=frozenset(((lane, at),)))
     play.until(lambda: play.served([skipped, *others]))
-    assert (play.states([skipped]), play.states(others)) == ({"Quarantined"}, {"COMMITTED"})
+    answer = play.world.reply(skipped)
+    assert (answer.code, "an operator skipped it" in answer.message) == ("Quarantined", True)
+    assert play.states(others) == {"COMMITTED"}
 
 
 def test_poison_in_two_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -475,42 +479,11 @@ def test_poison_in_two_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert play.deaths <= 2 * 6
 
 
-def too_big(play: Lanes) -> r.OneShot:
-    """A command that only the broker refuses."""
-    play.world.stream(play.leader, "nyc/small", 1)
-    for topic in topics_of("nyc/small")[:2]:
-        config = play.world.cluster.partition(TopicPartition(topic, 0)).config
-        config["max.message.bytes"] = "20000"
-    return play.shot("nyc/small", bytes(30_000))
-
-
-def test_a_refusal_is_found_beside_other_lanes() -> None:
-    play = Lanes()
-    (bad,) = play.send(A, command=too_big(play))
-    others = play.send(A, 50) + play.send(B, 50)
-    play.until(lambda: play.served([bad, *others]), 60)
-    assert (play.states([bad]), play.states(others)) == ({"EventTooLarge"}, {"COMMITTED"})
-    assert play.events == 100
-
-
 # -- trouble ------------------------------------------------------------------------------------------
 
 
-def deleted(play: Lanes, topic: str) -> Callable[[], None]:
-    cluster = play.world.cluster
-    former = cluster.topics[topic]
-    kept = {place: part for place, part in cluster.partitions.items() if place.topic == topic}
-    cluster.delete_topic(topic)
-
-    def mend() -> None:
-        cluster.topics[topic] = former
-        cluster.partitions.update(kept)
-
-    return mend
-
-
 def replaced(play: Lanes, topic: str) -> Callable[[], None]:
-    mend = deleted(play, topic)
+    mend = play.world.take_away(topic)
     play.world.cluster.log("somebody").create_topics([TopicSpec(topic, 1)])
     return mend
 
@@ -524,8 +497,8 @@ def in_trouble(kind: Kind) -> Callable[[Lanes, str], Callable[[], None]]:
     return strike
 
 
-TROUBLES = {
-    "deleted": (deleted, "there is no topic"),
+TROUBLES: dict[str, tuple[Callable[[Lanes, str], Callable[[], None]], str]] = {
+    "deleted": (lambda play, topic: play.world.take_away(topic), "there is no topic"),
     "replaced": (replaced, "is another one"),
     "leaderless": (in_trouble(Kind.LEADERLESS), "no leader"),
     "forbidden": (in_trouble(Kind.DENYING), "refused"),
@@ -658,7 +631,7 @@ def _unblocking(play: Lanes, lane: str) -> r.SetLane:
 
 
 @pytest.mark.parametrize("blocked", [[True], [True, False]])
-def test_commands_behind_a_block_in_the_same_round_are_not_run(blocked: list[bool]) -> None:
+def test_commands_after_a_block_in_the_same_round_are_not_run(blocked: list[bool]) -> None:
     play = Lanes()
     ids = play.leader.state.lanes[A].topic_ids
     for each in blocked:
@@ -699,7 +672,7 @@ def test_a_lane_of_its_own_only() -> None:
 
 
 @pytest.mark.parametrize("of", [OPEN_LANE, A])
-def test_silence_beside_a_blocked_and_a_lost_lane(of: str) -> None:
+def test_silence_while_other_lanes_are_blocked_or_lost(of: str) -> None:
     play = Lanes()
     txn_id, _ = play.begin(of)
     play.make(B, blocked=True)
@@ -720,7 +693,7 @@ def test_a_blocked_lanes_own_transactions_end() -> None:
     assert not play.is_open(txn_id)
 
 
-def test_silence_beside_a_flood(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silence_during_a_flood(monkeypatch: pytest.MonkeyPatch) -> None:
     """A flooded lane's heartbeats wait behind its flood: its transactions live, others end in time."""
     monkeypatch.setattr(suspects, "MAX_COMMANDS", 10)
     monkeypatch.setattr(limits, "UNREAD", limits.UNREAD._replace(value=3))
@@ -757,7 +730,7 @@ def test_a_flood_without_end_does_not_keep_its_own_alive(monkeypatch: pytest.Mon
     assert not play.is_open(txn_id)
 
 
-def test_a_helper_is_heard_through_its_own_flood(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_helpers_heartbeats_count_after_its_own_flood(monkeypatch: pytest.MonkeyPatch) -> None:
     """It only ever sends heartbeats; the transaction is of `open`, and has no writer."""
     monkeypatch.setattr(suspects, "MAX_COMMANDS", 10)
     play = Lanes()

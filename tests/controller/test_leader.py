@@ -24,9 +24,24 @@ from anabranch.protocol.schemas.records import FindScope
 from anabranch.topics.names import status_topic
 from tests.controller.world import World
 from tests.memory.log import MemoryLog
+from tests.memory.producer import MemoryProducer
 from tests.memory.table import MemoryStore
 
 DEADLINE_S = 30.0
+
+
+def made(world: World, folder: Path = Path(), **how: Any) -> Leader:
+    """A leader of the world's control partition."""
+    given = {"on_change": lambda: None, "on_failure": lambda _: None} | how
+    return Leader(
+        lambda: world.cluster.log("c"),
+        world.clock,
+        Settings(0, 1, "anabranch"),
+        folder=folder,
+        leader="c",
+        native_timeout=60,
+        **given,
+    )
 
 
 def leading(world: World, folder: Path) -> list[Exception]:
@@ -41,16 +56,7 @@ def leading(world: World, folder: Path) -> list[Exception]:
         failures.append(error)
         led.set()
 
-    leader = Leader(
-        lambda: world.cluster.log("c"),
-        world.clock,
-        Settings(0, 1, "anabranch"),
-        folder=folder,
-        leader="c",
-        native_timeout=60,
-        on_change=changed,
-        on_failure=failed,
-    )
+    leader = made(world, folder, on_change=changed, on_failure=failed)
     leader.start()
     assert led.wait(DEADLINE_S), "it does not lead"
     assert leader.stop(DEADLINE_S)
@@ -110,17 +116,7 @@ def test_pauses_after_failures(
 ) -> None:
     world = World()
     asked: list[tuple[int, float]] = []
-    leader = Leader(
-        lambda: world.cluster.log("c"),
-        world.clock,
-        Settings(0, 1, "anabranch"),
-        folder=Path(),
-        leader="c",
-        native_timeout=60,
-        on_change=lambda: None,
-        on_failure=lambda _: None,
-        on_stuck=lambda seconds: asked.append((len(found), seconds)),
-    )
+    leader = made(world, on_stuck=lambda seconds: asked.append((len(found), seconds)))
     found: list[float] = []
 
     def pause(seconds: float) -> None:
@@ -166,16 +162,7 @@ def test_a_refusal_that_does_not_pass_ends_it(
     failures: list[Exception] = []
     monkeypatch.setattr(Controller, "lead", lead)
     monkeypatch.setattr(Leader, "_pause", pause)
-    leader = Leader(
-        lambda: world.cluster.log("c"),
-        world.clock,
-        Settings(0, 1, "anabranch"),
-        folder=tmp_path / "table",
-        leader="c",
-        native_timeout=60,
-        on_change=lambda: None,
-        on_failure=failures.append,
-    )
+    leader = made(world, tmp_path / "table", on_failure=failures.append)
     leader.start()
     leader._thread.join(DEADLINE_S)
     ended = [str(one) for one in failures]
@@ -187,64 +174,62 @@ def test_a_refusal_that_does_not_pass_ends_it(
     assert said == ["control partition 0: refused"] * (1 + len(ended))
 
 
-def test_who_stands_aside_leaves_the_group_for_so_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    done: list[tuple[str, float]] = []
-    back = threading.Event()
+class Consumer:
+    """A consumer of a group: when it entered and left, by the clock."""
 
-    class Consumer:
-        def __init__(self, *_: Any) -> None: ...
+    done: list[tuple[str, float]] = []  # noqa: RUF012 a test has its own
+    fails: Exception | None = None
 
-        def subscribe(self, *_: Any, **__: Any) -> None:
-            done.append(("in", time.monotonic()))
-            if len(done) > 1:
-                back.set()
+    def __init__(self, *_: Any) -> None: ...
 
-        def unsubscribe(self) -> None:
-            done.append(("out", time.monotonic()))
+    def subscribe(self, *_: Any, **__: Any) -> None:
+        self.done.append(("in", time.monotonic()))
 
-        def poll(self, timeout: float) -> None:
-            time.sleep(min(timeout, 0.01))
+    def unsubscribe(self) -> None:
+        self.done.append(("out", time.monotonic()))
 
-        def close(self) -> None: ...
+    def poll(self, timeout: float) -> None:
+        if self.fails is not None:
+            raise self.fails
+        time.sleep(min(timeout, 0.01))
 
+    def close(self) -> None: ...
+
+
+@pytest.fixture
+def member(monkeypatch: pytest.MonkeyPatch) -> Membership:
+    monkeypatch.setattr(Consumer, "done", [])
     monkeypatch.setattr(groups, "LastingConsumer", Consumer)
-    member = Membership(
+    return Membership(
         "", group="g", topic="t", session_timeout_s=6, options={},
         on_gained=lambda _: None, on_lost=lambda _: None,
     )  # fmt: skip
+
+
+def test_a_member_that_stands_aside_leaves_the_group_for_a_time(member: Membership) -> None:
     member.start()
     asked = time.monotonic()
     member.stand_aside(0.3)
-    assert back.wait(DEADLINE_S), "it does not come back"
+    until = asked + DEADLINE_S
+    while len(Consumer.done) < 3:
+        assert time.monotonic() < until, "it does not come back"
+        time.sleep(0.01)
     member.stop(DEADLINE_S)
-    assert [what for what, _ in done] == ["in", "out", "in"]
-    assert done[2][1] - asked >= 0.3
+    assert [what for what, _ in Consumer.done] == ["in", "out", "in"]
+    assert Consumer.done[2][1] - asked >= 0.3
 
 
-def test_whatever_ends_the_group_s_thread_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whatever_ends_the_group_s_thread_is_known(
+    member: Membership, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """`ControllerService._watch` ends a process by it: otherwise it would stay up without a control partition."""
-
-    class Consumer:
-        def __init__(self, *_: Any) -> None: ...
-
-        def subscribe(self, *_: Any, **__: Any) -> None: ...
-
-        def poll(self, _: float) -> None:
-            raise RuntimeError("can't start new thread")
-
-        def close(self) -> None: ...
-
-    monkeypatch.setattr(groups, "LastingConsumer", Consumer)
-    member = Membership(
-        "", group="g", topic="t", session_timeout_s=6, options={},
-        on_gained=lambda _: None, on_lost=lambda _: None,
-    )  # fmt: skip
+    monkeypatch.setattr(Consumer, "fails", RuntimeError("can't start new thread"))
     member.start()
     member.stop(DEADLINE_S)
     assert str(member.error) == "can't start new thread"
 
 
-def test_who_woke_late_does_not_wait_for_the_open_round_of_a_rival_that_died() -> None:
+def test_a_late_leader_does_not_wait_for_the_open_round_of_a_dead_rival() -> None:
     world = World()
     late, rival = world.controller("late"), world.controller("rival")
     asked = 0
@@ -272,8 +257,7 @@ def test_who_woke_late_does_not_wait_for_the_open_round_of_a_rival_that_died() -
 def test_a_leader_that_failed_inside_a_round_hands_nothing_over() -> None:
     """Its state is ahead of the log, and a rival may have but one of its ids yet."""
     world = World()
-    controller = world.controller("c")
-    controller.lead()
+    controller = world.led("c")
 
     def fenced(process: str, name: str) -> None:
         if name == "append":
@@ -287,3 +271,32 @@ def test_a_leader_that_failed_inside_a_round_hands_nothing_over() -> None:
     controller.hand_over()
     assert world.committed(TopicPartition(status_topic(), 0)) == before
     assert controller.table.get(STATUS + scope_key("s")) is None
+
+
+def test_a_leadership_that_fails_leaves_no_producers(monkeypatch: pytest.MonkeyPatch) -> None:
+    world, open_now = World(), 0
+    begin, close = MemoryLog.producer, MemoryProducer.close
+
+    def counted(log: MemoryLog, transactional_id: str, *, timeout: float) -> MemoryProducer:
+        nonlocal open_now
+        open_now += 1
+        return begin(log, transactional_id, timeout=timeout)
+
+    def closed(producer: MemoryProducer) -> None:
+        nonlocal open_now
+        open_now -= 1
+        close(producer)
+
+    monkeypatch.setattr(MemoryLog, "producer", counted)
+    monkeypatch.setattr(MemoryProducer, "close", closed)
+    first = world.led("first")
+    first.resign()
+    second = world.controller("second")
+
+    def check(*_: object) -> None:
+        raise LogRefused("a broker that does not know it", 3)
+
+    monkeypatch.setattr(MemoryProducer, "check", check)
+    with pytest.raises(LogRefused):
+        second.lead()
+    assert open_now == 0

@@ -21,9 +21,7 @@ from anabranch.protocol.schemas.codec import decode
 from anabranch.protocol.schemas.records import (
     CommitRecord,
     CreateStream,
-    Event,
     FindScope,
-    OneShot,
     Outcome,
 )
 from anabranch.topics.names import history_topic, journal_topic, stream_topic
@@ -45,8 +43,11 @@ def put(world: World, partition: int, *values: bytes, times: Sequence[int] = ())
         Record(0, times[i] if times else 1_000 + i, b"key-%d" % i, v, ())
         for i, v in enumerate(values)
     ]
-    place = TopicPartition(journal_topic(STREAM), partition)
-    world.cluster.produce_batch(place, encode_batch(records))
+    put_batch(world, encode_batch(records), partition)
+
+
+def put_batch(world: World, batch: bytes, partition: int = 0) -> None:
+    world.cluster.produce_batch(TopicPartition(journal_topic(STREAM), partition), batch)
 
 
 def seen(world: World, segments: int = 2) -> list[bytes]:
@@ -69,8 +70,7 @@ def play(controller: Controller, steps: int = 12) -> None:
 
 
 def led(world: World, *, segments: int = 2, **settings: str) -> Controller:
-    controller = world.controller()
-    controller.lead()
+    controller = world.led()
     world.ask(controller, FindScope("nyc", True))
     named = {name.replace("_", "."): value for name, value in settings.items()}
     world.ask(controller, CreateStream(STREAM, segments, named))
@@ -81,9 +81,7 @@ def test_a_round_with_a_one_shot_puts_them_into_one_batch(world: World) -> None:
     controller = led(world)
     put(world, 0, b"a", b"b", b"c")
     put(world, 1, b"d")
-    event = Event(STREAM, -1, b"key-0", b"one-shot", (), 5)
-    outcome = world.ask(controller, OneShot(world.txn_id(), "nyc", None, (event,)))
-    assert isinstance(outcome, Outcome)
+    assert isinstance(world.ask(controller, world.one_shot(STREAM, b"key-0", b"one-shot")), Outcome)
     play(controller)
     assert seen(world) == [b"a", b"b", b"c", b"d", b"one-shot"]
     found = commits(world)
@@ -139,8 +137,7 @@ def test_a_refusal_that_names_no_topic_costs_no_data(
     monkeypatch.setattr(Partition, "check", checked)
     put(world, 0, b"a", b"b")
     put(world, 1, b"c")
-    event = Event(STREAM, -1, b"key-0", b"one-shot", (), 5)
-    asked = world.send(OneShot(world.txn_id(), "nyc", None, (event,)))
+    asked = world.send(world.one_shot(STREAM, b"key-0", b"one-shot"))
     for _ in range(8):
         with pytest.raises(LogUnavailable):
             play(controller)
@@ -152,13 +149,12 @@ def test_a_refusal_that_names_no_topic_costs_no_data(
     assert isinstance(world.reply(asked), Outcome)
 
 
-def test_a_successor_with_an_empty_table_goes_on_where_the_log_says(world: World) -> None:
+def test_a_successor_with_an_empty_table_takes_the_position_of_the_log(world: World) -> None:
     first = led(world)
     put(world, 0, b"a", b"b")
     play(first)
     put(world, 0, b"c")
-    second = world.controller()
-    second.lead()
+    second = world.led()
     put(world, 1, b"d")
     play(second)
     assert seen(world) == [b"a", b"b", b"c", b"d"]
@@ -185,7 +181,8 @@ TIMES: dict[str, tuple[int, list[int], list[int]]] = {
 def test_times_that_no_stream_takes_are_rejected_alone(world: World, what: str, idle: bool) -> None:
     """This holds also if the last commit is long ago: then the clock decides what is ahead."""
     retention, times, stay = TIMES[what]
-    world.clock.now -= 864_000 * idle
+    if idle:
+        world.clock.now -= 864_000
     controller = led(world, retention_ms=str(retention))
     world.clock.now = NOW_MS / 1000
     values = [b"%d" % i for i in range(len(times))]
@@ -224,8 +221,7 @@ def test_what_a_packed_batch_may_hold(world: World, what: str) -> None:
     records, wrong = PACKED[what]
     controller = led(world, max_message_bytes=str(MOST))
     put(world, 0, b"before")
-    place = TopicPartition(journal_topic(STREAM), 0)
-    world.cluster.produce_batch(place, encode_batch(records, "zstd"))
+    put_batch(world, encode_batch(records, "zstd"))
     put(world, 0, b"after")
     play(controller)
     assert controller._intake.index.rejected[STREAM] == Counter(wrong)
@@ -239,8 +235,7 @@ def test_a_packed_batch_stays_packed(world: World, keys: int) -> None:
     """However few bytes it has, and if it is taken apart for two segments, too."""
     controller = led(world)
     made = [Record(n, 5, b"%d" % (n % keys), bytes(8_000)) for n in range(50)]
-    place = TopicPartition(journal_topic(STREAM), 0)
-    world.cluster.produce_batch(place, encode_batch(made, "zstd"))
+    put_batch(world, encode_batch(made, "zstd"))
     play(controller)
     assert seen(world) == [bytes(8_000)] * 50
     partitions = (world.cluster.partition(TopicPartition(stream_topic(STREAM), p)) for p in (0, 1))
@@ -251,10 +246,9 @@ def test_a_packed_batch_stays_packed(world: World, keys: int) -> None:
 def test_no_more_is_unpacked_than_a_batch_may_hold(world: World) -> None:
     """A batch of some KB took the memory of what it unpacks to, and as much again to be merged."""
     controller = led(world, max_message_bytes=str(LEAST_MESSAGE.value))
-    place = TopicPartition(journal_topic(STREAM), 0)
     bomb = encode_batch([Record(0, 5, b"k", bytes(32 << 20))], "zstd")
     for _ in range(3):
-        world.cluster.produce_batch(place, bomb)
+        put_batch(world, bomb)
     tracemalloc.start()
     try:
         play(controller)
@@ -335,9 +329,8 @@ def test_what_is_indexed_in_calm_times_is_no_debt(
     monkeypatch.setattr(limits, "JOURNAL_WORK", limits.JOURNAL_WORK._replace(value=rate))
     controller = led(world)
     world.clock.now += 1.1
-    place = TopicPartition(journal_topic(STREAM), 0)
     for _ in range(1_000):
-        world.cluster.produce_batch(place, encode_batch(EMPTY[:30]))
+        put_batch(world, encode_batch(EMPTY[:30]))
     play(controller, steps=100)
     meter = controller._intake.journals.meters[STREAM]
     assert meter.used > 50_000
@@ -349,9 +342,8 @@ def test_what_is_indexed_in_calm_times_is_no_debt(
 def test_a_command_among_plain_writes_waits_for_little(world: World) -> None:
     """Passes within a second after one index a tenth of what passes do in calm times; another is decided then."""
     controller = led(world)
-    place = TopicPartition(journal_topic(STREAM), 0)
     for _ in range(800):
-        world.cluster.produce_batch(place, encode_batch(EMPTY[:30]))
+        put_batch(world, encode_batch(EMPTY[:30]))
     dearest = 70  # units of such a batch, and a little more
 
     def units(*, command: bool = False) -> int:
@@ -470,7 +462,7 @@ def test_rejected_records_are_named_at_once_and_then_each_minute(
     ]
     record = Record(0, 5, b"k", b"tagged", (("ab.variant", b"x"),))
     for _ in range(3):
-        world.cluster.produce_batch(TopicPartition(journal, 1), encode_batch([record]))
+        put_batch(world, encode_batch([record]), 1)
         assert lines() == [], "not within a minute"
     world.clock.now += 60
     assert lines() == [f"{journal}: records rejected: 3 of partition 1 as bad_header"]

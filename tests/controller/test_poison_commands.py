@@ -9,7 +9,6 @@ import pytest
 
 from anabranch.batches.records import Record
 from anabranch.controller import controller, durability, suspects
-from anabranch.controller.controller import Controller
 from anabranch.controller.lanes import Command
 from anabranch.controller.stream_topics import TRIES
 from anabranch.core import rows as k
@@ -17,7 +16,6 @@ from anabranch.core.decisions import decide as entrance
 from anabranch.errors import InvariantViolation
 from anabranch.ports import LogError, LogUnavailable, LogUncertain, TopicPartition
 from anabranch.protocol import limits
-from anabranch.protocol.legal_names import OPEN_LANE
 from anabranch.protocol.schemas import records as r
 from anabranch.protocol.schemas.codec import encode
 from anabranch.topics.names import commands_topic, control_topic, stream_topic, topics_of
@@ -39,13 +37,20 @@ class Play:
     def __init__(self) -> None:
         self.world = World()
         self.deaths = 0
-        self.leader = self.world.controller()
-        self.leader.lead()
+        self.leader = self.world.led()
         self.world.stream(self.leader, STREAM, 1)
 
     def shot(self, stream: str = STREAM, value: bytes = b"v", headers: Any = ()) -> r.OneShot:
         event = r.Event(stream, -1, b"k", value, headers, -1)
         return r.OneShot(self.world.txn_id(), "nyc", None, (event,))
+
+    def too_big(self) -> r.OneShot:
+        """A command that only the broker refuses."""
+        self.world.stream(self.leader, "nyc/small", 1)
+        for topic in topics_of("nyc/small")[:2]:
+            config = self.world.cluster.partition(TopicPartition(topic, 0)).config
+            config["max.message.bytes"] = "20000"
+        return self.shot("nyc/small", bytes(30_000))
 
     def among(self, command: Any, before: int, behind: int) -> tuple[bytes, list[bytes]]:
         """(the command's correlation id, those of the one-shots around it)."""
@@ -119,7 +124,7 @@ def test_a_position_does_not_go_back(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("fault", ["raises", "uncertain"])
-def test_what_another_controller_says_keeps_nobody_waiting(
+def test_a_message_of_another_controller_stops_no_command(
     fault: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Offsets of the control topic are no commands': nothing that stands there at the same ones is quarantined."""
@@ -146,7 +151,7 @@ def test_what_another_controller_says_keeps_nobody_waiting(
 
 
 @pytest.mark.parametrize("before", [0, 100])
-def test_a_command_that_kills_whoever_tries_it(
+def test_a_command_that_kills_each_leader_is_quarantined(
     before: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The successors know from the log alone which one it was."""
@@ -207,15 +212,12 @@ def test_an_outage_is_no_commands_fault(which: str, monkeypatch: pytest.MonkeyPa
     assert play.list().quarantined == ()
 
 
-def test_what_can_not_be_foreseen_is_found_by_halves() -> None:
+def test_a_command_that_brokers_refuse_is_found_by_halves() -> None:
     """One refused among five hundred took a round for each of them."""
     play = Play()
-    play.world.stream(play.leader, "nyc/small", 1)
-    for topic in topics_of("nyc/small")[:2]:
-        config = play.world.cluster.partition(TopicPartition(topic, 0)).config
-        config["max.message.bytes"] = "20000"
+    command = play.too_big()
     before = play.leader.rounds
-    asked, others = play.among(play.shot("nyc/small", bytes(30_000)), 300, 200)
+    asked, others = play.among(command, 300, 200)
     play.until(lambda: play.served([asked, others[-1]]), 100)
     assert play.world.reply(asked).code == "EventTooLarge"
     assert len(play.world.committed(TopicPartition(stream_topic(STREAM), 0))) == len(others)
@@ -240,23 +242,8 @@ def test_only_so_many_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     play.until(lambda: play.served(asked))
     kept = [row.offset for row in play.list().quarantined]
     assert (len(kept), kept) == (3, sorted(kept))
-    fresh = play.world.controller("fresh", store=MemoryStore())
-    fresh.lead()
+    fresh = play.world.led("fresh", store=MemoryStore())
     assert [row.offset for row in fresh.state.quarantined.values()] == kept
-
-
-def test_an_operator_skips_a_command() -> None:
-    play = Play()
-    asked, others = play.among(play.shot(), 3, 3)
-    at = play.world.cluster.log("x").end_offsets(
-        [place := TopicPartition(commands_topic(), 0)], committed=False
-    )[place] - 4  # fmt: skip
-    play.leader = play.world.controller("other", skip_commands=frozenset(((OPEN_LANE, at),)))
-    play.leader.lead()
-    play.until(lambda: play.served([asked, *others]))
-    answer = play.world.reply(asked)
-    assert (answer.code, "an operator skipped it" in answer.message) == ("Quarantined", True)
-    assert {play.world.reply(each).state for each in others} == {"COMMITTED"}
 
 
 @pytest.mark.parametrize("error", [LogUnavailable("closed"), ValueError("int too large")])
@@ -282,7 +269,9 @@ def test_a_stream_that_can_not_be_made(error: Exception, monkeypatch: pytest.Mon
     assert "nyc/b" not in play.leader.state.streams
 
 
-def test_who_can_not_be_answered_is_named_now_and_then(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_client_that_can_not_be_answered_is_named_now_and_then(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     play = Play()
     for seconds in (0, 1, 61):
         play.world.clock.now += seconds
@@ -291,12 +280,6 @@ def test_who_can_not_be_answered_is_named_now_and_then(caplog: pytest.LogCapture
         play.leader.step(0)
     said = [each for each in caplog.messages if "can't be answered" in each]
     assert len(said) == 2
-
-
-def lead_with(play: Play, **settings: Any) -> Controller:
-    leader = play.world.controller("other", **settings)
-    leader.lead()
-    return leader
 
 
 def test_big_answers_make_rounds_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -311,7 +294,7 @@ def test_big_answers_make_rounds_of_their_own(monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_command_is_as_big_as_its_kind_may_be() -> None:
     play = Play()
-    leader = lead_with(play, command_bytes=3 << 20)
+    leader = play.world.led("other", command_bytes=3 << 20)
     world = play.world
     world.cluster.partition(TopicPartition(commands_topic(), 0)).config["max.message.bytes"] = (
         "9999999"

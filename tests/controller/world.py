@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,36 +25,26 @@ from anabranch.protocol.legal_names import ADMIN_LANE, OPEN_LANE
 from anabranch.protocol.partitioner import position_of, record_checksum
 from anabranch.protocol.schemas.codec import decode, encode
 from anabranch.protocol.schemas.records import (
+    Begin,
     CreateStream,
+    Event,
     Extent,
     FindScope,
     GrantRow,
+    OneShot,
     Receipt,
     Reply,
     SegmentRange,
     SetLane,
+    Touch,
+    Touched,
 )
 from anabranch.topics.creation import create_control_topics
 from anabranch.topics.names import commands_topic, journal_topic, replies_topic, status_topic
-from tests.core.labels import proved
+from tests.core.labels import SECRET, Begun, proved
+from tests.memory.clock import SteppedClock
 from tests.memory.log import MemoryCluster
 from tests.memory.table import MemoryStore
-
-
-@dataclass
-class HandClock:
-    """A clock that stands still until it is moved."""
-
-    now: float = 1_000_000.0
-
-    def wall(self) -> float:
-        return self.now
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        self.now += seconds
 
 
 @dataclass
@@ -61,7 +52,7 @@ class World:
     """A cluster in memory with any number of controllers, stepped by the test."""
 
     control_partitions: int = 1
-    clock: HandClock = field(default_factory=HandClock)
+    clock: SteppedClock = field(default_factory=SteppedClock)
     cluster: MemoryCluster = field(init=False)
     lane_of: dict[bytes, str] = field(default_factory=dict)  # by correlation id
     _ids: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
@@ -100,6 +91,12 @@ class World:
             ),
             leader=name,
         )
+
+    def led(self, name: str = "c", partition: int = 0, **how: Any) -> Controller:
+        """A controller that leads."""
+        controller = self.controller(name, partition, **how)
+        controller.lead()
+        return controller
 
     def send(
         self,
@@ -149,6 +146,12 @@ class World:
                 return answer
         raise AssertionError(f"no answer to {command}")
 
+    def steps(self, controller: Controller, count: int, seconds: float = 0.0) -> None:
+        """Passes of the controller's loop. ``seconds``: pass after each."""
+        for _ in range(count):
+            controller.step(0)
+            self.clock.sleep(seconds)
+
     def committed(self, partition: TopicPartition, having: bytes = b"") -> list[Record]:
         """The records that a read_committed reader sees; ``having``: only of batches with these bytes in them."""
         log = self.cluster.log("reader")
@@ -168,6 +171,23 @@ class World:
         self.ask(controller, FindScope(stream.partition("/")[0], True))
         self.ask(controller, CreateStream(stream, segments, {}))
 
+    def begin(
+        self,
+        controller: Controller,
+        stream: str,
+        *,
+        name: str | None = None,
+        keepalive_ms: int = 60_000,
+    ) -> tuple[bytes, bytes, Touched]:
+        """(id, token, where to write) of a transaction that has touched the stream."""
+        txn_id = self.txn_id()
+        scope = stream.partition("/")[0]
+        begun = self.ask(controller, Begin(txn_id, scope, name, keepalive_ms, SECRET))
+        assert isinstance(begun, Begun)
+        touched = self.ask(controller, Touch(begun.token, stream))
+        assert isinstance(touched, Touched)
+        return txn_id, begun.token, touched
+
     def lane(self, controller: Controller, lane: str, blocked: bool = False) -> Any:
         """Make a lane, with its topics, or change it; the answer."""
         names = commands_topic(lane=lane), replies_topic(lane=lane)
@@ -180,6 +200,32 @@ class World:
 
     def txn_id(self, partition: int = 0) -> bytes:
         return make_txn_id(partition, int(self.clock.wall() * 1000), next(self._ids))
+
+    def take_away(self, topic: str) -> Callable[[], None]:
+        """Delete a topic; what is returned brings it back as it was."""
+        cluster = self.cluster
+        info = cluster.topics[topic]
+        kept = {place: log for place, log in cluster.partitions.items() if place.topic == topic}
+        cluster.delete_topic(topic)
+
+        def bring_back() -> None:
+            cluster.topics[topic] = info
+            cluster.partitions.update(kept)
+
+        return bring_back
+
+    def one_shot(
+        self,
+        stream: str,
+        key: bytes = b"k",
+        value: bytes = b"v",
+        *,
+        partition: int = -1,
+        name: str | None = None,
+    ) -> OneShot:
+        """The command for a transaction of one event."""
+        event = Event(stream, partition, key, value, (), -1)
+        return OneShot(self.txn_id(), stream.partition("/")[0], name, (event,))
 
     def write(
         self,
@@ -207,3 +253,11 @@ class World:
             end = bases[-1] + len(groups[-1])
             extents.append(Extent(stream, segment.partition, bases[0], end, len(mine), crc_sum))
         return Receipt(txn_id, writer, 1, True, tuple(extents))
+
+
+def leading(stream: str, segments: int = 2, **settings: Any) -> tuple[World, Controller]:
+    """A world, and a controller that leads in it and has created the stream."""
+    world = World()
+    controller = world.led(**settings)
+    world.stream(controller, stream, segments)
+    return world, controller

@@ -8,7 +8,8 @@ import threading
 import time
 import tracemalloc
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from types import MappingProxyType, SimpleNamespace
 from typing import Any
@@ -102,46 +103,23 @@ def _answers(
 
 
 @pytest.mark.parametrize(
-    ("told", "known"),
+    ("told", "known", "gone", "agreed"),
     [
-        ({1: None, 2: None, 3: None}, False),
-        ({1: None, 2: OURS, 3: None}, True),
-        ({1: None, 2: None, 3: BLIND}, None),
-        ({1: BLIND, 2: OURS}, True),
-        ({}, True),
+        ({1: None, 2: None, 3: None}, False, False, False),
+        ({1: None, 2: OURS, 3: None}, True, False, False),
+        ({1: OTHER, 2: OTHER, 3: OTHER}, True, True, False),
+        ({1: OTHER, 2: OURS, 3: OTHER}, True, False, False),
+        ({1: OTHER, 2: None, 3: OTHER}, True, False, False),
+        ({1: OURS, 2: OURS}, True, False, True),
+        ({1: OURS, 2: None}, True, False, False),
+        ({}, True, False, True),
     ],
-    ids=["by none", "by one", "one is blind", "by one beside a blind one", "no brokers"],
 )
-def test_a_topic_is_unknown_by_every_brokers_word(
+def test_a_topic_is_unknown_or_another_one_by_every_brokers_word(
     cluster: Cluster,
     monkeypatch: pytest.MonkeyPatch,
     told: dict[int, UUID | None],
-    known: bool | None,
-) -> None:
-    _tell(cluster, monkeypatch, told)
-    monkeypatch.setattr(cluster, "refresh", lambda *_: {})
-    if known is None:
-        with pytest.raises(LogUnavailable, match="no brokers so far"):
-            kafka_admin.is_known(cluster, "t", 0.0)
-    else:
-        assert kafka_admin.is_known(cluster, "t", 0.0) is known
-
-
-@pytest.mark.parametrize(
-    ("told", "gone", "agreed"),
-    [
-        ({1: OTHER, 2: OTHER, 3: OTHER}, True, False),
-        ({1: OTHER, 2: OURS, 3: OTHER}, False, False),
-        ({1: OTHER, 2: None, 3: OTHER}, False, False),
-        ({1: OURS, 2: OURS}, False, True),
-        ({1: OURS, 2: None}, False, False),
-        ({}, False, True),
-    ],
-)
-def test_another_id_is_every_brokers_word(
-    cluster: Cluster,
-    monkeypatch: pytest.MonkeyPatch,
-    told: dict[int, UUID | None],
+    known: bool,
     gone: bool,
     agreed: bool,
 ) -> None:
@@ -149,19 +127,26 @@ def test_another_id_is_every_brokers_word(
     exists = [SimpleNamespace(error_code=36)]
     monkeypatch.setattr(kafka_admin, "_create", lambda *_, **__: exists)
     monkeypatch.setattr(kafka_admin, "add_partitions", lambda *_, **__: False)
+    monkeypatch.setattr(cluster, "refresh", lambda *_: {})
+    assert kafka_admin.is_known(cluster, "t", 0.0) is known
     assert kafka_admin.is_gone(cluster, "t", 1, OURS.hex, 0.0) is gone
     assert kafka_admin.is_agreed(cluster, "t", OURS.hex, 0.0) is agreed
 
 
-@pytest.mark.parametrize("told", [{1: BLIND, 2: OTHER}, {1: OTHER, 2: BLIND}])
-def test_brokers_disagree_though_one_can_not_be_asked(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, told: dict[int, UUID | None]
+def test_a_broker_that_knows_no_brokers_does_not_count(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _tell(cluster, monkeypatch, told)
-    assert not kafka_admin.is_agreed(cluster, "t", OURS.hex, 0.0)
+    monkeypatch.setattr(cluster, "refresh", lambda *_: {})
+    for told in ({1: BLIND, 2: OTHER}, {1: OTHER, 2: BLIND}):
+        _tell(cluster, monkeypatch, {**told})
+        assert not kafka_admin.is_agreed(cluster, "t", OURS.hex, 0.0)
     _tell(cluster, monkeypatch, {1: BLIND, 2: OURS})
+    assert kafka_admin.is_known(cluster, "t", 0.0)
     with pytest.raises(LogUnavailable, match="no brokers so far"):
         kafka_admin.is_agreed(cluster, "t", OURS.hex, 0.0)
+    _tell(cluster, monkeypatch, {1: None, 2: None, 3: BLIND})
+    with pytest.raises(LogUnavailable, match="no brokers so far"):
+        kafka_admin.is_known(cluster, "t", 0.0)
 
 
 @pytest.mark.parametrize(
@@ -208,6 +193,20 @@ def test_a_silent_broker_is_waited_for_until_another_one_has_its_place(
     assert asked == questions or (questions is None and asked > 1)
 
 
+@contextmanager
+def _asked_of_a_server(is_let_in: bool) -> Iterator[tuple[Connection, int, socket.socket]]:
+    """A connection, the correlation id of a request that was sent on it, and the server's end of it."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        deadline = time.monotonic() + 30
+        connection = Connection(*server.getsockname(), client_id="c", deadline=deadline)
+        if is_let_in:
+            connection.authenticate(deadline)
+        sent = connection.send(0, 0, (b"",), flexible=False, deadline=deadline)
+        with server.accept()[0] as answering:
+            yield connection, sent, answering
+        connection.close()
+
+
 @pytest.mark.parametrize(
     ("size", "is_let_in", "why"),
     [
@@ -222,19 +221,14 @@ def test_an_answer_that_is_only_announced_costs_nothing(
     size: int, is_let_in: bool, why: str
 ) -> None:
     """Before the broker has let us in, whoever answers in its place may say no more than 1 MiB."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        deadline = time.monotonic() + 30
-        connection = Connection(*server.getsockname(), client_id="c", deadline=deadline)
-        if is_let_in:
-            connection.authenticate(deadline)
-        sent = connection.send(0, 0, (b"",), flexible=False, deadline=deadline)
-        with server.accept()[0] as answering:
-            answering.recv(100)
-            answering.sendall(size.to_bytes(4, "big") + sent.to_bytes(4, "big"))
+    with _asked_of_a_server(is_let_in) as (connection, sent, answering):
+        answering.recv(100)
+        answering.sendall(size.to_bytes(4, "big") + sent.to_bytes(4, "big"))
+        answering.close()
         tracemalloc.start()
         try:
             with pytest.raises(ConnectionBroken, match=why):
-                connection.receive(sent, deadline)
+                connection.receive(sent, time.monotonic() + 30)
             assert tracemalloc.get_traced_memory()[1] < 4 << 20
         finally:
             tracemalloc.stop()
@@ -243,18 +237,12 @@ def test_an_answer_that_is_only_announced_costs_nothing(
 @pytest.mark.parametrize("size", [4, (1 << 20) - 1, 1 << 20, (3 << 20) + 5])
 def test_an_answer_of_any_size_comes_whole(size: int) -> None:
     body = random.Random(size).randbytes(size - 4)
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        deadline = time.monotonic() + 30
-        connection = Connection(*server.getsockname(), client_id="c", deadline=deadline)
-        connection.authenticate(deadline)
-        sent = connection.send(0, 0, (b"",), flexible=False, deadline=deadline)
-        with server.accept()[0] as answering:
-            whole = size.to_bytes(4, "big") + sent.to_bytes(4, "big") + body
-            writer = threading.Thread(target=answering.sendall, args=(whole,))
-            writer.start()
-            assert connection.receive(sent, deadline) == body
-            writer.join()
-        connection.close()
+    with _asked_of_a_server(True) as (connection, sent, answering):
+        whole = size.to_bytes(4, "big") + sent.to_bytes(4, "big") + body
+        writer = threading.Thread(target=answering.sendall, args=(whole,))
+        writer.start()
+        assert connection.receive(sent, time.monotonic() + 30) == body
+        writer.join()
 
 
 def test_a_host_that_is_none_is_no_connection() -> None:
@@ -264,6 +252,19 @@ def test_a_host_that_is_none_is_no_connection() -> None:
 
 
 PLACE = TopicPartition("t", 0)
+
+
+def _metadata(topics: Mapping[str, UUID], leader: Leader, nodes: Iterable[int]) -> Any:
+    """An answer of these topics, each with one partition, which is on all of these nodes."""
+    replicas = [*nodes]
+    part = SimpleNamespace(replica_nodes=replicas, isr_nodes=replicas, partition_index=0)
+    part.leader_id, part.leader_epoch = leader
+    found = [
+        SimpleNamespace(name=name, topic_id=topic_id, error_code=0, partitions=[part])
+        for name, topic_id in topics.items()
+    ]
+    brokers = [SimpleNamespace(node_id=n, host=f"broker-{n}", port=9092) for n in replicas]
+    return SimpleNamespace(topics=found, brokers=brokers)
 
 
 def _lead(
@@ -284,14 +285,7 @@ def _lead(
             said = told[node]
             if said is None:
                 raise ConnectionBroken("it does not answer")
-        part = SimpleNamespace(replica_nodes=[*told], isr_nodes=[*told], partition_index=0)
-        part.leader_id, part.leader_epoch = said
-        topics = [
-            SimpleNamespace(name=name, topic_id=OURS, error_code=0, partitions=[part])
-            for name in names
-        ]
-        brokers = [SimpleNamespace(node_id=n, host=f"broker-{n}", port=9092) for n in told]
-        return SimpleNamespace(topics=topics, brokers=brokers)
+        return _metadata(dict.fromkeys(names, OURS), said, told)
 
     monkeypatch.setattr(cluster, "metadata", metadata)
     return asked
@@ -329,7 +323,7 @@ def test_a_leader_may_be_cut_off_so_another_broker_is_asked_now_and_then(
     assert not cluster.health._failed
 
 
-def test_a_leader_that_tells_of_itself_is_looked_at_all_the_same(
+def test_a_leader_that_names_itself_is_confirmed_by_others(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Plain topics are asked for every ten seconds, perhaps of it alone."""
@@ -489,15 +483,7 @@ def test_topics_that_were_are_forgotten_an_hour_later(
     there: dict[str, UUID] = {}
 
     def answer(_: tuple[str, int]) -> Any:
-        part = SimpleNamespace(
-            replica_nodes=[1], isr_nodes=[1], partition_index=0, leader_id=1, leader_epoch=1
-        )
-        topics = [
-            SimpleNamespace(name=name, topic_id=one, error_code=0, partitions=[part])
-            for name, one in there.items()
-        ]
-        brokers = [SimpleNamespace(node_id=n, host=f"broker-{n}", port=9092) for n in BROKERS]
-        return SimpleNamespace(topics=topics, brokers=brokers)
+        return _metadata(there, Leader(1, 1), BROKERS)
 
     _answers(cluster, monkeypatch, answer)
     now = [0.0]

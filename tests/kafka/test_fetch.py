@@ -44,7 +44,7 @@ def test_a_flood_keeps_no_other_partition_waiting(broker: Broker, unique: str, q
         assert positions[places[(quiet + 1) % 3]] >= 3
 
 
-def test_closing_breaks_off_who_waits(broker: Broker, unique: str) -> None:
+def test_closing_ends_a_fetch_that_waits(broker: Broker, unique: str) -> None:
     place = TopicPartition(f"closed-{unique}", 0)
     log = KafkaLog(broker.bootstrap)
     log.create_topics([TopicSpec(place.topic, 1)])

@@ -1,4 +1,4 @@
-"""Produce and Fetch by hand, against kio's generated messages."""
+"""Produce, Fetch and EndTxn by hand, against kio's generated messages."""
 
 from __future__ import annotations
 
@@ -9,17 +9,30 @@ import itertools
 import resource
 import socket
 import uuid
+from datetime import timedelta
+from functools import partial
+from importlib import import_module
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kio.schema.errors import ErrorCode
+from kio.schema.types import ProducerId
 from kio.serial import entity_reader, entity_writer
+from kio.static.primitive import Records, i16
 
 from anabranch.kafka import calls, data
-from anabranch.kafka.calls import FETCH, PRODUCE, MalformedAnswer
+from anabranch.kafka.calls import END_TXN, FETCH, PRODUCE, MalformedAnswer
 from anabranch.kafka.connection import readable
-from anabranch.kafka.data import FetchPosition, uvarint
+from anabranch.kafka.data import (
+    BUMPS_FROM,
+    Ended,
+    FetchPosition,
+    end_answer,
+    end_request,
+    uvarint,
+)
 from anabranch.ports import TopicPartition
 
 IDS = {"a": uuid.UUID(int=7).bytes, "b": uuid.UUID(int=8).bytes}
@@ -82,54 +95,31 @@ def test_produce_requests(version: int, transactional_id: str | None) -> None:
 
 @pytest.mark.parametrize("version", range(PRODUCE.lowest, PRODUCE.highest + 1))
 def test_produce_answers(version: int) -> None:
-    def partition(index: int, error: int, offset: int, message: str | None) -> Any:
-        from kio.schema.errors import ErrorCode
+    make = partial(written, PRODUCE, version)
 
-        return written(
-            PRODUCE,
-            version,
+    def partition(index: int, error: int, offset: int, message: str | None) -> Any:
+        inner = {"batch_index": 0, "batch_index_error_message": "inner"}
+        wrong = version >= 8 and error
+        return make(
             "PartitionProduceResponse",
             index=index,
             error_code=ErrorCode(error),
             base_offset=offset,
             log_append_time=None,
             log_start_offset=3,
-            record_errors=(
-                (
-                    written(
-                        PRODUCE,
-                        version,
-                        "BatchIndexAndErrorMessage",
-                        batch_index=0,
-                        batch_index_error_message="inner",
-                    ),
-                )
-                if version >= 8 and error
-                else ()
-            ),
+            record_errors=(make("BatchIndexAndErrorMessage", **inner),) if wrong else (),
             error_message=message,
         )
 
+    partitions = {
+        "a": (partition(0, 0, 17, None), partition(4, 87, -1, "why")),
+        "b": (partition(1, 10, -1, None),),
+    }
     topics = tuple(
-        written(
-            PRODUCE,
-            version,
-            "TopicProduceResponse",
-            partition_responses=partitions,
-            **topic_fields(version, 13, name),
-        )
-        for name, partitions in (
-            ("a", (partition(0, 0, 17, None), partition(4, 87, -1, "why"))),
-            ("b", (partition(1, 10, -1, None),)),
-        )
+        make("TopicProduceResponse", partition_responses=made, **topic_fields(version, 13, name))
+        for name, made in partitions.items()
     )
-    import datetime as dt
-
-    body = answer_bytes(
-        written(
-            PRODUCE, version, "ProduceResponse", responses=topics, throttle_time=dt.timedelta(0)
-        )
-    )
+    body = answer_bytes(make("ProduceResponse", responses=topics, throttle_time=timedelta(0)))
     found = data.produce_answer(version, body, NAMES)
     told = version >= 8
     assert found == {
@@ -176,8 +166,7 @@ def test_fetch_requests(version: int) -> None:
 
 @pytest.mark.parametrize("version", range(FETCH.lowest, FETCH.highest + 1))
 def test_fetch_answers(version: int) -> None:
-    from kio.schema.errors import ErrorCode
-    from kio.static.primitive import Records
+    make = partial(written, FETCH, version)
 
     def partition(index: int, **changed: Any) -> Any:
         fields: dict[str, Any] = {
@@ -190,38 +179,21 @@ def test_fetch_answers(version: int) -> None:
             "preferred_read_replica": -1,
             "records": None,
         }
-        return written(FETCH, version, "PartitionData", **(fields | changed))
+        return make("PartitionData", **(fields | changed))
 
     aborted = tuple(
-        written(FETCH, version, "AbortedTransaction", producer_id=p, first_offset=o)
-        for p, o in ((5, 60), (6, 20))
+        make("AbortedTransaction", producer_id=p, first_offset=o) for p, o in ((5, 60), (6, 20))
     )
+    partitions = {
+        "a": (partition(0, aborted_transactions=aborted, records=Records(b"r" * 200)),),
+        "b": (partition(3), partition(4, error_code=ErrorCode(6))),
+    }
     topics = tuple(
-        written(
-            FETCH,
-            version,
-            "FetchableTopicResponse",
-            partitions=partitions,
-            **topic_fields(version, 13, name),
-        )
-        for name, partitions in (
-            ("a", (partition(0, aborted_transactions=aborted, records=Records(b"r" * 200)),)),
-            ("b", (partition(3), partition(4, error_code=ErrorCode(6)))),
-        )
+        make("FetchableTopicResponse", partitions=made, **topic_fields(version, 13, name))
+        for name, made in partitions.items()
     )
-    import datetime as dt
-
-    body = answer_bytes(
-        written(
-            FETCH,
-            version,
-            "FetchResponse",
-            throttle_time=dt.timedelta(0),
-            error_code=ErrorCode(0),
-            session_id=0,
-            responses=topics,
-        )
-    )
+    nothing = {"throttle_time": timedelta(0), "error_code": ErrorCode(0), "session_id": 0}
+    body = answer_bytes(make("FetchResponse", responses=topics, **nothing))
     error, found = data.fetch_answer(version, body, NAMES)
     assert error == 0
     first = found[TopicPartition("a", 0)]
@@ -237,6 +209,44 @@ def test_fetch_answers(version: int) -> None:
     for cut in range(len(body) - tags):
         with pytest.raises(MalformedAnswer):
             data.fetch_answer(version, body[:cut], NAMES)
+
+
+END_VERSIONS = range(END_TXN.lowest, END_TXN.highest + 1)
+
+
+@pytest.mark.parametrize("version", END_VERSIONS)
+@pytest.mark.parametrize("commit", [True, False])
+@pytest.mark.parametrize("name", ["anabranch-control-3-a", "ü" * 200])
+def test_end_requests(version: int, commit: bool, name: str) -> None:
+    wanted = calls.request(
+        END_TXN,
+        version,
+        transactional_id=name,
+        producer_id=(1 << 40) + 7,
+        producer_epoch=32_000,
+        committed=commit,
+    )
+    assert end_request(version, name, (1 << 40) + 7, 32_000, commit=commit) == wanted
+
+
+@pytest.mark.parametrize("version", END_VERSIONS)
+@pytest.mark.parametrize("error", [ErrorCode.none, ErrorCode.concurrent_transactions])
+def test_end_answers(version: int, error: ErrorCode) -> None:
+    kind = import_module(f"kio.schema.end_txn.v{version}.response").EndTxnResponse
+    fields = {"throttle_time": timedelta(milliseconds=11), "error_code": error}
+    if version >= BUMPS_FROM:
+        fields |= {"producer_id": ProducerId(1 << 33), "producer_epoch": i16(41)}
+    body = answer_bytes(kind(**fields))
+    bumped = (1 << 33, 41) if version >= BUMPS_FROM else (-1, -1)
+    assert end_answer(version, memoryview(body)) == Ended(int(error), *bumped)
+
+
+@pytest.mark.parametrize("version", END_VERSIONS)
+def test_a_short_end_answer_is_malformed(version: int) -> None:
+    size = 16 if version >= BUMPS_FROM else 6
+    end_answer(version, bytes(size))
+    with pytest.raises(MalformedAnswer):
+        end_answer(version, bytes(size - 1))
 
 
 def test_an_answer_about_another_topic_is_refused() -> None:

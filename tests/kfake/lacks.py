@@ -56,7 +56,7 @@ _WITHOUT_IDS = {
         "test_a_streams_topics_are_created_as_declared[kafka-v2]": _NO_IDS,
     },
     "contract/test_deleted_topics.py": {
-        "test_whoever_reads_a_deleted_topic_is_told_its_name[kafka-v2]": _NO_IDS,
+        "test_reading_a_deleted_topic_raises_its_name[kafka-v2]": _NO_IDS,
     },
     "contract/test_log.py": {
         "test_a_deleted_topic_is_gone_and_one_made_anew_is_left[kafka-v2]": _NO_IDS,
@@ -100,7 +100,7 @@ _WITHOUT_SETTING = {
 _WITHOUT_CODECS = {
     "contract/test_producer.py": {
         "test_batches_of_a_partition_stay_in_order[kafka-v2]": _FEW_CODECS,
-        "test_what_lies_in_the_log_is_what_was_given[kafka-v2]": _FEW_CODECS,
+        "test_the_log_has_the_records_that_were_given[kafka-v2]": _FEW_CODECS,
     },
 }
 _OWN_REPLICAS = {

@@ -14,7 +14,7 @@ import sys
 import threading
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -69,6 +69,13 @@ class Place:
         self.client.create_stream(name, segments=segments)
         self.streams.append(name)
         return name
+
+    def write(self, stream: str, numbers: Iterable[int], keys: int = 6) -> None:
+        """One transaction of these numbers, under so many keys."""
+        with self.client.begin(stream.partition("/")[0]) as txn:
+            for i in numbers:
+                txn.write(stream, b"%d" % i, key=b"k%d" % (i % keys))
+            txn.commit()
 
     def committed(self, stream: str) -> Counter[bytes | None]:
         """The values in the stream's topic as any consumer with `read_committed` gets them."""
@@ -163,13 +170,9 @@ def merge(place: Place) -> None:
 
 def readers(place: Place) -> None:
     """All ways to read give the same."""
-    scope = place.scope()
-    stream = place.stream(f"{scope}/read")
+    stream = place.stream(f"{place.scope()}/read")
     for number in range(3):
-        with place.client.begin(scope) as txn:
-            for i in range(20):
-                txn.write(stream, b"%d/%d" % (number, i), key=b"k%d" % (i % 3))
-            txn.commit()
+        place.write(stream, range(20 * number, 20 * number + 20), keys=3)
     wanted = place.committed(stream)
     assert wanted.total() == 60
     snapshot = place.client.snapshot(stream)
@@ -197,9 +200,7 @@ def scaling(place: Place) -> None:
         txn.commit(timeout=60)
     place.client.scale(stream, segments=3)
     for i in range(90, 120):
-        with place.client.begin(scope) as txn:
-            txn.write(stream, b"%d" % i, key=b"k%d" % (i % 6))
-            txn.commit()
+        place.write(stream, [i])
     assert place.committed(stream) == Counter(b"%d" % i for i in range(120))
     for event in place.client.snapshot(stream).read(stream):
         numbers.setdefault(event.key or b"", []).append(int(event.value or b""))
@@ -252,10 +253,7 @@ def processor(place: Place) -> None:
     """Events and the positions of their input are committed as one."""
     scope = place.scope()
     source, target = place.stream(f"{scope}/in"), place.stream(f"{scope}/out")
-    with place.client.begin(scope) as txn:
-        for i in range(40):
-            txn.write(source, b"%d" % i, key=b"k%d" % (i % 6))
-        txn.commit()
+    place.write(source, range(40))
     name = f"{scope}/copy"
     place.client.create_processor(name, source, tasks=2)
     for _ in range(2):  # the second one finds nothing left to do
@@ -300,10 +298,7 @@ def groups(place: Place) -> None:
     """A group's next member goes on where the one before came to."""
     scope = place.scope()
     stream = place.stream(f"{scope}/shared")
-    with place.client.begin(scope) as txn:
-        for i in range(30):
-            txn.write(stream, b"%d" % i, key=b"k%d" % (i % 6))
-        txn.commit()
+    place.write(stream, range(30))
     seen: Counter[bytes | None] = Counter()
     with place.client.read(stream, group=scope, timeout=20) as reader:
         for event in reader:
@@ -334,17 +329,12 @@ def altering(place: Place) -> None:
 
 def deleting(place: Place) -> None:
     """A stream is deleted, and one of its name begins empty."""
-    scope = place.scope()
-    stream = place.stream(f"{scope}/gone")
-    with place.client.begin(scope) as txn:
-        txn.write(stream, b"former", key=b"k")
-        txn.commit()
+    stream = place.stream(f"{place.scope()}/gone")
+    place.write(stream, [1])
     place.operator.delete_stream(stream)
     place.stream(stream)
-    with place.client.begin(scope) as txn:
-        txn.write(stream, b"new", key=b"k")
-        txn.commit()
-    assert place.committed(stream) == Counter([b"new"])
+    place.write(stream, [2])
+    assert place.committed(stream) == Counter([b"2"])
 
 
 @contextlib.contextmanager

@@ -293,17 +293,7 @@ def test_an_unfit_cluster_is_named_before_a_topic_is_made(name: str, tmp_path: P
         assert topics(broker) == []
         if exits is None:
             return
-        sign_in = words(broker.options())
-        controller = ControllerProcess(
-            broker.bootstrap, tmp_path / "controller", arguments=sign_in
-        ).start()
-        try:
-            code = controller.ended()
-        except subprocess.TimeoutExpired:
-            pytest.fail(f"it neither leads nor ends: {controller.log_file.read_text()[-2000:]}")
-        finally:
-            controller.kill()
-        log = controller.log_file.read_text()
+        code, log = ended(broker, tmp_path)
         assert code == exits, log
         assert [word for word in named if word not in log] == [], log
         assert topics(broker) == []
@@ -327,17 +317,10 @@ def test_new_topics_of_a_controller_that_ends_are_taken_away(
 ) -> None:
     need_go()
     with Kfake(kind, tmp_path) as broker:
-        asked = "--replication-factor", replicas, *words(broker.options())
-        controller = ControllerProcess(
-            broker.bootstrap, tmp_path / "controller", arguments=asked
-        ).start()
         begun = time.monotonic()
-        try:
-            assert controller.ended() != 0
-        finally:
-            controller.kill()
+        code, log = ended(broker, tmp_path, "--replication-factor", replicas)
+        assert code != 0
         assert time.monotonic() - begun < ENDS_S, "also where code is compiled for the first time"
-        log = controller.log_file.read_text()
         assert said in log
         assert "loading compiled code" not in log
         assert log.count("WARNING") <= 1, log
@@ -394,6 +377,18 @@ def test_an_end_that_is_too_low_is_named(tmp_path: Path) -> None:
         assert named, told.value
         assert int(named[1]) < int(named[2])
         assert place.committed(stream).total() == 0
+
+
+def ended(broker: Kfake, folder: Path, *arguments: str) -> tuple[int, str]:
+    """The exit code of a controller that can't lead there, and its log."""
+    given = (*arguments, *words(broker.options()))
+    controller = ControllerProcess(broker.bootstrap, folder / "controller", arguments=given).start()
+    try:
+        return controller.ended(), controller.log_file.read_text()
+    except subprocess.TimeoutExpired:
+        pytest.fail(f"it neither leads nor ends: {controller.log_file.read_text()[-2000:]}")
+    finally:
+        controller.kill()
 
 
 def topics(broker: Kfake) -> list[str]:

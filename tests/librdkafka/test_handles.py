@@ -105,7 +105,7 @@ def test_brokers_that_are_away_for_all(world: World, answer: str) -> None:
     assert world.after(6) == (True, 12, 11)
 
 
-def test_a_complaint_is_looked_into_soon(world: World) -> None:
+def test_a_complaint_is_checked_soon(world: World) -> None:
     world.handle.answer = "nothing"
     world.health.complaint(OTHER)
     assert world.after(6) == (False, 0, 0)

@@ -1,17 +1,20 @@
-"""Options of connect: passed on, refused by name, never ignored."""
+"""Options of connect are passed on or refused by name, never ignored; repeated failures are logged seldom."""
 
 from __future__ import annotations
 
 import _thread
+import logging
 import re
 import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+from confluent_kafka import Consumer, Producer
 
 import anabranch
 from anabranch import errors
+from anabranch.librdkafka import options as kafka_logging
 from anabranch.librdkafka.options import Options, named_options
 from anabranch.reading.iteration import check_group
 
@@ -179,7 +182,7 @@ def test_arguments_out_of_range(arguments: dict[str, Any]) -> None:
         anabranch.connect("127.0.0.1:1", **arguments)
 
 
-def test_nobody_there_is_not_ready() -> None:
+def test_no_broker_is_not_ready() -> None:
     with (
         anabranch.connect("127.0.0.1:1", timeout=0.5, log_level=0) as client,
         pytest.raises((errors.NotReady, errors.DeadlineExceeded)),
@@ -193,3 +196,44 @@ def test_everything_public_is_there() -> None:
     assert set(anabranch.__all__) <= set(dir(anabranch))
     with pytest.raises(AttributeError):
         anabranch.no_such_name  # noqa: B018
+
+
+# -- log lines -----------------------------------------------------------------------------------------
+
+LINE = "%s [%s] %s"
+AWAY = "[thrd:b:1/1]: b:1/1: Connect to ipv4#b:1 failed: Connection refused (after %dms in state CONNECT)"
+
+
+def test_failures_of_one_kind_are_logged_now_and_then() -> None:
+    now = 100.0
+    seldom = kafka_logging.Seldom(lambda: now)
+
+    def said(facility: str, client: str, text: str) -> str | None:
+        record = logging.LogRecord("x", 40, "", 0, LINE, (facility, client, text), None)
+        return record.getMessage() if seldom.filter(record) else None
+
+    first = said("FAIL", "a#1", AWAY % 0)
+    assert first == f"FAIL [a#1] {AWAY % 0}"
+    assert [said("FAIL", "a#1", AWAY % n) for n in range(1, 5)] == [None] * 4
+    for other in (("FAIL", "a#2", AWAY % 0), ("FAIL", "a#1", "[thrd:b:2/2]: gone"), ("X", "a", "")):
+        assert said(*other) == LINE % other
+    assert said("X", "a", "") is not None, "no failure: always"
+    now += kafka_logging.EVERY_S
+    assert said("FAIL", "a#1", AWAY % 9) == f"FAIL [a#1] {AWAY % 9} (and 4 more)"
+    assert said("FAIL", "a#1", AWAY % 9) is None
+
+
+@pytest.mark.parametrize("kind", [Producer, Consumer])
+def test_failures_of_librdkafka_are_logged_once(
+    kind: type[Producer] | type[Consumer], caplog: pytest.LogCaptureFixture
+) -> None:
+    """confluent-kafka's log lines have the form that the filter knows."""
+    options = Options("127.0.0.1:1", {"reconnect.backoff.max.ms": 20, "reconnect.backoff.ms": 10})
+    config = options.commands(1_000_000) if kind is Producer else options.reader("g", "earliest")
+    made = kind(config)
+    for _ in range(10):
+        made.poll(0.1)
+    made.close()
+    told = [r.getMessage() for r in caplog.records if r.name == kafka_logging.logger.name]
+    refused = [line for line in told if line.startswith("FAIL") and "Connection refused" in line]
+    assert len(refused) == 1, told

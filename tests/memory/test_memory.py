@@ -18,7 +18,7 @@ from anabranch.ports import (
     TopicPartition,
     TopicSpec,
 )
-from tests.contract.conftest import SteppedClock
+from tests.memory.clock import SteppedClock
 from tests.memory.log import MemoryCluster, MemoryLog
 from tests.memory.table import MemoryStore
 from tests.memory.trouble import Kind, Trouble
@@ -36,7 +36,7 @@ class World:
     """A cluster with a log of all calls, and errors to raise at some of them."""
 
     def __init__(self, **options: object) -> None:
-        self.clock = SteppedClock()
+        self.clock = SteppedClock(1_700_000_000.0)
         self.calls: list[tuple[str, str]] = []
         self.raises: dict[str, BaseException] = {}
         self.cluster = MemoryCluster(self.clock, on_call=self.on_call, **options)  # type: ignore[arg-type]

@@ -339,11 +339,11 @@ CATALOGUE: tuple[Mutant, ...] = (
     Mutant("what lacks a marker stays open", topics.left_open, quick=True, seed=2,
            weather=LOST_MARKERS),
     Mutant("a quiet stream is not looked at", topics.quiet_streams_stay, weather=LOST_MARKERS,
-           suite="tests/controller/test_leaderless.py"),
+           suite="tests/controller/test_busy_ids.py"),
     Mutant("an idle stream without its topic stays", topics.idle_streams_stay,
            weather=IDLE, suite="tests/controller/test_lost_topics.py"),
     Mutant("carriers never look for lost markers", topics.carriers_never_look,
-           weather=LOST_MARKERS | {"chunk_bytes": 250}, suite="tests/controller/test_leaderless.py"),
+           weather=LOST_MARKERS | {"chunk_bytes": 250}, suite="tests/controller/test_busy_ids.py"),
     # -- the library of readers and writers
     Mutant("a snapshot is cut too early", clients.stale_cut, weather=READING, by_clients=True,
            broker="steady"),
