@@ -28,7 +28,7 @@ def put(tape: Tape, txn: str, *rows: tuple[str, str | None], file: str = "p") ->
     tape.do(file, "write", txn=txn, writer="w", stream=ROWS, events=events)
 
 
-def laid(tape: Tape, *, is_told: bool = True) -> None:
+def laid(tape: Tape, *, answered: bool = True) -> None:
     """The three commits, each told before the next one began; or only asked for."""
     for txn, txn_id, at, rows in (
         ("t", ONE, 10, [("k", "a"), ("x", "w"), ("y", "z")]),
@@ -37,7 +37,7 @@ def laid(tape: Tape, *, is_told: bool = True) -> None:
     ):
         tape.begin(txn, None)
         put(tape, txn, *rows)
-        if is_told:
+        if answered:
             tape.commit(txn, txn_id, at, len(rows))
         else:
             tape.ask("p", "commit", txn=txn, writers=["w"])
@@ -77,7 +77,7 @@ def commits(tape: Tape, at: int, *rows: tuple[str, str | None]) -> None:
 
 def racing(tape: Tape, at: int, **asked: Any) -> None:
     """Transaction r begins when all commits are asked for, so its place among them is open."""
-    laid(tape, is_told=False)
+    laid(tape, answered=False)
     begin(tape, "r", at, **asked)
 
 
@@ -104,32 +104,6 @@ def a_row_that_is_overwritten_was_written_since(tape: Tape) -> None:
 def a_row_that_was_read_was_written_since(tape: Tape) -> None:
     racing(tape, 15)
     point(tape, "k", "a")
-    commits(tape, 25, ("x", "new"))
-    end(tape, (8, "x", "new"), at=25)
-
-
-@TABLE.wrong("write-skew")
-def a_range_that_was_read_lost_a_row(tape: Tape) -> None:
-    racing(tape, 25)
-    read(tape, "", "l", ("k", "b"))
-    commits(tape, 35, ("x", "new"))
-    end(tape, (8, "x", "new"), at=35)
-
-
-@TABLE.wrong("write-skew")
-def an_absent_row_came_to_be(tape: Tape) -> None:
-    racing(tape, 5)
-    point(tape, "k")
-    commits(tape, 15, ("x", "new"))
-    end(tape, (8, "x", "new"), at=15)
-
-
-@TABLE.right
-def what_lies_beside_the_range_is_free(tape: Tape) -> None:
-    """The range is what was iterated over."""
-    racing(tape, 15)
-    read(tape, "x", None, ("x", "w"), ("y", "z"))
-    read(tape, "", "k")
     commits(tape, 25, ("x", "new"))
     end(tape, (8, "x", "new"), at=25)
 
@@ -202,13 +176,6 @@ def two_parts_delete_a_row_and_the_later_one_is_taken(tape: Tape) -> None:
 
 
 @TABLE.wrong("snapshot-not-prefix")
-def a_read_of_one_that_is_not_committed_is_not_of_its_snapshot(tape: Tape) -> None:
-    racing(tape, 15)
-    point(tape, "k", "b")
-    end(tape)
-
-
-@TABLE.wrong("snapshot-not-prefix")
 def a_row_that_never_was(tape: Tape) -> None:
     racing(tape, 15)
     point(tape, "absent", "ghost")
@@ -223,14 +190,14 @@ def rows_out_of_order(tape: Tape) -> None:
 
 
 @TABLE.wrong("snapshot-not-prefix")
-def a_transaction_does_not_see_what_its_client_was_told(tape: Tape) -> None:
+def a_transaction_does_not_see_what_its_client_had_seen(tape: Tape) -> None:
     laid(tape)
     begin(tape, "r", 25, seen=30)
     end(tape)
 
 
 @TABLE.wrong("snapshot-not-prefix")
-def a_commit_comes_below_a_snapshot_that_was_told_before(tape: Tape) -> None:
+def a_commit_comes_below_a_snapshot_that_was_answered_before(tape: Tape) -> None:
     begin(tape, "r", 25, file="o")
     laid(tape)
     end(tape)
@@ -258,14 +225,7 @@ def a_replica_shows_a_deleted_row(tape: Tape) -> None:
     end(tape)
 
 
-@TABLE.wrong("snapshot-not-prefix")
-def an_index_has_a_row_too_few(tape: Tape) -> None:
-    laid(tape)
-    of_a_snapshot(tape, 29, begins="w")
-    end(tape)
-
-
-def is_told(tape: Tape, *broken: Any, what: str = "read") -> None:
+def is_refused(tape: Tape, *broken: Any, what: str = "read") -> None:
     """Its locks are broken."""
     more = {"table": ROWS} if what == "read" else {"writers": ["w"]}
     op = tape.ask("q", what, txn="r", **more)
@@ -276,50 +236,41 @@ def is_told(tape: Tape, *broken: Any, what: str = "read") -> None:
 def a_lock_that_was_broken(tape: Tape) -> None:
     racing(tape, 15)
     point(tape, "k", "a")
-    is_told(tape, "k", TWO, 20, what="commit")
-    is_told(tape, "k", THREE, 30)
-    is_told(tape, "k", "", 20)  # by whom, it is not told
+    is_refused(tape, "k", TWO, 20, what="commit")
+    is_refused(tape, "k", THREE, 30)
+    is_refused(tape, "k", "", 20)  # by whom, it is not told
     end(tape)
 
 
 @TABLE.wrong("false-conflict")
-def a_lock_that_nobody_broke(tape: Tape) -> None:
+def a_lock_that_no_transaction_broke(tape: Tape) -> None:
     racing(tape, 15)
-    is_told(tape, "k", TWO, 21)
+    is_refused(tape, "k", TWO, 21)
     end(tape)
 
 
 @TABLE.wrong("false-conflict")
 def a_lock_that_another_broke(tape: Tape) -> None:
     racing(tape, 15)
-    is_told(tape, "k", THREE, 20)
+    is_refused(tape, "k", THREE, 20)
     end(tape)
 
 
 @TABLE.wrong("false-conflict")
 def a_lock_that_was_broken_before_the_snapshot(tape: Tape) -> None:
     racing(tape, 25)
-    is_told(tape, "k", TWO, 20)
+    is_refused(tape, "k", TWO, 20)
     end(tape)
 
 
-@TABLE.wrong("changed-answer", "false-conflict")
-def a_lock_that_it_broke_itself(tape: Tape) -> None:
-    racing(tape, 25)
-    commits(tape, 27, ("x", "new"))
-    is_told(tape, "x", FOUR, 27, what="commit")
-    tape.do("q", "abort", txn="r")
-    end(tape, (8, "x", "new"), at=27)
-
-
-def a_part_is_told(tape: Tape, *, answered: bool) -> None:
+def a_part_is_refused(tape: Tape, *, answered: bool) -> None:
     """The locks of r are broken by transaction u; another process commits r, before or after that."""
     racing(tape, 15)
     point(tape, "x", "w")
     put(tape, "r", ("y", "new"), file="q")
     if answered:
         tape.commit("r", FOUR, 25, 1, file="q")
-    is_told(tape, "k", TWO, 20)
+    is_refused(tape, "k", TWO, 20)
     if not answered:
         tape.commit("r", FOUR, 25, 1, file="q")
     end(tape, (8, "y", "new"), at=25)
@@ -327,12 +278,12 @@ def a_part_is_told(tape: Tape, *, answered: bool) -> None:
 
 @TABLE.right
 def a_part_whose_locks_broke_is_left_out_of_the_commit(tape: Tape) -> None:
-    a_part_is_told(tape, answered=False)
+    a_part_is_refused(tape, answered=False)
 
 
 @TABLE.wrong("false-conflict")
-def a_part_is_told_of_broken_locks_after_the_commit_was_answered(tape: Tape) -> None:
-    a_part_is_told(tape, answered=True)
+def broken_locks_are_reported_after_the_commit_was_answered(tape: Tape) -> None:
+    a_part_is_refused(tape, answered=True)
 
 
 _CHANGES = [
@@ -372,25 +323,12 @@ def a_change_too_many(tape: Tape) -> None:
     changes(tape, 0, 19, _CHANGES[:4], before=True)
 
 
-@TABLE.wrong("wrong-change")
-def another_row_before(tape: Tape) -> None:
-    changes(tape, 10, 29, [["k", None, "b", 20, TWO]], before=True)
-
-
 @TABLE.wrong("lost-write", "torn-transaction")
 def a_deletion_is_lost(tape: Tape) -> None:
     """It is one of a transaction's events, as any."""
     racing(tape, 25)
     commits(tape, 35, ("x", "new"), ("y", None))
     end(tape, (8, "x", "new"), at=35)
-
-
-@TABLE.right
-def a_deletion_by_one_whose_id_nobody_was_told(tape: Tape) -> None:
-    racing(tape, 25)
-    put(tape, "r", ("y", None), file="q")
-    tape.ask("q", "commit", txn="r", writers=["w"])
-    end(tape, (8, "y", None), at=35)
 
 
 @TABLE.right
@@ -405,7 +343,7 @@ def a_deletion_by_one_of_two(tape: Tape) -> None:
 
 
 @TABLE.wrong("unexplained", "lost-write")
-def a_deletion_by_nobody(tape: Tape) -> None:
+def a_deletion_by_no_transaction(tape: Tape) -> None:
     racing(tape, 25)
     end(tape, (8, "y", None), at=35)
 
