@@ -5,12 +5,13 @@ Row k is made by t at 10 (id a), overwritten by u at 20 (id b), deleted by v at 
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
 
 from checker.reading import BrokenHistory
-from tests.checker.table import ONE, THREE, TWO, Table
+from tests.checker.table import ONE, THREE, TWO, Case, Table
 from tests.checker.tape import Tape
 
 TABLE = Table()
@@ -54,8 +55,8 @@ def read(
     tape.do("q", "read", told, table=ROWS, txn=of, **more)
 
 
-def point(tape: Tape, key: str, *names: str, **more: Any) -> None:
-    read(tape, key, key + "\0", *((key, name) for name in names), **more)
+def point(tape: Tape, key: str, name: str | None = None, **more: Any) -> None:
+    read(tape, key, key + "\0", *([(key, name)] if name else []), **more)
 
 
 def end(tape: Tape, *written: tuple[int, str, str | None], at: int | None = None) -> None:
@@ -92,78 +93,41 @@ def reads_that_stand_at_both_times(tape: Tape) -> None:
     end(tape, (8, "x", "new"), at=27)
 
 
-@TABLE.wrong("lost-update")
-def a_row_that_is_overwritten_was_written_since(tape: Tape) -> None:
-    racing(tape, 15)
-    point(tape, "k", "a")
-    commits(tape, 25, ("k", "new"))
-    end(tape, (8, "k", "new"), at=25)
+def race(name: str, kinds: str, *reads: Case, overwrites: str = "x", **asked: Any) -> None:
+    """A case: r has the snapshot 15, reads, and commits a row at 25; row k was overwritten at 20."""
+
+    def case(tape: Tape) -> None:
+        racing(tape, 15, **asked)
+        for one in reads:
+            one(tape)
+        commits(tape, 25, (overwrites, "new"))
+        end(tape, (8, overwrites, "new"), at=25)
+
+    TABLE.row(name, kinds, case)
 
 
-@TABLE.wrong("write-skew")
-def a_row_that_was_read_was_written_since(tape: Tape) -> None:
-    racing(tape, 15)
-    point(tape, "k", "a")
-    commits(tape, 25, ("x", "new"))
-    end(tape, (8, "x", "new"), at=25)
+def a_part(outcome: str) -> Case:
+    """A part of r, without which r is committed, reads row k and finishes."""
+
+    def case(tape: Tape) -> None:
+        point(tape, "k", "a", writer="part")
+        tape.told("q", tape.ask("q", "finish", txn="r", writer="part"), outcome)
+
+    return case
 
 
-@TABLE.right
-def what_it_wrote_itself_is_no_read(tape: Tape) -> None:
-    racing(tape, 15)
-    read(tape, "", "l", told={"own": ["k"]})
-    commits(tape, 25, ("k", "new"))
-    end(tape, (8, "k", "new"), at=25)
-
-
-@TABLE.right
-def a_read_without_a_lock_may_be_old(tape: Tape) -> None:
-    racing(tape, 15)
-    point(tape, "k", "a", unlocked=True)
-    commits(tape, 25, ("x", "new"))
-    end(tape, (8, "x", "new"), at=25)
-
-
-@TABLE.wrong("write-skew")
-def a_lock_without_a_read_is_broken(tape: Tape) -> None:
-    racing(tape, 15)
-    read(tape, "k", "l", told={"rows": None})
-    commits(tape, 25, ("x", "new"))
-    end(tape, (8, "x", "new"), at=25)
-
-
-@TABLE.right
-def of_snapshot_isolation_reads_are_free(tape: Tape) -> None:
-    racing(tape, 15, isolation="snapshot")
-    point(tape, "k", "a")
-    commits(tape, 25, ("x", "new"))
-    end(tape, (8, "x", "new"), at=25)
-
-
-@TABLE.wrong("lost-update")
-def of_snapshot_isolation_the_first_committer_wins(tape: Tape) -> None:
-    racing(tape, 15, isolation="snapshot")
-    commits(tape, 25, ("k", "new"))
-    end(tape, (8, "k", "new"), at=25)
-
-
-def a_part_reads(tape: Tape, outcome: str) -> None:
-    """Transaction r is committed without this part."""
-    racing(tape, 15)
-    point(tape, "k", "a", writer="part")
-    tape.told("q", tape.ask("q", "finish", txn="r", writer="part"), outcome)
-    commits(tape, 25, ("x", "new"))
-    end(tape, (8, "x", "new"), at=25)
-
-
-@TABLE.wrong("write-skew")
-def what_a_finished_part_read_counts(tape: Tape) -> None:
-    a_part_reads(tape, "ok")
-
-
-@TABLE.right
-def what_an_unfinished_part_read_does_not_count(tape: Tape) -> None:
-    a_part_reads(tape, "unknown")
+reads_k = partial(point, key="k", name="a")
+of_no_read = partial(read, low="k", high="l", told={"rows": None})
+of_its_own = partial(read, low="", high="l", told={"own": ["k"]})
+race("a row that is overwritten was written since", "lost-update", reads_k, overwrites="k")
+race("a row that was read was written since", "write-skew", reads_k)
+race("a row that it wrote itself is no read", "", of_its_own, overwrites="k")
+race("a read without a lock may be old", "", partial(reads_k, unlocked=True))
+race("a lock without a read is broken", "write-skew", of_no_read)
+race("a finished part's read counts", "write-skew", a_part("ok"))
+race("an unfinished part's read does not count", "", a_part("unknown"))
+race("with snapshot isolation reads are free", "", reads_k, isolation="snapshot")
+race("the first committer wins", "lost-update", overwrites="k", isolation="snapshot")
 
 
 @TABLE.right
@@ -242,25 +206,20 @@ def a_lock_that_was_broken(tape: Tape) -> None:
     end(tape)
 
 
-@TABLE.wrong("false-conflict")
-def a_lock_that_no_transaction_broke(tape: Tape) -> None:
-    racing(tape, 15)
-    is_refused(tape, "k", TWO, 21)
-    end(tape)
+def falsely_refused(name: str, at: int, by: str, timestamp: int) -> None:
+    """A case: r, of this snapshot, is refused as one wrote row k at that time."""
+
+    def case(tape: Tape) -> None:
+        racing(tape, at)
+        is_refused(tape, "k", by, timestamp)
+        end(tape)
+
+    TABLE.row(name, "false-conflict", case)
 
 
-@TABLE.wrong("false-conflict")
-def a_lock_that_another_broke(tape: Tape) -> None:
-    racing(tape, 15)
-    is_refused(tape, "k", THREE, 20)
-    end(tape)
-
-
-@TABLE.wrong("false-conflict")
-def a_lock_that_was_broken_before_the_snapshot(tape: Tape) -> None:
-    racing(tape, 25)
-    is_refused(tape, "k", TWO, 20)
-    end(tape)
+falsely_refused("a lock that no transaction broke", 15, TWO, 21)
+falsely_refused("a lock that another one broke", 15, THREE, 20)
+falsely_refused("a lock that was broken before the snapshot", 25, TWO, 20)
 
 
 def a_part_is_refused(tape: Tape, *, answered: bool) -> None:
@@ -292,35 +251,25 @@ _CHANGES = [
 ]  # fmt: skip
 
 
-def changes(tape: Tape, start: int | None, until: int, rows: list[Any], **asked: Any) -> None:
-    laid(tape)
-    tape.do("q", "changes", {"until": until, "rows": rows}, table=ROWS, start=start, **asked)
-    end(tape)
+def changes(
+    name: str, kinds: str, start: int | None, until: int, rows: list[Any], **asked: Any
+) -> None:
+    """A case: these were given as the changes after ``start`` up to ``until``."""
+
+    def case(tape: Tape) -> None:
+        laid(tape)
+        tape.do("q", "changes", {"until": until, "rows": rows}, table=ROWS, start=start, **asked)
+        end(tape)
+
+    TABLE.row(name, kinds, case)
 
 
-@TABLE.right
-def all_changes_with_the_rows_before(tape: Tape) -> None:
-    changes(tape, 0, 40, _CHANGES, before=True)
-
-
-@TABLE.right
-def changes_between_two_times(tape: Tape) -> None:
-    changes(tape, 10, 29, [["k", None, "b", 20, TWO]])
-
-
-@TABLE.right
-def changes_of_a_group_begin_somewhere(tape: Tape) -> None:
-    changes(tape, None, 30, _CHANGES[3:], before=True)
-
-
-@TABLE.wrong("wrong-change")
-def a_change_is_left_out(tape: Tape) -> None:
-    changes(tape, 0, 40, _CHANGES[1:], before=True)
-
-
-@TABLE.wrong("wrong-change")
-def a_change_too_many(tape: Tape) -> None:
-    changes(tape, 0, 19, _CHANGES[:4], before=True)
+changes("all changes with the rows before", "", 0, 40, _CHANGES, before=True)
+changes("changes between two times", "", 10, 29, [["k", None, "b", 20, TWO]])
+changes("changes of a group begin somewhere", "", None, 30, _CHANGES[3:], before=True)
+changes("a change is left out", "wrong-change", 0, 40, _CHANGES[1:], before=True)
+changes("a change too many", "wrong-change", 0, 19, _CHANGES[:4], before=True)
+changes("another row before", "wrong-change", 10, 29, [["k", None, "b", 20, TWO]], before=True)
 
 
 @TABLE.wrong("lost-write", "torn-transaction")
