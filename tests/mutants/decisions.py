@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
 from anabranch.client import receipts as written
-from anabranch.core import journal_index, journal_runs
+from anabranch.core import journal_runs
 from anabranch.core import rows as k
 from anabranch.core.decisions import claims, commit, merge, one_shot, transactions
 from anabranch.core.decisions import turn as turn_module
@@ -21,31 +21,24 @@ from anabranch.protocol import hybrid_time, limits
 from anabranch.protocol.ids import NO_TXN
 from anabranch.protocol.schemas.records import Commit, Receipt, SeriesRow, TxnRow, YieldedRow
 from anabranch.protocol.tokens import peek
+from tests.mutants.planting import Planted, instead_of, wrapping
 
-Planted = AbstractContextManager[object]
 
-
-def late_writes() -> Planted:
+@instead_of(merge, "taken_runs")
+def late_writes(runs: Any, extents: Mapping[int, object]) -> list[StoredRun]:
     """All of a taken writer's runs are merged, whatever its receipt says."""
-
-    def taken_runs(runs: Any, extents: Mapping[int, object]) -> list[StoredRun]:
-        return sorted((run for run in runs if run.writer in extents), key=lambda run: run.first)
-
-    return patch.object(merge, "taken_runs", taken_runs)
+    return sorted((run for run in runs if run.writer in extents), key=lambda run: run.first)
 
 
-def zombie_writers() -> Planted:
+@instead_of(commit, "choose_writers")
+def zombie_writers(_: object, txn: OpenTxn, command: Commit) -> tuple[Receipt, ...]:
     """A commit takes every writer that ever registered, also the dead attempts that its receipts leave out."""
-
-    def choose(_: object, txn: OpenTxn, command: Commit) -> tuple[Receipt, ...]:
-        chosen = dict(txn.writers)
-        for receipt in (*command.own, *(command.receipts or ())):
-            known = chosen.get(receipt.writer)
-            if known is None or known.sequence < receipt.sequence:
-                chosen[receipt.writer] = receipt
-        return tuple(chosen[writer] for writer in sorted(chosen))
-
-    return patch.object(commit, "choose_writers", choose)
+    chosen = dict(txn.writers)
+    for receipt in (*command.own, *(command.receipts or ())):
+        known = chosen.get(receipt.writer)
+        if known is None or known.sequence < receipt.sequence:
+            chosen[receipt.writer] = receipt
+    return tuple(chosen[writer] for writer in sorted(chosen))
 
 
 def inexact_writers() -> Planted:
@@ -53,13 +46,10 @@ def inexact_writers() -> Planted:
     return patch.object(commit, "take_exactly", lambda *_: None)
 
 
-def by_sequence() -> Planted:
+@instead_of(journal_runs, "covers")
+def by_sequence(one: Receipt | None, other: Receipt) -> bool:
     """Receipts are compared by their sequence, which each flush raises, not by the events that they name."""
-
-    def covers(one: Receipt | None, other: Receipt) -> bool:
-        return not other.extents or (one is not None and one.sequence >= other.sequence)
-
-    return patch.object(journal_runs, "covers", covers)
+    return not other.extents or (one is not None and one.sequence >= other.sequence)
 
 
 @contextmanager
@@ -92,25 +82,18 @@ def no_count() -> Planted:
     return _weighing(lambda w: replace(w, wrong="") if "count" in w.wrong else w)
 
 
-def drop_a_run() -> Planted:
+@wrapping(merge, "taken_runs")
+def drop_a_run(real: Any, runs: Any, extents: Any) -> Any:
     """Of several runs the last one is forgotten. (The count of what was decided betrays it: it is aborted.)"""
-    real = journal_index.taken_runs
-
-    def taken_runs(runs: Any, extents: Any) -> list[StoredRun]:
-        found = real(runs, extents)
-        return found[:-1] if len(found) > 1 else found
-
-    return patch.object(merge, "taken_runs", taken_runs)
+    found = real(runs, extents)
+    return found[:-1] if len(found) > 1 else found
 
 
-def wall_clock_only() -> Planted:
+@instead_of(Turn, "next_timestamp")
+def wall_clock_only(turn: Turn) -> int:
     """Timestamps follow the wall clock, not the highest one logged."""
-
-    def next_timestamp(turn: Turn) -> int:
-        turn.hybrid_time = hybrid_time.from_us(turn.now_us)
-        return turn.hybrid_time
-
-    return patch.object(Turn, "next_timestamp", next_timestamp)
+    turn.hybrid_time = hybrid_time.from_us(turn.now_us)
+    return turn.hybrid_time
 
 
 @contextmanager

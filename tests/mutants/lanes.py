@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
 from typing import Any
 from unittest.mock import patch
 
@@ -15,8 +14,7 @@ from anabranch.core.round import ReplyTo
 from anabranch.protocol.legal_names import OPEN_LANE
 from anabranch.protocol.schemas.records import LanePositionRow, SetLane
 from anabranch.topics.names import replies_topic
-
-Planted = AbstractContextManager[object]
+from tests.mutants.planting import Planted, instead_of
 
 
 def backlog() -> Planted:
@@ -36,13 +34,10 @@ def answers_to_all() -> Planted:
     return patch.object(durability, "replies_topic", lambda prefix, lane: replies_topic(prefix))
 
 
-def positions_unlogged() -> Planted:
+@instead_of(controller, "close_round")
+def positions_unlogged(turn: Turn, commands: int, control: int, lanes: Any, **more: Any) -> Any:
     """How far lanes are decided is not logged: a successor decides their commands again."""
-
-    def close(turn: Turn, commands: int, control: int, lanes: Any, **more: Any) -> Any:
-        return close_round(turn, commands, control, {}, **more)
-
-    return patch.object(controller, "close_round", close)
+    return close_round(turn, commands, control, {}, **more)
 
 
 def open_alone_is_read() -> Planted:
