@@ -33,7 +33,7 @@ from tests.sim.picture import stuck_of
 from tests.sim.ports import SimCluster, client_ports
 from tests.sim.recorded import recorded_begin, recorded_commit, told_commit
 from tests.sim.scaling import scale_somehow
-from tests.sim.world import START_S, Process, World
+from tests.sim.world import Process, World
 from tests.sim.writers import SCOPE, commit_one, recorded_write
 
 BOUND_S = 10.0  # a call that takes longer waits
@@ -244,7 +244,7 @@ class Hour:
         return call
 
     def _plain(self) -> None:
-        now_ms = int((START_S + self._world.now) * 1000)
+        now_ms = self._world.wall_ms
         told = self._ledger.plainly(_SHARED, 0, b"k0")
         events = [["k0", told.value.decode()]]
         record = Record(0, now_ms, told.key, told.value)
@@ -303,7 +303,7 @@ class Hour:
                 yield from self._journals(leader)
 
     def _transactions(self, leader: Controller) -> Iterator[Wait]:
-        now_ms = (START_S + self._world.now) * 1000
+        now_ms = self._world.wall_s * 1000
         stuck = stuck_of(leader.state, self._ledger.deleted)
         for txn_id, txn in leader.state.open.items():
             age_s = (now_ms - made_ms_of(txn_id)) / 1000
@@ -320,7 +320,7 @@ class Hour:
 
     def _journals(self, leader: Controller) -> Iterator[Wait]:
         """Bytes that were written long ago, but for those of open transactions and what pays no cut."""
-        old_ms = (START_S + self._world.now - _OLD * self._length_s) * 1000
+        old_ms = (self._world.wall_s - _OLD * self._length_s) * 1000
         settings, stays = leader.settings, leader._intake.index.uncommitted.stays
         for stream, row in leader.state.streams.items():
             if stream == _BAD or stream in self._ledger.deleted:

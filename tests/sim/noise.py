@@ -27,7 +27,7 @@ from anabranch.types import Receipt
 from tests.sim.ledger import NOISE, Deal, Ledger
 from tests.sim.ports import FOREIGN_ID, SimCluster
 from tests.sim.recording import event_id, text
-from tests.sim.world import START_S, World
+from tests.sim.world import World
 
 FOREIGN_REASON = "by an aborted native transaction"
 PLAIN_KEYS = (b"k0", b"k1", b"k2", b"k3", None)
@@ -80,7 +80,7 @@ class Noise:
         return self._random.choice([s for s in self._ledger.streams if s not in limited])
 
     def _write_plainly(self, stream: str, partition: int, keys: Sequence[bytes | None]) -> None:
-        now_ms = int((START_S + self._world.now) * 1000)
+        now_ms = self._world.wall_ms
         told = [self._ledger.plainly(stream, partition, key) for key in keys]
         records = [Record(0, now_ms, event.key, event.value) for event in told]
         place = TopicPartition(journal_topic(stream), partition)
@@ -148,7 +148,7 @@ class Noise:
     def _batch(
         self, key: bytes | None, value: bytes, headers: tuple[tuple[str, bytes], ...]
     ) -> bytes:
-        now_ms = int((START_S + self._world.now) * 1000)
+        now_ms = self._world.wall_ms
         return encode_batch([Record(0, now_ms, key, value, headers)])
 
     # -- false receipts, late commands ----------------------------------------------------------------
@@ -177,7 +177,7 @@ class Noise:
         if not known:
             return None
         partition = int.from_bytes(known[0][:2], "big")
-        now_ms = int((START_S + self._world.now) * 1000)
+        now_ms = self._world.wall_ms
         return make_txn_id(partition, now_ms, self._random.getrandbits(64))
 
     def send_scaling_twice(self, stream: str) -> None:
@@ -185,7 +185,7 @@ class Noise:
         count = self._random.randint(1, 4)
         command = encode(r.Scale(stream, count, (), ()))
         correlation_id = self._random.randbytes(16)
-        told = hybrid_time.to_bytes(hybrid_time.from_us(int((START_S + self._world.now) * 1e6)))
+        told = hybrid_time.to_bytes(hybrid_time.from_us(int(self._world.wall_s * 1e6)))
         headers = (
             (CORRELATION_HEADER, correlation_id),
             (REPLY_HEADER, bytes(4)),

@@ -18,7 +18,7 @@ from anabranch.topics.names import commands_topic
 from tests.sim.faults import Faults
 from tests.sim.ledger import NOISE, Ledger
 from tests.sim.ports import client_ports
-from tests.sim.world import START_S, Process, World
+from tests.sim.world import Process, World
 from tests.sim.writers import FINE, SCOPE
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ class Operator:
         self._world.sleep(self._random.expovariate(0.5))
 
     def _send_in_vain(self, lane: str) -> None:
-        now_ms = int((START_S + self._world.now) * 1000)
+        now_ms = self._world.wall_ms
         number = self._random.randrange(self._faults.weather.control_partitions)
         txn_id = make_txn_id(number, now_ms, self._random.getrandbits(64))
         event = r.Event(f"{SCOPE}/a", -1, b"k0", NOISE, (), -1)

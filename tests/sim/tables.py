@@ -37,7 +37,7 @@ from tests.sim.check_log import hold
 from tests.sim.clients import REFUSED, beat
 from tests.sim.readers import reading_client
 from tests.sim.scaling import scale_somehow
-from tests.sim.world import START_S, Process, World
+from tests.sim.world import Process, World
 from tests.sim.writers import FINE, TABLES, create_tables
 from tests.tables.recorded import (
     RecordedPart,
@@ -418,7 +418,7 @@ class TableMachine:
 
     def _plain(self) -> None:
         """By a program that knows nothing of the library."""
-        now_ms = int((START_S + self.world.now) * 1000)
+        now_ms = self.world.wall_ms
         table, key, value = (
             self._random.choice(TABLES),
             self._random.choice(KEYS),

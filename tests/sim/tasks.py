@@ -83,14 +83,7 @@ class TaskMachine:
         """Start a process."""
         self.starts += 1
         self.idle = 0
-        skew = self.faults.weather.skew_s
-        process = Process(
-            f"{self.name}.{self.starts}",
-            "worker",
-            skew=self.world.random.uniform(-skew, skew),
-            offset=self.world.random.uniform(0, 1000),
-        )
-        self.faults.jump_clock(process)
+        process = self.faults.process(f"{self.name}.{self.starts}", "worker")
         process.on_death.append(lambda: self.world.later(self.faults.span(_RESTART_S), self.start))
         self.client = None
         self.world.spawn(process, "work", lambda: self._run(process))

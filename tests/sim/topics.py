@@ -20,7 +20,7 @@ from anabranch.ports import TopicGone, TopicInfo, TopicPartition, TopicSpec
 from anabranch.topics.names import history_topic, journal_topic, stream_topic
 from tests.sim.faults import Faults
 from tests.sim.ledger import Ledger
-from tests.sim.world import START_S, Process, World
+from tests.sim.world import Process, World
 
 if TYPE_CHECKING:
     from tests.sim.ports import SimCluster
@@ -130,7 +130,7 @@ class Hands:
         self._world.changed()
 
     def _fill(self, stream: str, place: TopicPartition) -> None:
-        now_ms = int((START_S + self._world.now) * 1000)
+        now_ms = self._world.wall_ms
         value = BY_HAND
         if self.deleted[stream] == "journal":  # a plain write, as by any producer
             told = self._ledger.plainly(stream, place.partition, None)
