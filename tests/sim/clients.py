@@ -77,10 +77,7 @@ class Worker:
         jobs: int,
         lane: str = OPEN_LANE,
     ) -> None:
-        self.world = world
-        self.cluster = cluster
-        self.faults = faults
-        self.ledger = ledger
+        self.world, self.cluster, self.faults, self.ledger = world, cluster, faults, ledger
         self.name = name
         self.jobs = jobs
         self.lane = lane

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import suppress
 from random import Random
 
 from anabranch.batches.records import Record, encode_batch
 from anabranch.client.client import Client
-from anabranch.ports import LogError, TopicPartition
+from anabranch.ports import TopicPartition
 from anabranch.protocol.hybrid_time import from_us
 from anabranch.protocol.ids import CORRELATION_HEADER, REPLY_HEADER
 from anabranch.protocol.schemas import records as r
@@ -105,8 +104,7 @@ class Greedy:
             Record(0, now_ms, None, encode(command), self._headers()) for command in commands
         ]
         place = TopicPartition(commands_topic(self._ledger.prefix, self._lane), partition)
-        with suppress(LogError):
-            self._cluster.log_of(self._world.current).produce_batch(place, encode_batch(records))
+        self._cluster.send(place, encode_batch(records))
 
     def _headers(self) -> tuple[tuple[str, bytes], ...]:
         return (CORRELATION_HEADER, self._random.randbytes(16)), (REPLY_HEADER, bytes(4))

@@ -64,10 +64,7 @@ class ReaderMachine:
     def __init__(
         self, world: World, cluster: SimCluster, faults: Faults, ledger: Ledger, number: int
     ) -> None:
-        self.world = world
-        self.cluster = cluster
-        self.faults = faults
-        self.ledger = ledger
+        self.world, self.cluster, self.faults, self.ledger = world, cluster, faults, ledger
         self.name = f"r{number}"
         kinds = (
             "ordered",

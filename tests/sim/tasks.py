@@ -62,10 +62,7 @@ class TaskMachine:
     def __init__(
         self, world: World, cluster: SimCluster, faults: Faults, ledger: Ledger, number: int
     ) -> None:
-        self.world = world
-        self.cluster = cluster
-        self.faults = faults
-        self.ledger = ledger
+        self.world, self.cluster, self.faults, self.ledger = world, cluster, faults, ledger
         self.number = number
         self.name = f"p{number}"
         self.starts = 0

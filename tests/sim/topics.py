@@ -52,10 +52,7 @@ class Hands:
     """All of a run. ``deleted``: stream -> which of its topics."""
 
     def __init__(self, world: World, cluster: SimCluster, faults: Faults, ledger: Ledger) -> None:
-        self._world = world
-        self._cluster = cluster
-        self._faults = faults
-        self._ledger = ledger
+        self._world, self._cluster, self._faults, self._ledger = world, cluster, faults, ledger
         self._random = Random(f"{world.seed}/topics")
         self._lags: list[Lag] = []
         self.gone: set[str] = set()  # topics that no broker knows for a while
