@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from tests.checker.table import (
@@ -43,6 +44,62 @@ def _two_commit(tape: Tape, *own: str) -> None:
     tape.told("p", asked, txn_id=ONE, timestamp=10, committed=1)
     tape.log(0, [0, "k", "b", ONE])
     tape.commits([1, 10, [ONE], [[0, 0, 1]]])
+
+
+def history(name: str, kinds: str, *records: list[Any]) -> None:
+    """A case: the history of what `commit_two` wrote has these records."""
+
+    def case(tape: Tape) -> None:
+        commit_two(tape)
+        tape.log(0, [0, "k", "a", ONE], [1, "k", "b", ONE], [3, "k", "c", TWO])
+        tape.commits(*records)
+
+    TABLE.row(name, kinds, case)
+
+
+history(
+    "offsets do not rise", "unexplained", [2, 10, [ONE], [[0, 0, 2]]], [2, 20, [TWO], [[0, 3, 4]]]
+)
+history(
+    "two records name one place",
+    "unexplained",
+    [1, 10, [ONE], [[0, 0, 2]]],
+    [2, 20, [TWO], [[0, 1, 4]]],
+)
+history(
+    "a record of another transaction",
+    "unexplained",
+    [1, 10, [ONE], [[0, 0, 4]]],
+    [2, 20, [TWO], []],
+)
+
+
+def plain_writes(
+    name: str, kinds: str, *parts: list[tuple[int, str]], records: Sequence[list[Any]] = ()
+) -> None:
+    """A case: one producer's plain writes a, b and so on; what each partition has, with its offsets."""
+
+    def case(tape: Tape) -> None:
+        for one in sorted({one for part in parts for _, one in part}):
+            tape.do("p", "plain", stream="s/a", events=[["k", one]], producer="w")
+        for number, part in enumerate(parts):
+            tape.log(number, *([offset, "k", one, None] for offset, one in part))
+        if records:
+            tape.commits(*records)
+
+    TABLE.row(name, kinds, case)
+
+
+plain_writes("a log whose offsets do not rise", "unexplained", [(1, "a"), (1, "b")])
+plain_writes("twice in the log", "duplicate", [(0, "a")], [(0, "a")])
+plain_writes(
+    "the key has moved and the commits are out of order", "int-send-order", [(0, "a")], [(0, "b")],
+    records=[[1, 10, [], [[1, 0, 1]]], [2, 20, [], [[0, 0, 1]]]],
+)  # fmt: skip
+plain_writes("the key has moved and no history was read", "", [(0, "b")], [(0, "a")])
+plain_writes(
+    "out of order where no history was read", "int-send-order", [(0, "b"), (1, "a")], [(0, "c")]
+)
 
 
 @wrong("lost-write")
@@ -203,43 +260,9 @@ def a_plain_write_that_failed(tape: Tape) -> None:
 
 
 @wrong("unexplained")
-def a_log_whose_offsets_do_not_rise(tape: Tape) -> None:
-    tape.do("p", "plain", stream="s/a", events=[["k", "a"], ["k", "b"]])
-    tape.log(0, [1, "k", "a", None], [1, "k", "b", None])
-
-
-@wrong("unexplained")
 def an_event_beyond_the_end(tape: Tape) -> None:
     tape.do("p", "plain", stream="s/a", events=[["k", "a"]])
     tape.log(0, [1, "k", "a", None], end=1)
-
-
-@wrong("unexplained")
-def a_history_whose_offsets_do_not_rise(tape: Tape) -> None:
-    commit_two(tape)
-    tape.log(0, [0, "k", "a", ONE], [1, "k", "b", ONE], [3, "k", "c", TWO])
-    tape.commits([2, 10, [ONE], [[0, 0, 2]]], [2, 20, [TWO], [[0, 3, 4]]])
-
-
-@wrong("unexplained")
-def two_records_name_one_place(tape: Tape) -> None:
-    commit_two(tape)
-    tape.log(0, [0, "k", "a", ONE], [1, "k", "b", ONE], [3, "k", "c", TWO])
-    tape.commits([1, 10, [ONE], [[0, 0, 2]]], [2, 20, [TWO], [[0, 1, 4]]])
-
-
-@wrong("unexplained")
-def a_record_of_another_transaction(tape: Tape) -> None:
-    commit_two(tape)
-    tape.log(0, [0, "k", "a", ONE], [1, "k", "b", ONE], [3, "k", "c", TWO])
-    tape.commits([1, 10, [ONE], [[0, 0, 4]]], [2, 20, [TWO], []])
-
-
-@wrong("duplicate")
-def twice_in_the_log(tape: Tape) -> None:
-    tape.do("p", "plain", stream="s/a", events=[["k", "a"]])
-    tape.log(0, [0, "k", "a", None])
-    tape.log(1, [0, "k", "a", None])
 
 
 @wrong("torn-transaction")
@@ -378,31 +401,6 @@ def retention_has_deleted_what_only_an_answer_names(tape: Tape) -> None:
     tape.commit("u", ONE, 10, 1, series="x", number=1, replayed=True)
     tape.do("p", "plain", stream="s/a", events=[["k", "b"]])
     tape.log(0, start=5)
-
-
-@wrong("int-send-order")
-def a_producers_key_has_moved_and_its_commits_are_out_of_order(tape: Tape) -> None:
-    for name in "ab":
-        tape.do("p", "plain", stream="s/a", events=[["k", name]], producer="w")
-    tape.log(0, [0, "k", "a", None])
-    tape.log(1, [0, "k", "b", None])
-    tape.commits([1, 10, [], [[1, 0, 1]]], [2, 20, [], [[0, 0, 1]]])
-
-
-@right
-def a_producers_key_has_moved_and_no_history_was_read(tape: Tape) -> None:
-    for name in "ab":
-        tape.do("p", "plain", stream="s/a", events=[["k", name]], producer="w")
-    tape.log(0, [0, "k", "b", None])
-    tape.log(1, [0, "k", "a", None])
-
-
-@wrong("int-send-order")
-def a_producers_key_is_out_of_order_where_no_history_was_read(tape: Tape) -> None:
-    for name in "abc":
-        tape.do("p", "plain", stream="s/a", events=[["k", name]], producer="w")
-    tape.log(0, [0, "k", "b", None], [1, "k", "a", None])
-    tape.log(1, [0, "k", "c", None])
 
 
 @wrong("int-send-order")

@@ -84,6 +84,7 @@ TABLE.readings(
     ("the new partition first", "ext-poll-order", R.gets(MOVED), R.gets(A, B)),
     ("the new partition first in a poll", "int-poll-order", R.gets(A, MOVED, B)),
     ("never the old partition", "poll-skip", R.gets(MOVED)),
+    ("a poll in doubt may have returned the old partition", "", R.in_doubt(), R.gets(MOVED)),
     ("the old one after a poll in doubt", "ext-poll-order", R.in_doubt(), R.gets(MOVED), R.gets(A, B)),
     written=commit_moved,
 )  # fmt: skip
