@@ -1,7 +1,7 @@
 """A table of tiny histories: the anomaly of each, or none.
 
-A case is a function that writes a history, or a row of `Table.readings` or `Table.snapshots`. Without one of them
-some wrong change of the checker would be seen by no case.
+A case is a function that writes a history, or a row of `Table.readings` or `Table.snapshots`. For most of
+them there is a wrong change of the checker at which no other case fails.
 """
 
 from __future__ import annotations
