@@ -9,6 +9,7 @@ from unittest.mock import Mock
 import pytest
 
 from anabranch.batches.records import Record
+from anabranch.controller.controller import Controller
 from anabranch.core.stream_states import ACTIVE, LOST, WAITING
 from anabranch.errors import OutcomeUnknown, TransactionAborted
 from anabranch.ports import LogFenced, LogUnavailable, TopicInfo, TopicPartition
@@ -30,6 +31,21 @@ from tests.sim.simulation import simulate
 from tests.sim.tables import Noted, TableMachine
 
 
+def written(
+    world: World,
+    controller: Controller,
+    events: list[tuple[bytes, bytes]],
+    *,
+    one_batch: bool = True,
+) -> tuple[bytes, r.Commit]:
+    """A transaction that has written these to nyc/a, and its commit, which is not sent yet."""
+    txn_id = world.txn_id()
+    begun = world.ask(controller, r.Begin(txn_id, "nyc", None, 60_000, SECRET))
+    touched = world.ask(controller, r.Touch(begun.token, "nyc/a"))
+    receipt = world.write(txn_id, 1, "nyc/a", touched.segments, events, one_batch=one_batch)
+    return txn_id, r.Commit(begun.token, (receipt,), (), None, 1000)
+
+
 def test_what_a_zombie_read_of_the_journals_is_read_again() -> None:
     """A leader that is fenced, and does not know it yet, goes on reading journals with an old state.
 
@@ -42,14 +58,11 @@ def test_what_a_zombie_read_of_the_journals_is_read_again() -> None:
     world.stream(zombie, "nyc/a", segments=1)
     successor = world.controller("successor")
     successor.lead()
-    txn_id = world.txn_id()
-    begun = world.ask(successor, r.Begin(txn_id, "nyc", None, 60_000, SECRET))
-    touched = world.ask(successor, r.Touch(begun.token, "nyc/a"))
-    receipt = world.write(txn_id, 1, "nyc/a", touched.segments, [(b"k", b"v")])
+    _, commit = written(world, successor, [(b"k", b"v")])
     with pytest.raises(LogFenced):
         zombie.step(0)  # it reads commands and journals; only its round is refused
     zombie.lead()
-    outcome = world.ask(zombie, r.Commit(begun.token, (receipt,), (), None, 1000))
+    outcome = world.ask(zombie, commit)
     assert isinstance(outcome, r.Outcome), outcome
     assert (outcome.state, outcome.committed) == ("COMMITTED", 1)
 
@@ -67,12 +80,9 @@ def test_a_new_leader_continues_a_merge_only_when_it_has_read_the_journals() -> 
     leader = world.controller("leader", chunk_bytes=200)
     leader.lead()
     world.stream(leader, "nyc/a", segments=1)
-    txn_id = world.txn_id()
-    begun = world.ask(leader, r.Begin(txn_id, "nyc", None, 60_000, SECRET))
-    touched = world.ask(leader, r.Touch(begun.token, "nyc/a"))
     events = [(b"k", b"%d" % i) for i in range(20)]
-    receipt = world.write(txn_id, 1, "nyc/a", touched.segments, events, one_batch=False)
-    asked = world.send(r.Commit(begun.token, (receipt,), (), None, 1000))
+    txn_id, commit = written(world, leader, events, one_batch=False)
+    asked = world.send(commit)
     for _ in range(10):
         if leader.state.open[txn_id].staged_merges:
             break
@@ -101,14 +111,8 @@ def test_what_a_round_writes_to_a_journal_fits_into_its_batches(
     leader.lead()
     world.ask(leader, r.FindScope("nyc", True))
     world.ask(leader, r.CreateStream("nyc/a", 1, {"max.message.bytes": "450"}))
-    asked = []
-    for _ in range(12):
-        txn_id = world.txn_id()
-        begun = world.ask(leader, r.Begin(txn_id, "nyc", None, 60_000, SECRET))
-        touched = world.ask(leader, r.Touch(begun.token, "nyc/a"))
-        receipt = world.write(txn_id, 1, "nyc/a", touched.segments, [(b"k", b"v")])
-        asked.append(r.Commit(begun.token, (receipt,), (), None, 1000))
-    told = [world.send(command) for command in asked]
+    commits = [written(world, leader, [(b"k", b"v")])[1] for _ in range(12)]
+    told = [world.send(commit) for commit in commits]
     for _ in range(6):
         leader.step(0)
     outcomes = [world.reply(one) for one in told]
