@@ -31,9 +31,8 @@ from anabranch.topics.names import history_topic, status_topic, stream_topic, to
 from tests.memory.table import MemoryStore
 from tests.sim import poison
 from tests.sim.check_clients import check_clients
-from tests.sim.check_epochs import Epochs, check_epochs, epochs_of
+from tests.sim.check_epochs import Epochs, check_epochs, check_order, epochs_of
 from tests.sim.check_log import check_log, check_lost, hold
-from tests.sim.check_readers import check_readers, check_snapshots
 from tests.sim.check_tasks import check_tasks
 from tests.sim.clients import TIGHT_BYTES, Worker
 from tests.sim.controllers import Fleet, carriers_beside
@@ -41,7 +40,7 @@ from tests.sim.faults import Faults
 from tests.sim.held import check_held, few_of_each
 from tests.sim.hops import Hopper
 from tests.sim.hour import Hour
-from tests.sim.instants import check_instants
+from tests.sim.instants import check_instants, check_snapshots
 from tests.sim.ledger import Ledger
 from tests.sim.lives import Lives
 from tests.sim.operators import Operator
@@ -441,7 +440,7 @@ class _Run:
         check_log(picture)
         check_epochs(picture)
         with without_tables(picture):
-            check_readers(picture, self.world.random)
+            check_order(picture)
             check_snapshots(picture, self.ledger)
             check_instants(picture, self.ledger.instants, self.ledger.deleted)
             check_clients(picture, self.ledger)
