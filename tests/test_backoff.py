@@ -7,7 +7,7 @@ import math
 import pytest
 
 from anabranch.backoff import Backoff
-from tests.controller.world import HandClock
+from tests.memory.clock import SteppedClock
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,7 @@ from tests.controller.world import HandClock
 def test_pauses_grow_up_to_the_longest(
     first: float, longest: float, growth: float, pauses: list[float]
 ) -> None:
-    clock = HandClock(100.0)
+    clock = SteppedClock(100.0)
     backoff = Backoff(first, longest, clock, growth=growth)
     assert backoff.is_over
     for count, pause in enumerate(pauses):
@@ -35,7 +35,7 @@ def test_pauses_grow_up_to_the_longest(
 
 
 def test_a_pause_that_would_outlast_the_deadline_is_not_begun() -> None:
-    clock = HandClock(100.0)
+    clock = SteppedClock(100.0)
     backoff = Backoff(1.0, 8.0, clock)
     assert backoff.sleep(101.5)
     for deadline in (102.0, 103.0):  # the pause would end at 103
@@ -47,7 +47,7 @@ def test_a_pause_that_would_outlast_the_deadline_is_not_begun() -> None:
 
 
 def test_a_pause_that_was_begun_is_over_at_its_end() -> None:
-    clock = HandClock(100.0)
+    clock = SteppedClock(100.0)
     backoff = Backoff(1.0, 8.0, clock)
     for pause in (1.0, 2.0, 4.0):
         assert backoff.begin() == pause
@@ -59,7 +59,7 @@ def test_a_pause_that_was_begun_is_over_at_its_end() -> None:
 
 
 def test_a_long_time_without_a_pause_makes_the_next_one_short() -> None:
-    clock = HandClock(100.0)
+    clock = SteppedClock(100.0)
     backoff = Backoff(1.0, 8.0, clock, quiet_s=10.0)
     for idle, pause in ((0.0, 1), (10.0, 2), (10.0, 4), (10.5, 1), (0.0, 2)):
         clock.now = max(clock.now, backoff.until) + idle
@@ -68,5 +68,5 @@ def test_a_long_time_without_a_pause_makes_the_next_one_short() -> None:
 
 @pytest.mark.parametrize(("drawn", "pause"), [(0.0, 2.0), (0.5, 3.0), (1.0, 4.0)])
 def test_jitter_takes_up_to_half_of_a_pause(drawn: float, pause: float) -> None:
-    backoff = Backoff(4.0, math.inf, HandClock(100.0), jitter=lambda: drawn)
+    backoff = Backoff(4.0, math.inf, SteppedClock(100.0), jitter=lambda: drawn)
     assert (backoff.begin(), backoff.next_s) == (pause, 8.0)

@@ -17,7 +17,6 @@ from random import Random
 
 from checker import judge_entries
 from checker.reading import read_folder
-from tests.checker import corruptions_of_readers  # noqa: F401 (registers its lies)
 from tests.checker.corruptions import LIES, History
 from tests.checker.serial import generate
 from tests.checker.tape import Tape, row

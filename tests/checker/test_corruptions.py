@@ -10,7 +10,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from checker import judge_entries
-from tests.checker import corruptions_of_readers  # noqa: F401 (registers its lies)
 from tests.checker.corruptions import LIES, History
 from tests.checker.serial import generate
 from tests.conftest import some

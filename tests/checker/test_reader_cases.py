@@ -1,4 +1,4 @@
-"""Tiny histories of readers: each anomaly, and its legal look-alike."""
+"""Tiny histories of single readers: each anomaly, and its legal look-alike."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from tests.checker import (
     test_deleted_topics,
     test_group_cases,
     test_log_cases,
+    test_snapshot_cases,
     test_table_cases,
     test_task_cases,
 )
@@ -18,16 +19,95 @@ from tests.checker.table import (
     A,
     B,
     C,
+    R,
     Table,
+    begin_one,
     commit_moved,
     commit_one,
     commit_two,
     log_two,
+    state,
 )
 from tests.checker.tape import Tape, row
 
 TABLE = Table()
 wrong, right = TABLE.wrong, TABLE.right
+
+
+TABLE.readings(
+    "raw",
+    ("all is read", "", R.gets(A), R.gets(B, C), R.caught_up()),
+    ("swapped in a poll", "int-poll-order", R.gets(B, A, C)),
+    ("back from poll to poll", "ext-poll-order", R.gets(A, C), R.gets(B)),
+    ("the first is passed over", "poll-skip", R.gets(B, C)),
+    ("a poll in doubt may have returned it", "", R.gets(A), R.in_doubt(), R.gets(C)),
+    ("the poll in doubt came later", "poll-skip", R.gets(A), R.gets(C), R.in_doubt()),
+    ("the poll in doubt came earlier", "poll-skip", R.in_doubt(), R.gets(A), R.gets(C)),
+    ("events without transactions", "", R.gets(row("a", 0, None), row("b", 1, None))),
+    ("an event of another transaction", "unexplained", R.gets(A, row("b", 1, TWO))),
+)
+TABLE.readings(
+    "ordered",
+    ("all is read, in order", "", R.gets(), R.gets(A, B, C), R.caught_up()),
+    ("given twice", "duplicate", R.gets(A, B), R.gets(B, C)),
+    ("one is passed over", "poll-skip", R.gets(A), R.gets(C)),
+    ("caught up without the last", "unseen-commit", R.gets(A, B), R.caught_up()),
+    ("not known whether it has caught up", "", R.gets(A, B), R.caught_up("unknown")),
+    ("caught up between two polls that wait", "unseen-commit", R.gets(A, B), R.waits(), R.caught_up(), R.waits()),
+    ("given with another timestamp", "changed-answer", R.gets(A, row("b", 1, ONE, 11))),
+    ("given with another offset", "unexplained", R.gets(A, row("b", 2, ONE, 10))),
+    ("given as of another transaction", "unexplained", R.gets(A, row("b", 1, TWO, 10))),
+    ("given with another key", "unexplained", R.gets(A, row("b", 1, ONE, 10, key="l"))),
+    ("given as of another stream", "unexplained", R.gets(A, row("b", 1, ONE, 10, stream="s/b"))),
+)  # fmt: skip
+TABLE.readings(
+    "transactions",
+    ("all is read, by transactions", "", R.gets(A, B), R.gets(C), R.gets(), R.caught_up()),
+    ("half of a transaction", "torn-transaction", R.gets(A), R.gets(C)),
+    ("a transaction is passed over", "poll-skip", R.gets(C)),
+    ("transactions in another order", "ext-poll-order", R.gets(C), R.gets(A, B)),
+    ("two transactions in one poll", "unexplained", R.gets(A, B, C)),
+    ("a transaction with an event twice", "duplicate", R.gets(A, B, B)),
+    ("a transaction out of order", "int-poll-order", R.gets(B, A)),
+)
+TABLE.readings("raw", ("from the end", "", R.gets(B, C)), starts="end")
+TABLE.readings(
+    "ordered",
+    ("from a time", "", R.gets(C), R.caught_up()),
+    ("committed after the start at a time", "unseen-commit", R.caught_up()),
+    starts=10,
+)
+
+# A key moves from partition 0 to partition 1.
+TABLE.readings(
+    "ordered",
+    ("the new partition first", "ext-poll-order", R.gets(MOVED), R.gets(A, B)),
+    ("the new partition first in a poll", "int-poll-order", R.gets(A, MOVED, B)),
+    ("never the old partition", "poll-skip", R.gets(MOVED)),
+    ("a poll in doubt may have returned the old partition", "", R.in_doubt(), R.gets(MOVED)),
+    ("the old one after a poll in doubt", "ext-poll-order", R.in_doubt(), R.gets(MOVED), R.gets(A, B)),
+    written=commit_moved,
+)  # fmt: skip
+TABLE.readings(
+    "raw",
+    ("any partition first", "", R.gets(MOVED), R.gets(A, B)),
+    written=commit_moved,
+)
+TABLE.readings(
+    "ordered",
+    ("from a time after the old partition", "", R.gets(MOVED)),
+    written=commit_moved,
+    starts=10,
+)
+TABLE.readings(
+    "ordered",
+    ("the old partition is left too early", "poll-skip", R.gets(A), R.gets(MOVED)),
+    written=commit_moved,
+    starts="end",
+)
+
+
+# What is seen before it is committed, or never was.
 
 
 @wrong("dirty-read")
@@ -41,16 +121,8 @@ def seen_before_the_commit_was_asked(tape: Tape) -> None:
     log_two(tape)
 
 
-@wrong("dirty-read")
-def a_plain_write_seen_before_it_was_written(tape: Tape) -> None:
-    tape.open("r", "raw")
-    tape.poll("r", row("a", 0, None))
-    tape.do("p", "plain", stream="s/a", events=[["k", "a"]])
-    tape.log(0, [0, "k", "a", None])
-
-
 @right
-def seen_before_the_commit_was_told(tape: Tape) -> None:
+def seen_before_the_commit_was_answered(tape: Tape) -> None:
     tape.begin("t", ONE)
     tape.write("t", "a", "b")
     tape.open("r", "raw")
@@ -59,139 +131,6 @@ def seen_before_the_commit_was_told(tape: Tape) -> None:
     tape.told("p", asked, txn_id=ONE, timestamp=10, committed=2)
     commit_one(tape, "u", TWO, 20, "c")
     log_two(tape)
-
-
-def _poll_all(
-    tape: Tape, mode: str, *polls: list[list[object]], starts: str | int = "start"
-) -> None:
-    """A reader that is alone."""
-    commit_two(tape)
-    tape.open("r", mode, starts=starts)
-    for rows in polls:
-        tape.poll("r", *rows)
-    log_two(tape)
-
-
-@wrong("duplicate")
-def given_twice(tape: Tape) -> None:
-    _poll_all(tape, "ordered", [A, B], [B, C])
-
-
-@wrong("int-poll-order")
-def swapped_in_a_poll(tape: Tape) -> None:
-    _poll_all(tape, "raw", [B, A, C])
-
-
-@wrong("ext-poll-order")
-def back_from_poll_to_poll(tape: Tape) -> None:
-    _poll_all(tape, "raw", [A, C], [B])
-
-
-@wrong("poll-skip")
-def one_is_passed_over(tape: Tape) -> None:
-    _poll_all(tape, "ordered", [A], [C])
-
-
-@wrong("poll-skip")
-def the_first_is_passed_over(tape: Tape) -> None:
-    _poll_all(tape, "raw", [B, C])
-
-
-@right
-def an_unfinished_poll_may_have_given_it(tape: Tape) -> None:
-    commit_two(tape)
-    tape.open("r", "raw")
-    tape.poll("r", A)
-    tape.told("r", tape.ask("r", "poll", reader="r"), "unknown")
-    tape.poll("r", C)
-    log_two(tape)
-
-
-@right
-def from_the_end_or_the_middle(tape: Tape) -> None:
-    _poll_all(tape, "raw", [B, C], starts="end")
-    tape.open("q", "ordered", starts=10)
-    tape.poll("q", C)
-    tape.do("r", "caught_up", reader="q")
-
-
-@wrong("torn-transaction")
-def half_of_a_transaction(tape: Tape) -> None:
-    _poll_all(tape, "transactions", [A], [C])
-
-
-@wrong("poll-skip")
-def a_transaction_is_passed_over(tape: Tape) -> None:
-    _poll_all(tape, "transactions", [C])
-
-
-@wrong("ext-poll-order")
-def transactions_in_another_order(tape: Tape) -> None:
-    _poll_all(tape, "transactions", [C], [A, B])
-
-
-@wrong("unexplained")
-def two_transactions_in_one_poll(tape: Tape) -> None:
-    _poll_all(tape, "transactions", [A, B, C])
-
-
-@right
-def each_mode_reads_all(tape: Tape) -> None:
-    commit_two(tape)
-    polls = {"raw": [[A], [B, C]], "ordered": [[], [A, B, C]], "transactions": [[A, B], [C], []]}
-    for mode, rows in polls.items():
-        tape.open(mode, mode)
-        for of_poll in rows:
-            tape.poll(mode, *of_poll)
-        tape.do("r", "caught_up", reader=mode)
-    log_two(tape)
-
-
-@wrong("unseen-commit")
-def caught_up_without_the_last(tape: Tape) -> None:
-    commit_two(tape)
-    tape.open("r", "ordered")
-    tape.poll("r", A, B)
-    tape.do("r", "caught_up", reader="r")
-    log_two(tape)
-
-
-@wrong("unseen-commit")
-def caught_up_while_a_poll_waits(tape: Tape) -> None:
-    commit_two(tape)
-    tape.open("r", "ordered")
-    tape.poll("r", A, B)
-    tape.ask("r", "poll", reader="r")
-    tape.do("r", "caught_up", reader="r")
-    tape.ask("r", "poll", reader="r")
-    log_two(tape)
-
-
-@wrong("poll-skip")
-def the_unfinished_poll_came_later(tape: Tape) -> None:
-    _poll_all(tape, "raw", [A], [C])
-    tape.told("r", tape.ask("r", "poll", reader="r"), "unknown")
-
-
-@wrong("poll-skip")
-def the_unfinished_poll_came_earlier(tape: Tape) -> None:
-    commit_two(tape)
-    tape.open("r", "raw")
-    tape.told("r", tape.ask("r", "poll", reader="r"), "unknown")
-    tape.poll("r", A)
-    tape.poll("r", C)
-    log_two(tape)
-
-
-@wrong("poll-skip")
-def one_unfinished_poll_for_two_gaps(tape: Tape) -> None:
-    commit_one(tape, "t", ONE, 10, *"abcdef")
-    tape.log(0, *([n, "k", name, ONE] for n, name in enumerate("abcdef")))
-    tape.open("r", "raw")
-    tape.poll("r", A)
-    tape.told("r", tape.ask("r", "poll", reader="r"), "unknown")
-    tape.poll("r", row("c", 2, ONE), row("d", 3, ONE))
-    tape.poll("r", row("f", 5, ONE))
 
 
 @wrong("unseen-commit")
@@ -213,37 +152,12 @@ def committed_before_its_start_at_the_end(tape: Tape) -> None:
     log_two(tape)
 
 
-@wrong("changed-answer")
-def given_with_another_timestamp(tape: Tape) -> None:
-    _poll_all(tape, "ordered", [A, row("b", 1, ONE, 11)])
-
-
-@wrong("unexplained")
-def given_with_another_offset(tape: Tape) -> None:
-    _poll_all(tape, "ordered", [A, row("b", 2, ONE, 10)])
-
-
-@wrong("unexplained")
-def given_as_of_another_transaction(tape: Tape) -> None:
-    _poll_all(tape, "ordered", [A, row("b", 1, TWO, 10)])
-
-
-@wrong("unexplained")
-def given_with_another_key(tape: Tape) -> None:
-    _poll_all(tape, "ordered", [A, row("b", 1, ONE, 10, key="l")])
-
-
 @right
 def a_plain_write_has_no_id(tape: Tape) -> None:
     tape.do("p", "plain", stream="s/a", events=[["k", "a"], ["k", "b"]])
     tape.open("r", "ordered")
     tape.poll("r", row("a", 0, None), row("b", 1, "0" * 32))
     tape.log(0, [0, "k", "a", None], [1, "k", "b", "0" * 32])
-
-
-@right
-def a_raw_reader_does_not_know_transactions(tape: Tape) -> None:
-    _poll_all(tape, "raw", [row("a", 0, None), row("b", 1, None)])
 
 
 @wrong("aborted-read")
@@ -263,43 +177,134 @@ def a_plain_write_was_seen_and_is_gone(tape: Tape) -> None:
 
 @wrong("aborted-read")
 def aborted_and_seen_where_no_log_was_read(tape: Tape) -> None:
-    tape.begin("t", ONE)
-    tape.write("t", "a")
+    begin_one(tape)
     tape.do("p", "abort", txn="t")
     tape.open("r", "raw")
     tape.poll("r", row("a", 0, ONE))
 
 
-# Keys that move from partition 0 to partition 1.
+@wrong("dirty-read")
+def seen_by_the_process_before_it_asks_at_that_moment(tape: Tape) -> None:
+    begin_one(tape)
+    tape.open("r", "raw", file="p")
+    tape.poll("r", row("a", 0, ONE), file="p")
+    tape.stands_still = True
+    tape.commit("t", ONE, 10, 1)
+    tape.log(0, [0, "k", "a", ONE])
 
 
-@wrong("ext-poll-order")
-def an_ordered_reader_takes_the_new_partition_first(tape: Tape) -> None:
-    commit_moved(tape)
-    tape.open("r", "ordered")
-    tape.poll("r", MOVED)
-    tape.poll("r", A, B)
-
-
-@wrong("int-poll-order")
-def an_ordered_reader_takes_the_new_partition_first_in_a_poll(tape: Tape) -> None:
-    commit_moved(tape)
-    tape.open("r", "ordered")
-    tape.poll("r", A, MOVED, B)
-
-
-@wrong("poll-skip")
-def an_ordered_reader_never_takes_the_old_partition(tape: Tape) -> None:
-    commit_moved(tape)
-    tape.open("r", "ordered")
-    tape.poll("r", MOVED)
+@wrong("dirty-read")
+def seen_by_the_process_before_it_writes_beside_the_commit_at_that_moment(tape: Tape) -> None:
+    tape.begin("t", ONE)
+    tape.ask("q", "commit", txn="t", writers=["w"])
+    tape.open("r", "raw", file="p")
+    tape.poll("r", row("a", 0, ONE), file="p")
+    tape.stands_still = True
+    tape.write("t", "a")
+    tape.log(0, [0, "k", "a", ONE])
 
 
 @right
-def a_raw_reader_takes_any_partition_first(tape: Tape) -> None:
-    commit_moved(tape)
+def seen_at_the_moment_at_which_it_was_asked(tape: Tape) -> None:
+    begin_one(tape)
     tape.open("r", "raw")
-    tape.poll("r", MOVED)
+    tape.poll("r", row("a", 0, ONE))
+    tape.stands_still = True
+    tape.commit("t", ONE, 10, 1)
+    tape.log(0, [0, "k", "a", ONE], [2, "k", "b", None])
+    tape.poll("r", row("b", 2, None))
+    tape.stands_still = True
+    tape.do("p", "plain", stream="s/a", events=[["k", "b"]])
+
+
+@wrong("aborted-read")
+def seen_and_aborted_in_the_end(tape: Tape) -> None:
+    begin_one(tape)
+    tape.ask("p", "commit", txn="t", writers=["w"])
+    tape.open("r", "raw")
+    tape.poll("r", row("a", 0, ONE))
+    state(tape, "aborted")
+
+
+@wrong("aborted-read")
+def seen_of_a_writer_that_was_not_taken(tape: Tape) -> None:
+    tape.begin("t", ONE)
+    tape.write("t", "a", writer="other")
+    tape.commit("t", ONE, 10, 0)
+    tape.open("r", "raw")
+    tape.poll("r", row("a", 0, ONE))
+
+
+@wrong("lost-write")
+def committed_and_seen_and_gone(tape: Tape) -> None:
+    commit_one(tape, "t", ONE, 10, "a")
+    tape.open("r", "raw")
+    tape.poll("r", row("a", 0, ONE))
+    tape.log(0)
+
+
+@right
+def retention_has_torn_it_on_one_of_two_partitions(tape: Tape) -> None:
+    commit_one(tape, "t", ONE, 10, "a", "b")
+    tape.open("r", "transactions")
+    tape.do("r", "caught_up", reader="r")
+    tape.log(0, start=1)
+    tape.log(1, [0, "k", "b", ONE])
+    tape.commits([1, 10, [ONE], [[0, 0, 1], [1, 0, 1]]])
+
+
+@right
+def committed_at_its_start_at_a_time(tape: Tape) -> None:
+    commit_two(tape)
+    tape.do("p", "plain", stream="s/b", events=[["k", "d"]])
+    tape.open("r", "ordered", starts=20, streams=("s/a", "s/b"))
+    tape.do("r", "caught_up", reader="r")
+    log_two(tape)
+    tape.log(0, [0, "k", "d", None], stream="s/b")  # of which no time is known
+
+
+@right
+def plain_writes_of_one_commit_on_both_sides_of_the_end(tape: Tape) -> None:
+    tape.do("p", "plain", stream="s/a", events=[["k", "a"]])
+    tape.open("r", "transactions", starts="end")
+    tape.poll("r")
+    tape.do("p", "plain", stream="s/a", events=[["k", "b"]])
+    tape.do("r", "caught_up", reader="r")
+    tape.log(0, [0, "k", "a", None], [1, "k", "b", None])
+    tape.commits([1, 10, ["0" * 32], [[0, 0, 2]]])
+
+
+# Keys that are followed across partitions.
+
+
+def _moves_back(tape: Tape) -> None:
+    """The key moves from partition 1 to partition 0."""
+    commit_two(tape)
+    tape.log(0, [0, "k", "c", TWO])
+    tape.log(1, [0, "k", "a", ONE], [1, "k", "b", ONE])
+    tape.commits([1, 10, [ONE], [[1, 0, 2]]], [2, 20, [TWO], [[0, 0, 1]]])
+    tape.open("r", "ordered")
+
+
+_A1, _B1 = row("a", 0, ONE, 10, partition=1), row("b", 1, ONE, 10, partition=1)
+_C0 = row("c", 0, TWO, 20)
+
+
+@wrong("int-poll-order")
+def a_key_moves_to_a_partition_that_is_read_too_soon(tape: Tape) -> None:
+    _moves_back(tape)
+    tape.poll("r", _C0, _A1, _B1)
+
+
+@right
+def another_stream_has_the_key_too(tape: Tape) -> None:
+    tape.begin("u", TWO)
+    tape.write("u", "c", stream="s/b")
+    tape.commit("u", TWO, 5, 1)
+    commit_one(tape, "t", ONE, 10, "a", "b")
+    tape.log(0, [0, "k", "a", ONE], [1, "k", "b", ONE])
+    tape.log(0, [0, "k", "c", TWO], stream="s/b")
+    tape.open("r", "ordered")
     tape.poll("r", A, B)
 
 
@@ -313,6 +318,7 @@ def test_every_kind_has_a_case() -> None:
         test_deleted_topics,
         test_group_cases,
         test_log_cases,
+        test_snapshot_cases,
         test_table_cases,
         test_task_cases,
     )

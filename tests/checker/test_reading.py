@@ -42,7 +42,7 @@ def test_a_folder_is_judged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert said["counts"]["events in the log"] == 3
 
 
-def test_an_anomaly_is_told_with_its_lines(
+def test_an_anomaly_is_reported_with_its_lines(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Exit status 1; kinds, and ``file:line`` of what contradicts what."""

@@ -5,12 +5,13 @@ Row k is made by t at 10 (id a), overwritten by u at 20 (id b), deleted by v at 
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
 
 from checker.reading import BrokenHistory
-from tests.checker.table import ONE, THREE, TWO, Table
+from tests.checker.table import ONE, THREE, TWO, Case, Table
 from tests.checker.tape import Tape
 
 TABLE = Table()
@@ -28,7 +29,7 @@ def put(tape: Tape, txn: str, *rows: tuple[str, str | None], file: str = "p") ->
     tape.do(file, "write", txn=txn, writer="w", stream=ROWS, events=events)
 
 
-def laid(tape: Tape, *, is_told: bool = True) -> None:
+def laid(tape: Tape, *, answered: bool = True) -> None:
     """The three commits, each told before the next one began; or only asked for."""
     for txn, txn_id, at, rows in (
         ("t", ONE, 10, [("k", "a"), ("x", "w"), ("y", "z")]),
@@ -37,7 +38,7 @@ def laid(tape: Tape, *, is_told: bool = True) -> None:
     ):
         tape.begin(txn, None)
         put(tape, txn, *rows)
-        if is_told:
+        if answered:
             tape.commit(txn, txn_id, at, len(rows))
         else:
             tape.ask("p", "commit", txn=txn, writers=["w"])
@@ -54,8 +55,8 @@ def read(
     tape.do("q", "read", told, table=ROWS, txn=of, **more)
 
 
-def point(tape: Tape, key: str, *names: str, **more: Any) -> None:
-    read(tape, key, key + "\0", *((key, name) for name in names), **more)
+def point(tape: Tape, key: str, name: str | None = None, **more: Any) -> None:
+    read(tape, key, key + "\0", *([(key, name)] if name else []), **more)
 
 
 def end(tape: Tape, *written: tuple[int, str, str | None], at: int | None = None) -> None:
@@ -77,7 +78,7 @@ def commits(tape: Tape, at: int, *rows: tuple[str, str | None]) -> None:
 
 def racing(tape: Tape, at: int, **asked: Any) -> None:
     """Transaction r begins when all commits are asked for, so its place among them is open."""
-    laid(tape, is_told=False)
+    laid(tape, answered=False)
     begin(tape, "r", at, **asked)
 
 
@@ -92,104 +93,41 @@ def reads_that_stand_at_both_times(tape: Tape) -> None:
     end(tape, (8, "x", "new"), at=27)
 
 
-@TABLE.wrong("lost-update")
-def a_row_that_is_overwritten_was_written_since(tape: Tape) -> None:
-    racing(tape, 15)
-    point(tape, "k", "a")
-    commits(tape, 25, ("k", "new"))
-    end(tape, (8, "k", "new"), at=25)
+def race(name: str, kinds: str, *reads: Case, overwrites: str = "x", **asked: Any) -> None:
+    """A case: r has the snapshot 15, reads, and commits a row at 25; row k was overwritten at 20."""
+
+    def case(tape: Tape) -> None:
+        racing(tape, 15, **asked)
+        for one in reads:
+            one(tape)
+        commits(tape, 25, (overwrites, "new"))
+        end(tape, (8, overwrites, "new"), at=25)
+
+    TABLE.row(name, kinds, case)
 
 
-@TABLE.wrong("write-skew")
-def a_row_that_was_read_was_written_since(tape: Tape) -> None:
-    racing(tape, 15)
-    point(tape, "k", "a")
-    commits(tape, 25, ("x", "new"))
-    end(tape, (8, "x", "new"), at=25)
+def a_part(outcome: str) -> Case:
+    """A part of r, without which r is committed, reads row k and finishes."""
+
+    def case(tape: Tape) -> None:
+        point(tape, "k", "a", writer="part")
+        tape.told("q", tape.ask("q", "finish", txn="r", writer="part"), outcome)
+
+    return case
 
 
-@TABLE.wrong("write-skew")
-def a_range_that_was_read_lost_a_row(tape: Tape) -> None:
-    racing(tape, 25)
-    read(tape, "", "l", ("k", "b"))
-    commits(tape, 35, ("x", "new"))
-    end(tape, (8, "x", "new"), at=35)
-
-
-@TABLE.wrong("write-skew")
-def an_absent_row_came_to_be(tape: Tape) -> None:
-    racing(tape, 5)
-    point(tape, "k")
-    commits(tape, 15, ("x", "new"))
-    end(tape, (8, "x", "new"), at=15)
-
-
-@TABLE.right
-def what_lies_beside_the_range_is_free(tape: Tape) -> None:
-    """The range is what was iterated over."""
-    racing(tape, 15)
-    read(tape, "x", None, ("x", "w"), ("y", "z"))
-    read(tape, "", "k")
-    commits(tape, 25, ("x", "new"))
-    end(tape, (8, "x", "new"), at=25)
-
-
-@TABLE.right
-def what_it_wrote_itself_is_no_read(tape: Tape) -> None:
-    racing(tape, 15)
-    read(tape, "", "l", told={"own": ["k"]})
-    commits(tape, 25, ("k", "new"))
-    end(tape, (8, "k", "new"), at=25)
-
-
-@TABLE.right
-def a_read_without_a_lock_may_be_old(tape: Tape) -> None:
-    racing(tape, 15)
-    point(tape, "k", "a", unlocked=True)
-    commits(tape, 25, ("x", "new"))
-    end(tape, (8, "x", "new"), at=25)
-
-
-@TABLE.wrong("write-skew")
-def a_lock_without_a_read_is_broken(tape: Tape) -> None:
-    racing(tape, 15)
-    read(tape, "k", "l", told={"rows": None})
-    commits(tape, 25, ("x", "new"))
-    end(tape, (8, "x", "new"), at=25)
-
-
-@TABLE.right
-def of_snapshot_isolation_reads_are_free(tape: Tape) -> None:
-    racing(tape, 15, isolation="snapshot")
-    point(tape, "k", "a")
-    commits(tape, 25, ("x", "new"))
-    end(tape, (8, "x", "new"), at=25)
-
-
-@TABLE.wrong("lost-update")
-def of_snapshot_isolation_the_first_committer_wins(tape: Tape) -> None:
-    racing(tape, 15, isolation="snapshot")
-    commits(tape, 25, ("k", "new"))
-    end(tape, (8, "k", "new"), at=25)
-
-
-def a_part_reads(tape: Tape, outcome: str) -> None:
-    """Transaction r is committed without this part."""
-    racing(tape, 15)
-    point(tape, "k", "a", writer="part")
-    tape.told("q", tape.ask("q", "finish", txn="r", writer="part"), outcome)
-    commits(tape, 25, ("x", "new"))
-    end(tape, (8, "x", "new"), at=25)
-
-
-@TABLE.wrong("write-skew")
-def what_a_finished_part_read_counts(tape: Tape) -> None:
-    a_part_reads(tape, "ok")
-
-
-@TABLE.right
-def what_an_unfinished_part_read_does_not_count(tape: Tape) -> None:
-    a_part_reads(tape, "unknown")
+reads_k = partial(point, key="k", name="a")
+of_no_read = partial(read, low="k", high="l", told={"rows": None})
+of_its_own = partial(read, low="", high="l", told={"own": ["k"]})
+race("a row that is overwritten was written since", "lost-update", reads_k, overwrites="k")
+race("a row that was read was written since", "write-skew", reads_k)
+race("a row that it wrote itself is no read", "", of_its_own, overwrites="k")
+race("a read without a lock may be old", "", partial(reads_k, unlocked=True))
+race("a lock without a read is broken", "write-skew", of_no_read)
+race("a finished part's read counts", "write-skew", a_part("ok"))
+race("an unfinished part's read does not count", "", a_part("unknown"))
+race("with snapshot isolation reads are free", "", reads_k, isolation="snapshot")
+race("the first committer wins", "lost-update", overwrites="k", isolation="snapshot")
 
 
 @TABLE.right
@@ -199,13 +137,6 @@ def two_parts_delete_a_row_and_the_later_one_is_taken(tape: Tape) -> None:
     tape.do("p", "write", txn="r", writer="left out", stream=ROWS, events=events)
     commits(tape, 25, ("x", None))
     end(tape, (8, "x", None), at=25)
-
-
-@TABLE.wrong("snapshot-not-prefix")
-def a_read_of_one_that_is_not_committed_is_not_of_its_snapshot(tape: Tape) -> None:
-    racing(tape, 15)
-    point(tape, "k", "b")
-    end(tape)
 
 
 @TABLE.wrong("snapshot-not-prefix")
@@ -223,14 +154,14 @@ def rows_out_of_order(tape: Tape) -> None:
 
 
 @TABLE.wrong("snapshot-not-prefix")
-def a_transaction_does_not_see_what_its_client_was_told(tape: Tape) -> None:
+def a_transaction_does_not_see_what_its_client_had_seen(tape: Tape) -> None:
     laid(tape)
     begin(tape, "r", 25, seen=30)
     end(tape)
 
 
 @TABLE.wrong("snapshot-not-prefix")
-def a_commit_comes_below_a_snapshot_that_was_told_before(tape: Tape) -> None:
+def a_commit_comes_below_a_snapshot_that_was_answered_before(tape: Tape) -> None:
     begin(tape, "r", 25, file="o")
     laid(tape)
     end(tape)
@@ -258,14 +189,7 @@ def a_replica_shows_a_deleted_row(tape: Tape) -> None:
     end(tape)
 
 
-@TABLE.wrong("snapshot-not-prefix")
-def an_index_has_a_row_too_few(tape: Tape) -> None:
-    laid(tape)
-    of_a_snapshot(tape, 29, begins="w")
-    end(tape)
-
-
-def is_told(tape: Tape, *broken: Any, what: str = "read") -> None:
+def is_refused(tape: Tape, *broken: Any, what: str = "read") -> None:
     """Its locks are broken."""
     more = {"table": ROWS} if what == "read" else {"writers": ["w"]}
     op = tape.ask("q", what, txn="r", **more)
@@ -276,50 +200,36 @@ def is_told(tape: Tape, *broken: Any, what: str = "read") -> None:
 def a_lock_that_was_broken(tape: Tape) -> None:
     racing(tape, 15)
     point(tape, "k", "a")
-    is_told(tape, "k", TWO, 20, what="commit")
-    is_told(tape, "k", THREE, 30)
-    is_told(tape, "k", "", 20)  # by whom, it is not told
+    is_refused(tape, "k", TWO, 20, what="commit")
+    is_refused(tape, "k", THREE, 30)
+    is_refused(tape, "k", "", 20)  # by whom, it is not told
     end(tape)
 
 
-@TABLE.wrong("false-conflict")
-def a_lock_that_nobody_broke(tape: Tape) -> None:
-    racing(tape, 15)
-    is_told(tape, "k", TWO, 21)
-    end(tape)
+def falsely_refused(name: str, at: int, by: str, timestamp: int) -> None:
+    """A case: r, of this snapshot, is refused as one wrote row k at that time."""
+
+    def case(tape: Tape) -> None:
+        racing(tape, at)
+        is_refused(tape, "k", by, timestamp)
+        end(tape)
+
+    TABLE.row(name, "false-conflict", case)
 
 
-@TABLE.wrong("false-conflict")
-def a_lock_that_another_broke(tape: Tape) -> None:
-    racing(tape, 15)
-    is_told(tape, "k", THREE, 20)
-    end(tape)
+falsely_refused("a lock that no transaction broke", 15, TWO, 21)
+falsely_refused("a lock that another one broke", 15, THREE, 20)
+falsely_refused("a lock that was broken before the snapshot", 25, TWO, 20)
 
 
-@TABLE.wrong("false-conflict")
-def a_lock_that_was_broken_before_the_snapshot(tape: Tape) -> None:
-    racing(tape, 25)
-    is_told(tape, "k", TWO, 20)
-    end(tape)
-
-
-@TABLE.wrong("changed-answer", "false-conflict")
-def a_lock_that_it_broke_itself(tape: Tape) -> None:
-    racing(tape, 25)
-    commits(tape, 27, ("x", "new"))
-    is_told(tape, "x", FOUR, 27, what="commit")
-    tape.do("q", "abort", txn="r")
-    end(tape, (8, "x", "new"), at=27)
-
-
-def a_part_is_told(tape: Tape, *, answered: bool) -> None:
+def a_part_is_refused(tape: Tape, *, answered: bool) -> None:
     """The locks of r are broken by transaction u; another process commits r, before or after that."""
     racing(tape, 15)
     point(tape, "x", "w")
     put(tape, "r", ("y", "new"), file="q")
     if answered:
         tape.commit("r", FOUR, 25, 1, file="q")
-    is_told(tape, "k", TWO, 20)
+    is_refused(tape, "k", TWO, 20)
     if not answered:
         tape.commit("r", FOUR, 25, 1, file="q")
     end(tape, (8, "y", "new"), at=25)
@@ -327,12 +237,12 @@ def a_part_is_told(tape: Tape, *, answered: bool) -> None:
 
 @TABLE.right
 def a_part_whose_locks_broke_is_left_out_of_the_commit(tape: Tape) -> None:
-    a_part_is_told(tape, answered=False)
+    a_part_is_refused(tape, answered=False)
 
 
 @TABLE.wrong("false-conflict")
-def a_part_is_told_of_broken_locks_after_the_commit_was_answered(tape: Tape) -> None:
-    a_part_is_told(tape, answered=True)
+def broken_locks_are_reported_after_the_commit_was_answered(tape: Tape) -> None:
+    a_part_is_refused(tape, answered=True)
 
 
 _CHANGES = [
@@ -341,40 +251,25 @@ _CHANGES = [
 ]  # fmt: skip
 
 
-def changes(tape: Tape, start: int | None, until: int, rows: list[Any], **asked: Any) -> None:
-    laid(tape)
-    tape.do("q", "changes", {"until": until, "rows": rows}, table=ROWS, start=start, **asked)
-    end(tape)
+def changes(
+    name: str, kinds: str, start: int | None, until: int, rows: list[Any], **asked: Any
+) -> None:
+    """A case: these were given as the changes after ``start`` up to ``until``."""
+
+    def case(tape: Tape) -> None:
+        laid(tape)
+        tape.do("q", "changes", {"until": until, "rows": rows}, table=ROWS, start=start, **asked)
+        end(tape)
+
+    TABLE.row(name, kinds, case)
 
 
-@TABLE.right
-def all_changes_with_the_rows_before(tape: Tape) -> None:
-    changes(tape, 0, 40, _CHANGES, before=True)
-
-
-@TABLE.right
-def changes_between_two_times(tape: Tape) -> None:
-    changes(tape, 10, 29, [["k", None, "b", 20, TWO]])
-
-
-@TABLE.right
-def changes_of_a_group_begin_somewhere(tape: Tape) -> None:
-    changes(tape, None, 30, _CHANGES[3:], before=True)
-
-
-@TABLE.wrong("wrong-change")
-def a_change_is_left_out(tape: Tape) -> None:
-    changes(tape, 0, 40, _CHANGES[1:], before=True)
-
-
-@TABLE.wrong("wrong-change")
-def a_change_too_many(tape: Tape) -> None:
-    changes(tape, 0, 19, _CHANGES[:4], before=True)
-
-
-@TABLE.wrong("wrong-change")
-def another_row_before(tape: Tape) -> None:
-    changes(tape, 10, 29, [["k", None, "b", 20, TWO]], before=True)
+changes("all changes with the rows before", "", 0, 40, _CHANGES, before=True)
+changes("changes between two times", "", 10, 29, [["k", None, "b", 20, TWO]])
+changes("changes of a group begin somewhere", "", None, 30, _CHANGES[3:], before=True)
+changes("a change is left out", "wrong-change", 0, 40, _CHANGES[1:], before=True)
+changes("a change too many", "wrong-change", 0, 19, _CHANGES[:4], before=True)
+changes("another row before", "wrong-change", 10, 29, [["k", None, "b", 20, TWO]], before=True)
 
 
 @TABLE.wrong("lost-write", "torn-transaction")
@@ -383,14 +278,6 @@ def a_deletion_is_lost(tape: Tape) -> None:
     racing(tape, 25)
     commits(tape, 35, ("x", "new"), ("y", None))
     end(tape, (8, "x", "new"), at=35)
-
-
-@TABLE.right
-def a_deletion_by_one_whose_id_nobody_was_told(tape: Tape) -> None:
-    racing(tape, 25)
-    put(tape, "r", ("y", None), file="q")
-    tape.ask("q", "commit", txn="r", writers=["w"])
-    end(tape, (8, "y", None), at=35)
 
 
 @TABLE.right
@@ -405,7 +292,7 @@ def a_deletion_by_one_of_two(tape: Tape) -> None:
 
 
 @TABLE.wrong("unexplained", "lost-write")
-def a_deletion_by_nobody(tape: Tape) -> None:
+def a_deletion_by_no_transaction(tape: Tape) -> None:
     racing(tape, 25)
     end(tape, (8, "y", None), at=35)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.checker.table import FOUR, ONE, THREE, TWO, Table, commit_two
+from tests.checker.table import FOUR, ONE, THREE, TWO, Table, begin_one, commit_two
 from tests.checker.tape import Tape
 
 TABLE = Table()
@@ -99,8 +99,7 @@ def a_key_backwards(tape: Tape) -> None:
 
 @wrong("aborted-read")
 def an_aborted_event_is_consumed(tape: Tape) -> None:
-    tape.begin("t", ONE)
-    tape.write("t", "a")
+    begin_one(tape)
     tape.do("p", "abort", txn="t")
     take(tape, "A")
     consume(tape, "x", THREE, 30, "A", "a")
@@ -108,7 +107,7 @@ def an_aborted_event_is_consumed(tape: Tape) -> None:
 
 
 @wrong("unexplained")
-def an_event_that_nobody_wrote(tape: Tape) -> None:
+def an_event_that_no_writer_wrote(tape: Tape) -> None:
     take(tape, "A")
     consume(tape, "x", THREE, 30, "A", "z")
 

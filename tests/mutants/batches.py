@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
 from typing import Any
 from unittest.mock import patch
 
@@ -11,57 +10,41 @@ from anabranch.batches import format as batch
 from anabranch.batches.columns_read import ColumnsBuilder, Longs
 from anabranch.batches.kernels.scan import FIRST
 from anabranch.kafka import data as wire_data
+from tests.mutants.planting import Planted, wrapping
 
-Planted = AbstractContextManager[object]
 _CRC_AT = 17
 
 
-def late_first_offset() -> Planted:
+@wrapping(framing, "_scan_compiled")
+def late_first_offset(real: Any, *given: Any) -> tuple[list[list[int]] | None, Any]:
     """The compiled walk says of all runs of a batch but the first that they begin an offset late."""
-    real = framing._scan_compiled
-
-    def scan(*given: Any) -> tuple[list[list[int]] | None, Any]:
-        rows, keys = real(*given)
-        for row in (rows or [])[1:]:
-            row[FIRST] += 1
-        return rows, keys
-
-    return patch.object(framing, "_scan_compiled", scan)
+    rows, keys = real(*given)
+    for row in (rows or [])[1:]:
+        row[FIRST] += 1
+    return rows, keys
 
 
-def first_writer_for_all() -> Planted:
+@wrapping(framing, "_run")
+def first_writer_for_all(real: Any, row: list[int], body: Any, header: Any) -> Any:
     """A batch counts as one writer's if its first run is a WRITE: others' records are spliced along."""
-    real = framing._run
-
-    def run(row: list[int], body: Any, header: Any) -> framing.Run:
-        made = real(row, body, header)
-        first = made.kind == framing.Kind.WRITE and made.first_delta == 0
-        return made._replace(pure=True) if first else made
-
-    return patch.object(framing, "_run", run)
+    made = real(row, body, header)
+    first = made.kind == framing.Kind.WRITE and made.first_delta == 0
+    return made._replace(pure=True) if first else made
 
 
-def crc_left() -> Planted:
+@wrapping(batch, "patch_parts")
+def crc_left(real: Any, data: Any, *given: Any, **more: Any) -> tuple[bytes, memoryview]:
     """A spliced batch keeps the CRC that it had in the journal."""
-    real = batch.patch_parts
-
-    def patch_parts(data: Any, *given: Any, **more: Any) -> tuple[bytes, memoryview]:
-        head, records = real(data, *given, **more)
-        old = bytes(memoryview(data)[_CRC_AT : _CRC_AT + 4])
-        return head[:_CRC_AT] + old + head[_CRC_AT + 4 :], records
-
-    return patch.object(batch, "patch_parts", patch_parts)
+    head, records = real(data, *given, **more)
+    old = bytes(memoryview(data)[_CRC_AT : _CRC_AT + 4])
+    return head[:_CRC_AT] + old + head[_CRC_AT + 4 :], records
 
 
-def aborted_read() -> Planted:
+@wrapping(wire_data, "visible")
+def aborted_read(real: Any, answer: Any, committed: bool) -> Any:
     """The raw reader shows what aborted native transactions appended."""
-    real = wire_data.visible
-
-    def visible(answer: Any, committed: bool) -> Any:
-        for raw, _ in real(answer, committed):
-            yield raw, batch.read_header(raw.data).is_control
-
-    return patch.object(wire_data, "visible", visible)
+    for raw, _ in real(answer, committed):
+        yield raw, batch.read_header(raw.data).is_control
 
 
 def marker_passed() -> Planted:
@@ -69,13 +52,9 @@ def marker_passed() -> Planted:
     return patch.object(wire_data, "is_abort_marker", lambda _: False)
 
 
-def beyond_the_range() -> Planted:
+@wrapping(columns_read.ColumnsBuilder, "add")
+def beyond_the_range(real: Any, self: ColumnsBuilder, raw: Any, wanted: Longs, **more: Any) -> Any:
     """Reading in columns goes an offset beyond the end of each range: a segment's, or a snapshot's cut."""
-    real = ColumnsBuilder.add
-
-    def add(self: ColumnsBuilder, raw: Any, wanted: Longs, **more: Any) -> Any:
-        longer = wanted.copy()
-        longer[1] += 1
-        return real(self, raw, longer, **more)
-
-    return patch.object(columns_read.ColumnsBuilder, "add", add)
+    longer = wanted.copy()
+    longer[1] += 1
+    return real(self, raw, longer, **more)

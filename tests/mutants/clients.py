@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any
 from unittest.mock import Mock, patch
 
@@ -14,17 +14,15 @@ from anabranch.client.writer import Writer
 from anabranch.errors import AnabranchError, DeadlineExceeded
 from anabranch.ports import LogError, OffsetOutOfRange, TopicPartition
 from anabranch.reading import ordered_reader as ordered
-from anabranch.reading import positions as groups
 from anabranch.reading import snapshot
-from anabranch.reading.commit_index import DELETED, NO_SEGMENT, CommitIndex, Span
+from anabranch.reading.commit_index import DELETED, NO_SEGMENT, CommitIndex
 from anabranch.reading.committed_log import CommittedLog
 from anabranch.reading.epoch_order import StreamOrder
 from anabranch.reading.feed import Feed
 from anabranch.reading.history import HistorySearch
 from anabranch.reading.ordered_reader import Starting, Step
-from anabranch.reading.snapshot import SnapshotPlan
+from tests.mutants.planting import Planted, instead_of, wrapping
 
-Planted = AbstractContextManager[object]
 EARLY = 300_000 << 12  # hybrid time, 0.3 s
 
 
@@ -51,46 +49,34 @@ def doubt_after_sending() -> Planted:
     return planted
 
 
-def stale_cut() -> Planted:
+@wrapping(client_reading, "take")
+def stale_cut(real: Any, source: Any, streams: Any, timestamp: int, *more: Any) -> Any:
     """A snapshot has the offsets of 0.3 s before its timestamp."""
-    real = snapshot.take
-
-    def take(source: Any, streams: Any, timestamp: int, *more: Any) -> SnapshotPlan:
-        plan = real(source, streams, timestamp - EARLY, *more)
-        return plan._replace(timestamp=timestamp)
-
-    return patch.object(client_reading, "take", take)
+    plan = real(source, streams, timestamp - EARLY, *more)
+    return plan._replace(timestamp=timestamp)
 
 
-def unsure_ends() -> Planted:
+@wrapping(CommittedLog, "end_offsets")
+def unsure_ends(
+    real: Any, log: CommittedLog, places: Any, deadline: float, *, committed: bool = False
+) -> Any:
     """Any broker's answer about where a partition ends is believed, also a former leader's."""
-    real = CommittedLog.end_offsets
+    asked = log.raw.end_offsets
 
-    def end_offsets(
-        log: CommittedLog, places: Any, deadline: float, *, committed: bool = False
-    ) -> Any:
-        asked = log.raw.end_offsets
+    def of_any_broker(*given: Any, sure: bool, **more: Any) -> Any:
+        return asked(*given, **more)
 
-        def of_any_broker(*given: Any, sure: bool, **more: Any) -> Any:
-            return asked(*given, **more)
-
-        with patch.object(log.raw, "end_offsets", of_any_broker):
-            return real(log, places, deadline, committed=committed)
-
-    return patch.object(CommittedLog, "end_offsets", end_offsets)
+    with patch.object(log.raw, "end_offsets", of_any_broker):
+        return real(log, places, deadline, committed=committed)
 
 
-def bare_errors() -> Planted:
+@wrapping(CommittedLog, "_ask")
+def bare_errors(real: Any, log: CommittedLog, *given: Any) -> Any:
     """If brokers don't answer a question in time, the caller gets their own error, not one of the library's."""
-    real = CommittedLog._ask
-
-    def ask(log: CommittedLog, *given: Any) -> Any:
-        try:
-            return real(log, *given)
-        except AnabranchError as error:
-            raise (error.__cause__ if isinstance(error.__cause__, LogError) else error) from None
-
-    return patch.object(CommittedLog, "_ask", ask)
+    try:
+        return real(log, *given)
+    except AnabranchError as error:
+        raise (error.__cause__ if isinstance(error.__cause__, LogError) else error) from None
 
 
 @contextmanager
@@ -114,36 +100,27 @@ def taken_and_refused() -> Iterator[None]:
         yield
 
 
-def uneven_cut() -> Planted:
+@wrapping(snapshot, "_cut")
+def uneven_cut(real: Any, source: Any, stream: str, timestamp: int, *more: Any) -> Any:
     """Of a snapshot's streams the last one is cut later: to the end that it has by then."""
-    real = snapshot._cut
-
-    def cut(source: Any, stream: str, timestamp: int, *more: Any) -> Any:
-        found = HistorySearch(source, stream, 5.0).as_of("end")
-        later = found.record.timestamp if found is not None else timestamp
-        return real(source, stream, max(timestamp, later), *more)
-
-    return patch.object(snapshot, "_cut", cut)
+    found = HistorySearch(source, stream, 5.0).as_of("end")
+    later = found.record.timestamp if found is not None else timestamp
+    return real(source, stream, max(timestamp, later), *more)
 
 
-def early_difference() -> Planted:
+@wrapping(client_reading, "take")
+def early_difference(
+    real: Any, source: Any, streams: Any, at: int, deadline: float, since: int | None
+) -> Any:
     """A difference begins with the offsets of 0.3 s before its start."""
-    real = snapshot.take
-
-    def take(source: Any, streams: Any, at: int, deadline: float, since: int | None) -> Any:
-        early = None if since is None else max(0, since - EARLY)
-        return real(source, streams, at, deadline, early)
-
-    return patch.object(client_reading, "take", take)
+    early = None if since is None else max(0, since - EARLY)
+    return real(source, streams, at, deadline, early)
 
 
-def latest_of_the_oldest() -> Planted:
+@instead_of(client_reading, "newest")
+def latest_of_the_oldest(source: Any, streams: Any, deadline: float) -> int:
     """The latest of several streams is as of the newest commit that each of them has passed."""
-
-    def newest(source: Any, streams: Any, deadline: float) -> int:
-        return min(snapshot.newest(source, [stream], deadline) for stream in streams)
-
-    return patch.object(client_reading, "newest", newest)
+    return min(snapshot.newest(source, [stream], deadline) for stream in streams)
 
 
 def late_position() -> Planted:
@@ -152,14 +129,10 @@ def late_position() -> Planted:
     return patch.object(Step, "given_to", given_to)
 
 
-def hasty_copy() -> Planted:
+@wrapping(client_reading, "group_progress")
+def hasty_copy(real: Any, ports: Any, group: str, streams: Any, safe: int, timeout: float) -> Any:
     """A copy counts as whole at the time of the first commit that it lacks."""
-    real = groups.group_progress
-
-    def progress(ports: Any, group: str, streams: Any, safe: int, timeout: float) -> int:
-        return min(safe, real(ports, group, streams, safe, timeout) + 1)
-
-    return patch.object(client_reading, "group_progress", progress)
+    return min(safe, real(ports, group, streams, safe, timeout) + 1)
 
 
 def no_waiting() -> Planted:
@@ -167,58 +140,43 @@ def no_waiting() -> Planted:
     return patch.object(StreamOrder, "readable", lambda *_: True)
 
 
-def deleted_are_adopted() -> Planted:
+@wrapping(CommitIndex, "_unnamed")
+def deleted_are_adopted(real: Any, index: CommitIndex, *place: int) -> Any:
     """Events that a reader holds and whose history retention cut are given as if older than the stream."""
-    real = CommitIndex._unnamed
-
-    def unnamed(index: CommitIndex, *place: int) -> Span:
-        span = real(index, *place)
-        return span._replace(segment_id=NO_SEGMENT) if span.segment_id == DELETED else span
-
-    return patch.object(CommitIndex, "_unnamed", unnamed)
+    span = real(index, *place)
+    return span._replace(segment_id=NO_SEGMENT) if span.segment_id == DELETED else span
 
 
-def read_uncommitted() -> Planted:
+@wrapping(CommittedLog, "__init__")
+def read_uncommitted(real: Any, source: CommittedLog, raw: Any, clock: Any) -> None:
     """Readers see what native transactions appended that were aborted, or are not ended."""
-    real = CommittedLog.__init__
-
-    def init(source: CommittedLog, raw: Any, clock: Any) -> None:
-        real(source, raw, clock)
-        source.raw = Mock(wraps=raw)
-        source.raw.fetch = lambda *given, **how: raw.fetch(*given, **how | {"committed": False})
-
-    return patch.object(CommittedLog, "__init__", init)
+    real(source, raw, clock)
+    source.raw = Mock(wraps=raw)
+    source.raw.fetch = lambda *given, **how: raw.fetch(*given, **how | {"committed": False})
 
 
-def partitions_of_a_new_group() -> Planted:
+@wrapping(Starting, "in_group")
+def partitions_of_a_new_group(real: Any, starting: Starting, consumer: Any, own: Any) -> Any:
     """A group's new partitions begin where a new group would: at the end, for one that asked for that."""
-    real = Starting.in_group
-
-    def in_group(starting: Starting, consumer: Any, own: Any) -> dict[int, int] | None:
-        found = real(starting, consumer, own)
-        if found is None:
-            return None
-        places = {p: TopicPartition(starting._topic, p) for p in found}
-        known = consumer.committed(places.values())
-        alone = starting.alone()
-        return found | {
-            p: max(at, alone.get(p, 0)) for p, at in found.items() if places[p] not in known
-        }
-
-    return patch.object(Starting, "in_group", in_group)
+    found = real(starting, consumer, own)
+    if found is None:
+        return None
+    places = {p: TopicPartition(starting._topic, p) for p in found}
+    known = consumer.committed(places.values())
+    alone = starting.alone()
+    return found | {
+        p: max(at, alone.get(p, 0)) for p, at in found.items() if places[p] not in known
+    }
 
 
-def stale_leader_believed() -> Planted:
+@instead_of(Feed, "_pass_over")
+def stale_leader_believed(feed: Feed, error: OffsetOutOfRange) -> bool:
     """A broker that lacks an offset sends a reader to the beginning of the log, though that is no higher."""
-
-    def pass_over(feed: Feed, error: OffsetOutOfRange) -> bool:
-        place = error.partition
-        if feed._gone is not None:
-            feed._gone(place, error.position)
-        feed._positions[place] = feed._log.start_offsets([place])[place]
-        return True
-
-    return patch.object(Feed, "_pass_over", pass_over)
+    place = error.partition
+    if feed._gone is not None:
+        feed._gone(place, error.position)
+    feed._positions[place] = feed._log.start_offsets([place])[place]
+    return True
 
 
 def strangers_read() -> Planted:

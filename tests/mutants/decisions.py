@@ -1,51 +1,61 @@
-"""Planted bugs in what is decided: which writers, which runs, which timestamp, which name; see `catalogue`."""
+"""Planted bugs in how commands are decided, in times that clients have seen, and in lanes; see `catalogue`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
 from anabranch.client import receipts as written
-from anabranch.core import journal_index, journal_runs
+from anabranch.client.session import Session
+from anabranch.controller import controller, durability
+from anabranch.controller.lanes import Replies
+from anabranch.core import journal_runs
 from anabranch.core import rows as k
-from anabranch.core.decisions import claims, commit, merge, one_shot, transactions
+from anabranch.core.decisions import claims, commit, decide, merge, one_shot, times, transactions
 from anabranch.core.decisions import turn as turn_module
-from anabranch.core.decisions.turn import Turn
+from anabranch.core.decisions.lanes import position_of, set_lane
+from anabranch.core.decisions.turn import AT_END, Turn, close_round
 from anabranch.core.journal_index import JournalIndex, Weighed
 from anabranch.core.journal_runs import StoredRun
+from anabranch.core.round import ReplyTo
 from anabranch.core.state import OpenTxn
 from anabranch.protocol import hybrid_time, limits
 from anabranch.protocol.ids import NO_TXN
-from anabranch.protocol.schemas.records import Commit, Receipt, SeriesRow, TxnRow, YieldedRow
+from anabranch.protocol.legal_names import OPEN_LANE
+from anabranch.protocol.schemas.records import (
+    Commit,
+    LanePositionRow,
+    Receipt,
+    Register,
+    SeriesRow,
+    SetLane,
+    Touch,
+    TxnRow,
+    YieldedRow,
+)
 from anabranch.protocol.tokens import peek
+from anabranch.topics.names import replies_topic
+from tests.mutants.planting import Planted, instead_of, wrapping
 
-Planted = AbstractContextManager[object]
 
-
-def late_writes() -> Planted:
+@instead_of(merge, "taken_runs")
+def late_writes(runs: Any, extents: Mapping[int, object]) -> list[StoredRun]:
     """All of a taken writer's runs are merged, whatever its receipt says."""
-
-    def taken_runs(runs: Any, extents: Mapping[int, object]) -> list[StoredRun]:
-        return sorted((run for run in runs if run.writer in extents), key=lambda run: run.first)
-
-    return patch.object(merge, "taken_runs", taken_runs)
+    return sorted((run for run in runs if run.writer in extents), key=lambda run: run.first)
 
 
-def zombie_writers() -> Planted:
+@instead_of(commit, "choose_writers")
+def zombie_writers(_: object, txn: OpenTxn, command: Commit) -> tuple[Receipt, ...]:
     """A commit takes every writer that ever registered, also the dead attempts that its receipts leave out."""
-
-    def choose(_: object, txn: OpenTxn, command: Commit) -> tuple[Receipt, ...]:
-        chosen = dict(txn.writers)
-        for receipt in (*command.own, *(command.receipts or ())):
-            known = chosen.get(receipt.writer)
-            if known is None or known.sequence < receipt.sequence:
-                chosen[receipt.writer] = receipt
-        return tuple(chosen[writer] for writer in sorted(chosen))
-
-    return patch.object(commit, "choose_writers", choose)
+    chosen = dict(txn.writers)
+    for receipt in (*command.own, *(command.receipts or ())):
+        known = chosen.get(receipt.writer)
+        if known is None or known.sequence < receipt.sequence:
+            chosen[receipt.writer] = receipt
+    return tuple(chosen[writer] for writer in sorted(chosen))
 
 
 def inexact_writers() -> Planted:
@@ -53,13 +63,10 @@ def inexact_writers() -> Planted:
     return patch.object(commit, "take_exactly", lambda *_: None)
 
 
-def by_sequence() -> Planted:
+@instead_of(journal_runs, "covers")
+def by_sequence(one: Receipt | None, other: Receipt) -> bool:
     """Receipts are compared by their sequence, which each flush raises, not by the events that they name."""
-
-    def covers(one: Receipt | None, other: Receipt) -> bool:
-        return not other.extents or (one is not None and one.sequence >= other.sequence)
-
-    return patch.object(journal_runs, "covers", covers)
+    return not other.extents or (one is not None and one.sequence >= other.sequence)
 
 
 @contextmanager
@@ -92,25 +99,18 @@ def no_count() -> Planted:
     return _weighing(lambda w: replace(w, wrong="") if "count" in w.wrong else w)
 
 
-def drop_a_run() -> Planted:
+@wrapping(merge, "taken_runs")
+def drop_a_run(real: Any, runs: Any, extents: Any) -> Any:
     """Of several runs the last one is forgotten. (The count of what was decided betrays it: it is aborted.)"""
-    real = journal_index.taken_runs
-
-    def taken_runs(runs: Any, extents: Any) -> list[StoredRun]:
-        found = real(runs, extents)
-        return found[:-1] if len(found) > 1 else found
-
-    return patch.object(merge, "taken_runs", taken_runs)
+    found = real(runs, extents)
+    return found[:-1] if len(found) > 1 else found
 
 
-def wall_clock_only() -> Planted:
+@instead_of(Turn, "next_timestamp")
+def wall_clock_only(turn: Turn) -> int:
     """Timestamps follow the wall clock, not the highest one logged."""
-
-    def next_timestamp(turn: Turn) -> int:
-        turn.hybrid_time = hybrid_time.from_us(turn.now_us)
-        return turn.hybrid_time
-
-    return patch.object(Turn, "next_timestamp", next_timestamp)
+    turn.hybrid_time = hybrid_time.from_us(turn.now_us)
+    return turn.hybrid_time
 
 
 @contextmanager
@@ -176,3 +176,74 @@ def no_lane() -> Planted:
 def uncounted_tries() -> Planted:
     """A command that can't be decided is tried again for ever."""
     return patch.object(limits, "TRIES", limits.TRIES._replace(value=1 << 10))
+
+
+# -- times that clients have seen ------------------------------------------------------------------
+
+
+def _observing(observed: Callable[[Turn, Any], int]) -> Planted:
+    return patch.object(decide, "observed", observed)
+
+
+def seen_ignored() -> Planted:
+    """What a client has seen does not raise the clock of a control partition."""
+    return _observing(lambda turn, _: turn.hybrid_time)
+
+
+def seen_without_bound() -> Planted:
+    """What a client has seen raises the clock, however far ahead it is."""
+    return _observing(lambda turn, _: max(turn.hybrid_time, turn.seen or 0))
+
+
+def writers_seen_nothing() -> Planted:
+    """A commit exceeds what its committer has seen, not what its writers have."""
+
+    def observed(turn: Turn, command: Any) -> int:
+        return (
+            turn.hybrid_time
+            if isinstance(command, Register | Touch)
+            else times.observed(turn, command)
+        )
+
+    return _observing(observed)
+
+
+def bare_tokens() -> Planted:
+    """A token says what its maker had seen when the transaction began, not when the token was given away."""
+    return patch.object(Session, "token_as_of_now", lambda _, token, __: token)
+
+
+def no_commit_wait() -> Planted:
+    """An answer does not wait until the clocks are past its commit."""
+    return patch.object(Replies, "_due_us", lambda *_: 0)
+
+
+# -- how lanes are read and answered ---------------------------------------------------------------
+
+
+def backlog() -> Planted:
+    """An unblocked lane goes on where it stood: what was sent while it was blocked is carried out."""
+
+    def unblock(turn: Turn, command: SetLane, to: ReplyTo | None) -> None:
+        stood = position_of(turn.state, command.lane)
+        set_lane(turn, command, to)
+        if turn.state.lane_positions.get(command.lane) == AT_END != stood:
+            turn.put(k.lane_position_key(command.lane), LanePositionRow(stood))
+
+    return patch.dict(decide._DECISIONS, {SetLane: unblock})
+
+
+def answers_to_all() -> Planted:
+    """The answers to all lanes go to the topic of `open`."""
+    return patch.object(durability, "replies_topic", lambda prefix, lane: replies_topic(prefix))
+
+
+@instead_of(controller, "close_round")
+def positions_unlogged(turn: Turn, commands: int, control: int, lanes: Any, **more: Any) -> Any:
+    """How far lanes are decided is not logged: a successor decides their commands again."""
+    return close_round(turn, commands, control, {}, **more)
+
+
+def open_alone_is_read() -> Planted:
+    """Silence is judged once the commands of `open` are read, also of other lanes' transactions."""
+    return patch.object(transactions, "_heartbeats_of", lambda *_: {OPEN_LANE})

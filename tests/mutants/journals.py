@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
 from anabranch.controller import cleanup, intake
-from anabranch.controller import intake as journals
-from anabranch.core import history_records
 from anabranch.core import rows as k
 from anabranch.core.decisions import cleanup as decide_cleanup
 from anabranch.core.decisions import merge as decide_plain
@@ -20,8 +18,8 @@ from anabranch.protocol.schemas.codec import encode
 from anabranch.protocol.schemas.records import PlainRow
 from anabranch.reading import history as history_search
 from anabranch.topics.names import journal_topic
+from tests.mutants.planting import Planted, instead_of, wrapping
 
-Planted = AbstractContextManager[object]
 EACH = 3  # runs of plain writes: so many are spared for one that is hit
 
 # -- plain writes -------------------------------------------------------------------------------------
@@ -74,47 +72,36 @@ def plain_backwards() -> Planted:
     return _with_runs(lambda runs: tuple(reversed(runs)))
 
 
-def plain_position_late() -> Planted:
+@wrapping(decide_plain, "_done")
+def plain_position_late(real: Any, turn: Turn, stream: str, partition: int, runs: Any) -> None:
     """How far plain writes are committed is logged with the next round of theirs: a successor does them again."""
-    real = decide_plain._done
-
-    def done(turn: Turn, stream: str, partition: int, runs: Any) -> None:
-        before = turn.state.plain.get((stream, partition), 0)
-        real(turn, stream, partition, runs)
-        key = k.plain_key(stream, partition)
-        if before:
-            turn.round.rows[key] = encode(PlainRow(stream, partition, before, 0))
-        else:
-            turn.round.rows.pop(key)
-
-    return patch.object(decide_plain, "_done", done)
+    before = turn.state.plain.get((stream, partition), 0)
+    real(turn, stream, partition, runs)
+    key = k.plain_key(stream, partition)
+    if before:
+        turn.round.rows[key] = encode(PlainRow(stream, partition, before, 0))
+    else:
+        turn.round.rows.pop(key)
 
 
 # -- the index ----------------------------------------------------------------------------------------
 
 
-def zombie_index() -> Planted:
+@wrapping(intake, "index_fetched")
+def zombie_index(real: Any, changes: Any, *given: Any, **more: Any) -> Any:
     """What is read of the journals is written at once, without proof that nobody else leads."""
-    real = journals.index_fetched
-
-    def index_fetched(changes: Any, *given: Any, **more: Any) -> Any:
-        found = real(changes, *given, **more)
-        changes._rows.write(changes.take())
-        return found
-
-    return patch.object(intake, "index_fetched", index_fetched)
+    found = real(changes, *given, **more)
+    changes._rows.write(changes.take())
+    return found
 
 
 # -- deleting -----------------------------------------------------------------------------------------
 
 
-def low_water_too_high() -> Planted:
+@instead_of(decide_cleanup, "low_water")
+def low_water_too_high(turn: Turn, place: Any, use: object) -> int:
     """The low water that is logged passes over what open transactions and plain writes still need."""
-
-    def low_water(turn: Turn, place: Any, use: object) -> int:
-        return turn.index.positions.get(place, 0)
-
-    return patch.object(decide_cleanup, "low_water", low_water)
+    return turn.index.positions.get(place, 0)
 
 
 @contextmanager
@@ -129,20 +116,13 @@ def cut_above() -> Iterator[None]:
         yield
 
 
-def history_cut_above() -> Planted:
+@instead_of(cleanup, "_passed")
+def history_cut_above(vector: object, firsts: object) -> bool:
     """A history begins with an EPOCH record before which the stream still has events."""
-
-    def passed(vector: object, firsts: object) -> bool:
-        return True
-
-    return patch.object(cleanup, "_passed", passed)
+    return True
 
 
-def vector_not_completed() -> Planted:
+@wrapping(history_search, "completed")
+def vector_not_completed(real: Any, record: Any, since: Any) -> Any:
     """Of a record without a vector, the ends that its own commit moved are taken for all that there are."""
-    real = history_records.completed
-
-    def completed(record: Any, since: Any) -> Any:
-        return real(record, list(since)[-1:])
-
-    return patch.object(history_search, "completed", completed)
+    return real(record, list(since)[-1:])

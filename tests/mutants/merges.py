@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
@@ -22,14 +22,11 @@ from anabranch.core.state import State
 from anabranch.protocol.ids import segment_number
 from anabranch.protocol.schemas import codec, records
 from anabranch.protocol.schemas.records import (
-    CommitRecord,
-    EpochRecord,
     SegmentRange,
     StagedMergeRow,
 )
 from anabranch.protocol.tokens import id_named
-
-Planted = AbstractContextManager[object]
+from tests.mutants.planting import Planted, instead_of, wrapping
 
 EACH = 4  # transactions: so many are spared for one that is hit
 
@@ -74,20 +71,16 @@ def drop_a_part() -> Planted:
     return _merging(without_last)
 
 
-def merge_twice() -> Planted:
+@wrapping(decide_merge, "_merge")
+def merge_twice(real: Any, turn: Turn, layouts: Any, given: decide_merge.Plan) -> Any:
     """A merge is done twice, in one round."""
-    real = decide_merge._merge
-
-    def merge(turn: Turn, layouts: Any, given: decide_merge.Plan) -> bool:
-        before = len(turn.round.history)
-        done = real(turn, layouts, given)
-        if _is_hit(given.txn_id) and not given.staged:
-            for step in turn.round.history[before:]:
-                if isinstance(step, StreamCommit):
-                    turn.round.history.append(step._replace(timestamp=turn.next_timestamp()))
-        return done
-
-    return patch.object(decide_merge, "_merge", merge)
+    before = len(turn.round.history)
+    done = real(turn, layouts, given)
+    if _is_hit(given.txn_id) and not given.staged:
+        for step in turn.round.history[before:]:
+            if isinstance(step, StreamCommit):
+                turn.round.history.append(step._replace(timestamp=turn.next_timestamp()))
+    return done
 
 
 def merge_out_of_order() -> Planted:
@@ -133,65 +126,50 @@ def _show(turn: Turn, txn_id: bytes, stream: str, epoch: int) -> None:
         turn.round.history.append(step)
 
 
-def cut_short() -> Planted:
+@wrapping(plan, "_commit_record")
+def cut_short(real: Any, *given: Any) -> Any:
     """A COMMIT record's vector ends one event early on a partition that the commit wrote to."""
-    real = plan._commit_record
-
-    def commit_record(*given: Any) -> CommitRecord:
-        made = real(*given)
-        if not made.segments:
-            return made
-        mine = made.segments[-1].partition
-        vector = [
-            at._replace(offset=at.offset - 1) if at.partition == mine else at for at in made.vector
-        ]
-        return made._replace(vector=tuple(vector))
-
-    return patch.object(plan, "_commit_record", commit_record)
-
-
-def cut_lacks_a_partition() -> Planted:
-    """The vector does not follow a commit to all of its partitions: the last one stays where it was."""
-    real = plan._commit_record
-
-    def commit_record(index: int, commit: Any, tail: Any, *rest: Any) -> CommitRecord:
-        before = dict(tail.vector)
-        made = real(index, commit, tail, *rest)
-        if len(made.segments) > 1:
-            last = made.segments[-1].partition
-            tail.vector[last] = before.get(last, 0)
-            if made.vector:
-                made = made._replace(vector=history_records.positions(tail.vector))
+    made = real(*given)
+    if not made.segments:
         return made
+    mine = made.segments[-1].partition
+    vector = [
+        at._replace(offset=at.offset - 1) if at.partition == mine else at for at in made.vector
+    ]
+    return made._replace(vector=tuple(vector))
 
-    return patch.object(plan, "_commit_record", commit_record)
+
+@wrapping(plan, "_commit_record")
+def cut_lacks_a_partition(real: Any, index: int, commit: Any, tail: Any, *rest: Any) -> Any:
+    """The vector does not follow a commit to all of its partitions: the last one stays where it was."""
+    before = dict(tail.vector)
+    made = real(index, commit, tail, *rest)
+    if len(made.segments) > 1:
+        last = made.segments[-1].partition
+        tail.vector[last] = before.get(last, 0)
+        if made.vector:
+            made = made._replace(vector=history_records.positions(tail.vector))
+    return made
 
 
 # -- epochs -------------------------------------------------------------------------------------------
 
 
-def sealed_too_early() -> Planted:
+@wrapping(plan, "_epoch_record")
+def sealed_too_early(real: Any, step: NewEpoch, tail: Any, *rest: Any) -> Any:
     """A sealed segment ends before its last event."""
-    real = plan._epoch_record
-
-    def epoch_record(step: NewEpoch, tail: Any, *rest: Any) -> EpochRecord:
-        made = real(step, tail, *rest)
-        ends = tuple(replace(end, end_offset=max(0, end.end_offset - 1)) for end in made.sealed)
-        return replace(made, sealed=ends)
-
-    return patch.object(plan, "_epoch_record", epoch_record)
+    made = real(step, tail, *rest)
+    ends = tuple(replace(end, end_offset=max(0, end.end_offset - 1)) for end in made.sealed)
+    return replace(made, sealed=ends)
 
 
-def no_way_back() -> Planted:
+@instead_of(decide_merge._Layouts, "close")
+def no_way_back(self: decide_merge._Layouts) -> None:
     """The active layout is not duplicated at the end of a round."""
-
-    def close(self: decide_merge._Layouts) -> None:
-        for stream, current in self.rolled.items():
-            row = self.turn.state.streams[stream]
-            self.turn.put(k.stream_key(stream), replace(row, stream_epoch=current.stream_epoch))
-        self.rolled.clear()
-
-    return patch.object(decide_merge._Layouts, "close", close)
+    for stream, current in self.rolled.items():
+        row = self.turn.state.streams[stream]
+        self.turn.put(k.stream_key(stream), replace(row, stream_epoch=current.stream_epoch))
+    self.rolled.clear()
 
 
 @contextmanager
@@ -222,35 +200,27 @@ def by_partition() -> Iterator[None]:
         yield
 
 
-def one_of_many() -> Planted:
+@wrapping(decide_merge, "_merge")
+def one_of_many(real: Any, turn: Turn, layouts: Any, given: decide_merge.Plan) -> Any:
     """Of the transactions that share a duplicate epoch only the first one is merged."""
-    real = decide_merge._merge
-
-    def merge(turn: Turn, layouts: Any, given: decide_merge.Plan) -> bool:
-        shared = [
-            target
-            for target in given.targets
-            if target.stream in layouts.rolled
-            and layouts.rolled[target.stream].reference_epoch == target.reference_epoch
-        ]
-        if shared and not given.staged:
-            targets = tuple(t._replace(sources=()) for t in given.targets)
-            given = replace(given, targets=targets)
-        return real(turn, layouts, given)
-
-    return patch.object(decide_merge, "_merge", merge)
+    shared = [
+        target
+        for target in given.targets
+        if target.stream in layouts.rolled
+        and layouts.rolled[target.stream].reference_epoch == target.reference_epoch
+    ]
+    if shared and not given.staged:
+        targets = tuple(t._replace(sources=()) for t in given.targets)
+        given = replace(given, targets=targets)
+    return real(turn, layouts, given)
 
 
-def behind_the_marker() -> Planted:
+@wrapping(plan, "_epoch_record")
+def behind_the_marker(real: Any, *given: Any) -> Any:
     """A sealed segment's end counts the marker behind its data."""
-    real = plan._epoch_record
-
-    def epoch_record(*given: Any) -> EpochRecord:
-        made = real(*given)
-        ends = tuple(replace(end, end_offset=end.end_offset + 1) for end in made.sealed)
-        return replace(made, sealed=ends)
-
-    return patch.object(plan, "_epoch_record", epoch_record)
+    made = real(*given)
+    ends = tuple(replace(end, end_offset=end.end_offset + 1) for end in made.sealed)
+    return replace(made, sealed=ends)
 
 
 def nothing_reserved() -> Planted:
@@ -357,16 +327,12 @@ def position_moves_on() -> Planted:
     return patch.object(controller, "is_staging", lambda _: False)
 
 
-def numbers_again() -> Planted:
+@wrapping(seg, "scale")
+def numbers_again(real: Any, segments: Any, seal: Any, ranges: Any, **more: Any) -> Any:
     """New segments take the lowest free numbers."""
-    real = seg.scale
-
-    def scale(segments: Any, seal: Any, ranges: Any, **more: Any) -> Any:
-        kept = {segment_number(s.segment_id) for s in segments} - set(seal)
-        more["next_number"] = max(kept, default=-1) + 1
-        return real(segments, seal, ranges, **more)
-
-    return patch.object(seg, "scale", scale)
+    kept = {segment_number(s.segment_id) for s in segments} - set(seal)
+    more["next_number"] = max(kept, default=-1) + 1
+    return real(segments, seal, ranges, **more)
 
 
 def begin_unread() -> Planted:
@@ -389,21 +355,17 @@ def begin_unread() -> Planted:
     return patch.object(carrier.Carriers, "sync", sync)
 
 
-def beside_trouble() -> Planted:
+@wrapping(decide_merge, "_ready")
+def beside_trouble(real: Any, turn: Turn, txn_id: bytes) -> Any:
     """What shares a stream with a decided transaction waits as long as that one does."""
-    real = decide_merge._ready
-
-    def ready(turn: Turn, txn_id: bytes) -> Any:
-        others = [txn for other, txn in turn.state.open.items() if other < txn_id]
-        held = {
-            stream
-            for txn in others
-            if txn.row.state == "COMMIT_IN_PROGRESS" and not all(map(turn.usable, txn.participants))
-            for stream in txn.participants
-        }
-        if held & turn.open(txn_id).participants.keys():
-            turn.merging.wait(txn_id, "stream", turn.now_ms, decide_merge.WAITING_MS)
-            return None
-        return real(turn, txn_id)
-
-    return patch.object(decide_merge, "_ready", ready)
+    others = [txn for other, txn in turn.state.open.items() if other < txn_id]
+    held = {
+        stream
+        for txn in others
+        if txn.row.state == "COMMIT_IN_PROGRESS" and not all(map(turn.usable, txn.participants))
+        for stream in txn.participants
+    }
+    if held & turn.open(txn_id).participants.keys():
+        turn.merging.wait(txn_id, "stream", turn.now_ms, decide_merge.WAITING_MS)
+        return None
+    return real(turn, txn_id)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
+from typing import Any
 from unittest.mock import patch
 
 from anabranch.client.client import Client
@@ -15,8 +16,7 @@ from anabranch.core.transaction_states import TRANSACTIONS, Op
 from anabranch.ledger import Ledger, Recovered, ledger
 from anabranch.ledger.book import ABORT, COMMIT, Row
 from anabranch.protocol.schemas.records import TxnRow, TxnState
-
-Planted = AbstractContextManager[object]
+from tests.mutants.planting import Planted, instead_of, wrapping
 
 
 def _leads(op: Op, state: TxnState) -> Planted:
@@ -82,20 +82,15 @@ def refused_and_aborted() -> Planted:
     return _leads("begin_commit", "COMMIT_IN_PROGRESS")
 
 
-def no_answer_is_no_commit() -> Planted:
+@instead_of(Ledger, "_last_word")
+def no_answer_is_no_commit(self: Ledger, open_book: object, txn_id: bytes, *_: object) -> Row:
     """A ledger takes a commit of the database without an answer for none."""
-
-    def guess(self: Ledger, open_book: object, txn_id: bytes, *_: object) -> Row:
-        return Row(txn_id, ABORT, b"", 0, former=False)
-
-    return patch.object(Ledger, "_last_word", guess)
+    return Row(txn_id, ABORT, b"", 0, former=False)
 
 
-def rows_go_too_early() -> Planted:
+@wrapping(ledger, "_ended")
+def rows_go_too_early(
+    usual: Any, client: Client, secret: bytes, row: Row, found: Recovered
+) -> str | None:
     """A ledger's row `commit` goes before the log says COMMITTED."""
-    usual = ledger._ended
-
-    def ended(client: Client, secret: bytes, row: Row, found: Recovered) -> str | None:
-        return row.outcome if row.outcome == COMMIT else usual(client, secret, row, found)
-
-    return patch.object(ledger, "_ended", ended)
+    return row.outcome if row.outcome == COMMIT else usual(client, secret, row, found)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 from unittest.mock import patch
@@ -21,8 +21,7 @@ from anabranch.ports import LogUncertain, Producer, TopicPartition
 from anabranch.protocol.schemas.codec import encode
 from anabranch.protocol.schemas.records import Resolve, SafeTime, SafeTimeReply, TermRow
 from anabranch.topics.names import carrier_ids, status_topic, transactional_ids
-
-Planted = AbstractContextManager[object]
+from tests.mutants.planting import Planted, instead_of, wrapping
 
 # -- the order of durability --------------------------------------------------------------------------
 
@@ -65,20 +64,16 @@ def answer_early() -> Planted:
     return _before_commit(_answer)
 
 
-def answer_unsure() -> Planted:
+@wrapping(controller, "write_round")
+def answer_unsure(
+    real: Any, to: Any, producer: Any, round_: Any, state: Any, *rest: Any, **more: Any
+) -> None:
     """Answers leave though it is uncertain whether their round was committed."""
-    real = durability.write_round
-
-    def write_round(
-        to: Any, producer: Any, round_: Any, state: Any, *rest: Any, **more: Any
-    ) -> None:
-        try:
-            real(to, producer, round_, state, *rest, **more)
-        except LogUncertain:
-            _answer(to, round_, state)
-            raise
-
-    return patch.object(controller, "write_round", write_round)
+    try:
+        real(to, producer, round_, state, *rest, **more)
+    except LogUncertain:
+        _answer(to, round_, state)
+        raise
 
 
 def table_early() -> Planted:
@@ -133,15 +128,11 @@ class _NeverWrong(list[int]):
         return False
 
 
-def unchecked_guess() -> Planted:
+@wrapping(OffsetGuess, "guess")
+def unchecked_guess(real: Any, self: OffsetGuess, batches: Any) -> list[int] | None:
     """A history is committed with foreseen offsets though the data landed elsewhere."""
-    real = OffsetGuess.guess
-
-    def guess(self: OffsetGuess, batches: Any) -> list[int] | None:
-        found = real(self, batches)
-        return None if found is None else _NeverWrong(found)
-
-    return patch.object(OffsetGuess, "guess", guess)
+    found = real(self, batches)
+    return None if found is None else _NeverWrong(found)
 
 
 # -- leading ------------------------------------------------------------------------------------------
@@ -158,18 +149,13 @@ def _initialise(log: Any, given: Any) -> tuple[list[Producer], list[list[Produce
     return main, carriers
 
 
-def no_term() -> Planted:
+@instead_of(controller, "become_leader")
+def no_term(log: Any, table: Any, state: Any, clock: Any, **given: Any) -> leadership.Lease:
     """No TERM record: a leader acts on a fold from before its rival's last rounds."""
-
-    def become_leader(
-        log: Any, table: Any, state: Any, clock: Any, **given: Any
-    ) -> leadership.Lease:
-        status = TopicPartition(status_topic(given["prefix"]), given["control_partition"])
-        producers, carriers = _initialise(log, given)
-        leadership.fold_to_end(log, table, state, clock, status)
-        return leadership.Lease(producers, 1, carriers=carriers)
-
-    return patch.object(controller, "become_leader", become_leader)
+    status = TopicPartition(status_topic(given["prefix"]), given["control_partition"])
+    producers, carriers = _initialise(log, given)
+    leadership.fold_to_end(log, table, state, clock, status)
+    return leadership.Lease(producers, 1, carriers=carriers)
 
 
 class _Late:
@@ -242,23 +228,18 @@ def one_fenced() -> Iterator[None]:
         yield
 
 
-def fold_once() -> Planted:
+@instead_of(controller, "become_leader")
+def fold_once(log: Any, table: Any, state: Any, clock: Any, **given: Any) -> leadership.Lease:
     """The log is folded before the fences, and not again behind them."""
-
-    def become_leader(
-        log: Any, table: Any, state: Any, clock: Any, **given: Any
-    ) -> leadership.Lease:
-        status = TopicPartition(status_topic(given["prefix"]), given["control_partition"])
-        leadership.fold_to_end(log, table, state, clock, status)
-        producers, carriers = _initialise(log, given)
-        term = state.term.term + 1 if state.term else 1
-        row = TermRow(term, given["leader"], 0, False)
-        producers[0].append([(status, encode_batch([Record(0, 0, k.TERM_KEY, encode(row))]))])
-        producers[0].commit()
-        state.apply(k.TERM_KEY, row)
-        return leadership.Lease(producers, term, carriers=carriers)
-
-    return patch.object(controller, "become_leader", become_leader)
+    status = TopicPartition(status_topic(given["prefix"]), given["control_partition"])
+    leadership.fold_to_end(log, table, state, clock, status)
+    producers, carriers = _initialise(log, given)
+    term = state.term.term + 1 if state.term else 1
+    row = TermRow(term, given["leader"], 0, False)
+    producers[0].append([(status, encode_batch([Record(0, 0, k.TERM_KEY, encode(row))]))])
+    producers[0].commit()
+    state.apply(k.TERM_KEY, row)
+    return leadership.Lease(producers, term, carriers=carriers)
 
 
 def act_before_term() -> Planted:
@@ -303,14 +284,11 @@ def old_keepalives() -> Planted:
     return patch.object(controller, "Keepalives", lambda _: Keepalives(0))
 
 
-def hasty_staleness() -> Planted:
+@instead_of(Lanes, "judge")
+def hasty_staleness(lanes: Lanes, batch: object) -> None:
     """Silence is judged before the commands are read to their end."""
-
-    def judge(lanes: Lanes, batch: object) -> None:
-        for lane in lanes.on.values():
-            lane.read_ms = 1 << 62
-
-    return patch.object(Lanes, "judge", judge)
+    for lane in lanes.on.values():
+        lane.read_ms = 1 << 62
 
 
 # -- answers ------------------------------------------------------------------------------------------

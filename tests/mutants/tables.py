@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -46,8 +45,7 @@ from anabranch.tables import store as store_module
 from anabranch.tables.follow import Follower
 from anabranch.tables.replica import ReadReplica
 from anabranch.tables.store import DELETED, ROW, Mark, Rows, Store, table_prefix
-
-Planted = AbstractContextManager[object]
+from tests.mutants.planting import Planted, instead_of, wrapping
 
 
 def no_validation() -> Planted:
@@ -55,50 +53,35 @@ def no_validation() -> Planted:
     return patch.object(conflicts, "judge", lambda *_: None)
 
 
-def at_since_counts() -> Planted:
+@wrapping(RecentWritesDraft, "holds")
+def at_since_counts(real: Any, draft: RecentWritesDraft, asked: TableLocks, last: int) -> Any:
     """A commit at a lock's `since` is held against it, not only those above."""
-    real = RecentWritesDraft.holds
-
-    def holds(draft: RecentWritesDraft, asked: TableLocks, last: int) -> bool:
-        return real(draft, replace(asked, since=asked.since - 1), last)
-
-    return patch.object(RecentWritesDraft, "holds", holds)
+    return real(draft, replace(asked, since=asked.since - 1), last)
 
 
-def journals_unknown() -> Planted:
+@instead_of(conflicts, "write_of")
+def journals_unknown(commit: StreamCommit, _: Sequence[bytes]) -> Write:
     """Commits from journals are taken to have written nothing."""
-
-    def written(commit: StreamCommit, _: Sequence[bytes]) -> Write:
-        return write_of(commit, ())
-
-    return patch.object(conflicts, "write_of", written)
+    return write_of(commit, ())
 
 
-def digests_lack() -> Planted:
+@wrapping(Keys, "to_bytes")
+def digests_lack(real: Any, its: Keys) -> Any:
     """A digest of a journal's run lacks its lowest key."""
-    real = Keys.to_bytes
-
-    def to_bytes(its: Keys) -> bytes:
-        lowest = {fingerprint(key) for key in its.keys[:1]}
-        points = [point for point in its.points if point not in lowest]
-        return real(Keys(points, its.keys[len(lowest) :]))
-
-    return patch.object(Keys, "to_bytes", to_bytes)
+    lowest = {fingerprint(key) for key in its.keys[:1]}
+    points = [point for point in its.points if point not in lowest]
+    return real(Keys(points, its.keys[len(lowest) :]))
 
 
-def carried_digest_lacks() -> Planted:
+@wrapping(conflicts, "written")
+def carried_digest_lacks(real: Any, turn: Any, step: StreamCommit, taken: Any) -> Any:
     """The least key that a commit wrote, which was staged, is not known."""
-    real = conflicts.written
-
-    def written(turn: Any, step: StreamCommit, taken: Any) -> Write:
-        write = real(turn, step, taken)
-        if write.points is None or not any(part.staged for part in step.parts):
-            return write
-        lowest = {fingerprint(key) for key in write.keys[:1]}
-        points = tuple(point for point in write.points if point not in lowest)
-        return Write(write.timestamp, points, write.keys[1:])
-
-    return patch.object(conflicts, "written", written)
+    write = real(turn, step, taken)
+    if write.points is None or not any(part.staged for part in step.parts):
+        return write
+    lowest = {fingerprint(key) for key in write.keys[:1]}
+    points = tuple(point for point in write.points if point not in lowest)
+    return Write(write.timestamp, points, write.keys[1:])
 
 
 @contextlib.contextmanager
@@ -111,14 +94,10 @@ def no_freezing() -> Iterator[None]:
         yield
 
 
-def frozen_one_sided() -> Planted:
+@wrapping(frozen, "may_freeze")
+def frozen_one_sided(real: Any, turn: Any, txn_id: bytes, written: Any) -> Any:
     """A transaction is carried though what another one, carried, writes breaks its locks."""
-    real = frozen.may_freeze
-
-    def may_freeze(turn: Any, txn_id: bytes, written: Any) -> bool:
-        return real(turn, txn_id, lambda other: written(other) if other == txn_id else {})
-
-    return patch.object(frozen, "may_freeze", may_freeze)
+    return real(turn, txn_id, lambda other: written(other) if other == txn_id else {})
 
 
 def _unnoticed(is_such: Callable[[Any, StreamCommit], bool]) -> Planted:
@@ -154,39 +133,33 @@ def one_shots_unnoticed() -> Planted:
     return _unnoticed(lambda _, step: any(part.events for part in step.parts))
 
 
-def moved_runs_unnoticed() -> Planted:
+@wrapping(JournalIndex, "digests")
+def moved_runs_unnoticed(
+    real: Any, index: Any, stream: str, partition: int, txn_id: bytes, runs: Any
+) -> Any:
     """Runs that were moved forward in their journals break no locks."""
-    real = JournalIndex.digests
-
-    def digests(index: Any, stream: str, partition: int, txn_id: bytes, runs: Any) -> Any:
-        kept = [run for run in runs if not run.moved_to]
-        return [*real(index, stream, partition, txn_id, kept), Keys.of(()).to_bytes()]
-
-    return patch.object(JournalIndex, "digests", digests)
+    kept = [run for run in runs if not run.moved_to]
+    return [*real(index, stream, partition, txn_id, kept), Keys.of(()).to_bytes()]
 
 
-def unsure_is_broken() -> Planted:
+@wrapping(ReadReplica, "wait")
+def unsure_is_broken(
+    real: Any, replica: ReadReplica, timestamp: int, last: Any, deadline: float
+) -> None:
     """A replica takes each `Revalidate` for a broken lock."""
-    real = ReadReplica.wait
-
-    def wait(replica: ReadReplica, timestamp: int, last: Any, deadline: float) -> None:
-        real(replica, timestamp, last, deadline)
-        for table, newest in last.items():  # of a look
-            raise LocksBroken("", table=table, key=b"k", by=bytes(16), commit_timestamp=newest)
-
-    return patch.object(ReadReplica, "wait", wait)
+    real(replica, timestamp, last, deadline)
+    for table, newest in last.items():  # of a look
+        raise LocksBroken("", table=table, key=b"k", by=bytes(16), commit_timestamp=newest)
 
 
-def broken_in_doubt() -> Planted:
+@wrapping(TableTransaction, "_given_up")
+def broken_in_doubt(
+    real: Any, txn: TableTransaction, txn_id: bytes, scope: str, error: AnabranchError
+) -> Any:
     """A commit in doubt that is asked for again is broken by its own write."""
-    real = TableTransaction._given_up
-
-    def given_up(txn: TableTransaction, txn_id: bytes, scope: str, error: AnabranchError) -> Any:
-        if isinstance(error, LocksBroken):
-            txn._fail(error)
-        return real(txn, txn_id, scope, error)
-
-    return patch.object(TableTransaction, "_given_up", given_up)
+    if isinstance(error, LocksBroken):
+        txn._fail(error)
+    return real(txn, txn_id, scope, error)
 
 
 def judged_again() -> Planted:
@@ -203,55 +176,39 @@ def judged_again() -> Planted:
     return patch.dict(decide._DECISIONS, {OneShot: one_shot})
 
 
-def broken_by_itself() -> Planted:
+@wrapping(conflicts, "judge")
+def broken_by_itself(real: Any, turn: Any, command: OneShot) -> Any:
     """A transaction's own writes break its locks."""
-    real = conflicts.judge
-
-    def judge(turn: Any, command: OneShot) -> Revalidate | None:
-        own = {fingerprint(event.key) for event in command.events if event.key}
-        if any(own & set(each.points) for each in command.locks):
-            tables = conflicts.table_times(turn, conflicts.named(command.locks))
-            return Revalidate(turn.hybrid_time, tables)
-        return real(turn, command)
-
-    return patch.object(conflicts, "judge", judge)
+    own = {fingerprint(event.key) for event in command.events if event.key}
+    if any(own & set(each.points) for each in command.locks):
+        tables = conflicts.table_times(turn, conflicts.named(command.locks))
+        return Revalidate(turn.hybrid_time, tables)
+    return real(turn, command)
 
 
-def broken_by_what_it_read() -> Planted:
+@wrapping(Locks, "validate")
+def broken_by_what_it_read(real: Any, locks: Locks, view: Any, _: object = None) -> Any:
     """A version at the snapshot breaks a lock, not only one above it."""
-    real = Locks.validate
-
-    def look(locks: Locks, view: Any, _: object = None) -> Any:
-        before = SimpleNamespace(
-            timestamp=view.timestamp - 1, get_version=view.get_version, walk=view.walk
-        )
-        return real(locks, before)  # type: ignore[arg-type]
-
-    return patch.object(Locks, "validate", look)
+    before = SimpleNamespace(
+        timestamp=view.timestamp - 1, get_version=view.get_version, walk=view.walk
+    )
+    return real(locks, before)
 
 
-def complete_by_the_broker() -> Planted:
+@wrapping(Follower, "observe")
+def complete_by_the_broker(real: Any, follower: Follower, timestamp: int, last: Any) -> None:
     """A replica is complete when it has all that brokers told of, whatever the controller says."""
-    real = Follower.observe
-
-    def observe(follower: Follower, timestamp: int, last: Any) -> None:
-        at_end = follower.at_end
-        real(follower, timestamp, {t: follower.last[t] if at_end else last[t] for t in last})
-
-    return patch.object(Follower, "observe", observe)
+    at_end = follower.at_end
+    real(follower, timestamp, {t: follower.last[t] if at_end else last[t] for t in last})
 
 
-def complete_by_another() -> Planted:
+@wrapping(Follower, "marks")
+def complete_by_another(real: Any, follower: Follower) -> dict[str, tuple[int, int]]:
     """A replica validates a lock by the table that is the furthest ahead, and by what it was told of its own."""
-    real = Follower.marks
-
-    def marks(follower: Follower) -> dict[str, tuple[int, int]]:
-        found = real(follower)
-        ahead = max(complete for complete, _ in found.values())
-        told = {table: [n for n in follower._reported[table] if n <= ahead] for table in found}
-        return {table: (ahead, max(last, *told[table], 0)) for table, (_, last) in found.items()}
-
-    return patch.object(Follower, "marks", marks)
+    found = real(follower)
+    ahead = max(complete for complete, _ in found.values())
+    told = {table: [n for n in follower._reported[table] if n <= ahead] for table in found}
+    return {table: (ahead, max(last, *told[table], 0)) for table, (_, last) in found.items()}
 
 
 def seen_by_another() -> Planted:
@@ -264,14 +221,10 @@ def registered_never_broken() -> Planted:
     return patch.object(conflicts, "hold_against", lambda *_: None)
 
 
-def broken_not_logged() -> Planted:
+@wrapping(TxnRow, "_replace")
+def broken_not_logged(real: Any, row: TxnRow, **changes: Any) -> Any:
     """A registered lock that is broken is not marked as that, unless the transaction ends with it."""
-    real = TxnRow._replace
-
-    def replaced(row: TxnRow, **changes: Any) -> TxnRow:
-        return real(row, **{name: value for name, value in changes.items() if name != "broken"})
-
-    return patch.object(TxnRow, "_replace", replaced)
+    return real(row, **{name: value for name, value in changes.items() if name != "broken"})
 
 
 def registered_breaks_itself() -> Planted:
@@ -287,16 +240,12 @@ def doubts_dropped() -> Planted:
     return patch.object(conflicts, "_may_be_broken", lambda *_: False)
 
 
-def what_is_not_sure_breaks() -> Planted:
+@wrapping(LockTable, "conflicts")
+def what_is_not_sure_breaks(real: Any, its: LockTable, table: str, write: Write, by: bytes) -> Any:
     """A commit that may have broken a registered lock is taken to have broken it."""
-    real = LockTable.conflicts
-
-    def broken(its: LockTable, table: str, write: Write, by: bytes) -> dict[bytes, BrokenLock]:
-        doubted = its.possible_conflicts(table, write, by)
-        lock = BrokenLock(table, b"", None, write.timestamp, by)
-        return dict.fromkeys(doubted, lock) | real(its, table, write, by)
-
-    return patch.object(LockTable, "conflicts", broken)
+    doubted = its.possible_conflicts(table, write, by)
+    lock = BrokenLock(table, b"", None, write.timestamp, by)
+    return dict.fromkeys(doubted, lock) | real(its, table, write, by)
 
 
 def sets_not_validated() -> Planted:
@@ -309,18 +258,16 @@ def told_before_the_look() -> Planted:
     return patch.object(Locks, "validate", lambda *_: None)
 
 
-def left_out_forgotten() -> Planted:
+@wrapping(LockTable, "derive")
+def left_out_forgotten(
+    real: Any, its: LockTable, txn_id: bytes, identifier: bytes, row: Any
+) -> None:
     """Only the locks of one writer of a transaction are kept."""
-    real = LockTable.derive
-
-    def derive(its: LockTable, txn_id: bytes, identifier: bytes, row: Any) -> None:
-        first = next(iter(its.of(txn_id).validated), None)
-        is_first = first is None or identifier.startswith(first.to_bytes(8, "big", signed=True))
-        if isinstance(row, ReadLockRow) and not is_first:
-            row = ReadLockRow((), row.read_from)
-        real(its, txn_id, identifier, row)
-
-    return patch.object(LockTable, "derive", derive)
+    first = next(iter(its.of(txn_id).validated), None)
+    is_first = first is None or identifier.startswith(first.to_bytes(8, "big", signed=True))
+    if isinstance(row, ReadLockRow) and not is_first:
+        row = ReadLockRow((), row.read_from)
+    real(its, txn_id, identifier, row)
 
 
 def read_from_left_out() -> Planted:
@@ -391,22 +338,20 @@ def swept_early() -> Planted:
     )
 
 
-def deletion_swept_early() -> Planted:
+@wrapping(Store, "_sweep")
+def deletion_swept_early(
+    real: Any, store: Store, stream: str, mark: Any, floor: int
+) -> Iterator[int]:
     """A deletion is swept before what it covers: the row lives again."""
-    real = Store._sweep
-
-    def sweep(store: Store, stream: str, mark: Any, floor: int) -> Iterator[int]:
-        prefix, batch = table_prefix(mark.number), WriteBatch(raw_mode=True)
-        stored: Iterator[tuple[Any, Any]] = store._db.items(from_key=prefix)
-        for key, value in stored:
-            if not key.startswith(prefix):
-                break
-            if value[ROW - 1 :] == DELETED:
-                batch.delete(key)
-        store._db.write(batch, store._unlogged)
-        yield from real(store, stream, mark, floor)
-
-    return patch.object(Store, "_sweep", sweep)
+    prefix, batch = table_prefix(mark.number), WriteBatch(raw_mode=True)
+    stored: Iterator[tuple[Any, Any]] = store._db.items(from_key=prefix)
+    for key, value in stored:
+        if not key.startswith(prefix):
+            break
+        if value[ROW - 1 :] == DELETED:
+            batch.delete(key)
+    store._db.write(batch, store._unlogged)
+    yield from real(store, stream, mark, floor)
 
 
 @contextlib.contextmanager
@@ -468,40 +413,31 @@ def deleted_beyond_the_base() -> Planted:
     )
 
 
-def deleted_before_published() -> Planted:
+@wrapping(topics.StreamTopics, "_change")
+def deleted_before_published(
+    real: Any, own: topics.StreamTopics, row: StreamRow, base: BaseRow | None
+) -> Any:
     """What a base covers is deleted before a round tells of the base."""
-    real = topics.StreamTopics._change
-
-    def change(own: topics.StreamTopics, row: StreamRow, base: BaseRow | None) -> Any:
-        if row.change is not None and row.change.base is not None:
-            due = history_tail.events_until(own._log, own._clock, row.stream, row.change.until)
-            own._log.delete_records(due)
-        return real(own, row, base)
-
-    return patch.object(topics.StreamTopics, "_change", change)
+    if row.change is not None and row.change.base is not None:
+        due = history_tail.events_until(own._log, own._clock, row.stream, row.change.until)
+        own._log.delete_records(due)
+    return real(own, row, base)
 
 
-def base_laid_over_rows() -> Planted:
+@wrapping(Store, "begin")
+def base_laid_over_rows(real: Any, store: Store, stream: str, ids: str) -> Any:
     """A folder that is behind the base keeps its rows when the base is laid down."""
-    real = Store.begin
-
-    def begin(store: Store, stream: str, ids: str) -> Mark:
-        before = store.marks.get(stream)
-        if before is None:
-            return real(store, stream, ids)
-        store.marks[stream] = Mark(before.number, ids, indexes=before.indexes)
-        return store.marks[stream]
-
-    return patch.object(Store, "begin", begin)
+    before = store.marks.get(stream)
+    if before is None:
+        return real(store, stream, ids)
+    store.marks[stream] = Mark(before.number, ids, indexes=before.indexes)
+    return store.marks[stream]
 
 
-def rows_of_the_compactor() -> Planted:
+@instead_of(store_module, "unpack_version")
+def rows_of_the_compactor(_: bytes | None) -> tuple[int, bytes]:
     """A base's rows are told to be of the base's own transaction and time."""
-
-    def unpack(_: bytes | None) -> tuple[int, bytes]:
-        return from_us(1), b"c" * 16
-
-    return patch.object(store_module, "unpack_version", unpack)
+    return from_us(1), b"c" * 16
 
 
 def any_base() -> Planted:
@@ -514,12 +450,8 @@ def old_snapshots() -> Planted:
     return patch.object(quotas, "check_snapshot", lambda *_: None)
 
 
-def locks_uncounted() -> Planted:
+@wrapping(registering, "_check")
+def locks_uncounted(real: Any, turn: Turn, *given: Any) -> None:
     """A transaction may register as many locks as its client likes."""
-    real = registering._check
-
-    def check(turn: Turn, *given: Any) -> None:
-        with patch.object(limits, "LOCKS", limits.LOCKS._replace(value=1 << 60)):
-            real(turn, *given)
-
-    return patch.object(registering, "_check", check)
+    with patch.object(limits, "LOCKS", limits.LOCKS._replace(value=1 << 60)):
+        real(turn, *given)

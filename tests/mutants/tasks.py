@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
@@ -20,11 +20,9 @@ from anabranch.protocol.schemas.records import (
     TaskRow,
 )
 from anabranch.reading import task_reader as reader
-from anabranch.reading.slices import Place, Slice
+from anabranch.reading.slices import Place
 from anabranch.reading.task_reader import Assignment, TaskReader
-from anabranch.types import Event
-
-Planted = AbstractContextManager[object]
+from tests.mutants.planting import Planted, wrapping
 
 
 def _judged(change: Callable[[Any, bytes, bytes], Any]) -> Planted:
@@ -140,17 +138,13 @@ def state_untold() -> Iterator[None]:
         yield
 
 
-def given_again() -> Planted:
+@wrapping(TaskReader, "_new_of")
+def given_again(new_of: Any, self: TaskReader, one: Any, give_up: float) -> Any:
     """A reader that was left in the middle of a commit gives its events again."""
-    new_of = TaskReader._new_of
-
-    def again(self: TaskReader, one: Any, give_up: float) -> Iterator[Event]:
-        if one.rest is not None:
-            one.rest = one.given = one.last = None
-            one.at = one.at._replace(part=-1, offset=-1)
-        return new_of(self, one, give_up)
-
-    return patch.object(TaskReader, "_new_of", again)
+    if one.rest is not None:
+        one.rest = one.given = one.last = None
+        one.at = one.at._replace(part=-1, offset=-1)
+    return new_of(self, one, give_up)
 
 
 @contextmanager
@@ -164,16 +158,14 @@ def whole_commits() -> Iterator[None]:
         yield
 
 
-def segment_skipped() -> Planted:
+@wrapping(TaskReader, "_slices")
+def segment_skipped(
+    slices: Any, self: TaskReader, one: Any, offset: int, record: CommitRecord
+) -> Any:
     """A commit that was rolled is read without its last segment."""
-    slices = TaskReader._slices
-
-    def short(self: TaskReader, one: Any, offset: int, record: CommitRecord) -> Iterator[Slice]:
-        if record.stream_epoch and len(record.segments) > 1:
-            record = record._replace(segments=record.segments[:-1])
-        return slices(self, one, offset, record)
-
-    return patch.object(TaskReader, "_slices", short)
+    if record.stream_epoch and len(record.segments) > 1:
+        record = record._replace(segments=record.segments[:-1])
+    return slices(self, one, offset, record)
 
 
 def _consumed(before: Callable[[TaskReader], None]) -> Planted:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
 from itertools import pairwise
 
 from anabranch.errors import AlreadyCommitted, NotAuthorized, TransactionAborted
@@ -26,8 +25,6 @@ def check_clients(picture: Picture, ledger: Ledger) -> None:
         check_deal(picture, ledger, deal, events.get(deal.label, []))
     for txn_id, state, timestamp in ledger.final_answers:
         _check_final(picture, txn_id.hex(), txn_id, state, timestamp)
-    for scope in {deal.scope for deal in ledger.deals.values()}:
-        check_real_time([deal for deal in ledger.deals.values() if deal.scope == scope])
     check_staleness(picture, ledger)
     check_names(picture)
     check_series(picture, ledger)
@@ -245,33 +242,6 @@ def _check_named(picture: Picture, deal: Deal, txn_id: bytes, timestamp: int) ->
     if row is not None:
         hold(row.name == deal.name, f"{deal.label}: answered with one named {row.name!r}")
     _check_final(picture, deal.label, txn_id, "COMMITTED", timestamp)
-
-
-def check_real_time(deals: Iterable[Deal]) -> None:
-    """A commit that was answered before another was asked for has the lower timestamp."""
-    firsts: dict[bytes, float] = {}
-    ends: dict[bytes, tuple[float, int]] = {}
-    for deal in deals:
-        for attempt in deal.attempts:
-            result = attempt.result
-            own = result.txn_id if result is not None else deal.txn_id
-            if own is None or (result is not None and deal.txn_id not in (None, own)):
-                continue
-            firsts[own] = min(firsts.get(own, attempt.sent), attempt.sent)
-            if result is not None and attempt.ended is not None:
-                ended, _ = ends.get(own, (attempt.ended, 0))
-                ends[own] = min(ended, attempt.ended), result.commit_timestamp
-    done = sorted((ended, timestamp, txn_id) for txn_id, (ended, timestamp) in ends.items())
-    begun = sorted((firsts[txn_id], timestamp, txn_id) for _, timestamp, txn_id in done)
-    highest, i = (0, b""), 0
-    for sent, timestamp, txn_id in begun:
-        while i < len(done) and done[i][0] < sent:
-            highest = max(highest, (done[i][1], done[i][2]))
-            i += 1
-        hold(
-            timestamp > highest[0] or txn_id == highest[1],
-            f"{txn_id.hex()} was asked for after {highest[1].hex()} was answered, and has a lower timestamp",
-        )
 
 
 def check_staleness(picture: Picture, ledger: Ledger) -> None:

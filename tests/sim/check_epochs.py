@@ -6,7 +6,7 @@ where its data ends.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field, fields
 from itertools import groupby, pairwise
 
@@ -16,7 +16,7 @@ from anabranch.protocol.partitioner import SPACE, position_of
 from anabranch.protocol.schemas import records as r
 from anabranch.topics.names import journal_topic, stream_topic
 from tests.sim.check_log import hold
-from tests.sim.picture import Picture, Seen
+from tests.sim.picture import Picture, Placed, Seen
 from tests.sim.world import Violation
 
 
@@ -322,3 +322,76 @@ def _check_row(picture: Picture, walk: Walk) -> None:
         if walk.stream in (pinned := picture.participants.get(txn.txn_id, {}))
     }
     hold(kept == needed, f"{where}: layouts of {kept} are kept, {needed} are needed")
+
+
+# -- the order of keys ---------------------------------------------------------------------------------
+
+# (partition, offset) -> (key, its how-manieth event)
+Ranks = dict[tuple[int, int], tuple[bytes, int]]
+
+
+def check_order(picture: Picture) -> None:
+    """Each key of a stream comes in order; a state has an order of tasks instead (`check_tasks`).
+
+    What real readers are given the checker judges.
+    """
+    for stream, found in picture.history.items():
+        if is_state(stream):
+            continue
+        records = [record for _, record in found]
+        epochs = [record for record in records if isinstance(record, r.EpochRecord)]
+        ranks = ranks_of(picture, stream, records)
+        check_by_epochs(picture, stream, epochs, ranks)
+
+
+def ranks_of(picture: Picture, stream: str, records: list[object]) -> Ranks:
+    """Each keyed event's place among those of its key, in the order of the commits."""
+    counts: dict[bytes, int] = defaultdict(int)
+    ranks: Ranks = {}
+    for record in records:
+        if not isinstance(record, r.CommitRecord):
+            continue
+        for at in record.segments:
+            for event in picture.events[stream, at.partition]:
+                if at.first <= event.offset < at.end and event.record.key is not None:
+                    key = event.record.key
+                    ranks[at.partition, event.offset] = (key, counts[key])
+                    counts[key] += 1
+    return ranks
+
+
+def check_by_epochs(
+    picture: Picture, stream: str, epochs: list[r.EpochRecord], ranks: Ranks
+) -> None:
+    """Segment by segment, in the order of the epochs that made them: all events, each key in order."""
+    ends = {end.segment_id: end.end_offset for epoch in epochs for end in epoch.sealed}
+    done: set[int] = set()
+    got: dict[bytes, int] = defaultdict(int)
+    count = 0
+    for epoch in epochs:
+        for segment in epoch.segments:
+            if segment.segment_id in done:
+                continue
+            done.add(segment.segment_id)
+            for event in picture.events[stream, segment.partition]:
+                end = ends.get(segment.segment_id)
+                if event.offset < segment.start_offset or (end is not None and event.offset >= end):
+                    continue
+                count += 1
+                _follows(stream, event, ranks, got)
+                key = event.record.key
+                if key is not None:
+                    inside = segment.low <= position_of(key) < segment.high
+                    hold(inside, f"{stream}: {event} is not of {segment}")
+    total = sum(len(events) for (name, _), events in picture.events.items() if name == stream)
+    hold(count == total, f"{stream}: by epochs there are {count} events of {total}")
+
+
+def _follows(stream: str, event: Placed, ranks: Ranks, got: dict[bytes, int]) -> None:
+    """It is the next event of its key."""
+    if event.record.key is None:
+        return
+    key, rank = ranks[event.partition, event.offset]
+    where = f"{stream}[{event.partition}] offset {event.offset}"
+    hold(rank == got[key], f"{where}: event {rank} of {key!r} is read after {got[key]} of them")
+    got[key] = rank + 1

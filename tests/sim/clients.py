@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from functools import partial
+from functools import partial, wraps
+from typing import Any, cast
 
 from anabranch.client.client import Client
 from anabranch.client.reservation import Reservation
 from anabranch.client.transaction import Transaction
+from anabranch.client.writer import Writer
 from anabranch.errors import (
     AnabranchError,
     EventTooLarge,
@@ -35,7 +37,6 @@ from tests.sim.recorded import (
     recorded_commit,
     told_commit,
 )
-from tests.sim.repeats import repeating
 from tests.sim.safe_times import ask_safe_time
 from tests.sim.scaling import scale_somehow
 from tests.sim.world import Interrupt, Process, SimClock, Violation, World
@@ -60,6 +61,7 @@ REFUSED = (InvalidArgument, EventTooLarge, TopicMisconfigured)
 ENDS = (*FINE, *SPOILED, *REFUSED, NotAuthorized)
 TIGHT_BYTES = "450"  # enough for each event of the workload but the large ones
 _RESTART_S = 1.0
+_PAUSE_S = 0.3  # mean, before a call is repeated
 
 
 class Worker:
@@ -75,10 +77,7 @@ class Worker:
         jobs: int,
         lane: str = OPEN_LANE,
     ) -> None:
-        self.world = world
-        self.cluster = cluster
-        self.faults = faults
-        self.ledger = ledger
+        self.world, self.cluster, self.faults, self.ledger = world, cluster, faults, ledger
         self.name = name
         self.jobs = jobs
         self.lane = lane
@@ -99,16 +98,9 @@ class Worker:
     def start(self) -> None:
         """Start a process."""
         self.starts += 1
-        skew = self.faults.weather.skew_s
-        process = Process(
-            f"{self.name}.{self.starts}",
-            "client",
-            skew=self.world.random.uniform(-skew, skew),
-            offset=self.world.random.uniform(0, 1000),
-        )
+        process = self.faults.process(f"{self.name}.{self.starts}", "client")
         process.on_death.append(lambda: self.world.later(self.faults.span(_RESTART_S), self.start))
         self.process = process
-        self.faults.jump_clock(process)
         self.client = None
         self.busy = False
         self.world.spawn(process, "main", lambda: self._run(process))
@@ -638,3 +630,43 @@ def deal_aborts(world: World, deal: Deal, abort: Callable[[], None]) -> None:
     """Abort; note that it was answered."""
     abort()
     deal.aborted_at = world.now
+
+
+# -- clients that call once more after an error that says so, as a user's program does ----------------
+
+
+def repeating(world: World, client: Client) -> Client:
+    """A client that repeats each call of itself and of its handles once after a `RetryError`."""
+    return cast("Client", _Repeating(world, client))
+
+
+class _Repeating:
+    def __init__(self, world: World, handle: Any) -> None:
+        self._repeating = world, handle
+
+    def __getattr__(self, name: str) -> Any:
+        world, handle = self.__dict__["_repeating"]
+        found = getattr(handle, name)
+        if name.startswith("_") or not callable(found):
+            return found
+        return _again(world, found)
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *how: Any) -> Any:
+        return self._repeating[1].__exit__(*how)
+
+
+def _again(world: World, call: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(call)
+    def repeated(*given: Any, **named: Any) -> Any:
+        try:
+            found = call(*given, **named)
+        except RetryError as error:
+            world.note(world.running_name, f"again, after {type(error).__name__}")
+            world.sleep(world.random.expovariate(1 / _PAUSE_S))
+            found = call(*given, **named)
+        return _Repeating(world, found) if isinstance(found, Transaction | Writer) else found
+
+    return repeated

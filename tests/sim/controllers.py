@@ -1,21 +1,29 @@
-"""The controllers' processes: real controllers in their loop, their disks, and who thinks it should lead."""
+"""The controllers' processes: real controllers in their loop, their disks, and who thinks it should lead.
+
+Carriers run in the loop, or concurrently with it, as threads do on Kafka: then each is a task of the process.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from anabranch.controller import carrier
+from anabranch.controller.carrier import Carrier, Carriers
 from anabranch.controller.controller import Controller
 from anabranch.controller.leadership import STATUS_POSITION
 from anabranch.core import rows as k
 from anabranch.core.decisions.turn import Settings
+from anabranch.core.journal_index import JournalIndex
+from anabranch.core.state import State
 from anabranch.errors import NotLeader, NotReady
 from anabranch.ports import LogError, LogFenced, LogUnavailable, TableError, TopicPartition
 from anabranch.protocol.schemas.codec import decode
-from anabranch.protocol.schemas.records import TermRow
+from anabranch.protocol.schemas.records import StagedMergeRow, TermRow
 from anabranch.topics.creation import create_control_topics
 from anabranch.topics.names import commands_topic, status_topic
 from tests.memory.table import MemoryStore
@@ -38,6 +46,8 @@ FENCED_PAUSE_S = 1.0
 TROUBLE_PAUSE_S = 0.2
 REPLY_PARTITIONS = 2
 _RESTART_S = 1.5  # mean
+_JOIN_S = 30.0
+_LOOK_S = 0.02
 
 
 @dataclass(eq=False)
@@ -181,16 +191,9 @@ class Fleet:
     def _start(self, machine: Machine) -> None:
         world = self.world
         machine.starts += 1
-        skew = self.faults.weather.skew_s
-        process = Process(
-            f"{machine.name}.{machine.starts}",
-            "controller",
-            skew=world.random.uniform(-skew, skew),
-            offset=world.random.uniform(0, 1000),
-        )
+        process = self.faults.process(f"{machine.name}.{machine.starts}", "controller")
         process.on_death.append(lambda: self._died(machine))
         machine.process = process
-        self.faults.jump_clock(process)
         for partition in self.partitions:
             self._lose_disk(machine, partition)
         for partition in self.partitions:
@@ -304,3 +307,68 @@ class Fleet:
         finally:
             machine.led.pop(partition, None)
             controller.resign()
+
+
+def carriers_beside(world: World) -> Callable[..., Carriers]:
+    """What takes the place of `Carriers` in a run."""
+
+    def make(each: Sequence[Carrier], *, threads: bool) -> Carriers:
+        return CarriersBeside(world, each)
+
+    return make
+
+
+class CarriersBeside(Carriers):
+    """See `Carriers`: what a carrier does and says is the same, only who runs it is another."""
+
+    def __init__(self, world: World, each: Sequence[Carrier]) -> None:
+        super().__init__(each, threads=False)
+        self._world = world
+        self._busy = 0
+        self._started = False
+
+    def sync(
+        self, state: State, index: JournalIndex, wall_ms: int, usable: Callable[[str], bool]
+    ) -> None:
+        """See `Carriers`; the tasks begin with the first work."""
+        super().sync(state, index, wall_ms, usable)
+        if self._waiting and not self._started:
+            self._started = True
+            for number, one in enumerate(self._each):
+                body = partial(self._run, one)
+                self._world.spawn(self._world.current, f"carrier-{number}", body)
+
+    def take(self, wall_ms: int) -> list[StagedMergeRow]:
+        """See `Carriers`; what waits is for the tasks."""
+        waiting, self._waiting = self._waiting, deque()
+        try:
+            return super().take(wall_ms)
+        finally:
+            self._waiting = waiting
+
+    def _run(self, one: Carrier) -> None:
+        while not self._stop.is_set():
+            if not self._waiting:
+                self._world.sleep(_LOOK_S)
+                continue
+            job = self._waiting.popleft()
+            self._busy += 1
+            try:
+                while not self._stop.is_set():
+                    wall_ms = self._world.wall_ms
+                    self._results.put(result := carrier._chunk(one, job, wall_ms))
+                    if not isinstance(result, StagedMergeRow) or result.done:
+                        break
+            except Exception as error:  # noqa: BLE001 the leader raises it
+                self._results.put(error)
+                return
+            finally:
+                self._busy -= 1
+
+    def close(self) -> bool:
+        """See `Carriers`."""
+        self._stop.set()
+        until = self._world.now + _JOIN_S
+        while self._busy and self._world.now < until:
+            self._world.sleep(_LOOK_S)
+        return super().close() and not self._busy

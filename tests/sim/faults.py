@@ -63,6 +63,14 @@ class Faults:
         """A random time of that mean."""
         return self._world.random.expovariate(1 / mean_s) if mean_s else 0.0
 
+    def process(self, name: str, kind: str) -> Process:
+        """A process with clocks as wrong as the weather has them; the wall clock jumps now and then."""
+        skew, random = self.weather.skew_s, self._world.random
+        skewed, offset = random.uniform(-skew, skew), random.uniform(0, 1000)
+        process = Process(name, kind, skew=skewed, offset=offset)
+        self.jump_clock(process)
+        return process
+
     def jump_clock(self, process: Process) -> None:
         """Let a process's wall clock jump now and then."""
         weather = self.weather

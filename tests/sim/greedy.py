@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import suppress
 from random import Random
 
 from anabranch.batches.records import Record, encode_batch
 from anabranch.client.client import Client
-from anabranch.ports import LogError, TopicPartition
+from anabranch.ports import TopicPartition
 from anabranch.protocol.hybrid_time import from_us
 from anabranch.protocol.ids import CORRELATION_HEADER, REPLY_HEADER
 from anabranch.protocol.schemas import records as r
@@ -16,7 +15,7 @@ from anabranch.protocol.schemas.codec import encode
 from anabranch.topics.names import commands_topic
 from tests.sim.ledger import Ledger
 from tests.sim.ports import SimCluster
-from tests.sim.world import START_S, World
+from tests.sim.world import World
 from tests.sim.writers import SCOPE, TABLES, create_tables
 
 _EACH = 90  # more than a transaction may have of anything in runs with such clients
@@ -59,7 +58,7 @@ class Greedy:
         """Begin one that reads a table at a snapshot from long ago."""
         session = client._session
         txn_id = session.new_txn_id(SCOPE, session.now() + _TIMEOUT_S)
-        snapshot = from_us(int((START_S + self._world.now - _LONG_AGO_S) * 1e6))
+        snapshot = from_us(int((self._world.wall_s - _LONG_AGO_S) * 1e6))
         begin = r.Begin(txn_id, SCOPE, None, _KEEPALIVE_MS, session.new_secret(), snapshot=snapshot)
         reads = r.LockReads(session.token_of(begin), 1, 0, (), tables=(TABLES[0],))
         self._send(int.from_bytes(txn_id[:2], "big"), [begin, reads])
@@ -100,13 +99,12 @@ class Greedy:
             yield r.Commit(token, (), (receipt,), None, _WAIT_MS)
 
     def _send(self, partition: int, commands: list[object]) -> None:
-        now_ms = int((START_S + self._world.now) * 1000)
+        now_ms = self._world.wall_ms
         records = [
             Record(0, now_ms, None, encode(command), self._headers()) for command in commands
         ]
         place = TopicPartition(commands_topic(self._ledger.prefix, self._lane), partition)
-        with suppress(LogError):
-            self._cluster.log_of(self._world.current).produce_batch(place, encode_batch(records))
+        self._cluster.send(place, encode_batch(records))
 
     def _headers(self) -> tuple[tuple[str, bytes], ...]:
         return (CORRELATION_HEADER, self._random.randbytes(16)), (REPLY_HEADER, bytes(4))

@@ -9,17 +9,15 @@ the command for that. At the end of the hour there is a list of everything that 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from random import Random
 from typing import NamedTuple
 
-from anabranch.batches.records import Record, encode_batch
 from anabranch.client.client import Client
 from anabranch.client.transaction import Transaction
 from anabranch.controller.controller import Controller
 from anabranch.core.state import State
 from anabranch.errors import AnabranchError, OutcomeUnknown
-from anabranch.ports import LogError, TopicPartition
+from anabranch.ports import TopicPartition
 from anabranch.protocol.ids import made_ms_of
 from anabranch.protocol.legal_names import ADMIN_LANE, OPEN_LANE
 from anabranch.protocol.schemas import records as r
@@ -31,9 +29,9 @@ from tests.sim.faults import Faults
 from tests.sim.ledger import Deal, Ledger
 from tests.sim.picture import stuck_of
 from tests.sim.ports import SimCluster, client_ports
-from tests.sim.recorded import recorded_begin, recorded_commit, told_commit
+from tests.sim.recorded import recorded_begin, recorded_commit, recorded_plain, told_commit
 from tests.sim.scaling import scale_somehow
-from tests.sim.world import START_S, Process, World
+from tests.sim.world import Process, World
 from tests.sim.writers import SCOPE, commit_one, recorded_write
 
 BOUND_S = 10.0  # a call that takes longer waits
@@ -244,14 +242,8 @@ class Hour:
         return call
 
     def _plain(self) -> None:
-        now_ms = int((START_S + self._world.now) * 1000)
         told = self._ledger.plainly(_SHARED, 0, b"k0")
-        events = [["k0", told.value.decode()]]
-        record = Record(0, now_ms, told.key, told.value)
-        asking = self._ledger.history.here.asking("plain", stream=_SHARED, events=events)
-        with suppress(LogError), asking:
-            log = self._cluster.log_of(self._world.current)
-            log.produce_batch(TopicPartition(journal_topic(_SHARED), 0), encode_batch([record]))
+        recorded_plain(self._ledger, self._cluster, _SHARED, 0, [(told.key, told.value)])
 
     def _repeat(
         self,
@@ -303,7 +295,7 @@ class Hour:
                 yield from self._journals(leader)
 
     def _transactions(self, leader: Controller) -> Iterator[Wait]:
-        now_ms = (START_S + self._world.now) * 1000
+        now_ms = self._world.wall_s * 1000
         stuck = stuck_of(leader.state, self._ledger.deleted)
         for txn_id, txn in leader.state.open.items():
             age_s = (now_ms - made_ms_of(txn_id)) / 1000
@@ -320,7 +312,7 @@ class Hour:
 
     def _journals(self, leader: Controller) -> Iterator[Wait]:
         """Bytes that were written long ago, but for those of open transactions and what pays no cut."""
-        old_ms = (START_S + self._world.now - _OLD * self._length_s) * 1000
+        old_ms = (self._world.wall_s - _OLD * self._length_s) * 1000
         settings, stays = leader.settings, leader._intake.index.uncommitted.stays
         for stream, row in leader.state.streams.items():
             if stream == _BAD or stream in self._ledger.deleted:

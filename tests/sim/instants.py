@@ -17,7 +17,7 @@ from anabranch.reading.snapshot import Mode, Snapshot
 from anabranch.topics.names import stream_topic
 from anabranch.types import Event
 from tests.sim.check_log import hold
-from tests.sim.ledger import Answers
+from tests.sim.ledger import Answers, Ledger
 from tests.sim.picture import Picture
 from tests.sim.topics import BY_HAND
 
@@ -73,6 +73,18 @@ class Instants:
         except InvalidArgument:
             return  # it has no position yet
         self._answers.copies.append((stream, at, dict(offsets())))
+
+
+def check_snapshots(picture: Picture, ledger: Ledger) -> None:
+    """What was read is what the plan says, each event once, whatever was deleted since."""
+    for stream, cut, places in ledger.snapshots:
+        due = [
+            (partition, event.offset)
+            for partition, end in cut.offsets.items()
+            for event in picture.events[stream, partition]
+            if cut.start_offsets[partition] <= event.offset < end
+        ]
+        hold(sorted(places) == sorted(due), f"a snapshot of {stream}: {places}, and not {due}")
 
 
 def check_instants(picture: Picture, answers: Answers, deleted: dict[str, str]) -> None:

@@ -26,8 +26,8 @@ from anabranch.topics.names import commands_topic, journal_topic
 from anabranch.types import Receipt
 from tests.sim.ledger import NOISE, Deal, Ledger
 from tests.sim.ports import FOREIGN_ID, SimCluster
-from tests.sim.recording import event_id, text
-from tests.sim.world import START_S, World
+from tests.sim.recorded import recorded_plain
+from tests.sim.world import World
 
 FOREIGN_REASON = "by an aborted native transaction"
 PLAIN_KEYS = (b"k0", b"k1", b"k2", b"k3", None)
@@ -80,19 +80,9 @@ class Noise:
         return self._random.choice([s for s in self._ledger.streams if s not in limited])
 
     def _write_plainly(self, stream: str, partition: int, keys: Sequence[bytes | None]) -> None:
-        now_ms = int((START_S + self._world.now) * 1000)
         told = [self._ledger.plainly(stream, partition, key) for key in keys]
-        records = [Record(0, now_ms, event.key, event.value) for event in told]
-        place = TopicPartition(journal_topic(stream), partition)
-        events = [[text(record.key), event_id(record.value)] for record in records]
-        asking = self._ledger.history.here.asking("plain", stream=stream, events=events)
-        with suppress(LogError), asking:
-            self._cluster.log_of(self._world.current).produce_batch(place, encode_batch(records))
-
-    def _send(self, place: TopicPartition, data: bytes) -> None:
-        """Send a batch and ignore the result: any topic may be in trouble."""
-        with suppress(LogError):
-            self._cluster.log_of(self._world.current).produce_batch(place, data)
+        events = [(event.key, event.value) for event in told]
+        recorded_plain(self._ledger, self._cluster, stream, partition, events)
 
     def _foreign_write(self) -> None:
         """A WRITE of a known transaction by a writer without receipt, or in a wrong place, or natively."""
@@ -120,7 +110,7 @@ class Noise:
         if native:
             self._natively(place, data)
         else:
-            self._send(place, data)
+            self._cluster.send(place, data)
 
     def _foreign_command(self) -> None:
         """An abort sent inside a native transaction, which is aborted itself: it must have no effect."""
@@ -143,12 +133,12 @@ class Noise:
 
     def _garbage(self) -> None:
         place = TopicPartition(commands_topic(self._ledger.prefix), 0)
-        self._send(place, self._batch(None, self._random.randbytes(20), ()))
+        self._cluster.send(place, self._batch(None, self._random.randbytes(20), ()))
 
     def _batch(
         self, key: bytes | None, value: bytes, headers: tuple[tuple[str, bytes], ...]
     ) -> bytes:
-        now_ms = int((START_S + self._world.now) * 1000)
+        now_ms = self._world.wall_ms
         return encode_batch([Record(0, now_ms, key, value, headers)])
 
     # -- false receipts, late commands ----------------------------------------------------------------
@@ -177,7 +167,7 @@ class Noise:
         if not known:
             return None
         partition = int.from_bytes(known[0][:2], "big")
-        now_ms = int((START_S + self._world.now) * 1000)
+        now_ms = self._world.wall_ms
         return make_txn_id(partition, now_ms, self._random.getrandbits(64))
 
     def send_scaling_twice(self, stream: str) -> None:
@@ -185,7 +175,7 @@ class Noise:
         count = self._random.randint(1, 4)
         command = encode(r.Scale(stream, count, (), ()))
         correlation_id = self._random.randbytes(16)
-        told = hybrid_time.to_bytes(hybrid_time.from_us(int((START_S + self._world.now) * 1e6)))
+        told = hybrid_time.to_bytes(hybrid_time.from_us(int(self._world.wall_s * 1e6)))
         headers = (
             (CORRELATION_HEADER, correlation_id),
             (REPLY_HEADER, bytes(4)),
@@ -194,7 +184,7 @@ class Noise:
         for _ in range(self._random.choice((2, 2, 3))):
             number = crc32(b"s") % self._cluster.faults.weather.control_partitions
             place = TopicPartition(commands_topic(self._ledger.prefix), number)
-            self._send(place, self._batch(None, command, headers))
+            self._cluster.send(place, self._batch(None, command, headers))
             self._world.sleep(self._random.expovariate(4.0))
 
     def send_one_shot(self, txn_id: bytes) -> None:
@@ -204,4 +194,4 @@ class Noise:
         place = TopicPartition(
             commands_topic(self._ledger.prefix), int.from_bytes(txn_id[:2], "big")
         )
-        self._send(place, self._batch(None, command, ()))
+        self._cluster.send(place, self._batch(None, command, ()))

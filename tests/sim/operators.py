@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from random import Random
 from typing import TYPE_CHECKING
 
 from anabranch.batches.records import Record, encode_batch
 from anabranch.client.client import Client
 from anabranch.errors import IllegalState
-from anabranch.ports import LogError, TopicPartition
+from anabranch.ports import TopicPartition
 from anabranch.protocol.ids import make_txn_id
 from anabranch.protocol.legal_names import ADMIN_LANE, OPEN_LANE
 from anabranch.protocol.schemas import records as r
@@ -18,7 +17,7 @@ from anabranch.topics.names import commands_topic
 from tests.sim.faults import Faults
 from tests.sim.ledger import NOISE, Ledger
 from tests.sim.ports import client_ports
-from tests.sim.world import START_S, Process, World
+from tests.sim.world import Process, World
 from tests.sim.writers import FINE, SCOPE
 
 if TYPE_CHECKING:
@@ -33,10 +32,7 @@ class Operator:
     """One process, by the lane `admin`. ``names``: the lanes that it makes."""
 
     def __init__(self, world: World, cluster: SimCluster, faults: Faults, ledger: Ledger) -> None:
-        self._world = world
-        self._cluster = cluster
-        self._faults = faults
-        self._ledger = ledger
+        self._world, self._cluster, self._faults, self._ledger = world, cluster, faults, ledger
         self._random = Random(f"{world.seed}/operator")
         self._starts = 0
         self.names = [f"l{number}" for number in range(faults.weather.lanes)]
@@ -110,13 +106,11 @@ class Operator:
         self._world.sleep(self._random.expovariate(0.5))
 
     def _send_in_vain(self, lane: str) -> None:
-        now_ms = int((START_S + self._world.now) * 1000)
+        now_ms = self._world.wall_ms
         number = self._random.randrange(self._faults.weather.control_partitions)
         txn_id = make_txn_id(number, now_ms, self._random.getrandbits(64))
         event = r.Event(f"{SCOPE}/a", -1, b"k0", NOISE, (), -1)
         value = encode(r.OneShot(txn_id, SCOPE, None, (event,)))
         place = TopicPartition(commands_topic(self._ledger.prefix, lane), number)
         self._ledger.never.add(txn_id)
-        batch = encode_batch([Record(0, now_ms, None, value)])
-        with suppress(LogError):
-            self._cluster.log_of(self._world.current).produce_batch(place, batch)
+        self._cluster.send(place, encode_batch([Record(0, now_ms, None, value)]))

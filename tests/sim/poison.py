@@ -6,7 +6,7 @@ Each must cost its sender at most an error, and nobody else anything: see `troub
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from random import Random
 from unittest.mock import patch
 
@@ -16,7 +16,7 @@ from anabranch.controller import lanes as commands
 from anabranch.core.decisions.decide import decide
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.round import ReplyTo
-from anabranch.ports import LogError, TopicPartition
+from anabranch.ports import TopicPartition
 from anabranch.protocol.ids import CORRELATION_HEADER, DIRECTORY, NO_TXN, REPLY_HEADER, make_txn_id
 from anabranch.protocol.schemas import records as r
 from anabranch.protocol.schemas.codec import encode
@@ -25,7 +25,7 @@ from tests.sim.greedy import Greedy
 from tests.sim.ledger import Ledger
 from tests.sim.ports import SimCluster
 from tests.sim.weather import Weather
-from tests.sim.world import START_S, World
+from tests.sim.world import World
 from tests.sim.writers import SCOPE, commit_one
 
 RAISED = ("a defect",)
@@ -72,9 +72,7 @@ class Poison:
         """Bytes that are no command, or are one with a text of any size in it."""
         text = "x" * self._random.choice((0, 300, 5000, _HUGE))
         text += self._random.choice(("", "\0", "\ud7ff", "..", "/", "\n"))
-        txn_id = make_txn_id(
-            0, int((START_S + self._world.now) * 1000), self._random.getrandbits(64)
-        )
+        txn_id = make_txn_id(0, self._world.wall_ms, self._random.getrandbits(64))
         event = r.Event(text, -1, text.encode(), b"", (), -1)
         secret = self._random.randbytes(32)
         keepalive_ms = self._random.choice((-1, 0, 1, 5000))
@@ -124,10 +122,8 @@ class Poison:
             (REPLY_HEADER, self._random.choice((bytes(4), bytes(4), b"\xff" * 4, b""))),
         )
         place = TopicPartition(commands_topic(self._ledger.prefix), DIRECTORY)  # the first scope's
-        now_ms = int((START_S + self._world.now) * 1000)
-        batch = encode_batch([Record(0, now_ms, None, data, headers)])
-        with suppress(LogError):
-            self._cluster.log_of(self._world.current).produce_batch(place, batch)
+        record = Record(0, self._world.wall_ms, None, data, headers)
+        self._cluster.send(place, encode_batch([record]))
 
 
 @contextmanager

@@ -64,10 +64,7 @@ class ReaderMachine:
     def __init__(
         self, world: World, cluster: SimCluster, faults: Faults, ledger: Ledger, number: int
     ) -> None:
-        self.world = world
-        self.cluster = cluster
-        self.faults = faults
-        self.ledger = ledger
+        self.world, self.cluster, self.faults, self.ledger = world, cluster, faults, ledger
         self.name = f"r{number}"
         kinds = (
             "ordered",
@@ -100,14 +97,7 @@ class ReaderMachine:
         self.starts += 1
         self.idle = 0
         self.reader = None
-        skew = self.faults.weather.skew_s
-        process = Process(
-            f"{self.name}.{self.starts}",
-            "reader",
-            skew=self.world.random.uniform(-skew, skew),
-            offset=self.world.random.uniform(0, 1000),
-        )
-        self.faults.jump_clock(process)
+        process = self.faults.process(f"{self.name}.{self.starts}", "reader")
         process.on_death.append(lambda: self.world.later(self.faults.span(_RESTART_S), self.start))
         self.world.spawn(process, self.kind.replace(" ", "-"), lambda: self._run(process))
 

@@ -6,9 +6,10 @@ A name that is unique in its scope is a series in which there is number 0 alone.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any
 
+from anabranch.batches.records import Record, encode_batch
 from anabranch.core.decisions.turn import WAITING
 from anabranch.errors import (
     AlreadyCommitted,
@@ -20,9 +21,14 @@ from anabranch.errors import (
     UnknownTransaction,
     WritersUnfinished,
 )
+from anabranch.ports import LogError, TopicPartition
+from anabranch.topics.names import journal_topic
 from anabranch.types import Result, TransactionInfo
 from tests.sim.ledger import Attempt, Deal, Ledger, Workplace
-from tests.sim.recording import event_id
+from tests.sim.recording import event_id, text
+
+if TYPE_CHECKING:
+    from tests.sim.ports import SimCluster
 
 _TELLS_NOTHING = (OutcomeUnknown, AlreadyCommitted)
 _STATES = {
@@ -94,6 +100,21 @@ def recorded_commit(
         recorder.told(op, outcome, why=f"{type(error).__name__}: {error}")
         raise
     recorder.told(op, "ok", **told)
+
+
+def recorded_plain(
+    ledger: Ledger,
+    cluster: SimCluster,
+    stream: str,
+    partition: int,
+    events: Sequence[tuple[bytes | None, bytes]],
+) -> None:
+    """Keys and values that a program writes to a journal without the library; any topic may be in trouble."""
+    records = [Record(0, cluster.world.wall_ms, key, value) for key, value in events]
+    named = [[text(key), event_id(value)] for key, value in events]
+    place = TopicPartition(journal_topic(stream), partition)
+    with suppress(LogError), ledger.history.here.asking("plain", stream=stream, events=named):
+        cluster.log_of(cluster.world.current).produce_batch(place, encode_batch(records))
 
 
 def told_commit(told: dict[str, Any], deal: Deal, result: Result) -> None:

@@ -30,19 +30,17 @@ from anabranch.reading import feed as feeds
 from anabranch.topics.names import history_topic, status_topic, stream_topic, topics_of
 from tests.memory.table import MemoryStore
 from tests.sim import poison
-from tests.sim.carriers import carriers_beside
 from tests.sim.check_clients import check_clients
-from tests.sim.check_epochs import Epochs, check_epochs, epochs_of
+from tests.sim.check_epochs import Epochs, check_epochs, check_order, epochs_of
 from tests.sim.check_log import check_log, check_lost, hold
-from tests.sim.check_readers import check_readers, check_snapshots
 from tests.sim.check_tasks import check_tasks
 from tests.sim.clients import TIGHT_BYTES, Worker
-from tests.sim.controllers import Fleet
+from tests.sim.controllers import Fleet, carriers_beside
 from tests.sim.faults import Faults
 from tests.sim.held import check_held, few_of_each
 from tests.sim.hops import Hopper
 from tests.sim.hour import Hour
-from tests.sim.instants import check_instants
+from tests.sim.instants import check_instants, check_snapshots
 from tests.sim.ledger import Ledger
 from tests.sim.lives import Lives
 from tests.sim.operators import Operator
@@ -65,7 +63,7 @@ from tests.sim.tables import COMPANIONS, Noted, TableMachine, without_tables
 from tests.sim.tasks import TaskMachine
 from tests.sim.trouble import Outages
 from tests.sim.weather import Weather
-from tests.sim.world import START_S, Violation, World
+from tests.sim.world import Violation, World
 from tests.sim.writers import STREAMS, TABLES
 
 PREFIX = "anabranch"
@@ -442,7 +440,7 @@ class _Run:
         check_log(picture)
         check_epochs(picture)
         with without_tables(picture):
-            check_readers(picture, self.world.random)
+            check_order(picture)
             check_snapshots(picture, self.ledger)
             check_instants(picture, self.ledger.instants, self.ledger.deleted)
             check_clients(picture, self.ledger)
@@ -499,7 +497,7 @@ class _Run:
     # -- invariants while it runs ---------------------------------------------------------------------
 
     def _after_step(self, leader: Controller) -> None:
-        check_held(leader, (START_S + self.world.now) * 1000)
+        check_held(leader, self.world.wall_s * 1000)
         self.hour.after_step(leader)
         if self.world.random.random() < _TABLE_CHECKS:
             self._check_tables(leader)

@@ -17,7 +17,6 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from anabranch.batches.records import Record, encode_batch
 from anabranch.client.client import Client
 from anabranch.client.own_writes import Local, Writers
 from anabranch.client.replica import Replica
@@ -29,15 +28,14 @@ from anabranch.errors import (
     UnknownScope,
     UnknownStream,
 )
-from anabranch.ports import LogError, TopicPartition
 from anabranch.protocol.ids import NO_TXN
 from anabranch.protocol.legal_names import ADMIN_LANE, base_stream
-from anabranch.topics.names import journal_topic
 from tests.sim.check_log import hold
 from tests.sim.clients import REFUSED, beat
 from tests.sim.readers import reading_client
+from tests.sim.recorded import recorded_plain
 from tests.sim.scaling import scale_somehow
-from tests.sim.world import START_S, Process, World
+from tests.sim.world import Process, World
 from tests.sim.writers import FINE, TABLES, create_tables
 from tests.tables.recorded import (
     RecordedPart,
@@ -45,8 +43,6 @@ from tests.tables.recorded import (
     RecordedTransaction,
     RecordedWork,
     RecordedWrites,
-    id_of,
-    text,
 )
 
 if TYPE_CHECKING:
@@ -418,18 +414,8 @@ class TableMachine:
 
     def _plain(self) -> None:
         """By a program that knows nothing of the library."""
-        now_ms = int((START_S + self.world.now) * 1000)
-        table, key, value = (
-            self._random.choice(TABLES),
-            self._random.choice(KEYS),
-            self._noted.value(0),
-        )
-        batch = encode_batch([Record(0, now_ms, key, value)])
-        events = [[text(key), id_of(value)]]
-        asking = self.ledger.history.here.asking("plain", stream=table, events=events)
-        with contextlib.suppress(LogError), asking:
-            place = TopicPartition(journal_topic(table), 0)
-            self.cluster.log_of(self.world.current).produce_batch(place, batch)
+        table, key = self._random.choice(TABLES), self._random.choice(KEYS)
+        recorded_plain(self.ledger, self.cluster, table, 0, [(key, self._noted.value(0))])
 
 
 @contextmanager

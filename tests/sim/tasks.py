@@ -62,10 +62,7 @@ class TaskMachine:
     def __init__(
         self, world: World, cluster: SimCluster, faults: Faults, ledger: Ledger, number: int
     ) -> None:
-        self.world = world
-        self.cluster = cluster
-        self.faults = faults
-        self.ledger = ledger
+        self.world, self.cluster, self.faults, self.ledger = world, cluster, faults, ledger
         self.number = number
         self.name = f"p{number}"
         self.starts = 0
@@ -83,14 +80,7 @@ class TaskMachine:
         """Start a process."""
         self.starts += 1
         self.idle = 0
-        skew = self.faults.weather.skew_s
-        process = Process(
-            f"{self.name}.{self.starts}",
-            "worker",
-            skew=self.world.random.uniform(-skew, skew),
-            offset=self.world.random.uniform(0, 1000),
-        )
-        self.faults.jump_clock(process)
+        process = self.faults.process(f"{self.name}.{self.starts}", "worker")
         process.on_death.append(lambda: self.world.later(self.faults.span(_RESTART_S), self.start))
         self.client = None
         self.world.spawn(process, "work", lambda: self._run(process))

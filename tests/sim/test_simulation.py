@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -14,13 +18,19 @@ from anabranch.core.rows import txn_key
 from anabranch.core.transaction_states import born
 from anabranch.errors import AlreadyCommitted
 from anabranch.ports import TopicPartition
+from anabranch.protocol import limits
 from anabranch.protocol.schemas.codec import encode
 from anabranch.topics.names import status_topic
 from checker import judge
+from tests.mutants.catalogue import CALM
+from tests.mutants.decisions import wall_clock_only
+from tests.mutants.rounds import safe_ahead, safe_unlogged
 from tests.sim.check_clients import check_deal
+from tests.sim.held import KINDS, THINGS
 from tests.sim.ledger import Ledger
 from tests.sim.picture import Picture, Placed
 from tests.sim.simulation import simulate
+from tests.sim.weather import CLEAR, HOUR
 from tests.sim.world import Violation
 
 SEEDS = (*range(446, 470), 498)
@@ -69,6 +79,13 @@ JUDGED = (
     "reads of snapshots of tables",
     "reads that hold at their commit",
 )
+
+SAFE_SEEDS = 6
+MOST_SEEDS = 60
+OFTEN_S = 0.3
+# Limits that bound a transaction, but not its rows.
+_OTHERS = {"HELPERS", "NAME", "UNCOMMITTED", "UNREAD"}
+_OF_ONE = re.compile(r"\ban? (open )?transaction\b")
 
 
 @pytest.mark.slow(10)
@@ -158,3 +175,46 @@ def test_what_was_left_out_is_known_though_the_row_is_forgotten() -> None:
     check_deal(picture, ledger, deal, seen)
     with pytest.raises(Violation, match="the handle had written"):
         check_deal(picture, ledger, deal, seen[:1])
+
+
+@pytest.mark.slow(60)
+@pytest.mark.timeout(300)
+def test_nothing_waits_for_a_stream_in_trouble_that_it_never_touched() -> None:
+    """But for what `tests/sim/hour.py` names."""
+    weather: dict[str, Any] = {**CLEAR, **CALM, **HOUR, "hour_s": 600.0, "lose_s": 0, "lag_s": 0}
+    report = simulate(1, **weather)
+    assert not report.violation, str(report)
+
+
+@pytest.mark.slow(8)
+def test_a_safe_time_that_was_answered_stays_safe() -> None:
+    for seed in range(SAFE_SEEDS):
+        report = simulate(seed, safe_s=OFTEN_S, readers=0, workers=0)
+        assert not report.violation, str(report)
+
+
+@pytest.mark.parametrize(
+    "plant",
+    [
+        safe_unlogged,
+        *(pytest.param(plant, marks=pytest.mark.soak) for plant in (safe_ahead, wall_clock_only)),
+    ],
+)
+def test_a_planted_bug_in_safe_times_is_found(
+    plant: Callable[[], AbstractContextManager[object]],
+) -> None:
+    for seed in range(MOST_SEEDS):
+        weather: dict[str, Any] = {**CLEAR, "jump_s": 0.5, "jump_by_s": 5.0}
+        report = simulate(seed, bug=plant(), safe_s=OFTEN_S, readers=0, **weather)
+        if report.violation.startswith("safe time"):
+            return
+    pytest.fail(f"not found in {MOST_SEEDS} seeds")
+
+
+def test_each_limit_of_an_open_transaction_is_checked_after_each_round() -> None:
+    known = {name: found for name, found in vars(limits).items() if isinstance(found, limits.Limit)}
+    of_one = {name for name, found in known.items() if _OF_ONE.search(found.bounds)} - _OTHERS
+    held = {thing.limit for thing in THINGS.values()}
+    assert of_one <= held, "count it in tests/sim/held.py"
+    assert held <= known.keys()
+    assert {name for its in KINDS.values() for name in its} <= THINGS.keys()

@@ -20,7 +20,7 @@ from anabranch.ports import TopicGone, TopicInfo, TopicPartition, TopicSpec
 from anabranch.topics.names import history_topic, journal_topic, stream_topic
 from tests.sim.faults import Faults
 from tests.sim.ledger import Ledger
-from tests.sim.world import START_S, Process, World
+from tests.sim.world import Process, World
 
 if TYPE_CHECKING:
     from tests.sim.ports import SimCluster
@@ -52,10 +52,7 @@ class Hands:
     """All of a run. ``deleted``: stream -> which of its topics."""
 
     def __init__(self, world: World, cluster: SimCluster, faults: Faults, ledger: Ledger) -> None:
-        self._world = world
-        self._cluster = cluster
-        self._faults = faults
-        self._ledger = ledger
+        self._world, self._cluster, self._faults, self._ledger = world, cluster, faults, ledger
         self._random = Random(f"{world.seed}/topics")
         self._lags: list[Lag] = []
         self.gone: set[str] = set()  # topics that no broker knows for a while
@@ -130,7 +127,7 @@ class Hands:
         self._world.changed()
 
     def _fill(self, stream: str, place: TopicPartition) -> None:
-        now_ms = int((START_S + self._world.now) * 1000)
+        now_ms = self._world.wall_ms
         value = BY_HAND
         if self.deleted[stream] == "journal":  # a plain write, as by any producer
             told = self._ledger.plainly(stream, place.partition, None)

@@ -50,10 +50,7 @@ class Outages:
     """All of a run. ``stream``: the one that comes into trouble."""
 
     def __init__(self, world: World, cluster: SimCluster, faults: Faults, ledger: Ledger) -> None:
-        self._world = world
-        self._cluster = cluster
-        self._faults = faults
-        self._ledger = ledger
+        self._world, self._cluster, self._faults, self._ledger = world, cluster, faults, ledger
         self._random = Random(f"{world.seed}/trouble")
         self._lasting: dict[TopicPartition, Trouble] = {}
         self._lane = ""  # the one that is in trouble

@@ -177,6 +177,16 @@ class World:
         return self._hash.hexdigest()
 
     @property
+    def wall_s(self) -> float:
+        """The true time, as Unix seconds."""
+        return START_S + self.now
+
+    @property
+    def wall_ms(self) -> int:
+        """The true time, as Unix milliseconds."""
+        return int(self.wall_s * 1000)
+
+    @property
     def current(self) -> Process:
         """The process that runs."""
         return self._running().process
@@ -383,7 +393,7 @@ class SimClock:
 
     def wall(self) -> float:
         """Unix seconds; with the process's skew."""
-        return START_S + self.world.now + (self.process.skew if self.process else 0.0)
+        return self.world.wall_s + (self.process.skew if self.process else 0.0)
 
     def monotonic(self) -> float:
         """Seconds since some moment."""
