@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from anabranch.core import rows as k
-from anabranch.protocol.limits import MAX_WAIT_MS
 from tests.core.harness import World, nyc, states
 from tests.core.labels import MINUTE
 
@@ -73,14 +72,6 @@ def test_without_patience(opened: World) -> None:
     opened.held = False
     assert opened.commit("A", own=own, wait_ms=0) == ""
     assert opened.turn() == "[commit A] A COMMITTED 1"
-
-
-@pytest.mark.parametrize(
-    ("wait_ms", "answer"),
-    [(-1, "InvalidArgument"), (0, ""), (MAX_WAIT_MS, ""), (MAX_WAIT_MS + 1, "InvalidArgument")],
-)
-def test_the_range_of_the_wait(opened: World, wait_ms: int, answer: str) -> None:
-    assert opened.commit("A", wait_ms=wait_ms) == answer
 
 
 @pytest.mark.parametrize(

@@ -102,15 +102,3 @@ def test_its_own_name_again(opened: World) -> None:
     opened.commit("B", name="daily")
     assert opened.turn() == "[commit B] B COMMITTED 0"
     assert opened.holder("daily") == "B"
-
-
-def test_another_name_than_it_began_with(opened: World) -> None:
-    opened.begin("B", name="daily")
-    assert opened.commit("B", name="weekly") == "InvalidArgument"
-    assert "'daily'" in opened.message
-    assert (opened.holder("daily"), opened.holder("weekly")) == ("B", "nobody")
-
-
-@pytest.mark.parametrize("name", ["", "n" * 257])
-def test_names_that_are_none(opened: World, name: str) -> None:
-    assert opened.commit("A", name=name) == "InvalidArgument"

@@ -197,13 +197,6 @@ def test_of_an_id_before_the_horizon(world: World) -> None:
     assert world.get("A") == "Expired"
 
 
-@pytest.mark.parametrize("question", ["get", "resolve"])
-def test_of_an_id_of_another_control_partition(world: World, question: str) -> None:
-    """Nothing is known of it here, so nothing may be said of its outcome."""
-    world.new_id("A", partition=4)
-    assert (world.get if question == "get" else world.resolve)("A") == "InvalidArgument"
-
-
 # -- resolve -----------------------------------------------------------------------------------
 
 

@@ -269,22 +269,6 @@ def test_series_are_of_a_scope_and_have_a_name(world: World) -> None:
     assert (world.series("s"), world.series("s", "sfo")) == ("3 by A", "3 by C")
 
 
-@pytest.mark.parametrize(
-    ("name", "number", "message"),
-    [
-        (None, 0, "the series' name"),
-        ("s", -1, "0 to 2"),
-        ("", 0, "1 to 256"),
-        ("s" * 257, 0, "1 to 256"),
-    ],
-)
-def test_numbers_that_are_none(world: World, name: str | None, number: int, message: str) -> None:
-    world.begin("A")
-    assert world.commit("A", name=name, number=number) == "InvalidArgument"
-    assert message in world.message
-    assert world.get("A") == "A OPEN"
-
-
 def test_whoever_asks_again_before_the_merge_waits_too(world: World) -> None:
     world.begin("A")
     world.commit("A", asker="1", name="s", number=3)

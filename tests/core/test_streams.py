@@ -82,23 +82,6 @@ def test_a_scope_known_to_be_served_elsewhere_is_not_adopted() -> None:
     assert world.state.scopes == {"par": 0, "nyc": 1}
 
 
-@pytest.mark.parametrize("scope", ["", "a.b", "a/b", "-a", "a" * 101])
-def test_names_that_are_no_scopes(scope: str) -> None:
-    world = World()
-    assert world.find_scope(scope) == "InvalidArgument"
-    assert world.adopt(scope) == "InvalidArgument"
-
-
-def test_the_prefix_of_the_own_topics_is_no_scope() -> None:
-    world = World(prefix="anabranch")
-    for scope in ("anabranch", "anabranch_commands"):
-        for create in (True, False):
-            assert world.find_scope(scope, create=create) == "InvalidArgument"
-        assert world.adopt(scope) == "InvalidArgument"
-    for scope in ("anabranch2", "anabranch-2"):
-        assert world.find_scope(scope) == f"{scope} at 0"
-
-
 def test_only_the_directory_is_asked() -> None:
     world = World(control_partition=1, control_partitions=4)
     assert world.find_scope("nyc") == "InvalidArgument"
@@ -197,18 +180,6 @@ def test_repeated_with_the_same_settings(city: World) -> None:
     assert city.create("nyc/a", 2, retention_ms="1") == "nyc/a ACTIVE 2"
 
 
-@pytest.mark.parametrize("active", [False, True])
-@pytest.mark.parametrize(("segments", "retention"), [(3, "1"), (2, "2")])
-def test_repeated_with_other_settings(
-    city: World, active: bool, segments: int, retention: str
-) -> None:
-    city.create("nyc/a", 2, retention_ms="1")
-    if active:
-        city.created("nyc/a", 0, 0)
-    assert city.create("nyc/a", segments, retention_ms=retention) == "StreamExists"
-    assert "2 segments" in city.message
-
-
 def test_refused_by_the_shell(city: World) -> None:
     city.create("nyc/a")
     assert city.refused("nyc/a", TopicMisconfigured("min.insync.replicas is 1")) == (
@@ -217,30 +188,6 @@ def test_refused_by_the_shell(city: World) -> None:
     assert city.message == "min.insync.replicas is 1"
     assert city.state.streams == {}
     assert city.create("nyc/a", 3) == "", "it may be asked for again, otherwise"
-
-
-@pytest.mark.parametrize(
-    ("stream", "segments", "answer"),
-    [
-        ("sfo/a", 1, "UnknownScope"),
-        ("nyc", 1, "InvalidArgument"),
-        ("nyc/a.b", 1, "InvalidArgument"),
-        ("nyc/a/b", 1, "InvalidArgument"),
-        ("nyc/a", 0, "InvalidArgument"),
-        ("nyc/a", 10_001, "InvalidArgument"),
-        ("nyc/a", 10_000, ""),
-    ],
-)
-def test_what_can_be_asked_for(city: World, stream: str, segments: int, answer: str) -> None:
-    assert city.create(stream, segments) == answer
-
-
-def test_a_scope_that_another_control_partition_serves() -> None:
-    world = World(control_partitions=4)
-    world.find_scope("par")
-    world.find_scope("nyc")
-    assert world.create("nyc/a") == "UnknownScope"
-    assert "control partition 1" in world.message
 
 
 def test_describe(city: World) -> None:
