@@ -79,22 +79,18 @@ def test_a_null_key_stays_where_the_client_put_it(
     assert world.plan() == f"A nyc/a {partition}: x"
 
 
-def test_an_empty_key_is_a_key(world: World) -> None:
+def test_an_empty_key_is_a_key_and_no_events_are_a_commit(world: World) -> None:
     world.one_shot("A", event(key=b"", value=b"x", segment_id=1 - (position_of(b"") >= HALF)))
     assert world.plan() == f"A nyc/a {int(position_of(b'') >= HALF)}: x"
+    assert (world.one_shot("B"), world.plan()) == ("B COMMITTED 0", "")
 
 
-def test_several_streams() -> None:
+def test_several_streams_are_committed_at_one_timestamp() -> None:
     world = nyc("nyc/a", "nyc/b", "nyc/c")
     events = [event("nyc/b", LOW, b"1"), event("nyc/a", LOW, b"2"), event("nyc/b", HIGH, b"3")]
     assert world.one_shot("A", *events) == "A COMMITTED 3"
     assert world.plan() == "A nyc/b 0: 1, 1: 3; A nyc/a 0: 2"
     assert len({c.timestamp for c in world.round.commits}) == 1
-
-
-def test_of_no_events(world: World) -> None:
-    assert world.one_shot("A") == "A COMMITTED 0"
-    assert world.plan() == ""
 
 
 def test_the_epoch_of_the_active_segments(world: World) -> None:

@@ -158,15 +158,19 @@ BY_TOKEN: dict[str, Callable[[World, bytes], Any]] = {
 }
 
 
-def tokens() -> dict[str, Row]:
-    rows: dict[str, Row] = {}
-    for name, make in BY_TOKEN.items():
-        rows[f"{name}, not a token"] = (lambda w, make=make: make(w, b""), "InvalidToken", "")
-        rows[f"{name}, never begun"] = (lambda w, make=make: make(w, w.token("new")), UNKNOWN, "")
-        rows[f"{name}, of another partition"] = (
-            lambda w, make=make: make(w, w.token(elsewhere(w))), "InvalidToken", "partition 7",
-        )  # fmt: skip
-    return rows
+TOKENS: dict[str, tuple[Callable[[World], bytes], str, str]] = {
+    "not a token": (lambda _: b"", "InvalidToken", ""),
+    "never begun": (lambda w: w.token("new"), UNKNOWN, ""),
+    "of another partition": (lambda w: w.token(elsewhere(w)), "InvalidToken", "partition 7"),
+}
+
+
+def by_token(command: str, case: str) -> Row:
+    token, answer, words = TOKENS[case]
+    return lambda world: BY_TOKEN[command](world, token(world)), answer, words
+
+
+TOKEN = {f"{name}, {case}": by_token(name, case) for name in BY_TOKEN for case in TOKENS}
 
 
 def extent(**given: Any) -> r.Extent:
@@ -243,28 +247,26 @@ CREATE: dict[str, Row] = {
 }  # fmt: skip
 
 
-def scopes() -> dict[str, Row]:
-    names = ("", "a.b", "a/b", "-a", "a" * 101, "anabranch", "anabranch_commands")
-    rows: dict[str, Row] = {}
-    for scope in names:
-        for create_it in (False, True):
-            command = r.FindScope(scope, create_it)
-            rows[f"find {scope!r:.20}, {create_it}"] = (
-                lambda _, command=command: command,
-                INVALID,
-                "",
-            )
-        rows[f"adopt {scope!r:.20}"] = (
-            lambda _, scope=scope: r.AdoptScope(scope, "open"),
-            INVALID,
-            "",
+def this(command: Any) -> Callable[[World], Any]:
+    return lambda _: command
+
+
+NOT_SCOPES = ("", "a.b", "a/b", "-a", "a" * 101, "anabranch", "anabranch_commands")
+SCOPES: dict[str, Row] = {
+    **{
+        f"{type(command).__name__} {number}": (this(command), INVALID, "")
+        for scope in NOT_SCOPES
+        for number, command in enumerate(
+            (r.FindScope(scope, False), r.FindScope(scope, True), r.AdoptScope(scope, "open")),
+            3 * NOT_SCOPES.index(scope),
         )
-    for scope in ("anabranch2", "anabranch-2"):
-        rows[scope] = (lambda _, scope=scope: r.FindScope(scope, True, "nyc"), f"{scope} at 0", "")
-    rows["not there"] = (lambda _: r.FindScope("lax", False), "UnknownScope", "")
-    rows["near nothing"] = (lambda _: r.FindScope("lax", True, "none"), "UnknownScope", "")
-    rows["not near"] = (lambda _: r.FindScope("sfo", True, "ber"), INVALID, "")
-    return rows  # fmt: skip
+    },
+    "like the prefix": (this(r.FindScope("anabranch2", True, "nyc")), "anabranch2 at 0", ""),
+    "like its topics": (this(r.FindScope("anabranch-2", True, "nyc")), "anabranch-2 at 0", ""),
+    "not there": (this(r.FindScope("lax", False)), "UnknownScope", ""),
+    "near nothing": (this(r.FindScope("lax", True, "none")), "UnknownScope", ""),
+    "there, and not near": (this(r.FindScope("sfo", True, "ber")), INVALID, ""),
+}
 
 
 QUESTIONS: dict[str, Row] = {
@@ -306,8 +308,8 @@ GRANT: dict[str, Row] = {
 }
 
 TABLES: dict[str, dict[str, Row]] = {
-    "begin": BEGIN, "one-shot": ONE_SHOT, "touch": TOUCH, "by token": tokens(), "commit": COMMIT,
-    "create": CREATE, "scope": scopes(), "question": QUESTIONS, "grant": GRANT,
+    "begin": BEGIN, "one-shot": ONE_SHOT, "touch": TOUCH, "by token": TOKEN, "commit": COMMIT,
+    "create": CREATE, "scope": SCOPES, "question": QUESTIONS, "grant": GRANT,
 }  # fmt: skip
 
 

@@ -67,19 +67,15 @@ def test_a_scope_stays_where_it_is_when_partitions_are_added() -> None:
     assert world.find_scope("sfo") == "sfo at 2"
 
 
-def test_adopting() -> None:
+def test_a_scope_is_adopted_unless_it_is_served_elsewhere() -> None:
     world = World(control_partition=3, control_partitions=4)
-    assert world.adopt("nyc") == "nyc at 3"
-    assert world.adopt("nyc") == "nyc at 3"
+    assert world.adopt("nyc") == world.adopt("nyc") == "nyc at 3"
     assert world.begin("A") == "begun A"
-
-
-def test_a_scope_known_to_be_served_elsewhere_is_not_adopted() -> None:
-    world = World(control_partitions=4)
-    world.find_scope("par")
-    world.find_scope("nyc")
-    assert world.adopt("nyc") == "nyc at 1"
-    assert world.state.scopes == {"par": 0, "nyc": 1}
+    directory = World(control_partitions=4)
+    directory.find_scope("par")
+    directory.find_scope("nyc")
+    assert directory.adopt("nyc") == "nyc at 1"
+    assert directory.state.scopes == {"par": 0, "nyc": 1}
 
 
 def test_only_the_directory_is_asked() -> None:
@@ -156,11 +152,15 @@ def test_create_is_logged_and_answered_when_the_topics_exist(city: World) -> Non
     assert city.round.epochs == []
 
 
-def test_a_successor_makes_the_topics_and_answers(city: World) -> None:
-    city.create("nyc/a")
+def test_a_repeated_request_is_answered_once_the_topics_exist_also_by_a_successor(
+    city: World,
+) -> None:
+    city.create("nyc/a", 2, retention_ms="1")
+    assert city.create("nyc/a", 2, retention_ms="1") == "", "it is being made"
     city.lead(keep_table=False)
     assert city.state.streams["nyc/a"].state == "CREATING"
     assert city.created("nyc/a", 0, 0) == "[create] nyc/a ACTIVE 2"
+    assert city.create("nyc/a", 2, retention_ms="1") == "nyc/a ACTIVE 2"
 
 
 def test_created_and_written_to_in_one_round(city: World) -> None:
@@ -173,14 +173,7 @@ def test_created_and_written_to_in_one_round(city: World) -> None:
     assert city.round.epochs[0].timestamp < city.round.commits[0].timestamp
 
 
-def test_repeated_with_the_same_settings(city: World) -> None:
-    city.create("nyc/a", 2, retention_ms="1")
-    assert city.create("nyc/a", 2, retention_ms="1") == "", "it is being made"
-    city.created("nyc/a", 0, 0)
-    assert city.create("nyc/a", 2, retention_ms="1") == "nyc/a ACTIVE 2"
-
-
-def test_refused_by_the_shell(city: World) -> None:
+def test_a_request_that_the_brokers_refuse_leaves_nothing(city: World) -> None:
     city.create("nyc/a")
     assert city.refused("nyc/a", TopicMisconfigured("min.insync.replicas is 1")) == (
         "[create] TopicMisconfigured"

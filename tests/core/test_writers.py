@@ -85,23 +85,6 @@ def test_only_while_it_is_open(opened: World, command: str) -> None:
     assert opened.register("B", receipt(opened, txn="B")) == "TransactionAborted"
 
 
-@pytest.mark.parametrize("command", ["touch", "register", "commit", "abort"])
-def test_of_no_such_transaction(world: World, command: str) -> None:
-    world.id("A")
-
-    def ask() -> str:
-        if command == "touch":
-            return world.touch("A")
-        if command == "register":
-            return world.register("A", receipt(world))
-        return world.commit("A") if command == "commit" else world.abort("A")
-
-    assert ask() == "UnknownTransaction"
-    row = replace(world.state.round, expired_ms=world.wall_ms)
-    world.log_rows([(k.ROUND_KEY, row)])
-    assert ask() == "Expired"
-
-
 # -- register ----------------------------------------------------------------------------------
 
 

@@ -1,4 +1,4 @@
-"""Numbered commits: what each is told, what becomes of its transaction, and where its series stands."""
+"""Names and numbers of series that commits claim: whose they are, and what a late claim is answered."""
 
 from __future__ import annotations
 
@@ -6,28 +6,107 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from anabranch.core import rows as k
 from anabranch.core.authorize import Right
 from anabranch.core.decisions import claims
 from anabranch.protocol import limits
 from anabranch.protocol.schemas import records as r
-from tests.conftest import some
-from tests.core.harness import DAY, World, nyc
-from tests.core.labels import MINUTE
+from tests.core.harness import DAY, World, nyc, states
 from tests.core.tables import fold, rows_of, table_of
-from tests.core.test_model import Watch
+
+# -- names claimed by the commit ---------------------------------------------------------------
 
 
-@pytest.fixture
-def world() -> World:
-    return nyc()
+def test_a_free_name_is_claimed_by_the_decision(opened: World) -> None:
+    opened.held = True
+    opened.write("A", "w1")
+    own = [opened.receipt("A", "w1")]
+    opened.commit("A", own=own, name="daily")
+    assert opened.holder("daily") == "nobody"
+    assert opened.wait(10_000) == "[commit A] ReceiptsNotCovered"
+    assert (opened.holder("daily"), opened.row("A").name) == ("nobody", None)
+    opened.held = False
+    opened.commit("A", own=own, name="daily")
+    assert (opened.holder("daily"), opened.row("A").name) == ("A", "daily")
+    assert opened.turn() == "[commit A] A COMMITTED 1"
+    assert opened.begin("B", name="daily") == "A COMMITTED 1"
+    opened.begin("C", name="weekly")
+    opened.commit("C", name="weekly")
+    assert opened.turn() == "[commit C] C COMMITTED 0", "its own name again"
+    assert opened.holder("weekly") == "C"
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_name_of_an_open_transaction_goes_to_the_commit(opened: World, waits: bool) -> None:
+    opened.begin("B", name="daily")
+    opened.touch("B")
+    opened.held = True
+    opened.write("B", "w2")
+    if waits:
+        opened.commit("B", own=[opened.receipt("B", "w2")])
+    said = opened.commit("A", name="daily")
+    assert said == ("[commit B] TransactionAborted" if waits else "")
+    assert opened.ops() == "ABORT_TXN B nyc/a:0; BEGIN_COMMIT A nyc/a:0"
+    assert opened.turn() == "[commit A] A COMMITTED 0"
+    assert opened.get("B") == "B ABORTED (superseded by a newer transaction named 'daily')"
+
+
+def test_a_name_held_by_a_committed_one(opened: World) -> None:
+    opened.begin("B", name="daily")
+    opened.commit("B")
+    opened.turn()
+    opened.write("A", "w1")
+    answer = opened.commit("A", own=[opened.receipt("A", "w1")], name="daily")
+    assert answer == "B COMMITTED 0"
+    assert opened.ops() == "ABORT_TXN A nyc/a:0"
+    assert opened.get("A") == (
+        f"A ABORTED (the name 'daily' was committed before by {opened.id('B').hex()})"
+    )
+    assert opened.commit("A", name="daily") == "B COMMITTED 0", "the same answer again"
+    assert opened.commit("A") == "TransactionAborted"
+    assert opened.holder("daily") == "B"
+
+
+def test_two_claim_one_name(opened: World) -> None:
+    opened.begin("B")
+    assert (
+        opened.turn(
+            ("commit A", opened.committing("A", name="daily")),
+            ("commit B", opened.committing("B", name="daily")),
+        )
+        == ""
+    )
+    assert states(opened, "A") == ("COMMIT_IN_PROGRESS", True)
+    assert states(opened, "B") == ("OPEN", False)
+    assert opened.turn() == "[commit A] A COMMITTED 0; [commit B] A COMMITTED 0"
+    assert opened.get("B").startswith("B ABORTED")
+
+
+@pytest.mark.parametrize("patient", [False, True])
+def test_a_claim_on_a_name_whose_holder_is_decided_and_not_merged_yet(patient: bool) -> None:
+    """The holder's merge must wait for a bigger one before it."""
+    world = nyc(round_bytes=10)
+    for label in "ABC":
+        world.begin(label, name="daily" if label == "B" else None)
+        world.touch(label)
+        world.write(label, f"w{label}")
+    own = {label: [world.receipt(label, f"w{label}")] for label in "ABC"}
+    world.turn(*((f"commit {x}", world.committing(x, own=own[x])) for x in "AB"))
+    wait_ms = 10_000 if patient else 0
+    claim = world.commit("C", name="daily", wait_ms=wait_ms, own=own["C"])
+    after = world.turn()
+    if patient:
+        assert claim == "[commit A] A COMMITTED 1"
+        assert after == "[commit B] B COMMITTED 1; [commit C] B COMMITTED 1"
+    else:
+        assert claim == "[commit A] A COMMITTED 1; NotReady"
+        assert after == "[commit B] B COMMITTED 1"
+        assert world.get("C") == "C OPEN"
 
 
 def commit(world: World, label: str, number: int, series: str = "s", **given: Any) -> str:
-    """Begin it if it is not, and commit it; what the commit is told, at once or a turn later."""
+    """Begin it if it is not, and commit it; what the commit is answered, at once or a turn later."""
     if world.state.txn_row(world.id(label)) is None:
         world.begin(label)
     said = world.commit(label, asker=label, name=series, number=number, **given)
@@ -47,15 +126,10 @@ ORDERS: list[tuple[str, str, str, str]] = [
     ("5 0", "AlreadyCommitted", "5 by A", "at number 5 before, committed by <A>: 0 comes too late"),
     ("5 4 4", "AlreadyCommitted", "5 by A", "4 comes too late"),
     ("5 4 6", "C COMMITTED 0", "6 by C", "C COMMITTED 0"),
-    (
-        "5 6 5",
-        "AlreadyCommitted",
-        "6 by B",
-        "at number 6 before, committed by <B>: 5 comes too late",
-    ),
+    ("5 6 5", "AlreadyCommitted", "6 by B", "at number 6 before, committed by <B>: 5 comes too late"),
     ("5 5 6", "C COMMITTED 0", "6 by C", "C COMMITTED 0"),
     (f"{1 << 32} 0", "AlreadyCommitted", f"{1 << 32} by A", "0 comes too late"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("take_over", [False, True], ids=["one leader", "always a new leader"])
@@ -286,106 +360,6 @@ def test_a_begin_again_after_the_commit_claimed_a_name(world: World) -> None:
     world.begin("B")
     world.commit("B", name="daily")
     assert world.begin("B") == "A COMMITTED 0", "as its commit was told"
-
-
-# -- whatever happens ---------------------------------------------------------------------------
-
-AGAIN = ("NotReady", "ReceiptsNotCovered", "UnknownTransaction", "Expired", "TooManyTransactions")
-# What each commit claims: a few numbers twice, one in another series.
-NUMBERS = {
-    "A": ("s", 1),
-    "B": ("s", 1),
-    "C": ("s", 2),
-    "D": ("s", 2),
-    "E": ("s", 3),
-    "F": ("s", 5),
-    "G": ("s", 4),
-    "H": ("t", 1),
-}
-
-labels = st.sampled_from(sorted(NUMBERS))
-moves = st.lists(
-    st.one_of(
-        st.tuples(
-            st.sampled_from(("write", "commit", "commit", "commit", "commit", "abort")), labels
-        ),
-        st.tuples(st.just("together"), st.lists(labels, min_size=2, max_size=4)),
-        st.tuples(st.just("wait"), st.sampled_from((0, 1, 300, 300, MINUTE, 4 * DAY, 8 * DAY))),
-        st.tuples(st.sampled_from(("lead", "hold")), st.booleans()),
-    ),
-    min_size=10,
-    max_size=60,
-)
-
-
-class Answers:
-    """The same command gets the same answer, for as long as its outcome is known."""
-
-    def __init__(self, world: World) -> None:
-        self.world = world
-        self.first: dict[str, Any] = {}
-
-    def hear(self) -> None:
-        for to, result in self.world.said:
-            label = self.world.asked[to.correlation_id].split(" ")[0]
-            if label not in NUMBERS:
-                continue
-            if isinstance(result, r.Refusal) and result.code in AGAIN:
-                continue
-            if isinstance(result, r.Refusal) and result.code == "TransactionAborted":
-                result = result.code  # its wording depends on who says it
-            first = self.first.setdefault(label, result)
-            if result == first:
-                continue
-            assert isinstance(first, r.Outcome), f"{label}: {first}, then {result}"
-            assert first.txn_id != self.world.id(label), f"{label}: {first}, then {result}"
-            assert self.world.state.txn_row(first.txn_id) is None, "it is still known"
-            assert result.code == "AlreadyCommitted"
-
-
-@settings(
-    max_examples=some(70),
-    deadline=None,
-    print_blob=True,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-)
-@given(moves)
-def test_whatever_happens(life: list[tuple[str, Any]]) -> None:
-    """No number twice, none after a higher one; and who asks again is told what it was told."""
-    world = nyc(purge_per_look=3, round_bytes=250)
-    watch, answers = Watch(world), Answers(world)
-    sent: dict[str, r.Commit] = {}
-    for i, (kind, what) in enumerate(life):
-        match kind:
-            case "write":
-                touch = r.Touch(world.token(what), "nyc/a")
-                world.turn((f"begin {i}", world.beginning(what)), (f"touch {i}", touch))
-                world.write(what, f"w{what}")
-            case "commit" | "together":
-                commands: list[tuple[str, Any]] = []
-                for j, label in enumerate(what if kind == "together" else [what]):
-                    series, number = NUMBERS[label]
-                    if label not in sent:
-                        own = [world.receipt(label, f"w{label}")] if label in world.ids else []
-                        sent[label] = world.committing(label, own=own, name=series, number=number)
-                    commands.append((f"begin {i} {j}", world.beginning(label)))
-                    commands.append((f"{label} {i} {j}", sent[label]))
-                world.turn(*commands)
-            case "abort":
-                world.ask(f"abort {i}", r.Abort(world.token(what), ""))
-            case "wait":
-                world.wait(what)
-            case "lead":
-                world.lead(keep_table=what)
-            case "hold":
-                world.held = what
-        if kind not in ("lead", "hold"):
-            watch.look()
-            answers.hear()
-    for series, number in watch.highest.items():
-        row = world.state.series("nyc", series)
-        assert row is not None
-        assert number in (row.number, row.earlier_number)
 
 
 # -- where it stands, and an operator's word ------------------------------------------------------
