@@ -6,14 +6,19 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from anabranch.core import rows as k
 from anabranch.core.authorize import Right
 from anabranch.core.decisions import claims
 from anabranch.protocol import limits
 from anabranch.protocol.schemas import records as r
+from tests.conftest import some
 from tests.core.harness import DAY, World, nyc, states
+from tests.core.labels import MINUTE
 from tests.core.tables import fold, rows_of, table_of
+from tests.core.test_model import Watch
 
 # -- names claimed by the commit ---------------------------------------------------------------
 
@@ -360,6 +365,106 @@ def test_a_begin_again_after_the_commit_claimed_a_name(world: World) -> None:
     world.begin("B")
     world.commit("B", name="daily")
     assert world.begin("B") == "A COMMITTED 0", "as its commit was told"
+
+
+# -- whatever happens ---------------------------------------------------------------------------
+
+AGAIN = ("NotReady", "ReceiptsNotCovered", "UnknownTransaction", "Expired", "TooManyTransactions")
+# What each commit claims: a few numbers twice, one in another series.
+NUMBERS = {
+    "A": ("s", 1),
+    "B": ("s", 1),
+    "C": ("s", 2),
+    "D": ("s", 2),
+    "E": ("s", 3),
+    "F": ("s", 5),
+    "G": ("s", 4),
+    "H": ("t", 1),
+}
+
+labels = st.sampled_from(sorted(NUMBERS))
+moves = st.lists(
+    st.one_of(
+        st.tuples(
+            st.sampled_from(("write", "commit", "commit", "commit", "commit", "abort")), labels
+        ),
+        st.tuples(st.just("together"), st.lists(labels, min_size=2, max_size=4)),
+        st.tuples(st.just("wait"), st.sampled_from((0, 1, 300, 300, MINUTE, 4 * DAY, 8 * DAY))),
+        st.tuples(st.sampled_from(("lead", "hold")), st.booleans()),
+    ),
+    min_size=10,
+    max_size=60,
+)
+
+
+class Answers:
+    """The same command gets the same answer, for as long as its outcome is known."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.first: dict[str, Any] = {}
+
+    def check(self) -> None:
+        for to, result in self.world.said:
+            label = self.world.asked[to.correlation_id].split(" ")[0]
+            if label not in NUMBERS:
+                continue
+            if isinstance(result, r.Refusal) and result.code in AGAIN:
+                continue
+            if isinstance(result, r.Refusal) and result.code == "TransactionAborted":
+                result = result.code  # its wording depends on who says it
+            first = self.first.setdefault(label, result)
+            if result == first:
+                continue
+            assert isinstance(first, r.Outcome), f"{label}: {first}, then {result}"
+            assert first.txn_id != self.world.id(label), f"{label}: {first}, then {result}"
+            assert self.world.state.txn_row(first.txn_id) is None, "it is still known"
+            assert result.code == "AlreadyCommitted"
+
+
+@settings(
+    max_examples=some(70),
+    deadline=None,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+@given(moves)
+def test_no_number_is_committed_twice_or_after_a_higher_one(life: list[tuple[str, Any]]) -> None:
+    """And a repeated command gets the answer that it got before."""
+    world = nyc(purge_per_look=3, round_bytes=250)
+    watch, answers = Watch(world), Answers(world)
+    sent: dict[str, r.Commit] = {}
+    for i, (kind, what) in enumerate(life):
+        match kind:
+            case "write":
+                touch = r.Touch(world.token(what), "nyc/a")
+                world.turn((f"begin {i}", world.beginning(what)), (f"touch {i}", touch))
+                world.write(what, f"w{what}")
+            case "commit" | "together":
+                commands: list[tuple[str, Any]] = []
+                for j, label in enumerate(what if kind == "together" else [what]):
+                    series, number = NUMBERS[label]
+                    if label not in sent:
+                        own = [world.receipt(label, f"w{label}")] if label in world.ids else []
+                        sent[label] = world.committing(label, own=own, name=series, number=number)
+                    commands.append((f"begin {i} {j}", world.beginning(label)))
+                    commands.append((f"{label} {i} {j}", sent[label]))
+                world.turn(*commands)
+            case "abort":
+                world.ask(f"abort {i}", r.Abort(world.token(what), ""))
+            case "wait":
+                world.wait(what)
+            case "lead":
+                world.lead(keep_table=what)
+            case "hold":
+                world.held = what
+        if kind not in ("lead", "hold"):
+            watch.look()
+            answers.check()
+    for series, number in watch.highest.items():
+        row = world.state.series("nyc", series)
+        assert row is not None
+        assert number in (row.number, row.earlier_number)
 
 
 # -- where it stands, and an operator's word ------------------------------------------------------
