@@ -58,12 +58,6 @@ def test_an_event_is_at_most_so_far_ahead(retention_ms: int | None, way: str) ->
             assert "COMMITTED" in (answer or world.turn())
 
 
-@pytest.mark.parametrize("time", [-2, -(1 << 62), NEVER])
-def test_a_time_out_of_range_is_refused_whatever_the_retention(time: int) -> None:
-    world = nyc()
-    assert world.one_shot("A", event(timestamp=time)) == "InvalidArgument"
-
-
 def test_what_is_refused_commits_once_its_time_is_near() -> None:
     world = kept(nyc(), 1_000)
     world.begin("A", keepalive_ms=DAY)

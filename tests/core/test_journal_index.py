@@ -1,7 +1,8 @@
-"""The journal index: what it takes in, what it rejects and why."""
+"""The journal index: what it takes in or rejects, how receipts are weighed against it, how much it holds."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -10,10 +11,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anabranch.core import rows as k
-from anabranch.core.journal_index import REASONS, JournalIndex, position_key
-from anabranch.core.journal_runs import CRC_MODULUS, Run, StoredRun
+from anabranch.core.journal_index import (
+    REASONS,
+    JournalIndex,
+    Read,
+    Uncommitted,
+    position_key,
+    segment_on,
+    taken_runs,
+)
+from anabranch.core.journal_runs import CRC_MODULUS, Run, StoredRun, extents_of
 from anabranch.protocol.partitioner import SPACE
+from anabranch.protocol.schemas import records as r
 from tests.conftest import some
+from tests.core.cleaning import PLACE
 from tests.core.harness import World, index_rows, nyc
 
 HALF = SPACE // 2
@@ -182,7 +193,8 @@ def test_a_position_rises_even_if_nothing_is_kept(opened: World) -> None:
 
 
 def test_rejected_records_of_an_open_transaction_add_up(opened: World) -> None:
-    opened.write("A", "w1", count=2, epoch=1)
+    opened.write("A", "w1", count=1, epoch=1)
+    opened.write("A", "w1", count=1, epoch=1, partition=1)
     opened.write("A", "w1", count=3, epoch=1)
     opened.turn()
     opened.write("A", "w1", count=4, epoch=1, partition=1)
@@ -190,14 +202,6 @@ def test_rejected_records_of_an_open_transaction_add_up(opened: World) -> None:
     assert opened.index.rejected_of(opened.id("A")) == 9
     assert opened.abort("A") == "A ABORTED, 9 rejected (aborted by a client)"
     assert index_rows(opened) == {}
-
-
-def test_rejected_in_several_partitions_of_one_pass(opened: World) -> None:
-    """Each `add` is written before the next, as its description asks."""
-    for partition in (0, 1):
-        opened.write("A", "w1", count=2, epoch=1, partition=partition)
-    opened.turn()
-    assert opened.index.rejected_of(opened.id("A")) == 4
 
 
 def test_what_a_former_leader_counted_is_not_counted_again(opened: World) -> None:
@@ -301,3 +305,170 @@ def test_built_anew_from_the_journals_it_is_the_same(
             world.table.write(world.index.add(world.state, stream, partition, runs, runs[-1].end))
     assert index_rows(world) == before
     assert rejected(world) == counts
+
+
+def weigh(world: World, *receipts: r.Receipt) -> tuple[bool, str, int, int]:
+    world.read_journals()
+    w = world.index.weigh(world.state, world.id("A"), receipts)
+    return w.covered, w.wrong.rpartition(": ")[2], w.committed, w.left_out
+
+
+def test_weighing_several_writers_and_partitions(opened: World) -> None:
+    for writer, count, partition in ("w1", 1, 0), ("w2", 2, 0), ("w1", 3, 0), ("w2", 4, 1):
+        opened.write("A", writer, count=count, partition=partition)
+    w1, w2 = (opened.receipt("A", w) for w in ("w1", "w2"))
+    assert weigh(opened) == (True, "", 0, 10)
+    assert weigh(opened, w1) == (True, "", 4, 6)
+    assert weigh(opened, w2) == (True, "", 6, 4)
+    assert weigh(opened, w2, w1) == (True, "", 10, 0)
+    size = opened.index.weigh(opened.state, opened.id("A"), [w1]).size
+    assert size == 400
+
+
+def test_an_end_above_what_is_read_is_not_covered(opened: World) -> None:
+    opened.write("A", "w1", count=2)
+    receipt = opened.receipt("A", "w1", loose=1)
+    assert weigh(opened, receipt)[0] is False
+    opened.write("A", "other")
+    assert weigh(opened, receipt) == (True, "", 2, 1)
+
+
+def test_covered_means_every_partition(opened: World) -> None:
+    extents = tuple(r.Extent("nyc/a", p, 0, 1, 1, 0) for p in (0, 1))
+    receipt = r.Receipt(opened.id("A"), 1, 1, True, extents)
+    for positions, covered in (
+        ({}, False),
+        ({0: 1}, False),
+        ({0: 1, 1: 1}, True),
+        ({0: 5, 1: 0}, False),
+    ):
+        opened.index.positions = {("nyc/a", p): at for p, at in positions.items()}
+        assert opened.index.covers([receipt]) is covered
+
+
+def test_a_run_that_straddles_a_bound_is_not_taken(opened: World) -> None:
+    """A receipt ends between batches; if not, the counts say so."""
+    opened.write("A", "w1", count=2)
+    opened.write("A", "w1", count=3)
+    whole = opened.receipt("A", "w1")
+    (extent,) = whole.extents
+    bounds: list[dict[str, Any]] = [{"end": 4}, {"first": 1}]
+    for bound in bounds:
+        cut = replace(whole, extents=(replace(extent, **bound),))
+        shows = 2 if "end" in bound else 3
+        assert weigh(opened, cut) == (
+            True,
+            f"the receipt says 5 records, the journal shows {shows} (count differs)",
+            shows,
+            5 - shows,
+        )
+
+
+def test_the_sum_of_checksums_wraps(opened: World) -> None:
+    for first in (0, 1):
+        run = Run(
+            opened.id("A"), 7, 0, first, first + 1, 1, CRC_MODULUS - 2, -1, -1, first, 9, True
+        )
+        changes = opened.index.add(opened.state, "nyc/a", 0, [run], first + 1)
+        opened.table.write(changes)
+    receipt = r.Receipt(
+        opened.id("A"), 7, 1, True, (r.Extent("nyc/a", 0, 0, 2, 2, CRC_MODULUS - 4),)
+    )
+    assert weigh(opened, receipt) == (True, "", 2, 0)
+
+
+@pytest.mark.parametrize(("stream", "wrong"), [("nyc/a", ""), ("nyc/b", "never touched")])
+def test_an_empty_extent_weighs_nothing(opened: World, stream: str, wrong: str) -> None:
+    receipt = r.Receipt(opened.id("A"), 7, 1, True, (r.Extent(stream, 0, 0, 0, 0, 0),))
+    found = opened.index.weigh(opened.state, opened.id("A"), [receipt])
+    assert wrong in found.wrong
+    assert bool(found.wrong) == bool(wrong)
+    assert (found.committed, found.left_out) == (0, 0)
+
+
+# -- the small parts ---------------------------------------------------------------------------
+
+
+def stored(writer: int, first: int, end: int) -> StoredRun:
+    return StoredRun(writer, first, end, end - first, 0, first, 100, True)
+
+
+def test_taken_runs_stand_in_journal_order() -> None:
+    runs = [stored(1, 8, 9), stored(1, 0, 2), stored(2, 2, 5), stored(3, 5, 6), stored(2, 6, 8)]
+    extents = {1: r.Extent("s/a", 0, 0, 9, 3, 0), 2: r.Extent("s/a", 0, 2, 8, 5, 0)}
+    assert [(run.writer, run.first) for run in taken_runs(runs, extents)] == [
+        (1, 0),
+        (2, 2),
+        (2, 6),
+        (1, 8),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("first", "end", "taken"),
+    [(3, 6, True), (0, 9, True), (4, 6, False), (3, 5, False), (6, 9, False), (0, 3, False)],
+)
+def test_a_run_is_taken_whole_or_not(first: int, end: int, taken: bool) -> None:
+    extents = {1: r.Extent("s/a", 0, first, end, 3, 0)}
+    assert taken_runs([stored(1, 3, 6)], extents) == ([stored(1, 3, 6)] if taken else [])
+
+
+def test_extents_by_writer_stream_and_partition() -> None:
+    a, b, c = (r.Extent(s, p, 0, 1, 1, 0) for s, p in (("s/a", 0), ("s/a", 1), ("s/b", 0)))
+    txn = bytes(16)
+    receipts = [r.Receipt(txn, 1, 1, True, (a, b)), r.Receipt(txn, 2, 1, True, (a, c))]
+    assert extents_of(receipts) == {
+        (1, "s/a", 0): a,
+        (1, "s/a", 1): b,
+        (2, "s/a", 0): a,
+        (2, "s/b", 0): c,
+    }
+
+
+def test_layouts(world: World) -> None:
+    segments = world.state.streams["nyc/a"].segments
+    assert world.state.layout("nyc/a", 0) == segments
+    assert world.state.layout("nyc/a", 1) == ()
+    assert world.state.layout("nyc/none", 0) == ()
+    assert segment_on(world.state, "nyc/a", 0, 1) == segments[1]
+    assert segment_on(world.state, "nyc/a", 0, 2) is None
+    assert segment_on(world.state, "nyc/a", 1, 1) is None
+
+
+@given(st.lists(st.tuples(st.integers(1, 50), st.integers(0, 9_000)), max_size=60))
+def test_bytes_between_offsets(batches: list[tuple[int, int]]) -> None:
+    read, at, ends, total = Read(7), 7, [7], [0]
+    for count, size in batches:
+        at += count
+        read.add(at, size)
+        ends.append(at)
+        total.append(total[-1] + size)
+    assert read.between(7, at) == total[-1]
+    assert read.between(at, 7) == 0
+    for i, low_end in enumerate(ends):
+        for j in range(i, len(ends)):
+            exact = total[j] - total[i]
+            assert abs(read.between(low_end, ends[j]) - exact) <= 2 * (4 << 10) + 9_000
+    read.forget(ends[len(ends) // 2])
+    later = ends[len(ends) // 2 :]
+    for place in later:
+        assert read.between(place, at) <= total[-1]
+
+
+def test_read_stays_small() -> None:
+    read = Read(0)
+    for n in range(1, 50_000):
+        read.add(n, 100_000)
+    assert len(read._ends) < 25_000
+    assert read.between(25_000, 49_999) == pytest.approx(25_000 * 100_000, rel=0.01)
+
+
+def test_staged_adds_up() -> None:
+    uncommitted = Uncommitted()
+    uncommitted.add(b"A", PLACE, 5, 10)
+    uncommitted.add(b"A", PLACE, 3, 1)
+    uncommitted.add(b"B", PLACE, 9, 100)
+    assert uncommitted.stays[b"A"][PLACE].low == 3
+    assert (uncommitted.total, uncommitted.by_stream["nyc/a"]) == (111, 111)
+    uncommitted.ended([b"A", b"never seen"])
+    assert (uncommitted.total, uncommitted.by_stream["nyc/a"]) == (100, 100)

@@ -77,10 +77,7 @@ BEYOND: dict[str, tuple[Callable[[Place], object], str]] = {
     "an event's time": (lambda p: p.shot(at=1 << 62), "InvalidArgument"),
     "an event's size": (lambda p: p.shot("nyc/small", 20_001), "EventTooLarge"),
     "sealed": (lambda p: r.Scale(STREAM, 0, (0,) * 10_001, ()), "InvalidArgument"),
-    "opened": (
-        lambda p: r.Scale(STREAM, 0, (0,), (r.KeyRange(0, SPACE),) * 10_001),
-        "InvalidArgument",
-    ),
+    "opened": (lambda p: r.Scale(STREAM, 0, (0,), (r.KeyRange(0, SPACE),) * 10_001), "InvalidArgument"),
     "partitions": (lambda p: r.Scale(STREAM, 9, (), ()), "TooManyStreams"),
     "partitions of a new one": (lambda p: r.CreateStream("nyc/b", 8, {}), "TooManyStreams"),
     "digits": (_set("scale.events.per.second", "1" * 5_000), "InvalidArgument"),
@@ -92,7 +89,7 @@ BEYOND: dict[str, tuple[Callable[[Place], object], str]] = {
     "no replicas": (_set("replication.factor", "0"), "InvalidArgument"),
     "an unknown setting": (_set("cleanup.policy", "compact"), "UnsupportedSetting"),
     "a setting's name": (_set("x" * 257, "1"), "InvalidArgument"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("what", BEYOND)

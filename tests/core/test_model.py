@@ -19,8 +19,7 @@ from anabranch.protocol.schemas.codec import decode
 from tests.conftest import some
 from tests.core.harness import World
 from tests.core.labels import SECRET
-from tests.core.ledger import Merged
-from tests.core.model import Model
+from tests.core.model import Merged, Model
 from tests.core.moves import (
     Hold,
     TakeOver,

@@ -28,6 +28,12 @@ def test_it_takes_one_round(world: World) -> None:
     assert row.begun_ms == row.finished_ms == world.wall_ms
     assert (row.keepalive_ms, row.rejected, row.left_out, row.reason) == (0, 0, 0, "")
     assert row.commit_timestamp == commit.timestamp
+    first = world.result
+    world.wait(1_000)
+    assert world.one_shot("A", event(value=b"events are not compared")) == "A COMMITTED 1"
+    assert (world.result, world.plan()) == (first, ""), "once"
+    world.get("A")
+    assert world.result == first
 
 
 def test_events_are_placed_by_key_in_their_order(world: World) -> None:
@@ -73,22 +79,18 @@ def test_a_null_key_stays_where_the_client_put_it(
     assert world.plan() == f"A nyc/a {partition}: x"
 
 
-def test_an_empty_key_is_a_key(world: World) -> None:
+def test_an_empty_key_is_a_key_and_no_events_are_a_commit(world: World) -> None:
     world.one_shot("A", event(key=b"", value=b"x", segment_id=1 - (position_of(b"") >= HALF)))
     assert world.plan() == f"A nyc/a {int(position_of(b'') >= HALF)}: x"
+    assert (world.one_shot("B"), world.plan()) == ("B COMMITTED 0", "")
 
 
-def test_several_streams() -> None:
+def test_several_streams_are_committed_at_one_timestamp() -> None:
     world = nyc("nyc/a", "nyc/b", "nyc/c")
     events = [event("nyc/b", LOW, b"1"), event("nyc/a", LOW, b"2"), event("nyc/b", HIGH, b"3")]
     assert world.one_shot("A", *events) == "A COMMITTED 3"
     assert world.plan() == "A nyc/b 0: 1, 1: 3; A nyc/a 0: 2"
     assert len({c.timestamp for c in world.round.commits}) == 1
-
-
-def test_of_no_events(world: World) -> None:
-    assert world.one_shot("A") == "A COMMITTED 0"
-    assert world.plan() == ""
 
 
 def test_the_epoch_of_the_active_segments(world: World) -> None:
@@ -100,69 +102,7 @@ def test_the_epoch_of_the_active_segments(world: World) -> None:
     assert [c.stream_epoch for c in world.round.commits] == [7]
 
 
-@pytest.mark.parametrize(
-    ("bad", "answer"),
-    [
-        (event("nyc/none"), "UnknownStream"),
-        (event("nyc/creating"), "NotReady"),
-        (event("ber/a"), "UnknownStream"),
-        (event("nyc"), "InvalidArgument"),
-        (event(headers={"ab.txn": b""}), "InvalidArgument"),
-        (event(headers={"ab.": None}), "InvalidArgument"),
-        (event(headers={"x": b"", "ab.later": b""}), "InvalidArgument"),
-        (event(timestamp=-2), "InvalidArgument"),
-    ],
-    ids=["unknown", "creating", "scope", "name", "header", "prefix", "2nd header", "timestamp"],
-)
-def test_one_bad_event_refuses_it_all(world: World, bad: r.Event, answer: str) -> None:
-    world.find_scope("sfo")
-    world.create("sfo/a")
-    world.created("sfo/a", 0, 0)
-    world.create("nyc/creating")
-    assert world.one_shot("A", event(), bad, event()) == answer
-    assert world.plan() == ""
-    assert world.one_shot("A", event()) == "A COMMITTED 1", "and its id is still good"
-
-
-def test_other_headers_and_times_are_the_clients_own(world: World) -> None:
-    fine = [
-        event(headers={"abc": b"1", "a": None, "": b"", "AB.": b""}),
-        event(timestamp=0),
-        event(timestamp=-1),
-        event(value=None),
-    ]
-    assert world.one_shot("A", *fine) == "A COMMITTED 4"
-
-
-@pytest.mark.parametrize(
-    ("scope", "answer"),
-    [("nyc", "A COMMITTED 1"), ("sfo", "UnknownScope"), ("", "InvalidArgument")],
-)
-def test_scopes(world: World, scope: str, answer: str) -> None:
-    assert world.one_shot("A", event(), scope=scope) == answer
-
-
-def test_ids_are_checked(world: World) -> None:
-    assert world.one_shot(world.new_id("A", partition=2), event()) == "InvalidArgument"
-    far = world.new_id("B", made_ms=world.wall_ms + DAY + 1)
-    assert world.one_shot(far, event()) == "ClockSkew"
-    assert world.one_shot(world.new_id("C", made_ms=0), event()) == "Expired"
-
-
 # -- again, and by name ------------------------------------------------------------------------
-
-
-def test_a_repeated_id_gives_the_same_outcome(world: World) -> None:
-    world.one_shot("A", event())
-    first = world.result
-    world.wait(1_000)
-    assert world.one_shot("A", event(value=b"events are not compared")) == "A COMMITTED 1"
-    assert world.result == first
-    assert world.one_shot("A", event(), event()) == "InvalidArgument"
-    assert world.one_shot("A", event(), name="daily") == "InvalidArgument"
-    assert world.plan() == "", "once"
-    world.get("A")
-    assert world.result == first
 
 
 def test_twice_in_one_round(world: World) -> None:
@@ -170,30 +110,6 @@ def test_twice_in_one_round(world: World) -> None:
     assert world.turn(("1", command), ("2", command)) == "[1] A COMMITTED 1; [2] A COMMITTED 1"
     assert world.plan() == "A nyc/a " + world.plan()[-4:]
     assert len(world.round.commits) == 1
-
-
-def test_the_id_of_an_open_transaction(world: World) -> None:
-    world.begin("A")
-    assert world.one_shot("A", event()) == "InvalidArgument"
-    world.commit("A")
-    assert world.one_shot("A", event()) == "InvalidArgument; [commit A] A COMMITTED 0"
-    assert world.one_shot("A", event()) == "InvalidArgument"
-
-
-def test_an_aborted_id(world: World) -> None:
-    world.begin("A")
-    world.abort("A", "why")
-    assert world.one_shot("A", event()) == "TransactionAborted"
-    assert "why" in world.message
-
-
-def test_a_committed_name_gives_its_outcome(world: World) -> None:
-    assert world.one_shot("A", event(), name="daily") == "A COMMITTED 1"
-    assert world.one_shot("B", event(), name="daily") == "A COMMITTED 1"
-    assert world.plan() == ""
-    assert world.get("B").startswith("B ABORTED (the name 'daily' was committed before")
-    assert world.one_shot("B", event(), name="daily") == "A COMMITTED 1", "asked again"
-    assert world.begin("C", name="daily") == "A COMMITTED 1"
 
 
 def test_what_was_answered_with_anothers_outcome_never_commits() -> None:
@@ -208,31 +124,11 @@ def test_what_was_answered_with_anothers_outcome_never_commits() -> None:
     assert world.one_shot("C", event(), name="daily") == "C COMMITTED 1"
 
 
-def test_an_open_name_goes_to_the_one_shot(world: World) -> None:
-    world.begin("A", name="daily")
-    world.touch("A")
-    assert world.one_shot("B", event(), name="daily") == "B COMMITTED 1"
-    assert world.ops() == "ABORT_TXN A nyc/a:0"
-    assert world.get("A").startswith("A ABORTED (superseded")
-    assert world.holder("daily") == "B"
-
-
 def test_a_name_being_committed(world: World) -> None:
     world.begin("A", name="daily")
     world.commit("A")
     assert world.one_shot("B", event(), name="daily") == "NotReady; [commit A] A COMMITTED 0"
     assert world.one_shot("B", event(), name="daily") == "A COMMITTED 0"
-
-
-@pytest.mark.parametrize("name", ["", "n" * 257])
-def test_names_that_are_none(world: World, name: str) -> None:
-    assert world.one_shot("A", event(), name=name) == "InvalidArgument"
-
-
-def test_a_bad_event_does_not_take_the_name(world: World) -> None:
-    world.begin("A", name="daily")
-    assert world.one_shot("B", event("nyc/none"), name="daily") == "UnknownStream"
-    assert world.get("A") == "A OPEN"
 
 
 @pytest.mark.parametrize("here", [0, 1])

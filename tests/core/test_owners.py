@@ -1,30 +1,12 @@
-"""Transactions, names, series and writers are their lane's; and grants are judged until a commit is decided.
-
-Each scene is a short story that a planted bug, which leaves one check out, breaks.
-"""
+"""Transactions, names, series and writers are their lane's; and grants are judged until a commit is decided."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 
-from anabranch.core import authorize
 from anabranch.core.authorize import ALL, Right
-from anabranch.core.decisions import (
-    claims,
-    commit,
-    decide,
-    one_shot,
-    questions,
-    transactions,
-    writers,
-)
-from anabranch.core.decisions.turn import Turn
-from anabranch.core.round import ReplyTo
 from anabranch.protocol.schemas import records as r
 from tests.core.harness import DAY, World, event, nyc, states
 
@@ -56,8 +38,8 @@ def written(world: World, label: str = "A", lane: str = "a") -> r.Receipt:
 # -- names ---------------------------------------------------------------------------------------
 
 
-def names(end: str) -> None:
-    """`a` holds a name with an open transaction, which is then committed or aborted."""
+@pytest.mark.parametrize("end", ["commit", "abort"])
+def test_a_name_is_its_lanes_while_it_is_open_or_committed(end: str) -> None:
     world = shared()
     with world.by("a"):
         world.begin("A", name="daily")
@@ -93,18 +75,10 @@ def names(end: str) -> None:
     b_may("begun")
 
 
-def names_committed() -> None:
-    names("commit")
-
-
-def names_aborted() -> None:
-    names("abort")
-
-
 # -- series --------------------------------------------------------------------------------------
 
 
-def series() -> None:
+def test_a_series_is_its_lanes() -> None:
     world = shared()
     for number, lane, said in ((1, "a", ""), (2, "b", TAKEN), (3, "a", "")):
         with world.by(lane):
@@ -133,7 +107,7 @@ def series() -> None:
     assert world.series("s") == "4 by b4"
 
 
-def free_names() -> None:
+def test_a_lane_of_a_part_of_a_scope_takes_no_free_name() -> None:
     """A lane that may write to a part of a scope takes no name of the whole scope, but for what it was given."""
     world = shared()
     for pattern in ("nyc/a", "nyc/t"):
@@ -171,7 +145,7 @@ def free_names() -> None:
         assert world.begin("N2", name="daily") == "begun N2"
 
 
-def series_by_hand() -> None:
+def test_a_series_that_an_operator_made_is_every_lanes() -> None:
     """A series that an operator made is of all who may write."""
     world = shared()
     world.ask("set", r.SetSeries("nyc", "s", None, 1), lane="admin")
@@ -191,7 +165,7 @@ def series_by_hand() -> None:
 # -- one-shots -----------------------------------------------------------------------------------
 
 
-def one_shots() -> None:
+def test_a_repeated_one_shot_is_answered_to_its_lane() -> None:
     """Repeated, it is answered from its row: to its lane, whatever that may now."""
     world = shared()
     with world.by("a"):
@@ -206,18 +180,10 @@ def one_shots() -> None:
         assert world.resolve("A") == world.get("A") == "A COMMITTED 1"
 
 
-def each_stream_of_a_one_shot() -> None:
-    world = nyc("nyc/a", "nyc/b")
-    world.grant("a", "nyc/a", Right.WRITE)
-    with world.by("a"):
-        assert world.one_shot("A", event(), event("nyc/b")) == REFUSED
-        assert world.one_shot("B", event()) == "B COMMITTED 1"
-
-
 # -- writers -------------------------------------------------------------------------------------
 
 
-def receipts() -> None:
+def test_a_writer_is_of_the_lane_that_registered_it_first() -> None:
     """A writer is the lane's that registered it first, by a touch or a receipt."""
     world = shared()
     receipt = written(world)
@@ -242,7 +208,7 @@ def receipts() -> None:
 # -- grants that are taken away meanwhile --------------------------------------------------------
 
 
-def grant_gone_at_touch() -> None:
+def test_a_touch_needs_the_owners_grant() -> None:
     world = shared()
     with world.by("a"):
         world.begin("A")
@@ -255,7 +221,7 @@ def grant_gone_at_touch() -> None:
             assert world.touch("A", "nyc/b") == "touched nyc/b epoch 0 on 0,1"
 
 
-def grant_gone_at_register() -> None:
+def test_a_registration_needs_the_owners_grant() -> None:
     world = shared()
     receipt = written(world)
     world.grant("a", "nyc/*", 0)
@@ -264,7 +230,7 @@ def grant_gone_at_register() -> None:
             assert world.register("A", receipt) == REFUSED
 
 
-def grant_gone_at_commit() -> None:
+def test_a_commit_needs_the_owners_grant() -> None:
     world = shared()
     receipt = written(world)
     world.grant("a", "nyc/*", 0)
@@ -275,7 +241,7 @@ def grant_gone_at_commit() -> None:
         assert world.abort("A", "then not") == "A ABORTED (then not)"
 
 
-def grant_gone_without_streams() -> None:
+def test_a_commit_of_nothing_needs_a_grant() -> None:
     """A commit of nothing still claims a number of the lane's own series."""
     world = shared()
     with world.by("a"):
@@ -288,7 +254,7 @@ def grant_gone_without_streams() -> None:
         assert world.commit("A", name="s", number=1) == REFUSED
 
 
-def grant_gone_while_it_waits() -> None:
+def test_a_commit_that_waits_is_refused_without_its_grant() -> None:
     """The commit is refused, the transaction stays open; what waits twice is answered twice."""
     world = shared()
     receipt = written(world)
@@ -309,7 +275,7 @@ def grant_gone_while_it_waits() -> None:
     assert world.turn() == "[again] A COMMITTED 1"
 
 
-def grant_gone_after_the_decision() -> None:
+def test_a_decided_commit_needs_no_grant() -> None:
     world = shared()
     receipt = written(world)
     with world.by("a"):
@@ -321,7 +287,7 @@ def grant_gone_after_the_decision() -> None:
         assert world.commit("A", own=[receipt]) == "A COMMITTED 1", "answered from its row"
 
 
-def owner_blocked() -> None:
+def test_tokens_of_a_blocked_lane_do_nothing() -> None:
     """Others act by its token for a lane: not for one that is blocked."""
     world = shared()
     receipt = written(world)
@@ -338,7 +304,7 @@ def owner_blocked() -> None:
 # -- who waits -----------------------------------------------------------------------------------
 
 
-def askers() -> None:
+def test_an_equal_correlation_id_of_another_lane_is_another_asker() -> None:
     """Correlation ids are chosen by clients: another lane's equal one is another asker."""
     world = shared()
     receipt = written(world)
@@ -359,7 +325,7 @@ def _ended(what: Any) -> bool:
     return isinstance(what, r.Outcome) and what.state == "COMMITTED"
 
 
-def scalings() -> None:
+def test_a_scaling_is_answered_to_its_lane_alone() -> None:
     world = shared()
     for lane in "ab":
         world.grant(lane, "nyc/*", ALL)
@@ -372,7 +338,7 @@ def scalings() -> None:
 # -- lists ---------------------------------------------------------------------------------------
 
 
-def seen() -> None:
+def test_lists_and_states_show_a_lane_its_own() -> None:
     world = shared()
     for lane, label in (("a", "A"), ("b", "B")):
         with world.by(lane):
@@ -388,148 +354,3 @@ def seen() -> None:
         assert world.list() == "B COMMITTED 0, A COMMITTED 0"
         assert world.ask("series", r.ListSeries("nyc", None, None)) == "s-B 1 by B, s-A 1 by A"
         assert world.get("B") == world.resolve("B") == "B COMMITTED 0"
-
-
-SCENES: list[Callable[[], None]] = [
-    names_committed,
-    names_aborted,
-    series,
-    series_by_hand,
-    free_names,
-    one_shots,
-    each_stream_of_a_one_shot,
-    receipts,
-    grant_gone_at_touch,
-    grant_gone_at_register,
-    grant_gone_at_commit,
-    grant_gone_without_streams,
-    grant_gone_while_it_waits,
-    grant_gone_after_the_decision,
-    owner_blocked,
-    askers,
-    scalings,
-    seen,
-]
-
-
-@pytest.mark.parametrize("scene", SCENES, ids=lambda scene: scene.__name__)
-def test_scene(scene: Callable[[], None]) -> None:
-    scene()
-
-
-# -- planted bugs --------------------------------------------------------------------------------
-
-Planted = Callable[[], AbstractContextManager[object]]
-
-
-def _nothing(*_: object) -> None:
-    """No check."""
-
-
-def _in_command(command: type, change: Callable[[Turn, Any], Planted]) -> Planted:
-    """A bug that is there only while commands of this type are decided."""
-
-    def plant() -> AbstractContextManager[object]:
-        real = decide._DECISIONS[command]
-
-        def decision(turn: Turn, asked: Any, to: Any) -> None:
-            with change(turn, asked)():
-                real(turn, asked, to)
-
-        return patch.dict(decide._DECISIONS, {command: decision})
-
-    return plant
-
-
-def _commit_unchecked(turn: Turn, asked: Any) -> Planted:
-    """Grants are judged at the decision alone."""
-    return lambda: patch.object(commit, "check_writes", _nothing)
-
-
-def _only_when_received() -> AbstractContextManager[object]:
-    """Grants are judged when a commit comes, not when it is decided."""
-    real = commit._why_not
-
-    def why_not(*given: Any) -> Any:
-        with patch.object(commit, "check_writes", _nothing):
-            return real(*given)
-
-    return patch.object(commit, "_why_not", why_not)
-
-
-def _only_with_streams() -> AbstractContextManager[object]:
-    def check(state: Any, row: Any, streams: Any) -> None:
-        if streams:
-            authorize.check_writes(state, row, streams)
-
-    return patch.object(commit, "check_writes", check)
-
-
-def _as_writers_lane(turn: Turn, asked: r.Register) -> Planted:
-    """A receipt replaces that of any lane's writer."""
-    lanes = turn.open(asked.receipt.txn_id).lanes
-    return lambda: patch.object(turn, "lane", lanes.get(asked.receipt.writer, turn.lane))
-
-
-def _names_of_all() -> AbstractContextManager[object]:
-    """The holder of a name is taken for the asker's own."""
-    real = transactions.earlier_outcome
-
-    def earlier(turn: Turn, scope: str, name: str | None, owner: str) -> r.TxnRow | None:
-        holder = turn.state.holder(scope, name) if name is not None else None
-        row = turn.state.txn_row(holder) if holder is not None else None
-        return real(turn, scope, name, owner if row is None else row.owner)
-
-    both = ExitStack()
-    both.enter_context(patch.object(transactions, "earlier_outcome", earlier))
-    both.enter_context(patch.object(commit, "earlier_outcome", earlier))
-    both.enter_context(patch.object(one_shot, "earlier_outcome", earlier))
-    return both
-
-
-def _series_of_all() -> AbstractContextManager[object]:
-    def series_of(turn: Turn, txn: r.TxnRow, series: str) -> r.SeriesRow | None:
-        return turn.state.series(txn.scope, series)
-
-    return patch.object(claims, "_series_of", series_of)
-
-
-def _ids_alone(pending: r.PendingCommitRow | None, to: ReplyTo) -> bool:
-    return pending is not None and to.correlation_id in {
-        each.correlation_id for each in pending.askers
-    }
-
-
-BUGS: dict[str, tuple[Callable[[], None], Planted]] = {
-    "names": (names_committed, _names_of_all),
-    "series": (series, _series_of_all),
-    "touch": (grant_gone_at_touch, lambda: patch.object(transactions, "check_writes", _nothing)),
-    "register": (grant_gone_at_register, lambda: patch.object(writers, "check_writes", _nothing)),
-    "receipts": (receipts, _in_command(r.Register, _as_writers_lane)),
-    "commit": (grant_gone_while_it_waits, _in_command(r.Commit, _commit_unchecked)),
-    "commit of nothing": (grant_gone_without_streams, _only_with_streams),
-    "the decision": (grant_gone_while_it_waits, _only_when_received),
-    "authority before waiting": (
-        grant_gone_while_it_waits,
-        lambda: patch.object(commit, "is_waiting", lambda *_: False),
-    ),
-    "streams of a one-shot": (
-        each_stream_of_a_one_shot,
-        lambda: patch.object(one_shot, "check_right", _nothing),
-    ),
-    "askers": (askers, lambda: patch.object(commit, "is_waiting", _ids_alone)),
-    "scalings": (
-        scalings,
-        lambda: patch.object(ReplyTo, "asker", property(lambda to: to.correlation_id)),
-    ),
-    "state": (seen, lambda: patch.object(Turn, "_may_by_id", lambda *_: True)),
-    "list": (seen, lambda: patch.object(questions, "sees", lambda *_: True)),
-    "series in a list": (seen, lambda: patch.object(claims, "rights_of", lambda *_: int(ALL))),
-}
-
-
-@pytest.mark.parametrize("name", BUGS)
-def test_a_check_left_out_breaks_a_scene(name: str) -> None:
-    scene, plant = BUGS[name]
-    with plant(), pytest.raises(AssertionError):
-        scene()

@@ -1,23 +1,21 @@
-"""Tasks are taken, and positions move with commits: transcripts, and bugs planted into each check.
+"""Tasks are taken, and positions move with commits: transcripts.
 
 A line is what was asked and the answer. Rows read ``term holder sequence:record``, and ``!X`` while X is merged.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 
 from anabranch.core.authorize import Right
-from anabranch.core.decisions import commit, one_shot, ownership, positions, transactions
 from anabranch.core.decisions import decide as decide_module
 from anabranch.core.decisions.ownership import create_processor
 from anabranch.core.decisions.streams import give_up_stream
-from anabranch.errors import AnabranchError, IllegalState
+from anabranch.errors import IllegalState
 from anabranch.protocol.ids import hash_of, make_marked_id
 from anabranch.protocol.schemas import records as r
 from tests.core.harness import World, event
@@ -117,10 +115,7 @@ def check_unmoved(world: Tasks, row: str) -> None:
     assert [successor.row(task) for task in ALL] == [world.row(task) for task in ALL], "of the log"
 
 
-# -- what must hold; each is played again with each bug planted ---------------------------------------
-
-
-def a_task_is_taken_and_moved() -> None:
+def test_a_task_is_taken_and_moved() -> None:
     w = made()
     assert w.row() == "never"
     assert w.take("a") == "0 a 0:- 1 a 0:- 2 a 0:- 3 a 0:-"
@@ -138,7 +133,7 @@ def a_task_is_taken_and_moved() -> None:
     check_unmoved(w, "1 a 3:12,1")
 
 
-def whoever_takes_last_has_it() -> None:
+def test_the_last_taker_owns_a_task() -> None:
     w = made()
     w.take("a")
     assert w.shot("X", w.consumed("a", 1, 12)) == "X COMMITTED 1"
@@ -152,7 +147,7 @@ def whoever_takes_last_has_it() -> None:
     assert committed(w) == ["X", "Y", "Z"]
 
 
-def a_delayed_take_takes_nothing_back() -> None:
+def test_a_delayed_take_takes_nothing_back() -> None:
     w = made()
     late = w.taking("a")
     w.ask("take a", late)
@@ -163,7 +158,7 @@ def a_delayed_take_takes_nothing_back() -> None:
     check_unmoved(w, "2 b 0:-")
 
 
-def a_release_ends_ownership() -> None:
+def test_a_release_ends_ownership() -> None:
     w = made()
     w.take("a")
     w.take("b", 1)
@@ -174,7 +169,7 @@ def a_release_ends_ownership() -> None:
     assert w.row() == "2 nobody 0:-"
 
 
-def a_commit_by_journals_moves_when_it_is_merged() -> None:
+def test_a_commit_by_journals_moves_when_it_is_merged() -> None:
     w = made()
     w.take("a")
     assert w.open("X", "a") == "begun X"
@@ -194,7 +189,7 @@ def a_commit_by_journals_moves_when_it_is_merged() -> None:
     assert committed(w) == ["X"]
 
 
-def a_take_fences_first_and_waits_for_what_is_decided() -> None:
+def test_a_take_fences_first_and_waits_for_what_is_decided() -> None:
     w = made()
     w.take("a")
     w.open("X", "a")
@@ -207,7 +202,7 @@ def a_take_fences_first_and_waits_for_what_is_decided() -> None:
     assert w.shot("Y", w.consumed("b", 2, 13)) == "Y COMMITTED 1"
 
 
-def what_waits_undecided_is_lost_with_its_ownership() -> None:
+def test_what_waits_undecided_is_lost_with_its_ownership() -> None:
     w = made()
     w.take("a")
     w.held = True  # the journal does not show it yet
@@ -222,7 +217,7 @@ def what_waits_undecided_is_lost_with_its_ownership() -> None:
     assert committed(w) == []
 
 
-def an_ownership_that_is_lost_aborts_the_transaction() -> None:
+def test_an_ownership_that_is_lost_aborts_the_transaction() -> None:
     w = made()
     w.take("a")
     w.open("X", "a")
@@ -233,7 +228,7 @@ def an_ownership_that_is_lost_aborts_the_transaction() -> None:
     assert w.end("X", w.consumed("a", 1, 12)) == "TransactionAborted"
 
 
-def an_abort_after_the_decision_gives_the_tasks_back() -> None:
+def test_an_abort_after_the_decision_gives_the_tasks_back() -> None:
     w = made()
     w.take("a")
     w.open("X", "a")
@@ -246,7 +241,7 @@ def an_abort_after_the_decision_gives_the_tasks_back() -> None:
     assert (w.row(), committed(w)) == ("1 a 1:12", ["Y"])
 
 
-def outputs_and_positions_are_one() -> None:
+def test_outputs_and_positions_are_one() -> None:
     w = made()
     w.take("a")
     w.open("X", "a")
@@ -264,7 +259,7 @@ def outputs_and_positions_are_one() -> None:
     assert committed(w) == []
 
 
-def another_commit_of_it_does_not_replace_the_positions() -> None:
+def test_another_commit_of_it_does_not_replace_the_positions() -> None:
     w = made()
     w.take("a")
     w.open("X", "a")
@@ -278,7 +273,7 @@ def another_commit_of_it_does_not_replace_the_positions() -> None:
     assert w.row() == "1 a 1:13"
 
 
-def sequences_have_no_gap_and_positions_rise() -> None:
+def test_sequences_have_no_gap_and_positions_rise() -> None:
     w = made()
     w.take("a")
     refused: tuple[tuple[int, int, dict[str, Any]], ...] = (
@@ -309,7 +304,7 @@ def sequences_have_no_gap_and_positions_rise() -> None:
     assert w.shot("V", w.consumed("a", 5, 13)) == "V COMMITTED 1", "only outputs"
 
 
-def marked_ids_have_no_outcome_of_their_own() -> None:
+def test_marked_ids_have_no_outcome_of_their_own() -> None:
     w = made()
     w.take("a")
     w.shot("X", w.consumed("a", 1, 12))
@@ -319,7 +314,7 @@ def marked_ids_have_no_outcome_of_their_own() -> None:
     assert w.open("B", "a") == "InvalidArgument"
 
 
-def rights_are_judged() -> None:
+def test_rights_are_judged() -> None:
     w = made()
     w.grant("etl", "nyc/*", Right.WRITE)
     w.grant("ops", "nyc/*", Right.PROCESS)
@@ -337,7 +332,7 @@ def rights_are_judged() -> None:
     assert w.row() == "2 b 0:-"
 
 
-def a_processor_is_of_the_transactions_scope() -> None:
+def test_a_processor_is_of_the_transactions_scope() -> None:
     w = made()
     w.find_scope("lax")
     w.take("a")
@@ -345,7 +340,7 @@ def a_processor_is_of_the_transactions_scope() -> None:
     assert w.ask("shot", command) == "InvalidArgument"
 
 
-def a_stream_in_trouble_moves_nothing() -> None:
+def test_a_stream_in_trouble_moves_nothing() -> None:
     w = made()
     w.take("a")
     turn = w.new_turn()
@@ -355,7 +350,7 @@ def a_stream_in_trouble_moves_nothing() -> None:
     assert w.row() == "1 a 0:-"
 
 
-def creating_again_changes_nothing() -> None:
+def test_creating_again_changes_nothing() -> None:
     w = made()
     assert w.create() == f"{NAME} 4 tasks"
     for tasks, inputs in (
@@ -375,7 +370,7 @@ def creating_again_changes_nothing() -> None:
             create_processor(w.new_turn(), r.CreateProcessor(NAME, tasks, tuple(asked)), None)
 
 
-def an_id_is_told_later() -> None:
+def test_a_topic_id_may_come_later() -> None:
     """A broker told none when it was made, or tells none now."""
     w = made()
     for first, last in (("", "a"), ("b", ""), ("b", "a")):
@@ -395,112 +390,3 @@ def an_id_is_told_later() -> None:
     for tasks, given in bad:
         w.state.processors.clear()
         assert w.create(tasks, given) == "InvalidArgument"
-
-
-SCENES: tuple[Callable[[], None], ...] = (
-    a_task_is_taken_and_moved, whoever_takes_last_has_it, a_delayed_take_takes_nothing_back,
-    a_release_ends_ownership, a_commit_by_journals_moves_when_it_is_merged,
-    a_take_fences_first_and_waits_for_what_is_decided,
-    what_waits_undecided_is_lost_with_its_ownership, an_ownership_that_is_lost_aborts_the_transaction,
-    an_abort_after_the_decision_gives_the_tasks_back, outputs_and_positions_are_one,
-    another_commit_of_it_does_not_replace_the_positions, sequences_have_no_gap_and_positions_rise,
-    marked_ids_have_no_outcome_of_their_own, rights_are_judged,
-    a_processor_is_of_the_transactions_scope, a_stream_in_trouble_moves_nothing,
-    creating_again_changes_nothing, an_id_is_told_later,
-)  # fmt: skip
-
-
-@pytest.mark.parametrize("scene", SCENES, ids=lambda scene: scene.__name__)
-def test_scene(scene: Callable[[], None]) -> None:
-    scene()
-
-
-# -- planted bugs -------------------------------------------------------------------------------------
-
-_JUDGE, _STEPS = positions.judge, positions._steps
-
-
-def _free(turn: Any, consumed: r.Consumed) -> Any:
-    """Tasks seem to have no transaction in progress."""
-    return (s._replace(row=s.row._replace(in_progress=None)) for s in _STEPS(turn, consumed))
-
-
-def _stay(turn: Any, consumed: r.Consumed, *_: Any) -> r.TaskRow:
-    return positions.task_of(turn, consumed.processor, 0)
-
-
-def _judge_late(turn: Any, consumed: r.Consumed, txn_id: bytes, *rest: Any) -> None:
-    """Only when a one-shot or a commit comes, not when it is decided."""
-    if txn_id not in turn.state.committing:
-        _JUDGE(turn, consumed, txn_id, *rest)
-
-
-def _own_hash(turn: Any, consumed: r.Consumed, *rest: Any) -> None:
-    """Positions and sequence are judged, the owner is not."""
-    own = hash_of(consumed.processor, consumed.fencing_token)
-    steps = lambda *of: (s._replace(row=s.row._replace(fencing_hash=own)) for s in _STEPS(*of))  # noqa: E731
-    with patch.object(positions, "_steps", steps):
-        _JUDGE(turn, consumed, *rest)
-
-
-def _any_sequence(turn: Any, consumed: r.Consumed, *rest: Any) -> None:
-    steps = lambda *of: (s._replace(sequence=s.row.sequence + 1) for s in _STEPS(*of))  # noqa: E731
-    with patch.object(positions, "_steps", steps):
-        _JUDGE(turn, consumed, *rest)
-
-
-def _any_term(turn: Any, command: r.TakeTasks, to: Any) -> None:
-    rows = (positions.task_of(turn, command.processor, task) for task in command.tasks)
-    ownership.take(turn, replace(command, terms=tuple(row.term for row in rows)), to)
-
-
-def _take_of_ended(turn: Any, command: r.TakeTasks, to: Any) -> None:
-    """The fence waits for what is being merged, too."""
-    rows = [positions.task_of(turn, command.processor, task) for task in command.tasks]
-    if all(row.in_progress is None for row in rows):
-        ownership.take(turn, command, to)
-
-
-def _unscoped(turn: Any, consumed: r.Consumed, txn_id: bytes, scope: str, lane: str) -> None:
-    _JUDGE(turn, consumed, txn_id, consumed.processor.partition("/")[0], lane)
-
-
-BUGS: dict[str, Callable[[], Any]] = {
-    "the owner is not judged": lambda: patch.object(positions, "judge", _own_hash),
-    "… nor when it is decided": lambda: patch.object(positions, "judge", _judge_late),
-    "nor the sequence": lambda: patch.object(positions, "judge", _any_sequence),
-    "nor positions": lambda: patch.object(positions, "_check_positions", lambda *_: None),
-    "nor what is in progress": lambda: patch.object(positions, "_steps", _free),
-    "nor the scope": lambda: patch.object(positions, "judge", _unscoped),
-    "nor the right": lambda: patch.object(positions, "check_right", lambda *_: None),
-    "nor the term of a take": lambda: patch.dict(
-        decide_module._DECISIONS, {r.TakeTasks: _any_term}
-    ),
-    "the fence waits": lambda: patch.dict(decide_module._DECISIONS, {r.TakeTasks: _take_of_ended}),
-    "a merge moves nothing": lambda: patch.object(positions, "move", _stay),
-    "a decision marks nothing": lambda: patch.object(positions, "begin_moving", lambda *_: None),
-    "an abort gives nothing back": lambda: patch.object(positions, "give_back", lambda *_: None),
-    "a repeated one-shot is not known": lambda: patch.object(
-        positions, "moved_by", lambda *_: None
-    ),
-    "a commit without positions": lambda: patch.object(
-        commit, "_check_consumed", lambda turn, row, command: None
-    ),
-    "positions of another commit": lambda: patch.object(commit, "_check_decided", lambda *_: None),
-    "an ownership that is lost leaves it open": lambda: patch.object(
-        commit, "abort_txn", lambda *_: None
-    ),
-    "ids are not marked": lambda: patch.object(transactions, "is_marked", lambda _: False),
-    "any id will do": lambda: patch.object(one_shot, "is_marked", lambda _: True),
-}
-
-
-@pytest.mark.parametrize("bug", BUGS)
-def test_a_planted_bug_is_found(bug: str) -> None:
-    with BUGS[bug](), pytest.raises((AssertionError, AnabranchError)):
-        play_all()
-
-
-def play_all() -> None:
-    for scene in SCENES:
-        scene()

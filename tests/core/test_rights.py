@@ -42,7 +42,7 @@ LANES: dict[str, tuple[str, int]] = {
     "stream": ("nyc/a", ALL),
     "removed": ("nyc/*", Right.WRITE),
     **{f"{name}-only": ("*", right) for name, right in SINGLE.items()},
-}
+}  # fmt: skip
 COLUMNS = (*LANES, "open", "admin")
 
 
@@ -103,14 +103,8 @@ MATRIX: dict[str, Row] = {
     "create again": (lambda w: r.CreateStream("nyc/a", 2, {}), "own stream create-only open admin"),
     "adopt a topic": (lambda w: r.CreateStream("nyc/a", 1, {}, adopt=True), "admin"),
     "describe": (lambda w: r.DescribeStreams(None, "nyc/a"), DESCRIBERS),
-    "describe another": (
-        lambda w: r.DescribeStreams(None, "nyc/lost"),
-        "own reader describe-only open admin",
-    ),
-    "describe nothing": (
-        lambda w: r.DescribeStreams(None, "nyc/no"),
-        "own reader describe-only open admin",
-    ),
+    "describe another": (lambda w: r.DescribeStreams(None, "nyc/lost"), "own reader describe-only open admin"),
+    "describe nothing": (lambda w: r.DescribeStreams(None, "nyc/no"), "own reader describe-only open admin"),
     "describe a scope": (lambda w: r.DescribeStreams("nyc", None), DESCRIBERS),
     "describe all": (lambda w: r.DescribeStreams(None, None), EVERYBODY),
     "forget": (lambda w: r.ForgetStream("nyc/lost"), OPERATORS),
@@ -125,10 +119,7 @@ MATRIX: dict[str, Row] = {
     "begin": (lambda w: w.beginning("new"), f"{WRITERS} stream"),
     "begin in no scope": (lambda w: w.beginning("new", scope="lax"), "write-only open admin"),
     "begin again": (lambda w: w.beginning("own", name="open-own"), "own"),
-    "begin again without a grant": (
-        lambda w: w.beginning("removed", name="open-removed"),
-        "removed",
-    ),
+    "begin again without a grant": (lambda w: w.beginning("removed", name="open-removed"), "removed"),
     "supersede": (lambda w: w.beginning("new", name="open-own"), "own"),
     "begin what is committed": (lambda w: w.beginning("new", name="done-own"), "own"),
     "one-shot": (lambda w: shot(w, "new"), f"{WRITERS} stream"),
@@ -138,10 +129,7 @@ MATRIX: dict[str, Row] = {
     "one-shot of another stream": (lambda w: shot(w, "new", "nyc/lost"), WRITERS),
     "one-shot of no stream": (lambda w: shot(w, "new", "nyc/no"), WRITERS),
     "one-shot again": (lambda w: shot(w, "shot-own", name="done-own"), "own"),
-    "one-shot again without a grant": (
-        lambda w: shot(w, "shot-removed", name="done-removed"),
-        "removed",
-    ),
+    "one-shot again without a grant": (lambda w: shot(w, "shot-removed", name="done-removed"), "removed"),
     "begin under a free name": (lambda w: w.beginning("new", name="free"), WRITERS),
     "one-shot under a free name": (lambda w: shot(w, "new", name="free"), WRITERS),
     "one-shot, superseding": (lambda w: shot(w, "new", name="open-own"), "own"),
@@ -149,10 +137,7 @@ MATRIX: dict[str, Row] = {
     "get state": (lambda w: r.GetState(w.id("own")), f"own {OPERATORS}"),
     "get state without a grant": (lambda w: r.GetState(w.id("removed")), f"removed {OPERATORS}"),
     "resolve": (lambda w: r.Resolve(w.id("own"), "nyc"), f"own {OPERATORS}"),
-    "resolve without a grant": (
-        lambda w: r.Resolve(w.id("shot-removed"), "nyc"),
-        f"removed {OPERATORS}",
-    ),
+    "resolve without a grant": (lambda w: r.Resolve(w.id("shot-removed"), "nyc"), f"removed {OPERATORS}"),
     "resolve nothing": (lambda w: r.Resolve(w.id("new"), "nyc"), f"{WRITERS} stream"),
     "resolve of no scope": (lambda w: r.Resolve(w.id("new"), ""), "write-only open admin"),
     "list": (lambda w: r.ListTransactions("nyc", True, 9), DESCRIBERS),
@@ -162,19 +147,10 @@ MATRIX: dict[str, Row] = {
     "list all open": (lambda w: r.ListOpen(None, None, 9), EVERYBODY),
     "tell one": (lambda w: r.ListOpen("nyc", w.id("own"), 9), f"own {OPERATORS}"),
     "list all": (lambda w: r.ListTransactions(None, True, 9), EVERYBODY),
-    "safe time": (
-        lambda w: r.SafeTime("nyc", None),
-        "own reader stream safe-time-only open admin",
-    ),
+    "safe time": (lambda w: r.SafeTime("nyc", None), "own reader stream safe-time-only open admin"),
     "list series": (lambda w: r.ListSeries("nyc", None, None), DESCRIBERS),
-    "set a series": (
-        lambda w: r.SetSeries("nyc", "s", None, 1),
-        "own series-only open admin",
-    ),
-    "set another's series": (
-        lambda w: r.SetSeries("nyc", "s-own", 1, 2),
-        "own series-only open admin",
-    ),
+    "set a series": (lambda w: r.SetSeries("nyc", "s", None, 1), "own series-only open admin"),
+    "set another's series": (lambda w: r.SetSeries("nyc", "s-own", 1, 2), "own series-only open admin"),
     "make a processor": (lambda w: r.CreateProcessor("nyc/p", 1, INPUTS), "own open admin"),
     "make a processor of another's stream": (
         lambda w: r.CreateProcessor("nyc/a", 1, (*INPUTS, r.ProcessorInput("lax/a", "", 0, 0))),
@@ -184,14 +160,8 @@ MATRIX: dict[str, Row] = {
         lambda w: r.CreateProcessor("nyc/p", 1, (r.ProcessorInput("topic:t", "", 0, 0),)),
         PROCESSORS,
     ),
-    "make a processor again": (
-        lambda w: r.CreateProcessor("nyc/a", 1, INPUTS),
-        "own open admin stream",
-    ),
-    "take": (
-        lambda w: r.TakeTasks("nyc/a", bytes(16), "me", (0,), (0,)),
-        "own open admin stream",
-    ),
+    "make a processor again": (lambda w: r.CreateProcessor("nyc/a", 1, INPUTS), "own open admin stream"),
+    "take": (lambda w: r.TakeTasks("nyc/a", bytes(16), "me", (0,), (0,)), "own open admin stream"),
     "take of nothing": (lambda w: r.TakeTasks("nyc/no", bytes(16), "me", (0,), (0,)), PROCESSORS),
     "release": (lambda w: r.ReleaseTasks("nyc/a", bytes(16), (0,)), f"{PROCESSORS} stream"),
     "reset": (lambda w: r.ResetProcessor("nyc/a", 0, (), True), f"{PROCESSORS} stream"),
@@ -205,10 +175,7 @@ MATRIX: dict[str, Row] = {
         lambda w: r.DescribeProcessors("nyc", "nyc/no"),
         "own reader describe-only open admin",
     ),
-    "describe processors": (
-        lambda w: r.DescribeProcessors("nyc"),
-        "own reader describe-only open admin",
-    ),
+    "describe processors": (lambda w: r.DescribeProcessors("nyc"), "own reader describe-only open admin"),
     "one-shot that moves positions": (
         lambda w: (
             w.ask("take", r.TakeTasks("nyc/a", bytes(16), "me", (0,), (0,)), lane="admin")
@@ -226,19 +193,11 @@ MATRIX: dict[str, Row] = {
     "grant": (lambda w: r.SetGrant("none", "nyc/*", 4), ADMINS),
     "list grants": (lambda w: r.ListGrants(), ADMINS),
     "list audit": (lambda w: r.ListAudit(None), ADMINS),
-}
+}  # fmt: skip
 BY_TOKEN = {
-    r.Touch,
-    r.Register,
-    r.LabelWriter,
-    r.ListRuns,
-    r.LockReads,
-    r.ListLocks,
-    r.Heartbeat,
-    r.Commit,
-    r.Abort,
+    r.Touch, r.Register, r.LabelWriter, r.ListRuns, r.LockReads, r.ListLocks, r.Heartbeat, r.Commit, r.Abort,
     r.Force,
-}
+}  # fmt: skip
 
 
 def verdicts(name: str) -> dict[str, bool]:

@@ -46,9 +46,7 @@ def test_a_round_with_nothing_but_a_refusal_is_logged_too(world: World) -> None:
 
 def test_an_empty_turn_writes_nothing(world: World) -> None:
     logged = len(world.log)
-    assert world.turn() == ""
-    assert world.round.empty
-    assert len(world.log) == logged
+    assert (world.turn(), world.round.empty, len(world.log)) == ("", True, logged)
 
 
 def test_commands_to_other_control_partitions_are_something() -> None:
@@ -157,6 +155,7 @@ def test_an_old_outcome_is_forgotten_with_all_its_rows() -> None:
     assert world.commit("A") == "Expired"
     assert world.abort("A") == "Expired"
     assert world.touch("A") == "Expired"
+    assert world.finish("A", "w1") == "Expired"
     assert world.resolve(world.new_id("older", made_ms=made_ms - 1)) == "Expired"
     assert world.resolve(world.new_id("newer", made_ms=made_ms + 1)) == "Expired"
     kept = world.new_id("kept", made_ms=world.wall_ms - WEEK + 1)
@@ -177,28 +176,22 @@ def test_the_horizon_is_logged_with_the_deletions() -> None:
     assert world.get("A") == "Expired"
 
 
-def test_within_the_round_that_forgets_it_an_outcome_is_expired_already() -> None:
+@pytest.mark.parametrize("given_on", [True, False])
+def test_a_round_keeps_the_horizon_of_what_it_forgets(given_on: bool) -> None:
     """Whatever comes first in a turn, commands or what is due: an id never gets a second life."""
-    world = nyc()
-    world.one_shot("A", event())
-    world.wall_us += (WEEK + 1) * 1000
-    world.now_ms += WEEK + 1
-    turn = world.new_turn()
-    expired_ms = decide_module.decide_due(turn, judge_silence=True)
-    again = r.OneShot(world.id("A"), "nyc", None, (event(),))
-    decide(turn, again, world.asker("again"))
-    assert world.close(turn, expired_ms) == "[again] Expired"
-
-
-def test_closing_a_round_keeps_the_horizon_even_if_nobody_hands_it_on() -> None:
     world = nyc()
     world.one_shot("A", event())
     made_ms = world.wall_ms
     world.wall_us += (WEEK + 1) * 1000
     world.now_ms += WEEK + 1
     turn = world.new_turn()
-    decide_module.decide_due(turn, judge_silence=True)
-    world.close(turn)
+    expired_ms = decide_module.decide_due(turn, judge_silence=True)
+    if given_on:
+        again = r.OneShot(world.id("A"), "nyc", None, (event(),))
+        decide(turn, again, world.asker("again"))
+        assert world.close(turn, expired_ms) == "[again] Expired"
+    else:
+        world.close(turn)
     assert world.state.round.expired_ms == made_ms
 
 
@@ -277,16 +270,6 @@ def test_a_client_whose_clock_is_ahead_does_not_shut_the_others_out(retention_ms
     world.wait(250)
     assert world.state.round.expired_ms < world.wall_ms
     assert world.begin("right") == "begun right"
-
-
-def test_stale_keys_are_not_in_the_way(world: World) -> None:
-    """Every derived key of a finished transaction has its row."""
-    for label in "ABC":
-        world.one_shot(label, event())
-    finished = [key for key in world.table.rows if key[:1] == k.FINISHED]
-    assert [key[9:] for key in finished] == [world.id(label) for label in "ABC"]
-    for key in finished:
-        assert world.table.get(k.STATUS + k.txn_key(key[9:]))
 
 
 def test_a_turn_knows_only_unfinished_transactions_as_open(world: World) -> None:

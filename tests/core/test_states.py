@@ -5,7 +5,7 @@ from __future__ import annotations
 import runpy
 from collections.abc import Container
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 
@@ -208,15 +208,6 @@ def test_cell_of_a_handle(state: HandleState, op: HandleOp, letter: str) -> None
         assert type(refused.value) is HANDLE_REFUSALS[state]
 
 
-def test_a_handle_whose_commit_may_be_carried_out_is_never_open_again_but_by_its_only_copy() -> (
-    None
-):
-    for state in IN_DOUBT:
-        but = ("refuse", "refuse_shot") if state == "sent" else ()
-        assert not reachable(HANDLES, state, but) & USABLE
-    assert not reachable(HANDLES, "aborting") & USABLE
-
-
 def test_the_tables_are_complete() -> None:
     assert set(HANDLES.states) == set(get_args(HandleState)) == set(HANDLE_LETTERS.values())
     assert set(HANDLES.ops) == set(get_args(HandleOp))
@@ -239,60 +230,51 @@ def test_an_op_that_comes_too_late_says_to_ask_for_the_outcome() -> None:
         TRANSACTIONS.judge("COMMIT_IN_PROGRESS", "touch")
 
 
-def test_nothing_leads_out_of_an_outcome() -> None:
+# A machine, a state, ops that are left out, and all states that the others lead to.
+NO_ABORT = ("begin_abort", "expire", "force", "lose_stream")
+REACHED: dict[str, tuple[Any, str, tuple[str, ...], set[str]]] = {
+    "nothing leads out of a commit": (TRANSACTIONS, "COMMITTED", (), set()),
+    "nothing leads out of an abort": (TRANSACTIONS, "ABORTED", (), set()),
+    "after the final timestamp only an operator aborts": (
+        TRANSACTIONS, "FINALIZE_IN_PROGRESS", ("force",), {"COMMITTED"},
+    ),
+    "an operator does": (
+        TRANSACTIONS, "FINALIZE_IN_PROGRESS", (), {"COMMITTED", "ABORT_IN_PROGRESS", "ABORTED"},
+    ),
+    "after an abort nothing commits": (TRANSACTIONS, "ABORT_IN_PROGRESS", (), {"ABORTED"}),
+    "a transaction can end both ways": (TRANSACTIONS, "OPEN", (), set(TRANSACTIONS.states)),
+    "or commit alone": (
+        TRANSACTIONS, "OPEN", NO_ABORT,
+        {"OPEN", "PREPARED", "COMMIT_IN_PROGRESS", "FINALIZE_IN_PROGRESS", "COMMITTED"},
+    ),
+    **{f"a stream is never stuck {state}": (STREAMS, state, (), set(STREAMS.states)) for state in STREAMS.states},
+    "a stream is forgotten only if it is lost": (STREAMS, "ACTIVE", ("give_up",), {"ACTIVE"}),
+    "a lost one is used again only if it is taken back or made anew": (
+        STREAMS, "LOST", ("finalize_recover", "begin_create"),
+        {"LOST", "RECOVERING", "FORGETTING", "FORGOTTEN"},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("rule", REACHED)
+def test_which_states_can_be_reached(rule: str) -> None:
+    machine, start, without, states = REACHED[rule]
+    assert reachable(machine, start, without) == states
+
+
+def test_ops_that_only_some_states_allow() -> None:
     assert {"COMMITTED", "ABORTED"} == FINISHED
-    assert [reachable(TRANSACTIONS, state) for state in sorted(FINISHED)] == [set(), set()]
-
-
-def test_there_is_no_abort_past_the_final_timestamp_but_by_an_operator() -> None:
-    assert reachable(TRANSACTIONS, "FINALIZE_IN_PROGRESS", ("force",)) == {"COMMITTED"}
-    assert reachable(TRANSACTIONS, "FINALIZE_IN_PROGRESS") == {
-        "COMMITTED",
-        "ABORT_IN_PROGRESS",
-        "ABORTED",
-    }
-
-
-def test_there_is_no_commit_past_an_abort() -> None:
-    assert reachable(TRANSACTIONS, "ABORT_IN_PROGRESS") == {"ABORTED"}
-
-
-def test_every_transaction_can_end_both_ways() -> None:
-    assert reachable(TRANSACTIONS, "OPEN") == set(TRANSACTIONS.states)
-    ends = ("begin_abort", "expire", "force", "lose_stream")
-    assert reachable(TRANSACTIONS, "OPEN", ends) == {
-        "OPEN",
-        "PREPARED",
-        "COMMIT_IN_PROGRESS",
-        "FINALIZE_IN_PROGRESS",
-        "COMMITTED",
-    }
-
-
-def test_a_prepared_one_is_ended_by_its_coordinator_alone() -> None:
     moves = {op for op in TRANSACTIONS.ops if TRANSACTIONS.moves("PREPARED", op)}
-    assert moves == {"begin_commit", "begin_abort"}
-
-
-def test_silence_ends_only_an_open_transaction() -> None:
+    assert moves == {"begin_commit", "begin_abort"}, "a prepared one is its coordinator's"
     assert [s for s in TRANSACTIONS.states if TRANSACTIONS.moves(s, "expire")] == ["OPEN"]
-
-
-def test_a_stream_is_taken_away_only_if_it_was_never_made_or_is_lost() -> None:
-    assert "FORGOTTEN" not in reachable(STREAMS, "ACTIVE", ("give_up",))
     assert [s for s in STREAMS.states if STREAMS.moves(s, "begin_forget")] == ["LOST"]
 
 
-def test_a_lost_stream_is_used_again_only_if_it_is_taken_back_or_made_anew() -> None:
-    back, anew = "finalize_recover", "begin_create"
-    assert "ACTIVE" not in reachable(STREAMS, "LOST", (back, anew))
-    assert "ACTIVE" in reachable(STREAMS, "LOST", (back,))
-    assert "ACTIVE" in reachable(STREAMS, "LOST", (anew,))
-
-
-@pytest.mark.parametrize("state", STREAMS.states)
-def test_a_stream_is_never_stuck(state: StreamState) -> None:
-    assert reachable(STREAMS, state) == set(STREAMS.states)
+def test_a_handle_in_doubt_is_never_open_again_but_by_its_only_copy() -> None:
+    for state in IN_DOUBT:
+        but = ("refuse", "refuse_shot") if state == "sent" else ()
+        assert not reachable(HANDLES, state, but) & USABLE
+    assert not reachable(HANDLES, "aborting") & USABLE
 
 
 @pytest.mark.parametrize("op", TRANSACTIONS.ops)

@@ -67,36 +67,15 @@ def test_a_scope_stays_where_it_is_when_partitions_are_added() -> None:
     assert world.find_scope("sfo") == "sfo at 2"
 
 
-def test_adopting() -> None:
+def test_a_scope_is_adopted_unless_it_is_served_elsewhere() -> None:
     world = World(control_partition=3, control_partitions=4)
-    assert world.adopt("nyc") == "nyc at 3"
-    assert world.adopt("nyc") == "nyc at 3"
+    assert world.adopt("nyc") == world.adopt("nyc") == "nyc at 3"
     assert world.begin("A") == "begun A"
-
-
-def test_a_scope_known_to_be_served_elsewhere_is_not_adopted() -> None:
-    world = World(control_partitions=4)
-    world.find_scope("par")
-    world.find_scope("nyc")
-    assert world.adopt("nyc") == "nyc at 1"
-    assert world.state.scopes == {"par": 0, "nyc": 1}
-
-
-@pytest.mark.parametrize("scope", ["", "a.b", "a/b", "-a", "a" * 101])
-def test_names_that_are_no_scopes(scope: str) -> None:
-    world = World()
-    assert world.find_scope(scope) == "InvalidArgument"
-    assert world.adopt(scope) == "InvalidArgument"
-
-
-def test_the_prefix_of_the_own_topics_is_no_scope() -> None:
-    world = World(prefix="anabranch")
-    for scope in ("anabranch", "anabranch_commands"):
-        for create in (True, False):
-            assert world.find_scope(scope, create=create) == "InvalidArgument"
-        assert world.adopt(scope) == "InvalidArgument"
-    for scope in ("anabranch2", "anabranch-2"):
-        assert world.find_scope(scope) == f"{scope} at 0"
+    directory = World(control_partitions=4)
+    directory.find_scope("par")
+    directory.find_scope("nyc")
+    assert directory.adopt("nyc") == "nyc at 1"
+    assert directory.state.scopes == {"par": 0, "nyc": 1}
 
 
 def test_only_the_directory_is_asked() -> None:
@@ -173,11 +152,15 @@ def test_create_is_logged_and_answered_when_the_topics_exist(city: World) -> Non
     assert city.round.epochs == []
 
 
-def test_a_successor_makes_the_topics_and_answers(city: World) -> None:
-    city.create("nyc/a")
+def test_a_repeated_request_is_answered_once_the_topics_exist_also_by_a_successor(
+    city: World,
+) -> None:
+    city.create("nyc/a", 2, retention_ms="1")
+    assert city.create("nyc/a", 2, retention_ms="1") == "", "it is being made"
     city.lead(keep_table=False)
     assert city.state.streams["nyc/a"].state == "CREATING"
     assert city.created("nyc/a", 0, 0) == "[create] nyc/a ACTIVE 2"
+    assert city.create("nyc/a", 2, retention_ms="1") == "nyc/a ACTIVE 2"
 
 
 def test_created_and_written_to_in_one_round(city: World) -> None:
@@ -190,26 +173,7 @@ def test_created_and_written_to_in_one_round(city: World) -> None:
     assert city.round.epochs[0].timestamp < city.round.commits[0].timestamp
 
 
-def test_repeated_with_the_same_settings(city: World) -> None:
-    city.create("nyc/a", 2, retention_ms="1")
-    assert city.create("nyc/a", 2, retention_ms="1") == "", "it is being made"
-    city.created("nyc/a", 0, 0)
-    assert city.create("nyc/a", 2, retention_ms="1") == "nyc/a ACTIVE 2"
-
-
-@pytest.mark.parametrize("active", [False, True])
-@pytest.mark.parametrize(("segments", "retention"), [(3, "1"), (2, "2")])
-def test_repeated_with_other_settings(
-    city: World, active: bool, segments: int, retention: str
-) -> None:
-    city.create("nyc/a", 2, retention_ms="1")
-    if active:
-        city.created("nyc/a", 0, 0)
-    assert city.create("nyc/a", segments, retention_ms=retention) == "StreamExists"
-    assert "2 segments" in city.message
-
-
-def test_refused_by_the_shell(city: World) -> None:
+def test_a_request_that_the_brokers_refuse_leaves_nothing(city: World) -> None:
     city.create("nyc/a")
     assert city.refused("nyc/a", TopicMisconfigured("min.insync.replicas is 1")) == (
         "[create] TopicMisconfigured"
@@ -217,30 +181,6 @@ def test_refused_by_the_shell(city: World) -> None:
     assert city.message == "min.insync.replicas is 1"
     assert city.state.streams == {}
     assert city.create("nyc/a", 3) == "", "it may be asked for again, otherwise"
-
-
-@pytest.mark.parametrize(
-    ("stream", "segments", "answer"),
-    [
-        ("sfo/a", 1, "UnknownScope"),
-        ("nyc", 1, "InvalidArgument"),
-        ("nyc/a.b", 1, "InvalidArgument"),
-        ("nyc/a/b", 1, "InvalidArgument"),
-        ("nyc/a", 0, "InvalidArgument"),
-        ("nyc/a", 10_001, "InvalidArgument"),
-        ("nyc/a", 10_000, ""),
-    ],
-)
-def test_what_can_be_asked_for(city: World, stream: str, segments: int, answer: str) -> None:
-    assert city.create(stream, segments) == answer
-
-
-def test_a_scope_that_another_control_partition_serves() -> None:
-    world = World(control_partitions=4)
-    world.find_scope("par")
-    world.find_scope("nyc")
-    assert world.create("nyc/a") == "UnknownScope"
-    assert "control partition 1" in world.message
 
 
 def test_describe(city: World) -> None:

@@ -11,8 +11,7 @@ from anabranch.core import rows as k
 from anabranch.core.journal_runs import covers
 from anabranch.protocol import limits
 from anabranch.protocol.schemas import records as r
-from anabranch.protocol.tokens import make, peek
-from tests.core.harness import World, nyc
+from tests.core.harness import World
 
 
 def receipt(world: World, *extents: r.Extent, sequence: int = 1, txn: str = "A") -> r.Receipt:
@@ -63,27 +62,6 @@ def test_the_touched_epoch_is_the_streams_reference_epoch(world: World) -> None:
     assert world.touch("A") == "touched nyc/a epoch 3 on 0,1", "for all writers the same"
 
 
-@pytest.mark.parametrize(
-    ("stream", "answer"),
-    [
-        ("sfo/a", "touched sfo/a epoch 0 on 0,1"),
-        ("ber/a", "UnknownStream"),
-        ("nyc/none", "UnknownStream"),
-        ("nyc/creating", "NotReady"),
-        ("nyc", "InvalidArgument"),
-        ("nyc/a.journal", "InvalidArgument"),
-        ("", "InvalidArgument"),
-    ],
-)
-def test_streams_that_it_may_not_touch(world: World, stream: str, answer: str) -> None:
-    world.find_scope("sfo")
-    world.create("sfo/a")
-    world.created("sfo/a", 0, 0)
-    world.create("nyc/creating")
-    world.begin("A")
-    assert world.touch("A", stream) == answer
-
-
 @pytest.mark.parametrize("command", ["touch", "register"])
 def test_only_while_it_is_open(opened: World, command: str) -> None:
     def again() -> str:
@@ -105,45 +83,6 @@ def test_only_while_it_is_open(opened: World, command: str) -> None:
     opened.abort("B")
     assert opened.touch("B") == "TransactionAborted"
     assert opened.register("B", receipt(opened, txn="B")) == "TransactionAborted"
-
-
-@pytest.mark.parametrize("command", ["touch", "register", "commit", "abort"])
-def test_of_no_such_transaction(world: World, command: str) -> None:
-    world.id("A")
-
-    def ask() -> str:
-        if command == "touch":
-            return world.touch("A")
-        if command == "register":
-            return world.register("A", receipt(world))
-        return world.commit("A") if command == "commit" else world.abort("A")
-
-    assert ask() == "UnknownTransaction"
-    row = replace(world.state.round, expired_ms=world.wall_ms)
-    world.log_rows([(k.ROUND_KEY, row)])
-    assert ask() == "Expired"
-
-
-@pytest.mark.parametrize("kind", ["touch", "register", "commit", "abort", "heartbeat"])
-def test_tokens_are_checked(opened: World, kind: str) -> None:
-    def ask(token: bytes) -> str:
-        return opened.ask(
-            "x",
-            {
-                "touch": r.Touch(token, "nyc/a"),
-                "register": r.Register(token, receipt(opened)),
-                "commit": r.Commit(token, (), None, None, 0),
-                "abort": r.Abort(token, ""),
-                "heartbeat": r.Heartbeat((token,)),
-            }[kind],
-        )
-
-    assert ask(b"") == "InvalidToken"
-    assert ask(make(bytes(32), peek(opened.token("A")))) == "UnknownTransaction"
-    opened.new_id("elsewhere", partition=3)
-    assert ask(opened.token("elsewhere")) == "InvalidToken"
-    assert "partition 3" in opened.message
-    assert opened.get("A") == "A OPEN"
 
 
 # -- register ----------------------------------------------------------------------------------
@@ -229,74 +168,6 @@ def test_writers_are_told_apart_by_64_bits(opened: World) -> None:
     assert {x.writer for x in opened.state.writers_after(opened.id("A"))} == set(numbers)
     opened.abort("A")
     assert {x.writer for x in opened.state.writers_after(opened.id("A"))} == set(numbers)
-
-
-@pytest.mark.parametrize(
-    ("extents", "answer"),
-    [
-        ((), "registered 1"),
-        ((extent(), extent(partition=1)), "registered 1"),
-        ((extent(first=4, end=4),), "registered 1"),
-        ((extent(), extent(first=5, end=6)), "InvalidArgument"),
-        ((extent("nyc/b"),), "UnknownStream"),
-        ((extent("nyc/none"),), "UnknownStream"),
-        ((extent(first=2, end=1),), "InvalidArgument"),
-        ((extent(first=-1, end=1),), "InvalidArgument"),
-        ((replace(extent(), count=-1),), "InvalidArgument"),
-        ((replace(extent(), count=2),), "InvalidArgument"),
-        ((replace(extent(), crc_sum=-1),), "InvalidArgument"),
-    ],
-    ids=[
-        "nothing written",
-        "two partitions",
-        "an empty extent",
-        "a partition twice",
-        "an untouched stream",
-        "an unknown stream",
-        "end below first",
-        "negative offset",
-        "negative count",
-        "more events than offsets",
-        "negative checksum",
-    ],
-)
-@pytest.mark.parametrize("where", ["register", "own", "receipts"])
-def test_receipts_are_checked(extents: tuple[r.Extent, ...], answer: str, where: str) -> None:
-    world = nyc("nyc/a", "nyc/b")
-    world.begin("A")
-    world.touch("A")
-    given = receipt(world, *extents)
-    if where == "register":
-        assert world.register("A", given) == answer
-        return
-    refused = world.commit("A", own=[given] if where == "own" else (), receipts=[given])
-    assert (refused == answer) == (answer != "registered 1")
-
-
-@pytest.mark.parametrize("bend", [{"writer": 0}, {"sequence": 0}, {"sequence": -1}])
-def test_writers_and_sequences_that_there_are_not(opened: World, bend: Any) -> None:
-    wrong = replace(receipt(opened), **bend)
-    assert opened.register("A", wrong) == "InvalidArgument"
-    assert opened.commit("A", own=[wrong]) == "InvalidArgument"
-    assert opened.commit("A", receipts=[wrong]) == "InvalidArgument"
-
-
-@pytest.mark.parametrize("where", ["register", "own", "receipts"])
-def test_a_receipt_of_another_transaction(opened: World, where: str) -> None:
-    opened.begin("B")
-    other = receipt(opened, txn="B")
-    if where == "register":
-        assert opened.register("A", other) == "InvalidArgument"
-    else:
-        own, receipts = ([other], []) if where == "own" else ([], [other])
-        assert opened.commit("A", own=own, receipts=receipts) == "InvalidArgument"
-    assert "another transaction" in opened.message
-
-
-def test_a_receipt_of_a_partition_without_segment_can_never_be_covered(opened: World) -> None:
-    beyond = receipt(opened, extent(partition=2))
-    assert opened.register("A", beyond) == "InvalidArgument"
-    assert "no journal partition 2" in opened.message
 
 
 def test_who_asks_sees_the_writers_in_one_order(opened: World) -> None:

@@ -122,55 +122,38 @@ def begun(place: Place) -> Any:
     return connection
 
 
-def foreign(place: Place) -> Any:
-    place.run("alter table anabranch_ledger rename column outcome to colour")
-    return place.connect()
+def after(sql: str) -> Callable[[Place], Any]:
+    """Connections once this statement was carried out."""
+
+    def made(place: Place) -> Any:
+        place.run(sql)
+        return place.connect()
+
+    return made
 
 
-def emptied(place: Place) -> Any:
-    place.run("delete from anabranch_ledger")
-    return place.connect()
+def note(old: str, new: str) -> Callable[[Place], Any]:
+    return after(f"update anabranch_ledger set note = replace(note, '{old}', '{new}')")
 
 
-def missing(place: Place) -> Any:
-    place.run("drop table anabranch_ledger")
-    return place.connect()
+# How the connection is made, the error, and words of it.
+REFUSED: dict[str, tuple[Callable[[Place], Any], type[Exception], str]] = {
+    "autocommit": (autocommit, e.InvalidArgument, "commits each statement"),
+    "begun": (begun, e.IllegalState, "roll it back first"),
+    "foreign": (
+        after("alter table anabranch_ledger rename column outcome to colour"), e.NoLedger, "ledger create",
+    ),
+    "emptied": (after("delete from anabranch_ledger"), e.NoLedger, "ledger create"),
+    "missing": (after("drop table anabranch_ledger"), e.NoLedger, "ledger create"),
+    "newer": (note('"version": 1', '"version": 2'), e.NoLedger, "upgrade"),
+    "elsewhere": (note("memory/", "other/"), e.InvalidArgument, "of the cluster other/"),
+    "moved": (note('"server": "', '"server": "x'), e.LedgerMoved, "ledger adopt"),
+}  # fmt: skip
 
 
-def newer(place: Place) -> Any:
-    place.run(
-        """update anabranch_ledger set note = replace(note, '"version": 1', '"version": 2')""",
-    )
-    return place.connect()
-
-
-def elsewhere(place: Place) -> Any:
-    place.run("update anabranch_ledger set note = replace(note, 'memory/', 'other/')")
-    return place.connect()
-
-
-def moved(place: Place) -> Any:
-    place.run('update anabranch_ledger set note = replace(note, \'"server": "\', \'"server": "x\')')
-    return place.connect()
-
-
-@pytest.mark.parametrize(
-    ("made", "error", "says"),
-    [
-        (autocommit, e.InvalidArgument, "commits each statement"),
-        (begun, e.IllegalState, "roll it back first"),
-        (foreign, e.NoLedger, "ledger create"),
-        (emptied, e.NoLedger, "ledger create"),
-        (missing, e.NoLedger, "ledger create"),
-        (newer, e.NoLedger, "upgrade"),
-        (elsewhere, e.InvalidArgument, "of the cluster other/"),
-        (moved, e.LedgerMoved, "ledger adopt"),
-    ],
-    ids=lambda value: getattr(value, "__name__", ""),
-)
-def test_a_connection_is_refused_by_name(
-    world: World, place: Place, made: Callable[[Place], Any], error: type[Exception], says: str
-) -> None:
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_connection_is_refused_by_name(world: World, place: Place, case: str) -> None:
+    made, error, says = REFUSED[case]
     with closing(made(place)) as connection, world.client.begin("shop") as txn:
         with pytest.raises(error, match=says), Ledger(connection).commit(txn):
             pytest.fail("the block ran")

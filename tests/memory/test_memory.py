@@ -85,23 +85,10 @@ def test_every_call_passes_the_hook_before_and_after_its_effect() -> None:
     log.produce(TP, [Record(0, T, b"k", b"v")])
     log.produce_batch(TP, one("d"))
     names = [
-        "producer",
-        "append",
-        "append",
-        "commit",
-        "append",
-        "abort",
-        "fetch",
-        "end_offsets",
-        "start_offsets",
-        "offsets_for_time",
-        "describe_topics",
-        "create_topics",
-        "add_partitions",
-        "delete_records",
+        "producer", "append", "append", "commit", "append", "abort", "fetch", "end_offsets", "start_offsets",
+        "offsets_for_time", "describe_topics", "create_topics", "add_partitions", "delete_records", "produce",
         "produce",
-        "produce",
-    ]
+    ]  # fmt: skip
     assert world.calls == [("me", n + suffix) for n in names for suffix in ("", ".after")]
 
 

@@ -1,4 +1,4 @@
-"""Numbered commits: what each is told, what becomes of its transaction, and where its series stands."""
+"""Names and numbers of series that commits claim: whose they are, and what a late claim is answered."""
 
 from __future__ import annotations
 
@@ -15,19 +15,103 @@ from anabranch.core.decisions import claims
 from anabranch.protocol import limits
 from anabranch.protocol.schemas import records as r
 from tests.conftest import some
-from tests.core.harness import DAY, World, nyc
+from tests.core.harness import DAY, World, nyc, states
 from tests.core.labels import MINUTE
 from tests.core.tables import fold, rows_of, table_of
 from tests.core.test_model import Watch
 
+# -- names claimed by the commit ---------------------------------------------------------------
 
-@pytest.fixture
-def world() -> World:
-    return nyc()
+
+def test_a_free_name_is_claimed_by_the_decision(opened: World) -> None:
+    opened.held = True
+    opened.write("A", "w1")
+    own = [opened.receipt("A", "w1")]
+    opened.commit("A", own=own, name="daily")
+    assert opened.holder("daily") == "nobody"
+    assert opened.wait(10_000) == "[commit A] ReceiptsNotCovered"
+    assert (opened.holder("daily"), opened.row("A").name) == ("nobody", None)
+    opened.held = False
+    opened.commit("A", own=own, name="daily")
+    assert (opened.holder("daily"), opened.row("A").name) == ("A", "daily")
+    assert opened.turn() == "[commit A] A COMMITTED 1"
+    assert opened.begin("B", name="daily") == "A COMMITTED 1"
+    opened.begin("C", name="weekly")
+    opened.commit("C", name="weekly")
+    assert opened.turn() == "[commit C] C COMMITTED 0", "its own name again"
+    assert opened.holder("weekly") == "C"
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_name_of_an_open_transaction_goes_to_the_commit(opened: World, waits: bool) -> None:
+    opened.begin("B", name="daily")
+    opened.touch("B")
+    opened.held = True
+    opened.write("B", "w2")
+    if waits:
+        opened.commit("B", own=[opened.receipt("B", "w2")])
+    said = opened.commit("A", name="daily")
+    assert said == ("[commit B] TransactionAborted" if waits else "")
+    assert opened.ops() == "ABORT_TXN B nyc/a:0; BEGIN_COMMIT A nyc/a:0"
+    assert opened.turn() == "[commit A] A COMMITTED 0"
+    assert opened.get("B") == "B ABORTED (superseded by a newer transaction named 'daily')"
+
+
+def test_a_name_held_by_a_committed_one(opened: World) -> None:
+    opened.begin("B", name="daily")
+    opened.commit("B")
+    opened.turn()
+    opened.write("A", "w1")
+    answer = opened.commit("A", own=[opened.receipt("A", "w1")], name="daily")
+    assert answer == "B COMMITTED 0"
+    assert opened.ops() == "ABORT_TXN A nyc/a:0"
+    assert opened.get("A") == (
+        f"A ABORTED (the name 'daily' was committed before by {opened.id('B').hex()})"
+    )
+    assert opened.commit("A", name="daily") == "B COMMITTED 0", "the same answer again"
+    assert opened.commit("A") == "TransactionAborted"
+    assert opened.holder("daily") == "B"
+
+
+def test_two_claim_one_name(opened: World) -> None:
+    opened.begin("B")
+    assert (
+        opened.turn(
+            ("commit A", opened.committing("A", name="daily")),
+            ("commit B", opened.committing("B", name="daily")),
+        )
+        == ""
+    )
+    assert states(opened, "A") == ("COMMIT_IN_PROGRESS", True)
+    assert states(opened, "B") == ("OPEN", False)
+    assert opened.turn() == "[commit A] A COMMITTED 0; [commit B] A COMMITTED 0"
+    assert opened.get("B").startswith("B ABORTED")
+
+
+@pytest.mark.parametrize("patient", [False, True])
+def test_a_claim_on_a_name_whose_holder_is_decided_and_not_merged_yet(patient: bool) -> None:
+    """The holder's merge must wait for a bigger one before it."""
+    world = nyc(round_bytes=10)
+    for label in "ABC":
+        world.begin(label, name="daily" if label == "B" else None)
+        world.touch(label)
+        world.write(label, f"w{label}")
+    own = {label: [world.receipt(label, f"w{label}")] for label in "ABC"}
+    world.turn(*((f"commit {x}", world.committing(x, own=own[x])) for x in "AB"))
+    wait_ms = 10_000 if patient else 0
+    claim = world.commit("C", name="daily", wait_ms=wait_ms, own=own["C"])
+    after = world.turn()
+    if patient:
+        assert claim == "[commit A] A COMMITTED 1"
+        assert after == "[commit B] B COMMITTED 1; [commit C] B COMMITTED 1"
+    else:
+        assert claim == "[commit A] A COMMITTED 1; NotReady"
+        assert after == "[commit B] B COMMITTED 1"
+        assert world.get("C") == "C OPEN"
 
 
 def commit(world: World, label: str, number: int, series: str = "s", **given: Any) -> str:
-    """Begin it if it is not, and commit it; what the commit is told, at once or a turn later."""
+    """Begin it if it is not, and commit it; what the commit is answered, at once or a turn later."""
     if world.state.txn_row(world.id(label)) is None:
         world.begin(label)
     said = world.commit(label, asker=label, name=series, number=number, **given)
@@ -47,15 +131,10 @@ ORDERS: list[tuple[str, str, str, str]] = [
     ("5 0", "AlreadyCommitted", "5 by A", "at number 5 before, committed by <A>: 0 comes too late"),
     ("5 4 4", "AlreadyCommitted", "5 by A", "4 comes too late"),
     ("5 4 6", "C COMMITTED 0", "6 by C", "C COMMITTED 0"),
-    (
-        "5 6 5",
-        "AlreadyCommitted",
-        "6 by B",
-        "at number 6 before, committed by <B>: 5 comes too late",
-    ),
+    ("5 6 5", "AlreadyCommitted", "6 by B", "at number 6 before, committed by <B>: 5 comes too late"),
     ("5 5 6", "C COMMITTED 0", "6 by C", "C COMMITTED 0"),
     (f"{1 << 32} 0", "AlreadyCommitted", f"{1 << 32} by A", "0 comes too late"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("take_over", [False, True], ids=["one leader", "always a new leader"])
@@ -269,22 +348,6 @@ def test_series_are_of_a_scope_and_have_a_name(world: World) -> None:
     assert (world.series("s"), world.series("s", "sfo")) == ("3 by A", "3 by C")
 
 
-@pytest.mark.parametrize(
-    ("name", "number", "message"),
-    [
-        (None, 0, "the series' name"),
-        ("s", -1, "0 to 2"),
-        ("", 0, "1 to 256"),
-        ("s" * 257, 0, "1 to 256"),
-    ],
-)
-def test_numbers_that_are_none(world: World, name: str | None, number: int, message: str) -> None:
-    world.begin("A")
-    assert world.commit("A", name=name, number=number) == "InvalidArgument"
-    assert message in world.message
-    assert world.get("A") == "A OPEN"
-
-
 def test_whoever_asks_again_before_the_merge_waits_too(world: World) -> None:
     world.begin("A")
     world.commit("A", asker="1", name="s", number=3)
@@ -341,7 +404,7 @@ class Answers:
         self.world = world
         self.first: dict[str, Any] = {}
 
-    def hear(self) -> None:
+    def check(self) -> None:
         for to, result in self.world.said:
             label = self.world.asked[to.correlation_id].split(" ")[0]
             if label not in NUMBERS:
@@ -366,8 +429,8 @@ class Answers:
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 @given(moves)
-def test_whatever_happens(life: list[tuple[str, Any]]) -> None:
-    """No number twice, none after a higher one; and who asks again is told what it was told."""
+def test_no_number_is_committed_twice_or_after_a_higher_one(life: list[tuple[str, Any]]) -> None:
+    """And a repeated command gets the answer that it got before."""
     world = nyc(purge_per_look=3, round_bytes=250)
     watch, answers = Watch(world), Answers(world)
     sent: dict[str, r.Commit] = {}
@@ -397,7 +460,7 @@ def test_whatever_happens(life: list[tuple[str, Any]]) -> None:
                 world.held = what
         if kind not in ("lead", "hold"):
             watch.look()
-            answers.hear()
+            answers.check()
     for series, number in watch.highest.items():
         row = world.state.series("nyc", series)
         assert row is not None
