@@ -1,4 +1,10 @@
-"""What has to hold on the log, whatever happened: read raw, and held against what clients were told."""
+"""What has to hold on the log, whatever happened, and no client sees; it is read raw.
+
+The history checker judges events, transactions and their order by what clients recorded. Here are the parts that
+no history has: the chain of a stream's history, the ranges and vectors of its records, epochs and key ranges, terms
+and rounds of the status log, and which producer appended a batch. `check_stream` counts events, too, for tests that
+record no history.
+"""
 
 from __future__ import annotations
 
@@ -250,6 +256,17 @@ def _check_layout(here: str, record: EpochRecord, reference: EpochRecord) -> Non
         assert have == want, f"{here}: not a duplicate of {reference.stream_epoch}"
         epochs = {s.segment_id >> 32 for s in record.segments}
         assert epochs == {record.stream_epoch}, f"{here}: segments of {epochs}"
+
+
+def figures(stream: StreamLog) -> str:
+    """A stream's commits, events and epochs in numbers."""
+    epochs = [record for _, record in stream.history if isinstance(record, EpochRecord)]
+    own = sum(e.reference_epoch == e.stream_epoch for e in epochs) - 1
+    commits = sum(isinstance(record, CommitRecord) for _, record in stream.history)
+    return (
+        f"{commits} commits, {len(stream.events)} events, {own} scalings, "
+        f"{len(epochs) - 1 - own} duplicate epochs"
+    )
 
 
 @dataclass

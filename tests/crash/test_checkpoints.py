@@ -23,8 +23,8 @@ from anabranch.protocol.schemas import records as r
 from tests.conftest import Broker
 from tests.contract.helpers import wait_stable
 from tests.crash.cases import Case, Place
-from tests.crash.zygote import Zygote
 from tests.failpoints import FailingLog
+from tests.workload.zygote import Zygote
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(180)]
 STEPS = 50

@@ -23,15 +23,15 @@ from anabranch.ports import Log
 from tests.conftest import Broker
 from tests.crash.cases import AFTER_DECISION as FIRST_DECISION
 from tests.crash.cases import LAST_DECISION, Case, Place
-from tests.crash.leader import Lead
 from tests.crash.living import Living
 from tests.crash.locking import Locking
 from tests.crash.moving import Moving
-from tests.crash.points import Point
 from tests.crash.reshaping import CHUNK_BYTES, Reshaping
 from tests.crash.scenario import Scenario
-from tests.crash.zygote import Zygote
 from tests.failpoints import AFTER_DECISION
+from tests.workload.leader import Lead
+from tests.workload.points import Point
+from tests.workload.zygote import Zygote
 
 LANES, FEW_LANES = (
     4,

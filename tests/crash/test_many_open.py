@@ -17,10 +17,10 @@ from anabranch.ports import Log
 from anabranch.protocol.schemas import records as r
 from tests.conftest import Broker
 from tests.core.labels import SECRET, Begun
-from tests.crash.leader import Lead
 from tests.crash.oracle import check_stream, read_stream
 from tests.crash.raw import Raw, make_txn_id, make_writer, quick_producer
-from tests.crash.zygote import Child, Zygote
+from tests.workload.leader import Lead
+from tests.workload.zygote import Child, Zygote
 
 MANY = int(os.environ.get("ANABRANCH_OPEN", "10000"))
 AT_ONCE = 2_000
@@ -52,7 +52,7 @@ def test_ten_thousand_open(
         lines.append(f"{what:<28}{time.monotonic() - began:6.1f} s")
 
     def lead(name: str) -> Child:
-        spec = Lead(broker.bootstrap, prefix, name, folder=str(tmp_path / name), prepare=True)
+        spec = Lead(broker.bootstrap, prefix, name, folder=str(tmp_path / name))
         child = zygote.fork(spec)
         child.wait_leading(LEAD_DEADLINE_S)
         return child

@@ -22,12 +22,12 @@ from pathlib import Path
 import anabranch
 from anabranch.infra.broker import EmbeddedBroker
 from tests.cluster import ControllerProcess, words
-from tests.crash.children import read_on
 from tests.processing import planted
 from tests.processing.judging import Found, Seen
 from tests.processing.program import GRACE_MS, WINDOW_MS
 from tests.processing.workers import Failed, WorkerProcess, kill_one
 from tests.processing.writing import END_S, FEEDERS, Writing
+from tests.workload.children import read_on
 
 STILL_S = 30.0  # without an output, while some are missing
 SOME = 500  # outputs between two strikes
