@@ -104,10 +104,10 @@ class Killing(NamedTuple):
     point: Point
 
     @property
-    def told(self) -> str:
+    def title(self) -> str:
         """For people."""
         who = ("first", "second")[self.leader]
-        return f"{who} leader{' of a new cluster' if self.fresh else ''}: {self.point.told}"
+        return f"{who} leader{' of a new cluster' if self.fresh else ''}: {self.point.title}"
 
 
 @dataclass
@@ -303,7 +303,7 @@ def kill_at(
     seconds = time.monotonic() - started
     for killing, why in wrong:
         if why:
-            with subtests.test(killing.told):
+            with subtests.test(killing.title):
                 pytest.fail(why, pytrace=False)
     told = ", ".join(f"{lanes.play.scenario.__name__} {len(points)}" for lanes, points in todo)
     return f"killed at points ({told}) in {seconds:.0f} s"

@@ -100,6 +100,6 @@ FEW = [moment for moment in (*SCALINGS, *ROLLING, *CARRIED) if moment.few]
 def test_a_frozen_controller_s_work_is_finished_once(
     broker: Broker, zygote: Zygote, log: Log, subtests: pytest.Subtests, moments: list[Moment]
 ) -> None:
-    for told, why in haunt(zygote, broker, log, moments, Reshaping, CHUNK_BYTES).items():
-        with subtests.test(told):
+    for title, why in haunt(zygote, broker, log, moments, Reshaping, CHUNK_BYTES).items():
+        with subtests.test(title):
             pytest.fail(why, pytrace=False)

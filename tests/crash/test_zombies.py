@@ -46,7 +46,7 @@ class Moment(NamedTuple):
     few: bool = False
 
     @property
-    def told(self) -> str:
+    def title(self) -> str:
         return f"{self.step}: {self.phase} {self.name}" + (f" {self.n}" if self.n > 1 else "")
 
 
@@ -244,7 +244,7 @@ def haunt(
     moments = list(moments)
     with ThreadPoolExecutor(LANES) as pool:
         wrong = pool.map(one, enumerate(moments))
-        return {m.told: why for m, why in zip(moments, wrong, strict=True) if why}
+        return {m.title: why for m, why in zip(moments, wrong, strict=True) if why}
 
 
 @pytest.mark.broker
@@ -266,8 +266,8 @@ def test_a_zombie_does_nothing(
     moments: list[Moment],
     play: type[Scenario],
 ) -> None:
-    for told, why in haunt(zygote, broker, log, moments, play).items():
-        with subtests.test(told):
+    for title, why in haunt(zygote, broker, log, moments, play).items():
+        with subtests.test(title):
             pytest.fail(why, pytrace=False)
 
 
@@ -282,8 +282,8 @@ def test_a_zombie_does_nothing_under_the_older_protocol(
         wrong = haunt(zygote, broker_tv0, log, OLD_PROTOCOL)
     finally:
         log.close()
-    for told, why in wrong.items():
-        with subtests.test(told):
+    for title, why in wrong.items():
+        with subtests.test(title):
             pytest.fail(why, pytrace=False)
 
 

@@ -134,7 +134,7 @@ class Faults:
         if problems:
             raise problems[0]
 
-    def told(self) -> str:
+    def figures(self) -> str:
         return f"faults {dict(self.done)}" + (f" {dict(self.struck)}" if self.struck else "")
 
     # -- brokers --------------------------------------------------------------------------------------

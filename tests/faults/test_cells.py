@@ -1,4 +1,4 @@
-"""Every kind of fault by itself: what is struck, how, and whether who reads is in a group.
+"""Every kind of fault by itself: what is struck, how, and whether the readers are in a group.
 
 Kafka's own matrix (its system test ``transactions_test.py``) is {hard, clean} x {client, broker} x {ordered,
 grouped}. Here there are frozen ones, brokers that have transactions or groups in hand, all brokers at once and
@@ -21,7 +21,7 @@ from tests.workload.zygote import Zygote
 
 CELLS = [(how, whom, group) for whom in WHOMS for how in HOWS for group in ("ordered", "grouped")]
 CELL_FAULTS = 2
-CELL_COMMITS = 10  # told before each of them
+CELL_COMMITS = 10  # answered before each of them
 pytestmark = [pytest.mark.broker, pytest.mark.soak]
 
 
@@ -55,6 +55,6 @@ def test_cell(
         crew.finish()
     finally:
         crew.close()
-    crew.judged(measured, f"{how} {whom} {reading}, {faults.told()}")
+    crew.judged(measured, f"{how} {whom} {reading}, {faults.figures()}")
     if whom == "coordinator":
         assert set(faults.struck) - {"idle"}, "no coordinator was struck while it had work in hand"

@@ -1,7 +1,7 @@
 """Faults on the real thing: three brokers, controllers, writers and readers, killed, frozen and restarted.
 
-All of it mixed; each kind by itself is in `test_cells.py`. The history of what everybody asked and was told is
-judged by the checker, which knows nothing of the product.
+All of it mixed; `test_cells.py` has each kind by itself. The checker, which imports nothing of the product, judges
+the history.
 """
 
 from __future__ import annotations
@@ -111,4 +111,4 @@ def test_mixed(
         crew.finish()
     finally:
         crew.close()
-    crew.judged(measured, f"mixed, {faults.told()}")
+    crew.judged(measured, f"mixed, {faults.figures()}")

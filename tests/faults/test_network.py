@@ -37,7 +37,7 @@ from tests.workload.zygote import Zygote
 
 STORM_S = float(os.environ.get("ANABRANCH_STORM_S", "120"))
 LONGER_S = 110.0
-LEAST = 10  # commits; the storm goes on until they are told
+LEAST = 10  # commits; the storm lasts until they are answered
 # What the machine may add to a deadline.
 SLACK_S = 15.0
 KINDS = frozenset(
@@ -50,7 +50,7 @@ pytestmark = [pytest.mark.broker, pytest.mark.soak, pytest.mark.timeout(300 + 3 
 
 LONGEST_DELAY_S = 0.3
 LONGEST_HOLD_S = 2.5
-# Of a hundred requests so many have each fate; connections that come and go are the expensive ones.
+# How many of a hundred requests have each fate; connections that come and go are the expensive ones.
 PERCENT = {"delay": 1.0, "late answer": 1.0, "split": 2.0, "hold": 0.5, "cut": 0.4}
 
 
@@ -108,7 +108,7 @@ class Weather:
             return {f"{fate} {NAMES[kind]}" for kind, due in self._due.items() for fate in due}
 
     def calm(self) -> None:
-        """From now on nothing happens, and what is held goes on."""
+        """From now on nothing happens; held requests are delivered."""
         with self._lock:
             self._calm = True
             for timer, held in self._held:

@@ -97,7 +97,7 @@ def test_money(
         faults.endure([schedule(random.Random(f"{SEED}/{w}"), w) for w in whoms], SECONDS)
         wait_more(crew.commits)
         crew.finish_tables(lambda client, recorder: look(crew, client, recorder))
-        crew.judged(measured, f"money in tables, {faults.told()}")
+        crew.judged(measured, f"money in tables, {faults.figures()}")
     finally:
         crew.close()
     assert crew.commits() > FEW, "too little was done under the faults"

@@ -39,11 +39,11 @@ PLAN = Plan(kinds=KINDS, keys=8, big=120, keepalive=2.0, forgotten=2.0, plain=0.
 
 @dataclass(frozen=True)
 class Trial:
-    """What happens to controllers meanwhile, at points drawn anew for each leader.
+    """What happens to controllers meanwhile, at points drawn for each leader.
 
     ``kill``: where one is killed, and the next one leads. ``stop``: where one is frozen; its successor is frozen
-    at ``meet``, the first one goes on, and then its successor. ``work_s``: how long all this lasts. ``machines``:
-    how many have a controller's table; with one, each leader goes on with that of the one before.
+    at ``meet``, the first one continues, and then its successor. ``work_s``: how long all this lasts. ``machines``:
+    how many have a controller's table; with one, each leader has that of the one before.
     """
 
     kill: tuple[str, ...] = ()

@@ -104,11 +104,11 @@ def record_log(recorder: Recorder, log: Log, found: Events, **more: Any) -> None
     """Record what was read, and the streams' histories too. ``more``: fields of each log."""
     for stream, parts in found.items():
         for partition, (start, end, events) in parts.items():
-            with recorder.asking("log", stream=stream, partition=partition, **more) as told:
-                told |= {"start": start, "end": end, "events": events}
-        with recorder.asking("commits", stream=stream) as told:
+            with recorder.asking("log", stream=stream, partition=partition, **more) as answer:
+                answer |= {"start": start, "end": end, "events": events}
+        with recorder.asking("commits", stream=stream) as answer:
             _, _, messages = log.read(history_topic(stream), 0)
-            told["records"] = [
+            answer["records"] = [
                 [
                     m.offset(),
                     record.timestamp,
@@ -145,7 +145,7 @@ def undecided(bootstrap: str, prefix: str) -> list[str]:
 
 
 def under_way(path: Path) -> str:
-    """What a process has asked and was not told yet, by its history: operations, and since how many seconds."""
+    """The operations of a history that have no answer yet, and for how many seconds."""
     open_ones: dict[int, tuple[str, float]] = {}
     for line in path.read_bytes().splitlines(keepends=True) if path.exists() else ():
         if line.endswith(b"\n"):

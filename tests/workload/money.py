@@ -73,7 +73,7 @@ def scope_of(spec: Move) -> str:
 
 
 def number_in(row: bytes | None) -> int:
-    """The number in a row, which begins with it; 0: there is none."""
+    """The number that a row begins with; 0 for no row."""
     return 0 if row is None else int(row.partition(b"/")[0])
 
 
@@ -85,7 +85,7 @@ class _Txn:
         self._count = count()
 
     def get(self, table: str, key: str) -> int:
-        """The number in a row; 0: there is none."""
+        """The number in a row; 0 for no row."""
         return number_in(self.txn.get(table, key.encode()))
 
     def all(self, table: str, low: str, high: str) -> dict[str, int]:

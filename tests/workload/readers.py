@@ -111,7 +111,7 @@ class Reader:
             self.recorder.note("caught_up", reader=self.name)
 
     def poll_each(self, items: Iterator[list[list[Any]]], ending: Ending, most: int) -> None:
-        """Poll until nothing comes for a while: a poll is answered with so many items.
+        """Poll until nothing comes for a while: an answer has at most ``most`` items.
 
         A member of a group notes each item before it asks for the next, which counts as processed then.
         """

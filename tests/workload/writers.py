@@ -63,7 +63,7 @@ class Plan:
 
     ``kinds``: weights of the methods of `Writer`. ``keys``: of all writers together, so that their order counts.
     ``big``: events of each flush of a big transaction. ``keepalive``: of transactions; ``forgotten``: of those that
-    are left. ``plain``: the longest pause between plain writes; 0: there are none. ``segments``: of each stream at
+    are left. ``plain``: the longest pause between plain writes; 0: no plain writes. ``segments``: of each stream at
     first, which is how many journal partitions plain writes use.
     """
 
