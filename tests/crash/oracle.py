@@ -103,7 +103,7 @@ def partitions_of(log: Log, topics: Iterable[str]) -> list[TopicPartition]:
 
 
 def read_stream(log: Log, stream: str, idle: Callable[[], None] = lambda: None) -> StreamLog:
-    """A stream with its history: all that the history tells, and whatever came since. ``idle``: of `read_all`."""
+    """A stream with its history, and what was appended since. ``idle``: of `read_all`."""
     topic = stream.replace("/", ".")
     history = TopicPartition(f"{topic}.history", 0)
     batches = read_all(log, [history], idle=idle)
@@ -127,7 +127,7 @@ def check_stream(stream: StreamLog, under_way: Collection[bytes] = ()) -> None:
     by_partition: dict[int, list[Seen]] = defaultdict(list)
     for event in stream.events:
         by_partition[event.partition].append(event)
-    told: Counter[bytes | None] = Counter()
+    counted: Counter[bytes | None] = Counter()
     ends: dict[int, int] = {}
     before: tuple[int, int] = (-1, -1)  # offset, timestamp
     committed: set[bytes | None] = set()  # None: plain writes
@@ -156,7 +156,7 @@ def check_stream(stream: StreamLog, under_way: Collection[bytes] = ()) -> None:
                     f"the history says {part.count} of {record.txn_id.hex()}"
                 )
                 assert part.first >= ends.get(part.partition, 0), f"{name}: ranges overlap"
-                told[txn_id] += part.count
+                counted[txn_id] += part.count
                 ends[part.partition] = part.end
         vector = {p.partition: p.offset for p in record.vector}
         for partition, end in ends.items() if has_vector(record) else ():
@@ -165,8 +165,8 @@ def check_stream(stream: StreamLog, under_way: Collection[bytes] = ()) -> None:
     seen = Counter(
         e.txn_id for e in stream.events if e.txn_id in committed or e.txn_id not in under_way
     )
-    assert seen == told, (
-        f"{name}: {sum(seen.values())} events, the history tells {sum(told.values())}"
+    assert seen == counted, (
+        f"{name}: {sum(seen.values())} events, the history says {sum(counted.values())}"
     )
 
 

@@ -127,7 +127,7 @@ def stopped(zygote: Zygote, broker: Broker, log: Log) -> Stopped:
         steps[name]()
     steps["write and keep open"]()
     made = Stopped(place, case, log)
-    wait_stable(log, {made.status})  # no marker of a round before lands behind the last one's rows
+    wait_stable(log, {made.status})  # no marker of a round lands after the next one's rows
     case.client.ask(r.GetState(case.scenario.ids["kept"]))  # a round after the last write
     end(case)
     return made
@@ -155,7 +155,7 @@ def test_deleted_it_is_built_again_equal(here: Stopped) -> None:
     shutil.rmtree(here.folder)
     assert here.lead() == before
     assert here.reads[0] == 0, "the whole log was read"
-    case = here.case  # and the transaction that was open goes on to its commit
+    case = here.case  # and the transaction that was open can be committed
     case.fork().wait_leading()
     case.client.start()
     case.scenario.commit_kept()

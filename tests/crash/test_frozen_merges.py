@@ -1,7 +1,7 @@
 """A controller is frozen in the middle of a scaling, a rolling commit or a merge that is staged.
 
-Another takes over and finishes it; then the first one goes on, its carriers too. What must not happen: that a
-segment is merged twice or by halves, that the first one appends anything more, that something stays behind.
+Another takes over and finishes it; then the first one continues, its carriers too. No segment may be merged twice
+or by halves, the first one may append nothing more, and nothing may be left of the merge.
 The moments are those of the real service: carriers have threads.
 """
 

@@ -29,7 +29,7 @@ from tests.workload.zygote import Child, Zygote
 
 LANES = 3
 LEADING = "take the lead"
-FENCED = 3  # the exit code of a child that was told that another one leads
+FENCED = 3  # the exit code of a child that learned that another one leads
 
 
 class Moment(NamedTuple):
@@ -184,7 +184,7 @@ class Haunted:
         self.scenario.check_end(self.place.log, self.auditor)
         self.place.check_log()
         if (moment.step, moment.name, moment.phase) != (LEADING, "producer:a", "before"):
-            # (That one had not begun to lead: when it goes on, it rightly does.)
+            # (That one had not begun to lead: when it continues, it rightly does.)
             self.check_stamps(other, marks)
 
     # -- who appended what ----------------------------------------------------------------------------
@@ -202,7 +202,7 @@ class Haunted:
         return self.place.log.end_offsets(self.partitions(), committed=False)
 
     def check_stamps(self, other: Child, marks: dict[TopicPartition, int]) -> None:
-        """Whatever lies behind the marks was appended by the one that leads, committed or not."""
+        """All that follows the marks was appended by the one that leads, committed or not."""
         epochs: dict[int, int] = {}
         for producer_id, epoch in other.said("leads")[0]["producers"]:
             epochs[producer_id] = epoch
@@ -235,7 +235,7 @@ def haunt(
         haunted = Haunted(place, moment, play, chunk_bytes)
         try:
             haunted.run()
-        except Exception as error:  # noqa: BLE001 - reported with its moment, beside the others
+        except Exception as error:  # noqa: BLE001 - reported with its moment, after all others
             return f"{haunted.scenario.transcript[-1:]}: {type(error).__name__}: {error}"
         finally:
             place.remove()

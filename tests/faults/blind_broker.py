@@ -37,7 +37,7 @@ class Blindness:
         module = importlib.import_module(f"kio.schema.metadata.v{request.version}.response")
         body = (
             9 if request.version >= _FLEXIBLE else 8
-        )  # behind the length, the correlation id, the tags
+        )  # after the length, the correlation id, the tags
         found = entity_reader(module.MetadataResponse)(answer[body:], 0)[0]
         topics = tuple(
             replace(topic, error_code=type(topic.error_code)(_UNKNOWN_TOPIC), partitions=())

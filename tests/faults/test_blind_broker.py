@@ -1,7 +1,7 @@
-"""A broker that has just started names no brokers: clients ask again, and go on.
+"""A broker that has just started names no brokers: clients ask again, and continue.
 
 librdkafka takes that for the truth, and often never connects again (decision 0010).
-Plain consumers beside ours show that it happens in the same minute.
+Plain consumers next to ours show that it happens in the same minute.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ pytestmark = [pytest.mark.broker, pytest.mark.soak]
 
 @pytest.fixture(scope="module")
 def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
-    """A broker behind the proxy, and a controller that is always told the truth."""
+    """A broker behind the proxy, and a controller that always gets true answers."""
     folder = tmp_path_factory.mktemp("blind")
     with (
         start_network() as made,
@@ -79,7 +79,7 @@ class Polled:
         return isinstance(self.consumer, LastingConsumer) and self.consumer.native is not self.first
 
     def run(self, stop: threading.Event) -> None:
-        """Until it is told to stop."""
+        """Until it is stopped."""
         while not stop.is_set():
             message = self.consumer.poll(0.1)
             if message is not None and message.error() is None:
@@ -117,7 +117,7 @@ def _ignore(*_: Any) -> None:
 
 
 def _consumers(bootstrap: str, topic: str, group: str) -> tuple[list[Polled], list[Polled]]:
-    """Plain ones and ours; of each every second in a group of its own, the others are told what to read."""
+    """Plain ones and ours; of each every second in a group of its own, the others are assigned partitions."""
     common = {"bootstrap.servers": bootstrap, "log_level": 0}
     asks = (50, 200, 1000)
     plain, ours = [], []
@@ -188,7 +188,7 @@ def test_our_consumers_outlive_it(network: Network, blindness: Blindness, unique
 
 
 def test_a_client_outlives_it(network: Network, blindness: Blindness, unique: str) -> None:
-    """Commands, replies and reading: all of a client's handles on librdkafka are told, and go on."""
+    """Commands, replies and reading: all of a client's handles on librdkafka get such answers, and continue."""
     stream = f"b{unique}/events"
     often = {"topic.metadata.refresh.interval.ms": 200, "metadata.max.age.ms": 1000}
     with anabranch.connect(network.proxied, config=often) as client:

@@ -154,7 +154,7 @@ def folded(pieces: list[Piece]) -> Counter[tuple[str, bytes]]:
             ]
             time[task] = now = max(time.get(task, 0), *mine)
             if max(mine) < now:
-                continue  # time stands: nothing fires
+                continue  # time has not moved: nothing fires
             for key, due in sorted(quiet.items()):
                 if task_of(key) == task and due <= now:
                     say("quiet", key.decode(), due)
@@ -222,7 +222,7 @@ def test_the_wall_clock_s_timers_fire_once_and_are_cancelled(tmp_path: Path) -> 
 
 
 def test_an_idle_task_follows_the_others(tmp_path: Path) -> None:
-    """After so many seconds by the wall clock, once, and not in the middle of a commit that comes in parts."""
+    """After its seconds by the wall clock, once, and not in the middle of a commit that comes in parts."""
     app = Processor("t/p", tasks=TASKS, idle=5)
     source, fired = app.input("t/in"), []
 

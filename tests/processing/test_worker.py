@@ -79,7 +79,7 @@ class Place(World):
 
 
 class Member:
-    """Of a group that stands at offset 1 everywhere."""
+    """A member of a group whose positions are 1 everywhere."""
 
     def committed(self, places: list[TopicPartition]) -> dict[TopicPartition, int]:
         return dict.fromkeys(places, 1)
@@ -147,7 +147,7 @@ def test_windows_that_close_together_and_the_events_behind_them_take_several_cut
         for _ in range(2):
             worker.step()
         left += len(worker._left)
-        worker.close()  # the next one goes on from the positions
+        worker.close()  # the next one continues from the positions
         worker, lives = place.worker(app, str(lives)), lives + 1
     worker.close()
     assert place.written() == [*keys, b"later", b"last"]
@@ -386,7 +386,7 @@ def test_an_output_s_retention_may_be_set_under_a_worker(place: Place) -> None:
 
 @pytest.mark.parametrize("row", [False, True])
 def test_what_a_stream_takes_is_not_known_for_now(place: Place, row: bool) -> None:
-    """The commit tells then: an event is refused in the handler by what is true now."""
+    """Then the commit decides: the handler refuses an event only by what is true now."""
     app = place.with_dead_letters(retries=0)
     out, seen = app.output("nyc/out"), app.store("seen")
 
@@ -736,9 +736,7 @@ def test_a_failed_event_is_tried_again_by_itself_with_pauses(place: Place) -> No
     dead = len(place.written("nyc/dead"))
     in_vain = pauses(place, app, *[b"bad"] * 1000)
     assert len(place.written("nyc/dead")) == dead + 1000
-    assert 60 <= sum(in_vain) < 61, (
-        "no slice takes so long that the worker's tasks are another one's"
-    )
+    assert 60 <= sum(in_vain) < 61, "each slice ends before the worker loses its tasks"
     app.retries = 2000
     assert set(pauses(place, app, b"much later")[10:]) == {2.0}
     assert place.written() == [b"a", b"b", b"c", b"later", b"much later"]
@@ -914,7 +912,7 @@ def test_events_and_batches_of_one_output_share_a_commit_in_their_order(place: P
 LEFT: dict[
     str, tuple[float, float]
 ] = {  # when the task writes, and when its event and a concurrent one are over
-    "after its event, beside another": (0.02, 0.2),
+    "after its event, while another is handled": (0.02, 0.2),
     "after all events": (0.02, 0.0),
     "long after": (0.3, 0.0),
 }
