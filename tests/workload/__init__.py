@@ -13,6 +13,7 @@ in that process alone.
 - `money.Move`: transactions over tables with locks, which move money between rows.
 - `leader.Lead`: a controller that is killed or frozen at a point (`points`). `leaders` has the controllers of a
   run.
+- `steady.Steady`: a client in the test's own process, for tests of deadlines and delays.
 - `crew.Crew`: starts the actors, replaces what is killed, scales the streams, and ends the run.
 
 **The record.** Each process writes a history (`checker.recorder.Recorder`) of what it asked and what it was
