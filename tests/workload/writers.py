@@ -112,47 +112,38 @@ def write(number: int, given: dict[str, Any]) -> int:
     with connect(spec, spec.plan.call) as client:
         bodies = []
         for thread in range(spec.plan.threads):
-            writer = Writer(number, client, recorder, spec, thread)
-            bodies.append(partial(repeat, number, ending, partial(writer.one, ending), TROUBLE))
+            writer = Writer(number, client, recorder, spec, thread, ending)
+            bodies.append(partial(repeat, number, ending, writer.one, TROUBLE))
         if spec.plan.plain:
             plain = PlainWriter(recorder, spec)
             bodies.append(partial(repeat, number, ending, partial(plain.one, ending), TROUBLE))
         return run_threads(number, bodies)
 
 
+@dataclass
 class Writer:
     """One transaction after the other, by one thread."""
 
-    def __init__(
-        self,
-        number: int,
-        client: anabranch.Client,
-        recorder: Recorder,
-        spec: Write,
-        thread: int | str,
-    ) -> None:
-        self._number = number
-        self._client = client
-        self._recorder = recorder
-        self._streams = spec.streams
-        self._scope = spec.streams[0].partition("/")[0]
-        self._spool = Path(spec.spool)
-        self._plan = spec.plan
-        self._chance = random.Random(f"{spec.seed}/{thread}")
-        self._base = f"{spec.name}.{thread}"
-        self._made = 0
-        self._rows = 0
-        self._series_number = 0
-        self._known: list[bytes] = []
+    number: int
+    client: anabranch.Client
+    recorder: Recorder
+    spec: Write
+    thread: int
+    ending: Ending
+    _transactions: int = 0
+    _rows: int = 0
+    _series_number: int = 0
+    _known: list[bytes] = field(default_factory=list)
 
-    def one(self, ending: Ending) -> None:
+    def __post_init__(self) -> None:
+        self._chance = random.Random(f"{self.spec.seed}/{self.thread}")
+        self._name = f"{self.spec.name}.{self.thread}"
+
+    def one(self) -> None:
         """Do something of a kind that the plan weighs."""
-        kinds = self._plan.kinds
-        kind = self._chance.choices(list(kinds), list(kinds.values()))[0]
-        if kind == "numbered":
-            self.numbered(ending)
-        else:
-            getattr(self, kind)()
+        kinds = self.spec.plan.kinds
+        (kind,) = self._chance.choices(list(kinds), list(kinds.values()))
+        getattr(self, kind)()
 
     # -- kinds ------------------------------------------------------------------------------------------
 
@@ -197,7 +188,7 @@ class Writer:
     def big(self) -> None:
         with self._opened() as txn:
             for _ in range(3):
-                txn.write(self.rows(self._plan.big, least=self._plan.big))
+                txn.write(self.rows(self.spec.plan.big, least=self.spec.plan.big))
                 txn.txn.flush()
             self._commit(txn)
 
@@ -211,7 +202,7 @@ class Writer:
                     )
                     listed = [[row.key, row.id] for row in rows]
                     asked = {"txn": txn.handle, "writer": "own", "stream": stream}
-                    with self._recorder.asking("write", **asked, events=listed):
+                    with self.recorder.asking("write", **asked, events=listed):
                         txn.txn.write_batch(stream, table)
                 txn.txn.flush()
             self._commit(txn)
@@ -223,13 +214,13 @@ class Writer:
             for name in names:
                 count = self._chance.choice((1, 7, 120))
                 task = json.dumps([txn.txn.token().hex(), txn.handle, name, count])
-                put(self._spool / f"{txn.handle}.{name}.task", task)
+                put(Path(self.spec.spool) / f"{txn.handle}.{name}.task", task)
             txn.write(self.rows(30))
             receipts: dict[str, bytes] = {}
             until = time.monotonic() + HELPERS_S
             while len(receipts) < len(names) and time.monotonic() < until:
                 for name in names:
-                    path = self._spool / f"{txn.handle}.{name}.receipt"
+                    path = Path(self.spec.spool) / f"{txn.handle}.{name}.receipt"
                     if name not in receipts and path.exists():
                         receipts[name] = bytes.fromhex(path.read_text())
                 time.sleep(0.01)
@@ -242,25 +233,25 @@ class Writer:
             txn.write(self.rows(3))
             receipts: list[Receipt | bytes] = []
             for name in ("dead", "second"):
-                writer = self._client.join(token)
-                write_all(self._recorder, writer, (txn.handle, name), self.rows(3))
+                writer = self.client.join(token)
+                write_all(self.recorder, writer, (txn.handle, name), self.rows(3))
                 if name == "dead":
                     writer.flush()
                     writer.discard()
                 else:
-                    with self._recorder.asking("finish", txn=txn.handle, writer=name):
+                    with self.recorder.asking("finish", txn=txn.handle, writer=name):
                         receipts.append(writer.finish())
             self._commit(txn, others=["second"], receipts=receipts)
 
-    def numbered(self, ending: Ending) -> None:
+    def numbered(self) -> None:
         """Try a number until it is committed, as a batch job does; mostly once more, which must give way."""
         self._series_number += 1
         left = ATTEMPTS
-        while left and not ending.is_set():
+        while left and not self.ending.is_set():
             left -= 1
             with contextlib.suppress(*TROUBLE), self._opened() as txn:
                 txn.write(self.rows(15))
-                self._commit(txn, series=f"{self._base}.s", number=self._series_number)
+                self._commit(txn, series=f"{self._name}.s", number=self._series_number)
                 left = min(left, self._chance.choice((0, 1, 1)))
 
     def aborted(self) -> None:
@@ -271,14 +262,14 @@ class Writer:
             txn.abort()
 
     def forgotten(self) -> None:
-        with self._begun(self._plan.forgotten) as txn:
+        with self._begun(self.spec.plan.forgotten) as txn:
             txn.write(self.rows(20))
             txn.txn.flush()
 
     def ask(self) -> None:
         """Ask for the state of an earlier transaction."""
         if self._known:
-            ask_state(self._recorder, self._client, self._chance.choice(self._known), final=False)
+            ask_state(self.recorder, self.client, self._chance.choice(self._known), final=False)
 
     # -- parts ------------------------------------------------------------------------------------------
 
@@ -287,21 +278,24 @@ class Writer:
         found = []
         for _ in range(self._chance.randint(least, most)):
             self._rows += 1
-            is_first = len(self._streams) == 1 or self._chance.random() < 0.7
-            stream = self._streams[0] if is_first else self._chance.choice(self._streams[1:])
-            key = f"key-{self._chance.randrange(self._plan.keys)}"
-            found.append(Row(stream, key, f"{self._base}.{self._rows}"))
+            is_first = len(self.spec.streams) == 1 or self._chance.random() < 0.7
+            stream = (
+                self.spec.streams[0] if is_first else self._chance.choice(self.spec.streams[1:])
+            )
+            key = f"key-{self._chance.randrange(self.spec.plan.keys)}"
+            found.append(Row(stream, key, f"{self._name}.{self._rows}"))
         return found
 
     def _opened(self) -> contextlib.AbstractContextManager[RecordedTransaction]:
-        return self._begun(self._plan.keepalive)
+        return self._begun(self.spec.plan.keepalive)
 
     @contextlib.contextmanager
     def _begun(self, keepalive: float | None) -> Iterator[RecordedTransaction]:
         """Begin a transaction (None: a one-shot); one that an error leaves open becomes stale."""
-        self._made += 1
-        handle = f"{self._base}.t{self._made}"
-        txn = RecordedTransaction(self._recorder, self._client, self._scope, handle)
+        self._transactions += 1
+        handle = f"{self._name}.t{self._transactions}"
+        scope = self.spec.streams[0].partition("/")[0]
+        txn = RecordedTransaction(self.recorder, self.client, scope, handle)
         txn.begin(keepalive)
         try:
             if txn.txn.txn_id is not None:
@@ -313,7 +307,7 @@ class Writer:
     def _commit(self, txn: RecordedTransaction, **how: Any) -> None:
         result = txn.commit(**how)
         self._known.append(result.txn_id)
-        say(self._number, "commit")
+        say(self.number, "commit")
 
 
 class PlainWriter:
