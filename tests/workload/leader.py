@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -89,11 +90,14 @@ def warm_up() -> None:
         codec.schema_of(cls)
 
 
-def _identity(producer: Producer) -> tuple[int, int]:
-    """(producer id, epoch) as the log shows them."""
-    kafka = producer._producer if isinstance(producer, FailingProducer) else producer
-    assert isinstance(kafka, KafkaProducer)
-    return kafka.producer_id, kafka.producer_epoch
+def _identities(producers: Iterable[Producer]) -> list[tuple[int, int]]:
+    """(producer id, epoch) of each, as the log shows them; a planted bug may have others in their place."""
+    found = []
+    for producer in producers:
+        kafka = producer._producer if isinstance(producer, FailingProducer) else producer
+        if isinstance(kafka, KafkaProducer):
+            found.append((kafka.producer_id, kafka.producer_epoch))
+    return found
 
 
 def lead(number: int, given: dict[str, Any]) -> int:
@@ -144,7 +148,7 @@ def lead(number: int, given: dict[str, Any]) -> int:
             controller.lead()
             lease = controller.lease
             assert lease is not None
-            mine = [_identity(p) for p in chain(lease.producers, *lease.carriers)]
+            mine = _identities(chain(lease.producers, *lease.carriers))
             say(number, "leads", term=lease.term, producers=mine)
             while not ending:
                 controller.step(IDLE_WAIT_S)
