@@ -145,7 +145,7 @@ class RecordedTransaction:
     ) -> Result:
         """Commit; the history knows all outcomes. ``others``: writers besides its own that it takes.
 
-        Raises: Failed, Unknown, after the transaction was aborted, or its outcome asked for.
+        Raises: Failed, Unknown, FixCallError, after the transaction was aborted, or its outcome asked for.
         """
         asked = {"writers": ["own", *others], "series": series, "number": number}
         try:
@@ -165,9 +165,11 @@ class RecordedTransaction:
             if self.txn.txn_id is not None:
                 ask_state(self._recorder, self._client, self.txn.txn_id, final=True)
             raise
-        except Failed:
+        except Failed as error:
             with suppress(AnabranchError):
                 self.abort()
+            if isinstance(error.__cause__, FixCallError):
+                raise error.__cause__ from error  # no caller has to expect it
             raise
         return result
 
