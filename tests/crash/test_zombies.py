@@ -206,6 +206,7 @@ class Haunted:
         epochs: dict[int, int] = {}
         for producer_id, epoch in other.said("leads")[0]["producers"]:
             epochs[producer_id] = epoch
+        assert epochs, "the other one did not say by which producers it leads"
         late = [
             s
             for s in stamps(self.place.log, self.partitions())
