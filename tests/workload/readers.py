@@ -27,6 +27,7 @@ from tests.workload.zygote import Spec, say
 QUIET_S = 0.3  # a poll without events ends after it
 POLL_EVENTS = 200
 FORSAKEN_S = 10.0  # without an answer of any broker
+PAUSE_S = 0.1  # after trouble
 LOOK_S = 0.5  # between two looks for new partitions
 # As soon as a broker allows by default, a killed member is out of the group.
 GROUP = {"session.timeout.ms": 6_000, "heartbeat.interval.ms": 1_500, **PATIENCE}
@@ -103,8 +104,10 @@ class Reader:
     def polled(self, op: int, events: list[list[Any]]) -> None:
         self.recorder.told(op, "ok", events=events)
 
-    def trouble(self, error: Exception) -> None:
+    def trouble(self, error: Exception, ending: Ending) -> None:
+        """Say it, and pause: reading may continue."""
         say(self.number, "trouble", kind=self.mode, why=str(error)[:300])
+        ending.wait(PAUSE_S)
 
     def caught_up(self, ending: Ending) -> None:
         if ending.at_end:
@@ -126,8 +129,8 @@ class Reader:
                     if ending.is_set():
                         return
                     got, op, count = [], self.ask(), 0
-        except RetryError as error:  # reading may continue
-            self.trouble(error)
+        except RetryError as error:
+            self.trouble(error, ending)
         self.polled(op, got)
 
 
@@ -137,7 +140,7 @@ def _ordered(reader: Reader, ending: Ending) -> None:
         try:
             opened = reader.client.read(list(reader.streams), reader.spec.group, QUIET_S)
         except RetryError as error:
-            reader.trouble(error)
+            reader.trouble(error, ending)
             continue
         reader.opens()
         if reader.spec.group:
@@ -153,7 +156,7 @@ def _transactions(reader: Reader, ending: Ending) -> None:
         try:
             opened = reader.client.read_transactions(reader.streams[0], reader.spec.group, QUIET_S)
         except RetryError as error:
-            reader.trouble(error)
+            reader.trouble(error, ending)
             continue
         reader.opens()
         if reader.spec.group:
@@ -237,7 +240,7 @@ def _snapshots(reader: Reader, ending: Ending) -> None:
         try:
             earlier = take_snapshot(reader.recorder, reader.client, name, reader.streams, asked_for)
         except RetryError as error:
-            reader.trouble(error)
+            reader.trouble(error, ending)
         pause = max(1.0, 4 * (time.monotonic() - began)) if reader.spec.rests else 0.1
         ending.wait(pause)
 
