@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from xdist.scheduler import Scheduling
 
     from anabranch.kafka.log import KafkaLog
+    from tests.workload.zygote import Zygote
 
 # How long an example takes says how busy the machine is, and no more. scripts/soak draws fresh ones, and more: the
 # same ones again and again find little.
@@ -377,6 +378,15 @@ def client(cluster: Cluster) -> Iterator[anabranch.Client]:
     """A client of the session's cluster."""
     with anabranch.connect(cluster.bootstrap) as connected:
         yield connected
+
+
+@pytest.fixture(scope="session")
+def zygote() -> Iterator[Zygote]:
+    """A warm process that forks controllers and clients; they end with it."""
+    from tests.workload.zygote import Zygote
+
+    with Zygote() as warm:
+        yield warm
 
 
 @pytest.fixture(scope="session")

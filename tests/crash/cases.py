@@ -19,13 +19,13 @@ from anabranch.core.state import State
 from anabranch.ports import Log, TopicPartition
 from anabranch.protocol.schemas.codec import decode
 from anabranch.topics.names import status_topic
-from tests.crash.leader import Lead
 from tests.crash.oracle import check_answers
-from tests.crash.points import Point
 from tests.crash.raw import Raw, quick_producer
 from tests.crash.scenario import SPEED, Scenario
-from tests.crash.zygote import Child, Zygote
 from tests.memory.table import MemoryStore, MemoryTable
+from tests.workload.leader import Lead
+from tests.workload.points import Point
+from tests.workload.zygote import Child, Zygote
 
 CASE_DEADLINE_S = 60.0
 AFTER_DECISION = Point("after-decision", "*", 1, "after")
@@ -116,10 +116,9 @@ class Case:
             place.prefix,
             folder=f"{place.folder}/table",
             name=f"{place.prefix}/{place.cases}/{number}",
-            point=str(point) if point else "",
+            points=(f"kill {point}",) if point else (),
             trace=trace,
             speed=SPEED,
-            prepare=True,
             chunk_bytes=self.chunk_bytes,
         )
         self.children.append(place.zygote.fork(spec))
@@ -133,7 +132,7 @@ class Case:
             if child.running and child.leading:
                 return child
             if not child.running:
-                if not (isinstance(child.spec, Lead) and child.spec.point and child.killed):
+                if not (isinstance(child.spec, Lead) and child.spec.points and child.killed):
                     raise AssertionError(
                         f"{child.spec.name} ended by itself: {child.status}, {child.events[-3:]}"
                     )

@@ -70,7 +70,7 @@ class Locking(Scenario):
         self.created = True
 
     def key(self, number: int) -> bytes:
-        """Rows of former cases are none of these."""
+        """A key of this case alone."""
         return f"{self.ids['rows'].hex()}-{number}".encode()
 
     def _events(self, which: str, stream: str, count: int) -> list[tuple[bytes, bytes]]:

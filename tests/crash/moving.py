@@ -16,7 +16,7 @@ from tests.crash.raw import Raw, Refused
 from tests.crash.scenario import LONG_MS, WAIT_MS, WIDE, Scenario
 
 FORMER, LATTER = b"f" * 16, b"l" * 16  # fencing tokens
-SHOTS = {"first": (0, 1), "of former": (0, 3), "last": (1, 3)}  # task and sequence that tell of it
+SHOTS = {"first": (0, 1), "of former": (0, 3), "last": (1, 3)}  # task and sequence that show it
 
 
 @dataclass
@@ -49,8 +49,8 @@ class Moving(Scenario):
             ("a commit that moves both", self.journal),
             ("take one of them", lambda: self.take(LATTER, (1,), (1,))),
             ("commit what is lost", self.lose),
-            ("go on with the other", lambda: self.shot("of former", FORMER, (0,), 3)),
-            ("go on with this one", lambda: self.shot("last", LATTER, (1,), 3)),
+            ("continue with the other", lambda: self.shot("of former", FORMER, (0,), 3)),
+            ("continue with this one", lambda: self.shot("last", LATTER, (1,), 3)),
         ]
 
     # -- steps ----------------------------------------------------------------------------------------
@@ -102,7 +102,7 @@ class Moving(Scenario):
     # -- the checks -----------------------------------------------------------------------------------
 
     def states(self, client: Raw) -> dict[str, str]:
-        """Of one-shots that move positions the tasks' rows tell."""
+        """The tasks' rows show the state of one-shots that move positions."""
         tasks = self.tasks(client)
         found = super().states(client)
         for which, (task, sequence) in SHOTS.items():

@@ -1,4 +1,10 @@
-"""What has to hold on the log, whatever happened: read raw, and held against what clients were told."""
+"""What has to hold on the log, whatever happened, and no client sees; it is read raw.
+
+The history checker judges events, transactions and their order by what clients recorded. Here are the parts that
+no history has: the chain of a stream's history, the ranges and vectors of its records, epochs and key ranges, terms
+and rounds of the status log, and which producer appended a batch. `check_stream` counts events, too, for tests that
+record no history.
+"""
 
 from __future__ import annotations
 
@@ -97,7 +103,7 @@ def partitions_of(log: Log, topics: Iterable[str]) -> list[TopicPartition]:
 
 
 def read_stream(log: Log, stream: str, idle: Callable[[], None] = lambda: None) -> StreamLog:
-    """A stream with its history: all that the history tells, and whatever came since. ``idle``: of `read_all`."""
+    """A stream with its history, and what was appended since. ``idle``: of `read_all`."""
     topic = stream.replace("/", ".")
     history = TopicPartition(f"{topic}.history", 0)
     batches = read_all(log, [history], idle=idle)
@@ -121,7 +127,7 @@ def check_stream(stream: StreamLog, under_way: Collection[bytes] = ()) -> None:
     by_partition: dict[int, list[Seen]] = defaultdict(list)
     for event in stream.events:
         by_partition[event.partition].append(event)
-    told: Counter[bytes | None] = Counter()
+    counted: Counter[bytes | None] = Counter()
     ends: dict[int, int] = {}
     before: tuple[int, int] = (-1, -1)  # offset, timestamp
     committed: set[bytes | None] = set()  # None: plain writes
@@ -150,7 +156,7 @@ def check_stream(stream: StreamLog, under_way: Collection[bytes] = ()) -> None:
                     f"the history says {part.count} of {record.txn_id.hex()}"
                 )
                 assert part.first >= ends.get(part.partition, 0), f"{name}: ranges overlap"
-                told[txn_id] += part.count
+                counted[txn_id] += part.count
                 ends[part.partition] = part.end
         vector = {p.partition: p.offset for p in record.vector}
         for partition, end in ends.items() if has_vector(record) else ():
@@ -159,8 +165,8 @@ def check_stream(stream: StreamLog, under_way: Collection[bytes] = ()) -> None:
     seen = Counter(
         e.txn_id for e in stream.events if e.txn_id in committed or e.txn_id not in under_way
     )
-    assert seen == told, (
-        f"{name}: {sum(seen.values())} events, the history tells {sum(told.values())}"
+    assert seen == counted, (
+        f"{name}: {sum(seen.values())} events, the history says {sum(counted.values())}"
     )
 
 
@@ -250,6 +256,17 @@ def _check_layout(here: str, record: EpochRecord, reference: EpochRecord) -> Non
         assert have == want, f"{here}: not a duplicate of {reference.stream_epoch}"
         epochs = {s.segment_id >> 32 for s in record.segments}
         assert epochs == {record.stream_epoch}, f"{here}: segments of {epochs}"
+
+
+def figures(stream: StreamLog) -> str:
+    """A stream's commits, events and epochs in numbers."""
+    epochs = [record for _, record in stream.history if isinstance(record, EpochRecord)]
+    own = sum(e.reference_epoch == e.stream_epoch for e in epochs) - 1
+    commits = sum(isinstance(record, CommitRecord) for _, record in stream.history)
+    return (
+        f"{commits} commits, {len(stream.events)} events, {own} scalings, "
+        f"{len(epochs) - 1 - own} duplicate epochs"
+    )
 
 
 @dataclass

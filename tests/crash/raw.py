@@ -1,6 +1,6 @@
 """A client in one file that shares no code with the library's: docs/protocol.md by hand.
 
-Steps are made by the caller; nothing is sent or asked behind its back, and every id can be given. While it
+The caller makes the steps; nothing else is sent or asked, and every id can be given. While it
 waits for an answer it calls ``idle``, so that a test can start the next controller there.
 """
 

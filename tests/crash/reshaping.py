@@ -73,7 +73,7 @@ class Reshaping(Scenario):
         self.client.ask(r.Register(token, pen.receipt()))
 
     def scale(self, segments: int) -> None:
-        """The stream has so many segments then."""
+        """Scale the stream to that many segments."""
         answer = self.client.ask(r.Scale(self.stream, segments, (), ()))
         assert [len(s.segments) for s in answer.streams] == [segments]
         # The client's producer, too, has to know the new partitions.

@@ -1,7 +1,7 @@
 """The standard scenario: everything that a controller does, once, by a client that never gives up.
 
 Each step is a command under ids that the client made before, so it can be repeated across any crash. What
-the client was told is kept, and held against the log by `check`.
+the client was answered is kept, and `check` compares it with the log.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ ENDS = {
 class Scenario:
     """One run of the scenario in a scope of its own.
 
-    ``written``: payloads by transaction and stream. ``acknowledged``: what its clients were told.
+    ``written``: payloads by transaction and stream. ``acknowledged``: what its clients were answered.
     ``finals``: every final answer that anybody got.
     """
 
@@ -257,7 +257,7 @@ class Scenario:
         return found
 
     def check(self, log: Log, auditor: Raw) -> dict[str, StreamLog]:
-        """Everything that was told is so; each transaction is there whole or not at all.
+        """All answers are true; each transaction is there whole or not at all.
 
         A command may be under way: what changes while this looks is left for the next time.
         """
@@ -295,7 +295,7 @@ class Scenario:
                 self._check_order(stream, partition)
 
     def _check_order(self, stream: StreamLog, partition: int) -> None:
-        """Events of one writer and key stand in the order in which they were written."""
+        """Events of one writer and key are in the order in which they were written."""
         last: dict[tuple[bytes | None, bytes | None], bytes] = {}
         for event in stream.events:
             if event.partition == partition:

@@ -24,7 +24,7 @@ from anabranch.protocol.schemas import records as r
 from tests.conftest import Broker
 from tests.contract.helpers import wait_stable
 from tests.crash.cases import Case, Place
-from tests.crash.zygote import Zygote
+from tests.workload.zygote import Zygote
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(180)]
 STEPS = 50
@@ -119,7 +119,7 @@ def stopped(zygote: Zygote, broker: Broker, log: Log) -> Stopped:
         steps[name]()
     steps["write and keep open"]()
     made = Stopped(place, case, log)
-    wait_stable(log, {made.status})  # no marker of a round before lands behind the last one's rows
+    wait_stable(log, {made.status})  # no marker of a round lands after the next one's rows
     case.client.ask(r.GetState(case.scenario.ids["kept"]))  # a round after the last write
     end(case)
     return made
@@ -147,7 +147,7 @@ def test_deleted_it_is_built_again_equal(here: Stopped) -> None:
     shutil.rmtree(here.folder)
     assert here.lead() == before
     assert here.reads[0] == 0, "the whole log was read"
-    case = here.case  # and the transaction that was open goes on to its commit
+    case = here.case  # and the transaction that was open can be committed
     case.fork().wait_leading()
     case.client.start()
     case.scenario.commit_kept()

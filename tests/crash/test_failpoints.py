@@ -1,6 +1,6 @@
 """Killed before and after every port call, a controller loses nothing and does nothing twice.
 
-The scenario is recorded first: its calls are the points, so a new call is cut at without being told. Then, for
+The scenario is recorded first: its calls are the points, so a new call needs no list. Then, for
 each point, the scenario runs with a SIGKILL there, and the next leader finishes it with the same client.
 """
 
@@ -23,15 +23,15 @@ from anabranch.ports import Log
 from tests.conftest import Broker
 from tests.crash.cases import AFTER_DECISION as FIRST_DECISION
 from tests.crash.cases import LAST_DECISION, Case, Place
-from tests.crash.leader import Lead
 from tests.crash.living import Living
 from tests.crash.locking import Locking
 from tests.crash.moving import Moving
-from tests.crash.points import Point
 from tests.crash.reshaping import CHUNK_BYTES, Reshaping
 from tests.crash.scenario import Scenario
-from tests.crash.zygote import Zygote
 from tests.failpoints import AFTER_DECISION
+from tests.workload.leader import Lead
+from tests.workload.points import Point
+from tests.workload.zygote import Zygote
 
 LANES, FEW_LANES = (
     4,
@@ -104,10 +104,10 @@ class Killing(NamedTuple):
     point: Point
 
     @property
-    def told(self) -> str:
+    def title(self) -> str:
         """For people."""
         who = ("first", "second")[self.leader]
-        return f"{who} leader{' of a new cluster' if self.fresh else ''}: {self.point.told}"
+        return f"{who} leader{' of a new cluster' if self.fresh else ''}: {self.point.title}"
 
 
 @dataclass
@@ -129,7 +129,7 @@ class Lanes:
         )
 
     def used(self) -> Place:
-        """A place with its streams made, which nobody has."""
+        """A place with its streams made, which no case uses."""
         with suppress(IndexError):
             return self._ready.pop()
         place = self.new()
@@ -170,7 +170,7 @@ def record(lanes: Lanes, place: Place, folder: Path) -> list[list[Point]]:
 def record_all(lanes: Lanes, folder: Path) -> tuple[list[list[Point]], list[list[Point]]]:
     """The calls in a new place and in a used one. Once more, if a round's offsets were guessed wrong.
 
-    When markers land is a matter of time: nobody can be killed there for sure.
+    When markers land is a matter of time: a kill may miss it.
     """
     for again in reversed(range(5)):
         place = lanes.new()
@@ -197,7 +197,7 @@ def killings(
     found = [Killing(i, False, p) for i, points in enumerate(used) for p in points]
     found += [Killing(i, True, p) for i, points in enumerate(new) for p in points]
     # A guess that was missed even in the last recording is not missed there again for sure; and in a slow one a
-    # stream was quiet for so long that it was looked at (`QuietStreams`), which changes nothing.
+    # stream was quiet until `QuietStreams` asked for it, which changes nothing.
     by_time = [k for k in found if k.point.name == "end:abort" or "_compare" in k.point.site]
     found = [k for k in found if k not in by_time]
     if every:
@@ -230,7 +230,7 @@ def run(lanes: Lanes, killing: Killing) -> str:
         case = lanes.case(place, [*before, killing.point])
         try:
             case.run()
-        except Exception as error:  # noqa: BLE001 - reported with its point, beside the others
+        except Exception as error:  # noqa: BLE001 - reported with its point, after all others
             lanes.leave(place)
             at = case.scenario.transcript[-1:]
             return f"{at}: {type(error).__name__}: {error}"
@@ -279,7 +279,7 @@ def test_killed_at_every_call(
 def kill_at(
     todo: Sequence[tuple[Lanes, list[Killing]]], count: int, subtests: pytest.Subtests
 ) -> str:
-    """All cases, at most so many of a play at once; how many there were, and how long it took."""
+    """Run all cases, at most ``count`` of a play at once. Returns their number and time as a text."""
     started = time.monotonic()
     queues = [(lanes, deque(points)) for lanes, points in todo]
     wrong: list[tuple[Killing, str]] = []
@@ -303,7 +303,7 @@ def kill_at(
     seconds = time.monotonic() - started
     for killing, why in wrong:
         if why:
-            with subtests.test(killing.told):
+            with subtests.test(killing.title):
                 pytest.fail(why, pytrace=False)
-    told = ", ".join(f"{lanes.play.scenario.__name__} {len(points)}" for lanes, points in todo)
-    return f"killed at points ({told}) in {seconds:.0f} s"
+    played = ", ".join(f"{lanes.play.scenario.__name__} {len(points)}" for lanes, points in todo)
+    return f"killed at points ({played}) in {seconds:.0f} s"

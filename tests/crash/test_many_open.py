@@ -17,10 +17,10 @@ from anabranch.ports import Log
 from anabranch.protocol.schemas import records as r
 from tests.conftest import Broker
 from tests.core.labels import SECRET, Begun
-from tests.crash.leader import Lead
 from tests.crash.oracle import check_stream, read_stream
 from tests.crash.raw import Raw, make_txn_id, make_writer, quick_producer
-from tests.crash.zygote import Child, Zygote
+from tests.workload.leader import Lead
+from tests.workload.zygote import Child, Zygote
 
 MANY = int(os.environ.get("ANABRANCH_OPEN", "10000"))
 AT_ONCE = 2_000
@@ -52,7 +52,7 @@ def test_ten_thousand_open(
         lines.append(f"{what:<28}{time.monotonic() - began:6.1f} s")
 
     def lead(name: str) -> Child:
-        spec = Lead(broker.bootstrap, prefix, name, folder=str(tmp_path / name), prepare=True)
+        spec = Lead(broker.bootstrap, prefix, name, folder=str(tmp_path / name))
         child = zygote.fork(spec)
         child.wait_leading(LEAD_DEADLINE_S)
         return child
@@ -118,13 +118,13 @@ def test_ten_thousand_open(
 
     with timed("ask for the state of all"):
         check_open()
-    beside = []
+    others = []
     for n in range(20):
         began = time.monotonic()
-        event = r.Event(stream, -1, b"beside", f"beside {n}".encode(), (), -1)
+        event = r.Event(stream, -1, b"other", f"other {n}".encode(), (), -1)
         client.ask(r.OneShot(make_txn_id(), scope, None, (event,)))
-        beside.append(time.monotonic() - began)
-    lines.append(f"a one-shot beside them      {sorted(beside)[10] * 1000:6.1f} ms (median)")
+        others.append(time.monotonic() - began)
+    lines.append(f"a one-shot meanwhile        {sorted(others)[10] * 1000:6.1f} ms (median)")
     first.kill()
     with timed("a successor leads, from nothing"):
         second = lead("second")
@@ -144,7 +144,7 @@ def test_ten_thousand_open(
     second.kill()
     found = read_stream(log, stream)
     check_stream(found)
-    seen = sorted(e.value for e in found.events if e.key != b"beside")
+    seen = sorted(e.value for e in found.events if e.key != b"other")
     assert seen == sorted(values[:half])
     for line in lines:
         measured(line)

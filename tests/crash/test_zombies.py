@@ -19,30 +19,34 @@ from anabranch.kafka.log import KafkaLog
 from anabranch.ports import Log, TopicPartition
 from tests.conftest import Broker
 from tests.crash.cases import Place
-from tests.crash.leader import Lead
 from tests.crash.locking import Locking
 from tests.crash.oracle import partitions_of, stamps
-from tests.crash.points import Point
 from tests.crash.raw import Raw
 from tests.crash.scenario import SPEED, Scenario
-from tests.crash.zygote import Child, Zygote
+from tests.workload.leader import Lead
+from tests.workload.points import Point
+from tests.workload.zygote import Child, Zygote
 
 LANES = 3
 LEADING = "take the lead"
-FENCED = 3  # the exit code of a child that was told that another one leads
+FENCED = 3  # the exit code of a child that learned that another one leads
 
 
 class Moment(NamedTuple):
-    """When a zombie freezes: in which step of the scenario, at which call."""
+    """When a zombie freezes: in which step of the scenario, at which call.
+
+    ``few``: one of those around what fences it, around what makes a round last, or around what orders its appends.
+    """
 
     step: str
     name: str
     phase: str
     n: int = 1
     site: str = "*"
+    few: bool = False
 
     @property
-    def told(self) -> str:
+    def title(self) -> str:
         return f"{self.step}: {self.phase} {self.name}" + (f" {self.n}" if self.n > 1 else "")
 
 
@@ -51,50 +55,35 @@ MERGE = "append:journal+status+stream"
 MOMENTS = [
     # design §5
     Moment(LEADING, "producer:a", "before"),
-    Moment(LEADING, "producer:a", "after"),
-    Moment(LEADING, "producer:b", "before"),
+    Moment(LEADING, "producer:a", "after", few=True),
+    Moment(LEADING, "producer:b", "before", few=True),
     Moment(LEADING, "producer:b", "after"),
     Moment(LEADING, "append:status", "before"),
-    Moment(LEADING, "append:status", "after"),
-    Moment(LEADING, "end:commit", "before"),
+    Moment(LEADING, "append:status", "after", few=True),
+    Moment(LEADING, "end:commit", "before", few=True),
     Moment(LEADING, "end:commit", "after"),
     Moment(LEADING, "end_offsets", "after", 3, "*fold_to_end*"),
     Moment(LEADING, "table:rows", "before", 2),
     # between rounds and inside one
-    Moment(COMMIT, "fetch:commands+control+journal", "before"),
+    Moment(COMMIT, "fetch:commands+control+journal", "before", few=True),
     Moment(COMMIT, "append:journal+status", "before"),
-    Moment(COMMIT, "after-decision", "after"),
+    Moment(COMMIT, "after-decision", "after", few=True),
     Moment(COMMIT, "fetch:journal", "before"),
     Moment(COMMIT, MERGE, "before"),
-    Moment(COMMIT, MERGE, "after"),
+    Moment(COMMIT, MERGE, "after", few=True),
     Moment(COMMIT, "append:history", "before"),
     Moment(COMMIT, "append:history", "after"),
-    Moment(COMMIT, "end:commit", "before", 1, "*data*"),
-    Moment(COMMIT, "end:commit", "after", 1, "*data*"),
+    Moment(COMMIT, "end:commit", "before", 1, "*data*", few=True),
+    Moment(COMMIT, "end:commit", "after", 1, "*data*", few=True),
     Moment(COMMIT, "table:rows", "before", 1, "*data*"),
     Moment(ONE_SHOT, "append:*stream", "before"),
     Moment(ONE_SHOT, "append:*history*", "after"),
-    Moment(ONE_SHOT, "end:commit", "before"),
-    Moment(ONE_SHOT, "send:replies", "before"),
-    Moment("abort", "append:journal+status", "before", 1, "*ABORTED*"),
-    Moment("go stale", "append:*", "before", 1, "*ABORTED*"),
+    Moment(ONE_SHOT, "end:commit", "before", few=True),
+    Moment(ONE_SHOT, "send:replies", "before", few=True),
+    Moment("abort", "append:journal+status", "before", 1, "*ABORTED*", few=True),
+    Moment("go stale", "append:*", "before", 1, "*ABORTED*", few=True),
 ]
-# Around what fences it, and around what makes a round last.
-FEW = [
-    Moment(LEADING, "producer:a", "after"),
-    Moment(LEADING, "producer:b", "before"),
-    Moment(LEADING, "append:status", "after"),
-    Moment(LEADING, "end:commit", "before"),
-    Moment(COMMIT, "fetch:commands+control+journal", "before"),
-    Moment(COMMIT, "after-decision", "after"),
-    Moment(COMMIT, MERGE, "after"),
-    Moment(COMMIT, "end:commit", "before", 1, "*data*"),
-    Moment(COMMIT, "end:commit", "after", 1, "*data*"),
-    Moment(ONE_SHOT, "end:commit", "before"),
-    Moment(ONE_SHOT, "send:replies", "before"),
-    Moment("abort", "append:journal+status", "before", 1, "*ABORTED*"),
-    Moment("go stale", "append:*", "before", 1, "*ABORTED*"),
-]
+FEW = [moment for moment in MOMENTS if moment.few]
 # Without KIP-890 the epoch of a producer stays through all its transactions.
 OLD_PROTOCOL = [
     Moment(LEADING, "producer:a", "after"),
@@ -136,12 +125,10 @@ class Haunted:
             place.prefix,
             folder=f"{place.folder}/{name}",
             name=f"{place.prefix}/{name}",
-            point=str(point) if point else "",
-            action="stop",
+            points=(f"stop {point}",) if point else (),
             armed=armed,
             speed=SPEED,
             again=point is None,
-            prepare=True,
             chunk_bytes=self.chunk_bytes,
             threads=True,
         )
@@ -197,7 +184,7 @@ class Haunted:
         self.scenario.check_end(self.place.log, self.auditor)
         self.place.check_log()
         if (moment.step, moment.name, moment.phase) != (LEADING, "producer:a", "before"):
-            # (That one had not begun to lead: when it goes on, it rightly does.)
+            # (That one had not begun to lead: when it continues, it rightly does.)
             self.check_stamps(other, marks)
 
     # -- who appended what ----------------------------------------------------------------------------
@@ -215,10 +202,11 @@ class Haunted:
         return self.place.log.end_offsets(self.partitions(), committed=False)
 
     def check_stamps(self, other: Child, marks: dict[TopicPartition, int]) -> None:
-        """Whatever lies behind the marks was appended by the one that leads, committed or not."""
+        """All that follows the marks was appended by the one that leads, committed or not."""
         epochs: dict[int, int] = {}
         for producer_id, epoch in other.said("leads")[0]["producers"]:
             epochs[producer_id] = epoch
+        assert epochs, "the other one did not say by which producers it leads"
         late = [
             s
             for s in stamps(self.place.log, self.partitions())
@@ -248,7 +236,7 @@ def haunt(
         haunted = Haunted(place, moment, play, chunk_bytes)
         try:
             haunted.run()
-        except Exception as error:  # noqa: BLE001 - reported with its moment, beside the others
+        except Exception as error:  # noqa: BLE001 - reported with its moment, after all others
             return f"{haunted.scenario.transcript[-1:]}: {type(error).__name__}: {error}"
         finally:
             place.remove()
@@ -257,7 +245,7 @@ def haunt(
     moments = list(moments)
     with ThreadPoolExecutor(LANES) as pool:
         wrong = pool.map(one, enumerate(moments))
-        return {m.told: why for m, why in zip(moments, wrong, strict=True) if why}
+        return {m.title: why for m, why in zip(moments, wrong, strict=True) if why}
 
 
 @pytest.mark.broker
@@ -279,8 +267,8 @@ def test_a_zombie_does_nothing(
     moments: list[Moment],
     play: type[Scenario],
 ) -> None:
-    for told, why in haunt(zygote, broker, log, moments, play).items():
-        with subtests.test(told):
+    for title, why in haunt(zygote, broker, log, moments, play).items():
+        with subtests.test(title):
             pytest.fail(why, pytrace=False)
 
 
@@ -295,8 +283,8 @@ def test_a_zombie_does_nothing_under_the_older_protocol(
         wrong = haunt(zygote, broker_tv0, log, OLD_PROTOCOL)
     finally:
         log.close()
-    for told, why in wrong.items():
-        with subtests.test(told):
+    for title, why in wrong.items():
+        with subtests.test(title):
             pytest.fail(why, pytrace=False)
 
 

@@ -1,4 +1,4 @@
-"""Three brokers, and a process that forks their clients."""
+"""Three brokers that replicate."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Iterator
 import pytest
 
 from anabranch.infra.cluster import EmbeddedCluster
-from tests.crash.zygote import Zygote
 
 
 @pytest.fixture(scope="module")
@@ -16,10 +15,3 @@ def three_brokers() -> Iterator[EmbeddedCluster]:
     with EmbeddedCluster(3, quick_start=True) as embedded:
         yield embedded
         embedded.kill()
-
-
-@pytest.fixture(scope="module")
-def zygote() -> Iterator[Zygote]:
-    """Forks clients; they end with it."""
-    with Zygote("tests.faults.crew") as warm:
-        yield warm

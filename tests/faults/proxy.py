@@ -51,11 +51,11 @@ class Held:
         return self._caught.is_set()
 
     def let_go(self) -> None:
-        """Let it go on to the broker; returns at once."""
+        """Deliver it to the broker; returns at once."""
         self._free.set()
 
     def deliver(self, deadline_s: float = DEADLINE_S) -> bytes:
-        """Let it go on, and wait for the broker's answer: a frame with its length."""
+        """Deliver it, and wait for the broker's answer: a frame with its length."""
         self.wait_caught(deadline_s)
         self.let_go()
         assert self._answered.wait(deadline_s), f"the broker does not answer {self.request}"
@@ -89,7 +89,7 @@ class Held:
 
 @dataclass(frozen=True)
 class Delay:
-    """The request (and what comes behind it) is late, or its answer (``answer``)."""
+    """The request (and what follows it) is late, or its answer (``answer``)."""
 
     seconds: float
     answer: bool = False
@@ -99,7 +99,7 @@ class Delay:
 class Cut:
     """The connection is cut: before the request got through, or after (its answer is lost).
 
-    ``within``: after so many bytes of the request or, if ``after``, of the answer got through.
+    ``within``: after that many bytes of the request or, if ``after``, of the answer got through.
     """
 
     after: bool = False
@@ -342,7 +342,7 @@ class _Connection:
             while True:
                 answer = read_frame(self._broker)
                 with self._lock:
-                    # An answer without a request is the broker's affair; it goes on as it is.
+                    # An answer without a request is the broker's affair; it is passed on as it is.
                     request, action = self._awaited.pop(correlation_of(answer), (None, None))
                     self._lock.notify_all()
                 match action:

@@ -1,4 +1,4 @@
-"""Every kind of fault by itself: what is struck, how, and whether who reads is in a group.
+"""Every kind of fault by itself: what is struck, how, and whether the readers are in a group.
 
 Kafka's own matrix (its system test ``transactions_test.py``) is {hard, clean} x {client, broker} x {ordered,
 grouped}. Here there are frozen ones, brokers that have transactions or groups in hand, all brokers at once and
@@ -8,21 +8,20 @@ our controllers, too. A cell takes half a minute; the mixed run (`test_faults.py
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from anabranch.infra.cluster import EmbeddedCluster
-from tests.crash.zygote import Zygote
-from tests.faults.faults import HOWS, WHOMS, How, Whom, fault
-from tests.faults.judging import SEED, judged
-from tests.faults.team import Team
+from tests.faults.faults import HOWS, WHOMS, Faults, How, Whom, fault
+from tests.workload.crew import SEED, Crew
+from tests.workload.leaders import Services
+from tests.workload.zygote import Zygote
 
 CELLS = [(how, whom, group) for whom in WHOMS for how in HOWS for group in ("ordered", "grouped")]
 CELL_FAULTS = 2
-CELL_COMMITS = 10  # told before each of them
+CELL_COMMITS = 10  # answered before each of them
 pytestmark = [pytest.mark.broker, pytest.mark.soak]
 
 
@@ -41,22 +40,21 @@ def test_cell(
 ) -> None:
     """One thing is struck, while transactions are written and read."""
     chance = random.Random(f"{SEED}/{how}/{whom}/{reading}")
+    crew = Crew(zygote, three_brokers.bootstrap, tmp_path, chance)
+    services = Services(crew.bootstrap, tmp_path, crew.prefix)
+    faults = Faults(crew, three_brokers, services)
     grouped = reading == "grouped"
-    readers = [("ordered", grouped), ("transactions", grouped), ("raw", False)]
-    if grouped:
-        readers.insert(0, ("ordered", True))
-    team = Team(zygote, three_brokers, tmp_path, chance, readers)
-    faults = [fault(chance, how, whom) for _ in range(CELL_FAULTS)]
+    readers = [crew.reader(mode, grouped=grouped) for mode in ("ordered", "transactions")]
+    readers += [crew.reader("raw"), *[crew.reader("ordered", grouped=True)] * grouped]
     print(f"ANABRANCH_SEED={SEED}")
-    began = time.monotonic()
     try:
-        team.start()
-        for one in faults:
-            team.work_on(CELL_COMMITS, 30.0)
-            team.suffer(one)
-        team.finish()
+        crew.start(services, [*crew.writers(2, 2), *readers])
+        for one in [fault(chance, how, whom) for _ in range(CELL_FAULTS)]:
+            crew.work_on(CELL_COMMITS, 30.0)
+            faults.suffer(one)
+        crew.finish()
     finally:
-        team.close()
-    judged(team, measured, f"{how} {whom} {reading}", time.monotonic() - began)
+        crew.close()
+    crew.judged(measured, f"{how} {whom} {reading}, {faults.figures()}")
     if whom == "coordinator":
-        assert set(team.struck) - {"idle"}, "no coordinator was struck while it had work in hand"
+        assert set(faults.struck) - {"idle"}, "no coordinator was struck while it had work in hand"

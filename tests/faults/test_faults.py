@@ -1,7 +1,7 @@
 """Faults on the real thing: three brokers, controllers, writers and readers, killed, frozen and restarted.
 
-All of it mixed; each kind by itself is in `test_cells.py`. The history of what everybody asked and was told is
-judged by the checker, which knows nothing of the product.
+All of it mixed; `test_cells.py` has each kind by itself. The checker, which imports nothing of the product, judges
+the history.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ from anabranch.batches.records import Record, decode_records, encode_batch
 from anabranch.infra.cluster import EmbeddedCluster
 from anabranch.kafka.log import KafkaLog
 from anabranch.ports import TopicPartition, TopicSpec
-from tests.crash.zygote import Zygote
-from tests.faults.faults import WHOMS, schedule
-from tests.faults.judging import SEED, judged
-from tests.faults.team import Team
+from tests.faults.faults import WHOMS, Faults, schedule
+from tests.workload.crew import SEED, Crew
+from tests.workload.leaders import Services
+from tests.workload.readers import MODES
+from tests.workload.zygote import Zygote
 
 SOON_S = 10.0
 MIXED_S = float(os.environ.get("ANABRANCH_FAULTS_S", "180"))
@@ -93,25 +94,21 @@ def test_mixed(
     measured: Callable[[str], None],
     seconds: float,
 ) -> None:
-    """Brokers, and the processes beside them, each as the schedule says, while a stream is scaled."""
-    chance = random.Random(f"{SEED}/mixed")
+    """Brokers and processes, each as the schedule says, while a stream is scaled."""
+    crew = Crew(zygote, three_brokers.bootstrap, tmp_path, random.Random(f"{SEED}/mixed"))
+    services = Services(crew.bootstrap, tmp_path, crew.prefix)
+    faults = Faults(crew, three_brokers, services)
     readers = [
-        *[("ordered", True)] * 2,
-        *[("transactions", True)] * 2,
-        ("ordered", False),
-        ("transactions", False),
-        ("raw", False),
-        ("snapshots", False),
+        *[crew.reader("ordered", grouped=True)] * 2,
+        *[crew.reader("transactions", grouped=True)] * 2,
+        *[crew.reader(mode) for mode in MODES],
     ]
-    team = Team(zygote, three_brokers, tmp_path, chance, readers)
     plans = [schedule(random.Random(f"{SEED}/{whoms}"), whoms) for whoms in (WHOMS[:3], WHOMS[3:])]
     print(f"ANABRANCH_SEED={SEED}")
-    began = time.monotonic()
     try:
-        team.start()
-        began = time.monotonic()
-        team.endure(plans, seconds)
-        team.finish()
+        crew.start(services, [*crew.writers(2, 2), *readers])
+        faults.endure(plans, seconds)
+        crew.finish()
     finally:
-        team.close()
-    judged(team, measured, "mixed", time.monotonic() - began)
+        crew.close()
+    crew.judged(measured, f"mixed, {faults.figures()}")

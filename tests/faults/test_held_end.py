@@ -1,4 +1,4 @@
-"""An EndTxn that is held in the network and let go in the next native transaction (KAFKA-17754).
+"""An EndTxn that is held in the network, and delivered in the next native transaction (KAFKA-17754).
 
 Plain librdkafka shows the known anomaly, with every ``transaction.version``; ours must not, with any.
 """
@@ -9,7 +9,7 @@ import itertools
 import random
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
@@ -31,7 +31,7 @@ from anabranch.ports import (
 from tests.cluster import ControllerProcess
 from tests.contract.helpers import batch, wait_stable
 from tests.crash.oracle import read_status
-from tests.faults.network_proxy import Network, read_committed, start_network
+from tests.faults.network_proxy import Network, start_network
 from tests.faults.proxy import Before, Held, Hold, Rules
 from tests.faults.proxy_frames import (
     ADD_PARTITIONS_TO_TXN,
@@ -41,6 +41,7 @@ from tests.faults.proxy_frames import (
     Request,
 )
 from tests.infra.kafka import finalized_features
+from tests.workload.last import Log
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(240)]
 
@@ -88,7 +89,7 @@ def network(networks: Callable[[int], Network], version: int) -> Iterator[Networ
 
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine that stops for a second costs no append: nobody repeats a round here."""
+    """A machine that stops for a second costs no append: no round is repeated here."""
     monkeypatch.setattr(transactional_producer, "LEADER_S", 15.0)
 
 
@@ -104,7 +105,7 @@ def topic(network: Network, unique: str) -> str:
 def hold(
     network: Network, api: int, transactional_id: str | None = None, size: int = 0, **how: bool
 ) -> Held:
-    """Hold the next request of an api; if given, of a transactional id, and of at least so many bytes."""
+    """Hold the next request of an api; if given, of a transactional id, and of at least ``size`` bytes."""
     held = Held()
     rules = network.proxy.policy
     assert isinstance(rules, Rules)
@@ -119,15 +120,16 @@ def hold(
     return held
 
 
-def values(network: Network, topic: str) -> list[str]:
-    """All that is committed, of both partitions."""
-    wait_for_markers(network, topic, BOTH)
-    found = read_committed(network.direct, topic, BOTH)
-    return [value.decode() for number in BOTH for _, value in found[number]]
+def values(network: Network, topic: str, partitions: Iterable[int] = BOTH) -> list[str]:
+    """All that is committed, partition by partition, as any consumer reads it."""
+    wait_for_markers(network, topic, partitions)
+    with closing(Log(network.direct)) as log:
+        messages = [one for number in partitions for one in log.read(topic, number)[2]]
+    return [(one.value() or b"").decode() for one in messages]
 
 
 def wait_for_markers(network: Network, topic: str, partitions: Iterable[int]) -> None:
-    """EndTxn is answered before the partitions have heard of it."""
+    """EndTxn is answered before the partitions have its markers."""
     log = KafkaLog(network.direct)
     wait_stable(log, {TopicPartition(topic, number) for number in partitions})
     log.close()
@@ -164,7 +166,7 @@ def test_librdkafka_tears_a_transaction(network: Network, topic: str, end: str) 
     producer.produce(topic, b"N.0", partition=0)
     producer.produce(topic, b"N.1", partition=1)
     assert producer.flush(30) == 0
-    ends[end](30)  # told: ok
+    ends[end](30)  # answered: ok
     assert held.caught, "its first request should have been held"
     producer.begin_transaction()
     producer.produce(topic, b"M.0", partition=0)
@@ -172,12 +174,12 @@ def test_librdkafka_tears_a_transaction(network: Network, topic: str, end: str) 
     assert held.deliver_end() == 0, "the broker takes it for the end of N+1"
     producer.produce(topic, b"M.1", partition=1)
     assert producer.flush(30) == 0
-    ends[other](30)  # told: ok
+    ends[other](30)  # answered: ok
     if end == "commit":
-        # N+1 was aborted, so its client was told; half of it can be read.
+        # N+1 was aborted, as its client was answered; half of it can be read.
         assert values(network, topic) == ["N.0", "M.0", "N.1"]
     else:
-        # N+1 was committed, so its client was told; half of it is lost.
+        # N+1 was committed, as its client was answered; half of it is lost.
         assert values(network, topic) == ["M.1"]
 
 
@@ -236,7 +238,7 @@ def test_what_is_held_touches_no_later_transaction(
         first.append(put(topic, 1, "N.1"))
     held = hold(network, api, topic, cut=cut)
     steps: dict[str, Callable[[], object]] = {"commit": first.commit, "abort": first.abort}
-    same = first.is_v2 and what == "produce"  # its abort lets it go on
+    same = first.is_v2 and what == "produce"  # after its abort it continues
     with pytest.raises(LogUnavailable if same else LogUncertain):
         steps.get(what, lambda: first.append(put(topic, 1, "N.1")))()
     with pytest.raises(LogRefused if same else LogUncertain):
@@ -259,13 +261,13 @@ def test_what_is_held_touches_no_later_transaction(
 def test_a_held_initialisation_fences_but_tears_nothing(
     network: Network, topic: str, make_producer: Callable[[], KafkaProducer]
 ) -> None:
-    """InitProducerId carries no epoch: a late one ends whatever is open. The producer hears of it."""
+    """InitProducerId carries no epoch: a late one ends whatever is open, and the producer learns it."""
     held = hold(network, INIT_PRODUCER_ID, topic, cut=True)
     first = make_producer()
     assert held.caught, "its first request should have been held"
     first.append(put(topic, 0, "N.0"))
     held.deliver()
-    with pytest.raises((LogFenced, LogUncertain)):  # noqa: PT012 - either may be the first to hear
+    with pytest.raises((LogFenced, LogUncertain)):  # noqa: PT012 - either may be the first to fail
         first.append(put(topic, 1, "N.1"))
         first.commit()
     second = make_producer()
@@ -353,10 +355,7 @@ def test_an_append_in_doubt_costs_no_lead(
         log = KafkaLog(network.direct)
         terms = read_status(log, prefix).terms
         log.close()
-    topic = stream.replace("/", ".")
-    wait_for_markers(network, topic, BOTH)
-    found = read_committed(network.direct, topic, BOTH)
-    seen = sorted(value.decode().split()[0] for number in BOTH for _, value in found[number])
+    seen = sorted(value.split()[0] for value in values(network, stream.replace("/", ".")))
     assert seen == sorted(f"{number}.{part}" for number in range(ROUNDS) for part in range(4))
     assert len(terms) == 1
 
@@ -430,9 +429,6 @@ def test_commit_rounds_stay_whole(
         assert late[0] in FENCED
         committed.append("last")
 
-    log = stream.replace("/", ".")
-    wait_for_markers(network, log, segments)
-    found = read_committed(network.direct, log, segments)
-    seen = sorted(value.decode() for number in segments for _, value in found[number])
+    seen = sorted(values(network, stream.replace("/", "."), segments))
     assert seen == sorted(f"{name}.{part}" for name in committed for part in range(4))
     assert len(segments) == 2

@@ -9,7 +9,6 @@ import argparse
 import multiprocessing
 import os
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -27,6 +26,7 @@ from anabranch.topics.names import commands_topic
 from anabranch.types import Lane
 from tests.cluster import start_cluster
 from tests.crash.raw import make_txn_id, quick_producer
+from tests.workload.steady import COMMITTED, Steady, steadily
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(400)]
 
@@ -64,34 +64,19 @@ def flood(bootstrap: str, on: Event) -> None:
             time.sleep(0.005)
 
 
-def committing(
-    client: anabranch.Client, lane: str, over: threading.Event, waits: list[float]
-) -> None:
-    while not over.is_set():
-        began = time.monotonic()
-        txn = client.begin("shop")
-        txn.write(f"shop/{lane}", b"v", key=b"k")
-        txn.commit(timeout=30)
-        waits.append(time.monotonic() - began)
-        over.wait(0.01)
-
-
 def measure(clients: dict[str, anabranch.Client], seconds: float) -> list[float]:
     """The seconds that each one-shot of the other lanes took."""
-    over = threading.Event()
-    waits: list[float] = []
-    threads = [
-        threading.Thread(target=committing, args=(client, lane, over, waits))
+    steady = [
+        Steady(client, f"shop/{lane}", name=f"{lane}-{n}", pause=0.01, timeout=30)
         for lane, client in clients.items()
-        for _ in range(AT_ONCE)
+        for n in range(AT_ONCE)
     ]
-    for thread in threads:
-        thread.start()
-    time.sleep(seconds)
-    over.set()
-    for thread in threads:
-        thread.join(60)
-    return waits
+    with steadily(*steady):
+        time.sleep(seconds)
+    commits = [one for client in steady for one in client.commits]
+    failed = [one for one in commits if one.result != COMMITTED]
+    assert not failed, failed[:3]
+    return [one.slowest for one in commits]
 
 
 def part(waits: list[float], percent: int) -> float:
@@ -139,8 +124,10 @@ def run(bootstrap: str, seconds: float, tell: Callable[[str], object]) -> tuple[
     calm.sort()
     hot.sort()
     for name, waits in (("calm", calm), ("flood", hot)):
-        told = ", ".join(f"p{p} {part(waits, p) * 1000:.0f} ms" for p in (50, 95, PERCENT))
-        tell(f"{name}: {len(waits)} one-shots of others, {told}, longest {waits[-1] * 1000:.0f} ms")
+        shares = ", ".join(f"p{p} {part(waits, p) * 1000:.0f} ms" for p in (50, 95, PERCENT))
+        tell(
+            f"{name}: {len(waits)} one-shots of others, {shares}, longest {waits[-1] * 1000:.0f} ms"
+        )
     tell(f"the flooded lane: {waited:,} commands wait, uses {usage}")
     return part(calm, PERCENT), part(hot, PERCENT), waited
 

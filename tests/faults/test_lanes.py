@@ -1,13 +1,13 @@
-"""One lane in trouble of all kinds, under load: others commit as ever, nothing lies, and it goes on by itself.
+"""One lane in trouble of all kinds, under load: others commit as ever, answers are true, and it recovers.
 
-Each lane's client commits one-shots and holds transactions open by heartbeats alone, all the time.
+Each lane's clients commit one-shots and hold transactions open by heartbeats alone, all the time.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 import anabranch
-from anabranch.errors import AnabranchError, NotReady, OutcomeUnknown, UnknownTransaction
+from anabranch.errors import NotReady, UnknownTransaction
 from anabranch.ports import TopicPartition, TopicSpec
 from anabranch.protocol.ids import SECRET_SIZE
 from anabranch.protocol.schemas import records as r
@@ -26,6 +26,7 @@ from anabranch.topics.names import commands_topic, replies_topic
 from anabranch.topics.rights import TOPIC, Right, client_rights
 from tests.crash.raw import Raw, make_txn_id
 from tests.secured_lanes import CONTROLLER, LanesPlace, at_last, lanes_place
+from tests.workload.steady import COMMITTED, UNKNOWN, Commit, Steady, steadily
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(300)]
 
@@ -38,84 +39,21 @@ KEEPALIVE_S = 2.0
 # A silent transaction's keepalive, and until it is noticed at the latest; a flood lasts for 6 s.
 STALE_S = 1.0 + 4.5
 FLOOD = 12_000  # commands; the quota lets 2,000 a second pass
-COMMITTED, UNKNOWN = "COMMITTED", "UNKNOWN"
-
-
-@dataclass
-class Try:
-    """One commit. ``told``: COMMITTED, UNKNOWN, or the name of an error that says that nothing changed."""
-
-    value: bytes
-    began: float
-    txn_id: bytes | None = None
-    told: str = ""
-    ended: float = 0.0
-    slowest: float = 0.0  # seconds of its longest call
-
-
-@dataclass
-class Load:
-    """A lane's client: one-shots, and transactions that live by their heartbeats."""
-
-    lane: str
-    client: anabranch.Client
-    over: threading.Event
-    tries: list[Try] = field(default_factory=list)
-
-    def threads(self) -> list[threading.Thread]:
-        return [
-            threading.Thread(target=run, args=(hold,))
-            for run, hold in ((self.run, 0.0), (self.run, 2 * KEEPALIVE_S))
-        ]
-
-    def run(self, hold_s: float) -> None:
-        number = 0
-        while not self.over.is_set():
-            self.one(b"%s-%d-%d" % (self.lane.encode(), hold_s > 0, number), hold_s)
-            number += 1
-            self.over.wait(0.02)
-
-    def one(self, value: bytes, hold_s: float) -> Try:
-        found = Try(value, time.monotonic())
-        self.tries.append(found)
-        txn = self.client.begin("shop", keepalive=KEEPALIVE_S)
-
-        def timed(call: Callable[[], object]) -> None:
-            began = time.monotonic()
-            try:
-                call()
-            finally:
-                found.slowest = max(found.slowest, time.monotonic() - began)
-
-        try:
-            txn.write(f"shop/{self.lane}", value, key=b"k")
-            if hold_s:
-                timed(txn.flush)
-                self.over.wait(hold_s)
-            found.txn_id = txn.txn_id
-            timed(txn.commit)
-            found.told = COMMITTED
-        except OutcomeUnknown as error:
-            found.txn_id, found.told = error.txn_id, UNKNOWN
-        except AnabranchError as error:
-            found.told = f"{type(error).__name__}: {error}"
-        found.ended = time.monotonic()
-        return found
 
 
 @dataclass
 class Scene:
-    """The place, its loads by lane, and commands by hand."""
+    """The place, its clients by lane (one-shots, and transactions that are held open), and commands by hand."""
 
     place: LanesPlace
-    loads: dict[str, Load]
+    clients: dict[str, list[Steady]]
     raws: dict[str, Raw]
     chance: random.Random
     calm_until: float = 0.0
     never: set[bytes] = field(default_factory=set)  # values that must not be committed
 
     def silent(self, lane: str) -> bytes:
-        """Begin a transaction that nothing is heard of again. Returns its id."""
+        """Begin a transaction that sends nothing more. Returns its id."""
         begin = r.Begin(make_txn_id(), "shop", None, 1_000, os.urandom(SECRET_SIZE))
         self.raws[lane].ask(begin)
         return begin.txn_id
@@ -126,12 +64,9 @@ class Scene:
     def trouble(self, lane: str) -> str:
         return next(x.trouble for x in self.place.operator.lanes() if x.name == lane)
 
-    def goes_on(self, lane: str) -> None:
-        told = len(self.loads[lane].tries)
-        until = time.monotonic() + 30
-        while not any(one.told == COMMITTED for one in self.loads[lane].tries[told:]):
-            assert time.monotonic() < until, (lane, self.trouble(lane), self.loads[lane].tries[-3:])
-            time.sleep(0.05)
+    def commits(self, lane: str) -> list[Commit]:
+        """What its clients asked for."""
+        return [one for client in self.clients[lane] for one in client.commits]
 
 
 Trouble = Callable[[Scene], AbstractContextManager[object]]
@@ -142,7 +77,7 @@ Trouble = Callable[[Scene], AbstractContextManager[object]]
 
 @contextmanager
 def blocked(scene: Scene) -> Iterator[None]:
-    """Blocked: what is sent meanwhile is never carried out, once the lane goes on neither."""
+    """Blocked: commands that are sent meanwhile are never executed, nor are they after the end of it."""
     scene.place.operator.block_lane(ETL)
     since = time.monotonic()
     value = b"sent while blocked"
@@ -152,10 +87,10 @@ def blocked(scene: Scene) -> Iterator[None]:
     raw.producer.flush(10)
     yield
     until = time.monotonic()
-    tries = [x for x in scene.loads[ETL].tries if x.began >= since and 0 < x.ended <= until]
-    assert tries
-    assert COMMITTED not in {one.told for one in tries}
-    scene.never |= {value, *(one.value for one in tries)}
+    found = [x for x in scene.commits(ETL) if x.began >= since and 0 < x.ended <= until]
+    assert found
+    assert COMMITTED not in {one.result for one in found}
+    scene.never |= {value, *(one.value for one in found)}
     scene.place.operator.unblock_lane(ETL)
 
 
@@ -164,13 +99,13 @@ def denied(topic: str, operation: str, scene: Scene) -> Iterator[None]:
     """The controller may not read the lane's commands, or write its answers: `lane list` says so."""
     with scene.place.secured.denied(CONTROLLER, Right(TOPIC, topic, operation, "")):
         yield
-        # It is tried now and then, and told well until that fails.
+        # It is tried now and then, and the lane seems well until that fails.
         at_last(lambda: ready("AUTHORIZATION_FAILED" in scene.trouble(ETL)))
 
 
 @contextmanager
 def taken(at: int, scene: Scene) -> Iterator[None]:
-    """The lane's principal may not send commands any more, or hear answers."""
+    """The lane's principal may not send commands any more, or read answers."""
     right = list(client_rights(lane=ETL))[at]
     scene.place.secured.revoke(ETL, [right])
     yield
@@ -200,9 +135,10 @@ def flooded(scene: Scene) -> Iterator[None]:
     # Now: what waits is gone some seconds later.
     at_last(lambda: ready(any(x.name == ETL and x.waiting for x in scene.place.operator.lanes())))
     yield
-    found = Try(b"live", time.monotonic(), live.txn_id, COMMITTED)
+    now = time.monotonic()
     live.commit()
-    scene.loads[ETL].tries.append(found)
+    found = Commit(b"live", now, now, result=COMMITTED, txn_id=live.txn_id)
+    scene.clients[ETL][0].commits.append(found)
     at_last(lambda: ready(scene.is_aborted(silent)))
 
 
@@ -235,30 +171,28 @@ def test_others_go_on(tmp_path: Path) -> None:
     streams = [f"shop/{lane}" for lane in LANES]
     granted = {lane: {f"shop/{lane}": ["write", "describe"]} for lane in LANES}
     with lanes_place(tmp_path, granted, streams) as place:
-        over = threading.Event()
-        loads = {
-            lane: Load(lane, place.client(lane, timeout=1.5 if lane in (ETL, MUTE) else 20), over)
-            for lane in LANES
-        }
-        scene = Scene(place, loads, {lane: place.raw(lane) for lane in (ETL, *OTHERS)}, chance)
-        at_last(lambda: [loads[lane].client.describe(f"shop/{lane}") for lane in LANES])
-        threads = [thread for load in loads.values() for thread in load.threads()]
-        for thread in threads:
-            thread.start()
+        clients = {}
+        for lane in LANES:
+            client = place.client(lane, timeout=1.5 if lane in (ETL, MUTE) else 20)
+            common = partial(Steady, client, f"shop/{lane}", keepalive=KEEPALIVE_S)
+            clients[lane] = [
+                common(name=f"{lane}-shot"),
+                common(name=f"{lane}-held", holds=2 * KEEPALIVE_S),
+            ]
+        scene = Scene(place, clients, {lane: place.raw(lane) for lane in (ETL, *OTHERS)}, chance)
+        at_last(lambda: [clients[lane][0].client.describe(f"shop/{lane}") for lane in LANES])
         try:
-            time.sleep(CALM_S)
-            scene.calm_until = time.monotonic()
-            for name in names:
-                print(f"{time.monotonic():.1f} {name}")
-                with PASSING[name](scene):
-                    wait_out(scene)
-                scene.goes_on(ETL)
-            print(f"{time.monotonic():.1f} topics made again")
-            made_again = topics_made_again(scene)
+            with steadily(*itertools.chain(*clients.values())):
+                time.sleep(CALM_S)
+                scene.calm_until = time.monotonic()
+                for name in names:
+                    print(f"{time.monotonic():.1f} {name}")
+                    with PASSING[name](scene):
+                        wait_out(scene)
+                    clients[ETL][0].wait_more(1, 30.0)
+                print(f"{time.monotonic():.1f} topics made again")
+                made_again = topics_made_again(scene)
         finally:
-            over.set()
-            for thread in threads:
-                thread.join(60)
             print("\n".join(place.controller.log_file.read_text().splitlines()[-60:]))
         judge(scene, made_again)
 
@@ -300,36 +234,36 @@ def topics_made_again(scene: Scene) -> float:
 
 
 def judge(scene: Scene, made_again: float) -> None:
-    """Compare what lanes were told with what the streams have; others' commits were quick, and none failed."""
-    for lane, load in scene.loads.items():
-        ended = [one for one in load.tries if one.told]
+    """Compare what lanes were answered with what the streams have; others' commits were quick, and none failed."""
+    for lane in scene.clients:
+        ended = [one for one in scene.commits(lane) if one.result]
         with anabranch.connect(scene.place.secured.broker.bootstrap) as plain:
             stream = f"shop/{lane}"
             seen = [event.value or b"" for event in plain.snapshot(stream).read(stream)]
         values = set(seen)
         assert len(values) == len(seen), f"{lane}: nothing twice"
-        told = [one for one in ended if one.told == COMMITTED]
-        unsaid = [one for one in ended if one.told == UNKNOWN]
-        refused = [one for one in ended if one.told not in (COMMITTED, UNKNOWN)]
+        good = [one for one in ended if one.result == COMMITTED]
+        unsaid = [one for one in ended if one.result == UNKNOWN]
+        refused = [one for one in ended if one.result not in (COMMITTED, UNKNOWN)]
         longest = max(one.slowest for one in ended)
         print(
-            f"{lane}: {len(told)} committed, {len(unsaid)} unknown, {len(refused)} refused, {longest:.2f} s"
+            f"{lane}: {len(good)} committed, {len(unsaid)} unknown, {len(refused)} refused, {longest:.2f} s"
         )
-        assert {one.value for one in told} <= values
+        assert {one.value for one in good} <= values
         assert [one for one in refused if one.value in values] == []
         assert not values & scene.never
         for one in unsaid:
             assert one.txn_id is not None
             assert (one.value in values) == is_committed(scene, one.txn_id), one
         if lane in OTHERS:
-            calm = [one.slowest for one in told if one.ended < scene.calm_until]
+            calm = [one.slowest for one in good if one.ended < scene.calm_until]
             assert (refused, unsaid) == ([], [])
             assert longest < max(SLOWEST_S, 4 * max(calm)), (
                 "the machine is as busy as it was in calm"
             )
-    late = [one for one in scene.loads[ETL].tries if one.began > made_again]
+    late = [one for one in scene.commits(ETL) if one.began > made_again]
     assert late
-    assert not {one.value for one in late if one.told == COMMITTED}
+    assert not {one.value for one in late if one.result == COMMITTED}
     place = TopicPartition(replies_topic(lane=MUTE), 0)
     ends = scene.place.log.end_offsets([place], committed=False)
     assert ends[place] == 0, "no answer goes to a topic that the lane was not made with"

@@ -8,25 +8,20 @@ from __future__ import annotations
 import os
 import random
 import shutil
-import signal
-import time
 from collections.abc import Callable
 
 import pytest
 
 import anabranch
-from anabranch.errors import RetryError
 from anabranch.infra.cluster import EmbeddedCluster
 from checker.recorder import SUFFIX, Recorder
-from tests.crash.children import wait_more
-from tests.crash.zygote import Child, Zygote
-from tests.faults.crew import READY_S
-from tests.faults.faults import Whom, schedule
-from tests.faults.judging import SEED, judged
-from tests.faults.last import Log, read_events, record_log
-from tests.faults.moving_money import PAIR, TOTAL, Move, tables_of
-from tests.faults.team import Team
+from tests.faults.faults import Faults, Whom, schedule
 from tests.tables.recorded import RecordedTables, RecordedWrites, id_of, text
+from tests.workload.children import wait_more
+from tests.workload.crew import READY_S, SEED, Crew
+from tests.workload.leaders import Services
+from tests.workload.money import PAIR, TOTAL, Move
+from tests.workload.zygote import Zygote
 
 SECONDS = float(os.environ.get("ANABRANCH_FAULTS_S", "180"))
 MOVERS = 3
@@ -34,93 +29,43 @@ FEW = 20  # fewer commits show nothing; how many there are is the machine's spee
 pytestmark = [pytest.mark.broker, pytest.mark.soak, pytest.mark.timeout(300 + 3 * SECONDS)]
 
 
-class Movers(Team):
-    """Controllers, and processes that move money."""
-
-    @property
-    def streams(self) -> list[str]:
-        return list(tables_of(self.scope))
-
-    def start(self) -> None:
-        self._start_controllers()
-        with self.connect() as client:
-            for table in self.streams:
-                self._create(client, table)
-            recorder = Recorder(self.history / f"start{SUFFIX}")
-            with client.begin(self.scope) as begun:
-                txn = RecordedWrites(recorder, begun, self.scope, "start")
-                for n in range(8):
-                    row = b"%d/start.%d" % (TOTAL // 8, n)
-                    txn.write(self.streams[0], row, b"a%02d" % n)
-                for table in self.streams:
-                    txn.write(table, f"50/start.{table}".encode(), PAIR.encode())
-                txn.commit()
-        for slot in range(MOVERS):
-            self._move(slot)
-        for child in self.clients:
-            child.wait_said("works", READY_S)
-        self.note("all work")
-
-    def _create(self, client: anabranch.Client, table: str) -> None:
-        """As soon as a controller has made its topics."""
-        until = time.monotonic() + READY_S
-        while True:
-            try:
-                client.create_table(table, 2, timeout=READY_S)
-                return
-            except RetryError:
-                if time.monotonic() > until:
-                    raise
-
-    def _move(self, slot: int) -> None:
-        where = {"scope": self.scope, "spool": str(self.history), "slot": slot}
-        seed = self.chance.randrange(1 << 30)
-        bootstrap, prefix = self.cluster.bootstrap, self.prefix
-        self._fork(Move(bootstrap, prefix, self._name("mover"), **where, seed=seed))  # type: ignore[arg-type]
-
-    def _again(self, child: Child) -> None:
-        self.clients.remove(child)
-        self._gone.append(child)
-        assert isinstance(child.spec, Move)
-        self._move(child.spec.slot)
-
-    def commits(self) -> int:
-        """Those told so far."""
-        return sum(len(child.said("told")) for child in (*self.clients, *self._gone))
-
-    def finish(self) -> None:
-        """All end what is under way; no transaction stays open."""
-        self._over.set()
-        self._finish_by = time.monotonic() + 240.0
-        self._check_running()
-        for child in list(self.clients):
-            child.wait_said("works", READY_S)
-            child.signal(signal.SIGTERM)
-            child.wait_ended(120.0)
-            if child.status != 0:
-                self.defects.append(f"{child.spec.name}: {child.status} {child.events[-3:]}")
-        for child in [*self.clients, *self._gone]:
-            self._count(child)
-        with self.connect() as client:
-            self._wait_ended(client)
+def start(crew: Crew, services: Services) -> None:
+    """Tables with their first rows, and processes that move money."""
+    crew.leaders = services
+    services.start()
+    with crew.connect() as client:
+        for table in crew.streams:
+            crew.until_ready(lambda table=table: client.create_table(table, 2, timeout=READY_S))  # type: ignore[misc]
+        recorder = Recorder(crew.history / f"start{SUFFIX}")
+        with client.begin(crew.scope) as begun:
+            txn = RecordedWrites(recorder, begun, crew.scope, "start")
+            for n in range(8):
+                row = b"%d/start.%d" % (TOTAL // 8, n)
+                txn.write(crew.streams[0], row, b"a%02d" % n)
+            for table in crew.streams:
+                txn.write(table, f"50/start.{table}".encode(), PAIR.encode())
+            txn.commit()
+    what = {"streams": crew.streams, "spool": str(crew.history)}
+    movers = [Move(crew.bootstrap, crew.prefix, slot=slot, **what) for slot in range(MOVERS)]  # type: ignore[arg-type]
+    crew.begin(movers)
 
 
-def look(team: Movers, client: anabranch.Client, recorder: Recorder) -> None:
+def look(crew: Crew, client: anabranch.Client, recorder: Recorder) -> None:
     """Each process's folder, as it was left, and a new one: now, and at times that others read at."""
     times: list[int] = []
     for slot in range(MOVERS + 1):
-        with client.replica(*team.streams, folder=team.history / f"{slot}.rows") as rows:
-            bank = RecordedTables(lambda: recorder, rows, team.scope, f"folder {slot}")
-            for at in (None, *team.chance.sample(times, min(5, len(times)))):
+        with client.replica(*crew.streams, folder=crew.history / f"{slot}.rows") as rows:
+            bank = RecordedTables(lambda: recorder, rows, crew.scope, f"folder {slot}")
+            for at in (None, *crew.chance.sample(times, min(5, len(times)))):
                 with bank.snapshot(at=at, timeout=60.0) as view:
                     times += [] if at else [view.timestamp]
-                    for table in team.streams:
+                    for table in crew.streams:
                         for _ in view.scan(table):
                             pass
-    for table in team.streams:
-        with recorder.asking("changes", table=table, start=0, before=True) as told:
-            rows_before = team.history / f"{table.partition('/')[2]}.changes"
-            told["rows"] = [
+    for table in crew.streams:
+        with recorder.asking("changes", table=table, start=0, before=True) as answer:
+            rows_before = crew.history / f"{table.partition('/')[2]}.changes"
+            answer["rows"] = [
                 [
                     text(c.key),
                     id_of(c.before),
@@ -130,7 +75,7 @@ def look(team: Movers, client: anabranch.Client, recorder: Recorder) -> None:
                 ]
                 for c in client.changes(table, until="end", before=True, folder=rows_before)
             ]
-            told["until"] = max((row[3] for row in told["rows"]), default=0)
+            answer["until"] = max((row[3] for row in answer["rows"]), default=0)
 
 
 def test_money(
@@ -139,26 +84,21 @@ def test_money(
     tmp_path_factory: pytest.TempPathFactory,
     measured: Callable[[str], None],
 ) -> None:
-    """The total is right at every timestamp; all that was read stood so, at the snapshot and below the commit."""
+    """The total is right at every timestamp; each read has what the log had then, and at its commit."""
     print(f"ANABRANCH_SEED={SEED}")
     chance = random.Random(f"{SEED}/tables")
     folder = tmp_path_factory.mktemp("tables")
-    team = Movers(zygote, three_brokers, folder, chance, [])
+    crew = Crew(zygote, three_brokers.bootstrap, folder, chance, ("accounts", "limits"))
+    services = Services(crew.bootstrap, folder, crew.prefix)
+    faults = Faults(crew, three_brokers, services)
     try:
-        team.start()
+        start(crew, services)
         whoms: list[tuple[Whom, ...]] = [("broker",), ("controller", "client")]
-        team.endure([schedule(random.Random(f"{SEED}/{w}"), w) for w in whoms], SECONDS)
-        wait_more(team.commits)
-        team.finish()
-        recorder = Recorder(team.history / f"last{SUFFIX}")
-        with team.connect() as client:
-            look(team, client, recorder)
-        log = Log(three_brokers.bootstrap)
-        record_log(recorder, log, read_events(log, team.streams, tables=True), table=True)
-        log.close()
-        team.told = team.commits()
-        judged(team, measured, "money in tables", SECONDS)
+        faults.endure([schedule(random.Random(f"{SEED}/{w}"), w) for w in whoms], SECONDS)
+        wait_more(crew.commits)
+        crew.finish_tables(lambda client, recorder: look(crew, client, recorder))
+        crew.judged(measured, f"money in tables, {faults.figures()}")
     finally:
-        team.close()
-    assert team.told > FEW, "too little was done under the faults"
+        crew.close()
+    assert crew.commits() > FEW, "too little was done under the faults"
     shutil.rmtree(folder, ignore_errors=True)

@@ -25,13 +25,12 @@ from anabranch.ports import Log
 from tests import shifted
 from tests.cluster import START_DEADLINE_S, Cluster, ControllerProcess
 from tests.conftest import Broker
-from tests.crash.oracle import check_epochs, check_stream, read_stream
-from tests.crash.test_mixed import figures
-from tests.crash.test_random_kills import SEED
+from tests.crash.oracle import check_epochs, check_stream, figures, read_stream
 from tests.ledger.child import START, STEPS, TABLE
 from tests.ledger.places import PostgresPlace
 from tests.owned import send_signal, start_module
 from tests.postgres import Postgres, server
+from tests.workload.crew import SEED
 
 SCOPES = "shop", "bank", "till"
 STREAMS = [f"{scope}/postings" for scope in SCOPES]

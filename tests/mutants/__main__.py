@@ -107,8 +107,8 @@ def _simulator(given: argparse.Namespace, book: _Book) -> bool:
 
 def _broker(given: argparse.Namespace, book: _Book) -> bool:
     from anabranch.infra.broker import EmbeddedBroker
-    from tests.crash.zygote import Zygote
     from tests.mutants.workload import TRIALS
+    from tests.workload.zygote import Zygote
 
     good = True
     with Zygote() as zygote, EmbeddedBroker(quick_start=True) as broker:

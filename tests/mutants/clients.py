@@ -148,9 +148,9 @@ def deleted_are_adopted(real: Any, index: CommitIndex, *place: int) -> Any:
 
 
 @wrapping(CommittedLog, "__init__")
-def read_uncommitted(real: Any, source: CommittedLog, raw: Any, clock: Any) -> None:
+def read_uncommitted(real: Any, source: CommittedLog, raw: Any, *more: Any) -> None:
     """Readers see what native transactions appended that were aborted, or are not ended."""
-    real(source, raw, clock)
+    real(source, raw, *more)
     source.raw = Mock(wraps=raw)
     source.raw.fetch = lambda *given, **how: raw.fetch(*given, **how | {"committed": False})
 

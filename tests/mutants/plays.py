@@ -79,7 +79,7 @@ class _Between:
 def a_rival_leads_between_a_and_b() -> None:
     """One took A; another one led, did a round through B, and holds A; then the first takes B.
 
-    Only the TERM record, which goes through A, tells the first one that it is too late. Each of the two could do
+    Only the TERM record, which goes through A, shows the first one that it is too late. Each of the two could do
     one more round, on a fold without the other's.
     """
     world, _ = _opened()
@@ -120,16 +120,16 @@ def heartbeats_wait_unread() -> None:
 def a_number_comes_too_late() -> None:
     """Numbers 1 and 3 of a series are committed; then a client comes with number 2."""
     world, leader = _opened()
-    told = []
+    answers = []
     for number in (1, 3, 2):
         _, token = _begin(world, leader)
-        told.append(world.ask(leader, r.Commit(token, (), (), "series", 1000, number)))
-    assert [getattr(answer, "state", None) for answer in told[:2]] == ["COMMITTED"] * 2
-    assert isinstance(told[2], r.Refusal), f"number 2 is {told[2].state} after number 3"
+        answers.append(world.ask(leader, r.Commit(token, (), (), "series", 1000, number)))
+    assert [getattr(answer, "state", None) for answer in answers[:2]] == ["COMMITTED"] * 2
+    assert isinstance(answers[2], r.Refusal), f"number 2 is {answers[2].state} after number 3"
 
 
 def some_writers_are_left_out() -> None:
-    """One writer registered, another one's receipt is named: who asks is told who was taken."""
+    """One writer registered, another one's receipt is named: the answer says which was taken."""
     world, leader = _opened()
     txn_id, token = _begin(world, leader)
     touched = world.ask(leader, r.Touch(token, STREAM))
@@ -140,7 +140,7 @@ def some_writers_are_left_out() -> None:
     world.ask(leader, r.Register(token, mine))
     outcome = world.ask(leader, r.Commit(token, (), (other,), None, 1000))
     assert _values(world) == [b"2"]
-    assert outcome.writers == (other,), "it is told that writers were taken that were not"
+    assert outcome.writers == (other,), "the answer names writers that were not taken"
 
 
 def a_commit_is_sent_again_and_again() -> None:
@@ -213,7 +213,7 @@ def a_zombie_reads_on() -> None:
 
 
 def a_carrier_outlives_its_leader() -> None:
-    """A leader that carries a merge is followed by another one, and does one more chunk before it hears of it."""
+    """A leader that carries a merge is followed by another one, and does one more chunk before it learns it."""
     world = World()
     old = world.controller("old", chunk_bytes=CHUNK_BYTES)
     old.lead()
@@ -316,7 +316,7 @@ def a_lane_is_blocked_for_a_while() -> None:
 
 
 def a_lane_is_answered() -> None:
-    """A lane asks: nobody else can read the answer."""
+    """A lane asks: no other lane can read the answer."""
     world, leader = _opened()
     _lane(world, leader)
     sent = world.send(_shot(world), lane=LANE)

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Broker
-from tests.crash.zygote import Zygote
 from tests.mutants.catalogue import named
 from tests.mutants.workload import TRIALS, Workload
+from tests.workload.zygote import Zygote
 
 MOST_RUNS = 4
 WORK_S = 2.5

@@ -1,50 +1,49 @@
 """A small recorded workload on a real broker, with a planted bug or none, for the history checker to judge.
 
-Two processes of writers, one of readers, somebody who scales, and controllers that are left alone, killed,
-frozen or overtaken (`Trial`). At the end everything calms down, all outcomes are asked for once more, and the
-log is read raw. Run it by `scripts/mutants`.
+Two processes of writers, one of readers, scalings, and controllers that are left alone, killed, frozen or overtaken
+(`Trial`). Run it by `scripts/mutants`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import random
-import signal
 import time
-import uuid
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import anabranch
-from anabranch.errors import AnabranchError, RetryError
+from anabranch.errors import AnabranchError
 from anabranch.kafka.log import KafkaLog
 from checker import judge
-from checker.recorder import Recorder, Unknown
+from checker.recorder import SUFFIX, Recorder
 from checker.report import Report
 from tests.crash.oracle import check_stream, read_stream
-from tests.crash.zygote import Child, Zygote
-from tests.faults.last import Log, read_events, record_log
 from tests.mutants.catalogue import Mutant
-from tests.mutants.processes import CALL_S, Lead, Read, Work
-from tests.mutants.reading import LAST, take_snapshot
-from tests.mutants.writing import ask_state, value_of
+from tests.workload.crew import Crew, Patience
+from tests.workload.leaders import Forked
+from tests.workload.writers import Plan
+from tests.workload.zygote import Zygote
 
-SEGMENTS = 2
 MOST_SEGMENTS = 4
 INVARIANT = "InvariantViolation"
 START_S = 30.0
-END_S = 30.0
+# Short, as a planted bug may keep anything from its end.
+PATIENCE = Patience(end=12.0, catch_up=12.0, whole=60.0, is_strict=False)
+KINDS = {
+    "one_shot": 4, "short": 4, "attempts": 3, "aborted": 2, "crowd": 2, "big": 1, "numbered": 2, "ask": 2,
+}  # fmt: skip
+PLAN = Plan(kinds=KINDS, keys=8, big=120, keepalive=2.0, forgotten=2.0, plain=0.2, call=8.0)
 
 
 @dataclass(frozen=True)
 class Trial:
-    """What happens to controllers meanwhile, at points drawn anew for each leader.
+    """What happens to controllers meanwhile, at points drawn for each leader.
 
     ``kill``: where one is killed, and the next one leads. ``stop``: where one is frozen; its successor is frozen
-    at ``meet``, the first one goes on, and then its successor. ``work_s``: how long all this lasts. ``machines``:
-    how many have a controller's table; with one, each leader goes on with that of the one before.
+    at ``meet``, the first one continues, and then its successor. ``work_s``: how long all this lasts. ``machines``:
+    how many have a controller's table; with one, each leader has that of the one before.
     """
 
     kill: tuple[str, ...] = ()
@@ -98,48 +97,61 @@ class Verdict:
         return f"{kinds}{oracle}{stopped} ({self.seconds:.1f} s)"
 
 
-@dataclass
 class Workload:
     """One run. ``folder`` gets the histories and the controllers' tables."""
 
-    zygote: Zygote
-    bootstrap: str
-    folder: Path
-    mutant: Mutant | None = None
-    trial: Trial = field(default_factory=Trial)
-    seed: int = 0
-    stopped: list[str] = field(default_factory=list)
-    forked: int = 0
-    leader: Child | None = None
-
-    def __post_init__(self) -> None:
-        self.prefix = f"mu{uuid.uuid4().hex[:6]}"
-        self.streams = (f"{self.prefix}-s/a", f"{self.prefix}-s/b")
-        self.chance = random.Random(self.seed)
-        self.histories = self.folder / "histories"
+    def __init__(
+        self,
+        zygote: Zygote,
+        bootstrap: str,
+        folder: Path,
+        mutant: Mutant | None = None,
+        trial: Trial | None = None,
+        seed: int = 0,
+    ) -> None:
+        self.trial = trial or Trial()
+        self.crew = Crew(zygote, bootstrap, folder, random.Random(seed), ("a", "b"))
+        self.crew.is_quiet = True
+        self.crew.plan = PLAN
+        self.crew.patience = PATIENCE
+        self.chance = self.crew.chance
+        name = mutant.name if mutant else ""
+        self.in_clients = name if mutant and mutant.by_clients else ""
+        how = {
+            "mutant": "" if self.in_clients else name,
+            "chunk_bytes": self.trial.chunk_bytes,
+            "again": False,
+            "tidy": True,
+        }
+        self.leaders = Forked(
+            zygote, bootstrap, folder, self.crew.prefix, self.chance, self.trial.machines, 0.0, how
+        )
 
     def run(self) -> Verdict:
         """All of it, and the judgement."""
         began = time.monotonic()
-        self.histories.mkdir(parents=True)
-        recorder = Recorder(self.histories / "main.history")
-        leader = self._lead(())
-        leader.wait_leading(START_S)
-        with anabranch.connect(self.bootstrap, prefix=self.prefix, timeout=CALL_S) as client:
-            for stream in self.streams:
-                client.create_stream(stream, SEGMENTS)
-            children = self._start_clients()
-            self._stir(client, recorder)
-            self._end(client, recorder, children)
-        recorder.close()
-        report = judge(self.histories)
-        seconds = time.monotonic() - began
-        return Verdict(report, self._ask_oracle(), self.stopped, seconds)
+        crew = self.crew
+        modes = ("ordered", "transactions", "raw")
+        reads = [(mode, (stream,)) for mode in modes for stream in crew.streams]
+        reader = replace(crew.reader("snapshots"), rests=False)
+        reader = replace(reader, reads=(*reader.reads, *reads))
+        try:
+            clients = [*crew.writers(2), reader]
+            crew.start(self.leaders, [replace(spec, mutant=self.in_clients) for spec in clients])
+            with crew.connect() as client:
+                self._stir(client, Recorder(crew.history / f"scaler{SUFFIX}"))
+            self.leaders.last.kill()
+            self.leaders.fork()  # with the bug, and what it learns from the log alone
+            crew.finish()
+            report = judge(crew.history)
+        finally:
+            crew.close()
+        return Verdict(report, self._ask_oracle(), self._stopped(), time.monotonic() - began)
 
     def _ask_oracle(self) -> str:
-        source = KafkaLog(self.bootstrap)
+        source = KafkaLog(self.crew.bootstrap)
         try:
-            for stream in self.streams:
+            for stream in self.crew.streams:
                 check_stream(read_stream(source, stream))
         except (AssertionError, KeyError) as error:  # a segment that no epoch has is not looked for
             return f"{type(error).__name__}: {error}"
@@ -147,57 +159,14 @@ class Workload:
             source.close()
         return ""
 
-    # -- processes ------------------------------------------------------------------------------------
-
-    def _planted(self, *, by_clients: bool) -> str:
-        return self.mutant.name if self.mutant and self.mutant.by_clients is by_clients else ""
-
-    def _lead(self, points: tuple[str, ...]) -> Child:
-        """One more controller, on the next machine: its table is old, or not there."""
-        self.forked += 1
-        place = self.folder / f"machine-{self.forked % self.trial.machines}"
-        spec = Lead(
-            self.bootstrap,
-            self.prefix,
-            f"c{self.forked}",
-            folder=str(place / "table"),
-            mutant=self._planted(by_clients=False),
-            points=points,
-            chunk_bytes=self.trial.chunk_bytes,
-        )
-        self.leader = self.zygote.fork(spec)
-        return self.leader
-
-    def _start_clients(self) -> list[Child]:
-        mutant, folder = self._planted(by_clients=True), str(self.histories)
-        children = [
-            self.zygote.fork(
-                Work(
-                    self.bootstrap,
-                    self.prefix,
-                    f"w{n}",
-                    streams=self.streams,
-                    folder=folder,
-                    seed=self.seed + n,
-                    mutant=mutant,
-                )
-            )
-            for n in range(2)
-        ]
-        read = Read(
-            self.bootstrap, self.prefix, "r", streams=self.streams, folder=folder, mutant=mutant
-        )
-        children.append(self.zygote.fork(read))
-        for child in children:
-            child.wait_said("works", START_S)
-        return children
-
-    def _note_end(self, child: Child) -> None:
-        """Of a controller that ended: by a point, fenced, or by itself."""
-        if not child.killed:
+    def _stopped(self) -> list[str]:
+        """What ended by itself, neither by a point nor fenced; and what the end lacked."""
+        found = []
+        for child in (*self.leaders.children, *self.crew.clients):
             why = [event["why"] for event in child.said("failed")]
-            if why or child.status not in (0, 3 << 8):
-                self.stopped.append(f"{child.spec.name}: {why or child.status}")
+            if why or (not child.killed and child.status not in (0, 3 << 8)):
+                found.append(f"{child.spec.name}: {why or child.status}")
+        return [*found, *self.crew.defects]
 
     # -- the work -------------------------------------------------------------------------------------
 
@@ -205,46 +174,34 @@ class Workload:
         until = time.monotonic() + self.trial.work_s
         scale_at = 0.0
         if self.trial.kill or self.trial.stop:
-            self._replace_leader()
+            self.leaders.last.kill()
+            self.leaders.fork(*self._points())
         while time.monotonic() < until:
             if time.monotonic() >= scale_at:
                 scale_at = time.monotonic() + self.chance.uniform(0.3, 0.9)
                 self._scale(client, recorder)
             if self.trial.meet:
                 self._meet()
-            leader = self.leader
-            if leader is not None and not leader.running:
-                self._note_end(leader)
-                self._lead(self._points())
+            if not self.leaders.last.running:
+                self.leaders.fork(*self._points())
             time.sleep(0.05)
 
     def _scale(self, client: anabranch.Client, recorder: Recorder) -> None:
-        stream = self.chance.choice(self.streams)
+        stream = self.chance.choice(self.crew.streams)
         segments = self.chance.randint(1, MOST_SEGMENTS)
         with contextlib.suppress(AnabranchError), recorder.asking("scale", stream=stream):
             client.scale(stream, segments, timeout=2.0)
 
-    def _points(self) -> tuple[str, ...]:
+    def _points(self) -> list[str]:
+        """Where the next leader is cut."""
         n, few = self.chance.randint(5, 60), self.chance.randint(1, 6)
-        kill = (
-            [f"kill {self.chance.choice(self.trial.kill).format(n=n, few=few)}"]
-            if self.trial.kill
-            else []
-        )
-        stop = [f"stop {self.trial.stop.format(n=n)}"] if self.trial.stop else []
-        return (*kill, *stop)
-
-    def _replace_leader(self) -> None:
-        """By one that is cut somewhere."""
-        former = self.leader
-        if former is not None:
-            former.kill()
-        self._lead(self._points())
+        points = [f"kill {self.chance.choice(self.trial.kill)}"] if self.trial.kill else []
+        points += [f"stop {self.trial.stop}"] if self.trial.stop else []
+        return [point.format(n=n, few=few) for point in points]
 
     def _meet(self) -> None:
         """A leader and its successor get in each other's way."""
-        first = self.leader
-        assert first is not None
+        first = self.leaders.last
         if self.trial.stop:
             if not first.stopped:
                 return
@@ -252,97 +209,16 @@ class Workload:
             with contextlib.suppress(AssertionError):
                 first.wait_leading(2.0)
             time.sleep(self.chance.uniform(0.1, 0.5))
-        second = self._lead((f"stop {self.trial.meet}", *self._points()))
-        self._wait(lambda: second.stopped or not second.running, 2.0)
+        second = self.leaders.fork(f"stop {self.trial.meet}", *self._points())
+        _wait(lambda: second.stopped or not second.running, 2.0)
         first.go_on()
-        self._wait(lambda: not first.running, 0.4)
+        _wait(lambda: not first.running, 0.4)
         second.go_on()
-        self._wait(lambda: not first.running, 1.5)
+        _wait(lambda: not first.running, 1.5)
         first.kill()
-        self._note_end(first)
-
-    def _wait(self, done: Callable[[], bool], seconds: float) -> bool:
-        until = time.monotonic() + seconds
-        while not done():
-            if time.monotonic() >= until:
-                return False
-            time.sleep(0.01)
-        return True
-
-    # -- the end --------------------------------------------------------------------------------------
-
-    def _end(self, client: anabranch.Client, recorder: Recorder, children: list[Child]) -> None:
-        former = self.leader
-        if former is not None:
-            former.kill()
-            self._note_end(former)
-        last = self._lead(())  # with the bug, and what it has learnt from the log alone
-        *writers, readers = children
-        for writer in writers:
-            writer.signal(signal.SIGTERM)
-        for writer in writers:
-            writer.wait_ended(END_S)
-        self._wait(lambda: last.leading or not last.running, START_S)
-        scope = self.streams[0].partition("/")[0]
-        until = time.monotonic() + 8.0
-        with contextlib.suppress(RetryError):
-            while client.transactions(scope, timeout=2.0) and time.monotonic() < until:
-                time.sleep(0.1)
-        self._say_last(client, recorder)
-        readers.signal(signal.SIGTERM)
-        for txn_id in known_ids(self.histories):
-            if last.running:
-                ask_state(client, recorder, txn_id, final=True)
-        with contextlib.suppress(Unknown):
-            take_snapshot(client, recorder, "last", self.streams)
-        with contextlib.suppress(AssertionError):
-            readers.wait_ended(END_S)
-        if readers.running:
-            self.stopped.append("the readers did not end")
-            readers.kill()
-        for child in children:
-            self.stopped += [f"{child.spec.name}: {e['why']}" for e in child.said("failed")]
-        last.kill()
-        self._note_end(last)
-        log = Log(self.bootstrap)
-        try:
-            record_log(recorder, log, read_events(log, list(self.streams)))
-        finally:
-            log.close()
-
-    def _say_last(self, client: anabranch.Client, recorder: Recorder) -> None:
-        """Events behind which nothing comes, in every segment."""
-        ids = {stream: [f"last.{stream}.{n}" for n in range(60)] for stream in self.streams}
-        (self.histories / LAST).write_text(json.dumps(ids))
-        with (
-            contextlib.suppress(AnabranchError),
-            recorder.asking("begin", txn="last", scope=self.streams[0].partition("/")[0]) as told,
-        ):
-            txn = client.begin(self.streams[0].partition("/")[0])
-            told["txn_id"] = None
-        for stream, its in ids.items():
-            pairs = [(f"last-{n}", id_) for n, id_ in enumerate(its)]
-            with recorder.asking("write", txn="last", writer="own", stream=stream, events=pairs):
-                for key, id_ in pairs:
-                    txn.write(stream, value_of(id_, self.chance), key=key.encode())
-        with (
-            contextlib.suppress(AnabranchError),
-            recorder.asking("commit", txn="last", writers=["own"]) as told,
-        ):
-            result = txn.commit()
-            told.update(
-                txn_id=result.txn_id.hex(),
-                timestamp=result.commit_timestamp,
-                committed=result.counts.committed,
-            )
 
 
-def known_ids(folder: Path) -> list[str]:
-    """The transaction ids that anybody was told, in order. Some still write: their last line may be half a line."""
-    found: dict[str, None] = {}
-    for path in sorted(folder.glob("*.history")):
-        for line in path.read_bytes().split(b"\n")[:-1]:
-            entry = json.loads(line)
-            if entry["kind"] == "told" and entry.get("txn_id"):
-                found[entry["txn_id"]] = None
-    return list(found)
+def _wait(done: Callable[[], bool], seconds: float) -> None:
+    until = time.monotonic() + seconds
+    while not done() and time.monotonic() < until:
+        time.sleep(0.01)

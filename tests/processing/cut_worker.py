@@ -13,7 +13,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from tests.crash.zygote import Spec
+from tests.workload.zygote import Spec
 
 FILES = ("commits.py", "state.py", "table.py", "worker.py")
 LIFE = {

@@ -1,4 +1,7 @@
-"""What a trial of a processor left: its outputs, its state in the log, and its workers' folders."""
+"""What a trial of a processor left: its outputs, its state in the log, and its workers' folders.
+
+All of it is compared with a fold of the input. No history has that: it depends on what the processor computes.
+"""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ SCOPE = os.environ.get("ANABRANCH_TRIAL_SCOPE", "trial")
 TASKS = 16
 CUT_BYTES = 1 << 20
 WINDOW_MS, GRACE_MS, QUIET_MS = 2000, 1000, 1500
-EVERY = 7  # so many numbers apart an event sets a timer
+EVERY = 7  # each event of such a number sets a timer
 
 app = Processor(f"{SCOPE}/sums", tasks=TASKS, commit_interval=0.05, cut_bytes=CUT_BYTES)
 inputs = [app.input(f"{SCOPE}/{name}", value=json) for name in SCOPE_INPUTS]
@@ -62,7 +62,7 @@ START = [0, 0, 0]
 
 
 def following(row: Sequence[int], number: int) -> list[int]:
-    """Count, sum and chain of a key after one more number: the chain tells the order."""
+    """Count, sum and chain of a key after one more number: the chain shows the order."""
     return [row[0] + 1, row[1] + number, crc32(b"%d" % number, row[2])]
 
 

@@ -15,13 +15,13 @@ import pytest
 
 import anabranch
 from tests.cluster import Cluster
-from tests.crash.children import read_on
-from tests.crash.zygote import Child, Zygote
 from tests.processing.cut_worker import FEW_BYTES, Work
 from tests.processing.judging import Found, Seen
 from tests.processing.program import GRACE_MS, WINDOW_MS
 from tests.processing.test_trial import SEED
 from tests.processing.writing import Writing
+from tests.workload.children import read_on
+from tests.workload.zygote import Child, Zygote
 
 FEW = 3  # points that the quick test meets in each way
 TRIES = 4 * FEW

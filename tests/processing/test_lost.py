@@ -1,4 +1,4 @@
-"""Retention took what a processor has not consumed: it stops, or goes on with whole transactions, and counts."""
+"""Retention took what a processor has not consumed: it stops, or skips to whole transactions and counts."""
 
 from __future__ import annotations
 

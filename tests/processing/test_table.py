@@ -75,7 +75,7 @@ def test_a_restore_in_silence_asks_for_the_end_again(
 
 
 def test_a_copy_that_lies_behind_the_end_is_thrown_away(tmp_path: Path) -> None:
-    """The topic lost records: a standby went on behind what others wrote in their place, and lacked it."""
+    """The topic lost records: a standby continued after what others wrote in their place, and lacked it."""
     clock = ManualClock()
     log = MemoryCluster(clock).log("r")
     with closing(Table(tmp_path)) as table:

@@ -45,6 +45,21 @@ def event(key: bytes, timestamp: int, value: bytes = b"1", offset: int = 0) -> a
     return anabranch.Event("t/in", key, value, [], timestamp, None, 1, 0, 0, offset)
 
 
+def commit_of(number: int, *events: anabranch.Event, whole: bool = True) -> Piece:
+    """An input commit."""
+    return Piece("t/in", number, list(events), [task_of(e.key or b"") for e in events], whole)
+
+
+def committed(handlers: Handlers, table: Table, *pieces: Piece, now: int = 0) -> WorkBatch:
+    """A batch whose rows are in the table; ``now``: of the wall clock, in milliseconds."""
+    batch = WorkBatch(table, TASKS)
+    handlers.fire_wall(batch, range(TASKS), now)
+    handlers.handle(batch, list(pieces))
+    batch.open = False
+    table.write(((task, rows.items()) for task, rows in batch.rows.items()), {})
+    return batch
+
+
 def commits(rng: random.Random, count: int) -> list[Piece]:
     """Input commits of some events each, mostly in time."""
     found, now = [], 0
@@ -154,7 +169,7 @@ def folded(pieces: list[Piece]) -> Counter[tuple[str, bytes]]:
             ]
             time[task] = now = max(time.get(task, 0), *mine)
             if max(mine) < now:
-                continue  # time stands: nothing fires
+                continue  # time has not moved: nothing fires
             for key, due in sorted(quiet.items()):
                 if task_of(key) == task and due <= now:
                     say("quiet", key.decode(), due)
@@ -200,15 +215,10 @@ def test_the_wall_clock_s_timers_fire_once_and_are_cancelled(tmp_path: Path) -> 
             at.set(each.key, 500)
             at.set(each.key, int(each.value or b""))
 
-    table, tasks = Table(tmp_path), range(TASKS)
-    handlers = Handlers(app, tuple(app.stores))
+    handlers, table = Handlers(app, tuple(app.stores)), Table(tmp_path)
 
     def step(now: int, *events: anabranch.Event) -> None:
-        batch = WorkBatch(table, TASKS)
-        handlers.fire_wall(batch, tasks, now)
-        places = [task_of(each.key or b"") for each in events]
-        handlers.handle(batch, [Piece("t/in", now, list(events), places)])
-        table.write(((task, rows.items()) for task, rows in batch.rows.items()), {})
+        committed(handlers, table, commit_of(now, *events), now=now)
 
     step(0, event(b"a", 0, b"1000"), event(b"b", 0, b"1000"), event(b"c", 0, b"2000"))
     step(999, event(b"b", 0, b"cancel"))
@@ -222,7 +232,7 @@ def test_the_wall_clock_s_timers_fire_once_and_are_cancelled(tmp_path: Path) -> 
 
 
 def test_an_idle_task_follows_the_others(tmp_path: Path) -> None:
-    """After so many seconds by the wall clock, once, and not in the middle of a commit that comes in parts."""
+    """After its seconds by the wall clock, once, and not in the middle of a commit that comes in parts."""
     app = Processor("t/p", tasks=TASKS, idle=5)
     source, fired = app.input("t/in"), []
 
@@ -240,12 +250,8 @@ def test_an_idle_task_follows_the_others(tmp_path: Path) -> None:
     handlers = Handlers(app, tuple(app.stores))
 
     def step(now: int, *events: anabranch.Event, whole: bool = True) -> int:
-        batch = WorkBatch(table, TASKS)
-        handlers.fire_wall(batch, tasks, now)
-        places = [task_of(each.key or b"") for each in events]
-        handlers.handle(batch, [Piece("t/in", now, list(events), places, whole)] if events else [])
-        table.write(((task, rows.items()) for task, rows in batch.rows.items()), {})
-        return len(batch.rows)
+        pieces = [commit_of(now, *events, whole=whole)] if events else []
+        return len(committed(handlers, table, *pieces, now=now).rows)
 
     step(0, event(silent, 1000))
     step(1000, event(busy, 5000))
@@ -291,14 +297,12 @@ def test_stores_are_for_keys_of_their_task_and_for_handlers_at_work(tmp_path: Pa
 
     handlers, table = Handlers(app, tuple(app.stores)), Table(tmp_path)
     for number in (1, 2):
-        batch = WorkBatch(table, TASKS)
-        handlers.handle(batch, [Piece("t/in", 1, [event(b"k0", 1)], [task_of(b"k0")])])
-        table.write(((task, rows.items()) for task, rows in batch.rows.items()), {})
+        committed(handlers, table, commit_of(1, event(b"k0", 1)))
         rows = [(b"k0", 0), (b"k0-a", 2), (b"k0-b", 1)]
         assert asked[-2:] == [[number, rows, rows[1:], False], rows[1:2]]
     batch = WorkBatch(table, TASKS)
     with pytest.raises(HandlerFailed, match=r"belongs to task \d.*local=True"):
-        handlers.handle(batch, [Piece("t/in", 1, [event(b"k0", 1, b"bad")], [task_of(b"k0")])])
+        handlers.handle(batch, [commit_of(1, event(b"k0", 1, b"bad"))])
     with pytest.raises(IllegalState, match="for handlers"):
         out.write(b"x")
     with pytest.raises(InvalidArgument, match="a name of its own"):
@@ -388,13 +392,7 @@ def test_a_window_that_is_kept_is_of_the_event_at_work(tmp_path: Path) -> None:
     handlers = Handlers(app, tuple(app.stores))
 
     def batch(timestamp: int) -> WorkBatch:
-        found = WorkBatch(table, TASKS)
-        handlers.handle(
-            found, [Piece("t/in", timestamp, [event(b"k0", timestamp)], [task_of(b"k0")])]
-        )
-        found.open = False
-        table.write(((task, rows.items()) for task, rows in found.rows.items()), {})
-        return found
+        return committed(handlers, table, commit_of(timestamp, event(b"k0", timestamp)))
 
     first = batch(10)
     before = str(first.rows)
@@ -536,8 +534,8 @@ def test_a_time_of_0_is_refused_as_in_a_transaction(tmp_path: Path) -> None:
     out = app.output("t/out")
     app.on(app.input("t/in"))(lambda each: out.write(b"", timestamp=int(each.value)))
     handlers, batch = Handlers(app, ()), WorkBatch(Table(tmp_path), TASKS)
-    handlers.handle(batch, [Piece("t/in", 1, [event(b"k0", 5, b"7")], [task_of(b"k0")])])
+    handlers.handle(batch, [commit_of(1, event(b"k0", 5, b"7"))])
     assert batch.outputs == {"t/out": [(b"", None, None, 7)]}
     app.retries = 0
     with pytest.raises(HandlerFailed, match="InvalidArgument: timestamp 0"):
-        handlers.handle(batch, [Piece("t/in", 2, [event(b"k0", 5, b"0")], [task_of(b"k0")])])
+        handlers.handle(batch, [commit_of(2, event(b"k0", 5, b"0"))])

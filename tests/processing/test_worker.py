@@ -64,12 +64,22 @@ class Place(World):
                 txn.write("nyc/in", value, key=key, timestamp=timestamp)
             txn.commit()
 
+    def with_dead_letters(self, **more: Any) -> Processor:
+        """A program of one task, and its stream of dead letters."""
+        self.client.create_stream("nyc/dead")
+        return Processor("nyc/p", tasks=1, commit_interval=0, dead_letter="nyc/dead", **more)
+
+    def run(self, app: Processor) -> None:
+        """Let a worker do some steps."""
+        with closing(self.worker(app)) as worker:
+            steps(worker)
+
     def written(self, stream: str = "nyc/out") -> list[bytes]:
         return [each.key or b"" for each in self.events(stream)]
 
 
 class Member:
-    """Of a group that stands at offset 1 everywhere."""
+    """A member of a group whose positions are 1 everywhere."""
 
     def committed(self, places: list[TopicPartition]) -> dict[TopicPartition, int]:
         return dict.fromkeys(places, 1)
@@ -137,7 +147,7 @@ def test_windows_that_close_together_and_the_events_behind_them_take_several_cut
         for _ in range(2):
             worker.step()
         left += len(worker._left)
-        worker.close()  # the next one goes on from the positions
+        worker.close()  # the next one continues from the positions
         worker, lives = place.worker(app, str(lives)), lives + 1
     worker.close()
     assert place.written() == [*keys, b"later", b"last"]
@@ -321,14 +331,12 @@ def test_an_event_that_no_commit_could_have_is_a_dead_letter(
     for key in (b"good", b"bad", b"good"):
         headers = (("\udcff", b"1"), *[("more", b"")] * 1000)
         log.produce(orders, [Record(0, strange, key, b"v", headers)])
-    with closing(place.worker(app)) as worker:
-        steps(worker)
+    place.run(app)
     assert (place.written(), place.written("nyc/dead")) == ([b"good", b"good"], [b"bad"])
 
 
 def test_an_event_is_no_dead_letter_when_the_worker_s_disk_fails(place: Place) -> None:
-    app = Processor("nyc/p", tasks=1, commit_interval=0, retries=0, dead_letter="nyc/dead")
-    place.client.create_stream("nyc/dead")
+    app = place.with_dead_letters(retries=0)
     seen = app.store("seen", value=json)
     app.on(app.input("nyc/in"))(lambda event: seen.get(event.key))
     place.write(b"good")
@@ -348,8 +356,7 @@ def steps(worker: Worker) -> None:
 
 
 def test_what_a_stream_takes_may_change(place: Place) -> None:
-    app = Processor("nyc/p", tasks=1, commit_interval=0, retries=0, dead_letter="nyc/dead")
-    place.client.create_stream("nyc/dead")
+    app = place.with_dead_letters(retries=0)
     out = app.output("nyc/out")
     app.on(app.input("nyc/in"))(lambda event: out.write(bytes(int(event.value)), key=event.key))
     with closing(place.worker(app)) as worker:
@@ -362,8 +369,7 @@ def test_what_a_stream_takes_may_change(place: Place) -> None:
 
 
 def test_an_output_s_retention_may_be_set_under_a_worker(place: Place) -> None:
-    app = Processor("nyc/p", tasks=1, commit_interval=0, retries=0, dead_letter="nyc/dead")
-    place.client.create_stream("nyc/dead")
+    app = place.with_dead_letters(retries=0)
     out = app.output("nyc/out")
     app.on(app.input("nyc/in"))(
         lambda event: out.write(b"", key=event.key, timestamp=int(event.value))
@@ -380,9 +386,8 @@ def test_an_output_s_retention_may_be_set_under_a_worker(place: Place) -> None:
 
 @pytest.mark.parametrize("row", [False, True])
 def test_what_a_stream_takes_is_not_known_for_now(place: Place, row: bool) -> None:
-    """The commit tells then: an event is refused in the handler by what is true now."""
-    app = Processor("nyc/p", tasks=1, commit_interval=0, retries=0, dead_letter="nyc/dead")
-    place.client.create_stream("nyc/dead")
+    """Then the commit decides: the handler refuses an event only by what is true now."""
+    app = place.with_dead_letters(retries=0)
     out, seen = app.output("nyc/out"), app.store("seen")
 
     @app.on(app.input("nyc/in"))
@@ -406,16 +411,14 @@ def test_what_a_stream_takes_is_not_known_for_now(place: Place, row: bool) -> No
 
 
 def test_a_worker_begins_though_an_output_lacks_its_journal(place: Place) -> None:
-    app = Processor("nyc/p", tasks=1, commit_interval=0, dead_letter="nyc/dead")
-    place.client.create_stream("nyc/dead")
+    app = place.with_dead_letters()
     out = app.output("nyc/out")
     app.on(app.input("nyc/in"))(lambda event: out.write(event.value, key=event.key))
     place.write(b"a")
     log, journal = place.cluster.log("admin"), journal_topic("nyc/dead")
     log.delete_topics(list(log.describe_topics([journal]).values()))
     before = place.clock.monotonic()
-    with closing(place.worker(app)) as worker:
-        steps(worker)
+    place.run(app)
     assert place.written() == [b"a"]
     assert place.clock.monotonic() - before < 2 * SESSION_S, (
         "asked twice; its group waits no longer"
@@ -550,8 +553,7 @@ def test_a_result_that_nothing_would_run_stops_the_worker_before_anything_is_con
     """There is no dead letter: the program is wrong, not the event. Other results are ignored."""
     if what in ("events", "side by side") and found is _nothing:
         return
-    app = Processor("nyc/p", tasks=1, commit_interval=0, retries=0, dead_letter="nyc/dead")
-    place.client.create_stream("nyc/dead")
+    app = place.with_dead_letters(retries=0)
     timer = app.timer("t")(returning(found) if what == "timer" else lambda *_: 1)
     windows = app.windows("w", 1, value=json)
     windows.on_close(returning(found) if what == "on_close" else lambda _: [2])
@@ -666,8 +668,7 @@ SAYS = {
 
 @pytest.mark.parametrize("what", FAILS)
 def test_whatever_fails_is_a_dead_letter_alone(place: Place, what: str) -> None:
-    app = Processor("nyc/p", tasks=1, commit_interval=0, retries=1, dead_letter="nyc/dead")
-    place.client.create_stream("nyc/dead")
+    app = place.with_dead_letters(retries=1)
     failing(app, what)
     good = [b"%02d" % n for n in range(20)]
     place.write(*good[:7], b"bad", *good[7:])
@@ -717,8 +718,7 @@ def pauses(place: Place, app: Processor, *keys: bytes) -> list[float]:
 
 def test_a_failed_event_is_tried_again_by_itself_with_pauses(place: Place) -> None:
     """However often the same error came before: an outage is one error for all events."""
-    app = Processor("nyc/p", tasks=1, commit_interval=0, dead_letter="nyc/dead")
-    place.client.create_stream("nyc/dead")
+    app = place.with_dead_letters()
     out, calls = app.output("nyc/out"), list[bytes]()
 
     @app.on(app.input("nyc/in"))
@@ -736,9 +736,7 @@ def test_a_failed_event_is_tried_again_by_itself_with_pauses(place: Place) -> No
     dead = len(place.written("nyc/dead"))
     in_vain = pauses(place, app, *[b"bad"] * 1000)
     assert len(place.written("nyc/dead")) == dead + 1000
-    assert 60 <= sum(in_vain) < 61, (
-        "no slice takes so long that the worker's tasks are another one's"
-    )
+    assert 60 <= sum(in_vain) < 61, "each slice ends before the worker loses its tasks"
     app.retries = 2000
     assert set(pauses(place, app, b"much later")[10:]) == {2.0}
     assert place.written() == [b"a", b"b", b"c", b"later", b"much later"]
@@ -746,8 +744,7 @@ def test_a_failed_event_is_tried_again_by_itself_with_pauses(place: Place) -> No
 
 @pytest.mark.parametrize("how", ["in turn", "side by side", "batch"])
 def test_a_worker_that_ends_in_a_pause_makes_no_dead_letters(place: Place, how: str) -> None:
-    app = Processor("nyc/p", tasks=1, commit_interval=0, dead_letter="nyc/dead")
-    place.client.create_stream("nyc/dead")
+    app = place.with_dead_letters()
     out, worker = app.output("nyc/out"), list[Worker]()
 
     def handle(event: Any) -> None:
@@ -776,8 +773,7 @@ def test_a_worker_that_ends_in_a_pause_makes_no_dead_letters(place: Place, how: 
 def test_an_outage_that_is_shorter_than_an_event_s_tries_costs_a_batch_nothing(
     place: Place,
 ) -> None:
-    app = Processor("nyc/p", tasks=1, commit_interval=0, dead_letter="nyc/dead")
-    place.client.create_stream("nyc/dead")
+    app = place.with_dead_letters()
     out, waited = app.output("nyc/out"), list[float]()
 
     @app.on(app.input("nyc/in"), batch=True)
@@ -811,8 +807,7 @@ class Ends:
 def test_what_a_signal_raises_is_no_failure_of_an_event(
     place: Place, kind: type[BaseException], side_by_side: bool, by: Any
 ) -> None:
-    app = Processor("nyc/p", tasks=1, commit_interval=0, retries=0, dead_letter="nyc/dead")
-    place.client.create_stream("nyc/dead")
+    app = place.with_dead_letters(retries=0)
 
     def end(*_: Any) -> None:
         raise kind("the signal")
@@ -858,8 +853,7 @@ def test_calls_that_would_have_no_effect_are_refused(place: Place) -> None:
                 said.append(str(refused.value))
 
     place.write(b"a")
-    with closing(place.worker(app)) as worker:
-        steps(worker)
+    place.run(app)
     assert len(said) == 12
 
 
@@ -918,7 +912,7 @@ def test_events_and_batches_of_one_output_share_a_commit_in_their_order(place: P
 LEFT: dict[
     str, tuple[float, float]
 ] = {  # when the task writes, and when its event and a concurrent one are over
-    "after its event, beside another": (0.02, 0.2),
+    "after its event, while another is handled": (0.02, 0.2),
     "after all events": (0.02, 0.0),
     "long after": (0.3, 0.0),
 }
@@ -929,8 +923,7 @@ LEFT: dict[
 def test_a_task_that_no_handler_awaits_and_that_writes_stops_the_worker(
     place: Place, when: str, what: str
 ) -> None:
-    app = Processor("nyc/p", tasks=1, commit_interval=0, retries=0, dead_letter="nyc/dead")
-    place.client.create_stream("nyc/dead")
+    app = place.with_dead_letters(retries=0)
     out, seen, windows = app.output("nyc/out"), app.store("seen"), app.windows("w", 1)
     (later, over), left = LEFT[when], set[Any]()
 
@@ -987,8 +980,7 @@ def test_handlers_side_by_side_reach_the_rows_of_their_own_key(
         out.write([before + 1, len(rows)], key=b"all")
 
     place.write(*(b"%d" % n for n in range(20)))
-    with closing(place.worker(app)) as worker:
-        steps(worker)
+    place.run(app)
     if concurrency == 1:
         assert [one.value for one in place.events("nyc/out")][-1] == b"[20,20]"
     else:
@@ -1032,8 +1024,7 @@ def test_a_forked_child_of_a_handler_writes_nothing(place: Place) -> None:
         out.write(b"", key=event.key)
 
     place.write(b"a", b"b")
-    with closing(place.worker(app)) as worker:
-        steps(worker)
+    place.run(app)
     assert (said, place.written()) == ([3, 3], [b"a", b"b"])
 
 

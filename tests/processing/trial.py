@@ -22,12 +22,12 @@ from pathlib import Path
 import anabranch
 from anabranch.infra.broker import EmbeddedBroker
 from tests.cluster import ControllerProcess, words
-from tests.crash.children import read_on
 from tests.processing import planted
 from tests.processing.judging import Found, Seen
 from tests.processing.program import GRACE_MS, WINDOW_MS
 from tests.processing.workers import Failed, WorkerProcess, kill_one
 from tests.processing.writing import END_S, FEEDERS, Writing
+from tests.workload.children import read_on
 
 STILL_S = 30.0  # without an output, while some are missing
 SOME = 500  # outputs between two strikes
@@ -165,7 +165,7 @@ class Trial:
         self._look()
 
     def _work(self, outputs: int, seconds: float) -> None:
-        """Until so many outputs came, and so long at least: so what was struck before was at work again."""
+        """Wait for that many outputs, and that time at least: what was struck before works again."""
         until, count = time.monotonic() + seconds, len(self.seen) + outputs
         give_up = until + STILL_S
         while time.monotonic() < until or len(self.seen) < count:
@@ -176,7 +176,7 @@ class Trial:
     def _guarded(self, work: Callable[[], None]) -> None:
         try:
             work()
-        except BaseException as error:  # noqa: BLE001 - told to the test
+        except BaseException as error:  # noqa: BLE001 - raised by `_look`
             self._errors.append(error)
 
     def _collect(self, reader: Iterable[anabranch.Event]) -> None:
@@ -226,7 +226,7 @@ class Trial:
         seconds = self.plan.session + self.chance.uniform(0.5, 4.0)
         worker.freeze(seconds)
         self.done["zombies"] += 1
-        self.note(f"{worker.folder.name} stands still for {seconds:.1f} s")
+        self.note(f"{worker.folder.name} is frozen for {seconds:.1f} s")
         while all(one.frozen for one in self.workers):
             self._look_for(0.1)
 
@@ -236,7 +236,7 @@ class Trial:
                 worker.kill()
 
     def _wait_for(self, wanted: int) -> None:
-        """Until so many outputs came, and a little longer: there must be no more."""
+        """Wait for that many outputs, and a little longer: there must be no more."""
         moved, count = time.monotonic(), 0
         while True:
             self._look()

@@ -54,7 +54,7 @@ class WorkerProcess:
 
     @property
     def pid(self) -> int:
-        """0: there is none."""
+        """0 without a process."""
         return 0 if self.process is None else self.process.pid
 
     def tail(self) -> str:
@@ -69,7 +69,7 @@ class WorkerProcess:
         self.process = None
 
     def freeze(self, seconds: float) -> None:
-        """SIGSTOP; it goes on after so many seconds."""
+        """SIGSTOP, and SIGCONT after some seconds."""
         process = self.process
         assert process is not None
         send_signal(process.pid, signal.SIGSTOP)

@@ -71,7 +71,7 @@ class Writing:
         return fold
 
     def feed(self, events: int, number: int) -> None:
-        """Write until there are so many events, at the speed that `allowed` tells. ``number``: of the thread."""
+        """Write until there are ``events``, as fast as `allowed` grows. ``number``: of the thread."""
         chance = random.Random(f"{self.seed}/feed/{number}")
         bursts = [(events * part // 8, BIG) for part in range(1, 8) if events > 4 * BIG]
         bursts += [(events * part // 3, HUGE) for part in (1, 2) if events > 4 * HUGE]

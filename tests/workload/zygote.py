@@ -1,4 +1,4 @@
-"""A warm process that forks controllers and writers: one more is there at once, and can really be killed.
+"""A warm process that forks controllers and clients: one more is there at once, and can really be killed.
 
 `Zygote` is the tests' side. The process itself imports everything once, has no threads, and forks a child
 for each request, which runs the function that its spec names. Events of all children and their ends come
@@ -38,11 +38,15 @@ _NO_THREADS = {
 
 @dataclass(frozen=True)
 class Spec:
-    """The parameters of every child. ``run``: the function that it runs, ``module:name``."""
+    """The parameters of every child. ``run``: the function that it runs, ``module:name``.
+
+    ``mutant``: the planted bug of `tests.mutants.catalogue` that it has; empty: none.
+    """
 
     bootstrap: str
     prefix: str
     name: str = ""
+    mutant: str = ""
 
     run: ClassVar[str]
 
@@ -147,7 +151,7 @@ class Zygote:
         self._lock = threading.Lock()
         self._ready = threading.Event()
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.crash.zygote", *modules],
+            [sys.executable, "-m", "tests.workload.zygote", *modules],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             cwd=ROOT,
@@ -223,7 +227,7 @@ def die_with_parent() -> None:
 
 def main() -> None:
     """Fork on request until standard input ends."""
-    from tests.crash import leader, load, mix  # noqa: F401
+    from tests.workload import leader, money, readers, writers  # noqa: F401
 
     leader.warm_up()
     for module in map(importlib.import_module, sys.argv[1:]):
@@ -265,11 +269,13 @@ def main() -> None:
     # not reached
 
 
-def _run_child(number: int, run: str, told: dict[str, Any]) -> None:
+def _run_child(number: int, run: str, given: dict[str, Any]) -> None:
     code = 1
     try:
         module, _, name = run.partition(":")
-        code = getattr(importlib.import_module(module), name)(number, told)
+        body = getattr(importlib.import_module(module), name)
+        with _planted(given["mutant"]):
+            code = body(number, given)
     except BaseException as error:  # noqa: BLE001 - the child ends here, whatever it was
         say(number, "failed", why=f"{type(error).__name__}: {error}", at=time.time())
         import traceback
@@ -278,6 +284,15 @@ def _run_child(number: int, run: str, told: dict[str, Any]) -> None:
     finally:
         sys.stderr.flush()
         os._exit(code)
+
+
+def _planted(mutant: str) -> contextlib.AbstractContextManager[object]:
+    if not mutant:
+        return contextlib.nullcontext()
+    # It imports the workload, too.
+    from tests.mutants.catalogue import planted
+
+    return planted(mutant)
 
 
 def _reap(numbers: dict[int, int]) -> None:

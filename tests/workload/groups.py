@@ -1,7 +1,7 @@
-"""What groups of readers have committed, and where their members take up what is given to them.
+"""What groups of readers have committed, and where their members begin to read.
 
-The first is asked of the brokers, by somebody who is no member and knows nothing of the product; the second a
-member notes itself. With both the checker knows what may be given again (`docs/inside/checker.md`).
+A `Watcher`, which is no member and knows nothing of the product, asks brokers for the first; each member notes the
+second itself. With both the checker knows what may be given again (`docs/inside/checker.md`).
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class Watcher:
 
 
 def note_resumes(recorder: Recorder, name: str, reader: Reader) -> None:
-    """Of a member in stream order: each time when it begins with the partitions given to it."""
+    """Note each time when a member in stream order begins with the partitions assigned to it."""
     begin = reader._begin_with_gains
 
     def noted(now: float) -> None:
@@ -116,12 +116,12 @@ def note_resumes(recorder: Recorder, name: str, reader: Reader) -> None:
 
 
 def _waits(reader: Reader) -> bool:
-    """It was given partitions that it has not begun with."""
+    """Whether it was assigned partitions that it has not begun with."""
     return reader._gains is not None
 
 
 def note_resumes_of_history(recorder: Recorder, name: str, reader: TransactionReader) -> None:
-    """The same of a member that is given whole transactions."""
+    """The same for a member that reads whole transactions."""
     begin = reader._begin
 
     def noted() -> None:

@@ -1,11 +1,11 @@
-"""A forked child's work: lead one control partition, without a group, until it is cut or told to end."""
+"""A forked controller: it leads one control partition, without a group, until it is cut or ended."""
 
 from __future__ import annotations
 
 import os
-import resource
 import signal
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -20,47 +20,43 @@ from anabranch.kafka.transactional_producer import KafkaProducer
 from anabranch.ports import Log, LogError, LogFenced, Producer, Table
 from anabranch.topics.creation import create_control_topics
 from tests.core.labels import SECRET
-from tests.crash.points import Cut, Point
-from tests.crash.zygote import Spec, say
 from tests.failpoints import DecidingController, Failing, failing
+from tests.workload.points import Cut, Point
+from tests.workload.zygote import Spec, say
 
 IDLE_WAIT_S = 0.1
 PAUSE_S = 0.05
 TIDY: dict[str, Any] = {
-    "clean_ms": 200,
-    "clean_records": 200,
-    "clean_bytes": 50_000,
-    "move_bytes": 100_000,
+    "clean_ms": 100,
+    "clean_records": 30,
+    "clean_bytes": 3_000,
+    "move_bytes": 30_000,
 }
+ACTIONS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 
 
 @dataclass(frozen=True)
 class Lead(Spec):
-    """A controller to fork. ``point``: where it is killed or stopped, see `tests.crash.points`.
+    """A controller to fork. ``points``: ``kill`` or ``stop``, a space, and where (`tests.workload.points`).
 
     ``armed`` False: calls count only from SIGUSR1 on. ``trace``: a file for the names of all calls.
-    ``speed``: how fast its monotonic clock runs, so that keepalives need not be waited for. ``limit``: the
-    largest file it may write, bytes (0: any). ``again``: whether it leads again after it was fenced.
-    ``prepare``: whether it makes the topics of the control partition. ``threads``: whether carriers and the
-    fetching of journals have threads of their own, as in the service. ``tidy``: whether journals are cut, and
-    old data is moved, as soon as there is a little to gain.
+    ``speed``: how fast its monotonic clock runs, so that keepalives need not be waited for. ``again``: whether it
+    leads again after it was fenced. ``threads``: whether carriers and the fetching of journals have threads of
+    their own, as in the service. ``tidy``: whether journals are cut, and old data is moved, as soon as there is a
+    little to gain.
     """
 
     folder: str = ""
-    point: str = ""
-    action: str = "kill"
+    points: tuple[str, ...] = ()
     armed: bool = True
     trace: str = ""
     speed: float = 1.0
-    limit: int = 0
     again: bool = True
-    prepare: bool = False
-    replies: int = 1
     chunk_bytes: int = 16 << 20
     threads: bool = False
     tidy: bool = False
 
-    run = "tests.crash.leader:lead"
+    run = "tests.workload.leader:lead"
 
 
 class FastClock:
@@ -94,36 +90,42 @@ def warm_up() -> None:
         codec.schema_of(cls)
 
 
-def _identity(producer: Producer) -> tuple[int, int]:
-    """(producer id, epoch) as the log shows them."""
-    kafka = producer.port if isinstance(producer, Failing) else producer
-    assert isinstance(kafka, KafkaProducer)
-    return kafka.producer_id, kafka.producer_epoch
+def _identities(producers: Iterable[Producer]) -> list[tuple[int, int]]:
+    """(producer id, epoch) of each, as the log shows them; a planted bug may have others in their place."""
+    found = []
+    for producer in producers:
+        kafka = producer.port if isinstance(producer, Failing) else producer
+        if isinstance(kafka, KafkaProducer):
+            found.append((kafka.producer_id, kafka.producer_epoch))
+    return found
 
 
-def lead(number: int, told: dict[str, Any]) -> int:
+def lead(number: int, given: dict[str, Any]) -> int:
     """Lead until SIGTERM (0), or until fenced where the child is not to lead again (3)."""
-    spec = Lead(**told)
-    if spec.limit:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (spec.limit, resource.RLIM_INFINITY))
-    action = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}[spec.action]
-    point = Point.parse(spec.point) if spec.point else None
-    cut = Cut(point, action, spec.armed, spec.trace)
-    ending: list[int] = []
-    signal.signal(signal.SIGTERM, lambda number, frame: ending.append(number))
+    spec = Lead(**given)
+    cuts: list[Cut] = []
+    for text in spec.points or ("",):
+        action, _, point = text.partition(" ")
+        where = Point.parse(point) if point else None
+        cuts.append(Cut(where, ACTIONS[action or "kill"], spec.armed, "" if cuts else spec.trace))
+
+    def hook(name: str, phase: str) -> None:
+        for cut in cuts:
+            cut(name, phase)
 
     def arm(*_: object) -> None:
-        cut.arm()
+        for cut in cuts:
+            cut.arm()
         say(number, "armed")
 
+    ending: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, frame: ending.append(number))
     signal.signal(signal.SIGUSR1, arm)
     clock = FastClock(spec.speed)
-    source: Log = failing(KafkaLog(spec.bootstrap), cut)
-    if spec.prepare:
-        create_control_topics(
-            source, spec.prefix, control_partitions=1, reply_partitions=spec.replies
-        )
-    table: Table = failing(open_checkpoint(Path(spec.folder), source, clock, spec.prefix, 0), cut)
+    source: Log = failing(KafkaLog(spec.bootstrap), hook)
+    create_control_topics(source, spec.prefix, control_partitions=1, reply_partitions=1)
+    checkpoint = open_checkpoint(Path(spec.folder), source, clock, spec.prefix, 0)
+    table: Table = failing(checkpoint, hook)
     controller = DecidingController(
         source,
         table,
@@ -132,13 +134,13 @@ def lead(number: int, told: dict[str, Any]) -> int:
             control_partition=0,
             control_partitions=1,
             prefix=spec.prefix,
-            reply_partitions=spec.replies,
+            reply_partitions=1,
             chunk_bytes=spec.chunk_bytes,
             trusts_open=True,
             **(TIDY if spec.tidy else {}),
         ),
         leader=f"{spec.name or 'child'}/{os.getpid()}",
-        hook=cut,
+        hook=hook,
         threads=spec.threads,
     )
     while not ending:
@@ -146,7 +148,7 @@ def lead(number: int, told: dict[str, Any]) -> int:
             controller.lead()
             lease = controller.lease
             assert lease is not None
-            mine = [_identity(p) for p in chain(lease.producers, *lease.carriers)]
+            mine = _identities(chain(lease.producers, *lease.carriers))
             say(number, "leads", term=lease.term, producers=mine)
             while not ending:
                 controller.step(IDLE_WAIT_S)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import shutil
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -13,70 +12,68 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import anabranch
-from anabranch.errors import AskOutcomeError, BeginAgainError, RetryError
+from anabranch.errors import RetryError
 from checker.recorder import SUFFIX, Recorder
-from tests.crash.children import run_guarded, until_told
-from tests.crash.zygote import Spec, say
-from tests.faults.acting import CALL_S, PATIENCE
 from tests.tables.recorded import RecordedTables, RecordedTransaction, RecordedWrites
+from tests.workload.children import Ending, repeat, run_threads
+from tests.workload.recording import TROUBLE
+from tests.workload.writers import connect
+from tests.workload.zygote import Spec, say
 
 TOTAL = 800  # over the rows of accounts that begin with a
 PAIR = "pair"  # one row in each table: their sum never falls below 0
 RATE = "rate"  # in limits: written by transactions that know no locks
 WORK = {"transfer": 8, "pair": 4, "reshape": 2, "count": 2, "blind": 2}
 THREADS = 2
+CALL_S = 30.0
 
 
 @dataclass(frozen=True)
 class Move(Spec):
-    """``slot``: the next process in it goes on with the folder, or deletes it first."""
+    """A process that moves money, until SIGTERM. ``streams``: the tables of accounts and of limits.
 
-    scope: str = ""
+    ``slot``: the next process in it uses the same folder, or deletes it first.
+    """
+
+    streams: tuple[str, ...] = ()
     spool: str = ""
     slot: int = 0
     seed: int = 0
 
-    run: ClassVar[str] = "tests.faults.moving_money:move"
+    run: ClassVar[str] = "tests.workload.money:move"
 
 
-def tables_of(scope: str) -> tuple[str, str]:
-    """Accounts, and limits."""
-    return f"{scope}/accounts", f"{scope}/limits"
-
-
-def move(number: int, told: dict[str, Any]) -> int:
-    """Run until SIGTERM, then finish the work in hand."""
-    spec = Move(**told)
-    ending = until_told()
+def move(number: int, given: dict[str, Any]) -> int:
+    """Run the process of a `Move`."""
+    spec = Move(**given)
+    ending = Ending()
     folder = Path(spec.spool) / f"{spec.slot}.rows"
     if random.Random(spec.seed).random() < 0.3:
         shutil.rmtree(folder, ignore_errors=True)
     recorder = Recorder(Path(spec.spool) / f"{spec.name}{SUFFIX}")
-
-    def work(client: anabranch.Client, bank: RecordedTables, thread: int) -> None:
-        chance = random.Random(f"{spec.seed}/{thread}")
-        mover = _Mover(number, spec, client, bank, recorder, chance, ending)
-        while not ending.is_set():
-            mover.one()
-
-    with anabranch.connect(
-        spec.bootstrap, prefix=spec.prefix, timeout=CALL_S, config=PATIENCE
-    ) as client:
+    with connect(spec, CALL_S) as client:
         while not ending.is_set():
             try:
-                rows = client.replica(*tables_of(spec.scope), folder=folder)
+                rows = client.replica(*spec.streams, folder=folder)
             except RetryError as error:  # no controller is there just now
                 say(number, "trouble", kind=type(error).__name__)
                 continue
-            bank = RecordedTables(lambda: recorder, rows, spec.scope, spec.name)
+            bank = RecordedTables(lambda: recorder, rows, scope_of(spec), spec.name)
             with rows:
-                bodies = [partial(work, client, bank, n) for n in range(THREADS)]
-                return run_guarded(number, bodies, lambda why: say(number, "failed", why=why))
+                movers = [
+                    _Mover(number, spec, client, bank, recorder, ending, n) for n in range(THREADS)
+                ]
+                work = [partial(repeat, number, ending, one.one, TROUBLE) for one in movers]
+                return run_threads(number, work)
     return 0
 
 
+def scope_of(spec: Move) -> str:
+    return spec.streams[0].partition("/")[0]
+
+
 def number_in(row: bytes | None) -> int:
-    """The number in a row, which begins with it; 0: there is none."""
+    """The number that a row begins with; 0 for no row."""
     return 0 if row is None else int(row.partition(b"/")[0])
 
 
@@ -88,7 +85,7 @@ class _Txn:
         self._count = count()
 
     def get(self, table: str, key: str) -> int:
-        """The number in a row; 0: there is none."""
+        """The number in a row; 0 for no row."""
         return number_in(self.txn.get(table, key.encode()))
 
     def all(self, table: str, low: str, high: str) -> dict[str, int]:
@@ -104,29 +101,28 @@ class _Txn:
         return f"{number}/{self.txn.name}.{next(self._count)}".encode()
 
 
+@dataclass
 class _Mover:
-    def __init__(
-        self,
-        number: int,
-        spec: Move,
-        client: anabranch.Client,
-        bank: RecordedTables,
-        recorder: Recorder,
-        chance: random.Random,
-        ending: threading.Event,
-    ) -> None:
-        self._number, self._spec, self._client, self._bank = number, spec, client, bank
-        self._recorder, self._chance, self._ending = recorder, chance, ending
-        self._accounts, self._limits = tables_of(spec.scope)
+    number: int
+    spec: Move
+    client: anabranch.Client
+    bank: RecordedTables
+    recorder: Recorder
+    ending: Ending
+    thread: int
+
+    def __post_init__(self) -> None:
+        self._chance = random.Random(f"{self.spec.seed}/{self.thread}")
+        self._accounts, self._limits = self.spec.streams
 
     def one(self) -> None:
-        """One piece of work; trouble is told, and no reason to end."""
+        """Do one piece of work; after trouble, pause."""
         (kind,) = self._chance.choices(list(WORK), list(WORK.values()))
         try:
             getattr(self, f"_{kind}")()
-        except (RetryError, BeginAgainError, AskOutcomeError) as error:
-            say(self._number, "trouble", kind=type(error).__name__)
-            self._ending.wait(self._chance.uniform(0.0, 0.2))
+        except TROUBLE:
+            self.ending.wait(self._chance.uniform(0.0, 0.2))
+            raise
 
     # -- the kinds ------------------------------------------------------------------------------------
 
@@ -167,7 +163,7 @@ class _Mover:
         def body(txn: _Txn) -> None:
             rows = txn.all(self._accounts, "a", "b")
             if sum(rows.values()) != TOTAL:
-                say(self._number, "defect", why=f"a total of {rows} at {txn.txn.timestamp}")
+                say(self.number, "failed", why=f"a total of {rows} at {txn.txn.timestamp}")
             most, least = max(rows, key=rows.__getitem__), min(rows, key=rows.__getitem__)
             if new not in rows and len(rows) < 12:
                 txn.txn.insert(self._accounts, new.encode(), txn.row(rows[most] // 2))
@@ -179,31 +175,31 @@ class _Mover:
         self._act(body)
 
     def _count(self) -> None:
-        with self._bank.snapshot(fresh=self._chance.random() < 0.5, timeout=20.0) as view:
+        with self.bank.snapshot(fresh=self._chance.random() < 0.5, timeout=20.0) as view:
             rows = {k: number_in(row) for k, row in view.scan(self._accounts, b"a", b"b")}
             if sum(rows.values()) != TOTAL:
-                say(self._number, "defect", why=f"a total of {rows} at {view.timestamp}")
+                say(self.number, "failed", why=f"a total of {rows} at {view.timestamp}")
 
     def _blind(self) -> None:
         """By the journal, open while streams scale: it writes what others read."""
-        scope = self._spec.scope
-        with self._client.begin(scope) as begun:
-            txn = RecordedWrites(self._recorder, begun, scope, label := self._bank.label())
+        scope = scope_of(self.spec)
+        with self.client.begin(scope) as begun:
+            txn = RecordedWrites(self.recorder, begun, scope, label := self.bank.label())
             begun.token()
-            for n, key in enumerate((RATE, f"j{self._spec.slot}")):
+            for n, key in enumerate((RATE, f"j{self.spec.slot}")):
                 row = f"{self._chance.randrange(100)}/{label}.{n}".encode()
                 txn.write(self._limits, row, key.encode())
-            self._ending.wait(self._chance.uniform(0.0, 1.5))
+            self.ending.wait(self._chance.uniform(0.0, 1.5))
             txn.commit(timeout=20.0)
-        say(self._number, "told")
+        say(self.number, "commit")
 
     def _act(self, body: Callable[[_Txn], None]) -> None:
         if self._chance.random() < 0.6:
-            self._bank.transact(lambda txn: body(_Txn(txn)), timeout=20.0)
+            self.bank.transact(lambda txn: body(_Txn(txn)), timeout=20.0)
         else:
-            txn = self._bank.begin(timeout=20.0)
+            txn = self.bank.begin(timeout=20.0)
             with txn.txn:
                 body(_Txn(txn))
-                self._ending.wait(self._chance.uniform(0.0, 0.3))
+                self.ending.wait(self._chance.uniform(0.0, 0.3))
                 txn.commit(timeout=20.0)
-        say(self._number, "told")
+        say(self.number, "commit")

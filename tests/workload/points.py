@@ -1,8 +1,8 @@
-"""Where a controller is cut: every port call, told apart by name and by who called it.
+"""Where a controller is cut: every port call, by its name and its callers.
 
 A point is ``name|site|n|phase``: the n-th call of that name from that site, before or after it. The site is
 the chain of the shell's own functions on the stack and, inside a round, what the round holds: so two uses of one
-port call are two points, and a new one is found without being told. Name and site may be patterns:
+port call are two points, and a new one needs no list. Name and site may be patterns:
 ``name|*|n|phase`` is the n-th call of that name from anywhere.
 """
 
@@ -44,7 +44,7 @@ class Point(NamedTuple):
         return cls(name, site, int(n), phase)
 
     @property
-    def told(self) -> str:
+    def title(self) -> str:
         """For people."""
         times = f", time {self.n}" if self.n > 1 else ""
         return f"{self.phase} {self.name} in {self.site}{times}"

@@ -1,4 +1,4 @@
-"""The end of a history: what the log holds, read raw, and what readers have been given so far."""
+"""The end of a run: what the log holds, read raw, and what readers have been given so far."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import time
 import uuid
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,12 @@ from anabranch.protocol.schemas.codec import decode
 from anabranch.protocol.schemas.records import CommitRecord
 from anabranch.topics.names import history_topic, stream_topic
 from checker.recorder import SUFFIX, Recorder
-from tests.faults.reading import id_of, txn_of
+from tests.workload.recording import id_of, key_of, txn_of
 
 READ_S = 60.0
+
+# Stream -> partition -> (start, end, events as a history has them).
+Events = dict[str, dict[int, tuple[int, int, list[Any]]]]
 
 
 class Log:
@@ -62,11 +65,9 @@ class Log:
         return start, end, [m for m in found if (m.offset() or 0) < end]
 
 
-def read_events(
-    log: Log, streams: list[str], *, tables: bool = False
-) -> dict[str, dict[int, tuple[int, int, list[Any]]]]:
-    """Stream -> partition -> (start, end, events as in a history). Of ``tables`` no value is a deletion."""
-    found: dict[str, dict[int, tuple[int, int, list[Any]]]] = {}
+def read_events(log: Log, streams: Sequence[str], *, tables: bool = False) -> Events:
+    """Read streams to their ends. Of ``tables`` no value is a deletion."""
+    found: Events = {}
     for stream in streams:
         topic = stream_topic(stream)
         found[stream] = {}
@@ -75,7 +76,7 @@ def read_events(
             events = [
                 [
                     m.offset(),
-                    key.decode() if isinstance(key := m.key(), bytes) else None,
+                    key_of(m),
                     None if tables and m.value() is None else id_of(m.value()),
                     txn_of(m.headers()),
                 ]
@@ -85,9 +86,7 @@ def read_events(
     return found
 
 
-def read_with_plain(
-    log: Log, streams: list[str], plain: set[str], until: float
-) -> dict[str, dict[int, tuple[int, int, list[Any]]]]:
+def read_with_plain(log: Log, streams: Sequence[str], plain: set[str], until: float) -> Events:
     """`read_events` when all acknowledged plain writes are in it; as it is at ``until`` (monotonic)."""
     while True:
         found = read_events(log, streams)
@@ -101,20 +100,15 @@ def ids_of(parts: dict[int, tuple[int, int, list[Any]]]) -> set[str]:
     return {event[2] for _, _, events in parts.values() for event in events}
 
 
-def record_log(
-    recorder: Recorder,
-    log: Log,
-    found: dict[str, dict[int, tuple[int, int, list[Any]]]],
-    **more: Any,
-) -> None:
-    """What was read into the history, and the streams' histories too. ``more``: of each log."""
+def record_log(recorder: Recorder, log: Log, found: Events, **more: Any) -> None:
+    """Record what was read, and the streams' histories too. ``more``: fields of each log."""
     for stream, parts in found.items():
         for partition, (start, end, events) in parts.items():
-            with recorder.asking("log", stream=stream, partition=partition, **more) as told:
-                told |= {"start": start, "end": end, "events": events}
-        with recorder.asking("commits", stream=stream) as told:
+            with recorder.asking("log", stream=stream, partition=partition, **more) as answer:
+                answer |= {"start": start, "end": end, "events": events}
+        with recorder.asking("commits", stream=stream) as answer:
             _, _, messages = log.read(history_topic(stream), 0)
-            told["records"] = [
+            answer["records"] = [
                 [
                     m.offset(),
                     record.timestamp,
@@ -151,7 +145,7 @@ def undecided(bootstrap: str, prefix: str) -> list[str]:
 
 
 def under_way(path: Path) -> str:
-    """What a process has asked and was not told yet, by its history: operations, and since how many seconds."""
+    """The operations of a history that have no answer yet, and for how many seconds."""
     open_ones: dict[int, tuple[str, float]] = {}
     for line in path.read_bytes().splitlines(keepends=True) if path.exists() else ():
         if line.endswith(b"\n"):
@@ -166,29 +160,30 @@ def under_way(path: Path) -> str:
 
 
 class Given:
-    """The items that readers got, by their notes so far."""
+    """What histories say so far: events that readers were given, transactions, and plain writes."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._read: dict[Path, int] = {}
-        self._asked: dict[tuple[Path, int], str] = {}
-        self.by_reader: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
-        self.by_group: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
-        self._groups: dict[str, str | None] = {}
-        self.last_of: dict[str, str] = {}  # file -> its last reader
+        self._asked: dict[tuple[Path, int], dict[str, Any]] = {}
+        self._groups: dict[str, str] = {}  # reader -> its group, or itself
+        self._last: dict[tuple[str, str, tuple[str, ...]], str] = {}
+        # Group, or reader without one -> stream -> ids.
+        self._given: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
         self.plain: set[str] = set()  # ids of acknowledged plain writes
-        self._plain: dict[tuple[Path, int], list[str]] = {}
         self.begun: set[str] = set()
-        self.told: int = 0
+        self.commits = 0
 
     def look(self) -> None:
-        """Read on."""
+        """Read what was added since."""
         for path in self._folder.glob(f"*{SUFFIX}"):
             for entry in self._lines(path):
                 if entry["kind"] == "ask":
-                    self._ask(path, entry)
-                elif entry["outcome"] == "ok":
-                    self._tell(path, entry)
+                    self._asked[path, entry["op"]] = entry
+                    continue
+                asked = self._asked.pop((path, entry["op"]))
+                if entry["outcome"] == "ok":
+                    self._take(path.stem, asked, entry)
 
     def _lines(self, path: Path) -> Iterator[dict[str, Any]]:
         with path.open("rb") as file:
@@ -199,33 +194,27 @@ class Given:
                 self._read[path] = self._read.get(path, 0) + len(line)
                 yield json.loads(line)
 
-    def _ask(self, path: Path, entry: dict[str, Any]) -> None:
-        what = entry["what"]
-        if what == "open":
-            self._groups[entry["reader"]] = entry["group"]
-            self.last_of[path.stem] = entry["reader"]
-        elif what == "poll":
-            self._asked[path, entry["op"]] = entry["reader"]
-        elif what == "plain":
-            self._plain[path, entry["op"]] = [event[1] for event in entry["events"]]
+    def _take(self, process: str, asked: dict[str, Any], answer: dict[str, Any]) -> None:
+        match asked["what"]:
+            case "open":
+                self._groups[asked["reader"]] = asked["group"] or asked["reader"]
+                place = process, asked["mode"], tuple(asked["streams"])
+                self._last[place] = asked["reader"]
+            case "poll":
+                given = self._given[self._groups[asked["reader"]]]
+                for event in answer["events"]:
+                    given[event[0]].add(event[4])
+            case "plain":
+                self.plain.update(event[1] for event in asked["events"])
+            case "commit":
+                self.commits += 1
+            case "begin" if answer["txn_id"] is not None:
+                self.begun.add(answer["txn_id"])
 
-    def _tell(self, path: Path, entry: dict[str, Any]) -> None:
-        plain = self._plain.pop((path, entry["op"]), None)
-        if plain is not None:
-            self.plain.update(plain)
-        elif "events" in entry and (path, entry["op"]) in self._asked:
-            reader = self._asked.pop((path, entry["op"]))
-            group = self._groups[reader]
-            for event in entry["events"]:
-                self.by_reader[reader][event[0]].add(event[4])
-                if group is not None:
-                    self.by_group[group][event[0]].add(event[4])
-        elif "committed" in entry:
-            self.told += 1
-        elif "txn_id" in entry and entry["txn_id"] is not None:
-            self.begun.add(entry["txn_id"])
-
-    def missing(self, file: str, group: str | None, wanted: dict[str, set[str]]) -> int:
-        """How many events the reader of this file, or its group, was not given yet."""
-        given = self.by_group[group] if group else self.by_reader[self.last_of.get(file, "")]
-        return sum(len(ids - given[stream]) for stream, ids in wanted.items())
+    def missing(
+        self, process: str, mode: str, streams: tuple[str, ...], wanted: dict[str, set[str]]
+    ) -> int:
+        """How many events this process's last reader of that mode, or its group, was not given yet."""
+        reader = self._last.get((process, mode, streams), "")
+        given = self._given[self._groups.get(reader, "")]
+        return sum(len(wanted[stream] - given[stream]) for stream in streams)
