@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -112,22 +111,6 @@ def test_an_iterator_taken_again_goes_on(client: anabranch.Client, stream: str, 
 
 
 @pytest.mark.soak
-def test_positions_far_into_the_history(client: anabranch.Client, stream: str, group: str) -> None:
-    commit_many(client, stream, 150)
-    with client.read(stream, group=group, timeout=10) as reader:
-        for _ in range(280):
-            next(reader)
-        reader.commit()
-    results = {r.txn_id: r.commit_timestamp for r in commit_many(client, stream, 5, start=500)}
-    rest = list(client.read(stream, group=group, timeout=QUIET_S))
-    assert len(rest) == 31
-    late = [event for event in rest if event.txn_id in results]
-    assert len(late) == 10
-    assert all(results[event.txn_id or b""] == event.commit_timestamp for event in late)
-    assert all(event.commit_timestamp for event in rest)
-
-
-@pytest.mark.soak
 def test_from_the_end_only_what_comes(client: anabranch.Client, stream: str) -> None:
     commit(client, stream, b"before")
     with client.read(stream, timeout=5, start="end") as reader, ThreadPoolExecutor(1) as pool:
@@ -136,70 +119,12 @@ def test_from_the_end_only_what_comes(client: anabranch.Client, stream: str) -> 
     assert (event.value, event.commit_timestamp) == (b"after", result.commit_timestamp)
 
 
-@pytest.mark.soak
-def test_members_share_and_take_over(
-    cluster: Cluster, client: anabranch.Client, stream: str, group: str
-) -> None:
-    seen: list[list[bytes | None]] = [[], []]
-    quick = {"heartbeat.interval.ms": 200}  # to hear of each other
-    with (
-        ThreadPoolExecutor(2) as pool,
-        anabranch.connect(cluster.bootstrap, config=quick) as first,
-        anabranch.connect(cluster.bootstrap, config=quick) as second,
-    ):
-        readers = [each.read(stream, group=group) for each in (first, second)]
-
-        def read(who: int) -> None:
-            for event in readers[who]:
-                seen[who].append(event.value)
-
-        def wait_for(enough: Callable[[], bool]) -> None:
-            deadline = time.monotonic() + 60
-            while not enough():
-                assert time.monotonic() < deadline
-                time.sleep(0.1)
-
-        running = [pool.submit(read, who) for who in (0, 1)]
-        number = itertools.count()
-
-        def both_got_some() -> bool:
-            commit(client, stream, b"%d" % next(number))
-            return all(seen)
-
-        wait_for(both_got_some)
-        readers[0].close()
-        running[0].result(30)
-        done = len(seen[1])
-        late = {b"x%d" % i for i in range(12)}  # on all partitions
-        commit(client, stream, *late)
-        wait_for(lambda: late <= set(seen[1][done:]))
-        readers[1].close()
-        running[1].result(30)
-    assert {b"%d" % i for i in range(next(number))} <= {*seen[0], *seen[1]}
-
-
 def test_the_timeout_ends_the_iteration(client: anabranch.Client, stream: str) -> None:
     commit(client, stream, b"v")
     started = time.monotonic()
     assert len(list(client.read(stream, timeout=2.0))) == 1
     assert 1.9 < time.monotonic() - started < 15
     assert [event.value for event in client.read(stream, timeout=0)] in ([], [b"v"])
-
-
-@pytest.mark.soak
-def test_several_streams_in_one_reader(
-    client: anabranch.Client, scope: str, stream: str, group: str
-) -> None:
-    other = f"{scope}/other"
-    client.create_stream(other)
-    results = {commit(client, name, name.encode()).txn_id: name for name in (stream, other)}
-    for chosen in (None, group):
-        events = list(client.read([stream, other], group=chosen, timeout=QUIET_S))
-        assert {(event.stream, event.value) for event in events} == {
-            (stream, stream.encode()),
-            (other, other.encode()),
-        }
-        assert all(results[event.txn_id or b""] == event.stream for event in events)
 
 
 @pytest.mark.parametrize(
@@ -307,22 +232,6 @@ def test_a_transaction_too_big_to_hold(client: anabranch.Client, stream: str, gr
         assert next(reader).txn_id == last.txn_id
         # Going back is possible too.
         assert sum(1 for _ in transaction.events) == n
-
-
-@pytest.mark.soak
-def test_left_in_the_middle_of_a_big_one_it_comes_again(
-    client: anabranch.Client, stream: str, group: str
-) -> None:
-    with client.begin(stream.partition("/")[0]) as txn:
-        for i in range(IN_HAND + 1):
-            txn.write(stream, b"%d" % i, key=b"k%d" % i)
-        big = txn.commit()
-    for transaction in client.read_transactions(stream, group=group, timeout=QUIET_S):
-        next(iter(transaction.events))
-        break
-    (again,) = client.read_transactions(stream, group=group, timeout=QUIET_S)
-    assert again.txn_id == big.txn_id
-    assert len(again.events) == IN_HAND + 1
 
 
 def test_only_whole_transactions_of_committed_events(client: anabranch.Client, stream: str) -> None:

@@ -25,51 +25,11 @@ from anabranch.topics.names import topics_of
 from tests.behaviour.bad_input.place import WAIT_MS, Place
 from tests.cluster import Cluster, start_cluster
 from tests.crash.oracle import check_stream, read_stream
-from tests.crash.raw import Pen, Refused, make_txn_id
+from tests.crash.raw import Pen
 
 pytestmark = pytest.mark.broker
 
 LIMIT = 20_000
-
-
-def small_stream(place: Place) -> str:
-    name = f"{place.scope}/small"
-    place.client.create_stream(name, settings={"max.message.bytes": LIMIT})
-    return name
-
-
-def test_one_shot_event_that_the_stream_does_not_take(place: Place) -> None:
-    """Refused by name; commands of the same round, before and behind it, go on."""
-    small = small_stream(place)
-
-    def one_shot(stream: str, size: int) -> r.OneShot:
-        event = r.Event(stream, -1, b"k", b"x" * size, (), -1)
-        return r.OneShot(make_txn_id(), place.scope, None, (event,))
-
-    sizes = [10, LIMIT + 1, 10, LIMIT * 2, LIMIT // 2, 10]
-    commands = [one_shot(small, size) for size in sizes]
-    answers = place.raw.ask_all(commands)
-    told = [a.code if isinstance(a, r.Refusal) else a.state for a in answers]
-    assert told == ["EventTooLarge" if size > LIMIT else "COMMITTED" for size in sizes]
-    for command, answer in zip(commands, answers, strict=True):
-        if isinstance(answer, r.Refusal):
-            with pytest.raises(Refused) as refused:
-                place.raw.ask(r.GetState(command.txn_id))
-            assert refused.value.code == "UnknownTransaction"
-            assert place.raw.ask(r.Resolve(command.txn_id, command.scope)).state == "ABORTED"
-    found = read_stream(place.log, small)
-    check_stream(found)
-    assert [len(e.value) for e in found.events] == [10, 10, LIMIT // 2, 10]
-
-
-def test_event_that_the_library_does_not_take(place: Place) -> None:
-    small = small_stream(place)
-    with place.client.begin(place.scope) as txn:
-        txn.token()
-        with pytest.raises(errors.EventTooLarge, match=r"max\.message\.bytes"):
-            txn.write(small, b"x" * LIMIT, key=b"k")
-        txn.write(small, b"fits", key=b"k")
-        assert txn.commit().counts.committed == 1
 
 
 def test_data_that_the_stream_refuses_once_merged(place: Place) -> None:
