@@ -5,8 +5,6 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-from collections import Counter
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -14,7 +12,8 @@ import pytest
 
 import anabranch
 from anabranch import errors
-from tests.cluster import Cluster, start_cluster
+from tests.behaviour.steps import values
+from tests.cluster import Cluster
 
 pytestmark = pytest.mark.broker
 
@@ -71,11 +70,6 @@ def stream(client: anabranch.Client, unique: str) -> str:
     name = f"s{unique}/events"
     client.create_stream(name, segments=3)
     return name
-
-
-def values(client: anabranch.Client, stream: str) -> Counter[bytes | None]:
-    """All committed values so far."""
-    return Counter(event.value for event in client.snapshot(stream).read(stream))
 
 
 def test_processes_join_one_reservation_at_once(
@@ -135,16 +129,6 @@ def test_who_joins_after_an_abort_writes_nothing(
     assert task.run().startswith("TransactionAborted")
     assert values(client, stream) == {}
     assert sum(client.describe(stream).journal.values()) == 0, "its journal is as empty"
-
-
-@pytest.fixture
-def own_cluster(cluster: Cluster, unique: str, tmp_path: Path) -> Iterator[Cluster]:
-    """A controller of the test's own, on the session's broker."""
-    own = start_cluster(
-        cluster.bootstrap, tmp_path, prefix=f"own-{unique}", arguments=("--session-timeout", "2")
-    )
-    yield own
-    own.controller.kill()
 
 
 @pytest.mark.soak

@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 import anabranch
-from tests.cluster import Cluster
 
 pytestmark = pytest.mark.broker
 
 KEYS = [f"key-{n}".encode() for n in range(64)]
-
-
-@pytest.fixture
-def other(cluster: Cluster) -> Iterator[anabranch.Client]:
-    with anabranch.connect(cluster.bootstrap) as connected:
-        yield connected
 
 
 def write_all(client: anabranch.Client, stream: str, said: str) -> anabranch.Result:

@@ -7,8 +7,6 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections import Counter
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -16,14 +14,10 @@ import pytest
 
 import anabranch
 from anabranch import errors
-from tests.cluster import Cluster, start_cluster
+from tests.behaviour.steps import values
+from tests.cluster import Cluster
 
 pytestmark = pytest.mark.broker
-
-
-@pytest.fixture
-def scope(unique: str) -> str:
-    return f"s{unique}"
 
 
 @pytest.fixture
@@ -31,11 +25,6 @@ def stream(client: anabranch.Client, scope: str) -> str:
     name = f"{scope}/events"
     client.create_stream(name, segments=3)
     return name
-
-
-def values(client: anabranch.Client, stream: str) -> Counter[bytes | None]:
-    """All committed values so far."""
-    return Counter(event.value for event in client.snapshot(stream).read(stream))
 
 
 def run(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -243,16 +232,6 @@ def test_lists(client: anabranch.Client, scope: str, stream: str) -> None:
 
 
 # -- controllers that don't answer ----------------------------------------------------------------------
-
-
-@pytest.fixture
-def own_cluster(cluster: Cluster, unique: str, tmp_path: Path) -> Iterator[Cluster]:
-    """A controller of the test's own, on the session's broker."""
-    own = start_cluster(
-        cluster.bootstrap, tmp_path, prefix=f"own-{unique}", arguments=("--session-timeout", "2")
-    )
-    yield own
-    own.controller.kill()
 
 
 @pytest.mark.soak

@@ -15,7 +15,8 @@ from anabranch.errors import InvalidArgument, OwnershipLost, UnknownProcessor, U
 from anabranch.protocol.legal_names import state_stream
 from anabranch.protocol.partitioner import position_of
 from anabranch.protocol.schemas.records import Consumed, TaskStep
-from tests.behaviour.test_tasks import QUIET_S, committed
+from tests.behaviour.steps import committed
+from tests.behaviour.test_tasks import QUIET_S
 from tests.cluster import start_cluster
 from tests.conftest import Broker
 

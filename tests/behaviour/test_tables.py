@@ -35,7 +35,7 @@ from anabranch.errors import (
 )
 from anabranch.protocol.hybrid_time import from_us
 from anabranch.protocol.ids import unpack_version
-from anabranch.protocol.legal_names import ADMIN_LANE, base_stream
+from anabranch.protocol.legal_names import base_stream
 from anabranch.tables import replica
 from anabranch.topics.names import journal_topic
 from tests.cluster import Cluster
@@ -803,12 +803,6 @@ def test_indexes(client: anabranch.Client, tables: tuple[str, str], tmp_path: Pa
     with client.replica(one, index=failing) as bank, pytest.raises(ValueError) as raised:
         bank.snapshot(timeout=20.0)
     assert "in the function of index 'n', for row" in raised.value.__notes__[0]
-
-
-@pytest.fixture
-def operator(cluster: Cluster) -> Iterator[anabranch.Client]:
-    with anabranch.connect(cluster.bootstrap, lane=ADMIN_LANE) as connected:
-        yield connected
 
 
 # -- bases ------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import pickle
 import threading
 import uuid
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -27,7 +27,7 @@ from anabranch.ports import TopicPartition
 from anabranch.protocol.schemas import records as r
 from anabranch.protocol.schemas.codec import decode, encode
 from anabranch.topics.names import history_topic, stream_topic
-from tests.cluster import Cluster
+from tests.behaviour.steps import committed
 
 pytestmark = pytest.mark.broker
 
@@ -103,13 +103,6 @@ def copy(
 @pytest.fixture
 def place(client: anabranch.Client) -> Place:
     return Place(client)
-
-
-@pytest.fixture
-def other(cluster: Cluster) -> Iterator[anabranch.Client]:
-    """A client of another process, as far as controllers see."""
-    with anabranch.connect(cluster.bootstrap) as connected:
-        yield connected
 
 
 def test_whoever_takes_over_goes_on_in_the_middle_of_a_transaction(
@@ -324,11 +317,6 @@ def test_what_retention_took_is_told(client: anabranch.Client, place: Place, log
         pytest.raises(SnapshotExpired, match="is truncated past record 0"),
     ):
         list(reader)
-
-
-def committed(client: anabranch.Client, stream: str) -> list[anabranch.Event]:
-    """All events as of now."""
-    return list(client.snapshot(stream).read(stream))
 
 
 def test_bad_input(client: anabranch.Client, place: Place) -> None:

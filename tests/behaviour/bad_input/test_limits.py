@@ -9,13 +9,6 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
-from confluent_kafka.admin import (
-    AdminClient,
-    AlterConfigOpType,
-    ConfigEntry,
-    ConfigResource,
-    ResourceType,
-)
 
 import anabranch
 from anabranch import errors
@@ -23,6 +16,7 @@ from anabranch.ports import Log
 from anabranch.protocol.schemas import records as r
 from anabranch.topics.names import topics_of
 from tests.behaviour.bad_input.place import WAIT_MS, Place
+from tests.behaviour.steps import alter_topics, wait_until
 from tests.cluster import Cluster, start_cluster
 from tests.crash.oracle import check_stream, read_stream
 from tests.crash.raw import Pen
@@ -39,22 +33,14 @@ def test_data_that_the_stream_refuses_once_merged(place: Place) -> None:
     """
     token, pen, touched = place.touched()
     pen.write(place.stream, touched.segments, [(b"k", b"x" * 50_000)])
-    admin = AdminClient({"bootstrap.servers": place.cluster.bootstrap, "log_level": 0})
-    lower = ConfigEntry(
-        "max.message.bytes", str(LIMIT), incremental_operation=AlterConfigOpType.SET
-    )
-    limits = [
-        ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[lower])
-        for topic in topics_of(place.stream)[:2]
-    ]
-    for future in admin.incremental_alter_configs(limits).values():
-        future.result(20)
-    topics, until = topics_of(place.stream)[:2], time.monotonic() + 20
-    while {
-        info.config["max.message.bytes"] for info in place.log.describe_topics(topics).values()
-    } != {str(LIMIT)}:  # brokers act on a setting a little after it is taken
-        assert time.monotonic() < until
-        time.sleep(0.02)
+    topics = topics_of(place.stream)[:2]
+    alter_topics(place.cluster.bootstrap, topics, "max.message.bytes", str(LIMIT))
+
+    def limits() -> set[str]:
+        found = place.log.describe_topics(topics).values()
+        return {info.config["max.message.bytes"] for info in found}
+
+    wait_until(lambda: limits() == {str(LIMIT)})
     others = [place.touched() for _ in range(4)]
     for _, other_pen, _ in others:
         other_pen.write(place.stream, touched.segments, [(b"k", b"fits")])

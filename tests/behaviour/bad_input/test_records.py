@@ -20,6 +20,7 @@ from anabranch.protocol import limits
 from anabranch.protocol.schemas import records as r
 from anabranch.protocol.schemas.codec import encode
 from tests.behaviour.bad_input.place import SEGMENTS, SOON_S, Place
+from tests.behaviour.steps import wait_until
 
 pytestmark = pytest.mark.broker
 
@@ -109,7 +110,5 @@ def test_a_command_that_can_not_be_answered_is_carried_out(
     place.raw.produce([(topic, 0, None, commands[w], WRONG_HEADERS[w]) for w in WRONG_HEADERS])
     for what, token in tokens.items():
         with subtests.test(what):
-            until = time.monotonic() + SOON_S
-            while place.state(token).state == "OPEN" and time.monotonic() < until:
-                time.sleep(0.02)
+            wait_until(lambda token=token: place.state(token).state != "OPEN")  # type: ignore[misc]
             assert place.state(token).reason == "no answer"
