@@ -35,7 +35,7 @@ def values(client: anabranch.Client, stream: str) -> Counter[bytes | None]:
     return Counter(event.value for event in committed(client, stream))
 
 
-def wait_until(done: Callable[[], bool], seconds: float = 30.0, pause: float = 0.05) -> None:
+def wait_until(done: Callable[[], bool], seconds: float = 60.0, pause: float = 0.05) -> None:
     """Until it is so; the test fails if it is not within these seconds."""
     deadline = time.monotonic() + seconds
     while not done():

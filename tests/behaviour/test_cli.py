@@ -147,18 +147,6 @@ def test_a_load_that_fails_leaves_nothing(shell: Shell, scope: str, tmp_path: Pa
     assert txn["state"] == "ABORTED"
 
 
-def test_a_group_goes_on_where_it_stopped(shell: Shell, scope: str, tmp_path: Path) -> None:
-    stream = f"{scope}/rows"
-    path = table(tmp_path / "rows.csv", 10)
-    shell.run("load", str(path), "--stream", stream, "--segments", "1")
-    group = ("--group", f"{scope}-g", "--timeout", "2")
-    first = shell.lines(stream, *group, "--limit", "4")
-    rest = shell.lines(stream, *group)
-    offsets = [event["offset"] for event in [*first, *rest]]
-    # At least once: events that the first one read before its end may come again.
-    assert sorted(set(offsets)) == list(range(10))
-
-
 def test_an_operator_aborts_a_transaction(
     shell: Shell, cluster: Cluster, client: anabranch.Client, scope: str
 ) -> None:
@@ -218,20 +206,6 @@ def test_tables(shell: Shell, scope: str, tmp_path: Path) -> None:
     )
     other = shell.run("table", "put", f"{scope}/plain", "k", "v", code=2)
     assert "is a stream, not a table" in other.stderr
-
-
-def test_nobody_answers(scope: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "anabranch.cli", "stream", "list", "--timeout", "2", "--json",
-         "--bootstrap", "127.0.0.1:9"],
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-        env=child_environment(),
-    )  # fmt: skip
-    assert done.returncode == 3
-    assert done.stderr.count("\n") == 1
-    assert json.loads(done.stderr)["error"]["exit_code"] == 3
 
 
 @pytest.mark.soak

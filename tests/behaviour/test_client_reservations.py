@@ -99,26 +99,6 @@ def test_processes_join_one_reservation_at_once(
     assert len(committed) == 1500
 
 
-@pytest.mark.soak
-def test_threads_join_one_reservation_at_once(
-    cluster: Cluster, client: anabranch.Client, stream: str
-) -> None:
-    reserved = client.reserve(stream.split("/")[0])
-
-    def join(who: int) -> bytes:
-        with anabranch.connect(cluster.bootstrap, timeout=60) as own:
-            first, second = own.join(reserved), client.join(reserved)
-            for writer in (first, second):
-                writer.write(stream, b"%d" % who, key=b"k")
-            return second.finish().to_bytes()
-
-    with ThreadPoolExecutor(6) as pool:
-        receipts = list(pool.map(join, range(6)))
-    result = client.commit(reserved, receipts)
-    assert result.counts.committed == 6
-    assert values(client, stream) == {b"%d" % who: 1 for who in range(6)}
-
-
 def test_who_joins_after_an_abort_writes_nothing(
     cluster: Cluster, client: anabranch.Client, stream: str
 ) -> None:

@@ -164,30 +164,6 @@ def test_it_asks_by_a_lane_and_has_its_rights(
 
 
 @pytest.mark.soak
-def test_finished_writers_are_taken_without_receipts(
-    cluster: Cluster, client: anabranch.Client, stream: str
-) -> None:
-    with client.begin(stream.partition("/")[0]) as txn:
-        raw(cluster, stream, "--rows", "30", "--token", txn.token().hex())
-        raw(cluster, stream, "--rows", "12", "--token", txn.token().hex())
-        result = txn.commit()
-    assert (result.counts.committed, result.counts.left_out) == (42, 0)
-
-
-@pytest.mark.soak
-def test_an_aborted_transaction_refuses_who_joins(
-    cluster: Cluster, client: anabranch.Client, stream: str
-) -> None:
-    txn = client.begin(stream.partition("/")[0])
-    token = txn.token()
-    txn.abort()
-    done = raw(cluster, stream, "--rows", "1", "--token", token.hex(), fails=True)
-    assert "TransactionAborted" in done.stderr
-    assert "Traceback" not in done.stderr
-    assert committed(cluster, stream) == []
-
-
-@pytest.mark.soak
 def test_a_name_commits_once(cluster: Cluster, stream: str) -> None:
     first = outcome(raw(cluster, stream, "--rows", "10", "--name", "night"))
     again = outcome(raw(cluster, stream, "--rows", "10", "--name", "night"))

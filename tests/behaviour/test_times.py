@@ -153,18 +153,6 @@ def test_a_commit_exceeds_what_its_client_was_told(controllers: Controllers, way
 
 
 @pytest.mark.soak
-def test_a_successor_whose_clock_is_behind(controllers: Controllers) -> None:
-    with controllers.client() as client:
-        first = commit(client, FAST)
-    controllers.lead(0, -APART_S)
-    with controllers.client() as client:
-        second = commit(client, FAST)
-        assert second.commit_timestamp > first.commit_timestamp
-        assert client.snapshot(FAST).timestamp >= second.commit_timestamp
-    controllers.lead(0, APART_S)
-
-
-@pytest.mark.soak
 def test_clocks_that_are_further_apart_than_is_allowed(controllers: Controllers) -> None:
     controllers.lead(1, -APART_S, max_clock_skew_ms=1000)
     with controllers.client() as client, controllers.client() as fresh:

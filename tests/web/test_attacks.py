@@ -69,21 +69,21 @@ FORMS: dict[str, dict[str, str | None]] = {
 }
 
 
-@pytest.mark.parametrize("headers", FORMS.values(), ids=FORMS)
 def test_forms_of_others(
-    web: WebProcess,
-    client: anabranch.Client,
-    txn: bytes,
-    headers: dict[str, str | None],
+    web: WebProcess, client: anabranch.Client, txn: bytes, subtests: pytest.Subtests
 ) -> None:
     """Even with a secret that is good."""
     path = f"/transactions/{txn.hex()}/abort"
-    form = {"secret": web.secret(path)}
-    filled = {name: value and value.format(host=web.host) for name, value in headers.items()}
-    method = filled.pop("method", None) or "POST"
-    status, _ = web.ask(path, form, method, **filled)
-    assert status == (200 if method in ("GET", "HEAD") else 403)
-    assert client.state(txn).state == "OPEN"
+    for what, headers in FORMS.items():
+        with subtests.test(what):
+            form = {"secret": web.secret(path)}
+            filled = {
+                name: value and value.format(host=web.host) for name, value in headers.items()
+            }
+            method = filled.pop("method", None) or "POST"
+            status, _ = web.ask(path, form, method, **filled)
+            assert status == (200 if method in ("GET", "HEAD") else 403)
+            assert client.state(txn).state == "OPEN"
 
 
 def test_secrets(web: WebProcess, client: anabranch.Client, txn: bytes) -> None:
