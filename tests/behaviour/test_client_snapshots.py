@@ -7,7 +7,6 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,8 +26,7 @@ from anabranch.protocol.hybrid_time import MAX, from_us, to_datetime
 from anabranch.topics.names import history_topic, stream_topic
 from tests.client.members import by_key
 from tests.client.written import Keys
-from tests.cluster import Cluster, start_cluster
-from tests.conftest import Broker
+from tests.cluster import Cluster
 from tests.contract.helpers import wait_stable
 
 pytestmark = pytest.mark.broker
@@ -215,11 +213,9 @@ def test_a_reader_continues_until_it_is_closed(client: anabranch.Client, one: st
 
 @pytest.mark.soak
 def test_while_transactions_commit_streams_scale_and_a_controller_dies(
-    broker: Broker, unique: str, tmp_path: Path
+    own_cluster: Cluster, scope: str
 ) -> None:
-    own = start_cluster(broker.bootstrap, tmp_path, f"p{unique}")
-    scope = f"s{unique}"
-    streams = f"{scope}/a", f"{scope}/b"
+    own, streams = own_cluster, (f"{scope}/a", f"{scope}/b")
     keys = Keys(6)
     stopping = threading.Event()
     results: list[anabranch.Result] = []
@@ -246,47 +242,44 @@ def test_while_transactions_commit_streams_scale_and_a_controller_dies(
             between.append((since.position(), {s: list(since.read(s)) for s in streams}))
         taken.append((snapshot.plan(), {s: list(snapshot.read(s)) for s in streams}))
 
-    try:
-        with (
-            anabranch.connect(own.bootstrap, prefix=own.prefix, timeout=LONG_S) as client,
-            ThreadPoolExecutor(1) as pool,
-        ):
-            for stream in streams:
-                client.create_stream(stream, segments=2)
-            old = client.begin(scope)
-            old.token()
-            for stream in streams:
-                old.write(stream, b"old:0", key=b"old")
-            old.flush()
-            writing = pool.submit(write)
-            try:
-                take()
-                client.scale(streams[0], segments=5)
-                take()
-                rolled = old.commit()
-                at = rolled.commit_timestamp
-                for snapshot in (client.snapshot(streams, at=at), client.snapshot(streams)):
-                    for stream in streams:
-                        (found,) = [e for e in snapshot.read(stream) if e.key == b"old"]
-                        assert found.commit_timestamp == at
-                client.scale(streams[0], segments=1)
-                take()
-                own.controller.kill()
-                own.controller.start()
-                take()  # waits for the successor
-                take()
-                stopping.set()
-                writing.result(LONG_S)
-            finally:
-                stopping.set()
-            results.append(rolled)
-            given: list[tuple[Any, dict[str, list[anabranch.Event]]]] = [*taken, *between]
-            for plan, seen in given:
-                again = client.open_snapshot(plan)
-                for stream, events in seen.items():
-                    assert by_key(again.read(stream)) == by_key(events), "again the same"
-    finally:
-        own.controller.kill()
+    with (
+        anabranch.connect(own.bootstrap, prefix=own.prefix, timeout=LONG_S) as client,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        for stream in streams:
+            client.create_stream(stream, segments=2)
+        old = client.begin(scope)
+        old.token()
+        for stream in streams:
+            old.write(stream, b"old:0", key=b"old")
+        old.flush()
+        writing = pool.submit(write)
+        try:
+            take()
+            client.scale(streams[0], segments=5)
+            take()
+            rolled = old.commit()
+            at = rolled.commit_timestamp
+            for snapshot in (client.snapshot(streams, at=at), client.snapshot(streams)):
+                for stream in streams:
+                    (found,) = [e for e in snapshot.read(stream) if e.key == b"old"]
+                    assert found.commit_timestamp == at
+            client.scale(streams[0], segments=1)
+            take()
+            own.controller.kill()
+            own.controller.start()
+            take()  # waits for the successor
+            take()
+            stopping.set()
+            writing.result(LONG_S)
+        finally:
+            stopping.set()
+        results.append(rolled)
+        given: list[tuple[Any, dict[str, list[anabranch.Event]]]] = [*taken, *between]
+        for plan, seen in given:
+            again = client.open_snapshot(plan)
+            for stream, events in seen.items():
+                assert by_key(again.read(stream)) == by_key(events), "again the same"
     before = 0
     for plan, seen in taken:
         assert plan.timestamp > before

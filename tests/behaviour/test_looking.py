@@ -21,8 +21,7 @@ from anabranch.protocol.tokens import peek
 from anabranch.reading.group_lag import HISTORY
 from tests.behaviour.steps import alter_topics, commit, wait_until
 from tests.behaviour.test_cli import Shell
-from tests.cluster import Cluster, start_cluster
-from tests.conftest import Broker
+from tests.cluster import Cluster
 
 pytestmark = pytest.mark.broker
 _MANY = 6000  # events of a big merge
@@ -110,35 +109,26 @@ def test_open_transactions_from_a_shell(cluster: Cluster, client: Client, unique
 
 
 @pytest.mark.soak
+@pytest.mark.parametrize("own_cluster", [("--chunk-bytes", "4096")], indirect=True)
 def test_a_merge_is_watched(
-    broker: Broker,
-    tmp_path_factory: pytest.TempPathFactory,
-    unique: str,
-    monkeypatch: pytest.MonkeyPatch,
+    own_cluster: Cluster, unique: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By chunks of 4 KB: 6 MB take a while."""
     monkeypatch.setattr("anabranch.cli.txn._WATCH_S", 0.02)
-    prefix, scope = f"w{unique}", f"v{unique}"
-    stream = f"{scope}/big"
-    small = start_cluster(
-        broker.bootstrap, tmp_path_factory.mktemp("watch"), prefix, ("--chunk-bytes", "4096")
-    )
-    try:
-        with anabranch.connect(broker.bootstrap, prefix=prefix) as client:
-            client.create_stream(stream, segments=2)
-            with client.begin(scope, keepalive=60) as txn:
-                token = txn.token()
-                txn.write_many(stream, [(os.urandom(1000), b"%d" % n) for n in range(_MANY)])
-                txn.flush()
-                looking = threading.Timer(1.0, txn.commit, kwargs={"timeout": 60})
-                looking.start()
-                where = ("--prefix", prefix, "--json")
-                text = peek(token).txn_id.hex()
-                said = Shell(small).run("txn", "describe", text, "--watch", *where).stdout
-                looking.join()
-                assert client.state(peek(token).txn_id).counts.committed == _MANY
-    finally:
-        small.controller.kill()
+    prefix, stream = own_cluster.prefix, f"v{unique}/big"
+    with anabranch.connect(own_cluster.bootstrap, prefix=prefix) as client:
+        client.create_stream(stream, segments=2)
+        with client.begin(f"v{unique}", keepalive=60) as txn:
+            token = txn.token()
+            txn.write_many(stream, [(os.urandom(1000), b"%d" % n) for n in range(_MANY)])
+            txn.flush()
+            looking = threading.Timer(1.0, txn.commit, kwargs={"timeout": 60})
+            looking.start()
+            text = peek(token).txn_id.hex()
+            watch = ("txn", "describe", text, "--watch", "--prefix", prefix, "--json")
+            said = Shell(own_cluster).run(*watch).stdout
+            looking.join()
+            assert client.state(peek(token).txn_id).counts.committed == _MANY
     shown, decoder = [], json.JSONDecoder()
     while said := said.lstrip():
         one, end = decoder.raw_decode(said)

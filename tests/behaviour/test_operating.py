@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
-from functools import partial
 from pathlib import Path
 from urllib.error import HTTPError
 from urllib.request import urlopen
@@ -29,7 +28,6 @@ from confluent_kafka.admin import (
 )
 
 import anabranch
-from anabranch.client.client import Client
 from anabranch.clock import SystemClock
 from anabranch.controller.metrics import NUMBERS
 from anabranch.errors import AnabranchError, NotAuthorized, NotReady, OutcomeUnknown
@@ -305,54 +303,6 @@ def refused(call: Callable[[], object], match: str) -> AnabranchError:
                 raise
             return error
     raise AssertionError("it goes on")
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize(
-    ("topic", "right"),
-    [
-        ("commands", AclOperation.WRITE),
-        ("replies", AclOperation.READ),
-    ],
-)
-def test_a_right_that_is_taken_later_is_named_at_once(
-    controller: ControllerProcess,
-    broker: EmbeddedBroker,
-    unique: str,
-    topic: str,
-    right: AclOperation,
-) -> None:
-    scope = f"t{unique}"
-    stream, name = f"{scope}/a", f"{controller.prefix}.{topic}"
-    said = f"right {right.name.capitalize()} on the topic {name}"
-
-    def connected() -> Client:
-        return anabranch.connect(broker.bootstrap, prefix=controller.prefix)
-
-    with connected() as client, connected() as idle:
-        client.create_stream(stream)
-        idle.describe(stream)
-        txn, shot = client.begin(scope), client.begin(scope)
-        txn.token()
-        for each in (txn, shot):
-            each.write(stream, b"v")
-        with denied(broker, ResourceType.TOPIC, name, right):
-            # A fetch that began before the right was taken still brings its answer, to each client.
-            for each_client in (idle, client):
-                error = refused(partial(each_client.describe, stream), said)
-                assert isinstance(error, NotAuthorized)
-            for each in (txn, shot):
-                assert isinstance(refused(each.commit, said), OutcomeUnknown)
-            with connected() as late:
-                assert isinstance(refused(lambda: late.describe(stream), said), NotAuthorized)
-        until = time.monotonic() + 30
-        for each in (txn, shot):
-            while each.result is None:
-                try:
-                    each.commit()
-                except OutcomeUnknown:
-                    assert time.monotonic() < until
-        assert [event.value for event in client.snapshot(stream).read(stream)] == [b"v", b"v"]
 
 
 @pytest.mark.soak

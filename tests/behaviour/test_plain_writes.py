@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from confluent_kafka import Producer
@@ -21,7 +20,7 @@ from anabranch.kafka.settings import parse_settings
 from anabranch.ports import TopicPartition
 from anabranch.protocol.ids import NO_TXN
 from anabranch.protocol.schemas.records import CommitRecord
-from tests.cluster import start_cluster
+from tests.cluster import Cluster
 from tests.conftest import Broker
 from tests.crash.oracle import StreamLog, check_epochs, check_stream, read_stream
 from tests.schemas.protocol_page import VECTORS
@@ -218,43 +217,34 @@ def test_over_a_scaling(
 @pytest.mark.soak
 @pytest.mark.parametrize("kills", [1, 8])
 def test_a_killed_controller_loses_and_doubles_none(
-    broker: Broker, feed: Producer, log: KafkaLog, unique: str, tmp_path: Path, kills: int
+    own_cluster: Cluster, feed: Producer, log: KafkaLog, unique: str, kills: int
 ) -> None:
-    own = start_cluster(
-        broker.bootstrap, tmp_path, f"plain{unique}", arguments=("--session-timeout", "2")
-    )
-    stream = f"p{unique}/killed"
+    own, stream = own_cluster, f"p{unique}/killed"
     keys = [b"key-%d" % i for i in range(50)]
     sent = committed = 0
-    try:
-        with anabranch.connect(broker.bootstrap, prefix=own.prefix) as client:
-            client.create_stream(stream, segments=3)
-            for kill in range(kills):
-                until = time.monotonic() + 0.4 + kill / 10
-                # Plain commits lie before the first kill and between any two.
-                while (
-                    time.monotonic() < until
-                    or len(plain_commits(read_stream(log, stream))) < kill + 2
-                ):
-                    for _ in range(50):
-                        key = keys[sent % 50]
-                        feed.produce(journal(stream), b"plain %d" % sent, key)
-                        sent += 1
-                    feed.poll(0)
-                    time.sleep(0.005)
-                own.controller.kill()
-                own.controller.start()
-                own.controller.wait_leading()
-                with client.begin(f"p{unique}") as txn:
-                    txn.token()
-                    txn.write(stream, b"txn", key=keys[kill])
-                    txn.commit()
-                committed += 1
-            feed.flush(10)
-            found = wait_for(log, stream, sent + committed)
-            assert in_order(found, b"plain") == {
-                key: list(range(i, sent, 50)) for i, key in enumerate(keys)
-            }
-            assert len(plain_commits(found)) > kills
-    finally:
-        own.controller.kill()
+    with anabranch.connect(own.bootstrap, prefix=own.prefix) as client:
+        client.create_stream(stream, segments=3)
+        for kill in range(kills):
+            until = time.monotonic() + 0.4 + kill / 10
+            # Plain commits come before the first kill and between any two.
+            while (
+                time.monotonic() < until or len(plain_commits(read_stream(log, stream))) < kill + 2
+            ):
+                for _ in range(50):
+                    feed.produce(journal(stream), b"plain %d" % sent, keys[sent % 50])
+                    sent += 1
+                feed.poll(0)
+                time.sleep(0.005)
+            own.controller.kill()
+            own.controller.start().wait_leading()
+            with client.begin(f"p{unique}") as txn:
+                txn.token()
+                txn.write(stream, b"txn", key=keys[kill])
+                txn.commit()
+            committed += 1
+        feed.flush(10)
+        found = wait_for(log, stream, sent + committed)
+        assert in_order(found, b"plain") == {
+            key: list(range(i, sent, 50)) for i, key in enumerate(keys)
+        }
+        assert len(plain_commits(found)) > kills

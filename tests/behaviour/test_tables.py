@@ -22,10 +22,6 @@ from anabranch.errors import (
     NotAuthorized,
     SnapshotExpired,
 )
-from anabranch.protocol.hybrid_time import from_us
-from anabranch.protocol.ids import unpack_version
-from anabranch.protocol.legal_names import base_stream
-from anabranch.tables import replica
 from anabranch.topics.names import journal_topic
 from tests.cluster import Cluster
 
@@ -329,28 +325,6 @@ def test_a_new_group_at_the_end_misses_nothing(client: anabranch.Client, unique:
             assert next(again).key == key, "what was never processed comes again"
 
 
-@pytest.mark.soak
-def test_rows_before_outlive_the_sweep(
-    client: anabranch.Client, unique: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A reader that is slower than `table.history.ms` finds what it needs."""
-    monkeypatch.setattr(replica, "_LEAST_SWEPT", from_us(100_000))
-    table = f"{unique}/swept"
-    client.create_table(table, 1, {"table.history.ms": "1"})
-    for number in range(6):
-        put(client, table, k=number)
-        time.sleep(0.05)
-    with client.changes(table, timeout=1.0, before=True) as changes:
-        found = []
-        for change in changes:
-            found.append((change.before, change.after))
-            time.sleep(0.05)
-            put(client, table, other=len(found)) if len(found) < 4 else None
-    assert [row for row in found if row[1] is not None][:6] == [
-        (None if n == 0 else b"%d" % (n - 1), b"%d" % n) for n in range(6)
-    ]
-
-
 def test_indexes(client: anabranch.Client, tables: tuple[str, str], tmp_path: Path) -> None:
     one, two = tables
     first = put(client, one, ann=1, bob=2, cat=1)
@@ -438,47 +412,3 @@ def test_a_group_that_reads_changes_loses_none(
         list(client.changes(table, until="end"))
     later = list(client.changes(table, start=base.timestamp, until="end", before=True))
     assert [(c.key, c.before, c.after) for c in later] == [(b"k0", None, b"7")]
-
-
-@pytest.mark.soak
-def test_a_table_is_compacted_while_it_is_written(
-    client: anabranch.Client, operator: anabranch.Client, unique: str, tmp_path: Path
-) -> None:
-    """A new replica shows what one shows that had all; two compactors at once agree."""
-    table, over = f"{unique}/rows", threading.Event()
-    client.create_table(table, 2, {"table.history.ms": 0})
-    put(client, table, **{f"k{n}": n for n in range(30)})
-    time.sleep(1.2)  # bases are of whole seconds
-    say: dict[str, Any] = {"plain_readers_lose_history": True}
-    with client._reading.read_replica(table, None, None, hold=0) as whole:  # it sweeps nothing
-        whole.snapshot().close()
-
-        def write() -> None:
-            for n in range(10_000):
-                if over.is_set():
-                    return
-                put(client, table, **{f"k{n % 30}": None if n % 7 == 0 else n})
-
-        writer = threading.Thread(target=write)
-        writer.start()
-        try:
-            with ThreadPoolExecutor() as pool:
-                both = [pool.submit(operator.compact_table, table, **say) for _ in range(2)]
-                made = [each.result() for each in both]
-        finally:
-            over.set()
-            writer.join()
-        base = operator.describe(table).base
-        assert base in made
-        with client._reading.read_replica(table, tmp_path, None, hold=0) as new:
-            at = new.snapshot().timestamp
-            for time_ in (base.timestamp, at):
-                rows = [
-                    [(s.key, s.value) for s in each.walk(table, b"", None) if s.value is not None]
-                    for each in (new.snapshot(at=time_), whole.snapshot(at=time_))
-                ]
-                assert rows[0] == rows[1], time_
-        events = list(client.snapshot(base_stream(table)).read(base_stream(table)))
-        stamps = [unpack_version(dict(e.headers)["version"])[0] for e in events if e.key]
-        assert len(stamps) == base.rows
-        assert max(stamps) <= base.timestamp

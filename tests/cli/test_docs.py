@@ -20,6 +20,7 @@ from anabranch.processing.metrics import TABLE as OF_WORKERS
 from tests.cli.conftest import Run
 from tests.cli.reference import PAGE, commands, described, renewed
 from tests.pages import DOCS, ROOT
+from tests.rights import page as rights_page
 
 TEXT = PAGE.read_text(encoding="utf-8")
 PAGES = [
@@ -166,3 +167,14 @@ def test_the_site_builds_and_loads_nothing_from_elsewhere(tmp_path: Path) -> Non
     assert 'id="anabranchcore"' in pages["inside/house/index.html"]
     assert "FINALIZE_IN_PROGRESS --&gt; COMMITTED" in pages["inside/states/index.html"]
     assert "<td>answer before the commit</td>" in pages["inside/mutants/index.html"]
+
+
+def test_the_security_page_has_the_table_of_rights() -> None:
+    page = rights_page.PAGE.read_text()
+    assert len(rights_page.PART.findall(page)) == 2
+    assert page == rights_page.renewed(page), "python -m tests.rights.page writes it"
+
+
+def test_no_right_stands_twice() -> None:
+    every = [(role, right[:3]) for role, found in rights_page.ROLES.items() for right in found]
+    assert len(every) == len(set(every))

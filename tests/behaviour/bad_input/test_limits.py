@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import time
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -17,7 +17,7 @@ from anabranch.protocol.schemas import records as r
 from anabranch.topics.names import topics_of
 from tests.behaviour.bad_input.place import WAIT_MS, Place
 from tests.behaviour.steps import alter_topics, wait_until
-from tests.cluster import Cluster, start_cluster
+from tests.cluster import Cluster
 from tests.crash.oracle import check_stream, read_stream
 from tests.crash.raw import Pen
 
@@ -86,27 +86,26 @@ def test_all_that_the_journal_takes_is_merged(place: Place, what: str) -> None:
 
 @pytest.mark.soak
 @pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="only Linux limits another process")
-def test_full_disk_under_the_table(cluster: Cluster, log: Log, unique: str, tmp_path: Path) -> None:
-    """The controller says so and ends; the next one, with room, goes on where the log stands."""
-    prefix = f"full{unique}"
-    controller = start_cluster(cluster.bootstrap, tmp_path, prefix).controller
-    stream = f"{prefix}-scope/events"
-    with ExitStack() as stack:
-        stack.callback(controller.kill)
-        client = stack.enter_context(anabranch.connect(cluster.bootstrap, prefix=prefix))
+def test_a_controller_whose_disk_is_full_says_so_and_ends(
+    own_cluster: Cluster, log: Log, unique: str, tmp_path: Path
+) -> None:
+    """The next one, with room, continues from the log."""
+    controller, scope = own_cluster.controller, f"full{unique}"
+    stream = f"{scope}/events"
+    with anabranch.connect(own_cluster.bootstrap, prefix=own_cluster.prefix) as client:
         client.create_stream(stream)
-        txn = client.begin(f"{prefix}-scope")
+        txn = client.begin(scope)
         txn.token()
         txn.write(stream, b"before", key=b"k")
         txn.flush()
         resource.prlimit(controller.pid, resource.RLIMIT_FSIZE, (20_000, 20_000))
-        told = []
+        answered = []
         until = time.monotonic() + 30
         while controller.running and time.monotonic() < until:
-            other = client.begin(f"{prefix}-scope")
+            other = client.begin(scope)
             other.write(stream, os.urandom(5_000), key=b"o")
             with suppress(errors.OutcomeUnknown, errors.RetryError):
-                told.append(other.commit(timeout=3).txn_id)
+                answered.append(other.commit(timeout=3).txn_id)
         assert controller.process is not None
         assert controller.process.wait(30) == 6
         assert "can't be written" in controller.log_file.read_text()
@@ -115,5 +114,5 @@ def test_full_disk_under_the_table(cluster: Cluster, log: Log, unique: str, tmp_
         controller.wait_leading()
         txn.write(stream, b"after", key=b"k")
         assert txn.commit().counts.committed == 2
-        assert {client.state(txn_id).state for txn_id in told} <= {"COMMITTED"}
+        assert {client.state(txn_id).state for txn_id in answered} <= {"COMMITTED"}
         check_stream(read_stream(log, stream))
