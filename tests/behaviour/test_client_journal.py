@@ -130,7 +130,7 @@ def test_all_is_there_after_flush(journals: Journals, unique: str) -> None:
     assert journals.stored(topic) == values[::2] + values[1::2]
 
 
-def test_bounds_hold_beside_other_writers(journals: Journals, unique: str) -> None:
+def test_bounds_hold_with_other_writers(journals: Journals, unique: str) -> None:
     topic = journals.topic(f"j.{unique}")
     first, second = journals.pool.writer(), journals.pool.writer()
     assert first.open(topic, [0], soon()).first == {0: 0}

@@ -191,7 +191,7 @@ def test_a_transaction_too_big_to_hold(client: anabranch.Client, stream: str, gr
 
 
 @pytest.mark.soak
-def test_a_transaction_that_came_too_late_is_given_to_who_goes_on(
+def test_a_transaction_that_missed_its_deadline_is_given_by_the_next_call(
     client: anabranch.Client, stream: str, group: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     results = commit_many(client, stream, 4)

@@ -157,7 +157,7 @@ def test_the_latest_without_a_controller(own_cluster: Cluster) -> None:
 
 
 @pytest.mark.soak
-def test_a_position_goes_on_in_another_process(
+def test_a_scan_continues_from_its_position_in_another_process(
     cluster: Cluster, client: anabranch.Client, streams: tuple[str, str]
 ) -> None:
     """After each number of events, over a scaling: none comes twice, none is missing, each key in order."""

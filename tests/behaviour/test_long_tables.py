@@ -304,7 +304,7 @@ class Busy(threading.Thread):
 
 @pytest.mark.soak
 @pytest.mark.timeout(LOCKS_S + 120)
-def test_a_thousand_locks_beside_others_commits_and_takeovers(
+def test_a_thousand_locks_during_other_commits_and_takeovers(
     client: anabranch.Client,
     cluster: Cluster,
     tables: tuple[str, str],
@@ -355,7 +355,7 @@ ROWS = int(os.environ.get("ANABRANCH_BIG_ROWS", "200000"))  # by hand: more
 PART = 50_000
 
 
-def test_who_writes_a_frozen_row_waits_and_nobody_else(
+def test_only_writes_to_frozen_rows_wait(
     client: anabranch.Client,
     tables: tuple[str, str],
     bank: Replica,

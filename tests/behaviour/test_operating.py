@@ -158,7 +158,7 @@ def test_what_is_wrong_is_said_when_it_starts(
 
 
 @pytest.mark.soak
-def test_it_says_that_it_stands_by(
+def test_a_standby_logs_who_leads(
     broker: EmbeddedBroker, controller: ControllerProcess, tmp_path: Path
 ) -> None:
     second = ControllerProcess(broker.bootstrap, tmp_path / "two", controller.prefix).start()

@@ -54,7 +54,7 @@ def test_no_block_is_left_out_by_its_name(name: str) -> None:
     assert {block.kind for block in blocks(ROOT / name)} <= KINDS
 
 
-def test_a_block_that_fails_is_told(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_block_that_fails_is_an_error(cluster: Cluster, tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     for text in ("$ false", "$ echo one\ntwo", "$ echo one; exit 3", "$ cat no-file"):
         page.write_text(f"```console\n{text}\n```\n")

@@ -267,7 +267,7 @@ def test_rows_of_a_former_incarnation_go(
 
 
 @pytest.mark.soak
-def test_an_idle_worker_hears_of_a_reset_and_a_store_of_another_kind_is_refused(
+def test_an_idle_worker_follows_a_reset_and_a_store_of_another_kind_is_refused(
     place: Place, connect: Callable[[], anabranch.Client], tmp_path: Path
 ) -> None:
     place.write(20)

@@ -105,7 +105,7 @@ def place(client: anabranch.Client) -> Place:
     return Place(client)
 
 
-def test_whoever_takes_over_goes_on_in_the_middle_of_a_transaction(
+def test_a_new_owner_continues_in_the_middle_of_a_transaction(
     client: anabranch.Client, other: anabranch.Client, place: Place
 ) -> None:
     place.write(1, 30, 7)
@@ -286,7 +286,9 @@ def consumed_by_hand(ownership: anabranch.TaskOwnership) -> r.Consumed:
 
 
 @pytest.mark.soak
-def test_what_retention_took_is_told(client: anabranch.Client, place: Place, log: KafkaLog) -> None:
+def test_a_reader_raises_what_retention_deleted_before_it(
+    client: anabranch.Client, place: Place, log: KafkaLog
+) -> None:
     """Events that are gone, and a history that is cut above a position."""
     place.write(4, 4, 4)
     ownership = client.take_tasks(place.processor)

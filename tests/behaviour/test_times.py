@@ -140,7 +140,9 @@ def by_receipt(one: anabranch.Client, other: anabranch.Client) -> Any:
 
 
 @pytest.mark.parametrize("way", [by_nothing, by_observe, by_token, by_receipt])
-def test_a_commit_exceeds_what_its_client_was_told(controllers: Controllers, way: Way) -> None:
+def test_a_commit_exceeds_the_timestamps_that_its_client_has_seen(
+    controllers: Controllers, way: Way
+) -> None:
     controllers.lead(1, -FAR_S)  # its hybrid time is as it was, and behind
     with ExitStack() as stack:
         one, other = (stack.enter_context(controllers.client()) for _ in range(2))

@@ -363,7 +363,7 @@ def test_txn_abort_by_owner_and_age(run: Run, fake: FakeClient) -> None:
     assert [call for call, _ in fake.calls] == ["open_transactions"]
 
 
-def test_txn_abort_of_many_goes_on_past_one_that_was_committed(
+def test_txn_abort_of_many_continues_after_a_committed_one(
     run: Run, fake: FakeClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = []
@@ -757,7 +757,7 @@ class Answering(Cluster):
         (None, [State.BAD], "TOPIC_AUTHORIZATION_FAILED"),
     ],
 )
-def test_the_doctor_looks_at_each_topic(
+def test_the_doctor_has_a_row_for_each_topic(
     in_sync: dict[str, int] | None, states: list[str], told: str
 ) -> None:
     rows = list(_topics(Answering(in_sync), Target("b:1", "p", 1.0)))

@@ -175,6 +175,6 @@ def test_the_security_page_has_the_table_of_rights() -> None:
     assert page == rights_page.renewed(page), "python -m tests.rights.page writes it"
 
 
-def test_no_right_stands_twice() -> None:
+def test_no_right_is_listed_twice() -> None:
     every = [(role, right[:3]) for role, found in rights_page.ROLES.items() for right in found]
     assert len(every) == len(set(every))

@@ -114,7 +114,7 @@ def test_secrets(web: WebProcess, client: anabranch.Client, txn: bytes) -> None:
     assert f"127.0.0.1: abort {txn.hex()}: InvalidArgument: this confirmation" in said
 
 
-def test_a_confirmation_is_of_what_it_told(
+def test_a_confirmation_is_for_the_state_that_was_shown(
     web: WebProcess, client: anabranch.Client, unique: str
 ) -> None:
     """The stream was scaled by another one while a person thought."""
