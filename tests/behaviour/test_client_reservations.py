@@ -99,18 +99,6 @@ def test_processes_join_one_reservation_at_once(
     assert len(committed) == 1500
 
 
-def test_who_joins_after_an_abort_writes_nothing(
-    cluster: Cluster, client: anabranch.Client, stream: str
-) -> None:
-    reserved = client.reserve(stream.split("/")[0])
-    task = Task(cluster, reserved, stream, "late")
-    task.ready()
-    client.abort(reserved)
-    assert task.run().startswith("TransactionAborted")
-    assert values(client, stream) == {}
-    assert sum(client.describe(stream).journal.values()) == 0, "its journal is as empty"
-
-
 @pytest.mark.soak
 @pytest.mark.parametrize("kills", [1, 3])
 def test_a_series_outlives_controllers_and_their_tables(

@@ -232,27 +232,6 @@ def test_lists(client: anabranch.Client, scope: str, stream: str) -> None:
 
 
 @pytest.mark.soak
-def test_an_unknown_outcome_is_known_later(own_cluster: Cluster, scope: str) -> None:
-    import signal
-
-    with anabranch.connect(own_cluster.bootstrap, prefix=own_cluster.prefix) as client:
-        stream = f"{scope}/events"
-        client.create_stream(stream)
-        with client.begin(scope) as txn:
-            txn.write(stream, b"v", key=b"k")
-            own_cluster.controller.signal(signal.SIGSTOP)
-            started = time.monotonic()
-            with pytest.raises(errors.OutcomeUnknown) as caught:
-                txn.commit(timeout=1.5)
-            assert 1.4 < time.monotonic() - started < 15
-            own_cluster.controller.signal(signal.SIGCONT)
-            result = txn.commit()
-        assert result.txn_id == caught.value.txn_id
-        assert client.state(result.txn_id).state == "COMMITTED"
-        assert values(client, stream) == {b"v": 1}
-
-
-@pytest.mark.soak
 @pytest.mark.unsecured
 def test_no_controller_at_all_is_not_ready(cluster: Cluster, unique: str) -> None:
     with (

@@ -168,24 +168,17 @@ def test_clocks_that_are_further_apart_than_is_allowed(controllers: Controllers)
     controllers.lead(1, -APART_S)
 
 
-@pytest.mark.parametrize(
-    ("timestamp", "error"),
-    [
-        (hybrid_time.from_datetime(datetime(2040, 1, 1, tzinfo=UTC)), ClockSkew),
-        (hybrid_time.MAX, ClockSkew),
-        (-1, InvalidArgument),
-        (1 << 63, InvalidArgument),
-        ("now", InvalidArgument),
-        (None, InvalidArgument),
-    ],
-)
-def test_what_can_not_be_observed(
-    controllers: Controllers, timestamp: Any, error: type[Exception]
-) -> None:
+def test_what_can_not_be_observed(controllers: Controllers) -> None:
+    far = hybrid_time.from_datetime(datetime(2040, 1, 1, tzinfo=UTC))
+    wrong: list[Any] = [-1, 1 << 63, "now", None]
     with controllers.client() as client:
         client.observe(7)
-        with pytest.raises(error):
-            client.observe(timestamp)
+        for timestamp in (far, hybrid_time.MAX):
+            with pytest.raises(ClockSkew):
+                client.observe(timestamp)
+        for timestamp in wrong:
+            with pytest.raises(InvalidArgument):
+                client.observe(timestamp)
         assert client.last_timestamp == 7
 
 
