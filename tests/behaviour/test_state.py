@@ -175,12 +175,14 @@ def test_reset_and_delete_begin_without_the_old_rows(counting: Counting) -> None
     assert counting.count(client.take_tasks(processor), 24) == even(48), "all is counted again"
     client.reset_processor(processor, "begin")
     second = client.take_tasks(processor)
-    assert (second.incarnation, counting.counts(second)[task_of(b"key-0")]) == (1, {})
+    assert second.incarnation == first.incarnation + 1
+    assert counting.counts(second)[task_of(b"key-0")] == {}
     assert counting.count(second, 24) == even(24)
     client.delete_processor(processor)
     with pytest.raises(UnknownProcessor):
         client.take_tasks(processor)
     counting.create("more")
     third = client.take_tasks(processor)
-    assert (third.incarnation, third.stores, counting.rows()) == (2, ("counts", "more"), {})
+    assert third.incarnation > second.incarnation
+    assert (third.stores, counting.rows()) == (("counts", "more"), {})
     assert counting.count(third, 24) == even(24)
