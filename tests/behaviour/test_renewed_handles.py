@@ -1,4 +1,4 @@
-"""A consumer and a command bus get new handles, and nothing is lost; the loss itself is in tests/faults/test_blind_broker.py."""
+"""A consumer and a command bus get new handles and lose nothing; how handles die: faults/test_blind_broker.py."""
 
 from __future__ import annotations
 

@@ -19,8 +19,8 @@ from anabranch.protocol.schemas.records import CommitRecord
 from anabranch.reading import commit_index as history
 from anabranch.reading import ordered_reader as ordered
 from anabranch.reading.commit_index import CommitIndex
-from anabranch.reading.history import HistoryCursor
 from anabranch.reading.committed_log import ReaderPorts
+from anabranch.reading.history import HistoryCursor
 from anabranch.reading.iteration import Readers
 from anabranch.reading.snapshot import take
 from tests.client.members import by_key
@@ -109,9 +109,7 @@ def test_a_partition_of_which_nothing_is_left_holds_up_no_reader(
     assert 0 < len(found) < 12
 
 
-def test_staged_events_count_from_their_commit(
-    client: Client, written: WrittenStream
-) -> None:
+def test_staged_events_count_from_their_commit(client: Client, written: WrittenStream) -> None:
     reference = written.scale(ONE)
     first = written.commit([(b"k", b"k:0")])
     carried = written.carry(2, [(b"c", b"c:0")], [(b"c", b"c:1")])
