@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import pytest
 from typer.testing import CliRunner
 
-import anabranch
 from anabranch.cli.cluster import child_environment
 from anabranch.cli.main import app
 from anabranch.topics.rights import scope_rights
@@ -145,26 +144,6 @@ def test_a_load_that_fails_leaves_nothing(shell: Shell, scope: str, tmp_path: Pa
     assert shell.lines(stream, "--timeout", "1") == []
     (txn,) = shell.json("txn", "list", scope, "--finished")["transactions"]
     assert txn["state"] == "ABORTED"
-
-
-def test_an_operator_aborts_a_transaction(
-    shell: Shell, cluster: Cluster, client: anabranch.Client, scope: str
-) -> None:
-    client.create_stream(f"{scope}/rows")
-    txn = client.begin(scope, name="stuck", keepalive=60)
-    txn.write(f"{scope}/rows", b"value", key=b"key")
-    txn.flush()
-    assert txn.txn_id is not None
-    txn_id = txn.txn_id.hex()
-    (listed,) = shell.json("txn", "list", scope)["transactions"]
-    assert (listed["txn_id"], listed["state"], listed["name"]) == (txn_id, "OPEN", "stuck")
-    described = shell.json("txn", "describe", txn_id)
-    assert described["streams"] == [f"{scope}/rows"]
-    assert [writer["events"] for writer in described["writers"]] == [1]
-    aborted = shell.json("txn", "abort", txn_id)
-    assert (aborted["state"], aborted["reason"]) == ("ABORTED", "aborted by an operator")
-    with pytest.raises(anabranch.errors.TransactionAborted):
-        txn.commit()
 
 
 def test_tables(shell: Shell, scope: str, tmp_path: Path) -> None:

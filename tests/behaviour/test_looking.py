@@ -14,7 +14,12 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 
 import anabranch
 from anabranch import Client
-from anabranch.errors import IllegalState, InvalidArgument, WritersUnfinished
+from anabranch.errors import (
+    IllegalState,
+    InvalidArgument,
+    TransactionAborted,
+    WritersUnfinished,
+)
 from anabranch.presentation.history import draw, read_history
 from anabranch.protocol.schemas.records import CommitRecord
 from anabranch.protocol.tokens import peek
@@ -106,6 +111,16 @@ def test_open_transactions_from_a_shell(cluster: Cluster, client: Client, unique
     assert shell.json("txn", "list", scope)["transactions"] == []
     with client.begin(scope) as txn, pytest.raises(InvalidArgument, match="64 are allowed"):
         client.join(txn.token(), label="x" * 65)
+    with client.begin(scope, name="stuck") as txn:
+        txn.write(stream, b"value", key=b"key")
+        txn.flush()
+        text = (txn.txn_id or b"").hex()
+        (shown,) = shell.json("txn", "list", scope)["transactions"]
+        assert (shown["txn_id"], shown["state"], shown["name"]) == (text, "OPEN", "stuck")
+        aborted = shell.json("txn", "abort", text)
+        assert (aborted["state"], aborted["reason"]) == ("ABORTED", "aborted by an operator")
+        with pytest.raises(TransactionAborted):
+            txn.commit()
 
 
 @pytest.mark.soak

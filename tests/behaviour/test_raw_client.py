@@ -75,7 +75,7 @@ def test_it_imports_nothing_of_anabranch() -> None:
     assert imported - set(sys.stdlib_module_names) == {"confluent_kafka", "fastavro"}
 
 
-def test_a_transaction_of_its_own(cluster: Cluster, stream: str) -> None:
+def test_a_transaction_of_its_own(cluster: Cluster, client: anabranch.Client, stream: str) -> None:
     done = outcome(raw(cluster, stream, "--rows", "500"))
     assert (done["state"], done["committed"]) == ("COMMITTED", 500)
     assert (done["rejected"], done["left_out"]) == (0, 0)
@@ -87,6 +87,10 @@ def test_a_transaction_of_its_own(cluster: Cluster, stream: str) -> None:
         by_key.setdefault(event["key"], []).append(json.loads(event["value"])["row"])
         assert event["partition"] == position_of(event["key"].encode()) * 3 >> 32
     assert all(rows == sorted(rows) for rows in by_key.values())
+    info = client.state(done["txn_id"])
+    assert (info.state, info.counts.committed) == ("COMMITTED", 500)
+    assert (info.commit_timestamp, info.streams) == (done["commit_timestamp"], (stream,))
+    assert [(one.finished, one.events) for one in info.writers] == [(True, 500)]
 
 
 @pytest.mark.soak
@@ -110,20 +114,6 @@ def test_rows_of_a_csv_file(cluster: Cluster, stream: str, tmp_path: Path) -> No
         found = [json.loads(e["value"]) for e in events if (e["key"] is not None) == wanted]
         assert sorted(found, key=by_flight) == rows
     assert {e["key"] for e in events} == {"UA", "AA", "B6", "Zürich", "", None}
-
-
-def test_the_library_reads_what_the_raw_client_wrote(
-    cluster: Cluster, client: anabranch.Client, stream: str
-) -> None:
-    done = outcome(raw(cluster, stream, "--rows", "20"))
-    info = client.state(done["txn_id"])
-    assert info.state == "COMMITTED"
-    assert info.commit_timestamp == done["commit_timestamp"]
-    assert info.counts.committed == 20
-    assert info.streams == (stream,)
-    [receipt] = info.writers
-    assert receipt.finished
-    assert receipt.events == 20
 
 
 def test_it_joins_a_transaction_of_the_library(
