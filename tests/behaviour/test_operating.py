@@ -308,7 +308,7 @@ def test_a_group_without_the_right_is_named_at_once(
         try:
             ask(member)
         except NotAuthorized as error:
-            assert f"right Describe on the group {group}" in str(error)  # noqa: PT017
+            assert f"right Read on the group {group}" in str(error)  # noqa: PT017
             assert time.monotonic() - begun < 15
             return True
         return False
