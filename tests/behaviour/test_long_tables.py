@@ -132,8 +132,8 @@ def test_several_processes_and_a_controller_that_is_killed(
     table, other, begun, token, receipt = long_ones[how]
     with begun as txn:
         locks = client.system("locks", table.partition("/")[0])
-        [told] = [row for row in locks if row.table == table]
-        assert told == (txn.txn_id, table, 3, 1, False, False, (), ())
+        [row] = [row for row in locks if (row.txn_id, row.table) == (txn.txn_id, table)]
+        assert row == (txn.txn_id, table, 3, 1, False, False, (), ())
         txn.put(table, b"mine", b"1")
         put(client, table, others=1)
         if how == "one-shot":
