@@ -43,11 +43,8 @@ from tests.cluster import Cluster, start_cluster
 from tests.crash.raw import Raw, Refused, make_txn_id, make_writer
 from tests.owned import start_module
 
-GOOD, BAD, POOR = (
-    "good",
-    "bad",
-    "poor",
-)  # lanes: the honest one, one with a scope of its own, one without a grant
+# Lanes: the honest one, one with a scope of its own, one without a grant.
+GOOD, BAD, POOR = "good", "bad", "poor"
 OWN = "own/events"
 TABLE = "own/table"
 VICTIM = "victim/events"  # a stream in whose journal the flood may write
@@ -91,6 +88,9 @@ class Sender:
     def __post_init__(self) -> None:
         log = KafkaLog(self.bootstrap, {})
         self.raw = Raw(self.bootstrap, self.prefix, log, lane=self.lane).start()
+
+    def close(self) -> None:
+        self.raw.log.close()
 
     def command(self, command: Any, *, headers: list[tuple[str, bytes]] | None = None) -> Sent:
         asks = [("ab.cid", self.random.randbytes(16)), ("ab.reply", bytes(4))]

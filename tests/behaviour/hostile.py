@@ -58,6 +58,7 @@ def run(cluster: Cluster, seconds: float, seed: int, each: int = 1_000) -> Seen:
     attacker = Producer({"bootstrap.servers": cluster.bootstrap, "log_level": 0, **packing})
     began_with, attacks = terms(cluster), ["none"]
     floods: dict[str, Iterator[Sent]] = {}
+    senders: list[Sender] = []
     calm, bound = threading.Event(), [SLOWEST_S]
 
     def commit() -> None:
@@ -80,7 +81,8 @@ def run(cluster: Cluster, seconds: float, seed: int, each: int = 1_000) -> Seen:
     def flood(name: str) -> None:
         if name not in floods:
             lane, made = FLOODS[name]
-            floods[name] = made(Sender(cluster.bootstrap, cluster.prefix, random, lane))
+            senders.append(Sender(cluster.bootstrap, cluster.prefix, random, lane))
+            floods[name] = made(senders[-1])
         for one in itertools.islice(floods[name], 1 if name == "journal-bombs" else FEW):
             attacker.produce(
                 one.topic, one.value, one.key,
@@ -127,6 +129,8 @@ def run(cluster: Cluster, seconds: float, seed: int, each: int = 1_000) -> Seen:
     half = seen.resident[len(seen.resident) // 2 :]
     if max(half) - half[0] > LEVEL_BYTES:
         seen.problems.append(f"the controller grew by {max(half) - half[0] >> 20} MB")
+    for sender in senders:
+        sender.close()
     client.close()
     log.close()
     return seen

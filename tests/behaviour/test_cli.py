@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import pytest
 from typer.testing import CliRunner
 
-import anabranch
 from anabranch.cli.cluster import child_environment
 from anabranch.cli.main import app
 from anabranch.topics.rights import scope_rights
@@ -147,38 +146,6 @@ def test_a_load_that_fails_leaves_nothing(shell: Shell, scope: str, tmp_path: Pa
     assert txn["state"] == "ABORTED"
 
 
-def test_a_group_goes_on_where_it_stopped(shell: Shell, scope: str, tmp_path: Path) -> None:
-    stream = f"{scope}/rows"
-    path = table(tmp_path / "rows.csv", 10)
-    shell.run("load", str(path), "--stream", stream, "--segments", "1")
-    group = ("--group", f"{scope}-g", "--timeout", "2")
-    first = shell.lines(stream, *group, "--limit", "4")
-    rest = shell.lines(stream, *group)
-    offsets = [event["offset"] for event in [*first, *rest]]
-    # At least once: events that the first one read before its end may come again.
-    assert sorted(set(offsets)) == list(range(10))
-
-
-def test_an_operator_aborts_a_transaction(
-    shell: Shell, cluster: Cluster, client: anabranch.Client, scope: str
-) -> None:
-    client.create_stream(f"{scope}/rows")
-    txn = client.begin(scope, name="stuck", keepalive=60)
-    txn.write(f"{scope}/rows", b"value", key=b"key")
-    txn.flush()
-    assert txn.txn_id is not None
-    txn_id = txn.txn_id.hex()
-    (listed,) = shell.json("txn", "list", scope)["transactions"]
-    assert (listed["txn_id"], listed["state"], listed["name"]) == (txn_id, "OPEN", "stuck")
-    described = shell.json("txn", "describe", txn_id)
-    assert described["streams"] == [f"{scope}/rows"]
-    assert [writer["events"] for writer in described["writers"]] == [1]
-    aborted = shell.json("txn", "abort", txn_id)
-    assert (aborted["state"], aborted["reason"]) == ("ABORTED", "aborted by an operator")
-    with pytest.raises(anabranch.errors.TransactionAborted):
-        txn.commit()
-
-
 def test_tables(shell: Shell, scope: str, tmp_path: Path) -> None:
     name, kept = f"{scope}/accounts", ("--folder", str(tmp_path / "kept"))
     shell.run("table", "create", name, "--segments", "2", "--setting", "table.history.ms=1000000")
@@ -218,20 +185,6 @@ def test_tables(shell: Shell, scope: str, tmp_path: Path) -> None:
     )
     other = shell.run("table", "put", f"{scope}/plain", "k", "v", code=2)
     assert "is a stream, not a table" in other.stderr
-
-
-def test_nobody_answers(scope: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "anabranch.cli", "stream", "list", "--timeout", "2", "--json",
-         "--bootstrap", "127.0.0.1:9"],
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-        env=child_environment(),
-    )  # fmt: skip
-    assert done.returncode == 3
-    assert done.stderr.count("\n") == 1
-    assert json.loads(done.stderr)["error"]["exit_code"] == 3
 
 
 @pytest.mark.soak

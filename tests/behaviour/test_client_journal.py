@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import (
     AdminClient,
-    AlterConfigOpType,
-    ConfigEntry,
-    ConfigResource,
     NewTopic,
-    ResourceType,
 )
 
 from anabranch import errors
@@ -30,11 +26,13 @@ from anabranch.protocol.schemas.records import SegmentRange, Touched
 from anabranch.topics.names import journal_topic
 from anabranch.topics.rights import TOPIC, Right
 from tests import secured
+from tests.behaviour.steps import alter_topics
 from tests.conftest import Broker
 
 pytestmark = pytest.mark.broker
 
 HEADERS = [("ab.txn", bytes(28))]
+Row = tuple[int, bytes, bytes, list[tuple[str, bytes]], int]
 
 
 class Journals:
@@ -132,7 +130,7 @@ def test_all_is_there_after_flush(journals: Journals, unique: str) -> None:
     assert journals.stored(topic) == values[::2] + values[1::2]
 
 
-def test_bounds_hold_beside_other_writers(journals: Journals, unique: str) -> None:
+def test_bounds_hold_with_other_writers(journals: Journals, unique: str) -> None:
     topic = journals.topic(f"j.{unique}")
     first, second = journals.pool.writer(), journals.pool.writer()
     assert first.open(topic, [0], soon()).first == {0: 0}
@@ -143,20 +141,6 @@ def test_bounds_hold_beside_other_writers(journals: Journals, unique: str) -> No
     first.write(topic, 0, None, b"3", HEADERS, 0)
     assert second.flush({Place(topic, 0): 0}, soon())[Place(topic, 0)] >= 2
     assert first.flush({Place(topic, 0): 0}, soon())[Place(topic, 0)] == 3
-
-
-@pytest.mark.soak
-def test_a_full_queue_only_slows_down(journals: Journals, unique: str) -> None:
-    options = Options(journals.bootstrap, {"queue.buffering.max.messages": 100})
-    pool = KafkaJournals(options, journals.admin, SystemClock(), 30)
-    topic = journals.topic(f"j.{unique}")
-    journal = pool.writer()
-    journal.open(topic, [0, 1], soon())
-    for i in range(5000):
-        journal.write(topic, i & 1, None, b"%d" % i, HEADERS, 0)
-    journal.flush({}, soon())
-    assert len(journals.stored(topic)) == 5000
-    pool.close()
 
 
 def test_producers_are_used_again(journals: Journals, unique: str) -> None:
@@ -177,14 +161,8 @@ def test_producers_are_used_again(journals: Journals, unique: str) -> None:
 def test_a_batch_that_the_broker_refuses_is_a_failure(journals: Journals, unique: str) -> None:
     topic = journals.topic(f"j.{unique}")
     journal = journals.opened(topic)
-    entry = ConfigEntry("max.message.bytes", "2000", incremental_operation=AlterConfigOpType.SET)
-    admin = AdminClient({"bootstrap.servers": journals.bootstrap})
-    resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
-    for future in admin.incremental_alter_configs([resource]).values():
-        future.result(30)
-    journals.wait_until_refused(
-        topic, 10_000
-    )  # brokers act on a setting a little after it is taken
+    alter_topics(journals.bootstrap, [topic], "max.message.bytes", "2000")
+    journals.wait_until_refused(topic, 10_000)
     journal.write(topic, 0, None, b"small", HEADERS, 0)
     journal.write(topic, 1, None, os.urandom(10_000), HEADERS, 0)
     for _ in range(2):  # for ever
@@ -217,35 +195,40 @@ def test_the_largest_event_fits_a_small_topic(journals: Journals, unique: str) -
     assert len(journals.stored(journal_topic(stream))) == 1001
 
 
-def test_a_discarded_writer_writes_no_more(journals: Journals, unique: str) -> None:
-    topic = journals.topic(f"j.{unique}")
-    journal = journals.opened(topic)
-    journal.discard()
-    with pytest.raises(errors.WriteFailed, match="discard"):
-        journal.write(topic, 0, None, b"v", HEADERS, 0)
-
-
-def test_a_fatal_error_is_a_failure(journals: Journals, unique: str) -> None:
-    topic = journals.topic(f"j.{unique}")
-    journal = journals.opened(topic)
-    journal.write(topic, 0, None, b"v", HEADERS, 0)
+def fatally(journal: KafkaJournal, topic: str) -> str:
     fatal = KafkaError(KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER, "gap", True)
     journal._by_topic[topic]._on_error(fatal)
-    with pytest.raises(errors.WriteFailed, match="gap"):
-        journal.flush({}, soon())
+    return "gap"
 
 
-def test_a_write_fails_soon_after_a_failure(journals: Journals, unique: str) -> None:
+def by_a_failure(journal: KafkaJournal, topic: str) -> str:
+    journal._by_topic[topic].fail("something")
+    return "something"
+
+
+def by_its_owner(journal: KafkaJournal, topic: str) -> str:
+    journal.discard()
+    return "discard"
+
+
+@pytest.mark.parametrize("end", [fatally, by_a_failure, by_its_owner])
+def test_a_writer_that_is_ended_says_so_at_each_call(
+    journals: Journals, unique: str, end: Callable[[KafkaJournal, str], str]
+) -> None:
     topic = journals.topic(f"j.{unique}")
     journal = journals.opened(topic)
-    journal._by_topic[topic].fail("something")
+    why = end(journal, topic)
 
-    def write_many() -> None:
-        for _ in range(2000):
+    def write_some() -> None:
+        for _ in range(2000):  # it need not be the first
             journal.write(topic, 0, None, b"v", HEADERS, 0)
 
-    with pytest.raises(errors.WriteFailed, match="something"):
-        write_many()
+    with pytest.raises(errors.WriteFailed, match=why):
+        write_some()
+    with pytest.raises(errors.WriteFailed, match=why):
+        journal.write_many(topic, [(0, None, b"v", HEADERS, 0)])
+    with pytest.raises(errors.WriteFailed):
+        journal.flush({}, soon())
 
 
 @pytest.fixture(scope="module")
@@ -266,34 +249,25 @@ def own_broker(unlucky_broker: EmbeddedBroker) -> EmbeddedBroker:
     return unlucky_broker
 
 
-def test_many_at_once_are_all_there_though_the_queue_is_small(
-    journals: Journals, unique: str
-) -> None:
+@pytest.mark.parametrize("many", [True, pytest.param(False, marks=pytest.mark.soak)])
+def test_a_full_queue_only_slows_down(journals: Journals, unique: str, many: bool) -> None:
     options = Options(journals.bootstrap, {"queue.buffering.max.messages": 100})
     pool = KafkaJournals(options, journals.admin, SystemClock(), 30)
     topic = journals.topic(f"j.{unique}")
     journal = pool.writer()
     journal.open(topic, [0, 1], soon())
-    values = [b"%06d" % i for i in range(5000)]
-    for i in range(0, 5000, 1000):
-        journal.write_many(
-            topic, ((j & 1, b"k", values[j], HEADERS, 0) for j in range(i, i + 1000))
-        )
+    rows: list[Row] = [(i & 1, b"k", b"%06d" % i, HEADERS, 0) for i in range(5000)]
+    if many:
+        for i in range(0, 5000, 1000):
+            journal.write_many(topic, iter(rows[i : i + 1000]))
+    else:
+        for row in rows:
+            journal.write(topic, *row)
     ends = journal.flush({Place(topic, 0): 0, Place(topic, 1): 0}, soon())
     assert ends == {Place(topic, 0): 2500, Place(topic, 1): 2500}
+    values = [row[2] for row in rows]
     assert journals.stored(topic) == values[::2] + values[1::2]
     pool.close()
-
-
-@pytest.mark.soak
-def test_many_at_once_are_refused_after_a_failure(journals: Journals, unique: str) -> None:
-    topic = journals.topic(f"j.{unique}")
-    failed, discarded = journals.opened(topic), journals.opened(topic)
-    failed._by_topic[topic].fail("something")
-    discarded.discard()
-    for journal, why in ((failed, "something"), (discarded, "discard")):
-        with pytest.raises(errors.WriteFailed, match=why):
-            journal.write_many(topic, [(0, None, b"v", HEADERS, 0)])
 
 
 def test_a_producer_is_ready_before_its_topic_is_known(journals: Journals, unique: str) -> None:

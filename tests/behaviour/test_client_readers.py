@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
@@ -13,21 +13,12 @@ import anabranch
 from anabranch import errors
 from anabranch.protocol.schemas.records import CommitRecord
 from anabranch.reading.commit_feed import IN_HAND
+from tests.behaviour.steps import commit
 from tests.cluster import Cluster
 
 pytestmark = pytest.mark.broker
 
 QUIET_S = 0.6
-
-
-@pytest.fixture
-def scope(unique: str) -> str:
-    return f"s{unique}"
-
-
-@pytest.fixture
-def group(unique: str) -> str:
-    return f"g{unique}"
 
 
 @pytest.fixture
@@ -37,56 +28,44 @@ def stream(client: anabranch.Client, scope: str) -> str:
     return name
 
 
-def commit(client: anabranch.Client, stream: str, *values: bytes) -> anabranch.Result:
-    """One transaction; each value is its own key."""
-    with client.begin(stream.partition("/")[0]) as txn:
-        for value in values:
-            txn.write(stream, value, key=value)
-        return txn.commit()
-
-
 def commit_many(
     client: anabranch.Client, stream: str, count: int, start: int = 0
 ) -> list[anabranch.Result]:
     """Transactions of two events each: b"<i>a" and b"<i>b"."""
-    with ThreadPoolExecutor(1) as pool:
-        numbers = range(start, start + count)
-        return list(pool.map(lambda i: commit(client, stream, b"%da" % i, b"%db" % i), numbers))
+    numbers = range(start, start + count)
+    return [commit(client, stream, b"%da" % i, b"%db" % i) for i in numbers]
 
 
-# -- events ---------------------------------------------------------------------------------------------
-
-
-def test_each_event_names_its_transaction(client: anabranch.Client, stream: str) -> None:
+def test_events_come_in_commit_order_and_name_their_transactions(
+    client: anabranch.Client, stream: str
+) -> None:
     results = commit_many(client, stream, 30)
-    events = list(client.read(stream, timeout=QUIET_S))
+    started = time.monotonic()
+    events = list(client.read(stream, timeout=2.0))
+    assert 1.9 < time.monotonic() - started < 15, "the timeout ends the iteration"
     assert len(events) == 60
     stamps = {result.txn_id: result.commit_timestamp for result in results}
+    last: dict[int, int] = {}
     for event in events:
         assert event.txn_id is not None
         assert event.commit_timestamp == stamps[event.txn_id]
         assert event.headers == []
         assert event.segment_id == event.partition
+        assert event.commit_timestamp >= last.get(event.partition, 0)
+        last[event.partition] = event.commit_timestamp
     by_value = {event.value: event for event in events}
     for i, result in enumerate(results):
         assert by_value[b"%da" % i].txn_id == by_value[b"%db" % i].txn_id == result.txn_id
+    assert len(list(client.read(stream, timeout=0))) in (0, 60)
 
 
-def test_events_come_in_commit_order_on_each_partition(
-    client: anabranch.Client, stream: str
-) -> None:
-    commit_many(client, stream, 30)
-    last: dict[int, int] = {}
-    for event in client.read(stream, timeout=QUIET_S):
-        assert event.commit_timestamp >= last.get(event.partition, 0)
-        last[event.partition] = event.commit_timestamp
-
-
-def test_a_group_goes_on_where_it_stopped(
+def test_a_group_continues_where_it_stopped(
     client: anabranch.Client, stream: str, group: str
 ) -> None:
     commit_many(client, stream, 20)
-    first = list(itertools.islice(client.read(stream, group=group, timeout=10), 15))
+    with client.read(stream, group=group, timeout=10) as reader:
+        first = list(itertools.islice(reader, 12))
+        first += [next(reader), *itertools.islice(reader, 2)]  # taken again, it continues
     second = [event.value for event in client.read(stream, group=group, timeout=QUIET_S)]
     # The last event given out was never asked beyond: it comes again. The others don't.
     assert second.count(first[-1].value) == 1
@@ -99,35 +78,6 @@ def test_a_group_goes_on_where_it_stopped(
 
 
 @pytest.mark.soak
-def test_an_iterator_taken_again_goes_on(client: anabranch.Client, stream: str, group: str) -> None:
-    commit_many(client, stream, 10)
-    with client.read(stream, group=group, timeout=QUIET_S) as reader:
-        seen = [event.value for event in itertools.islice(reader, 5)]
-        seen += [next(reader).value, next(reader).value]
-        seen += [event.value for event in reader]
-    assert sorted(v or b"" for v in seen) == sorted(
-        b"%d%c" % (i, c) for i in range(10) for c in b"ab"
-    )
-    assert list(client.read(stream, group=group, timeout=QUIET_S)) == []
-
-
-@pytest.mark.soak
-def test_positions_far_into_the_history(client: anabranch.Client, stream: str, group: str) -> None:
-    commit_many(client, stream, 150)
-    with client.read(stream, group=group, timeout=10) as reader:
-        for _ in range(280):
-            next(reader)
-        reader.commit()
-    results = {r.txn_id: r.commit_timestamp for r in commit_many(client, stream, 5, start=500)}
-    rest = list(client.read(stream, group=group, timeout=QUIET_S))
-    assert len(rest) == 31
-    late = [event for event in rest if event.txn_id in results]
-    assert len(late) == 10
-    assert all(results[event.txn_id or b""] == event.commit_timestamp for event in late)
-    assert all(event.commit_timestamp for event in rest)
-
-
-@pytest.mark.soak
 def test_from_the_end_only_what_comes(client: anabranch.Client, stream: str) -> None:
     commit(client, stream, b"before")
     with client.read(stream, timeout=5, start="end") as reader, ThreadPoolExecutor(1) as pool:
@@ -136,92 +86,20 @@ def test_from_the_end_only_what_comes(client: anabranch.Client, stream: str) -> 
     assert (event.value, event.commit_timestamp) == (b"after", result.commit_timestamp)
 
 
-@pytest.mark.soak
-def test_members_share_and_take_over(
-    cluster: Cluster, client: anabranch.Client, stream: str, group: str
-) -> None:
-    seen: list[list[bytes | None]] = [[], []]
-    quick = {"heartbeat.interval.ms": 200}  # to hear of each other
-    with (
-        ThreadPoolExecutor(2) as pool,
-        anabranch.connect(cluster.bootstrap, config=quick) as first,
-        anabranch.connect(cluster.bootstrap, config=quick) as second,
-    ):
-        readers = [each.read(stream, group=group) for each in (first, second)]
-
-        def read(who: int) -> None:
-            for event in readers[who]:
-                seen[who].append(event.value)
-
-        def wait_for(enough: Callable[[], bool]) -> None:
-            deadline = time.monotonic() + 60
-            while not enough():
-                assert time.monotonic() < deadline
-                time.sleep(0.1)
-
-        running = [pool.submit(read, who) for who in (0, 1)]
-        number = itertools.count()
-
-        def both_got_some() -> bool:
-            commit(client, stream, b"%d" % next(number))
-            return all(seen)
-
-        wait_for(both_got_some)
-        readers[0].close()
-        running[0].result(30)
-        done = len(seen[1])
-        late = {b"x%d" % i for i in range(12)}  # on all partitions
-        commit(client, stream, *late)
-        wait_for(lambda: late <= set(seen[1][done:]))
-        readers[1].close()
-        running[1].result(30)
-    assert {b"%d" % i for i in range(next(number))} <= {*seen[0], *seen[1]}
-
-
-def test_the_timeout_ends_the_iteration(client: anabranch.Client, stream: str) -> None:
-    commit(client, stream, b"v")
-    started = time.monotonic()
-    assert len(list(client.read(stream, timeout=2.0))) == 1
-    assert 1.9 < time.monotonic() - started < 15
-    assert [event.value for event in client.read(stream, timeout=0)] in ([], [b"v"])
-
-
-@pytest.mark.soak
-def test_several_streams_in_one_reader(
-    client: anabranch.Client, scope: str, stream: str, group: str
-) -> None:
-    other = f"{scope}/other"
-    client.create_stream(other)
-    results = {commit(client, name, name.encode()).txn_id: name for name in (stream, other)}
-    for chosen in (None, group):
-        events = list(client.read([stream, other], group=chosen, timeout=QUIET_S))
-        assert {(event.stream, event.value) for event in events} == {
-            (stream, stream.encode()),
-            (other, other.encode()),
-        }
-        assert all(results[event.txn_id or b""] == event.stream for event in events)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error"),
-    [
-        ({"start": "middle"}, errors.InvalidArgument),
-        ({"start": 1_795_000_000}, errors.InvalidArgument),  # a Unix time
-        ({"group": ""}, errors.InvalidArgument),
-        ({"timeout": -1}, errors.InvalidArgument),
-    ],
-)
-def test_arguments(
-    client: anabranch.Client, stream: str, arguments: dict[str, str], error: type[Exception]
-) -> None:
-    with pytest.raises(error):
-        client.read(stream, **arguments)  # type: ignore[call-overload]
-    with pytest.raises(error):
-        client.read_transactions(stream, **arguments)  # type: ignore[arg-type]
-    with pytest.raises(errors.InvalidArgument):
-        client.read([])
-    with pytest.raises(errors.InvalidArgument):
-        client.read("nostream")
+def test_arguments_that_no_reader_takes(client: anabranch.Client, stream: str) -> None:
+    wrong: list[dict[str, Any]] = [
+        {"start": "middle"},
+        {"start": 1_795_000_000},  # a Unix time
+        {"group": ""},
+        {"timeout": -1},
+    ]
+    for arguments in wrong:
+        for read in (client.read, client.read_transactions):
+            with pytest.raises(errors.InvalidArgument):
+                read(stream, **arguments)
+    for streams in (list[str](), "nostream"):
+        with pytest.raises(errors.InvalidArgument):
+            client.read(streams)
     with pytest.raises(errors.InvalidArgument, match="str, not list"):
         client.read_transactions([stream])  # type: ignore[arg-type]
 
@@ -247,7 +125,11 @@ def test_a_closed_client_ends_its_readers(
 
 
 def test_transactions_come_whole_and_in_order(client: anabranch.Client, stream: str) -> None:
-    results = commit_many(client, stream, 30)
+    results = commit_many(client, stream, 15)
+    with client.begin(stream.partition("/")[0]) as left:
+        left.token()
+        left.write(stream, b"aborted", key=b"k")
+    results += commit_many(client, stream, 15, start=15)
     found = list(client.read_transactions(stream, timeout=QUIET_S))
     assert [t.txn_id for t in found] == [result.txn_id for result in results]
     assert [t.commit_timestamp for t in found] == [result.commit_timestamp for result in results]
@@ -273,17 +155,16 @@ def test_a_group_repeats_only_the_transaction_in_hand(
 
 
 def test_a_group_has_one_active_member(
-    cluster: Cluster, client: anabranch.Client, stream: str, group: str
+    client: anabranch.Client, other: anabranch.Client, stream: str, group: str
 ) -> None:
     commit_many(client, stream, 5)
-    with anabranch.connect(cluster.bootstrap) as second:
-        one = client.read_transactions(stream, group=group, timeout=3)
-        two = second.read_transactions(stream, group=group, timeout=3)
-        with ThreadPoolExecutor(2) as pool:
-            counts = [pool.submit(lambda r=r: len(list(r))) for r in (one, two)]  # type: ignore[misc]
-            assert sorted(count.result(60) for count in counts) == [0, 5]
-        one.close()
-        two.close()
+
+    def read(by: anabranch.Client) -> int:
+        with by.read_transactions(stream, group=group, timeout=3) as reader:
+            return len(list(reader))
+
+    with ThreadPoolExecutor(2) as pool:
+        assert sorted(pool.map(read, (client, other))) == [0, 5]
 
 
 @pytest.mark.soak
@@ -310,31 +191,7 @@ def test_a_transaction_too_big_to_hold(client: anabranch.Client, stream: str, gr
 
 
 @pytest.mark.soak
-def test_left_in_the_middle_of_a_big_one_it_comes_again(
-    client: anabranch.Client, stream: str, group: str
-) -> None:
-    with client.begin(stream.partition("/")[0]) as txn:
-        for i in range(IN_HAND + 1):
-            txn.write(stream, b"%d" % i, key=b"k%d" % i)
-        big = txn.commit()
-    for transaction in client.read_transactions(stream, group=group, timeout=QUIET_S):
-        next(iter(transaction.events))
-        break
-    (again,) = client.read_transactions(stream, group=group, timeout=QUIET_S)
-    assert again.txn_id == big.txn_id
-    assert len(again.events) == IN_HAND + 1
-
-
-def test_only_whole_transactions_of_committed_events(client: anabranch.Client, stream: str) -> None:
-    with client.begin(stream.partition("/")[0]) as left:
-        left.token()
-        left.write(stream, b"aborted", key=b"k")
-    done = commit(client, stream, b"done")
-    assert [t.txn_id for t in client.read_transactions(stream, timeout=QUIET_S)] == [done.txn_id]
-
-
-@pytest.mark.soak
-def test_a_transaction_that_came_too_late_is_given_to_who_goes_on(
+def test_a_transaction_that_missed_its_deadline_is_given_by_the_next_call(
     client: anabranch.Client, stream: str, group: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     results = commit_many(client, stream, 4)

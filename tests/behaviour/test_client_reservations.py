@@ -5,8 +5,6 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-from collections import Counter
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -14,7 +12,8 @@ import pytest
 
 import anabranch
 from anabranch import errors
-from tests.cluster import Cluster, start_cluster
+from tests.behaviour.steps import values
+from tests.cluster import Cluster
 
 pytestmark = pytest.mark.broker
 
@@ -73,11 +72,6 @@ def stream(client: anabranch.Client, unique: str) -> str:
     return name
 
 
-def values(client: anabranch.Client, stream: str) -> Counter[bytes | None]:
-    """All committed values so far."""
-    return Counter(event.value for event in client.snapshot(stream).read(stream))
-
-
 def test_processes_join_one_reservation_at_once(
     cluster: Cluster, client: anabranch.Client, stream: str
 ) -> None:
@@ -103,48 +97,6 @@ def test_processes_join_one_reservation_at_once(
     committed = values(client, stream)
     assert set(committed.values()) == {1}
     assert len(committed) == 1500
-
-
-@pytest.mark.soak
-def test_threads_join_one_reservation_at_once(
-    cluster: Cluster, client: anabranch.Client, stream: str
-) -> None:
-    reserved = client.reserve(stream.split("/")[0])
-
-    def join(who: int) -> bytes:
-        with anabranch.connect(cluster.bootstrap, timeout=60) as own:
-            first, second = own.join(reserved), client.join(reserved)
-            for writer in (first, second):
-                writer.write(stream, b"%d" % who, key=b"k")
-            return second.finish().to_bytes()
-
-    with ThreadPoolExecutor(6) as pool:
-        receipts = list(pool.map(join, range(6)))
-    result = client.commit(reserved, receipts)
-    assert result.counts.committed == 6
-    assert values(client, stream) == {b"%d" % who: 1 for who in range(6)}
-
-
-def test_who_joins_after_an_abort_writes_nothing(
-    cluster: Cluster, client: anabranch.Client, stream: str
-) -> None:
-    reserved = client.reserve(stream.split("/")[0])
-    task = Task(cluster, reserved, stream, "late")
-    task.ready()
-    client.abort(reserved)
-    assert task.run().startswith("TransactionAborted")
-    assert values(client, stream) == {}
-    assert sum(client.describe(stream).journal.values()) == 0, "its journal is as empty"
-
-
-@pytest.fixture
-def own_cluster(cluster: Cluster, unique: str, tmp_path: Path) -> Iterator[Cluster]:
-    """A controller of the test's own, on the session's broker."""
-    own = start_cluster(
-        cluster.bootstrap, tmp_path, prefix=f"own-{unique}", arguments=("--session-timeout", "2")
-    )
-    yield own
-    own.controller.kill()
 
 
 @pytest.mark.soak

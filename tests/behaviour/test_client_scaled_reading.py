@@ -82,9 +82,8 @@ def check(scenario: Scenario, events: Iterable[anabranch.Event], from_result: in
             assert numbers == expected[key][-len(numbers) :]
 
 
-def test_alone_and_in_a_group(client: anabranch.Client, scenario: Scenario, unique: str) -> None:
+def test_alone_and_in_a_group(client: anabranch.Client, scenario: Scenario, group: str) -> None:
     check(scenario, client.read(scenario.stream, timeout=QUIET_S))
-    group = f"g{unique}"
     with client.read(scenario.stream, group=group, timeout=LONG_S) as reader:
         first = list(itertools.islice(reader, 150))
         next(reader)
@@ -95,18 +94,11 @@ def test_alone_and_in_a_group(client: anabranch.Client, scenario: Scenario, uniq
 def test_segments_of_events_are_those_of_their_epochs(
     client: anabranch.Client, scenario: Scenario
 ) -> None:
-    epochs = {
-        (event.txn_id, event.segment_id >> 32)
-        for event in client.read(scenario.stream, timeout=QUIET_S)
-    }
-    assert len({epoch for _, epoch in epochs}) >= 7
+    events = list(client.read(scenario.stream, timeout=QUIET_S))
+    assert len({event.segment_id >> 32 for event in events}) >= 7
     active = {segment.segment_id for segment in client.describe(scenario.stream).segments}
-    last = [
-        event.segment_id
-        for event in client.read(scenario.stream, timeout=QUIET_S)
-        if event.txn_id == scenario.results[-1].txn_id
-    ]
-    assert set(last) == active
+    newest = scenario.results[-1].txn_id
+    assert {event.segment_id for event in events if event.txn_id == newest} == active
 
 
 def test_whole_transactions(client: anabranch.Client, scenario: Scenario) -> None:
@@ -119,9 +111,13 @@ def test_whole_transactions(client: anabranch.Client, scenario: Scenario) -> Non
 @pytest.mark.parametrize(
     "number", [3, *(pytest.param(number, marks=pytest.mark.soak) for number in (0, 7))]
 )
-def test_start_at_a_result(client: anabranch.Client, scenario: Scenario, number: int) -> None:
+def test_start_at_a_result(
+    client: anabranch.Client, scenario: Scenario, group: str, number: int
+) -> None:
     at = scenario.results[number].commit_timestamp
-    check(scenario, client.read(scenario.stream, timeout=QUIET_S, start=at), number + 1)
+    for chosen in (None, group):
+        events = client.read(scenario.stream, group=chosen, timeout=QUIET_S, start=at)
+        check(scenario, events, number + 1)
     moment = to_datetime(at) + timedelta(microseconds=1)
     found = client.read_transactions(scenario.stream, timeout=QUIET_S, start=moment)
     assert [t.txn_id for t in found] == [r.txn_id for r in scenario.results[number + 1 :]]

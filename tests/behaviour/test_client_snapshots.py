@@ -7,7 +7,6 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,22 +22,16 @@ from anabranch.errors import (
 )
 from anabranch.kafka.log import KafkaLog
 from anabranch.ports import TopicPartition
-from anabranch.protocol.hybrid_time import from_us, to_datetime
+from anabranch.protocol.hybrid_time import MAX, from_us, to_datetime
 from anabranch.topics.names import history_topic, stream_topic
 from tests.client.members import by_key
 from tests.client.written import Keys
-from tests.cluster import Cluster, start_cluster
-from tests.conftest import Broker
+from tests.cluster import Cluster
 from tests.contract.helpers import wait_stable
 
 pytestmark = pytest.mark.broker
 
 LONG_S = 60.0
-
-
-@pytest.fixture
-def scope(unique: str) -> str:
-    return f"s{unique}"
 
 
 @pytest.fixture
@@ -95,24 +88,20 @@ def test_it_has_what_was_committed_until_then(
 
 
 def test_now_is_after_all_that_anybody_committed(
-    cluster: Cluster, client: anabranch.Client, streams: tuple[str, str]
+    client: anabranch.Client, other: anabranch.Client, streams: tuple[str, str]
 ) -> None:
-    with anabranch.connect(cluster.bootstrap) as other:
-        done = commit(other, *streams, value=b"by another client")
-        snapshot = client.snapshot(streams)
-        later = commit(other, *streams, value=b"later")
-        assert done.commit_timestamp <= snapshot.timestamp < later.commit_timestamp
-        for stream in streams:
-            assert values(snapshot, stream) == [b"by another client"]
-            assert values(snapshot, stream) == [b"by another client"], "and again"
-
-
-def test_of_an_idle_scope_time_goes_on(client: anabranch.Client, one: str) -> None:
-    result = commit(client, one)
-    first, second = client.snapshot(one), client.snapshot(one)
-    assert result.commit_timestamp < first.timestamp < second.timestamp
-    assert first.plan().cuts == second.plan().cuts
-    assert commit(client, one).commit_timestamp > second.timestamp
+    done = commit(other, *streams, value=b"by another client")
+    snapshot = client.snapshot(streams)
+    idle = client.snapshot(streams)
+    assert done.commit_timestamp <= snapshot.timestamp < idle.timestamp, (
+        "time passes in an idle scope"
+    )
+    assert snapshot.plan().cuts == idle.plan().cuts
+    later = commit(other, *streams, value=b"later")
+    assert idle.timestamp < later.commit_timestamp
+    for stream in streams:
+        assert values(snapshot, stream) == [b"by another client"]
+        assert values(snapshot, stream) == [b"by another client"], "the same at each reading"
 
 
 def test_a_time_to_come_is_waited_for(client: anabranch.Client, one: str) -> None:
@@ -135,39 +124,50 @@ def test_a_stream_that_was_not_there_yet_is_empty(client: anabranch.Client, scop
     assert (snapshot.offsets(f"{scope}/old"), snapshot.history(f"{scope}/old")) == ({0: 0}, 1)
 
 
-@pytest.mark.parametrize(
-    ("streams", "given", "error", "text"),
-    [
-        ([], {}, InvalidArgument, "at least one stream"),
-        ("nameless", {}, InvalidArgument, "nameless"),
-        ("{scope}/one", {"at": -1}, InvalidArgument, "at -1"),
-        ("{scope}/one", {"at": True}, InvalidArgument, "at True"),
-        ("{scope}/one", {"at": "now"}, InvalidArgument, "at 'now'"),
-        ("{scope}/one", {"at": datetime(2026, 1, 1)}, InvalidArgument, "time zone"),  # noqa: DTZ001
-        ("{scope}/one", {"at": 1_795_000_000_000_000_000}, InvalidArgument, "give a datetime"),
-        (["{scope}/one", "none{scope}/one"], {}, UnknownScope, "none"),
-        pytest.param("{scope}/two", {}, UnknownStream, "two", marks=pytest.mark.unsecured),
-        ("none{scope}/one", {}, UnknownScope, "none"),
-        (
-            "{scope}/one",
-            {"at": datetime.now(UTC) + timedelta(days=1), "timeout": 2.0},
-            NotReady,
-            "is not reached yet",
-        ),
-    ],
-)
+TOMORROW = datetime.now(UTC) + timedelta(days=1)
+# Streams, where {} is the scope; what else is given; the error, and words of its message.
+REFUSED: list[tuple[str, dict[str, Any], type[Exception], str]] = [
+    ("", {}, InvalidArgument, "at least one stream"),
+    ("nameless", {}, InvalidArgument, "nameless"),
+    ("{}/one none{}/one", {}, UnknownScope, "none"),
+    ("none{}/one", {}, UnknownScope, "none"),
+    ("{}/one", {"at": -1}, InvalidArgument, "at -1"),
+    ("{}/one", {"at": True}, InvalidArgument, "at True"),
+    ("{}/one", {"at": "now"}, InvalidArgument, "at 'now'"),
+    ("{}/one", {"at": datetime(2026, 1, 1)}, InvalidArgument, "time zone"),  # noqa: DTZ001
+    ("{}/one", {"at": 1_795_000_000_000_000_000}, InvalidArgument, "give a datetime"),
+    ("{}/one", {"at": TOMORROW, "timeout": 2.0}, NotReady, "is not reached yet"),
+    ("{}/one", {"at": TOMORROW}, NotReady, "not reached yet.*ask later"),
+    ("{}/one", {"at": MAX}, NotReady, "not reached yet"),
+    ("{}/one", {"at": 5 << 60, "since": 6 << 60}, InvalidArgument, "later than"),
+    ("{}/one", {"since": TOMORROW}, InvalidArgument, "later than"),
+    ("{}/one", {"since": datetime(2026, 1, 1)}, InvalidArgument, "time zone"),  # noqa: DTZ001
+    ("{}/one", {"since": "then"}, InvalidArgument, "since 'then'"),
+    ("{}/one", {"since": True}, InvalidArgument, "since True"),
+    ("{}/one", {"mode": "newest"}, InvalidArgument, "mode 'newest'"),
+    ("{}/one", {"mode": "latest", "since": MAX}, InvalidArgument, "later than"),
+    ("{}/one", {"mode": "latest", "at": MAX}, NotReady, "have commits up to"),
+]
+
+
 def test_what_is_refused(
-    client: anabranch.Client,
-    scope: str,
-    one: str,
-    streams: str | list[str],
-    given: dict[str, Any],
-    error: type[Exception],
-    text: str,
+    client: anabranch.Client, scope: str, one: str, subtests: pytest.Subtests
 ) -> None:
-    names = [streams] if isinstance(streams, str) else streams
-    with pytest.raises(error, match=text):
-        client.snapshot([name.format(scope=scope) for name in names], **given)
+    """At once, with all the client's time left."""
+    for streams, given, error, text in REFUSED:
+        with subtests.test(f"{streams} {given}"):
+            began = time.monotonic()
+            with pytest.raises(error, match=text):
+                client.snapshot([name.format(scope) for name in streams.split()], **given)
+            assert time.monotonic() - began < 10
+    assert client.snapshot(one, since=datetime.now(UTC) - timedelta(hours=1)).since is not None
+
+
+@pytest.mark.unsecured
+@pytest.mark.usefixtures("one")
+def test_an_unknown_stream_is_refused(client: anabranch.Client, scope: str) -> None:
+    with pytest.raises(UnknownStream, match="two"):
+        client.snapshot(f"{scope}/two")
 
 
 # -- as data --------------------------------------------------------------------------------------------
@@ -196,13 +196,12 @@ def test_a_plan_is_read_elsewhere(
         opened.read(streams[0])
 
 
-def test_a_reader_that_is_left_goes_on_and_closes(client: anabranch.Client, one: str) -> None:
+def test_a_reader_continues_until_it_is_closed(client: anabranch.Client, one: str) -> None:
     commit_many(client, one, 5)
     snapshot = client.snapshot(one)
     with snapshot.read(one) as reader:
         first = [next(reader), next(reader)]
-        rest = list(reader)
-        assert [event.value for event in first + rest] == [b"%d" % i for i in range(5)]
+        assert [e.value for e in [*first, *reader]] == [b"%d" % i for i in range(5)]
         assert list(reader) == []
     with snapshot.read(one) as closed:
         next(closed)
@@ -214,11 +213,9 @@ def test_a_reader_that_is_left_goes_on_and_closes(client: anabranch.Client, one:
 
 @pytest.mark.soak
 def test_while_transactions_commit_streams_scale_and_a_controller_dies(
-    broker: Broker, unique: str, tmp_path: Path
+    own_cluster: Cluster, scope: str
 ) -> None:
-    own = start_cluster(broker.bootstrap, tmp_path, f"p{unique}")
-    scope = f"s{unique}"
-    streams = f"{scope}/a", f"{scope}/b"
+    own, streams = own_cluster, (f"{scope}/a", f"{scope}/b")
     keys = Keys(6)
     stopping = threading.Event()
     results: list[anabranch.Result] = []
@@ -245,47 +242,44 @@ def test_while_transactions_commit_streams_scale_and_a_controller_dies(
             between.append((since.position(), {s: list(since.read(s)) for s in streams}))
         taken.append((snapshot.plan(), {s: list(snapshot.read(s)) for s in streams}))
 
-    try:
-        with (
-            anabranch.connect(own.bootstrap, prefix=own.prefix, timeout=LONG_S) as client,
-            ThreadPoolExecutor(1) as pool,
-        ):
-            for stream in streams:
-                client.create_stream(stream, segments=2)
-            old = client.begin(scope)
-            old.token()
-            for stream in streams:
-                old.write(stream, b"old:0", key=b"old")
-            old.flush()
-            writing = pool.submit(write)
-            try:
-                take()
-                client.scale(streams[0], segments=5)
-                take()
-                rolled = old.commit()
-                at = rolled.commit_timestamp
-                for snapshot in (client.snapshot(streams, at=at), client.snapshot(streams)):
-                    for stream in streams:
-                        (found,) = [e for e in snapshot.read(stream) if e.key == b"old"]
-                        assert found.commit_timestamp == at
-                client.scale(streams[0], segments=1)
-                take()
-                own.controller.kill()
-                own.controller.start()
-                take()  # waits for the successor
-                take()
-                stopping.set()
-                writing.result(LONG_S)
-            finally:
-                stopping.set()
-            results.append(rolled)
-            given: list[tuple[Any, dict[str, list[anabranch.Event]]]] = [*taken, *between]
-            for plan, seen in given:
-                again = client.open_snapshot(plan)
-                for stream, events in seen.items():
-                    assert by_key(again.read(stream)) == by_key(events), "again the same"
-    finally:
-        own.controller.kill()
+    with (
+        anabranch.connect(own.bootstrap, prefix=own.prefix, timeout=LONG_S) as client,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        for stream in streams:
+            client.create_stream(stream, segments=2)
+        old = client.begin(scope)
+        old.token()
+        for stream in streams:
+            old.write(stream, b"old:0", key=b"old")
+        old.flush()
+        writing = pool.submit(write)
+        try:
+            take()
+            client.scale(streams[0], segments=5)
+            take()
+            rolled = old.commit()
+            at = rolled.commit_timestamp
+            for snapshot in (client.snapshot(streams, at=at), client.snapshot(streams)):
+                for stream in streams:
+                    (found,) = [e for e in snapshot.read(stream) if e.key == b"old"]
+                    assert found.commit_timestamp == at
+            client.scale(streams[0], segments=1)
+            take()
+            own.controller.kill()
+            own.controller.start()
+            take()  # waits for the successor
+            take()
+            stopping.set()
+            writing.result(LONG_S)
+        finally:
+            stopping.set()
+        results.append(rolled)
+        given: list[tuple[Any, dict[str, list[anabranch.Event]]]] = [*taken, *between]
+        for plan, seen in given:
+            again = client.open_snapshot(plan)
+            for stream, events in seen.items():
+                assert by_key(again.read(stream)) == by_key(events), "again the same"
     before = 0
     for plan, seen in taken:
         assert plan.timestamp > before

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,15 +11,12 @@ import anabranch
 from anabranch.errors import InvalidArgument, NotReady, SnapshotExpired, UnknownStream
 from anabranch.kafka.log import KafkaLog
 from anabranch.ports import TopicPartition
-from anabranch.protocol.hybrid_time import MAX
 from anabranch.topics.names import history_topic, stream_topic
-from tests.cluster import Cluster, start_cluster
-from tests.conftest import Broker
+from tests.cluster import Cluster
 
 pytestmark = pytest.mark.broker
 
 LONG_S = 60.0
-HOUR_AGO = datetime.now(UTC) - timedelta(hours=1)
 
 
 @pytest.fixture
@@ -130,18 +123,10 @@ def test_a_difference_of_which_retention_took_something(
 # -- what the histories have -----------------------------------------------------------------------------
 
 
-@pytest.fixture
-def own(broker: Broker, unique: str, tmp_path: Path) -> Iterator[Cluster]:
-    """A cluster whose controller a test may kill."""
-    own = start_cluster(broker.bootstrap, tmp_path, f"p{unique}")
-    yield own
-    own.controller.kill()
-
-
 @pytest.mark.soak
-def test_the_latest_without_a_controller(own: Cluster) -> None:
+def test_the_latest_without_a_controller(own_cluster: Cluster) -> None:
     """Of transactions over two scopes all or nothing, by a client that never asked a controller."""
-    streams = "x/a", "y/b"
+    own, streams = own_cluster, ("x/a", "y/b")
     with anabranch.connect(own.bootstrap, prefix=own.prefix) as client:
         for stream in streams:
             client.create_stream(stream)
@@ -172,7 +157,7 @@ def test_the_latest_without_a_controller(own: Cluster) -> None:
 
 
 @pytest.mark.soak
-def test_a_position_goes_on_in_another_process(
+def test_a_scan_continues_from_its_position_in_another_process(
     cluster: Cluster, client: anabranch.Client, streams: tuple[str, str]
 ) -> None:
     """After each number of events, over a scaling: none comes twice, none is missing, each key in order."""
@@ -256,36 +241,3 @@ def test_how_whole_a_copy_is(client: anabranch.Client, streams: tuple[str, str])
 
 def _where(event: anabranch.Event) -> tuple[str, int, int]:
     return event.stream, event.partition, event.offset
-
-
-# -- refused ---------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("given", "error", "text"),
-    [
-        ({"at": datetime.now(UTC) + timedelta(days=1)}, NotReady, "not reached yet.*ask later"),
-        ({"at": MAX}, NotReady, "not reached yet"),
-        ({"at": 5 << 60, "since": 6 << 60}, InvalidArgument, "later than"),
-        ({"since": datetime.now(UTC) + timedelta(days=1)}, InvalidArgument, "later than"),
-        ({"since": datetime(2026, 1, 1)}, InvalidArgument, "time zone"),  # noqa: DTZ001
-        ({"since": "then"}, InvalidArgument, "since 'then'"),
-        ({"since": True}, InvalidArgument, "since True"),
-        ({"mode": "newest"}, InvalidArgument, "mode 'newest'"),
-        ({"mode": "latest", "since": MAX}, InvalidArgument, "later than"),
-        ({"mode": "latest", "at": MAX}, NotReady, "have commits up to"),
-    ],
-)
-def test_what_is_refused(
-    client: anabranch.Client,
-    streams: tuple[str, str],
-    given: dict[str, Any],
-    error: type[Exception],
-    text: str,
-) -> None:
-    """At once, with all the client's time left."""
-    began = time.monotonic()
-    with pytest.raises(error, match=text):
-        client.snapshot(streams, **given)
-    assert time.monotonic() - began < 10
-    assert client.snapshot(streams, since=HOUR_AGO).since is not None

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -14,31 +12,21 @@ import anabranch
 from anabranch.errors import AnabranchError
 from anabranch.kafka.log import KafkaLog
 from anabranch.ports import TopicPartition
-from tests.cluster import Cluster, start_cluster
-from tests.conftest import Broker
+from tests.cluster import Cluster
 from tests.failpoints import VARIABLE
 
 pytestmark = pytest.mark.broker
 
 SOON_S = 30.0
 EVENTS = 1_500  # of a young transaction: a fifth of a megabyte
-MOVE_BYTES = 768 << 10
-
-
-@pytest.fixture
-def own(broker: Broker, unique: str, tmp_path: Path) -> Iterator[Cluster]:
-    cluster = start_cluster(
-        broker.bootstrap, tmp_path, f"clean{unique}", ("--move-bytes", str(MOVE_BYTES))
-    )
-    yield cluster
-    cluster.controller.kill()
 
 
 @pytest.mark.soak
+@pytest.mark.parametrize("own_cluster", [("--move-bytes", str(768 << 10))], indirect=True)
 def test_an_old_transaction_holds_no_journal_and_commits_whole(
-    own: Cluster, log: KafkaLog, unique: str, tmp_path: Path
+    own_cluster: Cluster, log: KafkaLog, unique: str
 ) -> None:
-    stream = f"p{unique}/long"
+    own, stream = own_cluster, f"p{unique}/long"
     journal = TopicPartition(f"p{unique}.long.journal", 0)
     written: list[bytes] = []
 

@@ -17,7 +17,7 @@ from anabranch.errors import (
     StreamExists,
     UnknownStream,
 )
-from anabranch.protocol.legal_names import ADMIN_LANE
+from tests.behaviour.steps import wait_until
 from tests.cluster import Cluster
 
 pytestmark = pytest.mark.broker
@@ -63,16 +63,8 @@ def values(client: anabranch.Client, stream: str) -> list[bytes | None]:
 
 
 def become(client: anabranch.Client, stream: str, name: str, wanted: str) -> None:
-    until = time.monotonic() + 20
-    while client.effective_settings(stream)[name] != wanted:  # brokers tell of it a moment later
-        assert time.monotonic() < until, client.effective_settings(stream)[name]
-        time.sleep(0.05)
-
-
-@pytest.fixture
-def operator(cluster: Cluster) -> Iterator[anabranch.Client]:
-    with anabranch.connect(cluster.bootstrap, lane=ADMIN_LANE) as connected:
-        yield connected
+    """Brokers show it a moment after it is taken."""
+    wait_until(lambda: client.effective_settings(stream)[name] == wanted)
 
 
 def test_a_stream_s_life_under_load(

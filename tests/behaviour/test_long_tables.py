@@ -1,4 +1,4 @@
-"""Long transactions on tables, on a real broker: registered locks, several processes, killed controllers."""
+"""Long and big transactions on tables, on a real broker: registered and frozen locks, killed controllers."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
+import numpy as np
+import pyarrow as pa
 import pytest
 from confluent_kafka import Producer
 
@@ -129,8 +132,8 @@ def test_several_processes_and_a_controller_that_is_killed(
     table, other, begun, token, receipt = long_ones[how]
     with begun as txn:
         locks = client.system("locks", table.partition("/")[0])
-        [told] = [row for row in locks if row.table == table]
-        assert told == (txn.txn_id, table, 3, 1, False, False, (), ())
+        [row] = [row for row in locks if (row.txn_id, row.table) == (txn.txn_id, table)]
+        assert row == (txn.txn_id, table, 3, 1, False, False, (), ())
         txn.put(table, b"mine", b"1")
         put(client, table, others=1)
         if how == "one-shot":
@@ -301,7 +304,7 @@ class Busy(threading.Thread):
 
 @pytest.mark.soak
 @pytest.mark.timeout(LOCKS_S + 120)
-def test_a_thousand_locks_beside_others_commits_and_takeovers(
+def test_a_thousand_locks_during_other_commits_and_takeovers(
     client: anabranch.Client,
     cluster: Cluster,
     tables: tuple[str, str],
@@ -344,3 +347,64 @@ def test_a_thousand_locks_beside_others_commits_and_takeovers(
     measured(
         f"{LOCKS:,} locks for {took:.0f} s beside {rate:,.0f} commits/s, {TAKEOVERS} takeovers"
     )
+
+
+__all__ = ["bank", "tables"]  # fixtures
+
+ROWS = int(os.environ.get("ANABRANCH_BIG_ROWS", "200000"))  # by hand: more
+PART = 50_000
+
+
+def test_only_writes_to_frozen_rows_wait(
+    client: anabranch.Client,
+    tables: tuple[str, str],
+    bank: Replica,
+    measured: Callable[[str], None],
+) -> None:
+    table, other = tables
+    scope = table.partition("/")[0]
+    put(client, table, locked=1, free=1)
+    bank.snapshot().close()
+    with bank.begin(keepalive=300) as txn, ThreadPoolExecutor(1) as beside:
+        assert txn.get(table, b"locked") == b"1"
+        values = [os.urandom(100) for _ in range(PART)]
+        with client.join(txn.token()) as writer:
+            for at in range(0, ROWS, PART):
+                keys = np.char.mod("%016d", np.arange(at, at + PART))
+                columns = {"key": pa.array(keys).cast(pa.binary()), "value": values}
+                writer.write_batch(other, pa.table(columns))
+            receipt = writer.finish()
+        before = [free_row(client, table) for _ in range(100)]
+        took, waits, ended = [], None, beside.submit(txn.commit, [receipt], timeout=900)
+        while not ended.done():
+            took.append(free_row(client, table))
+            if waits is None and any(row.frozen for row in client.system("locks", scope)):
+                waits = ThreadPoolExecutor(1).submit(written, client, table)
+        result = ended.result()
+    assert waits is not None, "the commit was too quick to be seen frozen"
+    at, waited = waits.result()
+    assert at > (result.commit_timestamp or 0)
+    with bank.snapshot(at=result.commit_timestamp) as then:
+        assert then.get(table, b"locked") == b"1", "what was read holds up to the commit"
+        assert then.get(other, b"%016d" % (ROWS - 1)) is not None
+    p99 = [np.percentile(seconds, 99) * 1e3 for seconds in (before, took)]
+    measured(
+        f"{ROWS:,} rows: waited {waited:.2f} s; others p99 {p99[0]:.0f} ms before, {p99[1]:.0f} meanwhile"
+    )
+    assert client.system("locks", scope) == []
+
+
+def written(client: anabranch.Client, table: str) -> tuple[int, float]:
+    """Write the locked row: when that was committed, and how long it took, in seconds."""
+    began = time.monotonic()
+    with client.begin(table.partition("/")[0]) as txn:
+        txn.write(table, b"2", key=b"locked")
+        result = txn.commit(timeout=900)
+    return result.commit_timestamp or 0, time.monotonic() - began
+
+
+def free_row(client: anabranch.Client, table: str) -> float:
+    """Seconds that a write of a row that nobody locked takes."""
+    began = time.monotonic()
+    put(client, table, free=2)
+    return time.monotonic() - began

@@ -1,4 +1,4 @@
-"""What operators see from a shell: groups and their lag, open transactions, ranges of events; on a real cluster."""
+"""What operators see on a real cluster: groups and their lag, open transactions, ranges of events, histories."""
 
 from __future__ import annotations
 
@@ -7,35 +7,29 @@ import os
 import threading
 import time
 from contextlib import closing
+from xml.etree import ElementTree as ET
 
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
-from confluent_kafka.admin import (
-    AdminClient,
-    AlterConfigOpType,
-    ConfigEntry,
-    ConfigResource,
-    ResourceType,
-)
 
 import anabranch
 from anabranch import Client
-from anabranch.errors import IllegalState, InvalidArgument, WritersUnfinished
+from anabranch.errors import (
+    IllegalState,
+    InvalidArgument,
+    TransactionAborted,
+    WritersUnfinished,
+)
+from anabranch.presentation.history import draw, read_history
+from anabranch.protocol.schemas.records import CommitRecord
 from anabranch.protocol.tokens import peek
 from anabranch.reading.group_lag import HISTORY
+from tests.behaviour.steps import alter_topics, commit, wait_until
 from tests.behaviour.test_cli import Shell
-from tests.cluster import Cluster, start_cluster
-from tests.conftest import Broker
+from tests.cluster import Cluster
 
 pytestmark = pytest.mark.broker
 _MANY = 6000  # events of a big merge
-
-
-def _commit(client: Client, stream: str, *values: bytes) -> int:
-    with client.begin(stream.partition("/")[0]) as txn:
-        for value in values:
-            txn.write(stream, value, value)
-        return txn.commit().commit_timestamp
 
 
 @pytest.mark.soak
@@ -46,7 +40,7 @@ def test_groups_of_all_kinds_and_their_true_lag(
     stream, topic = f"{scope}/seen", f"{scope}.seen"
     client.create_stream(stream, segments=2)
     values = [str(n).encode() for n in range(10)]
-    first = _commit(client, stream, *values)
+    first = commit(client, stream, *values).commit_timestamp
     ordered, whole, plain = (f"{scope}-{kind}" for kind in ("ordered", "whole", "plain"))
     with closing(client.read(stream, group=ordered, timeout=5)) as reader:
         for _, _event in zip(range(10), reader, strict=False):
@@ -61,8 +55,8 @@ def test_groups_of_all_kinds_and_their_true_lag(
     consumer.commit(offsets=[TopicPartition(topic, 0, 1)], asynchronous=False)
     consumer.close()
     after = time.time()
-    second = _commit(client, stream, *values, b"more")
-    _commit(client, stream, *values)
+    second = commit(client, stream, *values, b"more").commit_timestamp
+    commit(client, stream, *values)
 
     found = {group.name: group for group in client.groups(stream)}
     assert set(found) == {ordered, whole, plain}
@@ -117,38 +111,39 @@ def test_open_transactions_from_a_shell(cluster: Cluster, client: Client, unique
     assert shell.json("txn", "list", scope)["transactions"] == []
     with client.begin(scope) as txn, pytest.raises(InvalidArgument, match="64 are allowed"):
         client.join(txn.token(), label="x" * 65)
+    with client.begin(scope, name="stuck") as txn:
+        txn.write(stream, b"value", key=b"key")
+        txn.flush()
+        text = (txn.txn_id or b"").hex()
+        (shown,) = shell.json("txn", "list", scope)["transactions"]
+        assert (shown["txn_id"], shown["state"], shown["name"]) == (text, "OPEN", "stuck")
+        aborted = shell.json("txn", "abort", text)
+        assert (aborted["state"], aborted["reason"]) == ("ABORTED", "aborted by an operator")
+        with pytest.raises(TransactionAborted):
+            txn.commit()
 
 
 @pytest.mark.soak
+@pytest.mark.parametrize("own_cluster", [("--chunk-bytes", "4096")], indirect=True)
 def test_a_merge_is_watched(
-    broker: Broker,
-    tmp_path_factory: pytest.TempPathFactory,
-    unique: str,
-    monkeypatch: pytest.MonkeyPatch,
+    own_cluster: Cluster, unique: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By chunks of 4 KB: 6 MB take a while."""
     monkeypatch.setattr("anabranch.cli.txn._WATCH_S", 0.02)
-    prefix, scope = f"w{unique}", f"v{unique}"
-    stream = f"{scope}/big"
-    small = start_cluster(
-        broker.bootstrap, tmp_path_factory.mktemp("watch"), prefix, ("--chunk-bytes", "4096")
-    )
-    try:
-        with anabranch.connect(broker.bootstrap, prefix=prefix) as client:
-            client.create_stream(stream, segments=2)
-            with client.begin(scope, keepalive=60) as txn:
-                token = txn.token()
-                txn.write_many(stream, [(os.urandom(1000), b"%d" % n) for n in range(_MANY)])
-                txn.flush()
-                looking = threading.Timer(1.0, txn.commit, kwargs={"timeout": 60})
-                looking.start()
-                where = ("--prefix", prefix, "--json")
-                text = peek(token).txn_id.hex()
-                said = Shell(small).run("txn", "describe", text, "--watch", *where).stdout
-                looking.join()
-                assert client.state(peek(token).txn_id).counts.committed == _MANY
-    finally:
-        small.controller.kill()
+    prefix, stream = own_cluster.prefix, f"v{unique}/big"
+    with anabranch.connect(own_cluster.bootstrap, prefix=prefix) as client:
+        client.create_stream(stream, segments=2)
+        with client.begin(f"v{unique}", keepalive=60) as txn:
+            token = txn.token()
+            txn.write_many(stream, [(os.urandom(1000), b"%d" % n) for n in range(_MANY)])
+            txn.flush()
+            looking = threading.Timer(1.0, txn.commit, kwargs={"timeout": 60})
+            looking.start()
+            text = peek(token).txn_id.hex()
+            watch = ("txn", "describe", text, "--watch", "--prefix", prefix, "--json")
+            said = Shell(own_cluster).run(*watch).stdout
+            looking.join()
+            assert client.state(peek(token).txn_id).counts.committed == _MANY
     shown, decoder = [], json.JSONDecoder()
     while said := said.lstrip():
         one, end = decoder.raw_decode(said)
@@ -195,19 +190,11 @@ def test_the_doctor(cluster: Cluster, client: Client, unique: str) -> None:
     for headers in (tagged, tagged, []):
         producer.produce(f"s-{unique}.seen.journal", b"v", headers=headers, partition=0)
     assert producer.flush(20) == 0
-    until = time.monotonic() + 20
-    while not client.describe(stream).rejected and time.monotonic() < until:
-        time.sleep(0.05)
+    wait_until(lambda: bool(client.describe(stream).rejected))
     other = f"s-{unique}/other"
     client.create_stream(other)
-    by_hand = ConfigEntry("retention.ms", "5000", incremental_operation=AlterConfigOpType.SET)
-    changed = ConfigResource(ResourceType.TOPIC, f"s-{unique}.other", incremental_configs=[by_hand])
-    admin = AdminClient({"bootstrap.servers": cluster.bootstrap, "log_level": 0})
-    for future in admin.incremental_alter_configs([changed]).values():
-        future.result(20)
-    while client.effective_settings(other)["retention.ms"] != "5000":
-        assert time.monotonic() < until
-        time.sleep(0.05)
+    alter_topics(cluster.bootstrap, [f"s-{unique}.other"], "retention.ms", "5000")
+    wait_until(lambda: client.effective_settings(other)["retention.ms"] == "5000")
     rows = {row["what"]: row for row in shell.json("doctor")["rows"]}
     row = rows.pop(f"stream {other}")
     assert row["found"] == "its topic has retention.ms=5000, but -1 was requested"
@@ -224,7 +211,7 @@ def test_the_doctor(cluster: Cluster, client: Client, unique: str) -> None:
     assert {row["state"] for row in alone if "nothing-here" in row["what"]} == {"bad"}
 
 
-def test_no_broker_there_is_told_in_two_seconds(cluster: Cluster) -> None:
+def test_a_broker_that_does_not_answer_is_named_soon(cluster: Cluster) -> None:
     shell = Shell(cluster)
     for command in (("doctor",), ("txn", "list"), ("read", "s/x"), ("group", "list")):
         begun = time.monotonic()
@@ -235,3 +222,29 @@ def test_no_broker_there_is_told_in_two_seconds(cluster: Cluster) -> None:
         assert "no broker answers at localhost:1: Connection refused" in " ".join(
             (done.stdout + done.stderr).split()
         )
+
+
+def test_a_transaction_rolled_in_is_listed_and_drawn(client: anabranch.Client, unique: str) -> None:
+    stream = f"{unique}/flights"
+    client.create_stream(stream, segments=1)
+    old = client.begin(unique)
+    old.write(stream, b"old", b"k")
+    old.flush()  # it is in the journal, by the layout of now
+    client.scale(stream, segments=2)
+    with client.begin(unique) as young:
+        young.write(stream, b"young", b"k")
+        young.commit()
+    old.commit()
+    past = read_history(client.reader_ports(), stream, last=200)
+    assert [(e.stream_epoch, e.reference_epoch, len(e.segments)) for e in past.epochs] == [
+        (0, 0, 1),
+        (1, 1, 2),
+        (2, 0, 1),
+        (3, 1, 2),
+    ]
+    assert [c.stream_epoch for c in past.commits] == [1, 2]
+    assert all(isinstance(c, CommitRecord) for c in past.commits)
+    recent = read_history(client.reader_ports(), stream, last=2)
+    assert (recent.epochs, recent.commits) == (past.epochs[2:], past.commits[1:])
+    picture = ET.fromstring(draw(past.epochs, past.commits, stream))
+    assert [e.get("class") for e in picture.iter()].count("rolled-in") == 1

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
-
 import pytest
 from confluent_kafka.admin import AdminClient
 
 import anabranch
 from anabranch.errors import IllegalState, StreamLost, TransactionAborted, UnknownStream
-from tests.cluster import Cluster, start_cluster
-from tests.conftest import Broker
+from tests.behaviour.steps import wait_until
+from tests.cluster import Cluster
 
 pytestmark = pytest.mark.broker
 
@@ -20,48 +16,42 @@ SOON_S = 60.0
 KINDS = ("", ".journal", ".history")
 
 
-@pytest.fixture
-def own(broker: Broker, unique: str, tmp_path: Path) -> Iterator[Cluster]:
-    cluster = start_cluster(broker.bootstrap, tmp_path, f"lost{unique}", ("--lost-after", "0.5"))
-    yield cluster
-    cluster.controller.kill()
-
-
-def until(found: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + SOON_S
-    while not found():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+QUICKLY_LOST = pytest.mark.parametrize("own_cluster", [("--lost-after", "0.5")], indirect=True)
 
 
 @pytest.mark.soak
-def test_idle_streams_whose_topics_somebody_deletes_are_lost(own: Cluster, unique: str) -> None:
+@QUICKLY_LOST
+def test_idle_streams_whose_topics_somebody_deletes_are_lost(
+    own_cluster: Cluster, unique: str
+) -> None:
     """Nothing is written or read: the check that runs each minute finds it."""
     streams = [f"p{unique}/idle{n}" for n in range(3)]
-    with anabranch.connect(own.bootstrap, prefix=own.prefix) as client:
+    with anabranch.connect(own_cluster.bootstrap, prefix=own_cluster.prefix) as client:
         for stream in streams:
             client.create_stream(stream)
         topics = [s.replace("/", ".") + kind for s, kind in zip(streams, KINDS, strict=True)]
-        admin = AdminClient({"bootstrap.servers": own.bootstrap})
+        admin = AdminClient({"bootstrap.servers": own_cluster.bootstrap})
         for done in admin.delete_topics(topics).values():
             done.result()
-        deadline = time.monotonic() + 120.0
-        while {s.state for s in client.streams(f"p{unique}")} != {"LOST"}:
-            assert time.monotonic() < deadline
-            time.sleep(1.0)
+        wait_until(lambda: {s.state for s in client.streams(f"p{unique}")} == {"LOST"}, 120.0, 1.0)
         for stream in streams:
             with pytest.raises(StreamLost):
                 client.create_stream(stream)
 
 
 @pytest.mark.soak
-def test_streams_whose_topics_somebody_deletes_are_given_up(own: Cluster, unique: str) -> None:
+@QUICKLY_LOST
+def test_streams_whose_topics_somebody_deletes_are_given_up(
+    own_cluster: Cluster, unique: str
+) -> None:
     scope = f"p{unique}"
     lost = [f"{scope}/lost{n}" for n in range(3)]
     fine = f"{scope}/fine"
     with (
-        anabranch.connect(own.bootstrap, prefix=own.prefix) as client,
-        anabranch.connect(own.bootstrap, prefix=own.prefix, lane="admin") as operator,
+        anabranch.connect(own_cluster.bootstrap, prefix=own_cluster.prefix) as client,
+        anabranch.connect(
+            own_cluster.bootstrap, prefix=own_cluster.prefix, lane="admin"
+        ) as operator,
     ):
         for stream in (*lost, fine):
             client.create_stream(stream)
@@ -78,7 +68,7 @@ def test_streams_whose_topics_somebody_deletes_are_given_up(own: Cluster, unique
                 txn.commit()
 
         def wait_aborted(token: bytes, stream: str) -> None:
-            until(lambda: client.state(token).state == "ABORTED")
+            wait_until(lambda: client.state(token).state == "ABORTED", SOON_S)
             assert f"{stream} is lost" in client.state(token).reason
 
         under_way = []
@@ -90,7 +80,7 @@ def test_streams_whose_topics_somebody_deletes_are_given_up(own: Cluster, unique
             under_way.append(txn)
         commit_fine()
         topics = [stream.replace("/", ".") + kind for stream, kind in zip(lost, KINDS, strict=True)]
-        admin = AdminClient({"bootstrap.servers": own.bootstrap})
+        admin = AdminClient({"bootstrap.servers": own_cluster.bootstrap})
         for done in admin.delete_topics(topics).values():
             done.result()
         for stream, txn in zip(lost, under_way, strict=True):
@@ -104,7 +94,7 @@ def test_streams_whose_topics_somebody_deletes_are_given_up(own: Cluster, unique
                 continue
             with pytest.raises(TransactionAborted, match=f"{stream} is lost"):
                 txn.commit(timeout=SOON_S)
-        until(lambda: {client.describe(stream).state for stream in lost} == {"LOST"})
+        wait_until(lambda: {client.describe(stream).state for stream in lost} == {"LOST"}, SOON_S)
         for stream in lost:
             with pytest.raises(StreamLost):
                 write_late(stream)
@@ -127,7 +117,7 @@ def test_streams_whose_topics_somebody_deletes_are_given_up(own: Cluster, unique
             write_late(stream)
             with client.snapshot(stream).read(stream) as events:
                 assert [event.value for event in events] == [b"late"] * 2
-    written = own.controller.log_file.read_text()
+    written = own_cluster.controller.log_file.read_text()
     for stream in lost:
         assert written.count(f"{stream} is lost") == 1
     assert written.count("WARNING") < 12, written

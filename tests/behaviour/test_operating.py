@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
@@ -29,10 +29,9 @@ from confluent_kafka.admin import (
 )
 
 import anabranch
-from anabranch.client.client import Client
 from anabranch.clock import SystemClock
 from anabranch.controller.metrics import NUMBERS
-from anabranch.errors import AnabranchError, NotAuthorized, NotReady, OutcomeUnknown
+from anabranch.errors import NotAuthorized, NotReady
 from anabranch.infra.broker import EmbeddedBroker
 from anabranch.infra.sockets import free_port
 from anabranch.librdkafka import groups
@@ -42,6 +41,7 @@ from anabranch.librdkafka.journal_writer import KafkaJournals
 from anabranch.librdkafka.options import Options
 from anabranch.ports import TopicPartition
 from anabranch.topics.names import stream_topic
+from tests.behaviour.steps import wait_until
 from tests.cluster import ControllerProcess
 
 pytestmark = pytest.mark.broker
@@ -124,10 +124,8 @@ def test_what_an_operator_sees(controller: ControllerProcess) -> None:
     assert [get(controller, path) for path in ("live", "ready")] == [(200, "ok\n")] * 2
     assert get(controller, "other")[0] == 404
     status = json.loads(controller.status_file.read_text())["written_at"]
-    until = time.monotonic() + 30
-    while json.loads(controller.status_file.read_text())["written_at"] == status:
-        assert time.monotonic() < until, "the status file is not renewed"
-        time.sleep(0.1)
+    renewed = controller.status_file
+    wait_until(lambda: json.loads(renewed.read_text())["written_at"] != status)
     said = [json.loads(line) for line in controller.log_file.read_text().splitlines()]
     assert any("leading, term 1" in line["message"] for line in said)
     assert all(re.fullmatch(r"\d{4}-\d\d-\d\dT[\d:.]{12}[+-]\d\d:\d\d", x["time"]) for x in said)
@@ -160,7 +158,7 @@ def test_what_is_wrong_is_said_when_it_starts(
 
 
 @pytest.mark.soak
-def test_it_says_that_it_stands_by(
+def test_a_standby_logs_who_leads(
     broker: EmbeddedBroker, controller: ControllerProcess, tmp_path: Path
 ) -> None:
     second = ControllerProcess(broker.bootstrap, tmp_path / "two", controller.prefix).start()
@@ -268,91 +266,21 @@ def test_a_missing_right_is_named_at_once(broker: EmbeddedBroker) -> None:
 
 
 @contextmanager
-def denied(
-    broker: EmbeddedBroker, kind: ResourceType, name: str, right: AclOperation
-) -> Iterator[None]:
-    """While this is open, no client has just that right."""
+def without_describe(broker: EmbeddedBroker, group: str) -> Iterator[None]:
+    """While this is open, no client may describe the group."""
     admin = AdminClient({"bootstrap.servers": broker.bootstrap})
-    pattern, everybody = ResourcePatternType.LITERAL, ("User:*", "*")
-    bindings = [
-        AclBinding(kind, name, pattern, *everybody, AclOperation.ALL, AclPermissionType.ALLOW),
-        AclBinding(kind, name, pattern, *everybody, right, AclPermissionType.DENY),
+    pattern = ResourceType.GROUP, group, ResourcePatternType.LITERAL, "User:*", "*"
+    rules = [
+        AclBinding(*pattern, AclOperation.ALL, AclPermissionType.ALLOW),
+        AclBinding(*pattern, AclOperation.DESCRIBE, AclPermissionType.DENY),
     ]
-    for done in admin.create_acls(bindings).values():
+    for done in admin.create_acls(rules).values():
         done.result(20)
     yield
-    any_of = AclBindingFilter(
-        kind, name, pattern, *everybody, AclOperation.ANY, AclPermissionType.ANY
-    )
+    any_of = AclBindingFilter(*pattern, AclOperation.ANY, AclPermissionType.ANY)
     for gone in admin.delete_acls([any_of]).values():
         gone.result(20)
-    until = time.monotonic() + 20
-    while admin.describe_acls(any_of).result(20):  # brokers learn of it a moment later
-        assert time.monotonic() < until
-        time.sleep(0.02)
-
-
-def refused(call: Callable[[], object], match: str) -> AnabranchError:
-    """The error of a call once the broker knows its rights: at once, and it names them."""
-    until = time.monotonic() + 30
-    while time.monotonic() < until:
-        begun = time.monotonic()
-        try:
-            call()
-        except (NotAuthorized, OutcomeUnknown) as error:
-            assert time.monotonic() - begun < 15
-            if not re.search(match, str(error)):
-                raise
-            return error
-    raise AssertionError("it goes on")
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize(
-    ("topic", "right"),
-    [
-        ("commands", AclOperation.WRITE),
-        ("replies", AclOperation.READ),
-    ],
-)
-def test_a_right_that_is_taken_later_is_named_at_once(
-    controller: ControllerProcess,
-    broker: EmbeddedBroker,
-    unique: str,
-    topic: str,
-    right: AclOperation,
-) -> None:
-    scope = f"t{unique}"
-    stream, name = f"{scope}/a", f"{controller.prefix}.{topic}"
-    said = f"right {right.name.capitalize()} on the topic {name}"
-
-    def connected() -> Client:
-        return anabranch.connect(broker.bootstrap, prefix=controller.prefix)
-
-    with connected() as client, connected() as idle:
-        client.create_stream(stream)
-        idle.describe(stream)
-        txn, shot = client.begin(scope), client.begin(scope)
-        txn.token()
-        for each in (txn, shot):
-            each.write(stream, b"v")
-        with denied(broker, ResourceType.TOPIC, name, right):
-            # A fetch that began before the right was taken still brings its answer, to each client.
-            for each_client in (idle, client):
-                error = refused(partial(each_client.describe, stream), said)
-                assert isinstance(error, NotAuthorized)
-            for each in (txn, shot):
-                assert isinstance(refused(each.commit, said), OutcomeUnknown)
-            with connected() as late:
-                assert isinstance(refused(lambda: late.describe(stream), said), NotAuthorized)
-        until = time.monotonic() + 30
-        for each in (txn, shot):
-            while each.result is None:
-                try:
-                    each.commit()
-                except OutcomeUnknown:
-                    assert time.monotonic() < until
-        assert [event.value for event in client.snapshot(stream).read(stream)] == [b"v", b"v"]
+    wait_until(lambda: not admin.describe_acls(any_of).result(20))
 
 
 @pytest.mark.soak
@@ -362,35 +290,35 @@ def test_a_group_without_the_right_is_named_at_once(
     unique: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """A member that knows its coordinator is refused the offsets, another one the search for it."""
     stream, group = f"g{unique}/a", f"g{unique}"
     with anabranch.connect(broker.bootstrap, prefix=controller.prefix) as client:
         client.create_stream(stream)
-        with denied(broker, ResourceType.GROUP, group, AclOperation.READ):
-            said = f"right Read on the group {group}"
+    monkeypatch.setattr(groups, "_ASK_S", 2.0)
+    place, options = TopicPartition(stream_topic(stream), 0), Options(broker.bootstrap, {})
 
-            def read() -> None:
-                with client.read(stream, group=group, timeout=4) as reader:
-                    assert not list(reader)
+    def ask(member: KafkaGroupMember) -> None:
+        try:
+            member.committed([place])
+        except NotReady:
+            member.serve(0.1)  # librdkafka says the rest only where it is polled
 
-            refused(read, said)
-        # A member that knows its coordinator is refused the offsets, another one the search for it,
-        # and librdkafka tells of that only where it is polled.
-        monkeypatch.setattr(groups, "_ASK_S", 2.0)
-        place = TopicPartition(stream_topic(stream), 0)
-        options = Options(broker.bootstrap, {})
-        with closing(KafkaGroupMember(options, group)) as known:
-            assert known.committed([place]) == {}
-            with denied(broker, ResourceType.GROUP, group, AclOperation.DESCRIBE):
-                for member in (known, KafkaGroupMember(options, group)):
+    def is_named(member: KafkaGroupMember) -> bool:
+        begun = time.monotonic()
+        try:
+            ask(member)
+        except NotAuthorized as error:
+            assert f"right Read on the group {group}" in str(error)  # noqa: PT017
+            assert time.monotonic() - begun < 15
+            return True
+        return False
 
-                    def ask(member: KafkaGroupMember = member) -> None:
-                        try:
-                            member.committed([place])
-                        except NotReady:
-                            member.serve(0.1)
-
-                    with closing(member):
-                        refused(ask, said)
+    with closing(KafkaGroupMember(options, group)) as known:
+        assert known.committed([place]) == {}
+        with without_describe(broker, group):
+            for member in (known, KafkaGroupMember(options, group)):
+                with closing(member):
+                    wait_until(partial(is_named, member))
 
 
 @pytest.mark.soak

@@ -23,8 +23,8 @@ from anabranch.kafka.idempotent_producer import JournalProducer
 from anabranch.kafka.settings import parse_settings
 from anabranch.ports import TopicPartition
 from anabranch.topics.names import stream_topic
-from tests.cluster import Cluster, start_cluster
-from tests.conftest import Broker
+from tests.behaviour.steps import commit, wait_until
+from tests.cluster import Cluster
 
 pytestmark = pytest.mark.broker
 
@@ -79,16 +79,9 @@ def peak(pid: int) -> int:
     return int(found[1]) << 10
 
 
-def test_packed_batches_cost_nobody_else(broker: Broker, unique: str, tmp_path: Path) -> None:
-    """Each has 15 KB and unpacks to 480 MiB. The leader neither grows nor stops; commits of others go on."""
-    cluster = start_cluster(broker.bootstrap, tmp_path, f"p{unique}")
-    try:
-        others_go_on(cluster, f"a{unique}/events", f"b{unique}/events")
-    finally:
-        cluster.controller.kill()
-
-
-def others_go_on(cluster: Cluster, mine: str, other: str) -> None:
+def test_packed_batches_cost_no_other_stream(own_cluster: Cluster, unique: str) -> None:
+    """Each has 15 KB and unpacks to 480 MiB. The leader neither grows nor stops; other commits succeed."""
+    cluster, mine, other = own_cluster, f"a{unique}/events", f"b{unique}/events"
     pid, batch = cluster.controller.pid, zeros(480)
     journal = TopicPartition(f"{stream_topic(mine)}.journal", 0)
 
@@ -107,10 +100,7 @@ def others_go_on(cluster: Cluster, mine: str, other: str) -> None:
         for n in range(COMMITS):
             commit(client, other, b"%d" % n)
         attacker.join()
-        until = time.monotonic() + SOON_S
-        while client.describe(mine).rejected != {"malformed_batch": BATCHES}:
-            assert time.monotonic() < until
-            time.sleep(0.05)
+        wait_until(lambda: client.describe(mine).rejected == {"malformed_batch": BATCHES}, SOON_S)
         commit(client, mine, b"after")
         with client.read(mine, timeout=5.0) as events:
             assert [event.value for event in events] == [b"after"]
@@ -132,9 +122,3 @@ def others_go_on(cluster: Cluster, mine: str, other: str) -> None:
             next(events)
     assert (cluster.controller.pid, cluster.controller.running) == (pid, True)
     assert peak(pid) < MOST_MEMORY
-
-
-def commit(client: anabranch.Client, stream: str, value: bytes) -> None:
-    with client.begin(stream.partition("/")[0]) as txn:
-        txn.write(stream, value)
-        txn.commit()

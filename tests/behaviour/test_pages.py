@@ -1,12 +1,15 @@
-"""The pages that people learn from, run block by block against a real broker and controller."""
+"""Pages and notebooks that people learn from, run block by block against a real broker and controller."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import uuid
 from pathlib import Path
 
 import pytest
 
+from anabranch.cli.cluster import child_environment
 from tests.cluster import Cluster
 from tests.pages import DOCS, ROOT, blocks, run_page
 
@@ -51,7 +54,7 @@ def test_no_block_is_left_out_by_its_name(name: str) -> None:
     assert {block.kind for block in blocks(ROOT / name)} <= KINDS
 
 
-def test_a_block_that_fails_is_told(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_block_that_fails_is_an_error(cluster: Cluster, tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     for text in ("$ false", "$ echo one\ntwo", "$ echo one; exit 3", "$ cat no-file"):
         page.write_text(f"```console\n{text}\n```\n")
@@ -62,3 +65,27 @@ def test_a_block_that_fails_is_told(cluster: Cluster, tmp_path: Path) -> None:
         f'```python title="a.py"\nprint("{name}")\n```\n```console\n$ python a.py\n{name[:9]}…\n```\n'
     )
     run_page(page, cluster.bootstrap, tmp_path, {})
+
+
+# In a process of its own: nbclient's loops and sockets outlive it, which this suite takes for an error.
+RUN = """
+import sys, nbformat, nbclient
+nbclient.NotebookClient(nbformat.read(sys.argv[1], as_version=4), timeout=100).execute()
+"""
+
+
+@pytest.mark.soak
+@pytest.mark.unsecured
+@pytest.mark.parametrize("path", sorted(DOCS.rglob("*.ipynb")), ids=lambda path: path.stem)
+def test_notebooks_run(path: Path, cluster: Cluster, tmp_path: Path) -> None:
+    environment = child_environment({"ANABRANCH_BOOTSTRAP": cluster.bootstrap})
+    done = subprocess.run(
+        [sys.executable, "-c", RUN, path],
+        cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=115,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
+def test_notebooks_are_kept_without_outputs() -> None:
+    for path in DOCS.rglob("*.ipynb"):
+        assert '"output_type"' not in path.read_text()

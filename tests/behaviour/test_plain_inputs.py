@@ -125,7 +125,7 @@ def test_records_of_a_plain_topic_are_taken_once_with_more_partitions_and_restar
 
 
 @pytest.mark.soak
-def test_what_retention_took_is_told_or_passed_over(
+def test_what_retention_deleted_is_raised_or_passed_over(
     client: anabranch.Client, topic: Topic, tmp_path: Path
 ) -> None:
     scope = f"p{uuid.uuid4().hex[:8]}"

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
 from confluent_kafka import Producer
@@ -21,9 +19,8 @@ from anabranch.kafka.log import KafkaLog
 from anabranch.kafka.settings import parse_settings
 from anabranch.ports import TopicPartition
 from anabranch.protocol.ids import NO_TXN
-from anabranch.protocol.partitioner import position_of
 from anabranch.protocol.schemas.records import CommitRecord
-from tests.cluster import Cluster, start_cluster
+from tests.cluster import Cluster
 from tests.conftest import Broker
 from tests.crash.oracle import StreamLog, check_epochs, check_stream, read_stream
 from tests.schemas.protocol_page import VECTORS
@@ -218,116 +215,36 @@ def test_over_a_scaling(
 
 
 @pytest.mark.soak
-def test_a_one_shot_made_under_an_old_layout_is_placed_again_by_key(
-    client: anabranch.Client, log: KafkaLog, cluster: Cluster, unique: str
-) -> None:
-    stream = f"p{unique}/oneshot"
-    client.create_stream(stream, segments=2)
-    keys = [f"key-{i}".encode() for i in range(20)]
-    old = client.begin(f"p{unique}")
-    for key in keys:
-        old.write(stream, b"A", key=key)
-    for n in range(4):
-        old.write(stream, b"A%d" % n)
-    with anabranch.connect(cluster.bootstrap) as other:
-        other.scale(stream, segments=5)
-    assert old.commit().counts.committed == 24
-    found = wait_for(log, stream, 24)
-    (commit,) = [r for _, r in found.history if isinstance(r, CommitRecord)]
-    assert commit.stream_epoch == 1, "not rolled"
-    segments = client.describe(stream).segments
-    where = {s.partition: s for s in segments}
-    for event in found.events:
-        segment = where[event.partition]
-        if event.key is not None:
-            assert segment.low <= position_of(event.key) < segment.high
-    assert sorted(e.value for e in found.events if e.key is None) == [b"A0", b"A1", b"A2", b"A3"]
-    assert len({e.partition for e in found.events}) > 2
-
-
-@pytest.mark.soak
 @pytest.mark.parametrize("kills", [1, 8])
 def test_a_killed_controller_loses_and_doubles_none(
-    broker: Broker, feed: Producer, log: KafkaLog, unique: str, tmp_path: Path, kills: int
+    own_cluster: Cluster, feed: Producer, log: KafkaLog, unique: str, kills: int
 ) -> None:
-    own = start_cluster(
-        broker.bootstrap, tmp_path, f"plain{unique}", arguments=("--session-timeout", "2")
-    )
-    stream = f"p{unique}/killed"
+    own, stream = own_cluster, f"p{unique}/killed"
     keys = [b"key-%d" % i for i in range(50)]
     sent = committed = 0
-    try:
-        with anabranch.connect(broker.bootstrap, prefix=own.prefix) as client:
-            client.create_stream(stream, segments=3)
-            for kill in range(kills):
-                until = time.monotonic() + 0.4 + kill / 10
-                # Plain commits lie before the first kill and between any two.
-                while (
-                    time.monotonic() < until
-                    or len(plain_commits(read_stream(log, stream))) < kill + 2
-                ):
-                    for _ in range(50):
-                        key = keys[sent % 50]
-                        feed.produce(journal(stream), b"plain %d" % sent, key)
-                        sent += 1
-                    feed.poll(0)
-                    time.sleep(0.005)
-                own.controller.kill()
-                own.controller.start()
-                own.controller.wait_leading()
-                with client.begin(f"p{unique}") as txn:
-                    txn.token()
-                    txn.write(stream, b"txn", key=keys[kill])
-                    txn.commit()
-                committed += 1
-            feed.flush(10)
-            found = wait_for(log, stream, sent + committed)
-            assert in_order(found, b"plain") == {
-                key: list(range(i, sent, 50)) for i, key in enumerate(keys)
-            }
-            assert len(plain_commits(found)) > kills
-    finally:
-        own.controller.kill()
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("codec", ["none", "lz4"])
-def test_many_small_ones_are_quick(
-    client: anabranch.Client,
-    log: KafkaLog,
-    cluster: Cluster,
-    unique: str,
-    codec: str,
-    measured: Callable[[str], None],
-) -> None:
-    """100,000 records of 100 bytes in big batches: until the last of them is in the history."""
-    stream = f"p{unique}/many{codec}"
-    client.create_stream(stream, segments=4)
-    producer = Producer(
-        {
-            "bootstrap.servers": cluster.bootstrap,
-            "linger.ms": 50,
-            "batch.size": 900_000,
-            "batch.num.messages": 10_000,
-            "compression.type": codec,
-            "queue.buffering.max.messages": 200_000,
+    with anabranch.connect(own.bootstrap, prefix=own.prefix) as client:
+        client.create_stream(stream, segments=3)
+        for kill in range(kills):
+            until = time.monotonic() + 0.4 + kill / 10
+            # Plain commits come before the first kill and between any two.
+            while (
+                time.monotonic() < until or len(plain_commits(read_stream(log, stream))) < kill + 2
+            ):
+                for _ in range(50):
+                    feed.produce(journal(stream), b"plain %d" % sent, keys[sent % 50])
+                    sent += 1
+                feed.poll(0)
+                time.sleep(0.005)
+            own.controller.kill()
+            own.controller.start().wait_leading()
+            with client.begin(f"p{unique}") as txn:
+                txn.token()
+                txn.write(stream, b"txn", key=keys[kill])
+                txn.commit()
+            committed += 1
+        feed.flush(10)
+        found = wait_for(log, stream, sent + committed)
+        assert in_order(found, b"plain") == {
+            key: list(range(i, sent, 50)) for i, key in enumerate(keys)
         }
-    )
-    values = [b"%07d" % n + b"x" * 93 for n in range(100_000)]
-    for n, value in enumerate(values):
-        producer.produce(journal(stream), value, b"key-%d" % (n % 1_000))
-    assert producer.flush(30) == 0
-    began = time.monotonic()
-    while sum(s.count for c in plain_commits(read_stream(log, stream)) for s in c.segments) < len(
-        values
-    ):
-        assert time.monotonic() < began + SOON_S
-        time.sleep(0.02)
-    measured(
-        f"100,000 plain records ({codec}): {time.monotonic() - began:.2f} s after the last ack"
-    )
-    found = wait_for(log, stream, len(values))
-    by_key = defaultdict(list)
-    for event in found.events:
-        by_key[event.key].append(event.value)
-    assert all(seen == sorted(seen) for seen in by_key.values())
+        assert len(plain_commits(found)) > kills

@@ -29,6 +29,7 @@ from anabranch.processing.worker import AllTasks, Worker
 from anabranch.protocol.partitioner import SPACE, position_of
 from anabranch.reading import task_reader as reader
 from anabranch.topics.names import stream_topic
+from tests.behaviour.steps import wait_until
 from tests.cluster import Cluster
 from tests.crash.oracle import read_status
 
@@ -184,13 +185,6 @@ class Running:
         self.worker.close()
 
 
-def wait_for(told: Callable[[], bool], pause: float = 0.1) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not told():
-        assert time.monotonic() < deadline
-        time.sleep(pause)
-
-
 def test_a_count_by_key_is_that_of_a_fold_with_scalings_and_rolling_commits(
     place: Place, connect: Callable[[], anabranch.Client], tmp_path: Path
 ) -> None:
@@ -260,7 +254,7 @@ def test_rows_of_a_former_incarnation_go(
         place.write(20)
         worker = Worker(place.app(), connect(), tmp_path / folder, tasks=AllTasks(range(TASKS)))
         running = Running(worker)
-        wait_for(lambda: worker.metrics.total("processor_events_in") >= events)
+        wait_until(lambda: worker.metrics.total("processor_events_in") >= events)
         running.end()
         return place.state(0)
 
@@ -273,7 +267,7 @@ def test_rows_of_a_former_incarnation_go(
 
 
 @pytest.mark.soak
-def test_an_idle_worker_hears_of_a_reset_and_a_store_of_another_kind_is_refused(
+def test_an_idle_worker_follows_a_reset_and_a_store_of_another_kind_is_refused(
     place: Place, connect: Callable[[], anabranch.Client], tmp_path: Path
 ) -> None:
     place.write(20)
@@ -289,7 +283,7 @@ def test_an_idle_worker_hears_of_a_reset_and_a_store_of_another_kind_is_refused(
     with pytest.raises(UnknownStream, match="/ouput"):
         Worker(other, connect(), tmp_path / "other", tasks=AllTasks(range(TASKS)))
     place.client.reset_processor(f"{place.scope}/sums", "begin")  # nothing new comes
-    wait_for(lambda: len(place.committed(place.output)) == 40)
+    wait_until(lambda: len(place.committed(place.output)) == 40)
     running.end()
     described = running.worker.described
     assert described(WAIT_S) is described(WAIT_S) is not described(0.0)
@@ -315,51 +309,17 @@ def test_two_workers_share_the_tasks_and_one_takes_over(
         place.write(5)
         return len(holders()) == 2
 
-    wait_for(shared)
+    wait_until(shared)
     place.write(40)
     first.end()
     place.write(40)
-    wait_for(lambda: len(holders()) == 1)
+    wait_until(lambda: len(holders()) == 1)
     place.write(17)
     place.wait()
     second.end()
     assert (first.error, second.error) == (None, None)
     place.check()
     assert holders() == {""}
-
-
-@pytest.mark.soak
-def test_a_zombie_s_cut_leaves_nothing(
-    place: Place,
-    connect: Callable[[], anabranch.Client],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The tasks are taken while its handlers are at work; it takes them back once they are released."""
-    monkeypatch.setattr(worker_module, "SESSION_S", 1.0)  # so often it looks
-    all_tasks = AllTasks(range(TASKS))
-    zombie = place.app()
-    asleep, wake = threading.Event(), threading.Event()
-
-    @zombie.on(zombie.inputs[place.inputs[0]])
-    def sleep(_: anabranch.Event) -> None:
-        asleep.set()
-        wake.wait(WAIT_S)
-
-    place.write(30)
-    frozen = Running(Worker(zombie, connect(), tmp_path / "1", tasks=all_tasks))
-    assert asleep.wait(WAIT_S)
-    other = Running(Worker(place.app(), connect(), tmp_path / "2", tasks=all_tasks))
-    place.wait()
-    wake.set()
-    place.write(10)
-    place.wait()
-    other.end()
-    place.write(10)
-    place.wait()
-    frozen.end()
-    assert (frozen.error, other.error) == (None, None)
-    place.check()
 
 
 @pytest.mark.soak
@@ -386,7 +346,7 @@ def test_a_worker_that_loses_its_tasks_while_it_reads_their_state_takes_them_aga
 
     slow._commits.state.restore = frozen  # type: ignore[method-assign, assignment]
     running = Running(slow)
-    wait_for(lambda: 0 in slow.tasks or running.error is not None)
+    wait_until(lambda: 0 in slow.tasks or running.error is not None)
     place.write(10)
     place.wait()
     running.end()
@@ -567,7 +527,7 @@ def test_an_idle_processor_writes_nothing_and_a_busy_one_adds_no_rows(
     for _ in range(COMMITS):
         place.write(1)
         wanted += 1
-        wait_for(lambda least=wanted: commits() >= least, 0.001)  # type: ignore[misc]
+        wait_until(lambda least=wanted: commits() >= least, WAIT_S, 0.001)  # type: ignore[misc]
     settled()
     after = rows()
     running.end()

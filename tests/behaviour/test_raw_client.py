@@ -75,7 +75,7 @@ def test_it_imports_nothing_of_anabranch() -> None:
     assert imported - set(sys.stdlib_module_names) == {"confluent_kafka", "fastavro"}
 
 
-def test_a_transaction_of_its_own(cluster: Cluster, stream: str) -> None:
+def test_a_transaction_of_its_own(cluster: Cluster, client: anabranch.Client, stream: str) -> None:
     done = outcome(raw(cluster, stream, "--rows", "500"))
     assert (done["state"], done["committed"]) == ("COMMITTED", 500)
     assert (done["rejected"], done["left_out"]) == (0, 0)
@@ -87,6 +87,10 @@ def test_a_transaction_of_its_own(cluster: Cluster, stream: str) -> None:
         by_key.setdefault(event["key"], []).append(json.loads(event["value"])["row"])
         assert event["partition"] == position_of(event["key"].encode()) * 3 >> 32
     assert all(rows == sorted(rows) for rows in by_key.values())
+    info = client.state(done["txn_id"])
+    assert (info.state, info.counts.committed) == ("COMMITTED", 500)
+    assert (info.commit_timestamp, info.streams) == (done["commit_timestamp"], (stream,))
+    assert [(one.finished, one.events) for one in info.writers] == [(True, 500)]
 
 
 @pytest.mark.soak
@@ -110,20 +114,6 @@ def test_rows_of_a_csv_file(cluster: Cluster, stream: str, tmp_path: Path) -> No
         found = [json.loads(e["value"]) for e in events if (e["key"] is not None) == wanted]
         assert sorted(found, key=by_flight) == rows
     assert {e["key"] for e in events} == {"UA", "AA", "B6", "Zürich", "", None}
-
-
-def test_the_library_reads_what_the_raw_client_wrote(
-    cluster: Cluster, client: anabranch.Client, stream: str
-) -> None:
-    done = outcome(raw(cluster, stream, "--rows", "20"))
-    info = client.state(done["txn_id"])
-    assert info.state == "COMMITTED"
-    assert info.commit_timestamp == done["commit_timestamp"]
-    assert info.counts.committed == 20
-    assert info.streams == (stream,)
-    [receipt] = info.writers
-    assert receipt.finished
-    assert receipt.events == 20
 
 
 def test_it_joins_a_transaction_of_the_library(
@@ -161,30 +151,6 @@ def test_it_asks_by_a_lane_and_has_its_rights(
         txn.write(stream, b"mine", key=b"k")
         raw(cluster, stream, "--rows", "3", "--lane", "raw-client", "--token", txn.token().hex())
         assert txn.commit().counts.committed == 4, "a token works by any lane"
-
-
-@pytest.mark.soak
-def test_finished_writers_are_taken_without_receipts(
-    cluster: Cluster, client: anabranch.Client, stream: str
-) -> None:
-    with client.begin(stream.partition("/")[0]) as txn:
-        raw(cluster, stream, "--rows", "30", "--token", txn.token().hex())
-        raw(cluster, stream, "--rows", "12", "--token", txn.token().hex())
-        result = txn.commit()
-    assert (result.counts.committed, result.counts.left_out) == (42, 0)
-
-
-@pytest.mark.soak
-def test_an_aborted_transaction_refuses_who_joins(
-    cluster: Cluster, client: anabranch.Client, stream: str
-) -> None:
-    txn = client.begin(stream.partition("/")[0])
-    token = txn.token()
-    txn.abort()
-    done = raw(cluster, stream, "--rows", "1", "--token", token.hex(), fails=True)
-    assert "TransactionAborted" in done.stderr
-    assert "Traceback" not in done.stderr
-    assert committed(cluster, stream) == []
 
 
 @pytest.mark.soak

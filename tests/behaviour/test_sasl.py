@@ -172,7 +172,7 @@ def test_a_session_is_renewed_with_answers_under_way(place: Place) -> None:
         pytest.param("OAUTHBEARER", marks=pytest.mark.soak),
     ],
 )
-def test_who_is_not_known_is_told_at_once(
+def test_an_unknown_user_is_refused_at_once(
     place: Place, mechanism: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)

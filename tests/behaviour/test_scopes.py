@@ -1,4 +1,4 @@
-"""Scopes of one control partition commit together, and are read as of one instant; those of two do not."""
+"""Scopes of one control partition commit together and are read as of one instant; partitions may be added."""
 
 from __future__ import annotations
 
@@ -7,12 +7,16 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
+from confluent_kafka.admin import AdminClient, NewPartitions
 
 import anabranch
 from anabranch.errors import CrossScope, InvalidArgument, NotReady, UnknownScope
-from tests.cluster import start_cluster
+from anabranch.protocol.ids import control_partition_of
+from anabranch.topics.names import commands_topic, control_topic, status_topic
+from tests.cluster import START_DEADLINE_S, start_cluster
 from tests.conftest import Broker
 
 pytestmark = [pytest.mark.broker, pytest.mark.unsecured]
@@ -114,3 +118,38 @@ def test_what_is_on_another_control_partition_is_refused(client: anabranch.Clien
         with pytest.raises(error):
             client.create_stream(stream, near=near)
     assert {s.stream for s in client.streams()} == {f"{s}/accounts" for s in (*SCOPES, FAR)}
+
+
+GROWING = "growing"
+
+
+def test_a_connected_client_uses_control_partitions_that_are_added(
+    broker: Broker, tmp_path: Path
+) -> None:
+    first = start_cluster(broker.bootstrap, tmp_path, GROWING).controller
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+
+    def grow(*topics: str) -> None:
+        for made in admin.create_partitions([NewPartitions(each, 2) for each in topics]).values():
+            made.result()
+
+    try:
+        with anabranch.connect(broker.bootstrap, prefix=GROWING, timeout=30.0) as client:
+            client.create_stream(f"{GROWING}-a/s")
+            # One topic after the other: a controller that looks in between goes on.
+            grow(commands_topic(GROWING))
+            time.sleep(8.0)
+            grow(commands_topic(GROWING, "admin"), control_topic(GROWING), status_topic(GROWING))
+            until = time.monotonic() + START_DEADLINE_S
+            while first.leading() != [0, 1]:
+                assert first.running
+                assert time.monotonic() < until, first.log_file.read_text()[-4000:]
+                time.sleep(0.1)
+            first.stop()  # new scopes are put there by controllers that were started since
+            first.start().wait_leading()
+            client.create_stream(f"{GROWING}-b/s")
+            with client.begin(f"{GROWING}-b") as txn:
+                txn.write(f"{GROWING}-b/s", b"v")
+                assert control_partition_of(txn.commit().txn_id) == 1
+    finally:
+        first.kill()

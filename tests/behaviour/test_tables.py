@@ -1,42 +1,27 @@
-"""Tables on a real broker: anomalies as transcripts, money by threads, takeovers, what is refused."""
+"""Tables on a real broker: money by threads, takeovers, changes, indexes, bases."""
 
 from __future__ import annotations
 
 import random
 import threading
 import time
-import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 from confluent_kafka import Producer
 
 import anabranch
 from anabranch.client.replica import Replica
 from anabranch.errors import (
-    AnabranchError,
     IllegalState,
     InvalidArgument,
     LocksBroken,
-    NonTransactional,
     NotAuthorized,
-    NotReady,
-    RowExists,
-    RowMissing,
     SnapshotExpired,
-    TooManyLocks,
-    UnknownStream,
-    UnsupportedSetting,
 )
-from anabranch.protocol.hybrid_time import from_us
-from anabranch.protocol.ids import unpack_version
-from anabranch.protocol.legal_names import ADMIN_LANE, base_stream
-from anabranch.tables import replica
 from anabranch.topics.names import journal_topic
 from tests.cluster import Cluster
 
@@ -63,207 +48,6 @@ def put(client: anabranch.Client, table: str, **rows: int | None) -> int:
         for key, value in rows.items():
             txn.write(table, None if value is None else b"%d" % value, key=key.encode())
         return txn.commit().commit_timestamp
-
-
-# -- anomalies: Hermitage's, on keys 1 and 2 with 10 and 20 ---------------------------------------------
-# A step is `T action`; actions: r1 (read key 1), w1=11, p (scan all), d1 (delete), c (commit), a (abort).
-# "broken?": as soon as the replica knows. All begin at first, but for those with a step b.
-# The result of a step that has one stands behind "->"; "broken" is LocksBroken.
-
-HERMITAGE = {
-    "G0 write cycles": """
-        1 w1=11
-        2 w1=12
-        1 w2=21
-        1 c -> ok
-        2 w2=22
-        2 c -> {serializable: ok, snapshot: broken}
-        3 b
-        3 p -> {serializable: 1=12 2=22, snapshot: 1=11 2=21}""",
-    "G1a aborted reads": """
-        1 w1=101
-        2 p -> 1=10 2=20
-        1 a
-        2 p -> 1=10 2=20
-        2 c -> ok""",
-    "G1b intermediate reads": """
-        1 w1=101
-        2 p -> 1=10 2=20
-        1 w1=11
-        1 c -> ok
-        2 p -> 1=10 2=20
-        2 c -> ok""",
-    "G1c circular information flow": """
-        1 w1=11
-        2 w2=22
-        1 r2 -> 20
-        2 r1 -> 10
-        1 c -> ok
-        2 c -> {serializable: broken, snapshot: ok}""",
-    "OTV observed transaction vanishes": """
-        1 w1=11
-        1 w2=19
-        2 w1=12
-        1 c -> ok
-        3 r1 -> 10
-        2 w2=18
-        3 r2 -> 20
-        2 c -> {serializable: ok, snapshot: broken}
-        3 r2 -> 20
-        3 r1 -> 10
-        3 c -> ok""",
-    "PMP predicate-many-preceders": """
-        1 p -> 1=10 2=20
-        2 w3=30
-        2 c -> ok
-        1 p -> 1=10 2=20
-        1 c -> ok""",
-    "PMP write predicates": """
-        1 w1=20
-        1 w2=30
-        2 p -> 1=10 2=20
-        2 d2
-        1 c -> ok
-        2 c -> broken""",
-    "P4 lost update": """
-        1 r1 -> 10
-        2 r1 -> 10
-        1 w1=11
-        2 w1=11
-        1 c -> ok
-        2 c -> broken""",
-    "G-single read skew": """
-        1 r1 -> 10
-        2 r1 -> 10
-        2 r2 -> 20
-        2 w1=12
-        2 w2=18
-        2 c -> ok
-        1 r2 -> 20
-        1 c -> ok""",
-    "G-single, predicates": """
-        1 p -> 1=10 2=20
-        2 w1=12
-        2 w3=18
-        2 c -> ok
-        1 p -> 1=10 2=20
-        1 w4=1 -> {serializable: broken?, snapshot: }
-        1 c -> {serializable: broken, snapshot: ok}""",
-    "G2-item write skew": """
-        1 r1 -> 10
-        1 r2 -> 20
-        2 r1 -> 10
-        2 r2 -> 20
-        1 w1=11
-        2 w2=21
-        1 c -> ok
-        2 c -> {serializable: broken, snapshot: ok}""",
-    "G2 anti-dependency cycles, predicates": """
-        1 p -> 1=10 2=20
-        2 p -> 1=10 2=20
-        1 w3=30
-        2 w4=42
-        1 c -> ok
-        2 c -> {serializable: broken, snapshot: ok}""",
-    "G2 with a reader between (Fekete)": """
-        1 p -> 1=10 2=20
-        2 w2=25
-        2 c -> ok
-        3 b
-        3 p -> 1=10 2=25
-        3 c -> ok
-        1 w1=0 -> {serializable: broken?, snapshot: }
-        1 c -> {serializable: broken, snapshot: ok}""",
-    "a row that is not there": """
-        1 r9 -> -
-        2 r9 -> -
-        1 w9=1
-        2 w9=2
-        1 c -> ok
-        2 c -> broken""",
-    "YDB's eight steps, a whole row put blindly and read back": """
-        1 r2 -> 20
-        2 w1=2
-        2 c -> ok
-        1 w1=3
-        1 r1 -> 3
-        1 c -> {serializable: ok, snapshot: broken}
-        3 b
-        3 r1 -> {serializable: 3, snapshot: 2}""",
-    "YDB's eight steps, the row kept": """
-        1 r1 -> 10
-        2 w1=2
-        2 c -> ok
-        1 w1=13 -> {serializable: broken?, snapshot: }
-        1 c -> broken""",
-}
-
-
-def expected(text: str, isolation: str) -> str:
-    if text.startswith("{"):
-        each = dict(part.split(":") for part in text.strip("{}").split(","))
-        text = {name.strip(): found.strip() for name, found in each.items()}[isolation]
-    return text
-
-
-LEVELS = ("serializable", "snapshot")
-
-
-@pytest.fixture(scope="module")
-def plays(client: anabranch.Client) -> Iterator[Replica]:
-    """A table for each level of isolation."""
-    scope = uuid.uuid4().hex[:8]
-    for level in LEVELS:
-        client.create_table(f"{scope}/{level}", 2)
-    with client.replica(*(f"{scope}/{level}" for level in LEVELS)) as replica:
-        yield replica
-
-
-@pytest.mark.parametrize("isolation", LEVELS)
-@pytest.mark.parametrize("name", HERMITAGE)
-def test_anomalies(client: anabranch.Client, plays: Replica, name: str, isolation: Any) -> None:
-    bank, table = plays, plays.tables[LEVELS.index(isolation)]
-    put(client, table, **{"1": 10, "2": 20, "3": None, "4": None})
-    bank.snapshot().close()
-    steps = [line.strip().partition(" -> ") for line in HERMITAGE[name].strip().splitlines()]
-    later = {step[0] for step, _, _ in steps if step.endswith(" b")}
-    begun = {
-        who: bank.begin(isolation=isolation) for who in {step[0] for step, *_ in steps} - later
-    }
-
-    def act(txn: Any, action: str) -> str:
-        key = action[1:2].encode()
-        if action[0] == "r":
-            return (txn.get(table, key) or b"-").decode()
-        if action[0] == "w":
-            txn.put(table, key, action.partition("=")[2].encode())
-        elif action[0] == "d":
-            txn.delete(table, key)
-        elif action[0] == "p":
-            return " ".join(f"{k.decode()}={v.decode()}" for k, v in txn.scan(table))
-        elif action == "a":
-            txn.abort()
-        else:
-            txn.commit()
-            return "ok"
-        return ""
-
-    for step, _, told in steps:
-        who, action = step.split()
-        if action == "b":
-            begun[who] = bank.begin(isolation=isolation)
-            continue
-        try:
-            found = act(begun[who], action)
-        except LocksBroken as error:
-            found = "broken" if (error.table, len(error.by)) == (table, 16) else repr(error)
-        wanted = expected(told, isolation)
-        if wanted.endswith("?"):
-            assert found in ("", wanted[:-1]), step
-        else:
-            assert found == wanted, step
-    for txn in begun.values():
-        txn.abort()
 
 
 # -- many at once ---------------------------------------------------------------------------------------
@@ -361,43 +145,6 @@ def test_all_ways_to_write_reach_a_table(
     assert rejected == {"bad_key": 3}
 
 
-@pytest.mark.parametrize("others", [0, pytest.param(4400, marks=pytest.mark.soak)])
-def test_a_journal_commit_breaks_what_it_wrote(
-    client: anabranch.Client,
-    tables: tuple[str, str],
-    bank: Replica,
-    monkeypatch: pytest.MonkeyPatch,
-    others: int,
-) -> None:
-    """A transaction that it does not break is sent once: digests tell the keys of big batches, too."""
-    table = tables[0]
-    put(client, table, x=1, y=1)
-    bank.snapshot().close()
-    holds, breaks = bank.begin(), bank.begin()
-    assert (holds.get(table, b"x"), breaks.get(table, b"y")) == (b"1", b"1")
-    with client.begin(table.partition("/")[0]) as txn:
-        txn.token()
-        txn.write(table, b"2", key=b"y")
-        if others:
-            keys = [b"o%d" % n for n in range(others)]
-            txn.write_batch(table, pa.table({"key": keys, "value": keys}))
-        txn.commit()
-    holds.put(table, b"x", b"2")
-    shots: list[object] = []
-    locked_shot = holds._session.locked_shot
-
-    def noted(*given: Any) -> Any:
-        shots.append(given)
-        return locked_shot(*given)
-
-    monkeypatch.setattr(holds._session, "locked_shot", noted)
-    assert holds.commit().counts.committed == 1
-    assert len(shots) == 1
-    breaks.put(tables[1], b"z", b"2")
-    with pytest.raises(LocksBroken, match="was read as of"):
-        breaks.commit()
-
-
 def test_the_next_try_sees_the_commit_that_broke_its_locks(
     client: anabranch.Client, cluster: Cluster, tables: tuple[str, str], bank: Replica
 ) -> None:
@@ -435,163 +182,6 @@ def test_a_folder_is_kept_and_is_for_one(
     put(client, tables[0], k=2)
     with client.replica(*tables, folder=folder) as bank, bank.snapshot() as now:
         assert now.get(tables[0], b"k") == b"2"
-
-
-def test_own_writes_and_reads_in_order(tables: tuple[str, str], bank: Replica) -> None:
-    table = tables[0]
-    with bank.begin() as txn:
-        for key in (b"b", b"d", b"a\0"):
-            txn.insert(table, key, b"1")
-        txn.commit()
-    with bank.begin() as txn:
-        txn.put(table, b"c", b"2")
-        txn.delete(table, b"b")
-        assert list(txn.scan(table)) == [(b"a\0", b"1"), (b"c", b"2"), (b"d", b"1")]
-        assert [k for k, _ in txn.scan(table, reverse=True)] == [b"d", b"c", b"a\0"]
-        assert [k for k, _ in txn.scan(table, low=b"b", limit=1)] == [b"c"]
-        assert [k for k, _ in txn.scan(table, prefix=b"a")] == [b"a\0"]
-        assert txn.get(table, b"b") is None
-        with pytest.raises(RowExists):
-            txn.insert(table, b"d", b"")
-        with pytest.raises(RowMissing):
-            txn.replace(table, b"b", b"")
-        txn.commit()
-    with bank.begin() as txn:
-        assert [k for k, _ in txn.scan(table)] == [b"a\0", b"c", b"d"]
-        asked = txn.commit()
-        assert (asked.counts.committed, asked.commit_timestamp) == (0, txn.timestamp)
-
-
-def test_a_scan_locks_what_it_saw(
-    client: anabranch.Client, tables: tuple[str, str], bank: Replica
-) -> None:
-    table = tables[0]
-    put(client, table, a=1, c=1, e=1)
-    bank.snapshot().close()
-    cases: list[tuple[dict[str, Any], str, bool]] = [
-        ({"limit": 2}, "d", True), ({"limit": 2}, "b", False),
-        ({"limit": 1, "reverse": True}, "d", True), ({"limit": 1, "reverse": True}, "f", False),
-        ({"low": b"b", "high": b"d"}, "d", True), ({"low": b"b", "high": b"d"}, "bb", False),
-        ({"prefix": b"a"}, "b", True), ({"prefix": b"a"}, "ab", False),
-        ({"lock": False}, "b", True),
-    ]  # fmt: skip
-    for how, written, holds in cases:
-        with bank.begin() as txn:
-            assert list(txn.scan(table, **how))
-            put(client, table, **{written: 1})
-            txn.put(tables[1], b"k", b"1")
-            if holds:
-                txn.commit()
-            else:
-                with pytest.raises(LocksBroken):
-                    txn.commit()
-        put(client, table, **{written: None})
-
-
-def test_bad_input(
-    client: anabranch.Client, tables: tuple[str, str], bank: Replica, unique: str
-) -> None:
-    table = tables[0]
-    client.create_stream(f"{unique}/plain")
-    refused: list[tuple[type[AnabranchError], Callable[[], Any]]] = [
-        (InvalidArgument, lambda: client.replica(f"{unique}/plain")),
-        (UnknownStream, lambda: client.replica(f"{unique}/none")),
-        (InvalidArgument, lambda: client.replica()),
-        (InvalidArgument, lambda: client.replica([table])),  # type: ignore[arg-type]
-        (InvalidArgument, lambda: client.system("commits", unique, start=2, until=1)),
-        (UnknownStream, lambda: client.system("commits", f"{unique}/none")),
-        (
-            UnsupportedSetting,
-            lambda: client.create_table(f"{unique}/t", settings={"retention.ms": 1}),
-        ),
-        (InvalidArgument, lambda: client.create_stream(f"{unique}/t", settings={"table": "no"})),
-        (InvalidArgument, lambda: bank.begin(isolation="chaos")),  # type: ignore[arg-type]
-        (NotReady, lambda: bank.snapshot(at=(1 << 63) - 1, timeout=20)),
-    ]
-    for error, call in refused:
-        with pytest.raises(error):
-            call()
-    txn = bank.begin()
-    refused = [
-        (InvalidArgument, lambda: txn.get(table, b"")),
-        (InvalidArgument, lambda: txn.put(table, b"k" * 8193, b"")),
-        (InvalidArgument, lambda: txn.put(table, b"k", None)),  # type: ignore[arg-type]
-        (InvalidArgument, lambda: txn.put(f"{unique}/plain", b"k", b"")),
-        (InvalidArgument, lambda: txn.get("no/table", b"k")),
-        (InvalidArgument, lambda: txn.scan(table, low=b"b", high=b"a")),
-        (InvalidArgument, lambda: txn.scan(table, prefix="a")),  # type: ignore[arg-type]
-    ]
-    for error, call in refused:
-        with pytest.raises(error):
-            call()
-    for number in range(10_000):
-        txn.lock(table, b"%d" % number)
-    with pytest.raises(TooManyLocks):
-        txn.get(table, b"one more")
-    txn.abort()
-    with pytest.raises(IllegalState, match="over"):
-        txn.get(table, b"k")
-
-
-def test_calls_that_take_effect_at_once_are_refused_inside(
-    client: anabranch.Client, cluster: Cluster, tables: tuple[str, str], bank: Replica, unique: str
-) -> None:
-    table = tables[0]
-    before = {s.stream: s for s in client.streams(unique)}
-    at_once: dict[str, Callable[[], Any]] = {
-        "create_stream": lambda: client.create_stream(f"{unique}/new"),
-        "create_table": lambda: client.create_table(f"{unique}/made"),
-        "compact_table": lambda: client.compact_table(table),
-        "scale": lambda: client.scale(table, 3),
-        "alter_stream": lambda: client.alter_stream(table, {"segment.ms": 60_000}),
-        "forget_stream": lambda: client.forget_stream(table),
-        "delete_stream": lambda: client.delete_stream(table),
-        "recover_stream": lambda: client.recover_stream(table),
-        "truncate_stream": lambda: client.truncate_stream(table, 1 << 62),
-        "create_processor": lambda: client.create_processor(f"{unique}/p", table),
-        "reset_processor": lambda: client.reset_processor(f"{unique}/p", "begin"),
-        "delete_processor": lambda: client.delete_processor(f"{unique}/p"),
-        "import_group": lambda: client.import_group(f"{unique}/p", "group"),
-        "set_series": lambda: client.set_series(unique, "s", 1, expected=None),
-    }
-
-    def refused(_: object = None) -> None:
-        for call, at_once_call in at_once.items():
-            with pytest.raises(NonTransactional, match=f"^{call} inside the open"):
-                at_once_call()
-
-    with bank.begin() as txn:
-        refused()
-        assert txn.get(table, b"k") is None
-        # Reading, another transaction, thread or client are no part of it.
-        client.describe(table)
-        put(client, table, other=1)
-        with bank.begin() as inner:
-            refused()
-            inner.put(table, b"k", b"inner")
-            inner.commit()
-        refused()
-        thread = threading.Thread(target=lambda: made.append(client.create_stream(f"{unique}/2")))
-        made: list[Any] = []
-        thread.start()
-        thread.join()
-        assert made
-        with anabranch.connect(cluster.bootstrap) as stranger:
-            stranger.create_stream(f"{unique}/3")
-        txn.abort()
-        client.create_stream(f"{unique}/4")
-    with pytest.raises(NonTransactional):
-        bank.transact(lambda txn: client.scale(table, 3))
-    bank.transact(refused)
-    with pytest.raises(ZeroDivisionError), bank.begin():
-        raise ZeroDivisionError
-    kept = bank.begin()  # no `with`: nobody says where it ends
-    client.create_stream(f"{unique}/5")
-    kept.abort()
-    found = {s.stream: s for s in client.streams(unique)}
-    assert found.keys() - before.keys() == {f"{unique}/{n}" for n in (2, 3, 4, 5)}
-    for name, was in before.items():
-        assert replace(found[name], oldest_snapshot=was.oldest_snapshot) == was
 
 
 @pytest.mark.soak
@@ -735,28 +325,6 @@ def test_a_new_group_at_the_end_misses_nothing(client: anabranch.Client, unique:
             assert next(again).key == key, "what was never processed comes again"
 
 
-@pytest.mark.soak
-def test_rows_before_outlive_the_sweep(
-    client: anabranch.Client, unique: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A reader that is slower than `table.history.ms` finds what it needs."""
-    monkeypatch.setattr(replica, "_LEAST_SWEPT", from_us(100_000))
-    table = f"{unique}/swept"
-    client.create_table(table, 1, {"table.history.ms": "1"})
-    for number in range(6):
-        put(client, table, k=number)
-        time.sleep(0.05)
-    with client.changes(table, timeout=1.0, before=True) as changes:
-        found = []
-        for change in changes:
-            found.append((change.before, change.after))
-            time.sleep(0.05)
-            put(client, table, other=len(found)) if len(found) < 4 else None
-    assert [row for row in found if row[1] is not None][:6] == [
-        (None if n == 0 else b"%d" % (n - 1), b"%d" % n) for n in range(6)
-    ]
-
-
 def test_indexes(client: anabranch.Client, tables: tuple[str, str], tmp_path: Path) -> None:
     one, two = tables
     first = put(client, one, ann=1, bob=2, cat=1)
@@ -805,12 +373,6 @@ def test_indexes(client: anabranch.Client, tables: tuple[str, str], tmp_path: Pa
     assert "in the function of index 'n', for row" in raised.value.__notes__[0]
 
 
-@pytest.fixture
-def operator(cluster: Cluster) -> Iterator[anabranch.Client]:
-    with anabranch.connect(cluster.bootstrap, lane=ADMIN_LANE) as connected:
-        yield connected
-
-
 # -- bases ------------------------------------------------------------------------------------------
 
 
@@ -850,47 +412,3 @@ def test_a_group_that_reads_changes_loses_none(
         list(client.changes(table, until="end"))
     later = list(client.changes(table, start=base.timestamp, until="end", before=True))
     assert [(c.key, c.before, c.after) for c in later] == [(b"k0", None, b"7")]
-
-
-@pytest.mark.soak
-def test_a_table_is_compacted_while_it_is_written(
-    client: anabranch.Client, operator: anabranch.Client, unique: str, tmp_path: Path
-) -> None:
-    """A new replica shows what one shows that had all; two compactors at once agree."""
-    table, over = f"{unique}/rows", threading.Event()
-    client.create_table(table, 2, {"table.history.ms": 0})
-    put(client, table, **{f"k{n}": n for n in range(30)})
-    time.sleep(1.2)  # bases are of whole seconds
-    say: dict[str, Any] = {"plain_readers_lose_history": True}
-    with client._reading.read_replica(table, None, None, hold=0) as whole:  # it sweeps nothing
-        whole.snapshot().close()
-
-        def write() -> None:
-            for n in range(10_000):
-                if over.is_set():
-                    return
-                put(client, table, **{f"k{n % 30}": None if n % 7 == 0 else n})
-
-        writer = threading.Thread(target=write)
-        writer.start()
-        try:
-            with ThreadPoolExecutor() as pool:
-                both = [pool.submit(operator.compact_table, table, **say) for _ in range(2)]
-                made = [each.result() for each in both]
-        finally:
-            over.set()
-            writer.join()
-        base = operator.describe(table).base
-        assert base in made
-        with client._reading.read_replica(table, tmp_path, None, hold=0) as new:
-            at = new.snapshot().timestamp
-            for time_ in (base.timestamp, at):
-                rows = [
-                    [(s.key, s.value) for s in each.walk(table, b"", None) if s.value is not None]
-                    for each in (new.snapshot(at=time_), whole.snapshot(at=time_))
-                ]
-                assert rows[0] == rows[1], time_
-        events = list(client.snapshot(base_stream(table)).read(base_stream(table)))
-        stamps = [unpack_version(dict(e.headers)["version"])[0] for e in events if e.key]
-        assert len(stamps) == base.rows
-        assert max(stamps) <= base.timestamp

@@ -7,7 +7,7 @@ import pickle
 import threading
 import uuid
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -27,7 +27,7 @@ from anabranch.ports import TopicPartition
 from anabranch.protocol.schemas import records as r
 from anabranch.protocol.schemas.codec import decode, encode
 from anabranch.topics.names import history_topic, stream_topic
-from tests.cluster import Cluster
+from tests.behaviour.steps import committed
 
 pytestmark = pytest.mark.broker
 
@@ -105,14 +105,7 @@ def place(client: anabranch.Client) -> Place:
     return Place(client)
 
 
-@pytest.fixture
-def other(cluster: Cluster) -> Iterator[anabranch.Client]:
-    """A client of another process, as far as controllers see."""
-    with anabranch.connect(cluster.bootstrap) as connected:
-        yield connected
-
-
-def test_whoever_takes_over_goes_on_in_the_middle_of_a_transaction(
+def test_a_new_owner_continues_in_the_middle_of_a_transaction(
     client: anabranch.Client, other: anabranch.Client, place: Place
 ) -> None:
     place.write(1, 30, 7)
@@ -293,7 +286,9 @@ def consumed_by_hand(ownership: anabranch.TaskOwnership) -> r.Consumed:
 
 
 @pytest.mark.soak
-def test_what_retention_took_is_told(client: anabranch.Client, place: Place, log: KafkaLog) -> None:
+def test_a_reader_raises_what_retention_deleted_before_it(
+    client: anabranch.Client, place: Place, log: KafkaLog
+) -> None:
     """Events that are gone, and a history that is cut above a position."""
     place.write(4, 4, 4)
     ownership = client.take_tasks(place.processor)
@@ -324,11 +319,6 @@ def test_what_retention_took_is_told(client: anabranch.Client, place: Place, log
         pytest.raises(SnapshotExpired, match="is truncated past record 0"),
     ):
         list(reader)
-
-
-def committed(client: anabranch.Client, stream: str) -> list[anabranch.Event]:
-    """All events as of now."""
-    return list(client.snapshot(stream).read(stream))
 
 
 def test_bad_input(client: anabranch.Client, place: Place) -> None:

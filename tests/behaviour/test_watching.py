@@ -97,7 +97,7 @@ def idle(client: anabranch.Client, place: Place) -> None:
             txn.commit(consumed=reader.consumed())
 
 
-def test_the_lag_falls_as_tasks_go_on(
+def test_the_lag_falls_as_tasks_commit(
     client: anabranch.Client, cluster: Cluster, place: Place, groups: Any
 ) -> None:
     """The command line, and the mirror."""
@@ -179,7 +179,7 @@ def test_a_group_becomes_a_processor(
     assert told["error"]["name"] == "UnknownProcessor"
 
 
-def test_stores_are_looked_into_reset_and_deleted(
+def test_stores_are_read_reset_and_deleted(
     client: anabranch.Client, cluster: Cluster, place: Place
 ) -> None:
     counting = f"{place.scope}/counting"

@@ -1,9 +1,10 @@
-"""The output of commands, as tables and as JSON, and their calls of the client."""
+"""The output of commands, as tables and as JSON, and their calls of the client; rows of the doctor about topics."""
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterable
 from contextlib import nullcontext
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -16,10 +17,16 @@ import typer
 
 from anabranch.cli import options, txn
 from anabranch.cli import stream as stream_commands
+from anabranch.cli.doctor import State, _topics
 from anabranch.cli.errors import ExitCode
+from anabranch.cli.options import Target
 from anabranch.errors import AlreadyCommitted, IllegalState, InvalidArgument, NotReady
+from anabranch.kafka.cluster import NO_TOPIC_ID, Cluster, Topic
+from anabranch.kafka.settings import parse_settings
+from anabranch.ports import LogRefused
 from anabranch.presentation import history
 from anabranch.presentation.history import History
+from anabranch.topics.names import commands_topic, replies_topic
 from anabranch.types import Counts
 from anabranch.web.actions import plan
 from tests.cli.conftest import Run
@@ -356,7 +363,7 @@ def test_txn_abort_by_owner_and_age(run: Run, fake: FakeClient) -> None:
     assert [call for call, _ in fake.calls] == ["open_transactions"]
 
 
-def test_txn_abort_of_many_goes_on_past_one_that_was_committed(
+def test_txn_abort_of_many_continues_after_a_committed_one(
     run: Run, fake: FakeClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = []
@@ -722,3 +729,38 @@ def test_read_transactions(run: Run, fake: FakeClient) -> None:
     assert run("read", "nyc/flights", "-t").stdout == (
         f"2023-11-14T22:13:20.000000Z\t{ID}\t3 events\n"
     )
+
+
+ASKED, ANSWERED = commands_topic("p", "open"), replies_topic("p", "open")
+
+
+class Answering(Cluster):
+    """Brokers that say this of the topics; None: the client has no right to ask."""
+
+    def __init__(self, in_sync: dict[str, int] | None) -> None:
+        super().__init__(parse_settings("b:1", {}))
+        self.in_sync = in_sync
+
+    def refresh(self, names: Iterable[str], deadline: float) -> dict[str, Topic]:
+        if self.in_sync is None:
+            raise LogRefused("TOPIC_AUTHORIZATION_FAILED", 29)
+        found = {name: self.in_sync[name] for name in names if name in self.in_sync}
+        return {name: Topic(name, NO_TOPIC_ID, {}, 1, 3, count) for name, count in found.items()}
+
+
+@pytest.mark.parametrize(
+    ("in_sync", "states", "told"),
+    [
+        ({ASKED: 3, ANSWERED: 3}, [State.OK, State.OK], "3 of 3 replicas in sync"),
+        ({ASKED: 3, ANSWERED: 2}, [State.OK, State.WARN], "2 of 3 replicas in sync"),
+        ({ASKED: 3}, [State.OK, State.BAD], "it is not there, or may not be seen"),
+        (None, [State.BAD], "TOPIC_AUTHORIZATION_FAILED"),
+    ],
+)
+def test_the_doctor_has_a_row_for_each_topic(
+    in_sync: dict[str, int] | None, states: list[str], told: str
+) -> None:
+    rows = list(_topics(Answering(in_sync), Target("b:1", "p", 1.0)))
+    assert [row.state for row in rows] == states
+    assert told in rows[-1].found
+    assert [bool(row.to_do) for row in rows] == [state != State.OK for state in states]

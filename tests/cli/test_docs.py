@@ -1,9 +1,11 @@
-"""docs/cli.md says what `--help` says, and no page names a command or an option that there is not."""
+"""docs/cli.md says what `--help` says, no page names a command that there is not, and the site builds."""
 
 from __future__ import annotations
 
 import inspect
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -17,9 +19,10 @@ from anabranch.processing.app import Processor
 from anabranch.processing.metrics import TABLE as OF_WORKERS
 from tests.cli.conftest import Run
 from tests.cli.reference import PAGE, commands, described, renewed
+from tests.pages import DOCS, ROOT
+from tests.rights import page as rights_page
 
 TEXT = PAGE.read_text(encoding="utf-8")
-ROOT = PAGE.parents[1]
 PAGES = [
     ROOT / "README.md",
     *(p for p in PAGE.parent.rglob("*.md") if p.parent.name != "decisions"),
@@ -128,3 +131,50 @@ def test_the_help_shows_the_exit_codes(run: Run) -> None:
     text = " ".join(run("--help").stdout.split())
     for code, (meaning, _) in EXIT_CODES.items():
         assert f"{int(code)} {meaning}" in text
+
+
+_LOADED = re.compile(
+    r"<(?:script|link|img|iframe|source)\b[^>]*?(?:src|href)=[\"']?(https?://|//)", re.I
+)
+
+
+@pytest.mark.soak
+def test_the_site_builds_and_loads_nothing_from_elsewhere(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", tmp_path],
+        cwd=ROOT, capture_output=True, text=True, timeout=110,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    pages = {
+        path.relative_to(tmp_path).as_posix(): path.read_text() for path in tmp_path.rglob("*.html")
+    }
+    assert [name for name, text in pages.items() if _LOADED.search(text)] == []
+    assert "receipts=[writer.finish()]" in re.sub("<[^>]+>", "", pages["index.html"])
+    for name in (
+        "Client.begin",
+        "Transaction.commit",
+        "Writer.finish",
+        "TableTransaction.insert",
+        "errors.OutcomeUnknown",
+        "types.Event",
+    ):
+        assert (
+            f'id="anabranch.{name}"' in pages["reference/index.html"]
+            or f'.{name}"' in pages["reference/index.html"]
+        )
+    for path in DOCS.glob("*.md"):
+        assert path.stem in ("index",) or f"{path.stem}/index.html" in pages, path
+    assert 'id="anabranchcore"' in pages["inside/house/index.html"]
+    assert "FINALIZE_IN_PROGRESS --&gt; COMMITTED" in pages["inside/states/index.html"]
+    assert "<td>answer before the commit</td>" in pages["inside/mutants/index.html"]
+
+
+def test_the_security_page_has_the_table_of_rights() -> None:
+    page = rights_page.PAGE.read_text()
+    assert len(rights_page.PART.findall(page)) == 2
+    assert page == rights_page.renewed(page), "python -m tests.rights.page writes it"
+
+
+def test_no_right_is_listed_twice() -> None:
+    every = [(role, right[:3]) for role, found in rights_page.ROLES.items() for right in found]
+    assert len(every) == len(set(every))

@@ -53,7 +53,7 @@ def test_a_transaction_that_is_rolled_in() -> None:
         assert part in told, part
 
 
-def test_an_arm_goes_on_through_epochs_that_don_t_touch_it() -> None:
+def test_an_arm_continues_through_epochs_that_don_t_touch_it() -> None:
     epochs, commits = random_history(40, 1)
     picture = drawn(epochs, commits)
     by_id = {int(arm.get("data-segment") or -1): arm for arm in marked(picture, "arm")}

@@ -129,7 +129,7 @@ def test_watching_a_table_that_nothing_would_compact_is_refused(
 
 
 @pytest.mark.usefixtures("table")
-def test_scan_tells_by_which_options_keys_are_chosen(run: Run) -> None:
+def test_scan_says_which_options_choose_keys(run: Run) -> None:
     refused = run("table", "scan", "a/b", "--starts", "k", "--to", "l")
     assert refused.exit_code == ExitCode.USAGE
     assert "give --starts, or --from and --to" in refused.stderr

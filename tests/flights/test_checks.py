@@ -303,7 +303,7 @@ def test_what_comes_again_to_the_group_is_no_difference() -> None:
     assert "4 events came again" in again.seen
 
 
-def test_the_epochs_are_told_in_words() -> None:
+def test_the_epochs_are_described_in_words() -> None:
     told = check_epochs(GOOD).seen.split("; ")
     assert told[1] == "1: 4 segments"
     assert told[3] == "3: 2 segments, duplicates 0, takes the transaction"

@@ -1,12 +1,28 @@
-"""Comparing what came with a table finds every kind of difference."""
+"""What came is noted as it was, compared with a table, and measured over time."""
 
 from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from examples.flights.compare import Compared, Wanted, compare
-from examples.flights.notes import NOTE, digest_of
+from examples.flights.measure import measure_ticks, rows_seen, rows_written
+from examples.flights.notes import (
+    DOOMED_MARK,
+    END,
+    NO_KEY,
+    NOTE,
+    RAW,
+    Kind,
+    Notebook,
+    Small,
+    digest_of,
+    kind_of,
+    read_notes,
+)
 from examples.flights.source import Row
 
 Event = tuple[bytes | None, bytes, int | None]
@@ -77,3 +93,65 @@ def test_differences_are_found_and_named(events: list[Event], words: list[str]) 
 def test_times_are_not_compared_where_the_writer_sets_none() -> None:
     table: list[Event] = [(b"a", b"a1", None), (None, b"n", None)]
     assert against(table, [(b"a", b"a1", 77), (None, b"n", 78)]) == Compared(2, [])
+
+
+def test_kinds() -> None:
+    small = Small(3, 0, 2, 1.5)
+    assert Small.from_bytes(small.to_bytes()) == small
+    assert kind_of(small.to_bytes()) is Kind.SMALL
+    assert kind_of(b'{"carrier": "UA"}') is Kind.BIG
+    assert kind_of(DOOMED_MARK + b'{"carrier": "UA"}') is Kind.DOOMED
+    assert kind_of(b"what") is kind_of(None) is Kind.OTHER
+
+
+@pytest.mark.parametrize("value", [b"small", b"small {}", b"small [", b'{"number": 1}'])
+def test_what_is_no_small_event(value: bytes) -> None:
+    with pytest.raises(ValueError):
+        Small.from_bytes(value)
+
+
+def test_notes(tmp_path: Path) -> None:
+    path, small = tmp_path / "x.notes", Small(7, 1, 3, 11.5)
+    with closing(Notebook(path, "nyc")) as book:
+        big = ("nyc/weather", b"JFK", b"{}", [("ab.txn", b"x"), ("by", b"worker-1")], 5)
+        assert book.add(*big, partition=1, offset=2, segment=1 << 32, committed=1 << 62) is None
+        assert (
+            book.add("nyc/flights", None, small.to_bytes(), None, 6, partition=0, offset=3) == small
+        )
+        end = Small(END, 0, 1, 20.0)
+        assert book.add("nyc/flights", None, end.to_bytes(), [], 7, partition=0, offset=4) == end
+    one, other = read_notes(path)  # not the last transaction
+    assert 0 < one["at"] <= other["at"]
+    assert one.tolist()[1:] == (
+        *(1, Kind.BIG, 1, 2, 1 << 32, 1 << 62, digest_of(b"JFK"), digest_of(b"{}"), 5),
+        *(0, 0, 0, 0.0, b"worker-1"),
+    )
+    assert other.tolist()[1:8] == (0, Kind.SMALL, 0, 3, 0, 0, NO_KEY)
+    assert other.tolist()[9:] == (6, 7, 1, 3, 11.5, RAW)
+
+
+def test_rows_of_all_workers_add_up() -> None:
+    workers = {
+        "a": [{"at": 10.0, "rows": 5}, {"at": 11.0, "rows": 10}],
+        "b": [{"at": 10.5, "rows": 7}, {"at": 11.01, "rows": 8}],
+    }
+    assert rows_written(workers, 10.0) == [[0.0, 5], [0.5, 12], [1.0, 17], [1.01, 18]]
+
+
+def test_rows_seen_are_counted_by_the_step() -> None:
+    notes = np.zeros(102, NOTE)
+    notes["at"] = [*(3.0 + n / 100 for n in range(101)), 2.0]
+    notes["kind"][-1] = Kind.SMALL
+    series = rows_seen(notes, 1.0)
+    assert series[:3] == [[0.0, 0], [1.75, 0], [2.0, 1]]
+    assert series[-1] == [3.0, 101]
+    assert len(series) == 7
+    assert rows_seen(notes[:0], 1.0) == [[0.0, 0]]
+
+
+def test_small_commits() -> None:
+    ticks = [{"began": 2.0 + n, "seconds": n / 100} for n in range(1, 11)]
+    found = measure_ticks(ticks, 2.0)
+    assert (found["count"], found["p50_s"], found["max_s"]) == (10, 0.06, 0.1)
+    assert found["series"][0] == [1.0, 0.01]
+    assert measure_ticks([], 2.0) == {"count": 0}

@@ -46,7 +46,7 @@ def gone(pid: int) -> bool:
     return False
 
 
-def test_messages_are_heard_and_other_lines_kept(family: Family) -> None:
+def test_messages_arrive_and_other_lines_are_kept(family: Family) -> None:
     child = start(family, "print('plain'); say('one', x=1); say('two'); say('one', x=2)")
     assert family.hear(child, "two", QUICK_S)["say"] == "two"
     family.wait_for("its end", lambda: child.poll() == 0, QUICK_S)
@@ -78,7 +78,7 @@ def test_messages_are_taken_as_they_come_and_the_order_arrives(family: Family) -
         ("os.kill(os.getpid(), 9)", "exit code -9"),
     ],
 )
-def test_a_failure_is_told(family: Family, script: str, told: str) -> None:
+def test_a_failure_is_raised(family: Family, script: str, told: str) -> None:
     start(family, script, "writer")
     with pytest.raises(ChildFailed, match=told):
         family.wait_for("anything", lambda: False, QUICK_S)

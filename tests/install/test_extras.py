@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import tomllib
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -11,9 +14,17 @@ import pytest
 from anabranch.cli.errors import ExitCode
 from anabranch.extras import EXTRA_OF
 from tests.cluster import Cluster
-from tests.install.hidden import run_without
 
 ROOT = Path(__file__).resolve().parents[2]
+# Packages that a process can't import, as if they were not installed.
+_HIDE = """
+import sys
+class Hider:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {packages!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+sys.meta_path.insert(0, Hider())
+"""
 CLIENT = """
 import itertools, json, time, anabranch, anabranch.reading.decoded as fetched
 fetched._loading.worth_it(10_000)  # as if it had read that many: compiled code is wanted
@@ -45,6 +56,14 @@ with anabranch.connect({bootstrap!r}, lane={lane!r}) as client:
     ]))
 assert not {packages!r} & {{name for name, module in sys.modules.items() if module}}
 """
+
+
+def run_without(packages: Iterable[str], code: str) -> subprocess.CompletedProcess[str]:
+    """Run code in a process that lacks these packages."""
+    text = _HIDE.format(packages=set(packages)) + code
+    return subprocess.run(
+        [sys.executable, "-c", text], capture_output=True, text=True, timeout=100, check=False
+    )
 
 
 @pytest.mark.soak

@@ -118,12 +118,6 @@ _WITHOUT_CALL = {
             "test_all_may_be_deleted[kafka-v2]": _NO_CALL,
             "test_half_a_batch_is_deleted[kafka-v2]": _NO_CALL,
         },
-        "behaviour/order/test_readers.py": {
-            "test_what_retention_deleted_is_not_waited_for": _NO_CALL
-        },
-        "behaviour/order/test_snapshots.py": {
-            "test_a_partition_of_which_nothing_is_left": _NO_CALL
-        },
         "behaviour/test_client_snapshots.py": {
             "test_what_retention_has_left": _NO_CALL,
             "test_all_of_it_is_gone[its events]": _NO_CALL,

@@ -69,21 +69,21 @@ FORMS: dict[str, dict[str, str | None]] = {
 }
 
 
-@pytest.mark.parametrize("headers", FORMS.values(), ids=FORMS)
 def test_forms_of_others(
-    web: WebProcess,
-    client: anabranch.Client,
-    txn: bytes,
-    headers: dict[str, str | None],
+    web: WebProcess, client: anabranch.Client, txn: bytes, subtests: pytest.Subtests
 ) -> None:
     """Even with a secret that is good."""
     path = f"/transactions/{txn.hex()}/abort"
-    form = {"secret": web.secret(path)}
-    filled = {name: value and value.format(host=web.host) for name, value in headers.items()}
-    method = filled.pop("method", None) or "POST"
-    status, _ = web.ask(path, form, method, **filled)
-    assert status == (200 if method in ("GET", "HEAD") else 403)
-    assert client.state(txn).state == "OPEN"
+    for what, headers in FORMS.items():
+        with subtests.test(what):
+            form = {"secret": web.secret(path)}
+            filled = {
+                name: value and value.format(host=web.host) for name, value in headers.items()
+            }
+            method = filled.pop("method", None) or "POST"
+            status, _ = web.ask(path, form, method, **filled)
+            assert status == (200 if method in ("GET", "HEAD") else 403)
+            assert client.state(txn).state == "OPEN"
 
 
 def test_secrets(web: WebProcess, client: anabranch.Client, txn: bytes) -> None:
@@ -114,7 +114,7 @@ def test_secrets(web: WebProcess, client: anabranch.Client, txn: bytes) -> None:
     assert f"127.0.0.1: abort {txn.hex()}: InvalidArgument: this confirmation" in said
 
 
-def test_a_confirmation_is_of_what_it_told(
+def test_a_confirmation_is_for_the_state_that_was_shown(
     web: WebProcess, client: anabranch.Client, unique: str
 ) -> None:
     """The stream was scaled by another one while a person thought."""

@@ -43,7 +43,7 @@ async def changes(page: hub.Page, count: int) -> None:
         await asyncio.wait_for(page.changed.wait(), 5)
 
 
-def test_one_poll_for_all_who_look_on_and_none_without() -> None:
+def test_one_poll_for_all_viewers_and_none_without() -> None:
     asked: list[View] = []
 
     async def play(polled: Hub) -> None:

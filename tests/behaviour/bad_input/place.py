@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import anabranch
 from anabranch.ports import Log
 from anabranch.protocol.schemas import records as r
+from tests.behaviour.steps import wait_until
 from tests.cluster import Cluster
 from tests.core.labels import SECRET, Begun
 from tests.crash.oracle import check_stream, read_stream
@@ -59,12 +60,12 @@ class Place:
 
     def rejected(self, reason: str, at_least: int) -> int:
         """The count of a reason, once it has come so far."""
-        until = time.monotonic() + SOON_S
-        while True:
-            count = self.client.describe(self.stream).rejected.get(reason, 0)
-            if count >= at_least or time.monotonic() > until:
-                return count
-            time.sleep(0.02)
+
+        def count() -> int:
+            return self.client.describe(self.stream).rejected.get(reason, 0)
+
+        wait_until(lambda: count() >= at_least)
+        return count()
 
     def visible(self) -> list[bytes]:
         """All payloads, and that history agrees."""

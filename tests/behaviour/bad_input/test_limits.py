@@ -5,17 +5,10 @@ from __future__ import annotations
 import os
 import resource
 import time
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from confluent_kafka.admin import (
-    AdminClient,
-    AlterConfigOpType,
-    ConfigEntry,
-    ConfigResource,
-    ResourceType,
-)
 
 import anabranch
 from anabranch import errors
@@ -23,53 +16,14 @@ from anabranch.ports import Log
 from anabranch.protocol.schemas import records as r
 from anabranch.topics.names import topics_of
 from tests.behaviour.bad_input.place import WAIT_MS, Place
-from tests.cluster import Cluster, start_cluster
+from tests.behaviour.steps import alter_topics, wait_until
+from tests.cluster import Cluster
 from tests.crash.oracle import check_stream, read_stream
-from tests.crash.raw import Pen, Refused, make_txn_id
+from tests.crash.raw import Pen
 
 pytestmark = pytest.mark.broker
 
 LIMIT = 20_000
-
-
-def small_stream(place: Place) -> str:
-    name = f"{place.scope}/small"
-    place.client.create_stream(name, settings={"max.message.bytes": LIMIT})
-    return name
-
-
-def test_one_shot_event_that_the_stream_does_not_take(place: Place) -> None:
-    """Refused by name; commands of the same round, before and behind it, go on."""
-    small = small_stream(place)
-
-    def one_shot(stream: str, size: int) -> r.OneShot:
-        event = r.Event(stream, -1, b"k", b"x" * size, (), -1)
-        return r.OneShot(make_txn_id(), place.scope, None, (event,))
-
-    sizes = [10, LIMIT + 1, 10, LIMIT * 2, LIMIT // 2, 10]
-    commands = [one_shot(small, size) for size in sizes]
-    answers = place.raw.ask_all(commands)
-    told = [a.code if isinstance(a, r.Refusal) else a.state for a in answers]
-    assert told == ["EventTooLarge" if size > LIMIT else "COMMITTED" for size in sizes]
-    for command, answer in zip(commands, answers, strict=True):
-        if isinstance(answer, r.Refusal):
-            with pytest.raises(Refused) as refused:
-                place.raw.ask(r.GetState(command.txn_id))
-            assert refused.value.code == "UnknownTransaction"
-            assert place.raw.ask(r.Resolve(command.txn_id, command.scope)).state == "ABORTED"
-    found = read_stream(place.log, small)
-    check_stream(found)
-    assert [len(e.value) for e in found.events] == [10, 10, LIMIT // 2, 10]
-
-
-def test_event_that_the_library_does_not_take(place: Place) -> None:
-    small = small_stream(place)
-    with place.client.begin(place.scope) as txn:
-        txn.token()
-        with pytest.raises(errors.EventTooLarge, match=r"max\.message\.bytes"):
-            txn.write(small, b"x" * LIMIT, key=b"k")
-        txn.write(small, b"fits", key=b"k")
-        assert txn.commit().counts.committed == 1
 
 
 def test_data_that_the_stream_refuses_once_merged(place: Place) -> None:
@@ -79,22 +33,14 @@ def test_data_that_the_stream_refuses_once_merged(place: Place) -> None:
     """
     token, pen, touched = place.touched()
     pen.write(place.stream, touched.segments, [(b"k", b"x" * 50_000)])
-    admin = AdminClient({"bootstrap.servers": place.cluster.bootstrap, "log_level": 0})
-    lower = ConfigEntry(
-        "max.message.bytes", str(LIMIT), incremental_operation=AlterConfigOpType.SET
-    )
-    limits = [
-        ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[lower])
-        for topic in topics_of(place.stream)[:2]
-    ]
-    for future in admin.incremental_alter_configs(limits).values():
-        future.result(20)
-    topics, until = topics_of(place.stream)[:2], time.monotonic() + 20
-    while {
-        info.config["max.message.bytes"] for info in place.log.describe_topics(topics).values()
-    } != {str(LIMIT)}:  # brokers act on a setting a little after it is taken
-        assert time.monotonic() < until
-        time.sleep(0.02)
+    topics = topics_of(place.stream)[:2]
+    alter_topics(place.cluster.bootstrap, topics, "max.message.bytes", str(LIMIT))
+
+    def limits() -> set[str]:
+        found = place.log.describe_topics(topics).values()
+        return {info.config["max.message.bytes"] for info in found}
+
+    wait_until(lambda: limits() == {str(LIMIT)})
     others = [place.touched() for _ in range(4)]
     for _, other_pen, _ in others:
         other_pen.write(place.stream, touched.segments, [(b"k", b"fits")])
@@ -140,27 +86,26 @@ def test_all_that_the_journal_takes_is_merged(place: Place, what: str) -> None:
 
 @pytest.mark.soak
 @pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="only Linux limits another process")
-def test_full_disk_under_the_table(cluster: Cluster, log: Log, unique: str, tmp_path: Path) -> None:
-    """The controller says so and ends; the next one, with room, goes on where the log stands."""
-    prefix = f"full{unique}"
-    controller = start_cluster(cluster.bootstrap, tmp_path, prefix).controller
-    stream = f"{prefix}-scope/events"
-    with ExitStack() as stack:
-        stack.callback(controller.kill)
-        client = stack.enter_context(anabranch.connect(cluster.bootstrap, prefix=prefix))
+def test_a_controller_whose_disk_is_full_says_so_and_ends(
+    own_cluster: Cluster, log: Log, unique: str, tmp_path: Path
+) -> None:
+    """The next one, with room, continues from the log."""
+    controller, scope = own_cluster.controller, f"full{unique}"
+    stream = f"{scope}/events"
+    with anabranch.connect(own_cluster.bootstrap, prefix=own_cluster.prefix) as client:
         client.create_stream(stream)
-        txn = client.begin(f"{prefix}-scope")
+        txn = client.begin(scope)
         txn.token()
         txn.write(stream, b"before", key=b"k")
         txn.flush()
         resource.prlimit(controller.pid, resource.RLIMIT_FSIZE, (20_000, 20_000))
-        told = []
+        answered = []
         until = time.monotonic() + 30
         while controller.running and time.monotonic() < until:
-            other = client.begin(f"{prefix}-scope")
+            other = client.begin(scope)
             other.write(stream, os.urandom(5_000), key=b"o")
             with suppress(errors.OutcomeUnknown, errors.RetryError):
-                told.append(other.commit(timeout=3).txn_id)
+                answered.append(other.commit(timeout=3).txn_id)
         assert controller.process is not None
         assert controller.process.wait(30) == 6
         assert "can't be written" in controller.log_file.read_text()
@@ -169,5 +114,5 @@ def test_full_disk_under_the_table(cluster: Cluster, log: Log, unique: str, tmp_
         controller.wait_leading()
         txn.write(stream, b"after", key=b"k")
         assert txn.commit().counts.committed == 2
-        assert {client.state(txn_id).state for txn_id in told} <= {"COMMITTED"}
+        assert {client.state(txn_id).state for txn_id in answered} <= {"COMMITTED"}
         check_stream(read_stream(log, stream))

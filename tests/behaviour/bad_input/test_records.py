@@ -1,10 +1,7 @@
-"""Records and batches that are not as they should be, most of them in journals."""
+"""Records, batches and commands that brokers take and no client of ours would send."""
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from contextlib import closing
@@ -21,90 +18,22 @@ from anabranch.kafka.settings import parse_settings
 from anabranch.ports import TopicPartition
 from anabranch.protocol import limits
 from anabranch.protocol.schemas import records as r
-from tests.behaviour.bad_input.place import SEGMENTS, SOON_S, WAIT_MS, Place
-from tests.crash.raw import make_txn_id, partition_of
+from anabranch.protocol.schemas.codec import encode
+from tests.behaviour.bad_input.place import SEGMENTS, SOON_S, Place
+from tests.behaviour.steps import wait_until
 
 pytestmark = pytest.mark.broker
 
 
-def header_of(txn_id: bytes, epoch: int = 0, writer: int = 7) -> bytes:
-    return txn_id + writer.to_bytes(8, "big", signed=True) + epoch.to_bytes(4, "big", signed=True)
-
-
-GOOD = "ab.txn"
-# Records, given the id of an open transaction -> the reason under which it is counted.
-RECORDS: dict[str, tuple[Callable[[bytes], list[tuple[str, bytes]]], str]] = {
-    "a header too short": (lambda i: [(GOOD, header_of(i)[:-1])], "bad_header"),
-    "a header too long": (lambda i: [(GOOD, header_of(i) + b"\0")], "bad_header"),
-    "an empty header": (lambda i: [(GOOD, b"")], "bad_header"),
-    "the header twice": (lambda i: [(GOOD, header_of(i))] * 2, "bad_header"),
-    "another reserved header": (lambda i: [(GOOD, header_of(i)), ("ab.x", b"")], "bad_header"),
-    "too many headers": (
-        lambda i: [(GOOD, header_of(i)), *[("h", b"")] * 1_001],
-        "bad_header",
-    ),
-    "too many headers of a plain write": (lambda _: [("h", b"")] * 1_001, "bad_header"),
-    "a reserved header alone": (lambda i: [("ab.x", b"")], "bad_header"),
-    "an unknown transaction": (lambda i: [(GOOD, header_of(make_txn_id()))], "unknown_transaction"),
-    "an id of zeros": (lambda i: [(GOOD, header_of(bytes(16)))], "unknown_transaction"),
-    "a stream epoch from the future": (lambda i: [(GOOD, header_of(i, 1))], "wrong_stream_epoch"),
-    "a negative stream epoch": (lambda i: [(GOOD, header_of(i, -1))], "wrong_stream_epoch"),
-}
-
-
-def test_record_that_is_rejected(place: Place, subtests: pytest.Subtests) -> None:
-    for what, (headers, reason) in RECORDS.items():
-        with subtests.test(what):
-            before = place.rejected(reason, 0)
-            token, pen, touched = place.touched()
-            place.write(headers(token[1:17]), count=3)
-            pen.write(place.stream, touched.segments, [(b"k", b"good")])
-            assert place.rejected(reason, before + 3) == before + 3
-            outcome = place.raw.ask(r.Commit(token, (pen.receipt(),), None, None, WAIT_MS))
-            assert (outcome.state, outcome.committed) == ("COMMITTED", 1)
-            assert outcome.rejected == (3 if reason == "wrong_stream_epoch" else 0)
-    assert b"bad" not in place.visible()
-
-
-def test_record_of_a_transaction_that_can_not_have_it(place: Place) -> None:
-    token = place.begin()
-    place.write([(GOOD, header_of(token[1:17]))])
-    assert place.rejected("untouched_stream", 1) == 1
-    assert place.raw.ask(r.Abort(token, "")).rejected == 1
-    token, pen, touched = place.touched()
-    right = partition_of(b"k", touched.segments)
-    wrong = place.journal, 1 - right, b"k", b"bad", [pen.header]
-    place.raw.produce([wrong])
-    assert place.rejected("wrong_segment", 1) == 1
-    assert place.raw.ask(r.Abort(token, "")).rejected == 1
-    for late, end in enumerate(("COMMITTED", "ABORTED"), 1):
-        token, pen, touched = place.touched()
-        pen.write(place.stream, touched.segments, [(b"k", b"in time")])
-        if end == "COMMITTED":
-            place.raw.ask(r.Commit(token, (pen.receipt(),), None, None, WAIT_MS))
-        else:
-            place.raw.ask(r.Abort(token, ""))
-        pen.write(place.stream, touched.segments, [(b"k", b"bad")])
-        assert place.rejected("late", late) == late
-        assert place.state(token).state == end
-    assert b"bad" not in place.visible()
-
-
-def test_native_transaction_left_open_on_the_journal(place: Place) -> None:
-    """Nothing stalls: not the merge of others, not the reader of the stream."""
-    token, _, _ = place.touched()
-    rude = Producer(
-        {
-            "bootstrap.servers": place.cluster.bootstrap,
-            "transactional.id": place.scope,
-            "log_level": 0,
-        }
-    )
+def test_a_native_transaction_left_open_on_the_journal_stalls_nothing(place: Place) -> None:
+    """Not the merge of others, not the reader of the stream."""
+    token, pen, _ = place.touched()
+    options = {"bootstrap.servers": place.cluster.bootstrap, "transactional.id": place.scope}
+    rude = Producer(options | {"log_level": 0})
     rude.init_transactions(20)
     rude.begin_transaction()
     for partition in range(SEGMENTS):
-        header = (GOOD, header_of(token[1:17]))
-        rude.produce(place.journal, b"bad", None, partition, headers=[header])
+        rude.produce(place.journal, b"bad", None, partition, headers=[pen.header])
     rude.flush(20)
     assert place.rejected("native_transaction", SEGMENTS) == SEGMENTS
     with place.client.begin(place.scope) as txn:  # a whole life while it is open
@@ -145,7 +74,7 @@ UNREADABLE: dict[str, Callable[[], Packed]] = {
 }
 
 
-def test_batch_that_nobody_can_read(place: Place) -> None:
+def test_a_batch_that_no_consumer_can_read_stalls_nothing(place: Place) -> None:
     commands = f"{place.cluster.prefix}.commands"
     with closing(Brokers(parse_settings(place.cluster.bootstrap, {}))) as brokers:
         for topic, what in (
@@ -158,15 +87,28 @@ def test_batch_that_nobody_can_read(place: Place) -> None:
             assert place.state(place.begin()).state == "OPEN", (topic, what)
 
 
-def test_rejections_are_seen_by_an_operator(place: Place) -> None:
-    place.write([("ab.x", b"")], count=2)
-    assert place.rejected("bad_header", 2) == 2
-    command = [sys.executable, "-m", "anabranch.cli", "stream", "describe", place.stream, "--json"]
-    told = subprocess.run(
-        [*command, "--bootstrap", place.cluster.bootstrap],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
-    assert json.loads(told.stdout)["rejected"] == {"bad_header": 2}
+WRONG_HEADERS: dict[str, list[tuple[str, bytes]]] = {
+    "none": [],
+    "no partition": [("ab.cid", b"1" * 16)],
+    "no correlation id": [("ab.reply", bytes(4))],
+    "a partition that is not there": [("ab.cid", b"1" * 16), ("ab.reply", b"\x00\x00\x03\xe7")],
+    "a negative partition": [("ab.cid", b"1" * 16), ("ab.reply", b"\xff\xff\xff\xff")],
+    "a partition of three bytes": [("ab.cid", b"1" * 16), ("ab.reply", bytes(3))],
+    "a partition of eight bytes": [("ab.cid", b"1" * 16), ("ab.reply", bytes(8))],
+    "an empty correlation id": [("ab.cid", b""), ("ab.reply", bytes(4))],
+    "a correlation id of 1 kB": [("ab.cid", b"1" * 1000), ("ab.reply", bytes(4))],
+}
+
+
+def test_a_command_that_can_not_be_answered_is_carried_out(
+    place: Place, subtests: pytest.Subtests
+) -> None:
+    """Nothing says that a client waits."""
+    topic = f"{place.cluster.prefix}.commands"
+    tokens = {what: place.begin() for what in WRONG_HEADERS}
+    commands = {what: encode(r.Abort(token, "no answer")) for what, token in tokens.items()}
+    place.raw.produce([(topic, 0, None, commands[w], WRONG_HEADERS[w]) for w in WRONG_HEADERS])
+    for what, token in tokens.items():
+        with subtests.test(what):
+            wait_until(lambda token=token: place.state(token).state != "OPEN")  # type: ignore[misc]
+            assert place.state(token).reason == "no answer"

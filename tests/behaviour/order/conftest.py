@@ -12,11 +12,6 @@ from tests.conftest import Broker
 
 
 @pytest.fixture
-def group(unique: str) -> str:
-    return f"g{unique}"
-
-
-@pytest.fixture
 def client(broker: Broker) -> Iterator[anabranch.Client]:
     """A client where no controller is needed."""
     with anabranch.connect(broker.bootstrap) as connected:

@@ -4,43 +4,22 @@ from __future__ import annotations
 
 import itertools
 import time
-from datetime import timedelta
 
 import pytest
 
 import anabranch
 from anabranch.batches.records import Record, encode_batch
-from anabranch.ports import TopicPartition
 from anabranch.ports import TopicPartition as Partition
-from anabranch.protocol.hybrid_time import to_datetime
 from anabranch.protocol.ids import make_txn_id
-from anabranch.protocol.schemas.records import CommitRecord
-from anabranch.reading import ordered_reader as ordered
 from anabranch.reading.commit_index import NO_SEGMENT
 from anabranch.reading.ranges import RangeReader
 from anabranch.reading.snapshot import take
 from tests.client.members import LONG_S, by_key
-from tests.client.written import ONE, Keys, WrittenStream, scaled
+from tests.client.written import ONE, Keys, WrittenStream
 
 pytestmark = pytest.mark.broker
 
 QUIET_S = 1.0
-
-
-def test_alone_every_key_comes_in_order(client: anabranch.Client, written: WrittenStream) -> None:
-    keys = Keys()
-    scaled(written, keys)
-    events = list(client.read(written.stream, timeout=QUIET_S))
-    assert by_key(events) == keys.expected
-    assert {event.value: event.segment_id for event in events} == written.where
-
-
-@pytest.mark.soak
-def test_a_member_alone_too(client: anabranch.Client, written: WrittenStream, group: str) -> None:
-    keys = Keys()
-    scaled(written, keys)
-    assert by_key(client.read(written.stream, group=group, timeout=QUIET_S)) == keys.expected
-    assert list(client.read(written.stream, group=group, timeout=QUIET_S)) == []
 
 
 @pytest.mark.parametrize("in_group", [False, pytest.param(True, marks=pytest.mark.soak)])
@@ -63,33 +42,6 @@ def test_new_partitions_are_read_while_reading(
     assert {event.partition for event in seen[24:]} == {4, 5}
 
 
-@pytest.mark.soak
-def test_what_is_carried_aside_waits_for_its_commit(
-    client: anabranch.Client, written: WrittenStream, group: str
-) -> None:
-    keys = Keys()
-    reference = written.scale(ONE)
-    written.commit(keys.events())
-    carried_events = [(key, key + b":0") for key in (b"c1", b"c2")]
-    carried = written.carry(2, carried_events[:1], carried_events[1:])
-    with (
-        client.read(written.stream, timeout=LONG_S) as alone,
-        client.read(written.stream, group=group, timeout=LONG_S) as member,
-    ):
-        for reader in (alone, member):
-            assert by_key(itertools.islice(reader, 24)) == keys.expected
-        written.commit(keys.events())
-        for reader in (alone, member):
-            assert by_key(itertools.islice(reader, 24)) == {key: [1] for key in keys.expected}
-        written.roll(reference, carried)
-        written.commit([(b"c1", b"c1:1"), (b"c2", b"c2:1")])
-        for reader in (alone, member):
-            events = list(itertools.islice(reader, 4))
-            assert by_key(events) == {b"c1": [0, 1], b"c2": [0, 1]}
-            assert {e.txn_id for e in events[:2]} == {carried.txn_id}
-            assert [e.segment_id >> 32 for e in events] == [1, 1, 2, 2]
-
-
 def test_plain_writes_have_no_transaction(client: anabranch.Client, written: WrittenStream) -> None:
     written.scale(ONE)
     record = written.commit([(b"p", b"p:0")], plain=True)
@@ -98,99 +50,6 @@ def test_plain_writes_have_no_transaction(client: anabranch.Client, written: Wri
     (transaction,) = client.read_transactions(written.stream, timeout=QUIET_S)
     assert transaction.txn_id is None
     assert [event.txn_id for event in transaction.events] == [None]
-
-
-@pytest.mark.soak
-def test_whole_transactions_over_epochs(client: anabranch.Client, written: WrittenStream) -> None:
-    keys = Keys()
-    with client.read_transactions(written.stream, timeout=LONG_S) as reader:
-        reference = written.scale(ONE)
-        record = written.commit(keys.events())
-        assert next(reader).commit_timestamp == record.timestamp
-        carried = written.carry(1, [(b"c", b"c:0")], [(b"c", b"c:1")])
-        written.add_partitions(5)
-        written.scale((1, 0, 4, 3), (2, 4, 8, 4))
-        written.commit(keys.events())
-        written.roll(reference, carried)
-        written.commit(keys.events())
-        found = list(itertools.islice(reader, 3))
-    assert [t.commit_timestamp for t in found] == sorted(t.commit_timestamp for t in found)
-    assert [len(t.events) for t in found] == [24, 2, 24]
-    events = [event for transaction in found for event in transaction.events]
-    assert by_key(events)[b"c"] == [0, 1]
-    for event in events:
-        if event.key != b"c":
-            assert event.segment_id == written.where[event.value or b""]
-
-
-# -- where to start -------------------------------------------------------------------------------------
-
-
-@pytest.mark.soak
-def test_start_at_a_timestamp(client: anabranch.Client, written: WrittenStream, group: str) -> None:
-    keys = Keys(8)
-    before = written.timestamp
-    first = written.scale(ONE)
-    for i in range(10):
-        written.commit(keys.events())
-        written.roll(first, keys.events())
-        written.scale((10 + i, 0, 4, i % 3), (30 + i, 4, 8, (i + 1) % 3))
-    written.carry(2, [(b"never", b"never:0")])
-    for i, (_, record) in enumerate(written.records):
-        if i % 13 and i < len(written.records) - 2:
-            continue
-        below = {p.partition: p.offset for p in record.vector}
-        # Just before the next record, and exactly at this one.
-        for start in (record.timestamp, record.timestamp + 999_999):
-            with client.read(written.stream, timeout=0, start=start) as reader:
-                at = reader._streams[written.topic]._begun
-                assert at is not None
-                assert {p: at[p] for p in below} == below
-    middle = written.records[30][1]
-    expected = sum(isinstance(r, CommitRecord) for _, r in written.records[:31])
-    numbers = {key: list(range(expected, 20)) for key in keys.expected}
-    moment = to_datetime(middle.timestamp) + timedelta(microseconds=1)
-    for exact in (middle.timestamp, moment):
-        assert by_key(client.read(written.stream, timeout=QUIET_S, start=exact)) == numbers
-    with client.read(
-        written.stream, group=group, timeout=QUIET_S, start=middle.timestamp
-    ) as member:
-        assert by_key(member) == numbers
-    transactions = list(
-        client.read_transactions(written.stream, timeout=QUIET_S, start=middle.timestamp)
-    )
-    assert [t.commit_timestamp > middle.timestamp for t in transactions] == [True] * (20 - expected)
-    assert by_key(client.read(written.stream, timeout=QUIET_S, start=before)) == keys.expected
-    assert list(client.read(written.stream, timeout=QUIET_S, start="end")) == []
-
-
-# -- retention ------------------------------------------------------------------------------------------
-
-
-def test_what_retention_deleted_is_not_waited_for(
-    client: anabranch.Client, written: WrittenStream, group: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(ordered, "_STARTS_EVERY_S", 0.3)
-    keys = Keys(8)
-    written.scale((0, 0, 4, 0), (1, 4, 8, 1))
-    written.commit(keys.events())
-    with client.read(written.stream, group=group, timeout=LONG_S) as reader:
-        list(itertools.islice(reader, 8))
-        next_events = keys.events()
-        fetch = reader._feed.next
-        stopped = {TopicPartition(written.topic, partition) for partition in (0, 1)}
-        monkeypatch.setattr(reader._feed, "next", lambda d, waiting: fetch(d, waiting | stopped))
-        written.commit(next_events)
-        written.scale((2, 0, 8, 2))
-        written.commit(keys.events())
-        written.log.delete_records({Partition(written.topic, p): written.vector[p] for p in (0, 1)})
-        left = list(itertools.islice(reader, 8))
-        assert by_key(left) == {key: [2] for key in keys.expected}
-    # The same for who comes later.
-    assert by_key(client.read(written.stream, timeout=QUIET_S)) == by_key(left)
-
-
-# -- records of others ----------------------------------------------------------------------------------
 
 
 def test_no_reader_passes_off_records_of_others_as_committed(

@@ -1,27 +1,53 @@
-"""Snapshots of streams that scale, roll and carry, without a controller."""
+"""Snapshots of streams that scale, roll and carry, over the log in memory and without a controller."""
 
 from __future__ import annotations
 
 import itertools
+import os
 import time
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
 import anabranch
+from anabranch.client.client import Client
+from anabranch.clock import SystemClock
 from anabranch.ports import TopicPartition
 from anabranch.protocol.ids import NO_TXN
 from anabranch.protocol.schemas.records import CommitRecord
 from anabranch.reading import commit_index as history
 from anabranch.reading import ordered_reader as ordered
 from anabranch.reading.commit_index import CommitIndex
+from anabranch.reading.committed_log import ReaderPorts
 from anabranch.reading.history import HistoryCursor
+from anabranch.reading.iteration import Readers
 from anabranch.reading.snapshot import take
 from tests.client.members import by_key
+from tests.client.memory import memory_client
 from tests.client.written import ONE, Keys, WrittenStream, scaled
-
-pytestmark = pytest.mark.broker
+from tests.memory.log import MemoryCluster
 
 LONG_S = 60.0
+
+
+@pytest.fixture
+def cluster() -> MemoryCluster:
+    return MemoryCluster(SystemClock())
+
+
+@pytest.fixture
+def written(cluster: MemoryCluster) -> WrittenStream:
+    return WrittenStream(cluster.log("controller"), "s/t", 3)
+
+
+@pytest.fixture
+def client(cluster: MemoryCluster) -> Client:
+    clock = SystemClock()
+    made = memory_client(cluster.log("client"), clock, os.urandom)
+    ports: Any = ReaderPorts(lambda _: cluster.log("reader"), lambda _: None, clock)  # type: ignore[arg-type, return-value]
+    made._shared.ports = replace(made._shared.ports, readers=Readers(ports, LONG_S))
+    return made
 
 
 @pytest.fixture
@@ -39,16 +65,15 @@ def slow_history(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ordered, "_STARTS_EVERY_S", 1e9)  # nor is it helped on by other means
 
 
-def as_of(client: anabranch.Client, written: WrittenStream, timestamp: int) -> anabranch.Snapshot:
+def as_of(client: Client, written: WrittenStream, timestamp: int) -> anabranch.Snapshot:
     """A snapshot of a stream that has no controller: every time in its past is safe."""
     deadline = time.monotonic() + LONG_S
     with client._reading.readers().source() as source:
         return client.open_snapshot(take(source, [written.stream], timestamp, deadline))
 
 
-@pytest.mark.slow(4)
 @pytest.mark.usefixtures("slow_history")
-def test_of_every_record_of_a_history(client: anabranch.Client, written: WrittenStream) -> None:
+def test_a_snapshot_of_every_record_of_a_history(client: Client, written: WrittenStream) -> None:
     """Scaled, rolled and merged back: each record's snapshot has the events until then, each key in order."""
     scaled(written, Keys())
     count = 0
@@ -67,8 +92,8 @@ def test_of_every_record_of_a_history(client: anabranch.Client, written: Written
 
 
 @pytest.mark.usefixtures("slow_history")
-def test_a_partition_of_which_nothing_is_left(
-    client: anabranch.Client, written: WrittenStream
+def test_a_partition_of_which_nothing_is_left_holds_up_no_reader(
+    client: Client, written: WrittenStream
 ) -> None:
     """The torn commit holds up no reader, however long its history is."""
     written.scale((0, 0, 4, 0), (1, 4, 8, 1))
@@ -84,9 +109,7 @@ def test_a_partition_of_which_nothing_is_left(
     assert 0 < len(found) < 12
 
 
-def test_what_is_carried_aside_counts_from_its_commit(
-    client: anabranch.Client, written: WrittenStream
-) -> None:
+def test_staged_events_count_from_their_commit(client: Client, written: WrittenStream) -> None:
     reference = written.scale(ONE)
     first = written.commit([(b"k", b"k:0")])
     carried = written.carry(2, [(b"c", b"c:0")], [(b"c", b"c:1")])
@@ -97,8 +120,8 @@ def test_what_is_carried_aside_counts_from_its_commit(
     assert found == [{b"k": [0]}, {b"k": [0, 1]}, {b"k": [0, 1], b"c": [0, 1]}]
 
 
-def test_a_topic_that_was_used_before(client: anabranch.Client, written: WrittenStream) -> None:
-    """The first epoch begins behind a marker, where no event stands."""
+def test_the_first_epoch_begins_after_a_marker(client: Client, written: WrittenStream) -> None:
+    """As in a topic that was used before."""
     written._append(0, [(b"k", b"k:0")], NO_TXN)
     written.producer.commit()
     written.vector[0] = 2

@@ -1,4 +1,4 @@
-"""A consumer with a new handle goes on where it stood; the loss itself is in tests/faults/test_blind_broker.py."""
+"""A consumer and a command bus get new handles and lose nothing; how handles die: faults/test_blind_broker.py."""
 
 from __future__ import annotations
 
@@ -6,15 +6,19 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
+import anabranch
 from anabranch.librdkafka import reconnecting_consumer
-from anabranch.librdkafka.handles import HandleHealth
+from anabranch.librdkafka.command_bus import KafkaBus
+from anabranch.librdkafka.handles import HandleHealth, drop
 from anabranch.librdkafka.reconnecting_consumer import LastingConsumer
+from tests.cluster import Cluster
 from tests.conftest import Broker
 
 DEADLINE_S = 30.0
@@ -136,3 +140,50 @@ def test_a_handle_that_does_not_close_is_left(
     )
     with pytest.raises(ValueError, match="in a callback"):
         failing.close()
+
+
+class Overtaken:
+    """The producer of a thread that is about to send, while another thread replaces and frees it."""
+
+    def __init__(self, bus: KafkaBus, freed: Producer) -> None:
+        self.bus = bus
+        self.freed = freed
+        self.successor = bus._producer
+        self.refusals = 0
+
+    def produce(self, *what: Any, **how: Any) -> None:
+        """As the freed one does it; then the thread looks again which one it is."""
+        self.bus._producer = self.successor
+        with pytest.raises(RuntimeError) as caught:
+            self.freed.produce(*what, **how)
+        self.refusals += 1
+        raise caught.value
+
+    def poll(self, timeout: float) -> int:
+        """Nothing was queued."""
+        return 0
+
+    def __len__(self) -> int:
+        return 0
+
+
+def test_a_command_sent_through_a_freed_producer_is_sent_again(
+    cluster: Cluster, unique: str
+) -> None:
+    with anabranch.connect(cluster.bootstrap) as client:
+        client.create_stream(f"{unique}/events")
+        bus = client._session._bus
+        assert isinstance(bus, KafkaBus)
+        lost = bus._producer
+        assert lost is not None
+        assert bus._renew_producer(lost)
+        drop(lost)
+        assert not bus._renew_producer(lost), "replaced already: it must not be freed twice"
+        late = Overtaken(bus, lost)
+        bus._producer = late  # type: ignore[assignment]
+        with client.begin(unique) as txn:
+            txn.write(f"{unique}/events", b"v")
+            txn.commit()
+        assert late.refusals == 1
+        assert bus._producer is late.successor
+    assert not bus._renew_producer(late.successor), "closed: nobody would free the new one"  # type: ignore[arg-type]

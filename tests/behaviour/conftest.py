@@ -1,0 +1,49 @@
+"""Names of a test's own, further clients, and a cluster whose controller a test may kill."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import anabranch
+from anabranch.protocol.legal_names import ADMIN_LANE
+from tests.cluster import Cluster, start_cluster
+from tests.conftest import Broker
+
+QUICK = ("--session-timeout", "2")
+
+
+@pytest.fixture
+def scope(unique: str) -> str:
+    return f"s{unique}"
+
+
+@pytest.fixture
+def group(unique: str) -> str:
+    return f"g{unique}"
+
+
+@pytest.fixture
+def other(cluster: Cluster) -> Iterator[anabranch.Client]:
+    """A client of another process, as far as controllers see."""
+    with anabranch.connect(cluster.bootstrap) as connected:
+        yield connected
+
+
+@pytest.fixture
+def operator(cluster: Cluster) -> Iterator[anabranch.Client]:
+    with anabranch.connect(cluster.bootstrap, lane=ADMIN_LANE) as connected:
+        yield connected
+
+
+@pytest.fixture
+def own_cluster(
+    request: pytest.FixtureRequest, broker: Broker, unique: str, tmp_path: Path
+) -> Iterator[Cluster]:
+    """A controller of the test's own, on the session's broker; its arguments may be a parameter."""
+    arguments = getattr(request, "param", QUICK)
+    own = start_cluster(broker.bootstrap, tmp_path, f"own-{unique}", arguments)
+    yield own
+    own.controller.kill()
