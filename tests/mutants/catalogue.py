@@ -193,7 +193,7 @@ CATALOGUE: tuple[Mutant, ...] = (
            play=plays.a_command_can_not_be_decided),
     # In the simulator another check comes first: a false receipt does not cover the true one before it.
     Mutant("checksums are not compared", decisions.no_checksum, simulated=False,
-           suite="tests/core/test_commit_journal.py"),
+           suite="tests/core/test_commit.py"),
     Mutant("counts are not compared", decisions.no_count),
     Mutant("a run is dropped from a merge", decisions.drop_a_run, quick=True, seed=1),
     Mutant("timestamps by the wall clock alone", decisions.wall_clock_only, quick=True),
