@@ -8,13 +8,13 @@ From fetches to events:
 - `committed_log`: one reader's log: committed batches, and questions that are repeated until a deadline.
 - `decoded`: fetched batches as blocks of records, and blocks as events.
 - `feed`: records of several partitions at once. `history`: records of the history, in order or searched.
-- `commit_index`: the commit of an offset, for readers that return one event after the other. `commit_columns`: the
-  same in arrays, for ranges (needs numpy and numba).
+- `commit_index`: the commit of an offset, and when a segment may be read, for readers that return one event after
+  the other. `commit_columns`: the commits in arrays, for ranges (needs numpy and numba).
 - `commit_feed`: commits in order, each with its events, for readers of whole commits.
 
 Readers, each with the client's call that makes it:
 
-- `ordered_reader` (`Client.read`), with `epoch_order`: the rule of when a segment may be read.
+- `ordered_reader` (`Client.read`).
 - `snapshot` (`Client.snapshot`): plans of snapshots, and their readers.
 - `transaction_reader` (`Client.read_transactions`).
 - `task_reader`: a processor's tasks (`Client.read` with a task ownership). `slices`: the events that it returns.

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from anabranch.protocol.ids import segment_id
 from anabranch.protocol.schemas.records import EpochRecord, EpochSegment, SegmentEnd
-from anabranch.reading.epoch_order import StreamOrder
+from anabranch.reading.commit_index import StreamOrder
 from tests.conftest import some
 
 KEYS = 8  # the key space of these tests

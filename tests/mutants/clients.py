@@ -15,9 +15,8 @@ from anabranch.errors import AnabranchError, DeadlineExceeded
 from anabranch.ports import LogError, OffsetOutOfRange, TopicPartition
 from anabranch.reading import ordered_reader as ordered
 from anabranch.reading import snapshot
-from anabranch.reading.commit_index import DELETED, NO_SEGMENT, CommitIndex
+from anabranch.reading.commit_index import DELETED, NO_SEGMENT, CommitIndex, StreamOrder
 from anabranch.reading.committed_log import CommittedLog
-from anabranch.reading.epoch_order import StreamOrder
 from anabranch.reading.feed import Feed
 from anabranch.reading.history import HistorySearch
 from anabranch.reading.ordered_reader import Starting, Step

@@ -21,8 +21,8 @@ from anabranch.protocol.schemas.records import CommitRecord, EpochRecord, EpochS
 from anabranch.reading import commit_index as history
 from anabranch.reading import decoded as portions
 from anabranch.reading import ordered_reader as ordered
+from anabranch.reading.commit_index import StreamOrder
 from anabranch.reading.committed_log import CommittedLog
-from anabranch.reading.epoch_order import StreamOrder
 from anabranch.reading.feed import Feed
 from anabranch.reading.history import Found, HistoryCursor
 from anabranch.reading.ordered_reader import OrderedStream, Step
