@@ -19,11 +19,13 @@ from anabranch.clock import SystemEntropy
 from anabranch.controller.config import ControllerOptions
 from anabranch.controller.lanes import Command
 from anabranch.core.state import OpenTxn
+from anabranch.protocol.ids import SECRET_SIZE
 from anabranch.protocol.schemas import records as r
 from anabranch.protocol.schemas.codec import encode
 from anabranch.protocol.tokens import Token, TokenBytes, make, narrow, peek
 from examples.flights.run import Settings as Flights
 from tests.client.answers import STREAM
+from tests.client.bench import Bench
 from tests.client.world import World
 
 SECRET = b"planted: thirty-two secret bytes"
@@ -159,3 +161,14 @@ def test_an_id_is_drawn_once_and_a_forked_child_draws_its_own(
     assert draw(32) != bytes(32), "a secret is none of it"
     monkeypatch.setattr(os, "getpid", lambda: -1)
     assert draw(8) != bytes(8)
+
+
+def test_every_transaction_has_a_secret_of_its_own() -> None:
+    """Its id, scope, keepalive and name are public: the secret alone makes its token."""
+    bench = Bench()
+    for name in (None, "daily"):
+        bench.client.begin("nyc", name=name).token()
+    secrets = [begin.secret for begin in bench.bus.of(r.Begin)]
+    secrets += [bench.client.reserve("nyc").secret for _ in range(2)]
+    assert len({*secrets}) == 4
+    assert {len(secret) for secret in secrets} == {SECRET_SIZE}

@@ -176,6 +176,7 @@ def killed_at(
         play, command = start()
         asked = play.world.send(command)
         if not play.dies(call, nth):
+            assert nth > 1, f"{call} is never called"
             return
         check_log(play)
         play.lead_anew(keeps_table=bool(nth % 2))

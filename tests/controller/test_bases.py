@@ -31,12 +31,11 @@ from anabranch.protocol.schemas.records import (
 )
 from anabranch.topics.names import history_topic, status_topic, stream_topic, topics_of
 from tests.controller.losing import OTHER, Play, killed_at
-from tests.controller.test_altering import KILLED_AT
+from tests.controller.test_altering import TRUNCATION
 from tests.core.labels import SECRET, Begun
 
 TABLE, COMPANION = "nyc/rows", "nyc/rows-base"
 IS_TABLE = {"table": "true"}
-CALLS = [call for call in KILLED_AT if call != "alter_topics"]
 
 
 class Tabled(Play):
@@ -225,7 +224,7 @@ def test_a_table_that_was_adopted_once_has_no_base(
 
 
 @pytest.mark.parametrize("phase", ["", ".after"])
-@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("call", TRUNCATION)
 def test_a_successor_publishes_the_base_wherever_a_leader_ends(call: str, phase: str) -> None:
     """A record is never deleted before the base is on the log; in the end both are done."""
 
