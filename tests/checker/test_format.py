@@ -80,7 +80,7 @@ def test_each_field_is_asked_for() -> None:
                     assert str(error.value) == f"{file}:{line}: {name!r} {why}"
 
 
-def test_what_failed_tells_nothing() -> None:
+def test_a_failed_call_has_no_results() -> None:
     """Only an answer with ok has results."""
     tape = Tape()
     tape.begin("t", ONE)

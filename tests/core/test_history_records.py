@@ -122,6 +122,6 @@ def test_when_a_round_is_empty(round_: Round, empty: bool) -> None:
     assert round_.empty is empty
 
 
-def test_the_streams_whose_history_goes_on() -> None:
+def test_a_round_names_the_streams_with_new_history() -> None:
     round_ = Round(history=[opening("s/a", 0), commit(1, "s/b", 0), commit(2, "s/b", 0)])
     assert round_.streams == ["s/a", "s/b"]

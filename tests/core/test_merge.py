@@ -225,7 +225,7 @@ def test_after_a_scaling_they_go_to_the_new_layout() -> None:
     assert commit.layout == world.state.streams["nyc/a"].segments
 
 
-def test_when_the_broker_refused_something_they_go_one_by_one() -> None:
+def test_merges_are_sent_one_by_one_after_the_broker_refused_a_batch() -> None:
     world = nyc()
     for _ in range(3):
         world.write_plainly()

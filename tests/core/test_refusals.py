@@ -297,11 +297,11 @@ def set_lane(
     return this(r.SetLane(lane, blocked, ids, own))
 
 
-def opened_by(lane: str, label: str) -> Make:
+def opened_by(lane: str, label: str, name: str | None = None) -> Make:
     def begin(world: World) -> None:
         world.grant(lane, "nyc/*", Right.WRITE)
         with world.by(lane):
-            assert world.begin(label) == f"begun {label}"
+            assert world.begin(label, name=name) == f"begun {label}"
 
     return begin
 
@@ -353,6 +353,10 @@ def begin(label: str = "new", **given: Any) -> Callable[[World], r.Begin]:
 
 
 BEGIN: dict[str, Row] = {
+    "too many open": (after(with_settings(max_open=2), then=begin()), "TooManyTransactions", ""),
+    "another lane's name": (
+        after(opened_by("etl", "E", name="x"), then=begin(name="x")), "NameTaken", "",
+    ),
     "in use, other name": (begin("N", name="weekly"), INVALID, "in use with other arguments"),
     "in use, no name": (begin("N"), INVALID, "in use with other arguments"),
     "in use, other keepalive": (begin("N", name="daily", keepalive_ms=5_000), INVALID, "other arguments"),
@@ -536,7 +540,45 @@ def commit(label: str = "A", **given: Any) -> Callable[[World], r.Commit]:
     return lambda world: world.committing(label, **given)
 
 
+def written(world: World) -> None:
+    """A has three events of writer w1, which its journal does not show yet."""
+    world.held = True
+    world.write("A", "w1", count=3)
+
+
+def labelling(label: str, writer: str = "w1") -> Make:
+    return lambda w: r.LabelWriter(w.token("A"), w.writer(writer), label)
+
+
+WRITERS: dict[str, Row] = {
+    "too many tokens of heartbeats": (this(r.Heartbeat((b"",) * 1_001)), INVALID, ""),
+    "another receipt of the same sequence": (
+        after(asks(lambda w: r.Register(w.token("A"), receipt()(w))),
+              then=lambda w: r.Register(w.token("A"), receipt(extent())(w))), "ReceiptMismatch", "and differ",
+    ),
+    "a receipt without what an earlier one had": (
+        after(asks(lambda w: r.Register(w.token("A"), receipt(extent())(w))),
+              then=lambda w: r.Register(w.token("A"), receipt(sequence=2)(w))), "ReceiptMismatch", "cumulative",
+    ),
+    "too many writers": (
+        Lowered("WRITERS", 0, lambda w: r.Register(w.token("A"), receipt()(w))), INVALID, "the transaction",
+    ),
+    "a label of a stranger": (labelling("x"), INVALID, "touch a stream"),
+    "a label that can't be printed": (labelling("a\nb"), INVALID, "can't be printed"),
+    "a long label": (labelling("x" * 1_000), INVALID, "the label of a writer"),
+}  # fmt: skip
+
 COMMIT: dict[str, Row] = {
+    "not shown by its journal in time": (
+        after(written, then=lambda w: w.committing("A", own=[w.receipt("A", "w1")], wait_ms=0)),
+        "ReceiptsNotCovered", "",
+    ),
+    "another lane's series": (
+        after(opened_by("etl", "E"), lambda w: w.ask("c", w.committing("E", name="s", number=1), lane="etl"),
+              then=commit("N", name="s", number=2)),
+        "NameTaken; [c] E COMMITTED 0", "anabranch series set nyc 's' NUMBER --owner",
+    ),
+
     "shortest wait": (commit(wait_ms=0), "", ""),
     "longest wait": (commit(wait_ms=limits.MAX_WAIT_MS), "", ""),
     "negative wait": (commit(wait_ms=-1), INVALID, ""),
@@ -795,6 +837,13 @@ PROCESSORS: dict[str, Row] = {
         this(r.TakeTasks("nyc/none", bytes(16), "b", (0,), (0,))), "UnknownProcessor", "create it",
     ),
     "its state's stream": (this(r.CreateStream("nyc/x.state", 4, {})), INVALID, "`create_processor` makes it"),
+    "another processor's state": (
+        this(r.CreateStream(STATE, 4, {"processor": "x/y"})), INVALID, "`create_processor` makes it",
+    ),
+    "its state's retention": (
+        this(r.CreateStream(STATE, 4, {"processor": NAME, "retention.ms": "1"})), UNSUPPORTED, "",
+    ),
+    "its state is truncated": (this(r.TruncateStream(STATE, 1)), INVALID, "reset that instead"),
     "its state is scaled": (this(r.Scale(STATE, 8, (), ())), INVALID, "one segment for each task"),
     "a task without a term": (this(r.TakeTasks(NAME, bytes(16), "b", (0, 1), (0,))), INVALID, "needs its term"),
     "no such task": (this(r.TakeTasks(NAME, bytes(16), "b", (4,), (0,))), INVALID, "0 to 3"),
@@ -848,6 +897,10 @@ POSITIONS: dict[str, Row] = {
         after(lambda w: w.end("X", w.consumed("a", 2, 13)), then=this(r.DeleteProcessor(NAME, 0))),
         "NotReady; [commit X] X COMMITTED 1", "is being merged",
     ),
+    "decided with other positions": (
+        after(lambda w: w.end("X", w.consumed("a", 2, 13)), then=ends("X", moves(record=14))),
+        "OutcomeUnknown; [commit X] X COMMITTED 1", "with other positions",
+    ),
     "while another commit of the task is merged": (
         after(lambda w: w.end("X", w.consumed("a", 2, 13)), then=moved()),
         "NotReady; [commit X] X COMMITTED 1", "another commit of task 0",
@@ -868,7 +921,19 @@ POSITIONS: dict[str, Row] = {
 # -- questions -------------------------------------------------------------------------------------
 
 
+def runs(stream: str = "nyc/a", **changes: int) -> Make:
+    return lambda w: r.ListRuns(
+        w.token("A"), stream, (replace(r.RunsWanted(w.writer("w1"), 0, 0, 0), **changes),)
+    )
+
+
 QUESTIONS: dict[str, Row] = {
+    "runs of no partition": (runs(partition=7), INVALID, "name a writer, a journal partition"),
+    "runs of no writer": (runs(writer=0), INVALID, "name a writer"),
+    "runs that fall": (runs(first=1), INVALID, "offsets that rise"),
+    "runs before the first": (runs(first=-1), INVALID, "offsets that rise"),
+    "runs that are not read yet": (runs(end=1), "NotReady", "is not read up to 1 yet"),
+    "runs of an untouched stream": (runs("nyc/b"), "UnknownStream", "never touched"),
     "state, of another partition": (lambda w: r.GetState(w.id(elsewhere(w))), INVALID, ""),
     "state, never begun": (lambda w: r.GetState(w.id("new")), UNKNOWN, ""),
     "resolve, of another partition": (lambda w: r.Resolve(w.id(elsewhere(w)), "nyc"), INVALID, ""),
@@ -900,6 +965,7 @@ TABLES: dict[str, tuple[Callable[[], World], str | None, dict[str, Row]]] = {
     "begin": (made, None, BEGIN),
     "by token": (made, None, TOKEN),
     "touch": (made, None, TOUCH),
+    "writer": (made, None, WRITERS),
     "commit": (made, None, COMMIT),
     "series": (made, "admin", SERIES),
     "one-shot": (made, None, ONE_SHOT),

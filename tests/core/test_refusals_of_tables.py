@@ -164,7 +164,8 @@ REGISTERED: dict[str, Row] = {
     ),
     "locks of all": (Lowered("REGISTERED", 2, lock(b"1", b"2")), "TooMuchLocked", "wait for some"),
     "ranges of a table": (Lowered("RANGES", 0, lock(span=(b"a", b"b"))), "TooMuchLocked", ""),
-    "tables": (Lowered("TABLES", 1, naming(A, B)), INVALID, "a transaction that reads"),
+    "a table again": (Lowered("TABLES", 1, naming(A)), "locked", ""),
+    "more tables": (Lowered("TABLES", 1, naming(A, B)), INVALID, "a transaction that reads"),
     "aborted": (after(lambda w: w.abort("T"), then=lock(b"m")), "TransactionAborted", ""),
     "broken": (after(break_lock, then=lambda w: r.Touch(w.token("T"), PLAIN)), "LocksBroken", A),
     "a snapshot that is not kept": (

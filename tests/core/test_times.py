@@ -166,7 +166,7 @@ def test_a_time_to_come_is_reached_later(world: World) -> None:
     assert ask(world, NOW + 10 * MS) == NOW + 10 * MS
 
 
-def test_of_a_scope_that_is_not_served_here(world: World) -> None:
+def test_the_safe_time_of_another_partitions_scope_is_refused(world: World) -> None:
     assert ask(world, None, scope="sfo") == "UnknownScope"
 
 
@@ -383,7 +383,7 @@ def test_it_comes_with_receipts_and_tokens(opened: World, told_by: str) -> None:
     assert opened.row("A").commit_timestamp == seen + 1
 
 
-def test_what_needs_no_timestamp_is_carried_out(opened: World) -> None:
+def test_commands_without_a_timestamp_are_done_at_any_skew(opened: World) -> None:
     opened.seen = BROKEN
     before = opened.state.round.hybrid_time
     assert opened.get("A") == "A OPEN"

@@ -60,7 +60,7 @@ def produce(bootstrap: str, topic: str, *values: bytes) -> None:
     assert errors == []
 
 
-def test_a_life(tmp_path: Path) -> None:
+def test_a_broker_starts_stops_and_keeps_its_topics(tmp_path: Path) -> None:
     broker = EmbeddedBroker(tmp_path / "folder with é", quick_start=True)
     with pytest.raises(BrokerNotRunning):
         _ = broker.port
