@@ -348,7 +348,7 @@ def test_series_are_of_a_scope_and_have_a_name(world: World) -> None:
     assert (world.series("s"), world.series("s", "sfo")) == ("3 by A", "3 by C")
 
 
-def test_whoever_asks_again_before_the_merge_waits_too(world: World) -> None:
+def test_a_repeated_commit_before_the_merge_waits_too(world: World) -> None:
     world.begin("A")
     world.commit("A", asker="1", name="s", number=3)
     assert world.commit("A", asker="2", name="s", number=3) == "[1] A COMMITTED 0; A COMMITTED 0"

@@ -218,7 +218,7 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cleanup, "MAX_MOVED", 3)
 
 
-def test_a_chunk_has_so_many_bytes() -> None:
+def test_no_more_runs_are_moved_at_once_than_a_chunk_has_bytes() -> None:
     world = opened("A", move_bytes=25_000)
     for _ in range(5):
         world.write("A", "w1")

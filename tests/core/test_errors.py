@@ -20,7 +20,7 @@ from anabranch.errors import IllegalState
 from anabranch.ports import TopicPartition
 from anabranch.processing.failures import HandlerFailed
 from anabranch.types import Event
-from tests.core import test_refusals, test_refusals_of_tables
+from tests.core import test_refusals, test_refusals_of_processors, test_refusals_of_tables
 
 EVENT = Event("s/a", b"k", b"v", [("h", None)], 1, None, 2, 3, 4, 5)
 # The arguments of errors that are not made from one text.
@@ -110,7 +110,8 @@ def named_in_core() -> set[str]:
 
 
 def test_every_error_that_core_raises_has_a_row_among_the_refusals() -> None:
-    tables = [*test_refusals.TABLES.values(), *test_refusals_of_tables.TABLES.values()]
+    files = (test_refusals, test_refusals_of_processors, test_refusals_of_tables)
+    tables = [table for file in files for table in file.TABLES.values()]
     answers = {answer.split(";")[0] for _, _, rows in tables for _, answer, _ in rows.values()}
     rows = answers & errors._CODES.keys()
     assert named_in_core() - rows == WITHOUT_ROW.keys()

@@ -327,7 +327,7 @@ def test_weighing_several_writers_and_partitions(opened: World) -> None:
     assert size == 400
 
 
-def test_an_end_above_what_is_read_is_not_covered(opened: World) -> None:
+def test_an_end_that_is_not_read_yet_is_not_covered(opened: World) -> None:
     opened.write("A", "w1", count=2)
     receipt = opened.receipt("A", "w1", loose=1)
     assert weigh(opened, receipt)[0] is False

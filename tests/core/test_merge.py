@@ -129,7 +129,7 @@ def test_an_old_table_is_swept_of_what_others_have_committed() -> None:
     assert world.plain() == "nyc/a 0[2-3)"
 
 
-def test_a_round_has_room_for_so_many() -> None:
+def test_a_round_merges_no_more_than_its_bytes() -> None:
     world = nyc(round_bytes=1_000)
     for _ in range(5):
         world.write_plainly(size=400)

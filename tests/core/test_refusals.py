@@ -1,8 +1,10 @@
 """What each command is refused for: one table, of which a row is a command, its answer, and words of the message.
 
-The rows follow `docs/protocol.md`; its chapter of tables is in `test_refusals_of_tables`. `World` checks that a
-refused command changes nothing. Rows with another answer are the last values allowed. Who may send what is
-`tests/core/test_rights.py`'s. The file is long because it has a row for each rule of each command.
+The rows follow `docs/protocol.md`. Those of positions and of tables are in `test_refusals_of_processors` and
+`test_refusals_of_tables`. `World` checks that a refused command changes nothing. Rows with another answer are the
+last values allowed. Who may send what is in `tests/core/test_rights.py`.
+
+The file is long because it has a row for each rule of each command.
 """
 
 from __future__ import annotations
@@ -20,14 +22,10 @@ from anabranch.core.decisions.streams import give_up_stream
 from anabranch.core.journal_runs import NEVER
 from anabranch.core.rows import stream_key
 from anabranch.protocol import limits
-from anabranch.protocol.ids import make_marked_id
 from anabranch.protocol.partitioner import SPACE
 from anabranch.protocol.schemas import records as r
 from tests.core.harness import DAY, World, event, nyc
 from tests.core.labels import MINUTE, SECRET
-from tests.core.test_ownership import INPUTS, NAME
-from tests.core.test_processor_state import CHUNK, STATE, Stored
-from tests.core.test_processor_state import made as made_processor
 
 Make = Callable[[Any], Any]  # what makes a command in a world; steps before it are in it, too
 # The command, its answer, and words of the refusal.
@@ -751,173 +749,6 @@ FORCE: dict[str, Row] = {
 }  # fmt: skip
 
 
-# -- processors, tasks and positions ---------------------------------------------------------------
-
-
-def made_with_tasks() -> Stored:
-    """Processor nyc/p of four tasks with a store: a owns them. X is open, begun with that ownership, P without."""
-    world = made_processor()
-    world.shot("first", world.consumed("a", 1, 12, segment=1, offset=5))
-    world.open("X", "a")
-    world.open("P", None)
-    world.marked("M")
-    return world
-
-
-def shot_of_tasks(consumed: Make, label: str = "M", name: str | None = None) -> Make:
-    events = (event(),)
-    return lambda w: r.OneShot(w.id(label), "nyc", name, events, consumed(w))
-
-
-def moves(who: str = "a", sequence: int = 2, record: int = 13, **more: Any) -> Make:
-    return lambda w: w.consumed(who, sequence, record, **dict(more))
-
-
-def moved(sequence: int = 2, record: int = 13, **more: Any) -> Make:
-    """A one-shot that moves tasks of a."""
-    return shot_of_tasks(moves("a", sequence, record, **more))
-
-
-def ends(label: str, consumed: Make, name: str | None = None) -> Make:
-    """A commit by journals."""
-    return lambda w: r.Commit(
-        w.token(label),
-        (),
-        (w.receipt(label, f"w{label}", sequence=1),),
-        name,
-        10_000,
-        None,
-        consumed(w),
-    )
-
-
-def stored(*tasks: int, moving: Make | None = None, **given: Any) -> Make:
-    """A one-shot with a row of state for each of these tasks."""
-    given = {"stream": STATE, "key": b"k", **given}
-    rows = tuple(event(segment_id=task, **given) for task in tasks)
-    return lambda w: r.OneShot(w.id("M"), "nyc", None, rows, (moving or moves())(w))
-
-
-def taken_by(who: str, *tasks: int) -> Make:
-    def take(world: Stored) -> None:
-        world.take(who, *tasks)
-
-    return take
-
-
-def creating(tasks: int, *inputs: r.ProcessorInput, name: str = NAME) -> Make:
-    return this(r.CreateProcessor(name, tasks, inputs))
-
-
-def marked_begin(world: Stored) -> r.Begin:
-    world.ids["B"] = make_marked_id(0, world.wall_ms, 77)
-    return r.Begin(world.id("B"), "nyc", None, MINUTE, SECRET)
-
-
-NOTHING = r.TaskStep((), 9, ())
-FIRST, SECOND = INPUTS
-PROCESSORS: dict[str, Row] = {
-    **{
-        f"{tasks} tasks": (creating(tasks, *INPUTS, name="nyc/r"), INVALID, words)
-        for tasks, words in ((0, "a power of two"), (3, "a power of two"), (2048, "1,024 are allowed"))
-    },
-    "no inputs": (creating(4, name="nyc/r"), INVALID, "needs inputs"),
-    "an input twice": (creating(4, FIRST, FIRST, name="nyc/r"), INVALID, "each once"),
-    "other tasks": (creating(8, *INPUTS), ILLEGAL, "exists with 4 tasks, not 8:"),
-    "without an input": (creating(4, FIRST), ILLEGAL, "exists with the input lax/in, too:"),
-    "with another input": (
-        creating(4, *INPUTS, r.ProcessorInput("nyc/other", "", 0, 0)),
-        ILLEGAL, "exists with its inputs, without nyc/other:",
-    ),
-    "an input that was made again": (
-        creating(4, FIRST, replace(SECOND, topic_id="b" * 32)), ILLEGAL, "created again since:",
-    ),
-    "the same in another order": (creating(4, SECOND, FIRST), f"{NAME} 4 tasks", ""),
-    "unknown processor": (
-        this(r.TakeTasks("nyc/none", bytes(16), "b", (0,), (0,))), "UnknownProcessor", "create it",
-    ),
-    "its state's stream": (this(r.CreateStream("nyc/x.state", 4, {})), INVALID, "`create_processor` makes it"),
-    "another processor's state": (
-        this(r.CreateStream(STATE, 4, {"processor": "x/y"})), INVALID, "`create_processor` makes it",
-    ),
-    "its state's retention": (
-        this(r.CreateStream(STATE, 4, {"processor": NAME, "retention.ms": "1"})), UNSUPPORTED, "",
-    ),
-    "its state is truncated": (this(r.TruncateStream(STATE, 1)), INVALID, "reset that instead"),
-    "its state is scaled": (this(r.Scale(STATE, 8, (), ())), INVALID, "one segment for each task"),
-    "a task without a term": (this(r.TakeTasks(NAME, bytes(16), "b", (0, 1), (0,))), INVALID, "needs its term"),
-    "no such task": (this(r.TakeTasks(NAME, bytes(16), "b", (4,), (0,))), INVALID, "0 to 3"),
-    "a task twice": (this(r.TakeTasks(NAME, bytes(16), "b", (0, 0), (1, 1))), INVALID, "each once"),
-    "a short fencing token": (this(r.TakeTasks(NAME, b"x", "b", (0,), (1,))), INVALID, "has 16 bytes"),
-    "a task that was taken meanwhile": (
-        after(taken_by("b"), then=lambda w: w.taking("a", terms=(1, 1, 1, 1))), "OwnershipLost", "",
-    ),
-    "reset without a start": (this(r.ResetProcessor(NAME, 0, (), False)), INVALID, "say where it starts"),
-    "reset with other inputs": (this(r.ResetProcessor(NAME, 0, (FIRST,), True)), INVALID, "all of its inputs"),
-    "reset meanwhile": (this(r.ResetProcessor(NAME, 7, (), True)), ILLEGAL, "was reset meanwhile"),
-    "deleted after a reset": (this(r.DeleteProcessor(NAME, 7)), ILLEGAL, "was reset meanwhile"),
-}  # fmt: skip
-
-POSITIONS: dict[str, Row] = {
-    "the next": (moved(segment=1, offset=6), "M COMMITTED 1", ""),
-    "a gap": (moved(3), INVALID, ""),
-    "an earlier sequence": (moved(0), INVALID, ""),
-    "before the start": (moved(record=9), INVALID, ""),
-    "a negative record": (moved(record=-1), INVALID, ""),
-    "no such input": (moved(number=2), INVALID, "has no input 2"),
-    "a segment without an offset": (moved(segment=3), INVALID, "no place in a history"),
-    "back": (moved(record=11), INVALID, ""),
-    "back to the record's beginning": (moved(record=12), INVALID, ""),
-    "back within the segment": (moved(record=12, segment=1, offset=4), INVALID, ""),
-    "no step": (shot_of_tasks(lambda w: r.Consumed(NAME, w.token_of("a"), ())), INVALID, ""),
-    "a step of nothing": (shot_of_tasks(lambda w: r.Consumed(NAME, w.token_of("a"), (NOTHING,))), INVALID, ""),
-    "another owner": (
-        after(taken_by("b", 0, 1), then=moved()), "OwnershipLost", "task 0, 1 of nyc/p has another owner, b:",
-    ),
-    "an output LOST": (after(lose("nyc/a"), then=moved()), "StreamLost", ""),
-    "of another scope": (
-        after(lambda w: w.find_scope("lax"), then=lambda w: r.OneShot(w.id("M"), "lax", None, (), moves()(w))),
-        INVALID, "",
-    ),
-    "with a name": (shot_of_tasks(moves(), name="n"), INVALID, ""),
-    "with locks": (
-        lambda w: moved()(w)._replace(locks=(r.TableLocks("nyc/a", 0, 0, (), ()),)), INVALID, "takes no locks",
-    ),
-    "an id without a mark": (shot_of_tasks(moves(), "unmarked"), INVALID, ""),
-    "a marked id without positions": (shot_of_tasks(this(None)), INVALID, ""),
-    "a marked id is begun": (marked_begin, INVALID, ""),
-    "a marked id is resolved": (lambda w: r.Resolve(w.id("first"), "nyc"), INVALID, ""),
-    "begun with a name": (lambda w: r.Begin(w.id("N"), "nyc", "n", MINUTE, SECRET, bytes(32)), INVALID, ""),
-    "outputs without positions": (ends("X", this(None)), INVALID, ""),
-    "positions of another owner": (ends("X", moves("b")), INVALID, ""),
-    "a commit with a name": (ends("X", moves(), name="n"), INVALID, ""),
-    "begun without ownership": (ends("P", moves()), INVALID, ""),
-    "lost since": (after(taken_by("b"), then=ends("X", moves())), "OwnershipLost", ""),
-    "its processor is deleted while it is merged": (
-        after(lambda w: w.end("X", w.consumed("a", 2, 13)), then=this(r.DeleteProcessor(NAME, 0))),
-        "NotReady; [commit X] X COMMITTED 1", "is being merged",
-    ),
-    "decided with other positions": (
-        after(lambda w: w.end("X", w.consumed("a", 2, 13)), then=ends("X", moves(record=14))),
-        "OutcomeUnknown; [commit X] X COMMITTED 1", "with other positions",
-    ),
-    "while another commit of the task is merged": (
-        after(lambda w: w.end("X", w.consumed("a", 2, 13)), then=moved()),
-        "NotReady; [commit X] X COMMITTED 1", "another commit of task 0",
-    ),
-    "state of a task that isn't moved": (stored(2, moving=moves(tasks=(0, 1))), INVALID, ""),
-    "state of no task": (stored(4), INVALID, ""),
-    "state of a negative task": (stored(-1), INVALID, ""),
-    "state without a key": (stored(0, key=None), INVALID, "has a key"),
-    "much state": (stored(0, value=bytes(CHUNK)), INVALID, "chunk bytes"),
-    "state of another processor": (stored(0, stream="nyc/q.state"), INVALID, ""),
-    "state that moves nothing": (
-        lambda w: r.OneShot(w.id("P2"), "nyc", None, (event(STATE, segment_id=0),)), INVALID, "",
-    ),
-    "state touched without ownership": (lambda w: r.Touch(w.token("P"), STATE), INVALID, STATE),
-}  # fmt: skip
-
-
 # -- questions -------------------------------------------------------------------------------------
 
 
@@ -971,8 +802,6 @@ TABLES: dict[str, tuple[Callable[[], World], str | None, dict[str, Row]]] = {
     "one-shot": (made, None, ONE_SHOT),
     "prepare": (made, None, PREPARE),
     "force": (made, "admin", FORCE),
-    "processor": (made_with_tasks, None, PROCESSORS),
-    "positions": (made_with_tasks, None, POSITIONS),
     "question": (made, None, QUESTIONS),
 }
 

@@ -1,4 +1,4 @@
-"""What commands about tables are refused for, as `test_refusals` has it of all others: settings, locks, bases."""
+"""What commands about tables are refused for: settings, locks, bases; as `test_refusals`."""
 
 from __future__ import annotations
 

@@ -660,7 +660,7 @@ def test_ranges_of_a_table_are_its_readers_in_equal_shares(monkeypatch: pytest.M
         assert bank.lock_reads(span=(b"c", None), label="O") == "ReadsLocked"
 
 
-def test_what_a_set_holds_besides_locks_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_writers_and_tables_of_a_set_count_as_locks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Writers that it was read from, and tables of which it locks nothing: each commit goes through them."""
     monkeypatch.setattr(limits, "LOCKS", limits.LOCKS._replace(value=3))
     bank = Long()

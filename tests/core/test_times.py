@@ -33,7 +33,9 @@ timestamps = st.integers(0, (1 << 63) - 1)
 
 
 @given(st.integers(0, (1 << 63) - 2), us_values)
-def test_next_is_above_the_previous_and_not_below_the_clock(previous: int, now_us: int) -> None:
+def test_next_is_later_than_the_previous_and_not_before_the_clock(
+    previous: int, now_us: int
+) -> None:
     after = ht.next_after(previous, now_us)
     assert after > previous
     assert after >= now_us << 12

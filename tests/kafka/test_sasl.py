@@ -65,7 +65,7 @@ def test_names_are_escaped() -> None:
         ("", "not one of SCRAM"),
     ],
 )
-def test_a_first_answer_that_is_none(first: str, said: str) -> None:
+def test_a_first_answer_that_is_malformed_is_refused(first: str, said: str) -> None:
     exchange = scram()
     next(exchange)
     with pytest.raises(SaslError, match=said):
