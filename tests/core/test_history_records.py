@@ -30,7 +30,7 @@ def test_a_round_without_merges_has_no_history() -> None:
     assert history_records(Round(), {}, {}) == {}
 
 
-def test_one_commit() -> None:
+def test_a_commit_is_one_record_of_each_stream() -> None:
     tail = Tail(vector={0: 10, 1: 20, 2: 30}, last=7)
     landed = {(0, 0): Landed(11, 14, 3), (0, 1): Landed(30, 32, 2)}
     round_ = Round(history=[commit(1, "s/a", 0, 2)])

@@ -222,7 +222,7 @@ def verdicts(name: str) -> dict[str, bool]:
 
 
 @pytest.mark.parametrize("name", MATRIX)
-def test_who_may(name: str) -> None:
+def test_no_lane_but_those_of_the_matrix_may_send_a_command(name: str) -> None:
     may = MATRIX[name][1].split()
     assert verdicts(name) == {lane: lane in may for lane in COLUMNS}
 

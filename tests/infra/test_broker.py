@@ -220,7 +220,7 @@ def test_a_start_that_takes_too_long(timeout_s: float, monkeypatch: pytest.Monke
     assert time.monotonic() - started < timeout_s + 5
 
 
-def test_no_java(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broker_without_java_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse() -> None:
         raise NoJava("none")
 
