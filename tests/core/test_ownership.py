@@ -253,6 +253,8 @@ def test_another_commit_of_it_does_not_replace_the_positions() -> None:
 def test_sequences_rise_and_positions_never_fall() -> None:
     w = made()
     w.take("a")
+    assert w.shot("X", w.consumed("a", 1, 9)) == "InvalidArgument"
+    assert "from record 10 to 9" in w.message, "before the processor's start"
     assert w.shot("X", w.consumed("a", 1, 12, segment=1, offset=5)) == "X COMMITTED 1"
     assert w.shot("Y", w.consumed("a", 2, 12, segment=1, offset=6)) == "Y COMMITTED 1"
     assert w.shot("Z", w.consumed("a", 3, 12, segment=0, offset=2)) == "Z COMMITTED 1"

@@ -73,7 +73,7 @@ def check_row(world: World, row: Row, patch: pytest.MonkeyPatch, lane: str | Non
         lower = getattr(limits, make.limit)._replace(value=make.value)
         patch.setattr(limits, make.limit, lower)
     assert world.ask("it", asked, lane=lane) == answer
-    if words:
+    if refused(world):
         assert words in world.message
         assert len(world.message) <= limits.TEXT.value
 
@@ -198,8 +198,10 @@ ALTER: dict[str, Row] = {
     "takes back what it sets": (
         alter("nyc/a", "retention.ms", retention_ms="1"), UNSUPPORTED, "given, too",
     ),
-    "truncate before time": (this(r.TruncateStream("nyc/a", -1)), INVALID, ""),
-    "truncate what is to come": (this(r.TruncateStream("nyc/a", (1 << 63) - 1)), "NotReady", ""),
+    "truncate before time": (this(r.TruncateStream("nyc/a", -1)), INVALID, "a hybrid time"),
+    "truncate what is to come": (
+        this(r.TruncateStream("nyc/a", (1 << 63) - 1)), "NotReady", "is not reached yet",
+    ),
     **{
         f"{name[:40]}={value[:40]}": (this(r.AlterStream("nyc/a", {name: value}, ())), answer, words)
         for name, value, answer, words in SETTINGS
@@ -246,10 +248,10 @@ SCALE: dict[str, Row] = {
     "unknown stream": (scale(3, stream="nyc/none"), "UnknownStream", ""),
     "LOST": (after(lose("nyc/a"), then=scale(3)), "StreamLost", "is lost"),
     "a number and ranges": (scale(3, (0,), ALL_KEYS), INVALID, "not both"),
-    "seals too many": (scale(0, (0,) * 10_001), INVALID, ""),
-    "opens too many": (scale(0, (0,), *(ALL_KEYS,) * 10_001), INVALID, ""),
-    "no such segment": (scale(0, (7,), ALL_KEYS), INVALID, ""),
-    "other keys than it seals": (scale(0, (0,), ALL_KEYS), INVALID, ""),
+    "seals too many": (scale(0, (0,) * 10_001), INVALID, "10,000 are allowed"),
+    "opens too many": (scale(0, (0,), *(ALL_KEYS,) * 10_001), INVALID, "10,000 are allowed"),
+    "no such segment": (scale(0, (7,), ALL_KEYS), INVALID, "not an active segment"),
+    "other keys than it seals": (scale(0, (0,), ALL_KEYS), INVALID, "must cover exactly"),
     "too few partitions left": (
         after(with_settings(max_partitions=12), then=scale(12)), "TooManyStreams", "partitions",
     ),
@@ -307,9 +309,9 @@ def opened_by(lane: str, label: str, name: str | None = None) -> Make:
 LANE: dict[str, Row] = {
     "admin blocked": (set_lane("admin", blocked=True), INVALID, "can't be blocked"),
     **{f"not a lane: {lane}": (set_lane(lane), INVALID, "") for lane in ("Etl", "e" * 51, "-e")},
-    "another topic": (set_lane(ids=("1", "x")), ILLEGAL, ""),
-    "no topics": (set_lane(ids=()), ILLEGAL, ""),
-    "too many lanes": (Lowered("LANES", 1, set_lane("web")), INVALID, ""),
+    "another topic": (set_lane(ids=("1", "x")), ILLEGAL, "has other topics"),
+    "no topics": (set_lane(ids=()), ILLEGAL, "has other topics"),
+    "too many lanes": (Lowered("LANES", 1, set_lane("web")), INVALID, "1 are allowed"),
     "an unknown quota": (set_lane(opened=5), INVALID, "'opened' is no quota"),
     "a quota of 0": (set_lane(open=0), INVALID, "block the lane to stop it"),
     "a negative quota": (set_lane(open=-1), INVALID, "1 or more"),
@@ -324,7 +326,7 @@ def series(expected: int | None, number: int, owner: str | None = None) -> Make:
 
 
 SERIES: dict[str, Row] = {
-    "no such scope": (this(r.SetSeries("lax", "s", None, 1)), "UnknownScope", ""),
+    "no such scope": (this(r.SetSeries("lax", "s", None, 1)), "UnknownScope", "create a stream in it first"),
     "below -1": (series(None, -2), INVALID, "-1 to 2^63"),
     "no such lane": (series(None, 1, "nowhere"), "UnknownLane", "anabranch lane add"),
     "another number than was seen": (series(4, 5), ILLEGAL, "list it again"),
@@ -549,7 +551,7 @@ def labelling(label: str, writer: str = "w1") -> Make:
 
 
 WRITERS: dict[str, Row] = {
-    "too many tokens of heartbeats": (this(r.Heartbeat((b"",) * 1_001)), INVALID, ""),
+    "too many tokens of heartbeats": (this(r.Heartbeat((b"",) * 1_001)), INVALID, "1,000 are allowed"),
     "another receipt of the same sequence": (
         after(asks(lambda w: r.Register(w.token("A"), receipt()(w))),
               then=lambda w: r.Register(w.token("A"), receipt(extent())(w))), "ReceiptMismatch", "and differ",
@@ -569,7 +571,7 @@ WRITERS: dict[str, Row] = {
 COMMIT: dict[str, Row] = {
     "not shown by its journal in time": (
         after(written, then=lambda w: w.committing("A", own=[w.receipt("A", "w1")], wait_ms=0)),
-        "ReceiptsNotCovered", "",
+        "ReceiptsNotCovered", "still open: commit again",
     ),
     "another lane's series": (
         after(opened_by("etl", "E"), lambda w: w.ask("c", w.committing("E", name="s", number=1), lane="etl"),
@@ -579,10 +581,10 @@ COMMIT: dict[str, Row] = {
 
     "shortest wait": (commit(wait_ms=0), "", ""),
     "longest wait": (commit(wait_ms=limits.MAX_WAIT_MS), "", ""),
-    "negative wait": (commit(wait_ms=-1), INVALID, ""),
-    "longer wait": (commit(wait_ms=limits.MAX_WAIT_MS + 1), INVALID, ""),
-    "no name": (commit(name=""), INVALID, ""),
-    "longer name": (commit(name="n" * 257), INVALID, ""),
+    "negative wait": (commit(wait_ms=-1), INVALID, "within 0 and"),
+    "longer wait": (commit(wait_ms=limits.MAX_WAIT_MS + 1), INVALID, "within 0 and"),
+    "no name": (commit(name=""), INVALID, "1 to 256 characters"),
+    "longer name": (commit(name="n" * 257), INVALID, "1 to 256 characters"),
     "another name than it began with": (commit("N", name="weekly"), INVALID, "'daily'"),
     "number without series": (commit(number=0), INVALID, "the series' name"),
     "negative number": (commit(name="s", number=-1), INVALID, "0 to 2"),
@@ -672,56 +674,69 @@ def by_ledger(world: World) -> r.Commit:
 
 PREPARE: dict[str, Row] = {
     "an unfinished writer": (
-        after(asks(lambda w: r.Touch(w.token("A"), "nyc/a", 7)), then=preparing()), "WritersUnfinished", "",
+        after(asks(lambda w: r.Touch(w.token("A"), "nyc/a", 7)), then=preparing()),
+        "WritersUnfinished", "let it finish",
     ),
     "committed": (preparing("C"), "AlreadyCommitted", "was not prepared"),
     "too many prepared": (Lowered("PREPARED", 0, preparing()), "TooManyTransactions", "end some of them"),
     "too many bytes": (
         after(with_batch_bytes(1_000), with_settings(max_uncommitted_bytes=10), then=preparing()),
-        "TooManyUncommittedBytes", "",
+        "TooManyUncommittedBytes", "end some",
     ),
-    "a batch that its stream takes no more": (after(with_batch_bytes(20), then=preparing()), "EventTooLarge", ""),
+    "a batch that its stream takes no more": (
+        after(with_batch_bytes(20), then=preparing()), "EventTooLarge", "takes up to 20 now",
+    ),
     "positions": (
-        lambda w: replace(preparing()(w), consumed=r.Consumed("nyc/p", b"", ())), INVALID, "",
+        lambda w: replace(preparing()(w), consumed=r.Consumed("nyc/p", b"", ())), INVALID, "can't be prepared",
     ),
     "the same again": (after(asks(preparing()), then=preparing()), "A PREPARED 0", ""),
-    "another attempt": (after(asks(preparing()), then=preparing(attempt=b"2")), ILLEGAL, ""),
-    "another ledger": (after(asks(preparing()), then=by_ledger), ILLEGAL, ""),
+    "another attempt": (after(asks(preparing()), then=preparing(attempt=b"2")), ILLEGAL, "by another attempt"),
+    "another ledger": (after(asks(preparing()), then=by_ledger), ILLEGAL, "by another attempt"),
     "another name": (after(asks(preparing()), then=preparing(name="other")), INVALID, "another name or number"),
-    "touch after it": (after(asks(preparing()), then=touch("nyc/b")), ILLEGAL, ""),
+    "touch after it": (after(asks(preparing()), then=touch("nyc/b")), ILLEGAL, "touch does not"),
     "register after it": (
-        after(asks(preparing()), then=lambda w: r.Register(w.token("A"), receipt()(w))), ILLEGAL, "",
+        after(asks(preparing()), then=lambda w: r.Register(w.token("A"), receipt()(w))),
+        ILLEGAL, "register does not",
     ),
     "its name": (
         after(asks(preparing(name="x")), then=shot(name="x")), "ReservedByPrepared", "has to be ended first",
     ),
     "its number": (
-        after(asks(preparing(name="s", number=7)), then=commit("N", name="s", number=8)), "ReservedByPrepared", "",
+        after(asks(preparing(name="s", number=7)), then=commit("N", name="s", number=8)),
+        "ReservedByPrepared", "number 7 of the series",
     ),
     "its series is set": (
-        after(asks(preparing(name="s", number=7)), then=series(7, 9)), "ReservedByPrepared", "",
+        after(asks(preparing(name="s", number=7)), then=series(7, 9)),
+        "ReservedByPrepared", "has to be ended first",
     ),
     "committed with a short secret": (
         after(asks(by_ledger), then=committing_prepared(b"short")), INVALID, "has 32 bytes",
     ),
-    "committed without its secret": (after(asks(by_ledger), then=committing_prepared(None)), "NotAuthorized", ""),
+    "committed without its secret": (
+        after(asks(by_ledger), then=committing_prepared(None)), "NotAuthorized", "whose word alone ends it",
+    ),
     "committed with another secret": (
-        after(asks(by_ledger), then=committing_prepared(b"o" * 32)), "NotAuthorized", "",
+        after(asks(by_ledger), then=committing_prepared(b"o" * 32)), "NotAuthorized", "whose word alone ends it",
     ),
     "aborted without its secret": (
-        after(asks(by_ledger), then=lambda w: r.Abort(w.token("A"), "")), "NotAuthorized", "",
+        after(asks(by_ledger), then=lambda w: r.Abort(w.token("A"), "")),
+        "NotAuthorized", "whose word alone ends it",
     ),
     "in one command, unknown stream": (
-        lambda w: replace(prepared("new")(w), events=(event("nyc/none"),)), "UnknownStream", "",
+        lambda w: replace(prepared("new")(w), events=(event("nyc/none"),)), "UnknownStream", "create it first",
     ),
     "in one command, a big value": (
-        lambda w: replace(prepared("new")(w), events=(event(value=bytes(70_000)),)), "EventTooLarge", "",
+        lambda w: replace(prepared("new")(w), events=(event(value=bytes(70_000)),)),
+        "EventTooLarge", "write them to journals",
     ),
     "in one command, a big header": (
-        lambda w: replace(prepared("new")(w), events=(event(headers={"h": bytes(70_000)}),)), "EventTooLarge", "",
+        lambda w: replace(prepared("new")(w), events=(event(headers={"h": bytes(70_000)}),)),
+        "EventTooLarge", "write them to journals",
     ),
-    "in one command, an open one's id": (prepared("A"), INVALID, ""),
-    "in one command, too many": (Lowered("PREPARED", 0, prepared("new")), "TooManyTransactions", ""),
+    "in one command, an open one's id": (prepared("A"), INVALID, "make a new one"),
+    "in one command, too many": (
+        Lowered("PREPARED", 0, prepared("new")), "TooManyTransactions", "end some of them",
+    ),
     "in one command, a waiting stream": (
         after(asks(prepared("new")), keep_waiting("nyc/a"),
               then=lambda w: r.Commit(w.token("new"), (), None, None, 0, secret=LEDGER)), "NotReady", "no leader",
@@ -741,8 +756,8 @@ def force(label: str = "A", outcome: bool | None = None) -> Make:
 
 
 FORCE: dict[str, Row] = {
-    "open": (force(), ILLEGAL, ""),
-    "committed": (force("C"), "AlreadyCommitted", ""),
+    "open": (force(), ILLEGAL, "impossible in state OPEN"),
+    "committed": (force("C"), "AlreadyCommitted", "its outcome is final"),
     "not prepared, with an outcome": (force(outcome=True), ILLEGAL, "give no outcome"),
     "prepared, without an outcome": (after(asks(preparing()), then=force()), ILLEGAL, "`--outcome`"),
     "never begun": (force("new"), UNKNOWN, ""),
@@ -765,21 +780,25 @@ QUESTIONS: dict[str, Row] = {
     "runs before the first": (runs(first=-1), INVALID, "offsets that rise"),
     "runs that are not read yet": (runs(end=1), "NotReady", "is not read up to 1 yet"),
     "runs of an untouched stream": (runs("nyc/b"), "UnknownStream", "never touched"),
-    "state, of another partition": (lambda w: r.GetState(w.id(elsewhere(w))), INVALID, ""),
+    "state, of another partition": (
+        lambda w: r.GetState(w.id(elsewhere(w))), INVALID, "control partition 7; this is 0",
+    ),
     "state, never begun": (lambda w: r.GetState(w.id("new")), UNKNOWN, ""),
-    "resolve, of another partition": (lambda w: r.Resolve(w.id(elsewhere(w)), "nyc"), INVALID, ""),
+    "resolve, of another partition": (
+        lambda w: r.Resolve(w.id(elsewhere(w)), "nyc"), INVALID, "control partition 7; this is 0",
+    ),
     "resolve, made further ahead": (
         lambda w: r.Resolve(w.id(made_at(w, w.wall_ms + DAY + 1)), "nyc"), "ClockSkew", "",
     ),
-    "list none": (lambda w: r.ListTransactions(None, True, 0), INVALID, ""),
-    "list more": (lambda w: r.ListTransactions(None, True, MAX_LISTED + 1), INVALID, ""),
-    "list none open": (lambda w: r.ListOpen(None, None, 0), INVALID, ""),
-    "list more open": (lambda w: r.ListOpen(None, None, MAX_LISTED + 1), INVALID, ""),
+    "list none": (lambda w: r.ListTransactions(None, True, 0), INVALID, "1 to 10000"),
+    "list more": (lambda w: r.ListTransactions(None, True, MAX_LISTED + 1), INVALID, "1 to 10000"),
+    "list none open": (lambda w: r.ListOpen(None, None, 0), INVALID, "1 to 10000"),
+    "list more open": (lambda w: r.ListOpen(None, None, MAX_LISTED + 1), INVALID, "1 to 10000"),
     "describe no stream": (lambda w: r.DescribeStreams(None, "nyc/none"), "UnknownStream", ""),
     "describe one being made": (lambda w: r.DescribeStreams(None, "nyc/creating"), "NotReady", ""),
     "series of no scope": (lambda w: r.ListSeries("lax", None, None), "UnknownScope", ""),
     "safe time of no scope": (lambda w: r.SafeTime("lax", None), "UnknownScope", ""),
-    "abort, committed": (lambda w: r.Abort(w.token("C"), ""), "AlreadyCommitted", ""),
+    "abort, committed": (lambda w: r.Abort(w.token("C"), ""), "AlreadyCommitted", "no abort any more"),
 }  # fmt: skip
 
 

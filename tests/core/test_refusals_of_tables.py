@@ -102,8 +102,8 @@ LOCKS: dict[str, Row] = {
         locking(ranges=(r.LockedRange(b"a", None), r.LockedRange(b"b", None))), INVALID, "don't meet",
     ),
     "a table twice": (locking_twice, INVALID, "each table once"),
-    "a row without a key": (row(b""), INVALID, ""),
-    "a big key": (row(b"k" * 8193), INVALID, ""),
+    "a row without a key": (row(b""), INVALID, "is not empty"),
+    "a big key": (row(b"k" * 8193), INVALID, "8,192 are allowed"),
 }  # fmt: skip
 
 # -- registered locks ------------------------------------------------------------------------------
@@ -163,16 +163,16 @@ REGISTERED: dict[str, Row] = {
         lambda w: replace(w.committing("T"), prepare=r.Prepare(b"", b"")), INVALID, "can't be prepared",
     ),
     "locks of all": (Lowered("REGISTERED", 2, lock(b"1", b"2")), "TooMuchLocked", "wait for some"),
-    "ranges of a table": (Lowered("RANGES", 0, lock(span=(b"a", b"b"))), "TooMuchLocked", ""),
+    "ranges of a table": (Lowered("RANGES", 0, lock(span=(b"a", b"b"))), "TooMuchLocked", "0 are its share"),
     "a table again": (Lowered("TABLES", 1, naming(A)), "locked", ""),
     "more tables": (Lowered("TABLES", 1, naming(A, B)), INVALID, "a transaction that reads"),
-    "aborted": (after(lambda w: w.abort("T"), then=lock(b"m")), "TransactionAborted", ""),
+    "aborted": (after(lambda w: w.abort("T"), then=lock(b"m")), "TransactionAborted", "begin a new one"),
     "broken": (after(break_lock, then=lambda w: r.Touch(w.token("T"), PLAIN)), "LocksBroken", A),
     "a snapshot that is not kept": (
         after(
             lambda w: w.open("U", keepalive_ms=80_000_000), lambda w: w.wait(7_200_000), then=naming(B, label="U"),
         ),
-        "SnapshotExpired", "",
+        "SnapshotExpired", "`table.history.ms`",
     ),
     "read from a writer that is left out": (
         after(read_from_w, then=lambda w: w.committing("T", receipts=())), "WritersUnfinished", "has to take that",
