@@ -260,6 +260,13 @@ SCALE: dict[str, Row] = {
     ),
 }  # fmt: skip
 
+CREATE |= {
+    "too many streams": (after(with_settings(max_streams=4), then=create("nyc/new")), "TooManyStreams", ""),
+    "too many partitions": (
+        after(with_settings(max_partitions=12), then=create("nyc/new", 8)), "TooManyStreams", "partitions",
+    ),
+}  # fmt: skip
+
 DELETE: dict[str, Row] = {
     "unknown stream": (this(r.DeleteStream("nyc/none")), "UnknownStream", "nothing is to be taken away"),
     "with an open transaction": (this(r.DeleteStream("nyc/a")), ILLEGAL, "`anabranch txn abort"),
@@ -311,6 +318,7 @@ LANE: dict[str, Row] = {
     **{f"not a lane: {lane}": (set_lane(lane), INVALID, "") for lane in ("Etl", "e" * 51, "-e")},
     "another topic": (set_lane(ids=("1", "x")), ILLEGAL, "has other topics"),
     "no topics": (set_lane(ids=()), ILLEGAL, "has other topics"),
+    "at the limit of lanes, one that is there": (Lowered("LANES", 1, set_lane()), "etl", ""),
     "too many lanes": (Lowered("LANES", 1, set_lane("web")), INVALID, "1 are allowed"),
     "an unknown quota": (set_lane(opened=5), INVALID, "'opened' is no quota"),
     "a quota of 0": (set_lane(open=0), INVALID, "block the lane to stop it"),
@@ -480,6 +488,7 @@ QUOTA: dict[str, Row] = {
         "TooManyTransactions", "anabranch lane add etl --quota open=2",
     ),
     "keepalive": (limited(keepalive=59_999, then=begin()), INVALID, "--quota keepalive=60000"),
+    "keepalive, the longest": (limited(keepalive=60_000, then=begin()), "begun new", ""),
     "scopes": (
         limited(asks(this(r.FindScope("s1", True))), scopes=1, then=this(r.FindScope("s2", True))),
         "TooManyStreams", "--quota scopes=2",
