@@ -141,7 +141,9 @@ def same_or_refused(data: bytes) -> None:
 
 
 @given(*ANY_BATCH)
-def test_any_bytes(body: bytes, count: int, last: int, base: int) -> None:
+def test_any_bytes_are_read_as_the_general_way_reads_them(
+    body: bytes, count: int, last: int, base: int
+) -> None:
     same_or_refused(
         frame(
             body,

@@ -83,7 +83,7 @@ def test_the_bytes_of_a_record() -> None:
         (-(2**63), b"\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01"),
     ],
 )
-def test_varints(value: int, wanted: bytes) -> None:
+def test_a_varint_has_the_bytes_of_the_protocol(value: int, wanted: bytes) -> None:
     out = bytearray()
     put_varint(out, value)
     assert bytes(out) == wanted

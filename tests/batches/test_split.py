@@ -140,7 +140,7 @@ def test_a_big_batch_of_one_segment_is_taken_as_it_is(made_with: None, more: int
 
 
 @pytest.mark.parametrize("why", ["small", "a key of another segment", "not the whole batch"])
-def test_others_are_taken_apart(made_with: None, why: str) -> None:
+def test_batches_that_can_not_be_spliced_are_rebuilt(made_with: None, why: str) -> None:
     segments = layout(4)
     keys = keys_of(segments, 2, MIN_SPLICED_RECORDS - (why == "small"))
     if why == "a key of another segment":

@@ -93,7 +93,7 @@ def table(path: Path, rows: int) -> Path:
     return path
 
 
-def test_streams(shell: Shell, scope: str) -> None:
+def test_commands_make_and_change_a_stream(shell: Shell, scope: str) -> None:
     stream = f"{scope}/flights"
     assert len(shell.json("stream", "create", stream, "--segments", "2")["segments"]) == 2
     shell.run("stream", "create", stream, "--segments", "2")
@@ -146,7 +146,7 @@ def test_a_load_that_fails_leaves_nothing(shell: Shell, scope: str, tmp_path: Pa
     assert txn["state"] == "ABORTED"
 
 
-def test_tables(shell: Shell, scope: str, tmp_path: Path) -> None:
+def test_commands_make_and_read_a_table(shell: Shell, scope: str, tmp_path: Path) -> None:
     name, kept = f"{scope}/accounts", ("--folder", str(tmp_path / "kept"))
     shell.run("table", "create", name, "--segments", "2", "--setting", "table.history.ms=1000000")
     first = shell.json("table", "put", name, "ann", "5")["commit_timestamp"]

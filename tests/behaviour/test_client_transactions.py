@@ -128,7 +128,9 @@ def test_nothing_of_an_aborted_transaction_is_seen(
     assert values(client, stream) == {b"committed": 1}
 
 
-def test_many_threads(client: anabranch.Client, scope: str, stream: str) -> None:
+def test_threads_commit_concurrently_with_one_client(
+    client: anabranch.Client, scope: str, stream: str
+) -> None:
     def commit_some(who: int) -> None:
         for i in range(25):
             with client.begin(scope) as txn:
@@ -214,7 +216,9 @@ def test_an_abort_elsewhere_is_noticed(client: anabranch.Client, scope: str, str
                 time.sleep(0.05)
 
 
-def test_lists(client: anabranch.Client, scope: str, stream: str) -> None:
+def test_open_and_finished_transactions_are_listed(
+    client: anabranch.Client, scope: str, stream: str
+) -> None:
     with client.begin(scope) as txn:
         token = txn.token()
         (info,) = client.transactions(scope)

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.broker
 
 @pytest.mark.soak
 @pytest.mark.parametrize("own_cluster", [()], indirect=True)
-def test_others_are_served(own_cluster: Cluster) -> None:
+def test_hostile_commands_stop_no_other_client(own_cluster: Cluster) -> None:
     """No leader restarts, no commit is slow, and memory stays level."""
     seen = run(own_cluster, 5.0, seed=7, each=500)
     assert seen.problems == []

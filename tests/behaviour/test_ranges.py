@@ -158,7 +158,9 @@ def test_a_part_of_the_history_may_be_given(reader: RangeReader, scenario: Scena
         list(reader.read(scenario.stream, 0, 0, end, history=(0, 3)))
 
 
-def test_filters(reader: RangeReader, scenario: Scenario) -> None:
+def test_events_of_a_range_are_filtered_by_their_commits(
+    reader: RangeReader, scenario: Scenario
+) -> None:
     for partition, end in scenario.ends.items():
         mine = scenario.of(partition)
         times = sorted({e.commit_timestamp for e in mine})

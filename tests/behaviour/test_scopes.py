@@ -13,7 +13,7 @@ import pytest
 from confluent_kafka.admin import AdminClient, NewPartitions
 
 import anabranch
-from anabranch.errors import CrossScope, InvalidArgument, NotReady, UnknownScope
+from anabranch.errors import CrossScope, NotReady
 from anabranch.protocol.ids import control_partition_of
 from anabranch.topics.names import commands_topic, control_topic, status_topic
 from tests.cluster import START_DEADLINE_S, start_cluster
@@ -110,14 +110,6 @@ def test_what_is_on_another_control_partition_is_refused(client: anabranch.Clien
         assert txn.commit().counts.committed == 1, "nothing else happened to it"
     with pytest.raises(CrossScope):
         client.snapshot([f"{BANK}/accounts", f"{FAR}/accounts"])
-    for stream, near, error in (
-        (f"{FAR}/new", BANK, InvalidArgument),
-        ("scopes-new/a", "scopes-none", UnknownScope),
-        ("scopes-new/a", "a.b", InvalidArgument),
-    ):
-        with pytest.raises(error):
-            client.create_stream(stream, near=near)
-    assert {s.stream for s in client.streams()} == {f"{s}/accounts" for s in (*SCOPES, FAR)}
 
 
 GROWING = "growing"

@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 import anabranch
-from anabranch.errors import InvalidArgument, OwnershipLost, UnknownProcessor, UnsupportedSetting
+from anabranch.errors import InvalidArgument, OwnershipLost, UnknownProcessor
 from anabranch.protocol.legal_names import state_stream
 from anabranch.protocol.partitioner import position_of
 from anabranch.protocol.schemas.records import Consumed, TaskStep
@@ -144,11 +144,6 @@ def test_what_is_refused_changes_nothing(counting: Counting) -> None:
         for bad in ((None, b"v"), (b"k", 1)):
             with pytest.raises(InvalidArgument, match="a row of state"):
                 txn.write_state(task, [bad])  # type: ignore[list-item]
-    for refusal, settings in ((InvalidArgument, {}), (UnsupportedSetting, {"retention.ms": 1})):
-        with pytest.raises(refusal):
-            client.create_stream(counting.state, 4, {"processor": "x/y", **settings})
-    with pytest.raises(InvalidArgument, match="one segment for each"):
-        client.scale(counting.state, 8)
     with client.begin(scope, ownership=ownership) as late:
         late.write_state(task, [row])
         client.take_tasks(counting.processor)

@@ -147,10 +147,10 @@ class Table:
             self.row(name, kinds, case_of(timestamp, asked_for, events))
 
     def tests(self) -> tuple[Callable[..., None], Callable[..., None]]:
-        """``test_an_anomaly`` and ``test_no_anomaly`` of all cases so far, for pytest to find in a file."""
+        """The two tests of all cases so far, for pytest to find in a file."""
 
         @pytest.mark.parametrize(("kinds", "case"), self.wrongs, ids=_name_of)
-        def test_an_anomaly(kinds: tuple[str, ...], case: Case) -> None:
+        def test_each_anomaly_is_named(kinds: tuple[str, ...], case: Case) -> None:
             """Its kind is named, and nothing else; the evidence are lines of the history."""
             tape = Tape()
             case(tape)
@@ -160,14 +160,14 @@ class Table:
             assert all(set(one.evidence) <= lines and one.evidence for one in report.anomalies)
 
         @pytest.mark.parametrize("case", self.rights, ids=_name_of)
-        def test_no_anomaly(case: Case) -> None:
+        def test_a_sound_history_is_accepted(case: Case) -> None:
             """The history only looks like an anomaly: nothing is found."""
             tape = Tape()
             case(tape)
             report = tape.judge()
             assert report.ok, report.anomalies
 
-        return test_an_anomaly, test_no_anomaly
+        return test_each_anomaly_is_named, test_a_sound_history_is_accepted
 
 
 def _name_of(one: object) -> str:

@@ -306,4 +306,4 @@ def two_answers_about_a_transaction_of_another_recorder(tape: Tape) -> None:
     tape.do("p", "state", {"state": "committed", "timestamp": 11}, txn_id=ONE)
 
 
-test_an_anomaly, test_no_anomaly = TABLE.tests()
+test_each_anomaly_is_named, test_a_sound_history_is_accepted = TABLE.tests()

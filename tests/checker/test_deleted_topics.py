@@ -272,7 +272,7 @@ def a_truncation_took_more_than_was_asked(tape: Tape) -> None:
     left(tape, 5)
 
 
-test_an_anomaly, test_no_anomaly = TABLE.tests()
+test_each_anomaly_is_named, test_a_sound_history_is_accepted = TABLE.tests()
 
 
 @pytest.mark.parametrize(

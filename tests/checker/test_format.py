@@ -80,7 +80,7 @@ def test_each_field_is_asked_for() -> None:
                     assert str(error.value) == f"{file}:{line}: {name!r} {why}"
 
 
-def test_what_failed_tells_nothing() -> None:
+def test_a_failed_call_has_no_results() -> None:
     """Only an answer with ok has results."""
     tape = Tape()
     tape.begin("t", ONE)
@@ -158,7 +158,7 @@ def test_a_reader_belongs_to_one_process() -> None:
     assert "reader 'r' is another process's" in str(error.value)
 
 
-def test_other_streams_and_partitions_are_read_beside_it() -> None:
+def test_numbers_of_other_streams_and_partitions_are_no_repetition() -> None:
     """Different numbers are not the same one twice."""
     tape = _all_operations()
     tape.log(1)

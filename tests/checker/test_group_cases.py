@@ -167,4 +167,4 @@ def a_groups_end_is_fixed_when_it_is_given_something(tape: Tape) -> None:
     log_two(tape)
 
 
-test_an_anomaly, test_no_anomaly = TABLE.tests()
+test_each_anomaly_is_named, test_a_sound_history_is_accepted = TABLE.tests()

@@ -464,4 +464,4 @@ def of_its_own_what_was_written_too_late(tape: Tape) -> None:
     tape.log(0, [0, "k", "a", ONE])
 
 
-test_an_anomaly, test_no_anomaly = TABLE.tests()
+test_each_anomaly_is_named, test_a_sound_history_is_accepted = TABLE.tests()

@@ -308,7 +308,7 @@ def another_stream_has_the_key_too(tape: Tape) -> None:
     tape.poll("r", A, B)
 
 
-test_an_anomaly, test_no_anomaly = TABLE.tests()
+test_each_anomaly_is_named, test_a_sound_history_is_accepted = TABLE.tests()
 
 
 def test_every_kind_has_a_case() -> None:

@@ -123,7 +123,7 @@ def test_a_last_line_that_is_cut_is_passed_over(tmp_path: Path) -> None:
     assert judge(tmp_path).counts["operations"] == 2
 
 
-def test_what_the_recorder_tells(tmp_path: Path) -> None:
+def test_the_recorder_writes_an_outcome_for_each_call_that_has_one(tmp_path: Path) -> None:
     """`Failed` and `Unknown` tell the outcome; any other exception tells nothing."""
     recorder = Recorder(tmp_path / "p.history")
     recorder.note("begin", txn="t", scope="s")

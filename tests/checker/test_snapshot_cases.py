@@ -130,4 +130,4 @@ def a_snapshot_shows_keyless_events_of_two_partitions(tape: Tape) -> None:
     tape.commits([1, 10, [], [[0, 0, 1]]], [2, 20, [], [[1, 0, 1]]])
 
 
-test_an_anomaly, test_no_anomaly = TABLE.tests()
+test_each_anomaly_is_named, test_a_sound_history_is_accepted = TABLE.tests()

@@ -297,7 +297,7 @@ def a_deletion_by_no_transaction(tape: Tape) -> None:
     end(tape, (8, "y", None), at=35)
 
 
-test_an_anomaly, test_no_anomaly = TABLE.tests()
+test_each_anomaly_is_named, test_a_sound_history_is_accepted = TABLE.tests()
 
 
 @pytest.mark.parametrize(

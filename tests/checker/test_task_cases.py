@@ -157,4 +157,4 @@ def owners_take_turns(tape: Tape) -> None:
     ends(tape)
 
 
-test_an_anomaly, test_no_anomaly = TABLE.tests()
+test_each_anomaly_is_named, test_a_sound_history_is_accepted = TABLE.tests()

@@ -321,7 +321,7 @@ def test_the_process_ends_with_an_exit_code(
         ),
     ],
 )
-def test_the_short_look_goes_by_the_same_table(
+def test_the_short_check_has_the_findings_of_the_long_one(
     broker: Broker, monkeypatch: pytest.MonkeyPatch, patch: Patch, state: str, told: str
 ) -> None:
     patch(monkeypatch)

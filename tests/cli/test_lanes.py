@@ -201,14 +201,16 @@ MAY, MAY_NOT = "may write to shop.a.journal, but lacks", "may not write to shop.
         ([rule("Write", "anabranch.commands", "User:*")], [], []),
     ],
 )
-def test_differences(acls: list[Acl], grants: list[Grant], found: list[str]) -> None:
+def test_a_rule_that_differs_from_a_grant_is_found(
+    acls: list[Acl], grants: list[Grant], found: list[str]
+) -> None:
     commands = {lane: commands_topic(lane=lane) for lane in ("open", "etl")}
     told = list(differences(acls, grants, commands, ["shop/a"]))
     assert len(told) == len(found)
     assert all(part in each.what for part, each in zip(found, told, strict=True)), told
 
 
-def test_grants_check(run: Run, fake: FakeClient) -> None:
+def test_grants_check_exits_with_the_differences(run: Run, fake: FakeClient) -> None:
     assert run("grants", "check", "--json").stdout == '{"differences": []}\n'
     fake.rules = [*LANE, *(Acl(ETL, right) for right in writer_rights("nyc/flights"))]
     result = run("grants", "check")

@@ -260,7 +260,7 @@ def test_a_file_that_is_left_early_is_closed(path: Path) -> None:
         ("1357034400123", 1_357_034_400_123),
     ],
 )
-def test_times(text: str, expected: int) -> None:
+def test_a_time_is_read_from_each_format(text: str, expected: int) -> None:
     assert parse_time(text) == expected
 
 

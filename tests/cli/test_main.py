@@ -135,7 +135,9 @@ def test_a_missing_extra_is_named_with_the_command_that_gets_it(package: str, ex
      ("read", "nyc/flights", "--limit", "0"), ("write", "nyc/x", "--nope"),
      ("load", "/no/such/file.csv", "--stream", "nyc/x")],
 )  # fmt: skip
-def test_wrong_usage(run: Run, fake: FakeClient, arguments: tuple[str, ...]) -> None:
+def test_wrong_usage_is_one_line_with_the_help_option(
+    run: Run, fake: FakeClient, arguments: tuple[str, ...]
+) -> None:
     result = run(*arguments)
     assert result.exit_code == ExitCode.USAGE
     assert result.stderr.startswith("Usage: ")

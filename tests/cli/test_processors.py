@@ -21,7 +21,7 @@ def squeezed(text: str) -> str:
     return " ".join(text.replace("│", " ").split())
 
 
-def test_list(run: Run, fake: FakeClient) -> None:
+def test_a_processor_is_listed_with_its_lag(run: Run, fake: FakeClient) -> None:
     (told,) = json.loads(run("processor", "list", "nyc", "--json").stdout)["processors"]
     assert told["inputs"][0]["events_behind"] == 12_345
     assert told["inputs"][0]["exact"] is False
@@ -99,7 +99,7 @@ def test_reset_refuses(run: Run, fake: FakeClient, to: tuple[str, ...]) -> None:
     assert fake.calls == []
 
 
-def test_get(run: Run, fake: FakeClient) -> None:
+def test_a_row_of_state_is_printed(run: Run, fake: FakeClient) -> None:
     get = ("processor", "get", "nyc/delays", "counts")
     assert run(*get, "text").stdout == "7\n"
     assert fake.calls[0][1] == {
@@ -162,5 +162,5 @@ def test_a_module_that_fails_is_named(
 @pytest.mark.parametrize(
     ("numbers", "text"), [([], ""), ([3], "3"), ([0, 1, 2, 5], "0-2, 5"), ([0, 2, 3], "0, 2-3")]
 )
-def test_ranges(numbers: list[int], text: str) -> None:
+def test_numbers_are_printed_as_ranges(numbers: list[int], text: str) -> None:
     assert ranges(numbers) == text

@@ -145,7 +145,7 @@ def rows(world: World) -> Iterator[Replica]:
 
 
 @pytest.mark.parametrize("one_shot_bytes", [4096, 0])
-def test_commits(world: World, one_shot_bytes: int) -> None:
+def test_a_struck_commit_breaks_nothing(world: World, one_shot_bytes: int) -> None:
     """By one command, and by a journal."""
     struck(lambda: put(world, b"a", one_shot_bytes=one_shot_bytes), outside=lambda: world._in_step)
     put(world, b"b", one_shot_bytes=one_shot_bytes)
@@ -207,7 +207,7 @@ def test_the_function_of_an_index(world: World) -> None:
     "record",
     [r.Reply(b"c" * 16, b"digest!!", 7, r.Begun(bytes(16), 1, 1)), r.FindScope("bank", True, None)],
 )
-def test_decoding(record: Any) -> None:
+def test_a_struck_decoding_breaks_nothing(record: Any) -> None:
     data = encode(record)
     struck(lambda: decode(data))
 

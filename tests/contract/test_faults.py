@@ -120,7 +120,7 @@ def test_an_append_that_is_lost(maker: Maker, proxy: Proxy, way: str, first: boo
 
 
 @pytest.mark.soak
-def test_of_many_appends_under_way_none_is_left(maker: Maker, proxy: Proxy) -> None:
+def test_no_append_of_an_ended_producer_arrives_later(maker: Maker, proxy: Proxy) -> None:
     (tp,) = maker.topic()
     name = maker.new_id()
     producer = maker.producer(name)

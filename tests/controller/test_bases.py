@@ -1,8 +1,7 @@
-"""A table begins at a base, and what it covers is deleted, whoever leads meanwhile; what is no base is refused."""
+"""A table begins at a base, and what it covers is deleted, whoever leads meanwhile."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -14,25 +13,19 @@ from anabranch.core.rows import base_key
 from anabranch.ports import TopicPartition, TopicSpec
 from anabranch.protocol.hybrid_time import from_s, to_s
 from anabranch.protocol.schemas.records import (
-    AlterStream,
-    Begin,
     Commit,
     CreateStream,
     DeleteStream,
     DescribeStreams,
-    Event,
-    OneShot,
     Outcome,
     Prepare,
     PublishBase,
     Scale,
     StreamList,
-    TruncateStream,
 )
 from anabranch.topics.names import history_topic, status_topic, stream_topic, topics_of
 from tests.controller.losing import OTHER, Play, killed_at
 from tests.controller.test_altering import TRUNCATION
-from tests.core.labels import SECRET, Begun
 
 TABLE, COMPANION = "nyc/rows", "nyc/rows-base"
 IS_TABLE = {"table": "true"}
@@ -112,102 +105,8 @@ def test_a_table_is_not_deleted_while_a_prepared_one_has_a_part_in_its_companion
     assert isinstance(play.ask(DeleteStream(TABLE), seconds=0.2), StreamList)
 
 
-def nothing(play: Tabled) -> PublishBase:
-    """A commit of nothing, as anybody may make one."""
-    txn_id, number = play.world.txn_id(), to_s(play.info().oldest_snapshot)
-    begun = play.ask(Begin(txn_id, "nyc", None, 600_000, SECRET))
-    assert isinstance(begun, Begun)
-    done = play.ask(Commit(begun.token, (), None, COMPANION, 60_000, number), seconds=0.2)
-    assert isinstance(done, Outcome)
-    return PublishBase(TABLE, from_s(number), txn_id)
-
-
-def one_shot(play: Tabled) -> PublishBase:
-    """It takes no number."""
-    txn_id = play.world.txn_id()
-    event = Event(COMPANION, 0, b"k", b"v", (), -1)
-    assert isinstance(play.ask(OneShot(txn_id, "nyc", None, (event,))), Outcome)
-    return PublishBase(TABLE, from_s(to_s(play.info().oldest_snapshot)), txn_id)
-
-
-def above_a_snapshot(play: Tabled) -> PublishBase:
-    return play.base(number=to_s(play.info().oldest_snapshot) + 1)
-
-
-def overtaken(play: Tabled) -> PublishBase:
-    first = play.base()
-    play.world.clock.sleep(2)
-    play.base()
-    return first
-
-
-def too_early(play: Tabled) -> PublishBase:
-    return play.base(number=1)
-
-
-def beside(play: Tabled, first: CreateStream, then: CreateStream) -> CreateStream:
-    assert isinstance(play.ask(first, seconds=0.2), StreamList)
-    return then
-
-
-REFUSED: dict[str, tuple[Callable[[Tabled], Any], str, str]] = {
-    "above a snapshot": (above_a_snapshot, "NotReady", "has to be readable from"),
-    "into the table, too": (lambda p: p.base(COMPANION, TABLE), "IllegalState", "alone"),
-    "into the table instead": (lambda p: p.base(TABLE), "IllegalState", "alone"),
-    "of nothing": (nothing, "IllegalState", "alone"),
-    "in one command": (one_shot, "IllegalState", "alone"),
-    "of another series": (lambda p: p.base(series="mine"), "IllegalState", "make another base"),
-    "with a later one": (overtaken, "IllegalState", "make another base"),
-    "of before the table": (too_early, "InvalidArgument", "was made after"),
-    "open": (lambda p: PublishBase(TABLE, from_s(5), p.begun(COMPANION)[0]), "IllegalState", "no base"),
-    "unknown": (lambda p: PublishBase(TABLE, from_s(5), b"x" * 16), "IllegalState", "no base"),
-    "no second": (lambda p: PublishBase(TABLE, 4097, b"x" * 16), "InvalidArgument", "whole second"),
-    "of no table": (lambda p: PublishBase(OTHER, from_s(5), b"x" * 16), "InvalidArgument", "no table"),
-    "a table's truncation": (lambda p: TruncateStream(TABLE, 5), "InvalidArgument", "compact"),
-    "its companion's": (lambda p: TruncateStream(COMPANION, 5), "InvalidArgument", "compact"),
-    "its companion's end": (lambda p: DeleteStream(COMPANION), "IllegalState", "with that table"),
-    "the name of a companion": (
-        lambda p: beside(p, CreateStream("nyc/x", 1, IS_TABLE), CreateStream("nyc/x-base", 1, {})),
-        "InvalidArgument",
-        "choose another",
-    ),
-    "a table beside such a stream": (
-        lambda p: beside(p, CreateStream("nyc/y-base", 1, {}), CreateStream("nyc/y", 1, IS_TABLE)),
-        "InvalidArgument",
-        "choose another",
-    ),
-    "a table of a topic with records": (
-        lambda p: CreateStream("nyc/z", 1, IS_TABLE, adopt=True), "InvalidArgument", "begins empty"
-    ),
-    "a companion of no table": (
-        lambda p: CreateStream("nyc/z-base", 1, {"table.base": "nyc/z"}), "InvalidArgument", "compact_table"
-    ),
-    "Kafka's compaction": (
-        lambda p: AlterStream(TABLE, {"cleanup.policy": "compact"}, ()), "UnsupportedSetting", "table compact"
-    ),
-    "the companion's retention": (
-        lambda p: AlterStream(COMPANION, {"retention.ms": "1"}, ()), "UnsupportedSetting", "bases has no setting"
-    ),
-    "a ratio of 1": (
-        lambda p: AlterStream(TABLE, {"table.compact.ratio": "1"}, ()), "InvalidArgument", "from 2"
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_what_is_no_base_is_refused_and_deletes_nothing(case: str) -> None:
-    make, code, said = REFUSED[case]
-    play = Tabled()
-    command = make(play)
-    events = play.events(TABLE)
-    refused = play.ask(command, seconds=0.2)
-    assert (refused.code, said in refused.message) == (code, True), refused
-    assert (play.events(TABLE), play.controller.state.bases) == (events, {})
-    assert play.controller.state.streams[TABLE].change is None
-
-
 @pytest.mark.parametrize("deleted", [2, 3])
-def test_a_table_that_was_adopted_once_has_no_base(
+def test_a_table_with_records_of_others_has_no_base_until_they_are_deleted(
     deleted: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nor are its former records deleted, which no base has; if retention has deleted them, it has one."""

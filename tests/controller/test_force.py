@@ -215,7 +215,7 @@ def test_a_merge_whose_journal_records_are_deleted_can_be_forced(keeps_table: bo
     assert play.big() == "COMMITTED"
 
 
-def test_a_merge_survives_a_broker_that_is_behind(
+def test_a_merge_survives_a_lagging_broker(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     play = Stuck(lost=False)

@@ -206,7 +206,7 @@ def member(monkeypatch: pytest.MonkeyPatch) -> Membership:
     )  # fmt: skip
 
 
-def test_a_member_that_stands_aside_leaves_the_group_for_a_time(member: Membership) -> None:
+def test_a_member_in_trouble_leaves_the_group_for_a_time(member: Membership) -> None:
     member.start()
     asked = time.monotonic()
     member.stand_aside(0.3)

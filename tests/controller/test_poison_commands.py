@@ -234,7 +234,9 @@ def test_batches_that_can_not_be_read_are_listed(monkeypatch: pytest.MonkeyPatch
     assert [(row.offset, row.what) for row in play.list().quarantined] == [(at, "unreadable")]
 
 
-def test_only_so_many_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_more_quarantined_commands_are_kept_than_the_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(limits, "QUARANTINED", limits.QUARANTINED._replace(value=3))
     monkeypatch.setitem(entrance._DECISIONS, r.GetState, failing(ValueError))
     play = Play()

@@ -255,7 +255,7 @@ def test_it_ends_with_a_line_that_says_what_to_do(tmp_path: Path) -> None:
     assert "Traceback" not in output
 
 
-def test_it_is_ready_while_it_stands_by_and_while_its_passes_end(
+def test_a_service_is_ready_without_partitions_and_while_its_passes_end(
     controller: service.ControllerService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert controller._trouble() == "starting, or leaving"

@@ -172,7 +172,7 @@ def test_the_answer_stays_the_same_wherever_the_series_goes(world: World) -> Non
     assert world.commit("B") == "TransactionAborted"
 
 
-def test_a_begin_of_one_that_gave_way_is_told_the_same(world: World) -> None:
+def test_a_begin_of_one_that_gave_way_has_the_same_answer(world: World) -> None:
     """Who has not the token, but what it takes to begin, asks again by beginning."""
     commit(world, "A", 5)
     commit(world, "B", 5)
@@ -348,7 +348,7 @@ def test_series_are_of_a_scope_and_have_a_name(world: World) -> None:
     assert (world.series("s"), world.series("s", "sfo")) == ("3 by A", "3 by C")
 
 
-def test_whoever_asks_again_before_the_merge_waits_too(world: World) -> None:
+def test_a_repeated_commit_before_the_merge_waits_too(world: World) -> None:
     world.begin("A")
     world.commit("A", asker="1", name="s", number=3)
     assert world.commit("A", asker="2", name="s", number=3) == "[1] A COMMITTED 0; A COMMITTED 0"
@@ -493,7 +493,9 @@ def set_series(world: World, expected: int | None, number: int, lane: str = "adm
         ((1 << 63) - 1, "InvalidArgument"),
     ],
 )
-def test_a_jump(world: World, number: int, answer: str) -> None:
+def test_a_number_may_be_further_than_the_next_up_to_a_limit(
+    world: World, number: int, answer: str
+) -> None:
     first = commit(world, "F", number - 7, "first")
     assert first.replace("F", "B") == answer, "from 0 on it is as far"
     commit(world, "A", 7)

@@ -79,7 +79,9 @@ def test_plain_writes_that_wait_for_a_later_round_stay() -> None:
         (2, 999, {"clean_records": 100, "clean_bytes": 1_000}, False),
     ],
 )
-def test_only_what_pays(records: int, size: int, changes: dict[str, int], cut: bool) -> None:
+def test_a_journal_is_truncated_once_enough_records_or_bytes_are_unneeded(
+    records: int, size: int, changes: dict[str, int], cut: bool
+) -> None:
     world = opened("A", **changes)
     world.write("A", "w1", count=records, size=size)
     end(world, "A")
@@ -99,7 +101,7 @@ def test_little_goes_too_after_a_while() -> None:
     assert len([row for row in world.log if k.low_water_key(*PLACE) in dict(row)]) == 1, "once"
 
 
-def test_it_is_looked_at_now_and_then_only() -> None:
+def test_journals_are_checked_for_truncation_once_in_clean_ms() -> None:
     world = opened("A", "B", clean_ms=10_000)
     world.wait(10_000)
     world.write("A", "w1")
@@ -143,7 +145,7 @@ def test_rejected_records_below_are_counted_in_the_row() -> None:
     assert index_rows(world) == {}
 
 
-def test_a_table_that_was_not_kept_up_goes_on_at_the_low_water() -> None:
+def test_a_table_that_lags_continues_at_the_low_water() -> None:
     world = opened("A", "B")
     world.write("B", "w1", count=2, epoch=1)
     world.write("A", "w1", count=3)
@@ -216,7 +218,7 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cleanup, "MAX_MOVED", 3)
 
 
-def test_a_chunk_has_so_many_bytes() -> None:
+def test_no_more_runs_are_moved_at_once_than_a_chunk_has_bytes() -> None:
     world = opened("A", move_bytes=25_000)
     for _ in range(5):
         world.write("A", "w1")
@@ -344,7 +346,7 @@ def test_who_waits_for_one_stream_keeps_no_journal_of_another(
         assert world.row("A").state == "COMMITTED"
 
 
-def test_only_as_much_is_moved_as_must_be() -> None:
+def test_no_more_runs_are_moved_than_the_limit_needs() -> None:
     world = opened("A", "B", move_bytes=25_000)
     world.write("A", "w1")
     for _ in range(3):

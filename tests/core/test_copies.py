@@ -313,7 +313,7 @@ def test_a_copy_of_a_refused_scaling_is_not_answered_as_done() -> None:
 
 
 @pytest.mark.parametrize("row", WORK, ids=lambda row: row.name)
-def test_a_copy_while_the_work_goes_on_waits_for_the_same_answer(row: Row) -> None:
+def test_a_copy_that_comes_during_the_work_waits_for_the_same_answer(row: Row) -> None:
     world, command, told = played(row)
     world.follows = False
     for _ in range(2):
@@ -324,7 +324,7 @@ def test_a_copy_while_the_work_goes_on_waits_for_the_same_answer(row: Row) -> No
     assert isinstance(answer, r.StreamList)
 
 
-def test_a_command_that_does_not_say_what_its_sender_was_told_is_not_judged() -> None:
+def test_a_command_without_its_senders_time_is_not_judged() -> None:
     world, command, _ = played(next(row for row in ROWS if row.name == "a right given"))
     world.say("first", command, None)
     world.say("other", grant(TAKE | Right.WRITE), None)

@@ -303,7 +303,7 @@ def test_without_a_charge_some_command_costs_more(
     "name",
     ["list open ones", "list what is open", "list all locks", "describe all", "list series"],
 )
-def test_a_lane_does_not_look_at_what_only_others_may_see(name: str) -> None:
+def test_a_lane_pays_nothing_for_what_only_others_may_see(name: str) -> None:
     turn, decide = played(name, lane="lane7")
     decide()
     assert not isinstance(turn.round.replies[0][1], r.Refusal)

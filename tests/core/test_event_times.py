@@ -95,7 +95,7 @@ def test_what_is_decided_stays_so_for_a_successor(
     assert opened.turn() == "[commit A] A COMMITTED 2"
 
 
-def test_a_successor_whose_clock_is_behind_takes_what_its_former_did(world: World) -> None:
+def test_a_successor_with_a_late_clock_accepts_what_the_leader_before_it_did(world: World) -> None:
     """The time of commits never goes back."""
     kept(world, 1_000)
     time = world.wall_ms + AHEAD_MS

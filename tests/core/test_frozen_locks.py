@@ -152,7 +152,7 @@ def test_ranges_and_writes_that_are_not_known(way: str) -> None:
     assert one_shot(bank, b"z") or way == "one_shot"
 
 
-def test_a_plain_write_holds_those_behind_it_in_its_partition_alone() -> None:
+def test_a_waiting_plain_write_holds_later_ones_of_its_partition_alone() -> None:
     bank = Big()
     bank.frozen("T", b"read")
     for key in (b"before", b"read", b"behind"):
@@ -168,7 +168,7 @@ def test_a_plain_write_holds_those_behind_it_in_its_partition_alone() -> None:
 
 
 @pytest.mark.parametrize("known", [True, False])
-def test_of_two_that_read_each_other_s_rows_one_commits_and_one_fails(known: bool) -> None:
+def test_one_of_two_that_read_each_others_rows_commits(known: bool) -> None:
     bank = Big()
     bank.new("U")
     bank.reads("T", b"a", table=A)
@@ -205,7 +205,9 @@ def test_who_would_break_a_frozen_one_s_locks_or_be_broken_by_it_is_not_frozen(s
 
 
 @pytest.mark.parametrize("read", [0, 1])
-def test_a_new_leader_that_has_not_read_what_a_carried_one_wrote_freezes_none(read: int) -> None:
+def test_a_new_leader_freezes_no_commit_before_it_has_read_what_frozen_ones_wrote(
+    read: int,
+) -> None:
     """T, frozen, wrote two runs: with ``read`` of them known, nothing tells that it breaks a lock of U."""
     bank = Big()
     bank.new("U")
@@ -317,7 +319,7 @@ def test_a_frozen_one_is_not_in_doubt() -> None:
     assert bank.carry("T") == "COMMITTED"
 
 
-def test_locks_are_looked_at_before_they_freeze() -> None:
+def test_locks_are_validated_before_they_freeze() -> None:
     bank = Big()
     bank.lock_reads(b"k", writer="T")
     bank.writes("T", B, b"x")
@@ -368,7 +370,7 @@ def test_who_waits_for_long_is_not_passed_by_later_readers() -> None:
     assert bank.state_of("V") == "ABORTED"
 
 
-def test_one_shots_that_are_not_sent_again_bar_nobody() -> None:
+def test_one_shots_that_are_not_sent_again_bar_no_reader() -> None:
     bank = Big()
     bank.frozen("T", b"read")
     assert not one_shot(bank, b"read")
@@ -426,7 +428,7 @@ def test_random_transactions_come_to_an_end_and_no_read_is_broken() -> None:
     assert frozen_ones > 5
 
 
-def test_who_waits_for_whom_is_told() -> None:
+def test_locks_are_listed_with_the_transactions_they_wait_for() -> None:
     bank = Big()
     bank.frozen("T", b"read", b"more")
     assert not one_shot(bank, b"read")

@@ -93,7 +93,7 @@ def test_but_not_of_open_or_admin(lane: str) -> None:
     assert listed(world) == FROM_THE_START
 
 
-def test_the_partition_that_serves_the_scope_is_told_its_creator() -> None:
+def test_the_partition_that_serves_a_scope_gets_its_creator() -> None:
     """Also if another lane asks again, as the first message may be lost."""
     directory = World(control_partitions=64)
     directory.find_scope("nyc")  # the directory serves it itself
@@ -145,7 +145,7 @@ def test_what_an_operator_said_of_a_scope_stays_when_it_is_made() -> None:
 # -- the audit -----------------------------------------------------------------------------------
 
 
-def test_what_operators_do_leaves_a_row_once_it_is_carried_out() -> None:
+def test_each_operators_command_leaves_one_row_once_it_is_done() -> None:
     world = nyc("nyc/a", "nyc/b")
     world.grant("ops", "*", ALL & ~Right.ADMIN)
     turn = world.new_turn()

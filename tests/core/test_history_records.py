@@ -30,7 +30,7 @@ def test_a_round_without_merges_has_no_history() -> None:
     assert history_records(Round(), {}, {}) == {}
 
 
-def test_one_commit() -> None:
+def test_a_commit_is_one_record_of_each_stream() -> None:
     tail = Tail(vector={0: 10, 1: 20, 2: 30}, last=7)
     landed = {(0, 0): Landed(11, 14, 3), (0, 1): Landed(30, 32, 2)}
     round_ = Round(history=[commit(1, "s/a", 0, 2)])
@@ -122,6 +122,6 @@ def test_when_a_round_is_empty(round_: Round, empty: bool) -> None:
     assert round_.empty is empty
 
 
-def test_the_streams_whose_history_goes_on() -> None:
+def test_a_round_names_the_streams_with_new_history() -> None:
     round_ = Round(history=[opening("s/a", 0), commit(1, "s/b", 0), commit(2, "s/b", 0)])
     assert round_.streams == ["s/a", "s/b"]

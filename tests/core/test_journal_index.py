@@ -56,7 +56,9 @@ VERDICTS: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize(("given", "reason"), VERDICTS.values(), ids=VERDICTS.keys())
-def test_verdict(opened: World, given: dict[str, Any], reason: str) -> None:
+def test_a_record_that_belongs_to_no_open_commit_is_rejected_with_a_reason(
+    opened: World, given: dict[str, Any], reason: str
+) -> None:
     for label in "BCD":
         opened.begin(label)
     opened.abort("C")
@@ -325,7 +327,7 @@ def test_weighing_several_writers_and_partitions(opened: World) -> None:
     assert size == 400
 
 
-def test_an_end_above_what_is_read_is_not_covered(opened: World) -> None:
+def test_an_end_that_is_not_read_yet_is_not_covered(opened: World) -> None:
     opened.write("A", "w1", count=2)
     receipt = opened.receipt("A", "w1", loose=1)
     assert weigh(opened, receipt)[0] is False
@@ -425,7 +427,7 @@ def test_extents_by_writer_stream_and_partition() -> None:
     }
 
 
-def test_layouts(world: World) -> None:
+def test_the_layout_of_an_epoch_names_the_segment_of_each_partition(world: World) -> None:
     segments = world.state.streams["nyc/a"].segments
     assert world.state.layout("nyc/a", 0) == segments
     assert world.state.layout("nyc/a", 1) == ()

@@ -65,20 +65,11 @@ def setting(
         ([setting(OPEN_LANE, True, ())], (True, (), {}, False)),
         ([setting(OPEN_LANE, True, ()), setting(OPEN_LANE, ids=())], (False, (), {}, True)),
         ([setting(ADMIN_LANE, open=5)], (False, IDS, {"open": 5}, False)),
-        ([setting(ADMIN_LANE, True)], "InvalidArgument"),
-        ([setting("Etl")], "InvalidArgument"),
-        ([setting("e" * 51)], "InvalidArgument"),
-        ([setting("-e")], "InvalidArgument"),
-        ([setting("etl"), setting("etl", ids=("c", "x"))], "IllegalState"),
-        ([setting("etl"), setting("etl", ids=())], "IllegalState"),
     ],
 )
 def test_lanes_are_set(commands: list[r.SetLane], answer: Any) -> None:
     world = nyc()
     found = [admin(world, command) for command in commands][-1]
-    if isinstance(answer, str):
-        assert found == answer
-        return
     (info,) = found
     own = dict(world.state.lanes[info.lane].quotas)
     assert (info.blocked, info.topic_ids, own, info.position == AT_END) == answer
@@ -87,16 +78,10 @@ def test_lanes_are_set(commands: list[r.SetLane], answer: Any) -> None:
     assert position_of(State(world.table), info.lane) == info.position
 
 
-def test_only_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "LANES", limits.LANES._replace(value=2))
-    world = nyc()
-    answers = [admin(world, setting(lane)) for lane in ("a", "b", "c", "a")]
-    assert answers[2] == "InvalidArgument"
-    assert [info.lane for info in admin(world, r.ListLanes())] == ["a", ADMIN_LANE, "b", OPEN_LANE]
-
-
 @pytest.mark.parametrize(("lane", "found", "at"), [("etl", 7, 7), (OPEN_LANE, 7, 0)])
-def test_going_on(lane: str, found: int, at: int) -> None:
+def test_an_unblocked_lane_continues_at_the_end_of_its_topic(
+    lane: str, found: int, at: int
+) -> None:
     """The offset of `open` stands in the round's own row."""
     world = nyc()
     admin(world, setting(lane, True))
@@ -159,7 +144,9 @@ def test_commits_of_a_blocked_lane(owner: str, decided: bool, end: str) -> None:
         ("web", ("etl",), {"web": 6_000}, True),
     ],
 )
-def test_silence(owner: str, writers: tuple[str, ...], seen: dict[str, int], ends: bool) -> None:
+def test_silence_aborts_once_all_lanes_of_the_transaction_are_read(
+    owner: str, writers: tuple[str, ...], seen: dict[str, int], ends: bool
+) -> None:
     """``seen``: for each lane that is read, ms behind the begin up to which it is."""
     world = nyc()
     world.grant("web", "nyc/*", Right.WRITE)
@@ -193,7 +180,7 @@ def test_silence_of_a_lane_that_can_not_be_read(keepalive_ms: int, well_ms: int,
     assert len(world.round.unread) == (end == "ABORTED")
 
 
-def test_only_so_many_lanes_of_helpers_are_known() -> None:
+def test_no_more_lanes_of_helpers_are_kept_than_the_limit() -> None:
     world = nyc()
     world.begin("A", keepalive_ms=5_000)
     lanes = [f"l{number}" for number in range(limits.HELPERS.value + 2)]

@@ -129,7 +129,7 @@ def test_an_old_table_is_swept_of_what_others_have_committed() -> None:
     assert world.plain() == "nyc/a 0[2-3)"
 
 
-def test_a_round_has_room_for_so_many() -> None:
+def test_a_round_merges_no_more_than_its_bytes() -> None:
     world = nyc(round_bytes=1_000)
     for _ in range(5):
         world.write_plainly(size=400)
@@ -225,7 +225,7 @@ def test_after_a_scaling_they_go_to_the_new_layout() -> None:
     assert commit.layout == world.state.streams["nyc/a"].segments
 
 
-def test_when_the_broker_refused_something_they_go_one_by_one() -> None:
+def test_merges_are_sent_one_by_one_after_the_broker_refused_a_batch() -> None:
     world = nyc()
     for _ in range(3):
         world.write_plainly()

@@ -29,7 +29,7 @@ def test_even_ranges_tile_and_are_even(count: int) -> None:
 
 
 @given(st.integers(1, 64), u32)
-def test_a_position_lies_in_exactly_one_range(count: int, position: int) -> None:
+def test_a_position_is_in_exactly_one_range(count: int, position: int) -> None:
     assert sum(low <= position < high for low, high in ks.even_ranges(count)) == 1
 
 
@@ -113,7 +113,7 @@ def test_a_checksum_is_that_of_key_and_value_in_a_row(key: bytes, value: bytes) 
 @pytest.mark.parametrize(
     "form", ["{}", "user-{:08d}", "{:032x}", "N{}AA|JFK"], ids=["number", "padded", "hex", "mixed"]
 )
-def test_keys_that_look_alike_spread_evenly(form: str) -> None:
+def test_similar_keys_spread_evenly(form: str) -> None:
     keys, segments = 40_000, 16
     found = Counter(ks.position_of(form.format(i).encode()) * segments >> 32 for i in range(keys))
     mean = keys / segments

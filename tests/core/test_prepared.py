@@ -86,7 +86,7 @@ def test_it_is_merged_in_a_round_after_the_one_that_says_so(world: World) -> Non
 
 
 @pytest.mark.parametrize("lead", [False, True])
-def test_aborted(world: World, lead: bool) -> None:
+def test_a_client_aborts_what_is_prepared(world: World, lead: bool) -> None:
     prepare(world)
     if lead:
         world.lead(keep_table=False)
@@ -126,18 +126,7 @@ def test_repeated_with_a_later_receipt_of_the_same_events_it_is_the_same(world: 
     assert world.turn() == "[commit] A COMMITTED 3"
 
 
-def test_a_commit_that_was_not_prepared_is_told_so(world: World) -> None:
-    commit(world, "B")
-    assert prepare(world, "B") == "AlreadyCommitted"
-
-
 # -- what a commit checks, it checks --------------------------------------------------------------
-
-
-def test_an_unfinished_writer_is_refused_and_it_stays_open(world: World) -> None:
-    world.ask("touch", r.Touch(world.token("A"), "nyc/a", 7))
-    assert prepare(world) == "WritersUnfinished"
-    assert states(world) == ("OPEN", None)
 
 
 def test_it_waits_for_its_journals_until_its_deadline(world: World) -> None:
@@ -148,32 +137,14 @@ def test_it_waits_for_its_journals_until_its_deadline(world: World) -> None:
     assert prepare(world) == "A PREPARED 3"
 
 
-def test_many(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_prepared_one_that_ends_makes_room_for_another(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(limits, "PREPARED", limits.Limit(1, "transactions", ""))
     prepare(world)
     assert prepare(world, "B") == "TooManyTransactions"
     abort(world)
     assert prepare(world, "B") == "B PREPARED 0"
-
-
-def test_much(world: World) -> None:
-    world.settings = replace(world.settings, max_uncommitted_bytes=10)
-    assert prepare(world) == "TooManyUncommittedBytes"
-    world.settings = replace(world.settings, max_uncommitted_bytes=1 << 30)
-    assert prepare(world) == "A PREPARED 3"
-
-
-def test_a_batch_that_the_stream_takes_no_more(world: World) -> None:
-    row = world.state.streams["nyc/a"]
-    small = {**row.settings, "max.message.bytes": "20"}
-    world.log_rows([(stream_key("nyc/a"), replace(row, settings=small))])
-    assert prepare(world) == "EventTooLarge"
-
-
-def test_positions_are_not_prepared(world: World) -> None:
-    consumed = r.Consumed("nyc/p", b"", ())
-    command = replace(world.committing("A"), prepare=r.Prepare(b"", b""), consumed=consumed)
-    assert world.ask("prepare", command) == "InvalidArgument"
 
 
 # -- its claims -----------------------------------------------------------------------------------
@@ -214,7 +185,7 @@ def test_what_was_committed_before_is_its_answer(world: World, number: int | Non
 # -- who ends it ----------------------------------------------------------------------------------
 
 
-def test_only_its_ledgers_secret_ends_it(world: World) -> None:
+def test_no_secret_but_its_ledgers_ends_it(world: World) -> None:
     assert prepare(world, by=BY) == "A PREPARED 3"
     for secret in (None, OTHER):
         assert commit(world, secret=secret) == "NotAuthorized"
@@ -415,16 +386,6 @@ def test_null_keys_go_to_the_segments_that_their_client_chose(world: World) -> N
     shot(world, "S", *(event(key=None, segment_id=n, value=b"%d" % n) for n in (*numbers, -1)))
     assert commit(world, "S", LEDGER) == "S COMMITTED 3"
     assert world.plan() == "S nyc/a 0: 0 -1, 1: 1"
-
-
-def test_what_one_command_refuses(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert shot(world, "S", event("nyc/none")) == "UnknownStream"
-    assert shot(world, "S", event(value=bytes(70_000))) == "EventTooLarge"
-    assert shot(world, "S", event(headers={"h": bytes(70_000)})) == "EventTooLarge"
-    assert shot(world, "A") == "InvalidArgument", "that id is of an open one"
-    monkeypatch.setattr(limits, "PREPARED", limits.Limit(0, "transactions", ""))
-    assert shot(world) == "TooManyTransactions"
-    assert world.state.txn_row(world.id("S")) is None
 
 
 def test_a_stream_that_waits_leaves_it_prepared_and_a_lost_one_is_left_out(world: World) -> None:

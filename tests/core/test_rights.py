@@ -222,7 +222,7 @@ def verdicts(name: str) -> dict[str, bool]:
 
 
 @pytest.mark.parametrize("name", MATRIX)
-def test_who_may(name: str) -> None:
+def test_no_lane_but_those_of_the_matrix_may_send_a_command(name: str) -> None:
     may = MATRIX[name][1].split()
     assert verdicts(name) == {lane: lane in may for lane in COLUMNS}
 
@@ -294,7 +294,9 @@ PAIRS = [
 
 @pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: pair[1])
 @pytest.mark.parametrize("lane", ["none", "reader", "stream"])
-def test_a_refusal_does_not_tell_what_is_there(pair: tuple[str, str], lane: str) -> None:
+def test_a_refusal_is_the_same_whether_the_stream_exists_or_not(
+    pair: tuple[str, str], lane: str
+) -> None:
     said = []
     for name in pair:
         world = made()
@@ -304,7 +306,7 @@ def test_a_refusal_does_not_tell_what_is_there(pair: tuple[str, str], lane: str)
     assert lane != "none" or len(said) == 2
 
 
-def test_a_lane_that_may_create_and_not_see_is_told_nothing_of_what_is_there() -> None:
+def test_a_lane_that_may_create_and_not_see_gets_no_settings_of_what_exists() -> None:
     """Its own streams it may create again."""
     world, told = made(), []
     for segments, settings in ((2, {}), (3, {}), (2, {"retention.ms": "12345678"})):

@@ -55,7 +55,7 @@ def test_commands_to_other_control_partitions_are_something() -> None:
     assert list(close_round(turn, 1, 0).rows) == [k.ROUND_KEY]
 
 
-def test_a_term_is_carried_on(world: World) -> None:
+def test_each_new_leader_has_the_next_term(world: World) -> None:
     world.lead()
     world.lead()
     world.begin("A")

@@ -123,7 +123,7 @@ def tell(world: World, command: str, named: bytes) -> str:
 
 
 @pytest.mark.parametrize("case", TABLE)
-def test_what_each_command_is_told(case: str) -> None:
+def test_each_command_is_answered_by_what_its_token_and_lane_allow(case: str) -> None:
     owner, sender, named, signs = TABLE[case]
     for command, sign in zip(COMMANDS, signs, strict=True):
         world = with_a(owner)
@@ -242,7 +242,7 @@ def test_a_stranger_who_repeats_begin_gets_nothing() -> None:
     assert world.ask("stranger", stranger) == "TransactionAborted"
 
 
-def test_what_a_stranger_is_told_of_a_finished_one_is_public() -> None:
+def test_a_stranger_gets_only_the_public_outcome_of_a_finished_transaction() -> None:
     world = nyc()
     world.begin("A")
     world.commit("A")

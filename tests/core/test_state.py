@@ -347,7 +347,7 @@ def test_what_goes_from_the_rows_goes_from_the_views() -> None:
     assert views_of(state) == views_of(State(Memory()))
 
 
-def test_who_was_heard_of_is_not_in_the_log() -> None:
+def test_times_of_heartbeats_are_not_in_the_log() -> None:
     world = nyc()
     world.begin("A")
     world.lead()

@@ -168,7 +168,9 @@ def reachable(
 
 
 @pytest.mark.parametrize(("state", "op", "letter"), cells(TRANSACTIONS, EXPECTED))
-def test_cell(state: TxnState, op: Op, letter: str) -> None:
+def test_each_cell_of_the_table_of_states_is_judged_so(
+    state: TxnState, op: Op, letter: str
+) -> None:
     assert TRANSACTIONS.moves(state, op) == (letter not in "=-")
     if letter == "=":
         assert TRANSACTIONS.judge(state, op) is None

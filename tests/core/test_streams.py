@@ -44,7 +44,7 @@ def test_a_scope_near_another(scope: str, near: str | None, answer: str) -> None
     assert answer.startswith("new") or world.state.scopes == scopes
 
 
-def test_its_control_partition_is_told_whenever_it_is_to_be_created() -> None:
+def test_each_creation_of_a_scope_is_answered_with_its_control_partition() -> None:
     """Again, too: retention may have taken what was told before, unread, and nobody else would ever say it."""
     world = World(control_partitions=4)
     world.find_scope("par")
@@ -78,7 +78,7 @@ def test_a_scope_is_adopted_unless_it_is_served_elsewhere() -> None:
     assert directory.state.scopes == {"par": 0, "nyc": 1}
 
 
-def test_only_the_directory_is_asked() -> None:
+def test_control_partitions_other_than_the_directory_refuse_to_find_scopes() -> None:
     world = World(control_partition=1, control_partitions=4)
     assert world.find_scope("nyc") == "InvalidArgument"
     assert "control partition 0" in world.message
@@ -197,7 +197,7 @@ def test_describe(city: World) -> None:
     assert city.describe(stream="nyc/c") == "UnknownStream"
 
 
-def test_describe_tells_what_was_rejected_and_how_far_the_journals_are_read(world: World) -> None:
+def test_describe_has_the_rejected_records_and_the_positions_in_journals(world: World) -> None:
     world.begin("A")
     world.touch("A")
     world.write("A", "w1", count=2)

@@ -33,7 +33,9 @@ timestamps = st.integers(0, (1 << 63) - 1)
 
 
 @given(st.integers(0, (1 << 63) - 2), us_values)
-def test_next_is_above_the_previous_and_not_below_the_clock(previous: int, now_us: int) -> None:
+def test_next_is_later_than_the_previous_and_not_before_the_clock(
+    previous: int, now_us: int
+) -> None:
     after = ht.next_after(previous, now_us)
     assert after > previous
     assert after >= now_us << 12
@@ -166,7 +168,7 @@ def test_a_time_to_come_is_reached_later(world: World) -> None:
     assert ask(world, NOW + 10 * MS) == NOW + 10 * MS
 
 
-def test_of_a_scope_that_is_not_served_here(world: World) -> None:
+def test_the_safe_time_of_another_partitions_scope_is_refused(world: World) -> None:
     assert ask(world, None, scope="sfo") == "UnknownScope"
 
 
@@ -383,7 +385,7 @@ def test_it_comes_with_receipts_and_tokens(opened: World, told_by: str) -> None:
     assert opened.row("A").commit_timestamp == seen + 1
 
 
-def test_what_needs_no_timestamp_is_carried_out(opened: World) -> None:
+def test_commands_without_a_timestamp_are_done_at_any_skew(opened: World) -> None:
     opened.seen = BROKEN
     before = opened.state.round.hybrid_time
     assert opened.get("A") == "A OPEN"

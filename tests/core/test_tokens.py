@@ -81,7 +81,7 @@ def test_a_token_comes_back(token: Token, secret: bytes) -> None:
         verify(data, bytes(reversed(secret)) if secret[0] != secret[-1] else OTHER[:31] + b"z")
 
 
-def test_layout() -> None:
+def test_a_token_has_the_bytes_of_the_protocol_page() -> None:
     assert make(SECRET, TOKEN) == raw(HEAD)
     narrowed = narrow(make(SECRET, TOKEN), rights=5, not_after_ms=BEGUN + 1, lane="wide")
     end = (BEGUN + 1).to_bytes(8, "big")

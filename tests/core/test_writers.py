@@ -63,7 +63,7 @@ def test_the_touched_epoch_is_the_streams_reference_epoch(world: World) -> None:
 
 
 @pytest.mark.parametrize("command", ["touch", "register"])
-def test_only_while_it_is_open(opened: World, command: str) -> None:
+def test_writers_are_added_only_while_the_transaction_is_open(opened: World, command: str) -> None:
     def again() -> str:
         if command == "touch":
             return opened.touch("A")
@@ -158,7 +158,7 @@ def test_a_receipt_covers_one_whose_events_it_has(
     assert covers(given, replace(other, extents=()))
 
 
-def test_writers_are_told_apart_by_64_bits(opened: World) -> None:
+def test_writers_differ_by_64_bits(opened: World) -> None:
     numbers = [2, 1, -1, (1 << 63) - 1, -(1 << 63)]
     for number in numbers:
         given = replace(receipt(opened), writer=number)

@@ -199,7 +199,7 @@ FEW = ("of another control partition", "ahead of the log")
     "what",
     [pytest.param(what, marks=() if what in FEW else pytest.mark.soak) for what in DISTRUST],
 )
-def test_not_to_be_trusted_it_is_thrown_away(
+def test_a_checkpoint_that_can_not_be_trusted_is_deleted(
     here: Stopped, what: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     before = here.lead()
@@ -214,7 +214,7 @@ def test_not_to_be_trusted_it_is_thrown_away(
 
 
 @pytest.mark.soak
-def test_of_another_place_it_is_thrown_away(
+def test_a_checkpoint_of_another_cluster_is_deleted(
     here: Stopped, zygote: Zygote, broker: Broker, log: Log, caplog: pytest.LogCaptureFixture
 ) -> None:
     other = stopped(zygote, broker, log)

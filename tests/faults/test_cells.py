@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.broker, pytest.mark.soak]
     400
 )  # start, faults and end have their own deadlines, which say what they waited for
 @pytest.mark.parametrize(("how", "whom", "reading"), CELLS)
-def test_cell(
+def test_no_promise_breaks_in_each_cell_of_faults(
     how: How,
     whom: Whom,
     reading: str,

@@ -87,7 +87,7 @@ def test_the_log_follows_leaders(three_brokers: EmbeddedCluster, unique: str) ->
 
 @pytest.mark.timeout(300 + 3 * MIXED_S)
 @pytest.mark.parametrize("seconds", [SOON_S, pytest.param(MIXED_S, marks=pytest.mark.soak)])
-def test_mixed(
+def test_no_promise_breaks_under_mixed_faults(
     three_brokers: EmbeddedCluster,
     zygote: Zygote,
     tmp_path: Path,

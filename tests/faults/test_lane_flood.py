@@ -144,7 +144,9 @@ def own_cluster(folder: Path) -> Iterator[str]:
 
 
 @pytest.mark.soak
-def test_others_stay_quick(tmp_path: Path, measured: Callable[[str], None]) -> None:
+def test_a_flood_of_one_lane_slows_no_other_lane(
+    tmp_path: Path, measured: Callable[[str], None]
+) -> None:
     with own_cluster(tmp_path) as bootstrap:
         calm, hot, waited = run(bootstrap, SECONDS, measured)
     assert hot <= TIMES * calm

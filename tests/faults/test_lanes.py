@@ -163,7 +163,7 @@ PASSING: dict[str, Trouble] = {
 
 @pytest.mark.soak
 @pytest.mark.slow(75)
-def test_others_go_on(tmp_path: Path) -> None:
+def test_trouble_of_one_lane_stops_no_other_lane(tmp_path: Path) -> None:
     seed = int(os.environ.get("ANABRANCH_SEED", random.randrange(1 << 32)))
     print("ANABRANCH_SEED =", seed)
     names, chance = list(PASSING), random.Random(seed)

@@ -116,7 +116,9 @@ class Weather:
                 held.let_go()
 
 
-def test_bad_weather(tmp_path: Path, measured: Callable[[str], None]) -> None:
+def test_no_promise_breaks_in_a_bad_network(
+    tmp_path: Path, measured: Callable[[str], None]
+) -> None:
     print(f"ANABRANCH_SEED={SEED}")
     weather = Weather(str(SEED), KINDS)
     with Zygote() as zygote, start_network() as network:

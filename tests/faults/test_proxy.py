@@ -152,7 +152,9 @@ def test_it_gets_through_once(
 
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("within", [0, 9])
-def test_cut(proxy: Proxy, server: Server, client: socket.socket, after: bool, within: int) -> None:
+def test_a_cut_connection_ends_after_these_bytes(
+    proxy: Proxy, server: Server, client: socket.socket, after: bool, within: int
+) -> None:
     on(proxy, 2, Cut(after=after, within=within))
     assert ask(client, 1) == 1
     client.sendall(request(2))
@@ -169,7 +171,9 @@ def test_cut(proxy: Proxy, server: Server, client: socket.socket, after: bool, w
         assert got == b""
 
 
-def test_swallow(proxy: Proxy, server: Server, client: socket.socket) -> None:
+def test_a_swallowed_request_is_never_answered(
+    proxy: Proxy, server: Server, client: socket.socket
+) -> None:
     on(proxy, 1, Swallow())
     client.sendall(request(1))
     assert is_silent(client)
@@ -177,7 +181,7 @@ def test_swallow(proxy: Proxy, server: Server, client: socket.socket) -> None:
     assert server.got == [request(2)]
 
 
-def test_change(proxy: Proxy, client: socket.socket) -> None:
+def test_an_answer_is_changed_once(proxy: Proxy, client: socket.socket) -> None:
     def to(asked: Request, answer: bytes) -> bytes:
         return answer[:4] + struct.pack(">i", 70 + asked.correlation) + answer[8:]
 

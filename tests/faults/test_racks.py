@@ -99,7 +99,9 @@ def test_the_nearest_replica_serves(brokers: EmbeddedCluster, asked: list[int]) 
 
 
 @pytest.mark.soak
-def test_a_follower_that_is_behind(brokers: EmbeddedCluster, asked: list[int]) -> None:
+def test_offsets_that_a_lagging_follower_lacks_are_read_from_the_leader(
+    brokers: EmbeddedCluster, asked: list[int]
+) -> None:
     """It says that an offset is out of range: its leader has it. So does one that is no replica at all."""
     place = made(brokers, "behind", [1])
     admin = AdminClient({"bootstrap.servers": brokers.bootstrap})

@@ -78,7 +78,7 @@ def look(crew: Crew, client: anabranch.Client, recorder: Recorder) -> None:
             answer["until"] = max((row[3] for row in answer["rows"]), default=0)
 
 
-def test_money(
+def test_no_money_is_lost_under_faults(
     three_brokers: EmbeddedCluster,
     zygote: Zygote,
     tmp_path_factory: pytest.TempPathFactory,

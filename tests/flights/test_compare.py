@@ -95,7 +95,7 @@ def test_times_are_not_compared_where_the_writer_sets_none() -> None:
     assert against(table, [(b"a", b"a1", 77), (None, b"n", 78)]) == Compared(2, [])
 
 
-def test_kinds() -> None:
+def test_each_event_has_a_kind() -> None:
     small = Small(3, 0, 2, 1.5)
     assert Small.from_bytes(small.to_bytes()) == small
     assert kind_of(small.to_bytes()) is Kind.SMALL
@@ -149,7 +149,7 @@ def test_rows_seen_are_counted_by_the_step() -> None:
     assert rows_seen(notes[:0], 1.0) == [[0.0, 0]]
 
 
-def test_small_commits() -> None:
+def test_times_of_small_commits_are_summed_up() -> None:
     ticks = [{"began": 2.0 + n, "seconds": n / 100} for n in range(1, 11)]
     found = measure_ticks(ticks, 2.0)
     assert (found["count"], found["p50_s"], found["max_s"]) == (10, 0.06, 0.1)

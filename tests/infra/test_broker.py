@@ -60,7 +60,7 @@ def produce(bootstrap: str, topic: str, *values: bytes) -> None:
     assert errors == []
 
 
-def test_a_life(tmp_path: Path) -> None:
+def test_a_broker_starts_stops_and_keeps_its_topics(tmp_path: Path) -> None:
     broker = EmbeddedBroker(tmp_path / "folder with é", quick_start=True)
     with pytest.raises(BrokerNotRunning):
         _ = broker.port
@@ -220,7 +220,7 @@ def test_a_start_that_takes_too_long(timeout_s: float, monkeypatch: pytest.Monke
     assert time.monotonic() - started < timeout_s + 5
 
 
-def test_no_java(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broker_without_java_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse() -> None:
         raise NoJava("none")
 

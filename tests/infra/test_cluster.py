@@ -43,7 +43,7 @@ def test_arguments(tmp_path: Path) -> None:
     assert not (tmp_path / "wrong").exists()
 
 
-def test_a_folder_is_of_so_many_brokers(tmp_path: Path) -> None:
+def test_a_folder_of_three_brokers_does_not_fit_two(tmp_path: Path) -> None:
     first = EmbeddedCluster(3, tmp_path, ports=[30_001, 30_002, 30_003])
     assert first.bootstrap.count(",") == 2
     assert first.running == []

@@ -245,7 +245,7 @@ def test_an_answer_of_any_size_comes_whole(size: int) -> None:
         writer.join()
 
 
-def test_a_host_that_is_none_is_no_connection() -> None:
+def test_an_impossible_host_name_is_no_connection() -> None:
     """Brokers tell hosts, too."""
     with pytest.raises(ConnectionBroken, match=r"no connection to broker\.\.internal:1"):
         Connection("broker..internal", 1, client_id="c", deadline=time.monotonic() + 9)

@@ -65,7 +65,7 @@ def test_names_are_escaped() -> None:
         ("", "not one of SCRAM"),
     ],
 )
-def test_a_first_answer_that_is_none(first: str, said: str) -> None:
+def test_a_first_answer_that_is_malformed_is_refused(first: str, said: str) -> None:
     exchange = scram()
     next(exchange)
     with pytest.raises(SaslError, match=said):
@@ -81,7 +81,7 @@ def test_a_broker_that_does_not_know_the_password(final: str) -> None:
         exchange.send(final.encode())
 
 
-def test_plain() -> None:
+def test_plain_sends_one_message() -> None:
     exchange = Plain("tim", "tanstaaftanstaaf").exchange(0.0)
     assert next(exchange) == b"\0tim\0tanstaaftanstaaf"  # RFC 4616
     with pytest.raises(StopIteration):

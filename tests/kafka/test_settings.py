@@ -173,7 +173,7 @@ def test_what_a_mechanism_lacks_is_named(given: dict[str, str], said: str) -> No
     assert "hush" not in str(caught.value)
 
 
-def test_tls(tmp_path: Path) -> None:
+def test_tls_checks_the_host_name_unless_it_is_switched_off(tmp_path: Path) -> None:
     found = parse_settings("a:1", {"security.protocol": "SSL"}).tls
     assert found is not None
     context = found.context()

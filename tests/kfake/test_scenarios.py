@@ -180,7 +180,7 @@ def test_the_doctor_says_what_works(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_steps(kind: str, place: Place, step: str) -> None:
+def test_each_step_works_or_is_refused_on_each_kind(kind: str, place: Place, step: str) -> None:
     named = REFUSED.get((kind, step))
     if named is None:
         takes(kind, place, step)

@@ -267,7 +267,7 @@ def placed(found: list[anabranch.Event], at: int) -> set[Place]:
         ),
     ],
 )
-def test_money(
+def test_no_money_is_lost_when_processes_are_killed(
     broker: Broker,
     log: Log,
     unique: str,

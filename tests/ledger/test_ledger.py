@@ -453,7 +453,7 @@ def test_a_database_that_stays_away_aborts_nothing(
     assert differences(world, place) == set()
 
 
-def test_recovery_committed_it_and_nobody_can_be_asked(place: Place) -> None:
+def test_a_commit_that_recovery_ended_is_unknown_while_no_controller_answers(place: Place) -> None:
     """The commit's answer is lost; recovery ends it and forgets the row; then the controllers are away."""
     world, done, connections = start(place), list[Recovered](), list[Any]()
 
@@ -641,7 +641,7 @@ def test_a_transaction_that_waits_keeps_no_other_one(
     assert ledger.recover(client, older_than=LONG_AGO).forgotten == 1
 
 
-def test_a_look_is_short_though_the_controllers_go_away(
+def test_a_read_of_the_outcome_is_short_without_controllers(
     world: World, place: Place, ledger: Ledger
 ) -> None:
     for n in range(50):
@@ -681,7 +681,7 @@ def test_a_row_that_contradicts_the_log_is_an_alarm_and_stays(
     assert {row.txn_id for row in ledger.rows()} == {txn_id}
 
 
-def test_a_row_whose_outcome_is_forgotten_is_told_once(
+def test_a_row_whose_outcome_is_forgotten_is_reported_once(
     world: World, place: Place, ledger: Ledger
 ) -> None:
     """The transaction was committed, and no recovery ran for longer than outcomes are kept."""

@@ -48,7 +48,9 @@ def races(place: Place, seeds: range) -> tuple[Counter[str], list[str]]:
 
 @pytest.mark.slow(8)
 @pytest.mark.timeout(300)  # hundreds, beside others on two cores
-def test_races(place: Place, request: pytest.FixtureRequest) -> None:
+def test_no_race_ends_differently_on_both_sides(
+    place: Place, request: pytest.FixtureRequest
+) -> None:
     kind = "sqlite" if isinstance(place, SQLitePlace) else "postgresql"
     told: Counter[str] = Counter()
     for first in range(0, SEEDS[kind], EACH):

@@ -78,7 +78,9 @@ def test_silence_alone_is_no_loss(world: World) -> None:
 
 
 @pytest.mark.parametrize("answer", ["nothing", "nobody"])
-def test_not_answered_twice_while_another_is(world: World, answer: str) -> None:
+def test_a_handle_without_two_answers_is_renewed_while_another_is_answered(
+    world: World, answer: str
+) -> None:
     world.handle.answer = answer
     assert world.after(31) == (False, 1, 0)
     assert world.after(4) == (False, 1, 0)

@@ -449,7 +449,7 @@ CATALOGUE: tuple[Mutant, ...] = (
     Mutant("a base's rows are the compactor's", tables.rows_of_the_compactor, simulated=False,
            by_clients=True, suite="tests/tables/test_base.py"),
     Mutant("any transaction is a base", tables.any_base, simulated=False,
-           suite="tests/controller/test_bases.py"),
+           suite="tests/core/test_refusals_of_tables.py"),
     # -- bytes
     Mutant("a run begins an offset late", batches.late_first_offset, simulated=False,
            suite="tests/batches/test_framing.py"),

@@ -74,7 +74,7 @@ def test_a_restore_in_silence_asks_for_the_end_again(
             reader.restore({0: TaskInfo(0, 1, "h", 0, 3, b"", 0, None, (), 8)}, 60, lambda: None)
 
 
-def test_a_copy_that_lies_behind_the_end_is_thrown_away(tmp_path: Path) -> None:
+def test_a_copy_past_the_end_of_the_topic_is_deleted(tmp_path: Path) -> None:
     """The topic lost records: a standby continued after what others wrote in their place, and lacked it."""
     clock = ManualClock()
     log = MemoryCluster(clock).log("r")

@@ -324,7 +324,7 @@ class CountingTable(Table):
             yield pair
 
 
-def test_what_is_due_is_looked_at_once_beside_timers_of_another_program(tmp_path: Path) -> None:
+def test_due_timers_are_read_once_among_timers_of_another_program(tmp_path: Path) -> None:
     table, fired = CountingTable(tmp_path), list[int]()
     live, gone = prefix_of(10), prefix_of(11)
     dues = [*((due, gone) for due in range(300)), *((due, live) for due in range(500, 800))]

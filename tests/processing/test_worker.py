@@ -129,7 +129,7 @@ def windows(*more: str) -> Processor:
     return app
 
 
-def test_windows_that_close_together_and_the_events_behind_them_take_several_cuts(
+def test_windows_that_close_together_and_later_events_take_several_cuts(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cut = TaskReader.cut  # in memory each read gives one commit

@@ -165,7 +165,7 @@ def test_reading_continues_where_the_log_begins(log: MemoryLog) -> None:
         fetch(strict)
 
 
-def test_a_broker_that_is_behind_is_asked_again(log: MemoryLog) -> None:
+def test_a_lagging_broker_is_asked_again(log: MemoryLog) -> None:
     """What it has not (yet, or any more) is waited for: there is no way back, nor over what may still come."""
 
     def expired(place: TopicPartition, offset: int) -> None:

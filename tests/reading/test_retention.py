@@ -352,7 +352,7 @@ def test_another_stream_of_the_name_raises_while_a_broker_is_away(position: int)
     assert 2 <= world.clock.monotonic() - began < 4
 
 
-def test_a_lag_behind_a_cut_history_counts_what_is_left() -> None:
+def test_the_lag_after_a_truncation_counts_the_events_that_are_left() -> None:
     world = World()
     world.client.create_stream(A)
     for number in range(5):

@@ -223,7 +223,7 @@ def test_nothing_is_known_without_spans() -> None:
 
 
 @pytest.mark.parametrize("first", [0, 1, 5, 9, 10, 30])
-def test_overlapping(first: int) -> None:
+def test_spans_that_overlap_an_interval_are_found(first: int) -> None:
     rows = [(0, 5, 1, 1), (6, 10, 2, 1), (10, 12, 3, 2)]
     for end in range(first, 14):
         found = spans(*rows).overlapping(first, end)

@@ -249,7 +249,7 @@ ATTACKS = [
 
 
 @pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.name.replace(" ", "-"))
-def test_a_thief(scene: Scene, attack: Attack) -> None:
+def test_a_stolen_lane_harms_no_other_lane(scene: Scene, attack: Attack) -> None:
     before = scene.last or scene.seen()
     took: list[float] = []
     over = threading.Event()

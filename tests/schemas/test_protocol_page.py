@@ -178,7 +178,7 @@ def page_function() -> Callable[[bytes], int]:
     return found
 
 
-def test_key_positions() -> None:
+def test_a_key_has_the_position_that_the_page_says() -> None:
     function = page_function()
     assert len(FOUND["key_positions"]) >= 12
     for each in FOUND["key_positions"]:
@@ -193,7 +193,7 @@ def test_key_positions() -> None:
     assert {each["segment_of_4"] for each in FOUND["key_positions"]} == {0, 1, 2, 3}
 
 
-def test_tasks() -> None:
+def test_a_key_has_the_task_that_the_page_says() -> None:
     """By the sentences of section 10."""
     for each in FOUND["tasks"]:
         low, high, at = each["segment_low"], each["segment_high"], each["position"]
@@ -235,7 +235,7 @@ def test_checksums() -> None:
     assert known[shown[0].encode(), shown[1].encode()] == int(shown[2])
 
 
-def test_headers() -> None:
+def test_the_headers_of_the_page_are_read_back() -> None:
     found = dict(re.findall(r"^(ab\.\w+) +([0-9a-f]+)$", TEXT, re.MULTILINE))
     txn_id, writer, epoch = ids.unpack_txn_header(bytes.fromhex(found["ab.txn"]))
     assert (txn_id, writer, epoch) == (TXN, WRITER, 0)
@@ -244,7 +244,7 @@ def test_headers() -> None:
     assert found["ab.cid"] == cid(1).hex()
 
 
-def test_the_token() -> None:
+def test_a_token_is_made_from_the_words_of_the_page() -> None:
     """From the page's words alone, without the code that it describes."""
     shown = "\n".join(section("token").splitlines()[1:-1]).split("\n\n")
     whole, narrowed = ([bytes.fromhex(line) for line in text.split("\n")] for text in shown)

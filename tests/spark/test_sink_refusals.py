@@ -47,7 +47,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("columns", "options", "says"), REFUSED)
-def test_refused(
+def test_a_wrong_column_or_option_is_refused(
     spark: SparkSession,
     monkeypatch: pytest.MonkeyPatch,
     columns: str,

@@ -178,7 +178,7 @@ KEYS = [
 
 
 @pytest.mark.parametrize(("columns", "key", "keep", "made", "value"), KEYS)
-def test_keys(
+def test_a_key_is_made_from_its_column(
     spark: SparkSession,
     columns: str,
     key: str | None,

@@ -88,7 +88,7 @@ def test_as_of_a_result(load: Load, world: World, number: int) -> None:
 
 
 @pytest.mark.parametrize("mode", ["snapshot", pytest.param("latest", marks=pytest.mark.soak)])
-def test_a_difference(load: Load, world: World, mode: str) -> None:
+def test_a_load_since_a_time_has_the_later_events(load: Load, world: World, mode: str) -> None:
     since, at = (world.results[i].commit_timestamp for i in (3, -2))
     found = sorted(seen_by_spark(load(since=since, at=at, mode=mode)))
     assert found == sorted(e for e in world.expected if since < (e.commit_timestamp or 0) <= at)

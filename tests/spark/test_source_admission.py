@@ -215,7 +215,7 @@ def test_what_may_have_siblings_that_are_not_seen_is_left() -> None:
     assert both.positions == start | {"t/c": At(0, {0: 1})}
 
 
-def test_epochs() -> None:
+def test_a_micro_batch_has_one_epoch_if_the_limit_says_so() -> None:
     written = Written()
     written.commit(1, {0: 1, 1: 1}, txn=1)
     written.scale(2, sealed=[0])

@@ -124,7 +124,9 @@ def test_a_query_that_continues(cut: Cut, source: Callable[..., StreamReader]) -
         read(reader, reader.partitions(cut.positions[1], cut.positions[-1]))
 
 
-def test_a_snapshot(cut: Cut, source: Callable[..., StreamReader]) -> None:
+def test_a_snapshot_of_a_cut_history_is_refused_unless_loss_is_allowed(
+    cut: Cut, source: Callable[..., StreamReader]
+) -> None:
     lenient = {"failondataloss": "false"}
     with pytest.raises(SnapshotExpired, match=UNTOLD):
         batch(cut)

@@ -197,7 +197,7 @@ def act(txn: Any, action: str) -> str:
 
 @pytest.mark.parametrize("isolation", ["serializable", "snapshot"])
 @pytest.mark.parametrize("name", HERMITAGE)
-def test_anomalies(bank: Bank, name: str, isolation: Any) -> None:
+def test_each_anomaly_of_hermitage_is_prevented(bank: Bank, name: str, isolation: Any) -> None:
     put(bank, **{"1": 10, "2": 20, "k": None, "x": None})
     bank.rows.snapshot().close()
     steps = [line.strip().partition(" -> ") for line in HERMITAGE[name].strip().splitlines()]

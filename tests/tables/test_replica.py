@@ -339,7 +339,9 @@ def test_a_snapshot_of_a_table_that_is_just_being_dropped(
         ((None, None, b"k" * 8194), "8,194 bytes"),
     ],
 )
-def test_bounds(given: tuple[bytes | None, ...], wanted: object) -> None:
+def test_bounds_of_a_scan_follow_from_its_arguments(
+    given: tuple[bytes | None, ...], wanted: object
+) -> None:
     if isinstance(wanted, str):
         with pytest.raises(InvalidArgument, match=wanted):
             bounds(*given)

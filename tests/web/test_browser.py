@@ -166,7 +166,7 @@ def test_by_keyboard_alone(page: Page, client: anabranch.Client, scope: str, txn
 
 
 @pytest.mark.soak
-def test_without_scripts(browser: Browser, web: WebProcess, scope: str) -> None:
+def test_forms_work_without_scripts(browser: Browser, web: WebProcess, scope: str) -> None:
     with browser.new_context(base_url=web.url, java_script_enabled=False) as context:
         page = context.new_page()
         page.goto(f"streams/{scope}/s")

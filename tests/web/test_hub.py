@@ -130,7 +130,7 @@ def test_a_cluster_that_does_not_answer_is_said(monkeypatch: pytest.MonkeyPatch)
     run(play, look)
 
 
-def test_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pages_past_the_limit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub, "MOST_LOOKING", 2)
     monkeypatch.setattr(hub, "MOST_PAGES", 3)
 

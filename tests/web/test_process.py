@@ -70,7 +70,7 @@ def test_stuck_or_killed_it_changes_nothing_for_others(
         assert sum(1 for _ in events) == 41
 
 
-def test_it_only_shows_unless_it_may_act_and_ends_though_browsers_look_on(
+def test_pages_are_read_only_without_a_secret_and_the_process_ends_while_browsers_poll(
     cluster: Cluster, client: anabranch.Client, tmp_path: Path, unique: str
 ) -> None:
     web = start_web(cluster.bootstrap, tmp_path, "--host-name", "Proxy.example")

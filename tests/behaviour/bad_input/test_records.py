@@ -100,7 +100,7 @@ WRONG_HEADERS: dict[str, list[tuple[str, bytes]]] = {
 }
 
 
-def test_a_command_that_can_not_be_answered_is_carried_out(
+def test_a_command_that_can_not_be_answered_is_done(
     place: Place, subtests: pytest.Subtests
 ) -> None:
     """Nothing says that a client waits."""
