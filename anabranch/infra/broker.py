@@ -199,7 +199,7 @@ class EmbeddedBroker:
             NoJava, DownloadFailed, HashMismatch, CacheBusy: as `find_java` and `ensure_broker`.
             PortTaken: the given port is in use.
             BrokerDied: the broker, or the formatting, ended by itself.
-            StartDeadlinePassed: it did not serve in time, and was stopped.
+            StartDeadlinePassed: the broker did not serve in time, and was stopped.
             FolderInUse, FolderUnusable: as `hold`.
             FolderMismatch: the folder was formatted with another ``transaction_version``.
         """
