@@ -1000,7 +1000,7 @@ class Client:
         )
 
     def release_tasks(self, ownership: TaskOwnership, *, timeout: float | None = None) -> None:
-        """Give up tasks; those that another worker has taken are not affected. Repeating the call is fine."""
+        """Give up tasks; tasks that another worker has taken are not affected. Repeating the call is fine."""
         self._processors.release_tasks(ownership, self._shared.checked_deadline(timeout))
 
     def stored(
@@ -1176,7 +1176,7 @@ class Client:
     ) -> Listed[Any]:
         """A system table: rows of named columns, as pandas takes them.
 
-        - 'transactions', of a scope or of all: open ones, the oldest first, then finished ones that are known.
+        - 'transactions', of a scope or of all: open transactions, the oldest first, then known finished ones.
         - 'locks', of a scope or of all: registered locks of open transactions; which transaction waits for which.
         - 'commits', of a scope or a stream: after ``start`` (None: all) and up to ``until`` (None: now), the newest
           first; for the next page, give the last timestamp - 1 as ``until``.

@@ -835,7 +835,7 @@ def _belongs(result: Any, command: Any | None) -> bool:
         return True
     if result.txn_id == (command.txn_id if hasattr(command, "txn_id") else id_named(command.token)):
         return True
-    if isinstance(command, r.Begin):  # another one may have committed under the name
+    if isinstance(command, r.Begin):  # another may have committed under the name
         return result.scope == command.scope
     if not isinstance(command, r.Commit | r.OneShot | r.PrepareEvents) or command.name is None:
         return False

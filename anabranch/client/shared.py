@@ -41,7 +41,7 @@ BEATS_PER_KEEPALIVE = 3
 _IDLE_S = 3600.0
 _AFTER_TROUBLE_S = 1.0
 _JOIN_S = 10.0
-_LAYOUT_S = 30.0  # a layout is used for this long, as other clients may scale the stream
+_LAYOUT_S = 30.0  # a layout is used for this long: other clients may scale the stream
 _MOST_NAMES = 10_000  # limit of each cache of streams
 
 

@@ -530,7 +530,7 @@ class Transaction:
             NotReady, DeadlineExceeded, TooManyTransactions, TooManyUncommittedBytes: nothing is changed; commit
                 again, or abort.
             TransactionAborted, LocksBroken: it is over without effect; begin a new one.
-            ClockSkew: not begun, as this machine's clock is more than a day ahead of the controller's.
+            ClockSkew: not begun: this machine's clock is more than a day ahead of the controller's.
             WriteFailed: a write of this handle failed; abort.
             OutcomeUnknown: no answer in time. Commit again, or ask ``client.state`` later.
         """
