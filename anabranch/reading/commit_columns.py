@@ -204,7 +204,7 @@ def _walk(columns: Columns, partition: int) -> Part | None:
     if kernel.commits(values.data, values.ends, partition, spans, state) != 0:
         return None
     count, reached, timestamp = (int(number) for number in state)
-    rows = (row[:count].copy() for row in spans)  # a copy, as the arrays are mostly unused
+    rows = (row[:count].copy() for row in spans)  # a copy: the arrays are mostly unused
     return Part(Spans(*rows), reached, timestamp)
 
 

@@ -224,7 +224,7 @@ class CommitIndex:
         self._ahead = 0
         self._vector: dict[int, int] = {}
         self._last: int | None = None  # offset of the record that was read last
-        # Partition -> end of the events that no record names, and the timestamp that they do not exceed.
+        # Partition -> end of the events that no record names, and their highest possible timestamp.
         self._adopted: dict[int, tuple[int, int]] = {}  # in the topic when the stream was created
         self._cut: dict[int, tuple[int, int]] = {}  # the history records of them are deleted
         self.order = StreamOrder(())

@@ -160,7 +160,7 @@ class OrderedStream:
     # -- events ---------------------------------------------------------------------------------------
 
     def put(self, portion: Portion) -> None:
-        """Add records that follow the earlier ones of their partition."""
+        """Add records that follow the earlier records of their partition."""
         self._backlog.setdefault(portion.place.partition, deque()).append(portion)
 
     def step(self, limit: int) -> Step | None:

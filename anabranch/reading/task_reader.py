@@ -366,7 +366,7 @@ class TaskReader(Iteration[Event]):
         A batch has all or nothing of a transaction, in all inputs. Only a commit of more than ``part_bytes``
         (None: ``most_bytes``) comes in parts. Empty: nothing came until ``until`` (monotonic seconds).
 
-        Raises as iterating does. After an error this reader can't be used any more, as the batch's beginning is
+        Raises as iterating does. After an error this reader can't be used any more: the batch's beginning is
         lost.
         """
         taken: list[Piece] = []
