@@ -26,7 +26,7 @@ from anabranch.reading.history import HistorySearch
 from anabranch.tables.store import Mark, Rows, Store
 from anabranch.topics.names import history_topic, stream_topic
 
-BATCH_ROWS = 32_768  # a write is full at this many rows or bytes; its last block may exceed them
+BATCH_ROWS = 32_768  # a write is full at this many rows or bytes; its last block may go beyond this
 BATCH_BYTES = 8 << 20
 _NO_PREVIOUS = -1
 _STUCK_S = 1.0  # a table without progress for this long may have been replaced

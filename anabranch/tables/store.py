@@ -236,7 +236,7 @@ class ForkSafe:
             raise NotForkSafe(f"these tables were opened before a fork: {_SPAWN}")
 
     def after_fork(self) -> None:
-        """In a forked child: never free anything, as that would wait for threads that do not exist here."""
+        """In a forked child: never free anything: freeing would wait for threads that do not exist here."""
         self.forked = True
         for thing in (self._db, *self._half_read):
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
