@@ -520,7 +520,7 @@ def wait_for_leaders(
 
     A new topic or partition is in the metadata before its leader serves it, and a native transaction can't wait for
     that: an append without a leader is uncertain. ``at_least``: the least number of partitions, because the broker
-    may not know new ones yet.
+    may not know new partitions yet.
     """
     wanted = set(names)
     while True:

@@ -44,7 +44,7 @@ from anabranch.ports import (
 T = TypeVar("T")
 
 _Failed = MutableMapping[TopicPartition, LogError]
-# How long an unknown topic is asked for, as a new one may not be known to every broker at once.
+# How long an unknown topic is asked for: not every broker knows a new topic at once.
 UNKNOWN_TOPIC_S = 2.0
 _GONE_S = 3600.0  # how long data about a topic that is gone are kept
 NO_TOPIC_ID = bytes(16)

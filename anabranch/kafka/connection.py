@@ -75,7 +75,7 @@ class Connection:
         self._renew_at = math.inf
         self._client_id = client_id.encode()
         self._correlation = 0
-        # Answers come in the order of the requests, as the broker processes one at a time of a connection.
+        # Answers come in the order of the requests: the broker processes one at a time of a connection.
         self._awaited: deque[tuple[int, bool]] = deque()
         self._read: dict[int, memoryview] = {}
         self._most = _MAX_STRANGER_BYTES
@@ -199,7 +199,7 @@ class Connection:
                 client_software_name="anabranch",
                 client_software_version="0.1",
             )
-            # The header of this answer never has tags, as the client can't know the version yet (KIP-511).
+            # The header of this answer never has tags: the client can't know the version yet (KIP-511).
             correlation = self.send(
                 API_VERSIONS.key,
                 version,
@@ -438,7 +438,7 @@ class Pool:
                 self._parked.setdefault(address, []).append(connection)
 
     def close(self) -> None:
-        """Close idle connections, and interrupt those of `wait_on`. Others are closed when they come back."""
+        """Close idle connections, and interrupt those of `wait_on`. All others are closed when they come back."""
         with self._lock:
             self._closed = True
             for connection in self._waiting:

@@ -17,7 +17,7 @@ from anabranch.ports import Clock, TopicPartition
 Address = tuple[str, int]
 
 PATIENCE_S = 5.0  # the wait for one broker's answer to a question that others can answer, too
-# A broker that does not answer a request is waited for until another one has replaced it. Others are asked about
+# A broker that does not answer a request is waited for until another has replaced it. Others are asked about
 # that for the first time after `SILENT_S`, then every `ASK_AGAIN_S`; each question may take `REPLACED_S`.
 SILENT_S = 2.0
 ASK_AGAIN_S = 0.5
@@ -52,7 +52,7 @@ class Question:
     late: bool = True
 
 
-# Address -> its last question not answered in time. All `Cluster`s share it, as each snapshot has its own one.
+# Address -> its last question not answered in time. All `Cluster`s share this: each snapshot has its own `Cluster`.
 _late: dict[Address, Question] = {}
 
 

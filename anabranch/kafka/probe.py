@@ -437,7 +437,7 @@ class Probe:
         return Tried(needs.DELETE.name, WORKS, found)
 
     def _names(self) -> list[str]:
-        """The topics that this probe creates, without those that brokers create in dry runs."""
+        """The topics that this probe creates, without topics that brokers create in dry runs."""
         of_lane = commands_topic(self.mark, _LANE), replies_topic(self.mark, _LANE)
         of_controllers = control_topics(self.mark, self._control_partitions)
         return [*of_controllers, *of_lane, *topics_of(self._stream), *topics_of(self._table)]
