@@ -159,7 +159,7 @@ class KafkaBus:
                 return counts
 
     def _other_prefixes(self) -> list[str]:
-        """Other prefixes under which the lane's topics exist: the caller may have meant one of them."""
+        """Other prefixes under which the lane's topics exist: the caller may have meant such a prefix."""
         try:
             return prefixes_of(self._admin.topics(self._clock.monotonic() + _LOOK_S), self._lane)
         except AnabranchError:
@@ -314,7 +314,7 @@ class KafkaBus:
             # The replies of one round arrive together, so take the rest in one call.
             for message in consumer.consume(_REPLIES_AT_ONCE, 0):
                 self._take_reply(message)
-        self._serve_producer()  # after the replies, as it lets other threads run
+        self._serve_producer()  # after the replies, because it lets other threads run
 
     def _serve_producer(self) -> None:
         """Serve delivery reports; replace the producer if it has lost the brokers."""
