@@ -141,7 +141,7 @@ class Commits:
                 log.warning("%s: the commit is made again: %s", ownership.processor, error)
             except (EventTooLarge, InvalidArgument) as error:
                 if self._limits.have_changed(batch.outputs):
-                    # The batch is handled again by the new limits; then the event that exceeds them is refused.
+                    # The batch is handled again by the new limits; then an event that is too big is refused.
                     raise BeginAgainError(str(error)) from error
                 found = self._client.processor(ownership.processor).tasks
                 stand = {row.task: row.sequence + 1 for row in found}

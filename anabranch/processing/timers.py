@@ -237,7 +237,7 @@ class TimeOfTasks:
         self._parted = set[tuple[int, bytes]]()
 
     def resume(self, table: Table, tasks: Collection[int]) -> None:
-        """Begin with these tasks, and find those that have handled a part of an input transaction."""
+        """Begin with these tasks, and find the tasks that have handled a part of an input transaction."""
         end = after(_PART)
         table.due.clear()
         self._last_event_ms = {}

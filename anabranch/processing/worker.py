@@ -355,7 +355,7 @@ class Worker:
                 raise OwnershipLost(f"task {row.task} of {self._app.name} is {row.holder}'s")
 
     def _wanted(self) -> frozenset[int]:
-        """The assigned tasks, without those that another worker took since the assignment."""
+        """The assigned tasks, without tasks that another worker took since the assignment."""
         wanted = self._member.serve(0.0)
         if self._generation != self._member.generation:
             self._generation, self._lost = self._member.generation, Lost()
