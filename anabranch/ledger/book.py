@@ -138,7 +138,7 @@ class Book:
         self.connection.commit()
 
     def adopt(self, secret: bytes) -> None:
-        """Move the ledger to this server. With another secret all present rows become former ones."""
+        """Move the ledger to this server. With another secret all present rows become former rows."""
         meta, server = self._read()
         if secret != meta.secret:
             self._run(sql.MARK_FORMER, _FORMER)
