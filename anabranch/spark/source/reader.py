@@ -58,7 +58,7 @@ class SnapshotReader(DataSourceReader):
         self._selection = Selection()
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        """Apply filters; returns those that Spark has to check."""
+        """Apply filters; returns the filters that Spark has to check."""
         return [given for given in filters if not self._selection.take(given)]
 
     def partitions(self) -> list[InputPartition]:
