@@ -207,7 +207,7 @@ def commit_rows(
                 _, rows = found.setdefault(commit.timestamp, (commit.txn_id, {}))
                 rows[stream] = sum(part.count for part in commit.segments)
             if len(found) > limit:
-                above = max(above, sorted(found)[-limit] - 1)  # older ones exceed the limit
+                above = max(above, sorted(found)[-limit] - 1)  # older commits are beyond the limit
                 found = {at: each for at, each in found.items() if at > above}
     return [
         CommitRow(
