@@ -149,7 +149,7 @@ class EmbeddedBroker:
 
     @property
     def proxied_port(self) -> int:
-        """The port for the given proxy. Each start chooses another one."""
+        """The port for the given proxy. Each start chooses another port."""
         if self._proxied_port == 0:
             raise BrokerNotRunning("the broker was never started, or was given no proxy")
         return self._proxied_port
