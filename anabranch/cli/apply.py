@@ -110,7 +110,7 @@ def _parsed(where: str, name: str, given: object) -> Wanted:
 
 
 def _compare(client: Client, stream: str, wanted: Wanted) -> Iterator[Change]:
-    """The differences of one stream. Raises: InvalidArgument if one of them can't be removed."""
+    """The differences of one stream. Raises: InvalidArgument if a difference can't be removed."""
     try:
         found = client.describe(stream)
     except (UnknownScope, UnknownStream):

@@ -67,7 +67,7 @@ class ControllerProcess:
 
     @property
     def running(self) -> bool:
-        """Whether it runs."""
+        """Whether the process runs."""
         return self._process is not None and self._process.poll() is None
 
     def start(self, module: str = "anabranch.cli") -> None:
@@ -81,7 +81,7 @@ class ControllerProcess:
         )
 
     def leads(self) -> frozenset[int]:
-        """The control partitions of which it is leader, by its status file; empty if it is not running."""
+        """The control partitions that this controller leads, by its status file; empty if it is not running."""
         status = self.options.status_file
         if status is None or not self.running:
             return frozenset()

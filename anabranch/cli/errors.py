@@ -110,7 +110,7 @@ class Failure:
         return f"{self.name}: {text}{more}{known} -> {self.to_do}"
 
     def document(self) -> dict[str, object]:
-        """The same for programs."""
+        """The failure as JSON, for programs."""
         error: dict[str, object] = {
             "name": self.name,
             "message": self.message,

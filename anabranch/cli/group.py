@@ -71,7 +71,7 @@ def reset(
 
 
 def _all_known(key: str, among: Callable[[list[Any]], object]) -> Callable[[Row], object]:
-    """A column's value for all streams of a group together; None if it is not known for one of them."""
+    """A column's value for all streams of a group together; None if it is not known for some stream."""
 
     def value(row: Row) -> object:
         found = [one[key] for one in row["streams"]]

@@ -346,7 +346,7 @@ def _granted(grants: Iterable[Grant], lane: str, stream: str) -> set[str]:
 
 
 def may_write(acls: Iterable[Acl], principal: str, topic: str) -> bool:
-    """Whether a principal may write to a topic: an ACL allows it, and none denies it."""
+    """Whether a principal may write to a topic: an ACL allows writing, and no ACL denies it."""
     found = [
         acl.allowed
         for acl in acls

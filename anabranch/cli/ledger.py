@@ -47,7 +47,7 @@ class LedgerOptions(ClusterOptions):
 
 
 def ledger_of(database: str | None, table: str) -> Ledger:
-    """A ledger by its database. `InvalidArgument` if none is given."""
+    """A ledger by its database. `InvalidArgument` if no database is given."""
     from anabranch.ledger import Ledger
 
     return Ledger(_connector(database), table=table)

@@ -177,7 +177,7 @@ class ClusterOptions(ConnectionOptions):
         return connected(self.target())
 
     def client_after(self, warning: str, *, yes: bool) -> AbstractContextManager[Client]:
-        """The same, if the user agrees to ``warning``. Wrong options are refused before the question."""
+        """A client, if the user agrees to ``warning``. Wrong options are refused before the question."""
         target = self.target()
         confirm(warning, yes=yes)
         return connected(target)
@@ -189,7 +189,7 @@ class ClusterOptions(ConnectionOptions):
 
 @dataclass(frozen=True)
 class OperatorOptions(ClusterOptions):
-    """The same for commands of operators, which have the lane `admin` by default."""
+    """The options of operators' commands, which have the lane `admin` by default."""
 
     lane: Lane = ADMIN_LANE
 
@@ -374,7 +374,7 @@ def _is_secret(line: str) -> bool:
 
 
 def losses_of(target: Target) -> list[str]:
-    """The features that don't work because brokers lack a call, in sentences; empty if they don't answer."""
+    """The features that don't work because brokers lack a call, in sentences; empty if no broker answers."""
     from anabranch.kafka.cluster import Cluster
     from anabranch.kafka.needs import lacking_of, look_at, losses
     from anabranch.ports import LogError

@@ -68,7 +68,7 @@ class Grid(NamedTuple):
 
 
 def print_result(document: object, *parts: str | Grid | tuple[str, ...], as_json: bool) -> None:
-    """Print the document as JSON, or the same for people, as tables and lines. A tuple is a line of cells."""
+    """Print the document as JSON, or tables and lines for people. A tuple is a line of cells."""
     if as_json:
         print_json(document)
         return
@@ -82,7 +82,7 @@ def print_result(document: object, *parts: str | Grid | tuple[str, ...], as_json
 
 
 def print_line(*cells: str) -> None:
-    """Print cells as one line that is not wrapped, with a tab between two of them.
+    """Print cells as one line that is not wrapped, with a tab between two cells.
 
     Raises: OutputClosed if the reader has closed the pipe, as in ``anabranch read ... | head``.
     """

@@ -77,7 +77,7 @@ class Administration:
     def set_grant(self, lane: str, pattern: str, change: int, deadline: float) -> Grant:
         """Add or remove rights in each control partition; returns the lane's rights on this pattern.
 
-        The change is sent, not the result, as other operators may change grants at the same time. A control
+        The change is sent, not the result: other operators may change grants at the same time. A control
         partition without this grant gets the rights that others have, with the change.
         """
         check_lane(lane)
@@ -204,7 +204,7 @@ def _lane(name: str, infos: Mapping[int, r.LaneInfo], numbers: Sequence[int]) ->
 
 
 def _grants(parts: Iterable[tuple[int, r.GrantList]]) -> list[Grant]:
-    """The grants, from the answers of all control partitions; a right counts if one of them has it."""
+    """The grants, from the answers of all control partitions; a right counts if any partition has it."""
     found: dict[tuple[str, str], int] = {}
     for _, part in parts:
         for row in part.grants:

@@ -41,7 +41,7 @@ def columns_of(batch: pa.RecordBatch | pa.Table) -> list[EventColumns]:
             raise InvalidArgument(f"column {name!r} is there twice")
     if "value" not in names:
         raise InvalidArgument("there is no column 'value'")
-    # Check the types first, as a table may have no rows.
+    # Check the types first, because a table may have no rows.
     _piece(pa.RecordBatch.from_pylist([], batch.schema), names)
     pieces = batch.to_batches(max_chunksize=_ROWS_AT_ONCE)
     return [_piece(piece, names) for piece in pieces if piece.num_rows]

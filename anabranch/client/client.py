@@ -326,7 +326,7 @@ class Client:
     ) -> None:
         """Force the end of a transaction, given its id or a token. For operators; repeating the call is fine.
 
-        Without ``outcome`` it aborts a transaction whose merge can't finish, as a stream is LOST or in trouble.
+        Without ``outcome`` it aborts a transaction whose merge can't finish because a stream is LOST or in trouble.
         Events that were already merged into other streams can't be removed: consumers that read the topics without
         the history see them. ``outcome``, for a PREPARED transaction whose coordinator will never end it: True
         commits it, False aborts it.
@@ -417,7 +417,7 @@ class Client:
     def series(
         self, scope: str, name: str | None = None, *, timeout: float | None = None
     ) -> list[r.SeriesInfo]:
-        """The latest number and the owner of each series of a scope, by name; ``name``: of this series only.
+        """The latest number and the owner of each series of a scope, by name; ``name``: of this one series.
 
         Number -1: the series has an ``owner``, but no commit yet. ``taken_ms``: Unix milliseconds. Raises:
         UnknownScope, NotReady, DeadlineExceeded.
@@ -672,7 +672,7 @@ class Client:
         begin.
 
         ``ownership``, without ``group`` and ``start``: only the events of these tasks of a processor, from their
-        positions; commit the reader's `consumed` to move these.
+        positions; commit the reader's `consumed` to move the positions.
 
         Raises: UnknownStream, InvalidArgument, NotReady, DeadlineExceeded; while iterating NotReady and
         DeadlineExceeded (continuing is safe), FixCallError.
@@ -717,7 +717,7 @@ class Client:
         return self.open_snapshot(self._reading.plan(streams, at, since, mode, timeout))
 
     def open_snapshot(self, plan: SnapshotPlan | str) -> Snapshot:
-        """The snapshot of a plan, or what remains of one after a position, made in any process. Nothing is sent.
+        """The snapshot of a plan, or the rest of a snapshot after a position. Nothing is sent.
 
         Raises: InvalidArgument.
         """
@@ -952,7 +952,7 @@ class Client:
         return self._processors.import_group(processor, group, inputs, tasks, deadline)
 
     def delete_processor(self, processor: str, *, timeout: float | None = None) -> None:
-        """Delete a processor with its state. A later one of that name starts without it.
+        """Delete a processor with its state. A later processor of that name starts without state.
 
         The topics of its state are deleted after the answer. Raises: as `reset_processor`.
         """
@@ -972,7 +972,7 @@ class Client:
     ) -> dict[str, Room]:
         """Check that commits of a processor can write to these streams.
 
-        Returns the size limits of each stream, as far as they are known. Raises: CrossScope, UnknownScope,
+        Returns the size limits of each stream; a limit that is not known is None. Raises: CrossScope, UnknownScope,
         UnknownStream, NotReady, DeadlineExceeded.
         """
         deadline = self._shared.checked_deadline(timeout)
@@ -1000,7 +1000,7 @@ class Client:
         )
 
     def release_tasks(self, ownership: TaskOwnership, *, timeout: float | None = None) -> None:
-        """Give up tasks; those that another worker has taken are not affected. Repeating the call is fine."""
+        """Give up tasks; tasks that another worker has taken are not affected. Repeating the call is fine."""
         self._processors.release_tasks(ownership, self._shared.checked_deadline(timeout))
 
     def stored(
@@ -1097,7 +1097,7 @@ class Client:
     def grant(
         self, lane: str, pattern: str, rights: Iterable[str], *, timeout: float | None = None
     ) -> Grant:
-        """Add rights, such as ``("write", "describe")``, to those that a lane has on this pattern.
+        """Add rights, such as ``("write", "describe")``, to the rights that a lane has on this pattern.
 
         Patterns are ``scope/stream``, ``scope/*`` and ``*``. Returns the lane's rights on exactly this pattern.
         Raises: InvalidArgument, UnknownLane, NotAuthorized, NotReady, DeadlineExceeded (repeating is safe).
@@ -1113,13 +1113,13 @@ class Client:
         *,
         timeout: float | None = None,
     ) -> Grant:
-        """Remove rights (None: all) on exactly this pattern; returns those that remain. Raises: as `grant`."""
+        """Remove rights (None: all) on exactly this pattern; returns the remaining rights. Raises: as `grant`."""
         taken = int(ALL) if rights is None else right_bits(rights)
         deadline = self._shared.checked_deadline(timeout)
         return self._admin.set_grant(lane, pattern, TAKE | taken, deadline)
 
     def audit_log(self, limit: int = 100, *, timeout: float | None = None) -> list[AuditEntry]:
-        """Commands of operators, the newest first; one entry for each control partition that carried it out.
+        """Operators' commands, the newest first: an entry for each control partition that carried a command out.
 
         Raises: InvalidArgument, NotAuthorized, NotReady, DeadlineExceeded.
         """
@@ -1176,7 +1176,7 @@ class Client:
     ) -> Listed[Any]:
         """A system table: rows of named columns, as pandas takes them.
 
-        - 'transactions', of a scope or of all: open ones, the oldest first, then finished ones that are known.
+        - 'transactions', of a scope or of all: open transactions, the oldest first, then known finished ones.
         - 'locks', of a scope or of all: registered locks of open transactions; which transaction waits for which.
         - 'commits', of a scope or a stream: after ``start`` (None: all) and up to ``until`` (None: now), the newest
           first; for the next page, give the last timestamp - 1 as ``until``.

@@ -118,7 +118,7 @@ class Compactor:
         return self._publish(table, from_s(made.number), made.txn_id)
 
     def _made(self, companion: str, at: int) -> SeriesInfo | None:
-        """The last committed base, published or not, if it is of this time or a later one."""
+        """The last committed base, published or not, if its time is this time or later."""
         scope, deadline = split_stream(companion)[0], self._deadline()
         for last in self._session.series(scope, companion, deadline):
             if last.number >= to_s(at):
@@ -200,7 +200,7 @@ def history_ms(found: StreamDescription) -> int:
 
 
 def is_due(found: StreamDescription, events: int) -> bool:
-    """Whether a table with this number of events has more for each row of its base than ``table.compact.ratio``.
+    """Whether a table has more than ``table.compact.ratio`` events for each row of its base.
 
     A table is not due again within the time that its versions are kept, or a minute: that would free little.
     """

@@ -54,7 +54,7 @@ T = TypeVar("T")
 
 
 class Written(NamedTuple):
-    """A row that the transaction wrote. ``value`` None: deleted. ``by``: the other writer that wrote it."""
+    """A row that the transaction wrote. ``value`` None: deleted. ``by``: the writer, if not of this process."""
 
     value: bytes | None
     by: WriterAt | None = None
@@ -198,7 +198,7 @@ class Local:
 def merged(
     under: Iterator[tuple[bytes, T]], over: Iterator[tuple[bytes, T]], reverse: bool
 ) -> Iterator[tuple[bytes, T]]:
-    """Rows of both in order; of equal keys those of ``over``."""
+    """The rows of both in order; of equal keys the row of ``over``."""
     theirs, ours = next(under, None), next(over, None)
     while theirs is not None or ours is not None:
         if theirs is not None and (ours is None or _first(theirs[0], ours[0], reverse)):
@@ -245,7 +245,7 @@ class ReadBack:
     def get(self, table: str, key: bytes) -> Written | None:
         """The row of a key, if the transaction wrote it.
 
-        A commit has to take the writer in ``by``, with that receipt or a later one.
+        A commit has to take the writer in ``by``, with that receipt or a later receipt.
 
         Raises: NotReady (ask again), NotAuthorized (the right Read on the journal is missing; with other writers
         the token's right state), TransactionAborted and others as of a flush.
@@ -255,7 +255,7 @@ class ReadBack:
     def scan(
         self, table: str, low: bytes, high: bytes | None, *, reverse: bool = False
     ) -> Iterator[tuple[bytes, Written]]:
-        """The rows of [low, high) that it wrote so far, in order; ``high`` None: to the end. Raises: as `get`."""
+        """The rows of [low, high) written so far, in order; ``high`` None: to the end. Raises: as `get`."""
         return self._read(table).scan(table, low, high, reverse=reverse)
 
     def put(self, table: str, key: bytes, value: bytes | None) -> None:
@@ -331,7 +331,7 @@ class ReadBack:
         table: str,
         runs: Iterable[r.RunPlace],
     ) -> None:
-        """Read runs and add their rows. Raise `_Moved` if one is elsewhere by now; adding all again is harmless."""
+        """Read runs and add their rows. Raise `_Moved` if a run was moved; adding all again is harmless."""
         if self._log is None:
             self._log = self._ports.open_log(_ANSWER_S)
         readers = self._readers = self._readers or JournalReaders(self._log)

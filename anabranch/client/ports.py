@@ -76,7 +76,7 @@ class CommandBus(Protocol):
         """Stop; waiting calls return None."""
 
     def after_fork(self) -> None:
-        """Called in a forked child. Nothing may be freed from then on: it belongs to the parent's threads."""
+        """Called in a forked child. Nothing may be freed from then on: all belongs to the parent's threads."""
 
 
 class JournalWriter(Protocol):
@@ -97,7 +97,7 @@ class JournalWriter(Protocol):
         """Queue a record; a timestamp of 0 means now. Raises `WriteFailed` if this writer has failed."""
 
     def write_many(self, topic: str, records: Iterable[JournalRecord]) -> None:
-        """Queue records. Each one is queued before the next is taken from the iterable.
+        """Queue records. Each record is queued before the next is taken from the iterable.
 
         Raises `WriteFailed` if this writer has failed. Records queued before an error stay queued.
         """

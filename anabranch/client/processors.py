@@ -186,7 +186,7 @@ class Processors:
 
 
 def check_imported(processor: str, group: str) -> None:
-    """Raise `InvalidArgument` for the group that is the mirror of this processor."""
+    """Raise `InvalidArgument` if the group is the mirror of this processor."""
     if group == mirror_group(processor):
         raise InvalidArgument(
             f"the group {group} is the mirror of {processor} itself, which anybody may move: it is never read"

@@ -72,8 +72,8 @@ class Account:
 class _Places(NamedTuple):
     """Finds the place of an event: account, checksum of the key, and the bytes left for the rest of the event.
 
-    ``known``: the places of keys that came before. ``place``: finds that of another key. ``spread``: finds that of
-    an event without a key.
+    ``known``: the places of keys that came before. ``place``: finds the place of another key. ``spread``: finds the
+    place of an event without a key.
     """
 
     known: dict[bytes, tuple[Account, int, int]]
@@ -102,7 +102,7 @@ class StreamLane:
         self.judge_time: Callable[[int], None] | None = None
 
     def write_many(self, events: Iterable[EventFields]) -> None:
-        """Write events. If one is refused, the earlier ones are already written."""
+        """Write events. If an event is refused, the earlier events are already written."""
         self._journal.write_many(self.topic, self._records(events))
 
     def write_rows(self, partition: int, rows: Iterable[StateRow]) -> None:
@@ -125,7 +125,7 @@ class StreamLane:
                 check_row_key(key)
 
     def write_columns(self, columns: EventColumns) -> None:
-        """Write checked rows. After an error some of them may be written."""
+        """Write checked rows. After an error some of the rows may be written."""
         counted = self._journal.write_columns(self.topic, self._placing, columns)
         if counted is None:
             self.write_many(columns.events())

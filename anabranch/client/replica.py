@@ -76,8 +76,8 @@ class Replica(ReadReplica):
     ) -> TableTransaction:
         """Begin a transaction that reads all tables at the newest moment here, including all that this client saw.
 
-        ``isolation``: 'snapshot' locks written keys instead of read ones (the first committer wins). ``keepalive``,
-        for a long transaction: it is aborted after this many seconds without a heartbeat; the handle sends them.
+        ``isolation``: 'snapshot' locks written keys instead of read keys (the first committer wins). ``keepalive``,
+        for a long transaction: it is aborted after this many seconds without the heartbeats that the handle sends.
         ``writers``: 'all' also reads what the transaction's other processes wrote, once they have finished
         (`TableTransaction.refresh`); they can't read the writes of this handle, which never finishes. ``timeout``:
         seconds to catch up. Raises: as `snapshot`; with a keepalive as `Client.begin`.

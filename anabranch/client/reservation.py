@@ -29,7 +29,7 @@ from anabranch.types import committed, result_of
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """A transaction id with all that is needed to begin it; its first writer begins it. Made by `Client.reserve`.
+    """A transaction id, and all that its first writer needs to begin the transaction. Made by `Client.reserve`.
 
     A plain value: pass it on pickled, or as bytes. Keep it secret: its holder may write, commit and abort. Share it
     among writers of one lane, which then owns the transaction; writers of other lanes need a token. Valid during
@@ -105,7 +105,7 @@ def reserve(
 def begin_reserved(
     session: Session, reservation: Reservation, deadline: float
 ) -> r.Begun | r.Outcome:
-    """Begin the transaction unless a writer has. Returns an `Outcome` if it, or another of its name, is committed.
+    """Begin the transaction unless a writer did. Returns an `Outcome` if it, or another of its name, is committed.
 
     Raises: TransactionAborted, AlreadyCommitted, Expired, and all that `begin` raises.
     """

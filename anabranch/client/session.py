@@ -182,7 +182,7 @@ class Session:
         """As `ask`, for any type of answer; None if there was no answer in time.
 
         Raises `NotReady` if all answers were that refusal. The ids of copies that were sent and not answered are
-        added to ``unanswered``: these may still be carried out.
+        added to ``unanswered``: such copies may still be carried out.
         """
         unanswered = [] if unanswered is None else unanswered
         self._bus.ready(deadline)
@@ -312,7 +312,7 @@ class Session:
         return make(begin.secret, of)
 
     def token_as_of_now(self, token: bytes, secret: bytes) -> TokenBytes:
-        """The token again, with the highest hybrid time that this client has seen by now."""
+        """The same token, with the highest hybrid time that this client has seen by now."""
         return make(secret, replace(peek(token), seen=self.highest_timestamp))
 
     # -- scopes and streams --------------------------------------------------------------------------
@@ -353,7 +353,7 @@ class Session:
     def together(self, streams: Iterable[str], deadline: float) -> dict[str, int]:
         """A number for each stream: streams with different numbers never share a transaction.
 
-        The number is the control partition. If that of any stream is unknown, all get the same number.
+        The number is the control partition. If any stream's control partition is unknown, all get the same number.
         """
         scopes = {stream: split_stream(stream)[0] for stream in streams}
         if len(set(scopes.values())) > 1:
@@ -404,7 +404,7 @@ class Session:
     def of_each(
         self, scope: str | None, ask: Callable[[int, float], list[T]], deadline: float
     ) -> Listed[T]:
-        """The items of all control partitions, or of the one of a scope. Raises if no partition answers.
+        """The items of all control partitions, or of a scope's partition. Raises if no partition answers.
 
         ``ask``: a function of a control partition and a deadline. Each partition gets a share of the time;
         partitions that don't answer are asked once more in the time that remains.
@@ -443,7 +443,7 @@ class Session:
         return range(self._bus.control_partitions(deadline))
 
     def safe_time(self, scope: str, at: int | None, deadline: float) -> int:
-        """The safe time ``at`` of a scope, which all its later commits exceed; None: a safe time of now.
+        """The safe time ``at`` of a scope: its later commits get higher timestamps. None: a safe time of now.
 
         Raises `NotReady` if ``at`` is not safe yet.
         """
@@ -482,7 +482,7 @@ class Session:
         return self.ask(there, r.ListRuns(token, stream, tuple(wanted)), r.RunList, deadline)
 
     def series(self, scope: str, name: str | None, deadline: float) -> list[r.SeriesInfo]:
-        """The latest number of one series of a scope, or of all, by name. Raises `UnknownScope`."""
+        """The latest numbers of a scope's series, by name: of one series, or of all. Raises `UnknownScope`."""
         partition = self.find_scope(check_scope(scope), deadline)
         found: list[r.SeriesInfo] = []
         more = True
@@ -494,7 +494,7 @@ class Session:
         return found[::-1]
 
     def open_ones(self, wanted: r.ListOpen, deadline: float) -> Listed[r.OpenInfo]:
-        """Open transactions, the oldest first, or one by its id. Raises `UnknownScope`, `UnknownTransaction`."""
+        """Open transactions, the oldest first; or one, by its id. Raises `UnknownScope`, `UnknownTransaction`."""
         if wanted.txn_id is not None:
             return Listed([self._open_one(wanted, control_partition_of(wanted.txn_id), deadline)])
         found = self.in_pages(wanted, r.OpenList, lambda part: part.transactions, deadline)
@@ -546,7 +546,7 @@ class Session:
     # -- transactions ---------------------------------------------------------------------------------
 
     def new_txn_id(self, scope: str, deadline: float, *, marked: bool = False) -> bytes:
-        """A transaction id for a scope. ``marked``: for a one-shot that moves positions, and only for that."""
+        """A transaction id for a scope. ``marked``: for a one-shot that moves positions; no other may have it."""
         partition = self.find_scope(scope, deadline)
         now_ms = int(self._clock.wall() * 1000)
         make = make_marked_id if marked else make_txn_id
@@ -562,9 +562,10 @@ class Session:
         return result
 
     def touch(self, token: bytes, stream: str, writer: int, deadline: float) -> r.Touched:
-        """Add a stream to a transaction, before this writer (its number) writes there; returns where to write.
+        """Add a stream to a transaction, before the writer with this number writes to it; returns where to write.
 
-        The first touch of a stream fixes the segments to which all writers of the transaction write.
+        The transaction's first touch of the stream, by any writer, pins the reference epoch: the segments (key
+        ranges, each in a partition) to which all its writers write.
         """
         command = r.Touch(token, stream, writer)
         with _about(token):
@@ -590,7 +591,7 @@ class Session:
             return self._until_known(id_named(token), command, token, deadline)
 
     def lock_reads(self, command: r.LockReads | r.ListLocks, deadline: float) -> r.ReadsLocked:
-        """Register locks of a transaction, or list some of its registered ones."""
+        """Register locks of a transaction, or list some of its registered locks."""
         with _about(command.token):
             return self.ask(_partition(command.token), command, r.ReadsLocked, deadline)
 
@@ -623,7 +624,7 @@ class Session:
         return self._until_known(command.txn_id, command, None, deadline)
 
     def prepare_events(self, command: r.PrepareEvents, deadline: float) -> r.Outcome:
-        """Send a whole transaction to prepare until it is PREPARED, or another one of its name is COMMITTED."""
+        """Send a whole transaction to prepare until it is PREPARED, or another of its name is COMMITTED."""
         return _outcome(self._until_known(command.txn_id, command, None, deadline))
 
     def _until_known(
@@ -829,12 +830,12 @@ def _truly(message: str, unanswered: Collection[bytes]) -> str:
 
 
 def _belongs(result: Any, command: Any | None) -> bool:
-    """Whether an outcome is of the command's transaction, or of another one of the same name."""
+    """Whether an outcome answers the command: it is of the command's transaction, or of another of its name."""
     if command is None or not isinstance(result, r.Outcome):
         return True
     if result.txn_id == (command.txn_id if hasattr(command, "txn_id") else id_named(command.token)):
         return True
-    if isinstance(command, r.Begin):  # another one may have committed under the name
+    if isinstance(command, r.Begin):  # another may have committed under the name
         return result.scope == command.scope
     if not isinstance(command, r.Commit | r.OneShot | r.PrepareEvents) or command.name is None:
         return False

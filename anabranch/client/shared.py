@@ -1,4 +1,4 @@
-"""The state that a client's parts and handles share: session, ports, known streams. And its heartbeats."""
+"""The state that a client's parts and handles share: session, ports, known streams; and the heartbeats."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ BEATS_PER_KEEPALIVE = 3
 _IDLE_S = 3600.0
 _AFTER_TROUBLE_S = 1.0
 _JOIN_S = 10.0
-_LAYOUT_S = 30.0  # a layout is used for this long, as other clients may scale the stream
+_LAYOUT_S = 30.0  # a layout is used for this long: other clients may scale the stream
 _MOST_NAMES = 10_000  # limit of each cache of streams
 
 
@@ -148,7 +148,7 @@ class Shared:
         self.streams[stream] = self.session.now() + _LAYOUT_S, found
 
     def check_stream(self, scope: str, stream: str) -> None:
-        """Raise, as `Transaction.write`, unless transactions of this scope may write to the stream."""
+        """Raise as `Transaction.write` does, unless transactions of this scope may write to the stream."""
         legal = self.legal.get(scope)
         if legal is None:
             legal = self.legal[scope] = set()
@@ -169,7 +169,7 @@ class Shared:
         self.judge_time(stream, timestamp)
 
     def judge_time(self, stream: str, timestamp: int) -> None:
-        """Raise `InvalidArgument` if a timestamp is too far ahead for the stream, if its settings are known."""
+        """Raise `InvalidArgument` if a timestamp is too far ahead for the stream. Unknown settings allow any."""
         if timestamp <= self.near_ms:
             return
         now_ms = int(self.session.wall() * 1000)

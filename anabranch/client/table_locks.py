@@ -31,7 +31,7 @@ _PARTS = 16  # ranges that a scan registers while it grows; then its whole range
 
 
 class Span:
-    """A range of keys that is being read; ``low`` and ``high``, None for the end, are what was read so far."""
+    """A range of keys that is being read: so far from ``low`` up to ``high`` (None: to the end)."""
 
     __slots__ = ("_whole", "high", "low", "registered")
 
@@ -42,7 +42,7 @@ class Span:
 
     @property
     def record(self) -> r.LockedRange:
-        """The range to register now."""
+        """The range for the next command: the part read so far; after `_PARTS` parts, the scan's whole range."""
         part = r.LockedRange(self.low, self.high)
         return part if len(self.registered) < _PARTS or part in self.registered else self._whole
 
@@ -64,7 +64,7 @@ class Locks:
             points.add(key)
 
     def span(self, table: str, low: bytes, high: bytes | None) -> Span:
-        """Lock a range, which the caller may make bigger. Raises `TooManyLocks`."""
+        """Lock a range, which the caller may extend later. Raises `TooManyLocks`."""
         self._one_more()
         self._spans.setdefault(table, []).append(span := Span(low, high))
         return span
@@ -80,9 +80,9 @@ class Locks:
     def validate(
         self, view: TableSnapshot, marks: Mapping[str, tuple[int, int]] | None = None
     ) -> LocksBroken | None:
-        """The error if the replica has a version, later than the snapshot, of something locked; else None.
+        """The error if the replica has a version, later than the snapshot, of a locked key or range; else None.
 
-        ``marks``: as for `records`. If they show no commit later than the snapshot, nothing is searched: the
+        ``marks``: as for `records`. If the marks show no commit later than the snapshot, nothing is searched: the
         controller checks what is later than the marks. A table whose mark has no commit is being loaded again.
         """
         if marks is not None and all(0 < last <= view.timestamp for _, last in marks.values()):
@@ -100,7 +100,7 @@ class Locks:
         return None
 
     def fresh(self) -> tuple[r.TableLocks, ...]:
-        """Locks that are not registered yet, as many as fit into a command; empty if all are registered."""
+        """As many unregistered locks as fit into a command; empty if all are registered."""
         left = limits.LOCK_BYTES.value
         found: list[r.TableLocks] = []
         for table in sorted({*self._points, *self._spans}):
@@ -135,9 +135,9 @@ class Locks:
     def records(
         self, tables: Sequence[str], marks: Mapping[str, tuple[int, int]]
     ) -> tuple[r.TableLocks, ...]:
-        """The locks of a command. ``marks``: table -> (validated through, its newest commit at the replica).
+        """The locks for a command. ``marks``: table -> (time validated through, the replica's newest commit of it).
 
-        All tables are named, so that the answer has the newest commits also of tables without a lock.
+        All tables are named, so that the answer has the newest commits of tables without a lock, too.
         """
         return tuple(
             r.TableLocks(
@@ -241,7 +241,7 @@ class RegisteredLocks:
             self._ask(r.LockReads(self._token, self._writer, 0, validated=self.validated), deadline)
 
     def register(self, deadline: float) -> bool:
-        """Register what was read, and validate it; returns whether to report anything. Raises: as `flush`."""
+        """Register what was read, and validate it. Returns whether that was new, to report. Raises: as `flush`."""
         if self._sent is not None:
             self._register(self._sent, deadline)
         sources = self._fresh_sources()
@@ -274,7 +274,7 @@ class RegisteredLocks:
         self._locks.registered(command.locks)
 
     def explained(self) -> AbstractContextManager[None]:
-        """As `explained`."""
+        """As the function `explained`, for this transaction."""
         return explained(self._shared, self._token)
 
     def _ask(self, command: r.LockReads, deadline: float) -> r.ReadsLocked:
@@ -285,7 +285,7 @@ class RegisteredLocks:
         return answer
 
     def check_open(self, deadline: float) -> None:
-        """Raise the controller's answer, unless the transaction is open or there is no answer."""
+        """If the controller answers that the transaction is over, raise the error for that."""
         with suppress(RetryError, LocksBroken), self.explained():
             self._session.lock_reads(r.LockReads(self._token, self._writer, 0), deadline)
 
@@ -304,7 +304,7 @@ class RegisteredLocks:
 
     @contextmanager
     def _shown(self) -> Iterator[TableSnapshot]:
-        """The snapshot, or an equal one if it is closed, as `commit` and `finish` may follow the ``with`` block."""
+        """The snapshot, or an equal one once it is closed: `commit` and `finish` may follow the ``with`` block."""
         if self._view.is_open:
             yield self._view
         else:

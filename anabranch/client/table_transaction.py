@@ -104,7 +104,7 @@ class TableWork:
 
     @property
     def is_over(self) -> bool:
-        """Whether this process committed, dropped, finished or left it, or its locks are broken."""
+        """Whether this process committed, dropped, finished or left the transaction, or its locks are broken."""
         return bool(self._over)
 
     # -- reading --------------------------------------------------------------------------------------
@@ -113,7 +113,7 @@ class TableWork:
     def get(self, table: str, key: bytes, *, lock: bool = True) -> bytes | None:
         """The row of a key, or None: as of the snapshot, with this transaction's own writes.
 
-        The commit fails if another transaction writes the key meanwhile; with ``lock`` False it does not.
+        The commit fails if another transaction writes the key meanwhile, unless ``lock`` is False.
 
         Raises: InvalidArgument, TooManyLocks, LocksBroken (the key was written since, and this transaction has
         written), IllegalState (the transaction is over), SnapshotExpired.
@@ -287,13 +287,13 @@ class TableWork:
             self._over = why
 
     def _break(self, error: LocksBroken) -> None:
-        """Note that a lock is broken. A transaction that wrote ends; one that did not may continue to read."""
+        """Note that a lock is broken. A transaction that wrote ends; without writes it may continue to read."""
         self._broken = self._broken or error
         if self._wrote:
             self._fail(self._broken)
 
     def _fail(self, error: LocksBroken) -> NoReturn:
-        """End the transaction with this error, or with the controller's answer if that has ended it already."""
+        """End the transaction with this error; with the controller's answer if the controller has ended it."""
         self._broken = error
         self._replica.broken_at = max(self._replica.broken_at, error.commit_timestamp)
         self._give_up()
@@ -409,7 +409,7 @@ class TableTransaction(TableWork):
     # -- a long transaction ---------------------------------------------------------------------------
 
     def _open(self, timeout: float | None) -> tuple[Transaction, RegisteredLocks]:
-        """Begin it at the controller unless it is open, and pass on what was written so far."""
+        """Begin the transaction at the controller unless it is open, and pass on what was written so far."""
         opened = self._opened
         if opened is None or self._reads is None:
             opened = self._begun(timeout)
@@ -689,7 +689,7 @@ class TableTransaction(TableWork):
         return bool(state.streams)
 
     def _drop(self, opened: Transaction, reason: str = _BROKEN) -> None:
-        """Abort it. Raises: AlreadyCommitted, OutcomeUnknown (its commit came first: broken locks don't matter)."""
+        """Abort it. Raises: AlreadyCommitted, OutcomeUnknown (a commit came first: broken locks don't matter)."""
         try:
             opened.abort(reason, timeout=_GRACE_S)
         except (AlreadyCommitted, OutcomeUnknown):
@@ -783,7 +783,7 @@ class JoinedTransaction(TableWork):
 
     @alone
     def finish(self, timeout: float | None = None) -> Receipt:
-        """`flush`, and end this part. Pass the receipt to the process that commits. Later calls return it again.
+        """`flush`, and end this part. Pass the receipt to the process that commits. Later calls return the same.
 
         After a `RetryError` it may be repeated, even after the ``with`` block.
         """

@@ -68,7 +68,7 @@ _OF_ONE_COPY = (NotAuthorized, Expired, ClockSkew)
 
 
 class Reads(Protocol):
-    """An open transaction's reads of tables, as far as its commit needs them."""
+    """An open transaction's reads of tables, with what its commit needs of them."""
 
     @property
     def validated(self) -> tuple[r.Validated, ...]:
@@ -173,7 +173,7 @@ class Transaction:
 
     @property
     def prepared(self) -> TransactionInfo | None:
-        """The prepared transaction: this one, or another one that has its name; None if neither is prepared."""
+        """The prepared transaction: this one, or another of the same name; None if neither is prepared."""
         outcome = self._outcome
         return info_of(outcome) if self.state == "prepared" and outcome is not None else None
 
@@ -419,7 +419,7 @@ class Transaction:
         headers: RecordHeaders | None,
         timestamp: int | None,
     ) -> Writer | None:
-        """Keep an event in memory. If it does not fit, open the transaction, and return its writer."""
+        """Keep an event in memory. If the event does not fit, open the transaction, and return its writer."""
         self._shared.check()
         check_event(key, value, timestamp)
         self._shared.check_stream(self._scope, stream)
@@ -530,7 +530,7 @@ class Transaction:
             NotReady, DeadlineExceeded, TooManyTransactions, TooManyUncommittedBytes: nothing is changed; commit
                 again, or abort.
             TransactionAborted, LocksBroken: it is over without effect; begin a new one.
-            ClockSkew: not begun, as this machine's clock is more than a day ahead of the controller's.
+            ClockSkew: not begun: this machine's clock is more than a day ahead of the controller's.
             WriteFailed: a write of this handle failed; abort.
             OutcomeUnknown: no answer in time. Commit again, or ask ``client.state`` later.
         """

@@ -305,7 +305,7 @@ class Writer:
             return self._register(timeout, finished=False)
 
     def finish(self, timeout: float | None = None) -> Receipt:
-        """`flush`, and mark this writer as complete. Later calls return the same receipt."""
+        """`flush`, and mark this writer as finished. Later calls return the same receipt."""
         with self._lock:
             if self._finished is None:
                 self._check_writable()
@@ -376,7 +376,7 @@ class Writer:
     # -- its end --------------------------------------------------------------------------------------
 
     def discard(self) -> None:
-        """Drop unflushed writes. A commit takes this writer's flushed ones only if it names their receipt."""
+        """Drop unflushed writes. A commit that does not name this writer's receipt omits flushed writes, too."""
         with self._lock:
             if self._finished is None and self._over is None:
                 self._end(IllegalState("the writer was discarded"))
@@ -456,7 +456,7 @@ def join(
 
 
 def chunks_of(events: Iterable[EventFields]) -> Iterator[list[EventFields]]:
-    """Chunks for `write_many`: one event first, since its refusal does no harm, then a thousand at a time."""
+    """Chunks for `write_many`: first one event, whose refusal does no harm, then a thousand events at a time."""
     source = iter(events)
     at_once = 1
     while chunk := list(islice(source, at_once)):

@@ -66,7 +66,7 @@ class Given(NamedTuple):
 
 
 class Inbox:
-    """Events for one actor. ``own_key``: it may use only its event's key, as other actors work concurrently."""
+    """Events for one actor. ``own_key``: the actor may use its event's key alone: others work concurrently."""
 
     def __init__(self, *, own_key: bool, strays: list[IllegalState]) -> None:
         self.items: deque[Given] = deque()
@@ -87,12 +87,12 @@ class Inbox:
         await self._wake
 
     def drop(self) -> None:
-        """Refuse writes for the event at work, because its actor starts again; they don't count as strays."""
+        """Refuse writes for the event at work, because its actor starts again; the writes don't count as strays."""
         if self.at is not None:
             self.at.over, self.at.strays = True, None
 
     def end(self, error: BaseException) -> None:
-        """Note that its actor ended with this error, which fails the hand."""
+        """Note that the inbox's actor ended with this error, which fails the hand."""
         self.ended = error
         if self.hand is not None:
             self.hand.fail(HandlerFailed(self.at_work, error))
@@ -292,7 +292,7 @@ class AgentHandlers(Handlers):
         self._ended = False
 
     def handle(self, batch: WorkBatch, pieces: Sequence[Piece]) -> list[Piece]:
-        """Hand events to agents, and wait until all are done. After a failure, hand them over one by one.
+        """Hand events to agents, and wait until all are done. After a failure, hand the events over one by one.
 
         Raises: HandlerFailed, IllegalState (an asyncio task wrote after its event).
         """

@@ -348,7 +348,7 @@ class App(faust.App):
         return self.program.table(Table(self, name, **options))
 
     def is_leader(self) -> bool:
-        """Whether this process has task 0. For ``on_leader=True`` it is a hint: two may think so for a while."""
+        """Whether this process has task 0. For ``on_leader=True`` it is a hint: two may believe it for a while."""
         return 0 in self.engine.tasks
 
     async def on_start(self) -> None:

@@ -13,7 +13,7 @@ from anabranch.infra.java import archive_path, ensure_archive, find_java
 def prepare() -> bool:
     """Fetch the broker and start it once, unless that was done, with progress on standard error.
 
-    Returns whether it started it. Raises: as `ensure_broker` and `EmbeddedBroker.start`; NoJava.
+    Returns whether the broker was started. Raises: as `ensure_broker` and `EmbeddedBroker.start`; NoJava.
     """
 
     def run_broker(java_options: list[str]) -> None:

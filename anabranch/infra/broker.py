@@ -149,7 +149,7 @@ class EmbeddedBroker:
 
     @property
     def proxied_port(self) -> int:
-        """The port for the given proxy. Each start chooses another one."""
+        """The port for the given proxy. Each start chooses another port."""
         if self._proxied_port == 0:
             raise BrokerNotRunning("the broker was never started, or was given no proxy")
         return self._proxied_port
@@ -199,7 +199,7 @@ class EmbeddedBroker:
             NoJava, DownloadFailed, HashMismatch, CacheBusy: as `find_java` and `ensure_broker`.
             PortTaken: the given port is in use.
             BrokerDied: the broker, or the formatting, ended by itself.
-            StartDeadlinePassed: it did not serve in time, and was stopped.
+            StartDeadlinePassed: the broker did not serve in time, and was stopped.
             FolderInUse, FolderUnusable: as `hold`.
             FolderMismatch: the folder was formatted with another ``transaction_version``.
         """

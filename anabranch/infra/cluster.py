@@ -116,7 +116,7 @@ class EmbeddedCluster:
     def start(self) -> None:
         """Start all stopped nodes concurrently: a majority has to run before any node serves.
 
-        Waits until each node lists all the others, as librdkafka forgets a broker that an answer omits.
+        Waits until each node lists all the others, because librdkafka forgets a broker that an answer omits.
 
         Raises: as `EmbeddedBroker.start` (a paused node does not answer); then the nodes started here are stopped.
         """

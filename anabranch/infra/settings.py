@@ -102,7 +102,7 @@ def server_properties(
     proxied: tuple[int, str] | None = None,
     secure: tuple[int, SecureListener] | None = None,
 ) -> dict[str, str]:
-    """The broker's properties; those in ``extra`` replace the defaults.
+    """The broker's properties; properties in ``extra`` replace the defaults.
 
     ``proxied``: a port for a proxy, and the proxy's own ``host:port``, which is advertised there.
     ``secure``: a port, and its listener. Raises: as `check_extra`.

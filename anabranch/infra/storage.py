@@ -97,7 +97,7 @@ def ensure_formatted(
         FolderMismatch: formatted with another transaction_version or for another cluster, or not by
             `EmbeddedBroker`.
         BrokerDied: the formatting failed.
-        StartDeadlinePassed: it did not end in time.
+        StartDeadlinePassed: the formatting did not end in time.
     """
     facts_file, data = folder / _FACTS, folder / DATA
     facts = _read(facts_file)

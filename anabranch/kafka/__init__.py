@@ -13,19 +13,19 @@ Files, from the wire up. Each may import the files above it:
   matters (Produce, Fetch, EndTxn), packed and unpacked by hand. `codes`: what a broker's error code means: repeat,
   ask for the leader again, refuse, doubt.
 - `sasl`, `oauth_tokens`, `settings`: how a client proves who it is; options by librdkafka's names.
-- `connection`: one socket with requests in flight, and the pool of idle ones.
+- `connection`: one socket with requests in flight, and the pool of idle connections.
 - `health`: which brokers failed, are skipped, or may be former leaders. Decisions by a clock, without I/O.
 - `cluster`: metadata (brokers, leaders, topic ids), and `repeat`, which repeats a call until its deadline.
 - `admin`: topics and offsets. `fetch`: reading.
 - `produce`: links to brokers, shared by three producers: `transactional_producer` with its `coordinator` and its
   search for `lost_markers`; `idempotent_producer` for journals; `sender` for answers that may get lost.
-- `log`: all of that as one port.
+- `log`: all these parts as one port.
 - `needs`: the calls that a cluster must offer, and which brokers offer them. `probe`: a trial of everything that a
   cluster must give, and what a controller asks for before it starts (decision 0039).
 
 **Rules.** Deadlines are monotonic times, made once for each call of a port and passed down. A call that changes
 something is never repeated by `Cluster.repeat` unless it is safe to repeat. Errors that leave this folder are those
-of `anabranch.ports`; `repeat` turns a last `ConnectionBroken` into one of them. These parts of anabranch may be
+of `anabranch.ports`; `repeat` turns a last `ConnectionBroken` into such an error. These parts of anabranch may be
 imported here: `ports`, `errors`, `backoff`, `clock`, `core`, `batches` and `topics`.
 """
 

@@ -62,7 +62,7 @@ def list_offsets(
 ) -> dict[TopicPartition, int]:
     """The offset for a timestamp (-1 latest, -2 earliest) of each partition; -1 without such an offset.
 
-    ``failed`` receives the errors of partitions that can't be asked; without it they are raised. ``sure``: ask
+    ``failed`` receives the errors of partitions that can't be asked; if None, the errors are raised. ``sure``: ask
     leaders with the newest epoch that a replica knows, so that a former leader refuses.
     """
     found: dict[TopicPartition, int] = {}
@@ -179,9 +179,9 @@ def replicas_of_new(cluster: Cluster, topic: str, factor: int, deadline: float) 
 def create_topics(
     cluster: Cluster, specs: Sequence[TopicSpec], made: MutableMapping[str, str], deadline: float
 ) -> None:
-    """Create topics; existing ones are left alone.
+    """Create topics; existing topics are left alone.
 
-    ``made`` receives the new ones, even if others are refused or not created yet, with their ids (in answers from
+    ``made`` receives the new topics, even if others are refused or not created yet, with their ids (in answers from
     version 7 on).
     """
     answers = _ask_to_create(cluster, specs, deadline, dry=False)
@@ -198,9 +198,9 @@ def _own_name(topic: str) -> str:
 
 
 def _dry_create(cluster: Cluster, spec: TopicSpec, deadline: float) -> tuple[Any, int | None]:
-    """The answer to a dry run of a creation.
+    """The answer to a dry run of a creation; and None, or the replicas of a topic that the dry run created.
 
-    If the broker created the topic all the same, it is deleted, and the second value is the number of its replicas.
+    Some brokers create the topic in a dry run, too. Such a topic is deleted again.
     """
     if cluster.heeds_dry_runs:
         return _create(cluster, [spec], deadline, dry=True)[0], None
@@ -211,7 +211,7 @@ def _dry_create(cluster: Cluster, spec: TopicSpec, deadline: float) -> tuple[Any
 
 
 def heeds_dry_runs(cluster: Cluster, topic: str, deadline: float) -> bool:
-    """Whether brokers create nothing in a dry run. One is made with a name that no other client uses."""
+    """Whether brokers create nothing in a dry run. To find out, create a topic of an unused name in dry runs."""
     if cluster.heeds_dry_runs is None:
         spec = TopicSpec(_own_name(topic), 1)
         try:
@@ -291,7 +291,7 @@ def _check_created(cluster: Cluster, answers: Iterable[Any], deadline: float) ->
 
 
 def topics_shown(cluster: Cluster, deadline: float) -> set[str]:
-    """All topics that any broker shows. A broker that does not answer is skipped if another one does."""
+    """All topics that any broker shows. A broker that does not answer is skipped if another broker answers."""
     cluster.refresh((), deadline)
     found, away = set[str](), []
     for node in cluster.nodes:
@@ -308,7 +308,7 @@ def topics_shown(cluster: Cluster, deadline: float) -> set[str]:
 def _leave_to_controller(cluster: Cluster, code: int, deadline: float) -> None:
     """Ask the cluster's own controller from now on, if a broker answers that only it changes topics.
 
-    Brokers of KRaft pass changes on to it. Those with ZooKeeper, and others, don't.
+    Brokers of KRaft pass changes on to the controller. Brokers with ZooKeeper, and others, don't.
     """
     if code == codes.NOT_CONTROLLER:
         cluster.leaves_changes(deadline)
@@ -349,7 +349,7 @@ def alter_topics(
 ) -> None:
     """Set settings of topics, or reset them to the brokers' defaults (None).
 
-    ``dry``: only ask whether that is allowed.
+    ``dry``: change nothing, and ask whether the brokers allow the change.
     """
     if not changes:
         return
@@ -446,7 +446,7 @@ def _any_says(
 ) -> bool:
     """Whether ``says`` is true for any broker's `_id`.
 
-    `LogUnavailable`: it is true for no broker that answers, and some broker does not.
+    `LogUnavailable`: it is true for no broker that answers, and some broker does not answer.
     """
     nodes, away = cluster.nodes, None
     for number, node in enumerate(nodes):
@@ -476,7 +476,7 @@ def _id(cluster: Cluster, topic: str, node: int, deadline: float) -> str | None:
 def add_partitions(
     cluster: Cluster, topic: str, partitions: int, deadline: float, *, dry: bool = False
 ) -> bool:
-    """Ask for this number of partitions in all. False if there are as many already."""
+    """Ask for this number of partitions in all. False if the topic has as many already."""
     with cluster.changing(deadline) as connection:
         answer = connection.ask(
             CREATE_PARTITIONS,
@@ -520,7 +520,7 @@ def wait_for_leaders(
 
     A new topic or partition is in the metadata before its leader serves it, and a native transaction can't wait for
     that: an append without a leader is uncertain. ``at_least``: the least number of partitions, because the broker
-    may not know new ones yet.
+    may not know new partitions yet.
     """
     wanted = set(names)
     while True:

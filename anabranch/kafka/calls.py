@@ -34,11 +34,11 @@ class ConnectionBroken(Exception):
 
 
 class MalformedAnswer(ConnectionBroken):
-    """An answer that breaks the protocol, treated like a missing one."""
+    """An answer that breaks the protocol; it is treated like a missing answer."""
 
 
 class AuthenticationFailed(ConnectionBroken):
-    """The broker refuses the client's identity, or the client the broker's: trying again is useless."""
+    """The broker refuses the client's identity, or the client refuses the broker's: trying again is useless."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, sent=False)
@@ -227,7 +227,7 @@ class Field(NamedTuple):
 
 
 def check_claims(kind: type, body: Buffer) -> None:
-    """`MalformedAnswer` if an array, or any other field, exceeds the answer. ``kind``: an entity of kio.
+    """`MalformedAnswer` if an array, or any other field, is longer than the answer. ``kind``: an entity of kio.
 
     kio allocates as many items as an array claims before it reads them. Too big a claim would exhaust the memory of
     the process, so answers are checked before kio reads them.

@@ -44,7 +44,7 @@ from anabranch.ports import (
 T = TypeVar("T")
 
 _Failed = MutableMapping[TopicPartition, LogError]
-# How long an unknown topic is asked for, as a new one may not be known to every broker at once.
+# How long an unknown topic is asked for: not every broker knows a new topic at once.
 UNKNOWN_TOPIC_S = 2.0
 _GONE_S = 3600.0  # how long data about a topic that is gone are kept
 NO_TOPIC_ID = bytes(16)
@@ -71,7 +71,7 @@ class Topic:
 
     @property
     def leading(self) -> set[int]:
-        """The brokers that are leaders of its partitions."""
+        """The brokers that lead the topic's partitions."""
         return {leader.node for leader in self.leaders.values()}
 
 
@@ -210,11 +210,11 @@ class Cluster:
         raise ConnectionBroken("; ".join(problems), sent=False)
 
     def close(self) -> None:
-        """Close all idle connections; those in use are closed when they come back."""
+        """Close all idle connections; connections in use are closed when they come back."""
         self.pool.close()
 
     def after_fork(self) -> None:
-        """In a forked child: close its copies of the idle connections; the parent's stay as they are."""
+        """In a forked child: close its copies of the idle connections; the parent's connections stay open."""
         self._lock = threading.Lock()
         self.chance = random.Random()  # a copy would make the parent's choices
         self.pool.after_fork()
@@ -232,7 +232,7 @@ class Cluster:
     def repeat(self, what: str, deadline: float, attempt: Callable[[], T]) -> T:
         """Repeat ``attempt`` until it returns, as long as it raises `Again` or the connection breaks.
 
-        Use it only for calls that change nothing, or are safe to repeat.
+        Pass no call that changes something, unless the call is safe to repeat.
 
         Raises:
             LogUnavailable: the deadline passed.
@@ -318,7 +318,7 @@ class Cluster:
         return topics_found
 
     def _note_ids(self, names: list[str], found: Mapping[str, Topic]) -> None:
-        """Note ids and names of topics. Those of deleted topics stay for a while, as requests may be under way."""
+        """Note ids and names of topics. Deleted topics stay known for a while: requests may be under way."""
         now = time.monotonic()
         for name in names:
             before = self.topic_ids.get(name, NO_TOPIC_ID)
@@ -365,7 +365,7 @@ class Cluster:
                 self._topics.pop(name, None)
 
     def distrust(self, node: int) -> None:
-        """Note that a broker does not answer: ask others first, and find the leaders of its partitions again."""
+        """Note that a broker does not answer: ask other brokers first, and find its partitions' leaders again."""
         with self._lock:
             if node in self._brokers:
                 self.health.failed(self._brokers[node])
@@ -468,8 +468,8 @@ class Cluster:
     def wait(self, connection: Connection, deadline: float, replaced: Callable[[], bool]) -> None:
         """Wait until an answer begins to arrive, or until the deadline.
 
-        ``replaced``: asks other brokers, from time to time, whether this one was replaced. If so, the connection is
-        closed, and `ConnectionBroken` raised. So a broker that is only slow is waited for.
+        ``replaced``: asks other brokers, from time to time, whether this broker was replaced. If it was, the
+        connection is closed, and `ConnectionBroken` raised. A broker that is merely slow is waited for.
         """
         limit = time.monotonic() + health.SILENT_S
         while not connection.buffered() and not readable(
@@ -524,9 +524,9 @@ class Cluster:
                     left[name] &= {node}
 
     def ask_replicas(self, topics: Collection[str], deadline: float) -> None:
-        """Ask all replicas for newer leaders: a new leader knows that it is one before it accepts records.
+        """Ask all replicas for newer leaders: a new leader knows its role before it accepts records.
 
-        Wait for the answers, except of brokers that were late last time: these get one question at a time. Half of
+        Wait for the answers, but not of brokers that were late last time: these get one question at a time. Half of
         the remaining time is reserved for the question to the leaders.
         """
         asked: dict[int, list[str]] = {}
@@ -573,7 +573,7 @@ class Cluster:
         return None
 
     def _ask_newer(self, node: int, names: list[str]) -> bool:
-        """Ask a broker for newer leaders, and note them. False: it did not answer."""
+        """Ask a broker for newer leaders, and note these. False: the broker did not answer."""
         try:
             found = self.metadata(names, node, self.soon(), background=True)
         except (ConnectionBroken, LogError):

@@ -235,7 +235,7 @@ _CODES = frozenset(E)
 
 
 def meaning(table: Mapping[E, Meaning], code: int) -> Meaning:
-    """The table's entry, or *uncertain* for a code that it does not name."""
+    """The table's entry for a code; *uncertain* if the table does not name the code."""
     found = table.get(E(code)) if code in _CODES else None
     return found or Meaning(_U, "not an answer this call is known to get")
 

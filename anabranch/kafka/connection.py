@@ -1,4 +1,4 @@
-"""Connections to brokers, with requests in flight, and the pool of idle ones."""
+"""Connections to brokers, with requests in flight, and the pool of idle connections."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Connection:
         self._renew_at = math.inf
         self._client_id = client_id.encode()
         self._correlation = 0
-        # Answers come in the order of the requests, as the broker processes one at a time of a connection.
+        # Answers come in the order of the requests: the broker processes one at a time of a connection.
         self._awaited: deque[tuple[int, bool]] = deque()
         self._read: dict[int, memoryview] = {}
         self._most = _MAX_STRANGER_BYTES
@@ -114,7 +114,7 @@ class Connection:
 
     @property
     def idle(self) -> bool:
-        """Whether no answer is awaited, so another caller may use it."""
+        """Whether no answer is awaited, so that another caller may use the connection."""
         return not self.broken and not self._awaited and not self._read
 
     def send(
@@ -199,7 +199,7 @@ class Connection:
                 client_software_name="anabranch",
                 client_software_version="0.1",
             )
-            # The header of this answer never has tags, as the client can't know the version yet (KIP-511).
+            # The header of this answer never has tags: the client can't know the version yet (KIP-511).
             correlation = self.send(
                 API_VERSIONS.key,
                 version,
@@ -404,7 +404,7 @@ class Pool:
         return connection
 
     def take(self, address: tuple[str, int], deadline: float) -> Connection:
-        """An idle connection, or a new one. Give it back with `give`."""
+        """An idle or a new connection. Give it back with `give`."""
         with self._lock:
             parked = self._parked.pop(address, [])
         try:
@@ -425,7 +425,7 @@ class Pool:
                 return found
 
     def give(self, connection: Connection, address: tuple[str, int]) -> None:
-        """Give a connection back. With answers under way it is not reused until they have arrived."""
+        """Give a connection back. If answers are under way, it is reused once they have arrived."""
         with self._lock:
             self._waiting.discard(connection)
             if connection.broken:
@@ -438,7 +438,7 @@ class Pool:
                 self._parked.setdefault(address, []).append(connection)
 
     def close(self) -> None:
-        """Close idle connections, and interrupt those of `wait_on`. Others are closed when they come back."""
+        """Close idle connections, and interrupt those of `wait_on`. All others are closed when they come back."""
         with self._lock:
             self._closed = True
             for connection in self._waiting:
@@ -450,7 +450,7 @@ class Pool:
                 pool.clear()
 
     def after_fork(self) -> None:
-        """In a forked child: close its copies; the parent's stay open."""
+        """In a forked child: close its copies of the connections; the parent's connections stay open."""
         self._lock = threading.Lock()
         self._waiting.clear()
         self.close()

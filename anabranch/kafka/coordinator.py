@@ -94,7 +94,7 @@ class Coordinator:
 
     Write with `producer_id` and `producer_epoch`. ``is_v2``: whether the cluster has transactions of KIP-890, where
     each end returns a new epoch, and Produce adds partitions by itself. ``last``: the outcome of the id's last
-    native transaction before that.
+    native transaction before the id was initialised.
     """
 
     def __init__(self, cluster: Cluster, transactional_id: str, timeout: float) -> None:
@@ -167,7 +167,7 @@ class Coordinator:
         return connection
 
     def is_replaced(self) -> bool:
-        """Whether another broker is the coordinator by now: leaders ask the coordinator before they append."""
+        """Whether another broker is the coordinator by now. Leaders ask the coordinator before they append."""
         try:
             if self._address is not None:
                 self._cluster.health.failed(self._address)
@@ -183,7 +183,7 @@ class Coordinator:
         what: str,
         topics: Sequence[str] = (),
     ) -> None:
-        """Raise the error of a coordinator's code; `Again` if it did nothing."""
+        """Raise the error of a coordinator's code; `Again` if the coordinator did nothing."""
         if meaning(table, code).act is Act.REFRESH and self._connection is not None:
             self._connection.close()
         raise_or_again(table, code, what, topics=topics)
@@ -194,7 +194,7 @@ class Coordinator:
         Raises:
             LogFenced, LogUncertain: the producer is unusable.
             LogBusy: nothing was added, because the transaction before has not ended everywhere.
-            LogRefused: the broker refuses one of them.
+            LogRefused: the broker refuses a partition.
         """
         deadline = self._cluster.deadline()
         known_by = min(deadline, time.monotonic() + UNKNOWN_TOPIC_S)

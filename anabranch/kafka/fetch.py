@@ -70,7 +70,7 @@ class _Found:
 class Fetcher:
     """`anabranch.ports.Log.fetch` on brokers. Thread-safe: each call uses connections of its own.
 
-    Each batch's CRC is checked. A broker that does not answer is skipped as long as another one does. While leaders
+    Each batch's CRC is checked. A broker that does not answer is skipped while another answers. While leaders
     move, a call waits up to the request timeout and then raises `LogUnavailable`; with ``failed`` it does neither.
     """
 
@@ -139,7 +139,7 @@ class Fetcher:
     def _in_turn(self, partitions: list[TopicPartition]) -> list[TopicPartition]:
         """The partitions in the request's order: first those whose last records came the longest time ago.
 
-        A flooded partition fills the answer, and only the first one with records may exceed ``max_bytes``. So busy
+        A flooded partition fills the answer, and only the first with records may go beyond ``max_bytes``. So busy
         partitions take turns.
         """
         turn = self._turn % len(partitions)

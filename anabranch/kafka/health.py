@@ -17,7 +17,7 @@ from anabranch.ports import Clock, TopicPartition
 Address = tuple[str, int]
 
 PATIENCE_S = 5.0  # the wait for one broker's answer to a question that others can answer, too
-# A broker that does not answer a request is waited for until another one has replaced it. Others are asked about
+# A broker that does not answer a request is waited for until another has replaced it. Others are asked about
 # that for the first time after `SILENT_S`, then every `ASK_AGAIN_S`; each question may take `REPLACED_S`.
 SILENT_S = 2.0
 ASK_AGAIN_S = 0.5
@@ -52,7 +52,7 @@ class Question:
     late: bool = True
 
 
-# Address -> its last question not answered in time. All `Cluster`s share it, as each snapshot has its own one.
+# Address -> its last question not answered in time. All `Cluster`s share this: each snapshot has its own `Cluster`.
 _late: dict[Address, Question] = {}
 
 
@@ -104,15 +104,15 @@ class BrokerHealth:
     # -- leaders that may be former ones ------------------------------------------------------------
 
     def noted(self, topics: Iterable[str]) -> None:
-        """Note leaders that were read. The answer may be that of a leader, so it confirms no older ones."""
+        """Note leaders that were read. The answer may be a leader's own, so it confirms no leader known before."""
         now = self._clock.monotonic()
         for topic in topics:
             self.confirmed.setdefault(topic, now)
 
     def to_confirm(self, topics: Iterable[str]) -> list[str]:
-        """The topics whose leaders other brokers have to confirm, now that one of them is `AGE_S` old.
+        """The topics whose leaders other brokers have to confirm; empty until a topic's are older than `AGE_S`.
 
-        Topics that are due soon are included: otherwise each would cost a question of its own.
+        Topics that are due soon are included: otherwise each topic would cost a question of its own.
         """
         now = self._clock.monotonic()
         ages = {topic: now - self.confirmed.get(topic, now) for topic in topics}
@@ -130,7 +130,7 @@ class BrokerHealth:
         return Question(self._clock.monotonic())
 
     def ended(self, question: Question, *, answered: bool) -> None:
-        """Note its end. A failure at once costs no time, so that replica is waited for the next time, too."""
+        """Note a question's end. A failure at once costs no time: the replica is waited for the next time, too."""
         question.late = not answered and self._clock.monotonic() - question.began >= WAIT_S
         question.under_way = False
 
@@ -140,7 +140,7 @@ class BrokerHealth:
             _late[address] = question
 
     def unanswered(self, address: Address) -> Question | None:
-        """The question that a replica has not answered in time, if it is not waited for because of that."""
+        """The question that a replica has not answered in time, so that the replica is not waited for."""
         question = _late.get(address)
         return question if question is not None and self._is_late(question) else None
 
@@ -167,7 +167,7 @@ class Followers:
         self._chosen[place] = node, self._clock.monotonic() + FOLLOWED_S
 
     def fails(self, places: Iterable[TopicPartition], node: int) -> bool:
-        """Note that a broker can't serve these. True if it was a follower of one: then leaders are asked."""
+        """Note that a broker can't serve these partitions. True if it was a follower: then leaders are asked."""
         until = self._clock.monotonic() + LED_S
         followed = [place for place in places if self._chosen.get(place, (None,))[0] == node]
         self._chosen |= dict.fromkeys(followed, (None, until))
@@ -187,6 +187,6 @@ class Followers:
         return groups
 
     def rack_for(self, places: Iterable[TopicPartition]) -> str:
-        """The rack for a request; empty if the broker has to serve one of these itself."""
+        """The rack for a request; empty if the broker has to serve one of these partitions itself."""
         chosen = self._chosen
         return "" if any(p in chosen and chosen[p][0] is None for p in places) else self._rack

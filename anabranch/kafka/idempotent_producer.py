@@ -34,8 +34,8 @@ class JournalProducer:
         """Get a producer id. ``deadline``: by `time.monotonic`, as everywhere here.
 
         Raises:
-            LogUnavailable: no broker issued one until the deadline.
-            LogRefused: the broker does not allow it.
+            LogUnavailable: no broker issued a producer id until the deadline.
+            LogRefused: the broker does not allow a producer id.
         """
         self._cluster = cluster
         self._pipeline = ProducePipeline(cluster)
@@ -119,7 +119,7 @@ class JournalProducer:
             self._pipeline.close()
 
     def after_fork(self) -> None:
-        """In a forked child: close its copies of the connections; the parent's stay open."""
+        """In a forked child: close its copies of the connections; the parent's connections stay open."""
         self._busy = threading.Lock()
         self.close()
 
@@ -173,7 +173,7 @@ class JournalProducer:
         return []
 
     def _read(self, link: BrokerLink, deadline: float) -> list[PendingBatch]:
-        """The batches to send again, because of the answer under way or because it did not come.
+        """The batches to send again, because of the answer under way, or because no answer came.
 
         Raises:
             LogError: the broker refuses, and sending again is useless.

@@ -64,7 +64,7 @@ def open_on(
 
 @cache
 def _warn(topic: str) -> None:
-    """Warn once in a process: it only matters when brokers lose a marker."""
+    """Warn once in a process: the trouble matters when brokers lose a marker, and not otherwise."""
     log.warning(
         "the right Read on the topic %s is missing: a marker that brokers lose there will not be missed",
         topic,
@@ -75,7 +75,7 @@ class LastOutcome:
     """The outcome of a transactional id's last native transaction, from its coordinator.
 
     The coordinator is asked at each try to initialise the id: the first try ends an ongoing transaction, and the
-    last one, which succeeds, comes after its end.
+    last try, which succeeds, comes after that transaction's end.
     """
 
     def __init__(self) -> None:
@@ -98,7 +98,7 @@ class LastOutcome:
                 self._epoch = int(state.producer_epoch) - 1  # the end raised the epoch
 
     def known(self) -> bool:
-        """Whether there was one, and no process has initialised the id since then."""
+        """Whether there was a native transaction, and no process has initialised the id since then."""
         return self._commits is not None
 
     def of(self, epoch: int) -> bool | None:

@@ -154,7 +154,7 @@ def losses(lacks: Collection[str]) -> list[str]:
 
 
 def lost_calls(lacks: Collection[str]) -> tuple[str, ...]:
-    """The optional calls among these, each of which is a loss."""
+    """The optional calls among these; each is a loss."""
     return tuple(name for need in CALLS if need.lost for name in _met_by(need, lacks))
 
 
@@ -184,7 +184,7 @@ def lacking_of(brokers: Iterable[Broker]) -> set[str]:
 def look_at(cluster: Cluster, seconds: float, *, disks: bool = True) -> list[Broker]:
     """Ask all brokers of the cluster concurrently, so that a broker that is away does not delay others.
 
-    ``seconds``: the longest wait for each answer. Raises `LogError` if no broker names any.
+    ``seconds``: the longest wait for each answer. Raises `LogError` if no broker names the cluster's brokers.
     """
     cluster.refresh((), cluster.deadline(seconds))
     nodes = cluster.nodes

@@ -69,7 +69,7 @@ class KeptToken:
     """Caches a token for most of its life. Thread-safe."""
 
     def __init__(self, fetch: Callable[[float], Token]) -> None:
-        """``fetch``: called with a number of seconds to get a new one; raises `OSError` or `SaslError`."""
+        """``fetch``: called with a number of seconds to get a new token; raises `OSError` or `SaslError`."""
         self._fetch = fetch
         self._lock = threading.Lock()
         self._token = Token("", 0.0, 0.0)

@@ -113,7 +113,7 @@ FAILS = "does not work"
 def before_leading(cluster: Cluster, prefix: str, native_timeout: float) -> tuple[str, ...]:
     """The optional calls that brokers don't offer, after all required ones are found.
 
-    Brokers that don't answer are named in the log and skipped, as long as one does.
+    Brokers that don't answer are named in the log and skipped. At least one broker has to answer.
 
     Raises:
         LogRefused: no controller can be leader there, and waiting does not change that. The text says what to do.
@@ -140,7 +140,7 @@ def before_leading(cluster: Cluster, prefix: str, native_timeout: float) -> tupl
 
 
 def check_native_timeout(cluster: Cluster, transactional_id: str, native_timeout: float) -> None:
-    """`LogRefused` if the coordinator does not take this limit of a native transaction; says one that it takes."""
+    """`LogRefused` if the coordinator does not take this limit of a native transaction; names a possible limit."""
     error = _refusal(cluster, transactional_id, native_timeout)
     if error is None:
         return
@@ -165,7 +165,7 @@ def _refusal(cluster: Cluster, transactional_id: str, native_timeout: float) -> 
 
 
 def way_out(error: LogRefused, control_partitions: int, brokers: int) -> str:
-    """The way out of a refusal to make topics, for an operator. ``brokers``: those that are up."""
+    """The way out of a refusal to make topics, for an operator. ``brokers``: the brokers that are up."""
     if error.to_do:
         return error.to_do
     if error.error == INVALID_REPLICATION_FACTOR:
@@ -412,7 +412,7 @@ class Probe:
         return f"{factor}, {MIN_ISR}={in_sync}"
 
     def _delete(self) -> Tried:
-        """Delete this probe's topics until no broker shows one, and topics that earlier probes have left."""
+        """Delete this probe's topics until no broker shows any, and topics that earlier probes have left."""
         mine, deleted = self._names(), set[str]()
         left = set(mine)
         until = time.monotonic() + _GONE_S
@@ -437,7 +437,7 @@ class Probe:
         return Tried(needs.DELETE.name, WORKS, found)
 
     def _names(self) -> list[str]:
-        """The topics that this probe creates, without those that brokers create in dry runs."""
+        """The topics that this probe creates, without topics that brokers create in dry runs."""
         of_lane = commands_topic(self.mark, _LANE), replies_topic(self.mark, _LANE)
         of_controllers = control_topics(self.mark, self._control_partitions)
         return [*of_controllers, *of_lane, *topics_of(self._stream), *topics_of(self._table)]
@@ -526,7 +526,7 @@ class Probe:
         return f"abort and commit; {'KIP-890' if producer.is_v2 else 'the older protocol'}"
 
     def _check_committed(self, place: TopicPartition, begin: int, kept: int) -> None:
-        """`_Failed` unless readers see exactly two records from ``begin`` on, those at ``kept``."""
+        """`_Failed` unless readers see exactly two records from ``begin`` on: the records at ``kept``."""
         _until(
             lambda: self._end(place, committed=True) == self._end(place),
             "the marker of a native transaction is not written",

@@ -55,13 +55,13 @@ class ProduceRequest:
         self.size += batch.size
 
     def has_room(self, partition: TopicPartition, size: int, most: int) -> bool:
-        """Whether a batch of ``size`` bytes may be added: within ``most`` bytes, unless it is the only one."""
+        """Whether a batch of ``size`` bytes may be added: within ``most`` bytes; the first may have any size."""
         return not self.batches or (partition not in self.batches and self.size + size <= most)
 
 
 @dataclass(slots=True)
 class BrokerLink:
-    """A broker that leads some of the partitions: the next request to it, and those under way."""
+    """A broker that leads some of the partitions: the next request to it, and the requests under way."""
 
     node: int
     connection: Connection | None = None
@@ -78,7 +78,7 @@ class BrokerLink:
         return self.connection
 
     def take(self) -> ProduceRequest:
-        """Take the next request, and begin another one."""
+        """Take the next request, and begin another request."""
         request, self.next = self.next, ProduceRequest()
         return request
 
@@ -123,7 +123,7 @@ class ProducePipeline:
         )
 
     def connect(self, link: BrokerLink, deadline: float, highest: int = PRODUCE.highest) -> None:
-        """Open a connection, unless there is a usable one. No request may be under way.
+        """Open a connection, unless the link has a usable connection. No request may be under way.
 
         Raises:
             ConnectionBroken: nothing was sent.
@@ -166,7 +166,7 @@ class ProducePipeline:
     ) -> Answers:
         """The answer about all batches of a request, after `BrokerLink.take_oldest`.
 
-        ``is_replaced``: whether a broker for which this one waits has been replaced.
+        ``is_replaced``: whether another broker, for which this broker waits, has been replaced.
 
         Raises:
             ConnectionBroken: the answer did not come; or batches are missing in it, or it is not an answer.

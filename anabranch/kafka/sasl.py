@@ -128,7 +128,7 @@ class OAuthBearer:
     secret: str = ""
 
     def exchange(self, deadline: float) -> Exchange:
-        """Send one message, and a second one to get the reason of a refusal. Raises the errors of ``token``."""
+        """Send one message; after a refusal, a second message to get the reason. Raises the errors of ``token``."""
         pairs = {"auth": f"Bearer {self.token(deadline)}", **self.extensions}
         text = "".join(f"{key}={value}\x01" for key, value in pairs.items())
         problem = yield _NO_BINDING + b"\x01" + text.encode() + b"\x01"

@@ -83,7 +83,7 @@ class Sender:
     # -- requests ---------------------------------------------------------------------------------------
 
     def _find_leaders(self, places: Iterable[TopicPartition], now: float) -> None:
-        """Now and then find leaders again that are not known, or that do not answer."""
+        """Now and then look for leaders that are not known, or that do not answer."""
         lost = [
             place
             for place in places
@@ -141,7 +141,7 @@ class Sender:
                 link.next.add(batch)
 
     def _is_replaced(self, topic: str) -> bool:
-        """Whether the topic was replaced. This is true once; then the caller of `send` decides what to do."""
+        """Whether the topic was replaced: true once. Then the caller of `send` decides what to do."""
         now = self._cluster.topic_ids[topic]
         if self._topic_ids.setdefault(topic, now) == now:
             return False

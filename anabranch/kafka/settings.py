@@ -65,7 +65,7 @@ class Tls:
         self._context = self._load()
 
     def context(self) -> ssl.SSLContext:
-        """The context for the next connection; the former one while changed files can't be read (yet)."""
+        """The context for the next connection; the former context while changed files can't be read (yet)."""
         with self._lock:
             try:
                 # Checked before loading, so that a change in between is seen next time.
@@ -115,10 +115,10 @@ class Settings:
 
 
 def parse_settings(bootstrap: str | Settings, options: Mapping[str, object]) -> Settings:
-    """Settings from ``host:port,…`` and librdkafka's options, or these if they are settings already.
+    """Settings from ``host:port,…`` and librdkafka's options; settings are returned unchanged.
 
     Raises:
-        UnsupportedSetting: an option that this path can't honour, or a value it can't read.
+        UnsupportedSetting: an option that raw connections can't honour, or a value that can't be read.
     """
     if isinstance(bootstrap, Settings):
         return bootstrap
@@ -195,7 +195,7 @@ _MECHANISMS = ("PLAIN", *SCRAM, "OAUTHBEARER")
 
 
 def _protocol(options: Mapping[str, str]) -> tuple[bool, bool]:
-    """Whether TLS is used, and SASL. Options of an unused one are refused."""
+    """Whether TLS is used, and whether SASL is. Options of an unused one of the two are refused."""
     protocol = options.get("security.protocol", "plaintext").lower()
     if protocol not in _PROTOCOLS:
         raise UnsupportedSetting(

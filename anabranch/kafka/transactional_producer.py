@@ -58,7 +58,7 @@ LEADER_S = 1.0
 class _Tries(NamedTuple):
     """Tries to find leaders. ``down``: brokers that were not reached.
 
-    ``leaders_by``: the end of waiting for leaders, monotonic seconds; after it each is asked for once.
+    ``leaders_by``: the end of waiting for leaders, monotonic seconds; after it each leader is asked for once.
     """
 
     leaders_by: float
@@ -67,7 +67,7 @@ class _Tries(NamedTuple):
 
 @dataclass(slots=True)
 class _Sequences:
-    """Sequences by partition. ``next``: of the next batch; ``stored``: of the one after the last stored batch."""
+    """Sequences by partition. ``next``: of the next batch; ``stored``: after the last stored batch."""
 
     next: dict[TopicPartition, int] = field(default_factory=dict)
     stored: dict[TopicPartition, int] = field(default_factory=dict)
@@ -342,7 +342,7 @@ class KafkaProducer:
     def _send_first(
         self, link: BrokerLink, request: ProduceRequest, offsets: list[int], first: bool
     ) -> None:
-        """Send a request with new partitions, again for those that can't be added to the transaction yet.
+        """Send a request with new partitions. Send it again for partitions that the transaction can't get yet.
 
         ``first``: nothing else was sent in this native transaction.
         """
@@ -414,7 +414,7 @@ class KafkaProducer:
     def _take_answers(
         self, request: ProduceRequest, answers: Answers, offsets: list[int] | None
     ) -> list[PendingBatch]:
-        """Note what was stored. Returns the batches that were not."""
+        """Note what was stored. Returns the batches that were not stored."""
         failed = []
         for partition, batch in request.batches.items():
             produced = answers[partition]
@@ -427,7 +427,7 @@ class KafkaProducer:
         return failed
 
     def _drain(self) -> bool:
-        """Read the answers under way, to know which batches are stored. False: some can't be read."""
+        """Read the answers under way, to know which batches are stored. False: some answers can't be read."""
         whole = True
         for link in self._pipeline.links.values():
             link.take()
@@ -455,7 +455,7 @@ class KafkaProducer:
             self._added.update(new)
 
     def _find_lost(self, link: BrokerLink, partitions: Sequence[TopicPartition]) -> None:
-        """Find this producer's open native transactions there, except the present one."""
+        """Find this producer's open native transactions on these partitions, except the present transaction."""
         deadline = self._cluster.soon(self._cluster.deadline())
         try:
             found = open_on(link.open(), self.producer_id, partitions, deadline)
@@ -525,7 +525,7 @@ def _failure_of(
 ) -> LogError | None:
     """The worst error of the failed batches of a transactional append. None: all of them may be sent again.
 
-    ``last``: they may not.
+    ``last``: they may not be sent again.
     """
     errors: list[LogError] = []
     for batch in failed:

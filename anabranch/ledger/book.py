@@ -138,7 +138,7 @@ class Book:
         self.connection.commit()
 
     def adopt(self, secret: bytes) -> None:
-        """Move the ledger to this server. With another secret all present rows become former ones."""
+        """Move the ledger to this server. With another secret all present rows become former rows."""
         meta, server = self._read()
         if secret != meta.secret:
             self._run(sql.MARK_FORMER, _FORMER)
@@ -152,7 +152,7 @@ class Book:
         return bool(self._run(sql.INSERT, key, outcome, attempt.hex(), made, note).rowcount == 1)
 
     def begin(self, txn_id: bytes, attempt: bytes) -> None:
-        """Insert ``begun`` in the user's database transaction. If there is a row, raise the error of its outcome.
+        """Insert ``begun`` in the user's database transaction. If the row exists, raise the error of its outcome.
 
         Raises: AlreadyCommitted, TransactionAborted.
         """
@@ -193,8 +193,8 @@ class Book:
     def is_early(self, txn_id: bytes) -> bool:
         """Whether the user's statements have committed before the ledger wrote ``commit``.
 
-        Then the row is durable while its outcome is still ``begun``. Call it after the connection's transaction has
-        ended, because within it the row is seen in any case.
+        Then the row is durable while its outcome is still ``begun``. Call this after the connection's transaction
+        has ended: within that transaction the row is seen in any case.
         """
         row = self._row(txn_id)
         self.connection.rollback()

@@ -33,7 +33,7 @@ NOT_MARKED = "and (note is null or note <> ?) "
 
 
 class Dialect:
-    """A kind of database. For one that is not here, give `Ledger` a subclass as ``dialect``."""
+    """A kind of database. For a database that is not here, give `Ledger` a subclass as ``dialect``."""
 
     # An SQL expression, selected in each transaction together with the ledger's own row.
     facts = "null"
@@ -53,7 +53,7 @@ class Dialect:
         return "savepoint" in str(error)
 
     def server(self, cursor: Any, facts: str | None) -> str:
-        """Make this transaction's commit durable; returns the identity of the server, which a copy of it lacks.
+        """Make this transaction's commit durable; returns the server's identity, which a copy of the server lacks.
 
         Raises: InvalidArgument (a standby, or in memory), UnsupportedSetting (its commits can't be made durable).
         """
@@ -64,10 +64,10 @@ class Dialect:
         raise NotImplementedError
 
     def is_held(self, error: Exception) -> bool:
-        """Whether an error means that another transaction has locked the ledger's row that this one needs.
+        """Whether an error means that another transaction has locked a ledger's row that this transaction needs.
 
-        In general each `OperationalError` counts, though a lost connection may be one, too. Dialects whose drivers
-        say more override this.
+        In general each `OperationalError` counts, though a lost connection may raise it, too. Dialects with drivers
+        that say more override this.
         """
         return any(kind.__name__ == "OperationalError" for kind in type(error).__mro__)
 

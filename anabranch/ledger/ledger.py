@@ -46,7 +46,7 @@ T = TypeVar("T")
 TABLE = "anabranch_ledger"
 SECRET_SIZE = 32
 ATTEMPT_SIZE = 16
-MOST_WAITING = 20  # a recovery ends when this many wait, as the controllers may be away
+MOST_WAITING = 20  # a recovery ends when this many wait: the controllers may be away
 _PAUSE_S = 0.2
 _QUICK_S = 0.5  # timeout of further transactions once one waits
 _TORN = "its block committed rows by itself, and its events are aborted"
@@ -57,7 +57,7 @@ _claiming = threading.Lock()
 
 @dataclass(slots=True)
 class Recovered:
-    """The result of one recovery: ids of the transactions that it ended, and of those that it could not end.
+    """The result of one recovery: ids of transactions that it ended, and of transactions that it could not end.
 
     ``held``: a process that can still commit has locked the row. ``forgotten``: deleted rows that are not needed
     any more. ``waiting``: id -> why it can't be ended yet; a later recovery ends it. ``missing``: control partition
@@ -226,9 +226,10 @@ class Ledger:
     ) -> Recovered:
         """End the transactions that dead processes left, as the database says; delete unneeded rows.
 
-        ``scope``: only prepared transactions of this scope; None: of all. ``older_than``: only those prepared at
-        least this many seconds ago. ``limit``: the most transactions and rows to check, besides alarms; the call
-        also ends when 20 transactions wait. Any process may call it at any time, and several concurrently.
+        ``scope``: end the prepared transactions of this scope; None: of all. ``older_than``: leave transactions
+        prepared less than this many seconds ago. ``limit``: the most transactions and rows to check, besides
+        alarms; the call also ends when 20 transactions wait. Any process may call it at any time, several
+        concurrently.
 
         Raises: NoLedger, LedgerMoved, InvalidArgument (another cluster), NotReady, DeadlineExceeded (no control
         partition answers) and the driver's errors: then the next call does the rest.
@@ -318,7 +319,7 @@ def _check_cluster(meta: Meta, cluster: str) -> Meta:
 
 
 def _give_up(book: Book, txn: Transaction, secret: bytes | None, error: BaseException) -> None:
-    """Roll back and abort, as the database's commit was not sent. Recovery does later what fails here."""
+    """Roll back and abort, because the database's commit was not sent. Recovery repeats what fails here."""
     if not book.rollback():
         log.warning("%r is left to recovery: the database could not roll back", txn)
         return
@@ -350,7 +351,7 @@ def _is_committed(txn: Transaction, secret: bytes | None) -> bool:
 
 
 def _finish(txn: Transaction, secret: bytes | None, timeout: float | None) -> None:
-    """Commit the transaction after the database. A missing answer is no error, as recovery will commit it."""
+    """Commit the transaction after the database. No answer is no error, because recovery will commit it."""
     try:
         txn.commit(secret=secret, timeout=timeout)
     except TransactionAborted as error:
@@ -364,7 +365,7 @@ def _finish(txn: Transaction, secret: bytes | None, timeout: float | None) -> No
 
 
 def _until_many_wait(some: Sequence[T], found: Recovered) -> Iterator[T]:
-    """These items, until too many transactions wait; in random order, so that waiting ones don't block others."""
+    """These items in random order, until too many wait; so waiting transactions don't block others."""
     for one in sample(some, len(some)) if len(some) > MOST_WAITING else some:
         if len(found.waiting) >= MOST_WAITING:
             return
@@ -372,7 +373,7 @@ def _until_many_wait(some: Sequence[T], found: Recovered) -> Iterator[T]:
 
 
 def _ended(client: Client, secret: bytes, row: Row, found: Recovered) -> str | None:
-    """End the transaction as its row says; returns ``commit`` or ``abort``. None: it waits, or is an alarm."""
+    """End a transaction as its row says. Returns ``commit`` or ``abort``; None if it waits, or is an alarm."""
     if control_partition_of(row.txn_id) in found.missing:
         return None
     timeout = _QUICK_S if found.waiting else None

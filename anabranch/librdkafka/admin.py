@@ -147,7 +147,7 @@ class KafkaAdmin:
         return {topic: self._limits[topic][1] for topic in topics}
 
     def cluster_id(self, topic: str, deadline: float) -> str:
-        """The brokers' id of their cluster. ``topic``: one that this client may describe."""
+        """The brokers' id of their cluster. ``topic``: a topic that this client may describe."""
         return self.ask(
             deadline,
             lambda client, seconds: str(client.list_topics(topic, timeout=seconds).cluster_id),
@@ -160,10 +160,10 @@ class KafkaAdmin:
         )
 
     def end_offsets(self, least: Mapping[P, int], deadline: float) -> dict[tuple[str, int], int]:
-        """The high watermarks. ``least``: by partition, the least that it can be, from acknowledgements.
+        """The high watermarks. ``least``: partition -> the least possible watermark, from acknowledgements.
 
-        A former leader may return a lower one; then all are asked for again. If one is still too low at the
-        deadline, `NotReady` names it.
+        A former leader may return a lower watermark; then all are asked for again. If a watermark is still too low
+        at the deadline, `NotReady` names it.
         """
         latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
         request = {TopicPartition(t, p): latest for t, p in least}
@@ -342,7 +342,7 @@ def _ignore(_: KafkaError) -> None:
 
 
 def no_broker(bootstrap: str) -> str:
-    """Why each address can't be reached within `_LOOK_S`; empty if something listens at one of them."""
+    """Why each address can't be reached within `_LOOK_S`; empty if something listens at an address."""
     given = addresses(bootstrap)
     with ThreadPoolExecutor(len(given)) as pool:
         found = list(pool.map(_obstacle, given))

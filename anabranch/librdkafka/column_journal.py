@@ -119,7 +119,7 @@ class ColumnJournal:
         self.queued = False  # whether something was written since the last flush
 
     def takes(self, rows: int) -> bool:
-        """Whether to write this many rows as columns: they are enough, and `ColumnJournals.available`."""
+        """Whether to write this many rows as columns: the rows are enough, and `ColumnJournals.available`."""
         return worth_it(rows) and self._pool.available()
 
     def write(

@@ -159,7 +159,7 @@ class KafkaBus:
                 return counts
 
     def _other_prefixes(self) -> list[str]:
-        """Other prefixes under which the lane's topics exist: the caller may have meant one of them."""
+        """Other prefixes under which the lane's topics exist: the caller may have meant such a prefix."""
         try:
             return prefixes_of(self._admin.topics(self._clock.monotonic() + _LOOK_S), self._lane)
         except AnabranchError:
@@ -186,7 +186,7 @@ class KafkaBus:
             return True
 
     def control_partitions(self, deadline: float, least: int = 0) -> int:
-        """As `CommandBus.control_partitions`. A single broker may still report fewer than there are."""
+        """As `CommandBus.control_partitions`. A single broker may still report a lower number."""
         now = self._clock.monotonic()
         if self._partitions < least:
             self._count(deadline, least)
@@ -257,9 +257,9 @@ class KafkaBus:
         return NotAuthorized(f"the right Write on the topic {self._commands} is missing")
 
     def wait(self, correlation_id: bytes, deadline: float) -> bytes | None:
-        """The next reply; None: there was none before the deadline, or the id was forgotten.
+        """The next reply; None: no reply came before the deadline, or the id was forgotten.
 
-        `NotAuthorized` is about the last copy of the command: an earlier one may be carried out.
+        `NotAuthorized` is about the last copy of the command: an earlier copy may be carried out.
         """
         slot = self._slots.get(correlation_id)
         if slot is None or self._closed:  # forgotten, perhaps by another thread just now
@@ -314,7 +314,7 @@ class KafkaBus:
             # The replies of one round arrive together, so take the rest in one call.
             for message in consumer.consume(_REPLIES_AT_ONCE, 0):
                 self._take_reply(message)
-        self._serve_producer()  # after the replies, as it lets other threads run
+        self._serve_producer()  # after the replies, because it lets other threads run
 
     def _serve_producer(self) -> None:
         """Serve delivery reports; replace the producer if it has lost the brokers."""
@@ -411,9 +411,9 @@ def missing_topics(lane: str, missing: str, others: Sequence[str] = ()) -> Anabr
 def _meet(producer: Producer, topic: str) -> None:
     """Make two requests, so that a new producer gets its producer id early.
 
-    A producer asks for the id after an answer of a broker. At first it often finds no broker, since it just leaves
-    the bootstrap address, and tries again only after half a second (measured: 2 in 5), for which the first command
-    would wait.
+    A producer asks for the id after an answer of a broker. At first it often finds no broker (measured: 2 in 5),
+    because it just leaves the bootstrap address. Then it tries again after half a second, and the first command
+    waits for that.
     """
     with contextlib.suppress(KafkaException, RuntimeError):  # the producer may be closed meanwhile
         for _ in range(2):

@@ -89,7 +89,7 @@ class Membership:
             self._thread.join(timeout)
 
     def stand_aside(self, seconds: float) -> None:
-        """Leave the group for ``seconds``: other members get the partitions, and may not have this trouble."""
+        """Leave the group for ``seconds``: other members get the partitions, perhaps without this trouble."""
         self._aside_until = time.monotonic() + seconds
 
     @property

@@ -43,7 +43,7 @@ class HandleHealth:
     """Whether one handle still knows brokers, as seen on the thread that uses it."""
 
     def __init__(self, handle: Handle, common: Mapping[str, Any], topic: str = "") -> None:
-        """``common``: options for any handle on these brokers. ``topic``: one to ask for, or empty."""
+        """``common``: options for any handle on these brokers. ``topic``: the topic to ask for, or empty."""
         self._handle = handle
         self._common = dict(common)
         self.topic = topic
@@ -64,9 +64,9 @@ class HandleHealth:
         self.complained = False
 
     def lost(self) -> bool:
-        """Whether to make a new handle: this one failed two tests, and another one gets an answer.
+        """Whether to make a new handle: this handle failed two tests, and another handle gets an answer.
 
-        Cheap, except after a silence of `SILENCE_S`: then it takes up to 4 seconds.
+        The call is cheap, except after a silence of `SILENCE_S`: then it takes up to 4 seconds.
         """
         suspect = self.complained or self._unanswered
         patience = SUSPECT_S if suspect else SILENCE_S
@@ -183,6 +183,6 @@ def drop(producer: Producer) -> None:
 
 
 def leak(thing: object) -> None:
-    """Never free this object. In a forked child, freeing would wait for threads that it lacks."""
+    """Never free this object. In a forked child, freeing would wait for threads that the child lacks."""
     if thing is not None:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))

@@ -74,7 +74,7 @@ class KafkaJournals:
     def writer(self) -> KafkaJournal:
         """A writer, which takes producers once it knows its topics.
 
-        One producer is made now, as an idempotent one of librdkafka sends nothing in its first half second.
+        One producer is made now, because librdkafka's idempotent producer sends nothing in its first half second.
         """
         with self._lock:
             if not self._spare and not self._closed:
@@ -117,7 +117,7 @@ class KafkaJournals:
             return channel
 
     def give_back(self, channel: Channel, *, keep: bool = True) -> None:
-        """Keep a producer for reuse if it is flushed and has never failed; drop any other with its records."""
+        """Keep a producer for reuse if it is flushed and has never failed; otherwise drop it with its records."""
         with self._lock:
             self._used.discard(channel)
             channel.poll(0)
@@ -454,7 +454,7 @@ class Channel:
             self.fail("the client was closed")
 
     def watch(self) -> None:
-        """Fail the writer early if only this producer finds no brokers. Call it while records wait."""
+        """Fail the writer early if this producer finds no brokers, and others do. Call it while records wait."""
         unsent = len(self.producer)
         if unsent < self._unsent:
             self.health.answered()

@@ -170,7 +170,7 @@ class Options:
         return next((str(chosen[n]) for n in _CODEC_OPTIONS if n in chosen), "none")
 
     def replace_codec(self, refused: str) -> str:
-        """Use another codec from now on, as brokers refuse this one. Returns a text for the error.
+        """Use another codec from now on, because brokers refuse this codec. Returns a text for the error.
 
         A codec that the caller chose is not replaced.
         """
@@ -260,7 +260,7 @@ def _event_bytes(given: Any) -> int:
 
 
 def named_options(config: Mapping[str, Any] | None, keywords: Mapping[str, Any]) -> dict[str, Any]:
-    """All options under librdkafka's names. Raises `UnsupportedSetting` if one is given twice."""
+    """All options under librdkafka's names. Raises `UnsupportedSetting` if an option is given twice."""
     found = dict(config or {})
     for keyword, value in keywords.items():
         as_it_is = keyword in _WITH_UNDERSCORE or keyword in _FIXED
@@ -272,7 +272,7 @@ def named_options(config: Mapping[str, Any] | None, keywords: Mapping[str, Any])
 
 
 def _is_free(name: str, value: Any) -> bool:
-    """Whether the caller may choose the value; False if it equals a fixed one. Raises for another value."""
+    """Whether the caller may choose the value; False if it equals a fixed value. Raises for another value."""
     if name not in _FIXED:
         return True
     allowed, why = _FIXED[name]

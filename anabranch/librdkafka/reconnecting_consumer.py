@@ -27,7 +27,7 @@ Rebalanced: TypeAlias = "Callable[[LastingConsumer, list[TopicPartition]], None]
 
 
 class LastingConsumer:
-    """Those methods of `confluent_kafka.Consumer` that are used here. Only one thread at a time may use it.
+    """The methods of `confluent_kafka.Consumer` that anabranch uses. One thread at a time may use it.
 
     A new handle resumes manually assigned partitions after the last message that was returned. A member of a group
     loses its partitions and joins again.
@@ -52,7 +52,7 @@ class LastingConsumer:
         self.native, self._health = self._made("")
 
     def _made(self, topic: str) -> tuple[Consumer, HandleHealth]:
-        """A new handle, and what notices when it has lost all brokers, by asking for ``topic``."""
+        """A new handle, and its `HandleHealth`, which asks for ``topic``."""
         native = made(self._make_consumer, with_error_callback(self._config, self._complaint))
         return native, HandleHealth(native, self._common, topic)
 
@@ -168,7 +168,7 @@ class LastingConsumer:
         )
 
     def _ask(self, question: Callable[[Consumer], T]) -> T:
-        """Ask, and note whether a broker answers. For callers that never poll, this replaces a lost handle."""
+        """Ask, and note whether a broker answers. Replaces a lost handle, for callers that never poll."""
         try:
             answer = question(self.native)
         except KafkaException:
@@ -181,9 +181,9 @@ class LastingConsumer:
     # -- the handle -----------------------------------------------------------------------------------
 
     def _renew(self) -> None:
-        """Switch to a new handle, or keep the old one if none can be made now.
+        """Switch to a new handle, or keep the old handle if no other can be made now.
 
-        The old handle closes in another thread, as it may wait for brokers.
+        The old handle closes in another thread, because it may wait for brokers.
         """
         old, places = self.native, self._where_it_stands()
         try:
@@ -266,7 +266,7 @@ def _places(partitions: Sequence[TopicPartition]) -> set[tuple[str, int]]:
 def make_consumer(
     options: Options, config: dict[str, Any], on_error: Callable[[Any], None]
 ) -> LastingConsumer:
-    """A consumer that replaces its handle if that loses all brokers. Raises: as `made`."""
+    """A consumer that replaces its handle if the handle loses all brokers. Raises: as `made`."""
     return LastingConsumer(
         config, options.admin(), make=partial(create, Consumer), on_error=on_error
     )

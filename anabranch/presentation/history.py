@@ -27,7 +27,7 @@ class History:
     commits: list[CommitRecord] = field(default_factory=list)
 
     def add(self, record: EpochRecord | CommitRecord, last: int) -> None:
-        """Add a record. Beyond ``last`` epochs, the oldest epoch is dropped, with its commits."""
+        """Add a record. If that makes more than ``last`` epochs, drop the oldest epoch with its commits."""
         if isinstance(record, CommitRecord):
             self.commits.append(record)
             return
@@ -516,7 +516,7 @@ def arms_of(epochs: Sequence[EpochRecord], rolled: Sequence[bool]) -> list[Arm]:
 
 
 def columns_of(counts: Sequence[int]) -> tuple[list[float], float]:
-    """The left edge of each epoch, the right edge of the last one, and the width of the flow between two epochs."""
+    """Each epoch's left edge, the last epoch's right edge, and the width of the flow between two epochs."""
     least = 118.0 if len(counts) <= 10 else 44.0 if len(counts) <= 40 else 16.0
     widths = [least + min(150.0, 9 * sqrt(count)) for count in counts]
     total = sum(widths)

@@ -31,7 +31,7 @@ def count_of(count: int, noun: str) -> str:
 
 
 def events_of(count: Callable[[], tuple[int, int, bool]]) -> str:
-    """The number of events that ``count`` (as of a `Lag`) returns, as text; it may be unknown."""
+    """The number of events that ``count`` (as of a `Lag`) returns, as text; the number may be unknown."""
     try:
         events, _, is_exact = count()
     except AnabranchError:  # the stream may be LOST

@@ -147,7 +147,7 @@ def check_call(name: str, of: str | None, *, limit: object, **given: object) -> 
 def transaction_rows(
     opened: Iterable[OpenTransaction], listed: Iterable[TransactionInfo], now: float
 ) -> Iterator[TransactionRow]:
-    """Rows of open transactions, the oldest first, then of the others of a list. ``now``: Unix seconds."""
+    """Rows of open transactions, the oldest first, then of the list's other transactions. ``now``: Unix seconds."""
     seen = set()
     for each in opened:
         seen.add(each.info.txn_id)
@@ -207,7 +207,7 @@ def commit_rows(
                 _, rows = found.setdefault(commit.timestamp, (commit.txn_id, {}))
                 rows[stream] = sum(part.count for part in commit.segments)
             if len(found) > limit:
-                above = max(above, sorted(found)[-limit] - 1)  # older ones exceed the limit
+                above = max(above, sorted(found)[-limit] - 1)  # older commits are beyond the limit
                 found = {at: each for at, each in found.items() if at > above}
     return [
         CommitRow(
@@ -222,7 +222,7 @@ def commit_rows(
 
 
 def table_rows(found: Iterable[StreamDescription], newest: Mapping[str, int]) -> Iterator[TableRow]:
-    """Rows of those streams that are tables. ``newest``: their newest commits, as far as they are known."""
+    """Rows of the streams that are tables. ``newest``: the newest commits of some tables; others are not known."""
     for each in found:
         if is_table(each.settings):
             last = newest.get(each.stream)

@@ -67,7 +67,7 @@ class Limits:
             self.known |= self._ask(streams)
 
     def have_changed(self, streams: Iterable[str]) -> bool:
-        """Ask again, and return whether limits of these streams or of the state changed. Raises: as `learn`."""
+        """Ask again. Returns whether limits of these streams or of the state changed. Raises: as `learn`."""
         before = dict(self.known)
         self.learn({*streams, self.state})
         return any(
@@ -116,13 +116,13 @@ class WorkBatch:
         self.due: dict[tuple[int, bytes], int] = below.due
 
     def note_input(self, pieces: Sequence[Piece], left: list[Piece]) -> None:
-        """Note a slice of input that was handled. ``left``: the last of these pieces, which had no room."""
+        """Note handled pieces of input. ``left``: the last of the pieces, which had no room."""
         self._slices += bool(pieces)
         self.left = left
         self.pieces += pieces[: len(pieces) - len(left)]
 
     def is_full(self, most: int) -> bool:
-        """Whether it has to be committed now. ``most``: bytes that a commit should have."""
+        """Whether the batch has to be committed now. ``most``: bytes that a commit should have."""
         if self.left or self.timers_left:
             return True
         return self.size >= most or self._slices * SLICE_BYTES >= _READ_AHEAD * most
@@ -163,7 +163,7 @@ class WorkBatch:
         return self.look_soonest(task, kind, stores) if found is None else found
 
     def look_soonest(self, task: int, kind: bytes, stores: Collection[bytes]) -> int:
-        """`soonest`, found by a scan that starts at the former answer: earlier rows belong to other stores."""
+        """`soonest`, by a scan from the former answer on: earlier rows belong to other stores."""
         low = len(kind)
         high = low + _TIME
         start = kind + self.due.get((task, kind), 0).to_bytes(_TIME, "big")
@@ -287,7 +287,7 @@ class HandlerContext:
         batch.size += size
 
     def put_due(self, task: int, kind: bytes, due: int, place: bytes, value: bytes) -> None:
-        """Set a row of this kind that is due at a time."""
+        """Set a row of this kind, due at a time."""
         batch = self.batch
         self.put(task, kind + due.to_bytes(_TIME, "big") + place, value)
         if (task, kind) in batch.due:

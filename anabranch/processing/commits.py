@@ -76,13 +76,13 @@ class Commits:
         self.ending = threading.Event()  # once set, unknown outcomes are not asked for
 
     def new_batch(self, task_count: int) -> WorkBatch:
-        """A new batch, on top of the one that is being committed."""
+        """A new batch, on top of the batch that is being committed."""
         return WorkBatch(
             self._table if self._sent is None else self._sent, task_count, self._limits
         )
 
     def send(self, ownership: TaskOwnership, batch: WorkBatch, consumed: Consumed) -> None:
-        """Commit a batch, once the previous one is committed. Raises: as `wait`, the previous commit's error."""
+        """Commit a batch, once the previous batch is committed. Raises: as `wait`, the previous commit's error."""
         self.wait()
         batch.set_below(self._table)
         if self._pool is None:
@@ -141,7 +141,7 @@ class Commits:
                 log.warning("%s: the commit is made again: %s", ownership.processor, error)
             except (EventTooLarge, InvalidArgument) as error:
                 if self._limits.have_changed(batch.outputs):
-                    # The batch is handled again by the new limits; then the event that exceeds them is refused.
+                    # The batch is handled again by the new limits; then an event that is too big is refused.
                     raise BeginAgainError(str(error)) from error
                 found = self._client.processor(ownership.processor).tasks
                 stand = {row.task: row.sequence + 1 for row in found}
@@ -213,7 +213,7 @@ def runs_of(
 
 
 def columns_of(events: Sequence[Written]) -> pa.RecordBatch:
-    """Outputs as an Arrow batch for `Transaction.write_batch`, which is faster for many of them."""
+    """Outputs as an Arrow batch for `Transaction.write_batch`, which is faster for many outputs."""
     import pyarrow as pa
 
     values, keys, headers, times = zip(*events, strict=True)

@@ -47,7 +47,7 @@ class HandlerFailed(FixCallError):
         self.error = error
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle it as other errors. If the program's own error can't be pickled, its text replaces it."""
+        """Pickle the error as others are. If the program's own error can't be pickled, its text replaces it."""
         error = self.error
         try:
             pickle.loads(pickle.dumps(error))
@@ -146,7 +146,7 @@ class Failures:
             raise NotReady("the worker ends; what failed is tried in its next life")
 
     def bury(self, at: HandlerContext, case: Case, error: BaseException) -> None:
-        """Write a dead letter. Raises: HandlerFailed (no stream for it), EventTooLarge, InvalidArgument."""
+        """Write a dead letter. Raises: HandlerFailed (no stream takes it), EventTooLarge, InvalidArgument."""
         stream = self._app.dead_letter
         if stream is None:
             raise HandlerFailed(case.event, error, case.place) from error

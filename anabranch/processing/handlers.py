@@ -96,7 +96,7 @@ class Handlers:
         return left
 
     def fire_wall(self, batch: WorkBatch, tasks: Iterable[int], now_ms: int) -> None:
-        """Fire timers that the previous batch had no room for, and those of the wall clock.
+        """Fire timers that the previous batch had no room for, and timers of the wall clock.
 
         Raises: as `handle`.
         """

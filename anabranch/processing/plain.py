@@ -163,7 +163,7 @@ class PlainReader:
         return bool(self._touched)
 
     def cut(self, until: float, most_bytes: int, _: int | None = None) -> list[Piece]:
-        """About this many bytes of records; empty if none came until the monotonic second ``until``."""
+        """About this many bytes of records; empty if no record came until the monotonic second ``until``."""
         self._find_partitions()
         if not self._portions:
             self._portions = self._feed.next(until, ())

@@ -75,7 +75,7 @@ class NotAHandler(InvalidArgument):
 
 
 class Awaited(NotAHandler):
-    """A function whose result has to be awaited, where nothing awaits it."""
+    """A function whose result has to be awaited, in a place where nothing awaits it."""
 
 
 def is_async(call: Handler) -> bool:

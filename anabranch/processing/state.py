@@ -59,7 +59,7 @@ class StateReader:
     def restore(
         self, tasks: Mapping[int, TaskInfo], silence_s: float, still_wanted: Callable[[], None]
     ) -> int:
-        """Read these tasks' rows up to their last commit; returns how many. Call it after the reply to `TakeTasks`.
+        """Read these tasks' rows up to their last commit. Returns how many. Call it after the reply to `TakeTasks`.
 
         ``silence_s``: seconds without records after which it fails. ``still_wanted``: called at least twice a
         second; may raise.
@@ -149,10 +149,10 @@ class StateReader:
         return mark
 
     def _usable(self, task: int, mark: Mark | None, end: int) -> Mark:
-        """The mark, if reading may resume from it; else a new one, after the rows are deleted.
+        """The mark, if reading may resume from it. Otherwise delete the rows, and return a new mark.
 
         After a mark that is too old, tombstones of deleted rows may be compacted away. If a mark is after the end
-        of the topic, the topic is another one, or has lost records, whose offsets new ones may get.
+        of the topic, the topic was replaced, or has lost records, whose offsets new records may get.
         """
         now_ms = int(self._source.clock.wall() * 1000)
         if (
@@ -202,7 +202,7 @@ class StateReader:
         return [*found, (self._head, sequence.to_bytes(_SEQUENCE, "big"))]
 
     def _apply(self, task: int, portion: Portion, *, logged: bool = True) -> int:
-        """Write records to the table. Returns how many."""
+        """Write records to the table. Returns their number."""
         mark, count = self._marks[task], 0
         head = self._head
         while portion.first() is not None:

@@ -25,7 +25,7 @@ NOT_WHOLE = -1
 
 
 class Mark(NamedTuple):
-    """Which state a task's rows are. ``written_ms``: Kafka's timestamp of the last record that was read."""
+    """How far a task's rows follow its state. ``written_ms``: Kafka's timestamp of the last record read."""
 
     topic_id: str
     incarnation: int
@@ -108,7 +108,7 @@ class Table:
             self._to_flush = False
 
     def mark(self, task: int) -> Mark | None:
-        """The mark of a task; None if it has no rows here."""
+        """The mark of a task; None if the task has no rows here."""
         with named(self.folder, "read"):
             data = self._rows.get(_MARKS + self._tasks[task])
         if data is None:

@@ -42,9 +42,9 @@ def event_time(batch: WorkBatch, task: int) -> int:
 
 
 def _put_due(at: HandlerContext, task: int, kind: bytes, due: int, row: bytes) -> None:
-    """Set a timer's row. If it is due already, its value is the event time, and only a later event time fires it.
+    """Set a timer's row. If it is due already, its value is the event time: a later event time has to fire it.
 
-    So it fires at the same event time wherever batches end.
+    So the timer fires at the same event time wherever batches end.
     """
     now = event_time(at.batch, task) if kind == _DUE else -1
     at.put_due(task, kind, due, row, _time(now) if due <= now else b"")
@@ -237,7 +237,7 @@ class TimeOfTasks:
         self._parted = set[tuple[int, bytes]]()
 
     def resume(self, table: Table, tasks: Collection[int]) -> None:
-        """Begin with these tasks, and find those that have handled a part of an input transaction."""
+        """Begin with these tasks, and find the tasks that have handled a part of an input transaction."""
         end = after(_PART)
         table.due.clear()
         self._last_event_ms = {}
@@ -259,7 +259,7 @@ class TimeOfTasks:
     def move(
         self, at: HandlerContext, scope: str, commit: int, latest: dict[int, int], *, whole: bool
     ) -> None:
-        """At the end of an input commit (``whole``), advance event times, and fire due timers; else note the part.
+        """At the end of an input commit (``whole``), advance event times, and fire due timers. Else note the part.
 
         ``latest``: task -> the latest event time of the commit's part that was handled now.
         """
@@ -286,7 +286,7 @@ class TimeOfTasks:
         }
 
     def _end(self, at: HandlerContext, task: int, part: bytes, timestamp: int) -> None:
-        """End an input commit for a task. ``timestamp``: the latest of the events in its last part."""
+        """End an input commit for a task. ``timestamp``: the latest of the events in the commit's last part."""
         batch, row = at.batch, _PART + part
         if (task, part) in self._parted and (seen := batch.get(task, row)) is not None:
             timestamp = max(timestamp, int.from_bytes(seen[:_SIZE], "big"))
@@ -304,7 +304,7 @@ class TimeOfTasks:
             self._fire(at, task, _DUE, timestamp)
 
     def fire_wall(self, at: HandlerContext, task: int, now_ms: int) -> None:
-        """Fire timers that the previous batch had no room for, then those that are due by the wall clock.
+        """Fire timers that the previous batch had no room for, then timers that are due by the wall clock.
 
         In between, an idle task advances to the worker's latest event time.
         """

@@ -103,8 +103,8 @@ class Membership:
 class Lost:
     """Tasks that another worker took since the group assigned them to this one.
 
-    Two workers that both want a task would take it from each other without end. So the one that lost it waits until
-    the group assigns again, the task is released, or `_CHECKS` checks have found no progress of its holder.
+    Two workers that both want a task would take it from each other without end. So the worker that lost it waits
+    until the group assigns again, the task is released, or `_CHECKS` checks have found no progress of its holder.
     """
 
     def __init__(self) -> None:
@@ -154,7 +154,7 @@ class Worker:
     ) -> None:
         """Raises as `Client.create_processor`.
 
-        ``tasks``: None: those that the workers' group assigns. ``threads``: False: commit in the caller's thread.
+        ``tasks`` None: the tasks that the workers' group assigns. ``threads`` False: commit in the caller's thread.
         """
         self._app = app
         self._client = client
@@ -355,7 +355,7 @@ class Worker:
                 raise OwnershipLost(f"task {row.task} of {self._app.name} is {row.holder}'s")
 
     def _wanted(self) -> frozenset[int]:
-        """The assigned tasks, without those that another worker took since the assignment."""
+        """The assigned tasks, without tasks that another worker took since the assignment."""
         wanted = self._member.serve(0.0)
         if self._generation != self._member.generation:
             self._generation, self._lost = self._member.generation, Lost()
@@ -366,7 +366,7 @@ class Worker:
         return wanted - self._lost.tasks
 
     def _process_batch(self, ownership: TaskOwnership, reader: TaskReader | PlainReader) -> bool:
-        """Handle events until the commit is due, and send it. Returns False if there was nothing to commit."""
+        """Handle events until the commit is due, and send it. Returns False if nothing was to be committed."""
         app, clock = self._app, self._clock
         batch = self._commits.new_batch(app.tasks)
         due, generation = clock.monotonic() + IDLE_S, self._member.generation

@@ -31,7 +31,7 @@ _EMPTY: Longs = np.zeros(0, dtype=np.int64)
 
 @dataclass(frozen=True, slots=True)
 class CommitFilter:
-    """Which commits are wanted: timestamps from ``low`` to ``high``, both included; segments by id. None: all."""
+    """Which commits are wanted, by timestamp (``low`` to ``high``, both included) and segment id. None: all."""
 
     low: int | None = None
     high: int | None = None
@@ -44,7 +44,7 @@ class CommitFilter:
 
 
 class Joined(NamedTuple):
-    """The commit of each of some offsets. ``known``: whether it is known; None: all are known."""
+    """For each of some offsets, its commit. ``known``: whether the commit is known; None: all commits are known."""
 
     spans: Spans
     at: Longs  # index of the span
@@ -59,7 +59,7 @@ class Joined(NamedTuple):
         return self.spans.timestamps[self.at]
 
     def of_txns(self, ids: Bytes) -> NDArray[np.bool_]:
-        """Whether each commit is of the transaction in ``ids``: ids one after the other, zeros for none."""
+        """Whether each commit is of the transaction with the id at its place in ``ids``; zeros: no transaction."""
         given = ids.view(np.int64)
         spans = self.spans
         heads, tails = spans.txn_heads[self.at], spans.txn_tails[self.at]
@@ -85,7 +85,7 @@ class Spans:
         return len(self.firsts)
 
     def join(self, offsets: Longs) -> Joined:
-        """The commits of rising offsets."""
+        """For each of these rising offsets, the commit that contains it."""
         if not len(offsets):
             return Joined(NO_SPANS, _EMPTY, None)
         near = self.overlapping(int(offsets[0]), int(offsets[-1]) + 1)
@@ -113,7 +113,7 @@ class Spans:
         return Spans(*(column[which] for column in self.columns))
 
     def clipped(self, first: int, end: int) -> Spans:
-        """The parts within [first, end). The count is -1 where it is not known, because of markers."""
+        """The parts of the spans within [first, end). A count is -1 where markers make it unknown."""
         firsts, ends = np.maximum(self.firsts, first), np.minimum(self.ends, end)
         dense = self.counts == self.ends - self.firsts
         whole = (firsts == self.firsts) & (ends == self.ends) & (self.counts <= ends - firsts)
@@ -121,7 +121,7 @@ class Spans:
         return replace(self, firsts=firsts, ends=ends, counts=counts)
 
     def plus(self, others: list[Spans]) -> Spans:
-        """These spans, followed by the others."""
+        """These spans, followed by the other spans."""
         columns = zip(self.columns, *(o.columns for o in others), strict=True)
         return Spans(*map(np.concatenate, columns))
 
@@ -183,8 +183,8 @@ def warm() -> None:
 class Part(NamedTuple):
     """A partition's commits, from consecutive history records.
 
-    ``reached``: the partition's end in the last record that names it, -1 if no record does. ``timestamp``: that of
-    the last record, -1 without records.
+    ``reached``: the partition's end in the last record that names it; -1 if no record names it. ``timestamp``: the
+    last record's; -1 without records.
     """
 
     spans: Spans
@@ -204,7 +204,7 @@ def _walk(columns: Columns, partition: int) -> Part | None:
     if kernel.commits(values.data, values.ends, partition, spans, state) != 0:
         return None
     count, reached, timestamp = (int(number) for number in state)
-    rows = (row[:count].copy() for row in spans)  # a copy, as the arrays are mostly unused
+    rows = (row[:count].copy() for row in spans)  # a copy: the arrays are mostly unused
     return Part(Spans(*rows), reached, timestamp)
 
 
@@ -238,7 +238,7 @@ class CommitColumns:
     def begin(self, first: int, history: tuple[int, int | None] | None) -> None:
         """Prepare for the commits of the offsets from ``first`` on.
 
-        ``history``: their place in the history (first offset, end or None); None: it is searched. `NotReady`.
+        ``history``: their place in the history (first offset, end or None); None: it is searched. Raises: NotReady.
         """
         begin, end = history or (self._search.passing(self._partition, first), None)
         self._read_to, self._end = begin, _NO_END if end is None else end

@@ -33,7 +33,7 @@ _SKIP_BY_READING = 1_000  # a smaller gap is read and skipped, a bigger one is j
 
 
 class CommitFeed:
-    """The records of a stream's history, in order, and the events of the first of them. One thread at a time.
+    """The records of a stream's history, in order, and the events of the first record. One thread at a time.
 
     A record stays the first one until `advance`: after an error its events are read again.
     """
@@ -65,7 +65,7 @@ class CommitFeed:
     def read_on(
         self, deadline: float, limit: int = _AT_ONCE, check: Callable[[Found], None] | None = None
     ) -> list[Found]:
-        """Read more of the history; returns the new records, none at the deadline (monotonic seconds) or the end.
+        """Read more of the history. Returns the new records; empty at the deadline (monotonic seconds) or the end.
 
         ``check``: called with the first new record; if it raises, the new records are dropped.
         """
@@ -76,9 +76,9 @@ class CommitFeed:
         return found
 
     def runs(self) -> Iterator[Run] | None:
-        """The events of the first record, a commit, run by run; None if retention has deleted some of them.
+        """The events of the first record, a commit, run by run; None if retention has deleted some of the events.
 
-        Later calls return the rest.
+        A later call returns the rest.
         """
         if self._runs is None:
             self._runs = self.parts.runs(_commit(self.first))
@@ -131,7 +131,7 @@ class StreamParts:
         return chain(in_hand, rest) if there else None
 
     def _is_there(self, record: CommitRecord, take_in_hand: Callable[[], None]) -> bool:
-        """Whether retention has kept all of a commit. A small commit is read at once, by ``take_in_hand``."""
+        """Whether retention has kept all of a commit. ``take_in_hand`` reads a small commit at once."""
         unknown = [p.partition for p in record.segments if p.partition not in self._starts]
         if unknown:
             self._look_up_starts(unknown)
@@ -206,7 +206,7 @@ class StreamParts:
         )
 
     def _stand_at(self, partition: int, offset: int) -> deque[Portion]:
-        """The fetched portions of a partition, for reading from this offset on; a far one is jumped to."""
+        """The fetched portions of a partition, for reading from this offset on; a far offset is jumped to."""
         taken = self._next.get(partition)
         if taken is None or not (
             taken <= offset <= taken + _SKIP_BY_READING
@@ -245,9 +245,9 @@ class StreamParts:
 
 
 class TransactionEvents:
-    """The `Events` of a `Committed`. More than `IN_HAND` are read while iterating, one partition after the other.
+    """The `Events` of a `Committed`. More than `IN_HAND` events are read while iterating, partition by partition.
 
-    Iterating raises `SnapshotExpired` if retention has deleted them meanwhile.
+    Iterating raises `SnapshotExpired` if retention has deleted events meanwhile.
     """
 
     def __init__(self, parts: StreamParts, record: CommitRecord) -> None:
@@ -262,7 +262,7 @@ class TransactionEvents:
         return iter(self._in_hand) if self._in_hand is not None else self._read()
 
     def take_in_hand(self) -> None:
-        """Read all of them now."""
+        """Read all events now."""
         self._in_hand = list(self._read())
 
     def _read(self) -> Iterator[Event]:

@@ -40,7 +40,7 @@ DELETED = -3  # the segment of events that retention has deleted, with the histo
 class _End:
     """Events of the keys [low, high) before this offset of a partition, which have to be read first.
 
-    ``before``: the ends before this one; readers wait for them instead if these events were deleted unread.
+    ``before``: the ends before this end; readers wait for these instead if the events were deleted unread.
     """
 
     __slots__ = ("before", "high", "low", "offset", "partition")
@@ -135,7 +135,7 @@ class StreamOrder:
         return self._unread(ends, segment)
 
     def _unread(self, ends: Iterable[_End], segment: EpochSegment) -> list[_End]:
-        """The ends among these that a segment waits for; instead of a read or deleted one, the unread before it."""
+        """The ends that a segment waits for; a read or deleted end is replaced by the unread ends before it."""
         found: list[_End] = []
         gone: list[_End] = []
         seen: set[_End] = set()
@@ -171,7 +171,7 @@ class StreamOrder:
                         del self._ends[partition]
 
     def readable(self, segment_id: int) -> bool:
-        """Whether a segment on an own partition may be read now. From then on it always may."""
+        """Whether a segment on an own partition may be read now. Once true, the answer stays true."""
         segment = self._closed.get(segment_id)
         if segment is None:
             return True
@@ -224,13 +224,13 @@ class CommitIndex:
         self._ahead = 0
         self._vector: dict[int, int] = {}
         self._last: int | None = None  # offset of the record that was read last
-        # Partition -> end of the events that no record names, and the timestamp that they do not exceed.
+        # Partition -> end of the events that no record names, and their highest possible timestamp.
         self._adopted: dict[int, tuple[int, int]] = {}  # in the topic when the stream was created
         self._cut: dict[int, tuple[int, int]] = {}  # the history records of them are deleted
         self.order = StreamOrder(())
 
     def cover(self, positions: Mapping[int, int], own: Container[int]) -> None:
-        """Prepare to find every offset on the own partitions from these positions (of all partitions) on.
+        """Prepare to find every offset on the own partitions from the positions on, which are of all partitions.
 
         Offsets before the positions count as read.
         """
@@ -260,8 +260,8 @@ class CommitIndex:
     def find(self, partition: int, offset: int, wait: float) -> Span | None:
         """The commit of an offset. Offsets have to rise from call to call on each partition.
 
-        None: the history does not show it yet; the same offset may be asked for again. ``wait``: seconds to wait
-        for the history.
+        None: the history does not show the commit yet; the same offset may be asked for again. ``wait``: seconds to
+        wait for the history.
         """
         spans = self._spans.setdefault(partition, deque())
         deadline = self._clock.monotonic() + wait

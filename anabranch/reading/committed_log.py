@@ -141,9 +141,9 @@ def unreadable(
 
 
 class StreamIds(NamedTuple):
-    """The ids of two topics of a stream, empty if not known. They tie a position to one stream of that name.
+    """The ids of a stream's two topics, empty if not known. The ids tie a position to one stream of that name.
 
-    A stream that is deleted and created again has other ids, and so has its copy in another cluster.
+    A stream that is deleted and created again has other ids. So does the stream's copy in another cluster.
     """
 
     stream: str = ""
@@ -186,7 +186,7 @@ class CommittedLog:
     def fetch(
         self, place: TopicPartition, position: int, deadline: float, max_bytes: int
     ) -> Fetched | None:
-        """Committed batches from a position on; None if nothing came until the deadline, or within half a second.
+        """Committed batches from a position on; None if nothing came by the deadline, or within half a second.
 
         Raises: SnapshotExpired (retention has removed the position), NotAuthorized, FixCallError, MalformedRecord.
         """
@@ -222,10 +222,10 @@ class CommittedLog:
     def check_read(
         self, found: Iterable[TopicPartition], asked: Iterable[TopicPartition] = ()
     ) -> None:
-        """Raise `UnknownStream` if a topic that was just read is another one than before, or than expected.
+        """Raise `UnknownStream` if a topic that was just read is not the earlier, or not the expected topic.
 
-        ``found``: what was read; if that is empty, ``asked`` is checked. Raises `LogUnavailable` while brokers
-        disagree, because one of them may have old metadata.
+        ``found``: what was read; if nothing was read, ``asked`` is checked. Raises `LogUnavailable` while brokers
+        disagree, because one of the brokers may have old metadata.
         """
         topics = {topic for topic, _ in found}
         for topic in topics or {topic for topic, _ in asked if topic in self._ids}:
@@ -286,11 +286,11 @@ class CommittedLog:
     def wait_for(
         self, positions: Mapping[TopicPartition, int], deadline: float, max_bytes: int = 1
     ) -> bool:
-        """Wait until one of these partitions has records from its position on; returns whether one has.
+        """Wait until one of these partitions has records from its position on. Returns whether a partition has.
 
-        The wait may end a little early. The answer is kept, up to ``max_bytes`` and a batch, and the next `fetch`
-        from there returns it: so one request brings a commit's history and its events. Partitions with a kept
-        answer are not waited for.
+        The wait may end a little early. The answer is kept, up to ``max_bytes`` and a batch. The next `fetch` from
+        that position returns the answer, so that one request brings a commit's history and its events. Partitions
+        with a kept answer are not waited for.
         """
         self._check_open()
         left = max(0.0, deadline - self.clock.monotonic())
@@ -364,7 +364,7 @@ class CommittedLog:
     ) -> dict[str, str]:
         """The ids of these topics, without topics that don't exist; empty if brokers have no ids.
 
-        ``agreed``: all reachable brokers have to agree, since one of them may still report former ids.
+        ``agreed``: all reachable brokers have to agree, because a broker may still report former ids.
         """
         until = self.clock.monotonic() + _UNKNOWN_S
 
@@ -384,7 +384,7 @@ class CommittedLog:
         question: Callable[[], dict[str, T]],
         patience: float,
     ) -> dict[str, T]:
-        """One broker's answer. If that lacks a topic that some broker knows, another one is asked."""
+        """One broker's answer. If the answer lacks a topic that some broker knows, another broker is asked."""
         until = self.clock.monotonic() + patience
 
         def known(topic: str) -> bool:
@@ -418,8 +418,8 @@ class CommittedLog:
     ) -> dict[TopicPartition, int]:
         """The high watermarks: all earlier commits are below them. ``committed``: the last stable offsets.
 
-        All records below a last stable offset are decided. But it may be too low: an isolated former leader may
-        report it.
+        All records below a last stable offset are decided. But the offset may be too low: an isolated former leader
+        may report it.
         """
         asked = list(places)
         return self._ask(

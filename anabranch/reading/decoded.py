@@ -1,4 +1,4 @@
-"""Fetched records of a partition, decoded block by block just before they are returned as events.
+"""Fetched records of a partition, decoded block by block just before the records are returned as events.
 
 A `Portion` is a partition's part of one fetch. A block has the offsets of its records, and returns the fields of
 any consecutive ones: `ColumnsBlock` of records in columns, `RecordsBlock` of records that were decoded one by one.
@@ -322,7 +322,7 @@ class Portion:
         return self._block, self._at
 
     def advance(self, at: int) -> None:
-        """Make the record at this place of the block the next one, or the first of the following block."""
+        """Make the record at this place of the block the next; at the block's end, the following block's first."""
         self._at = at
         if self._block is not None and at == len(self._block.offsets):
             self._block = None
@@ -336,9 +336,9 @@ def portion_of_batches(
 
 
 class _Loading:
-    """Loads the compiled code in the background when it is worth it; no reader waits for it.
+    """Loads the compiled code in the background when `worth_it` says so; no reader waits for the code.
 
-    Compiling may take many seconds. The end of the process waits for it: otherwise the compiler's state could
+    Compiling may take many seconds. The process waits for it before it ends. Otherwise the compiler's state could
     become corrupt, and the next process would find nothing in the cache.
     """
 

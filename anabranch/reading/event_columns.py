@@ -52,7 +52,7 @@ class EventBatches:
     def of(
         self, columns: Columns, commits: Joined, left_out: NDArray[np.bool_] | None = None
     ) -> Iterator[pa.RecordBatch]:
-        """Batches of at most `MAX_ROWS` rows and some megabytes, or of a single bigger event.
+        """Batches of at most `MAX_ROWS` rows and some megabytes; a bigger event comes alone.
 
         Events that no commit names, because the history is truncated, have no segment and no commit timestamp.
         """
@@ -158,7 +158,7 @@ def _utf8(name: str) -> str:
 
 
 def _times(unix_ms: Longs) -> pa.Array:
-    """Times in microseconds; times that don't fit in 64 bits become the nearest that fit."""
+    """Times in microseconds. A time that doesn't fit in 64 bits becomes the nearest time that does."""
     times = np.clip(unix_ms, -_MOST_MS, _MOST_MS) * _US_PER_MS
     return _longs(times, SCHEMA.field("timestamp").type)
 

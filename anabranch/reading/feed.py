@@ -30,7 +30,7 @@ Check = Callable[[TopicPartition, Sequence[RawBatch]], None]
 class Feed:
     """Committed records of some partitions, from given offsets on. One thread at a time, except for `close`.
 
-    `next` fetches, and only from partitions without waiting records.
+    `next` fetches. Partitions with waiting records are not fetched.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Feed:
     ) -> None:
         """``member``: the reader's member of its group, which is served while the feed waits.
 
-        ``gone``: called when an offset is deleted; it may raise, otherwise reading resumes at the log's beginning.
+        ``gone``: called when an offset is deleted. If it does not raise, reading resumes at the log's beginning.
         ``check``: called with batches before they are returned; it may raise.
         """
         self._source = source
@@ -68,10 +68,10 @@ class Feed:
     def next(self, deadline: float, waiting: Container[TopicPartition]) -> list[Portion]:
         """The next records; empty if nothing came until the deadline (monotonic seconds), or a little earlier.
 
-        ``waiting``: partitions with returned records that have to wait, which are not fetched. A partition that
-        can't be read does not delay the others; it is fetched again soon.
+        ``waiting``: partitions with returned records that have to wait; these are not fetched. A partition that
+        can't be read does not delay other partitions, and is fetched again soon.
 
-        Raises: FixCallError; UnknownStream (a topic is gone, or another one).
+        Raises: FixCallError; UnknownStream (a topic was deleted or replaced).
         """
         self.serve()
         now = self._clock.monotonic()
@@ -126,7 +126,7 @@ class Feed:
         self._paused[place] = now + _RETRY_S
 
     def _pass_over(self, error: OffsetOutOfRange) -> bool:
-        """Continue where the log begins now, if that is later; else the broker lags. Reading never goes back."""
+        """Continue where the log begins now, if that is later. Otherwise the broker lags; never read backwards."""
         place = error.partition
         try:
             start = self._log.start_offsets([place])[place]

@@ -36,8 +36,8 @@ _FETCH_BYTES = 64 << 10
 class Lag(NamedTuple):
     """The number of committed events after a position, and the Unix ms of the oldest of their commits (0: none).
 
-    All events of the commit at the position are counted. If it is not ``exact``, offsets are counted, and with them
-    the markers between events.
+    All events of the commit at the position are counted. If the number is not ``exact``, offsets are counted: they
+    include the markers between events.
     """
 
     events: int
@@ -51,7 +51,7 @@ class Lag(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class InputLag:
-    """An input of a processor. ``tasks``: task -> its position and its lag. ``trouble``: why they are not known."""
+    """An input of a processor. ``tasks``: task -> its position and lag. ``trouble``: why these are not known."""
 
     stream: str
     tasks: Mapping[int, tuple[TaskPosition, Lag]]
@@ -65,7 +65,7 @@ class InputLag:
 
 
 def positions_of(info: ProcessorInfo, number: int) -> dict[int, TaskPosition]:
-    """Task -> its position in the input with this number; the input's start if it never moved."""
+    """Task -> its position in the input with this number; the input's start if the task never moved."""
     begin = info.inputs[number]
     start = TaskPosition(number, begin.record, begin.timestamp)
     found = dict.fromkeys(range(info.task_count), start)
@@ -132,7 +132,7 @@ def _plain_lags(
 def lags_behind(
     search: HistorySearch, records: Iterable[int], counted: int = _COUNTED
 ) -> dict[int, Lag]:
-    """Place -> lag, of places in a history. If more than ``counted`` records follow, vectors are compared."""
+    """Place in a history -> lag. If more than ``counted`` records follow a place, vectors are compared."""
     wanted = sorted(set(records))
     read = list(islice(search.since(wanted[0]), counted + 1))
     if len(read) > counted:
@@ -169,7 +169,7 @@ def lag_of_offsets(search: HistorySearch, offsets: Mapping[int, int]) -> Lag:
 
 
 def _events(record: CommitRecord, offsets: Mapping[int, int]) -> int:
-    """The number of a commit's events at or above these offsets; within a segment's range, offsets are counted."""
+    """The number of a commit's events at or above these offsets. Within a segment's range it counts offsets."""
     return sum(
         min(part.count, max(0, part.end - offsets.get(part.partition, 0)))
         for part in record.segments
@@ -228,7 +228,7 @@ class ConsumerGroup:
 
     @property
     def most(self) -> Lag:
-        """The lag in all its streams together: events, and the oldest of them."""
+        """The lag in all streams of the group together: the number of events, and the oldest commit."""
         lags = [one.lag for one in self.streams]
         oldest = min((lag.oldest_ms for lag in lags if lag.oldest_ms), default=0)
         return Lag(sum(lag.events for lag in lags), oldest, all(lag.exact for lag in lags))
@@ -321,7 +321,7 @@ def move_group(
 ) -> ConsumerGroup:
     """Move a group without members to ``start``, as for `Client.read`, in a stream.
 
-    Raises: IllegalState (members are in it), InvalidArgument, UnknownStream, SnapshotExpired, NotAuthorized.
+    Raises: IllegalState (the group has members), InvalidArgument, UnknownStream, SnapshotExpired, NotAuthorized.
     """
     checked = check_start(start)
     split_stream(stream)

@@ -3,8 +3,8 @@
 A *history* is a topic with one record for each commit and stream epoch of a stream. A *vector*, in such a record,
 has the end offset of each partition of the stream.
 
-`HistoryCursor` reads them in order. `HistorySearch` finds records without reading all of them: by bisection, by
-time, and from the history's end. A record may lack the vector; searches complete it where it is needed.
+`HistoryCursor` reads all records in order. `HistorySearch` finds records without that: by bisection, by time, and
+from the history's end. A record may lack the vector; searches complete it where it is needed.
 """
 
 from __future__ import annotations
@@ -235,7 +235,7 @@ def heads(
 
 
 class HistorySearch:
-    """Searches of one history, each with its own time limit: `NotReady` when it is over."""
+    """Searches of one history. Each search has its own time limit, and raises `NotReady` when that is over."""
 
     def __init__(self, source: CommittedLog, stream: str, timeout: float) -> None:
         """``timeout``: seconds, of each search."""
@@ -249,7 +249,7 @@ class HistorySearch:
     def as_of(self, start: str | int) -> Found | None:
         """The record after which a reader starts, with its vector; None for the stream's beginning.
 
-        The last record of the history ('end'), or the last one at or below a hybrid time. All that was committed
+        The history's last record ('end'), or the last at or below a hybrid time. All that was committed
         before this call is included. Raises `SnapshotExpired` if the vector is not known any more.
         """
         if start == "begin":
@@ -273,7 +273,7 @@ class HistorySearch:
         return self._last()
 
     def before(self, offset: int) -> Found | None:
-        """The last record below an offset, with its vector; None if it does not exist yet, or is deleted."""
+        """The last record below an offset, with its vector; None if no such record exists yet, or it is deleted."""
         self._begin()
         return self._whole(self._last(min(offset, self._high)))
 
@@ -283,7 +283,7 @@ class HistorySearch:
         yield from self._records(offset)
 
     def between(self, above: int, until: int) -> Iterator[Found]:
-        """The records above a hybrid time and up to another one. Begin no other search while iterating."""
+        """The records above one hybrid time and up to another time. Begin no other search while iterating."""
         before = self._as_of(above)
         for at in self._records(before.offset + 1 if before is not None else 0):
             if at.record.timestamp > until:
@@ -291,7 +291,7 @@ class HistorySearch:
             yield at
 
     def commits(self, above: int, until: int, most: int) -> list[CommitRecord]:
-        """The newest commits above a hybrid time and up to another one, rising; at most ``most``."""
+        """The newest commits above one hybrid time and up to another time, rising; at most ``most``."""
         self._begin()
         high, window = self._by_time(until), _NEAR + 2 * most  # a marker follows a commit
         while True:
@@ -314,7 +314,7 @@ class HistorySearch:
         return self._high
 
     def since_vector(self, found: Found) -> list[Found]:
-        """The records from the last one with a vector up to this one, which a search found.
+        """The records from the last record with a vector up to this record, which a search found.
 
         Raises `SnapshotExpired` if the vector is not known any more.
         """
@@ -335,10 +335,10 @@ class HistorySearch:
         return self._low > 0 if oldest is None else oldest.record.previous != NO_PREVIOUS
 
     def not_beyond(self, positions: Mapping[int, int]) -> Found | None:
-        """A record with which a reader at these positions may begin, as all earlier ones are at or below them.
+        """A record with which a reader at these positions may begin: all earlier commits are below the positions.
 
-        ``positions``: partition -> offset, 0 if not given. The record is the first one that exceeds one of them, or
-        a little earlier. None if the history is empty.
+        ``positions``: partition -> offset, 0 if not given. The record is the first with an end offset above a
+        position, or one a little before that record. None if the history is empty.
         """
         self._begin()
 
@@ -357,7 +357,8 @@ class HistorySearch:
     def passing(self, partition: int, offset: int) -> int:
         """A place in the history from which a reader finds the commits of this offset and of all later ones.
 
-        This is at or a little before the first record that exceeds the offset; without one, the history's end.
+        The place is at, or a little before, the first record with an end above the offset. Without such a record
+        it is the history's end.
         """
         self._begin()
         return self._before(
@@ -369,7 +370,10 @@ class HistorySearch:
         )
 
     def epoch(self, commit: Found) -> EpochRecord | None:
-        """The EPOCH record of a commit's stream epoch; None if it is deleted. ``commit``: from the last search."""
+        """The EPOCH record of a commit's stream epoch; None if retention has deleted the record.
+
+        ``commit``: found by the latest search of this object, whose bounds are used again.
+        """
         self._deadline = self._source.clock.monotonic() + self._timeout
         return self._epoch(commit.record.stream_epoch, commit.offset)
 
@@ -441,10 +445,10 @@ class HistorySearch:
         return Found(found.offset, completed(found.record, (at.record for at in since)))
 
     def _before(self, high: int, holds: Predicate, fits: Predicate | None = None) -> int:
-        """An offset at or a little before the first record for which ``holds`` is true, as for all later ones.
+        """An offset at, or a little before, the first record for which ``holds`` is true.
 
-        The search begins at the end, where readers usually are. ``fits``: the records for which ``holds`` is
-        defined; there are few others between them.
+        ``holds`` has to be true for all later records. ``fits`` takes the records for which ``holds`` is defined;
+        between these are few other records. The search begins at the end, where readers usually are.
         """
         low = self._low
         step = _NEAR
@@ -477,12 +481,12 @@ class HistorySearch:
             window *= _FARTHER
 
     def _by_time(self, timestamp: int) -> int:
-        """The offset of the first record, committed or aborted, of a later millisecond; else the end."""
+        """The offset of the first record, committed or aborted, of a later millisecond; without one, the end."""
         found = self._source.offset_for_time(self._place, to_ms(timestamp) + 1, self._deadline)
         return self._high if found is None else found
 
     def _back_to(self, found: Found | None, timestamp: int) -> Found | None:
-        """The last record at or below a hybrid time, searched backwards from a later one."""
+        """The last record at or below a hybrid time, searched backwards from a later record."""
         while found is not None and found.record.timestamp > timestamp:
             previous = found.before
             earlier = self._first(previous) if previous >= self._low else None

@@ -63,7 +63,7 @@ class Iteration(Iterator[T], Generic[T]):
         self.close()
 
     def close(self) -> None:
-        """Free everything; with a group, first commit what is processed. Closing twice is harmless."""
+        """Free everything. A member of a group first commits what is processed. Closing twice is harmless."""
         if not self._closed:
             self._closed = True
             self._free()
@@ -80,7 +80,7 @@ class Iteration(Iterator[T], Generic[T]):
 
 
 class Readers:
-    """The open readers of one client. ``timeout``: seconds that one of their questions may take."""
+    """The open readers of one client. ``timeout``: seconds that a reader's question may take."""
 
     def __init__(self, ports: ReaderPorts, timeout: float) -> None:
         self.ports = ports
@@ -100,7 +100,7 @@ class Readers:
         return self.ports.groups
 
     def source(self) -> AbstractContextManager[CommittedLog]:
-        """A log of its own, for some questions; leaving the ``with`` block closes it."""
+        """A new log for a few questions, apart from the logs of readers; leaving the ``with`` block closes it."""
         return closing(self.ports.committed_log(self.timeout))
 
     def close(self) -> None:

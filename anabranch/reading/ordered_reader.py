@@ -105,7 +105,7 @@ class OrderedStream:
         stream: str,
         timeout: float,
     ) -> None:
-        """``feed``, ``member``: the reader's feed, and its member of the group. ``timeout``: of each question."""
+        """``feed``: the reader's. ``member``: the reader's in its group. ``timeout``: seconds of each question."""
         self.stream = stream
         self.topic = stream_topic(stream)
         self.index = CommitIndex(source, stream, timeout)
@@ -160,7 +160,7 @@ class OrderedStream:
     # -- events ---------------------------------------------------------------------------------------
 
     def put(self, portion: Portion) -> None:
-        """Add records that follow the earlier ones of their partition."""
+        """Add records that follow the earlier records of their partition."""
         self._backlog.setdefault(portion.place.partition, deque()).append(portion)
 
     def step(self, limit: int) -> Step | None:
@@ -273,8 +273,8 @@ class OrderedStream:
     def update_positions(self, idle: bool) -> dict[int, int]:
         """Update positions between steps. Call it only when all returned events are processed.
 
-        Returns positions to commit that do not follow from processed events: up to waiting events, and after what
-        retention deleted. ``idle``: nothing else is to do, so read more of the history.
+        Returns positions to commit that do not follow from processed events: up to waiting events, and after events
+        that retention deleted. ``idle``: read more of the history, because there is nothing else to do.
         """
         if idle:
             self._cover()
@@ -334,7 +334,7 @@ class OrderedStream:
         return awaited
 
     def _deleted(self, watched: set[int]) -> dict[int, int]:
-        """Partition -> its beginning, if retention deleted the end of a sealed segment that no reader reached."""
+        """Partition -> its first offset, where retention deleted a sealed segment's end that no reader reached."""
         self._next_starts = self._clock.monotonic() + _STARTS_EVERY_S
         asked = self._own | self._awaited()
         try:
@@ -353,7 +353,11 @@ class OrderedStream:
         return {p: starts[p] for p in watched if starts[p] > known.get(p, 0)}
 
     def _take_new(self) -> None:
-        """Read partitions that the history names for the first time; in a group, ask for their assignment."""
+        """Take in partitions that the history names for the first time.
+
+        A reader without a group reads them from offset 0. A group's member looks for them, so that the group
+        assigns them.
+        """
         new = self.index.partitions - self._known
         self._known |= new
         if new and self._alone:
@@ -622,7 +626,7 @@ class Reader(Iteration[Event]):
         self._assigned = True
 
     def _lost(self, partitions: list[TopicPartition], may_commit: bool) -> None:
-        """Stop reading all partitions; first commit what is processed, if that is still allowed."""
+        """Stop reading all partitions. If commits are still allowed, commit first what is processed."""
         self._term += 1
         if may_commit:
             self._commit(wait=True)

@@ -36,8 +36,8 @@ log = logging.getLogger("anabranch.client")
 class Mirror:
     """Copies a processor's positions to a consumer group without members, for tools that show lag.
 
-    The copies are never read back. Call `step` every few seconds from a thread that may wait, not from the one that
-    commits. Close it at the end.
+    The copies are never read back. Call `step` every few seconds from a thread that may wait, not from the thread
+    that commits. Close the mirror at the end.
     """
 
     def __init__(
@@ -82,8 +82,8 @@ def mirrored(
 ) -> dict[TopicPartition, int]:
     """The offsets of a position (``record``): in the history, and on each partition of the stream.
 
-    On the partitions they are the ends as of the record before it. Once all is consumed they are the present ends,
-    after all markers, so that tools show no lag.
+    The offsets on the partitions are the ends as of the record before the position. Once all is consumed they are
+    the present ends, after all markers, so that tools show no lag.
     """
     topic, history = stream_topic(stream), TopicPartition(history_topic(stream), 0)
     deadline = source.clock.monotonic() + timeout
@@ -153,10 +153,10 @@ def _group(
 
 
 def passed(search: HistorySearch, offsets: Mapping[int, int]) -> tuple[int, int, int | None]:
-    """The place in a history for a reader at these offsets, the timestamp of the record before it, and its own.
+    """The place in a history for a reader at these offsets; the timestamps of the record before it, and at it.
 
     The place is the first commit with an event at or above one of the offsets: no event is skipped, some may come
-    again. The last value is None if there is no such commit yet.
+    again. The last timestamp is None if there is no such commit yet.
     """
     near = search.not_beyond(offsets)
     start, timestamp = near.offset if near is not None else 0, 0

@@ -101,7 +101,7 @@ class RangeReader:
         not fetched where the history has these columns. ``ids``: topic ids of the stream to which the offsets
         belong; another stream of its name raises `UnknownStream`.
 
-        Raises: InvalidArgument, UnknownStream, SnapshotExpired (retention has removed some of it), NotReady and
+        Raises: InvalidArgument, UnknownStream, SnapshotExpired (retention has removed a part), NotReady and
         DeadlineExceeded (nothing new came for the reader's timeout; repeating is safe), FixCallError.
         """
         if not 0 <= first <= end:
@@ -204,10 +204,10 @@ class RangeReader:
         choice: CommitFilter,
         end: int,
     ) -> int:
-        """The offset from which to read on: ``position`` or later, at most that of the next wanted event.
+        """The offset from which to read on: ``position`` or later, and at most the next wanted event's offset.
 
-        ``wanted``: offset ranges of wanted commits, of those that ``commits`` has read so far. ``end``: no wanted
-        event is left below it.
+        ``wanted``: offset ranges of the wanted commits that ``commits`` has read so far. Returns ``end`` if no
+        wanted event is left below it.
         """
         at = int(np.searchsorted(wanted[1], position, side="right"))
         if at < wanted.shape[1]:

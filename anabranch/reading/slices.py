@@ -42,7 +42,7 @@ class Slice:
         return first, rest
 
     def last(self) -> tuple[int, int]:
-        """The segment and the offset of its last event."""
+        """The segment, and the offset of the slice's last event."""
         at = -1 if self.places is None else int(self.places[-1])
         return self.run.stretch.segment_id, self.run.offsets[at]
 
@@ -58,7 +58,7 @@ class Slice:
 
 @dataclass(slots=True)
 class Slices:
-    """Some events of one stream; each iteration makes them again."""
+    """Some events of one stream; each iteration makes the events again."""
 
     stream: str
     slices: list[Slice] = field(default_factory=list)
@@ -93,7 +93,7 @@ class Piece(NamedTuple):
 
     @property
     def is_inside(self) -> bool:
-        """Whether it begins inside of a commit, after another part."""
+        """Whether the piece begins inside of a commit, after another part."""
         return self.before is not None and self.before.segment >= 0
 
     def batch(self) -> pa.RecordBatch:

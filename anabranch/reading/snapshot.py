@@ -69,12 +69,12 @@ class Given:
         self._step: Step | None = None
 
     def begins(self, step: Step | None) -> None:
-        """Note that this step is returned next, so all earlier ones are returned; None: no step follows."""
+        """Note that this step is returned next, so all earlier steps are returned; None: no step follows."""
         self._done = self.positions()
         self._step = step
 
     def positions(self) -> dict[int, int]:
-        """Partition -> the offset after the last returned event, or at which reading began."""
+        """Partition -> the offset after the last returned event; without such an event, where reading began."""
         step = self._step
         if step is None or not step.given_to:
             return dict(self._done)
@@ -228,7 +228,7 @@ class SnapshotPlan(NamedTuple):
 
     @classmethod
     def of_text(cls, text: str) -> SnapshotPlan:
-        """The plan of a text. Raises `InvalidArgument` if it is not a plan, or not whole."""
+        """The plan of a text. Raises `InvalidArgument` if the text is not a plan, or not whole."""
         try:
             version, checksum, *body = json.loads(text)
             sums = {_NO_IDS: body, _VERSION: [_VERSION, *body]}
@@ -258,7 +258,7 @@ def _sum_of(summed: list[Any]) -> int:
 class Snapshot:
     """Streams as of a commit timestamp, with all or no events of each transaction.
 
-    Reading it twice gives the same events, or `SnapshotExpired` once retention has deleted some of them. A
+    Reading a snapshot twice gives the same events, or `SnapshotExpired` once retention has deleted some of them. A
     snapshot is thread-safe; its readers are not.
     """
 
@@ -283,7 +283,7 @@ class Snapshot:
 
     @property
     def since(self) -> int | None:
-        """Hybrid time that every event's commit timestamp exceeds; None if the snapshot is not a difference."""
+        """Hybrid time; all events have later commit timestamps. None if the snapshot is not a difference."""
         return self._plan.since
 
     @property
@@ -313,7 +313,7 @@ class Snapshot:
         return dict(self._cut(stream).offsets)
 
     def start_offsets(self, stream: str) -> dict[int, int]:
-        """Partition -> first offset: that as of `since`, or the first undeleted one when the snapshot was taken."""
+        """Partition -> first offset: as of `since`, or the first undeleted offset when the snapshot was taken."""
         return dict(self._cut(stream).start_offsets)
 
     def history(self, stream: str) -> int:
@@ -368,7 +368,7 @@ def check_since(since: int | None, at: int | None) -> None:
 
 
 def streams_of(streams: str | Sequence[str]) -> list[str]:
-    """These streams, each once. Raises `InvalidArgument` for illegal names, or none."""
+    """These streams, each once. Raises `InvalidArgument` for an illegal name, or without any stream."""
     names = [streams] if isinstance(streams, str) else list(streams)
     if not names:
         raise InvalidArgument("name at least one stream")
@@ -398,9 +398,10 @@ def take(
 
 
 def newest(source: CommittedLog, streams: Sequence[str], deadline: float) -> int:
-    """The timestamp of the newest record in these histories; 0 without a record.
+    """The timestamp of the newest record in the histories of these streams; 0 without a record.
 
-    No commit before this call exceeds it. Being on the log, it is safe. Raises: UnknownStream, NotReady.
+    All commits to the streams before this call have timestamps up to this one. A timestamp on the log is a safe
+    time: no later commit gets a timestamp up to it. Raises: UnknownStream, NotReady.
     """
     partitions_of(source, streams, deadline)
     found = [_search(source, stream, deadline).last() for stream in streams]
@@ -457,9 +458,9 @@ def _as_of(search: HistorySearch, stream: str, timestamp: int) -> Found | None:
 def _check_left(
     search: HistorySearch, stream: str, timestamp: int, found: Found, starts: Mapping[int, int]
 ) -> None:
-    """Raise `SnapshotExpired` if a partition has lost all that it had then, while later events were written.
+    """Raise `SnapshotExpired` if a partition has lost all events of the snapshot, and later events were written.
 
-    The later events are on that partition, or on another one because its segment is sealed by now.
+    The later events are on that partition; if its segment is sealed by now, they are on another partition.
     """
     ends = found.vector()
     # Deletion may end at the last event, or after the marker that follows it.

@@ -54,8 +54,8 @@ class Assignment:
 
     Every reader finds the same task for an event. A keyed event belongs to the task of its key. An event without a
     key is assigned by its offset to one of the tasks whose ranges overlap its segment. So is an event whose key is
-    outside of its segment's range, because another client hashed it differently: the task of its key may read other
-    partitions only, and would never see it.
+    outside of its segment's range, because another client hashed the key differently: the task of that key may not
+    read this partition, and would never see the event.
     """
 
     def __init__(self, search: HistorySearch, tasks: int) -> None:
@@ -159,7 +159,7 @@ class Input:
         self.rest = self.given = self.last = None
 
     def moved(self, task: int, left: Place | None = None) -> Iterator[TaskPosition]:
-        """A task's position, if it moved since `consumed`. ``left``: events from there on are not processed."""
+        """A task's position, if it moved since `consumed`. ``left``: the first place that is not processed."""
         at = left or self.place()
         if at.segment >= 0 and at is left:
             return  # nothing was processed since; the order of segments may belong to another record
@@ -196,8 +196,8 @@ class TaskReader(Iteration[Event]):
     An iterator; close it, or use it as a context manager. Each event counts as consumed when it is returned. One
     thread at a time.
 
-    ``on_lost``: called when retention has deleted commits, or a part of them in another input, with the input, the
-    number of its commits that are skipped, and the error. None: reading raises that error.
+    ``on_lost``: called when retention has deleted commits, or their part in another input. Its arguments are the
+    input, the number of the input's commits that are skipped, and the error. None: reading raises that error.
     """
 
     on_lost: Callable[[str, int, SnapshotExpired], None] | None = None
@@ -366,7 +366,7 @@ class TaskReader(Iteration[Event]):
         A batch has all or nothing of a transaction, in all inputs. Only a commit of more than ``part_bytes``
         (None: ``most_bytes``) comes in parts. Empty: nothing came until ``until`` (monotonic seconds).
 
-        Raises as iterating does. After an error this reader can't be used any more, as the batch's beginning is
+        Raises as iterating does. After an error this reader can't be used any more: the batch's beginning is
         lost.
         """
         taken: list[Piece] = []
@@ -421,9 +421,9 @@ class TaskReader(Iteration[Event]):
                 return taken
 
     def _ready(self, until: float) -> list[Input]:
-        """The inputs whose first records may be taken, because `_is_complete`.
+        """The inputs whose first records may be taken, because `_is_complete` holds for them.
 
-        Reads on to find out, until ``until`` (monotonic seconds), and repeats if that brought new first records.
+        To find out, it reads on until ``until`` (monotonic seconds), and again if new first records came.
         """
         while True:
             filled = [bool(one.feed.records) for one in self._inputs]
@@ -450,7 +450,7 @@ class TaskReader(Iteration[Event]):
         """Whether all commits up to its first record have been read, in all inputs that may share transactions.
 
         The ends of the histories, asked for after the record was seen, prove it: all that its transaction, or an
-        earlier one, wrote to other inputs is below them.
+        earlier transaction, wrote to other inputs is below these ends.
         """
         home = self._together[one.stream]
         others = [each for each in self._inputs if self._together[each.stream] == home]
@@ -478,7 +478,7 @@ class TaskReader(Iteration[Event]):
     def _lose(
         self, stream: str, first: int, last: int, why: SnapshotExpired = _WITH_IT, count: int = 1
     ) -> None:
-        """Skip commits of these timestamps in all inputs that may share them, if ``on_lost`` allows it."""
+        """Skip commits of these timestamps in all inputs that may share them. No ``on_lost``: raise ``why``."""
         if self.on_lost is None:
             raise why
         self._lost.setdefault(self._together[stream], []).append((first, last))
@@ -516,9 +516,9 @@ class TaskReader(Iteration[Event]):
         """The positions after all events returned since the last call: plain data, to be committed once and in
         order.
 
-        Any process may commit it: pass it on pickled, or as bytes. ``also``: tasks to include though they had no
-        event. ``left``: the last pieces, which belong to the next call. If a commit with it fails for good, this
-        reader can't be used any more: take the tasks again.
+        Any process may commit these positions: pass them on pickled, or as bytes. ``also``: tasks to include though
+        they had no event. ``left``: the last pieces, which belong to the next call. If their commit fails for good,
+        this reader can't be used any more: take the tasks again.
         """
         now = self._clock.monotonic()
         tasks = self._touched | set(also)

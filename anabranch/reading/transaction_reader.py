@@ -37,8 +37,9 @@ _TICK_S = 0.5  # the same while transactions are processed
 class TransactionReader(Iteration[Committed]):
     """Whole transactions in commit order. An iterator; close it, or use it as a context manager.
 
-    A group has one active member; another one resumes where it stopped. A transaction counts as processed when the
-    next one is requested, and the position is committed then. So each comes at least once. One thread at a time.
+    A group has one active member; another member resumes where that one stopped. A transaction counts as processed
+    when the next transaction is requested; then the position is committed. So each transaction comes at least once.
+    One thread at a time.
     """
 
     def __init__(
@@ -145,7 +146,7 @@ class TransactionReader(Iteration[Committed]):
         return not self._closed
 
     def _read_on(self) -> bool:
-        """Read more of the history. Returns False if nothing came for the reader's timeout, or it is closed."""
+        """Read more. Returns False if nothing came for the reader's timeout, or the reader is closed."""
         give_up = None
         while not self._closed:
             if self._gains:

@@ -22,7 +22,7 @@ class AnabranchDataSource(DataSource):
         return "anabranch"
 
     def schema(self) -> StructType:
-        """The columns of a committed event, or those of option ``columns``."""
+        """The columns of a committed event, or the columns that option ``columns`` names."""
         from anabranch.spark.columns import chosen
 
         return chosen(Options(self.options))

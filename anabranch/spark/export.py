@@ -275,7 +275,7 @@ def _bind(spark: SparkSession, to: str, place: str) -> tuple[str, int]:
 
 
 def _another_export(to: str) -> InvalidArgument:
-    """The error for an export whose `_OWNER` file in folder ``to`` is missing: another one took the folder."""
+    """The error for an export whose `_OWNER` file in folder ``to`` is missing: another export took the folder."""
     return InvalidArgument(
         f"another export into {to} begins at this moment: run this one again, by the checkpoint that the folder has"
     )
@@ -314,7 +314,7 @@ def _data_files(files: Any, folder: Any, partition_by: Sequence[str]) -> Iterato
 
 
 def _holds_data(files: Any, folder: Any) -> bool:
-    """Whether there is any file in a folder or its subfolders, apart from hidden ones."""
+    """Whether there is any file in a folder or its subfolders, apart from hidden files."""
     return any(
         not status.getPath().getName().startswith(("_", "."))
         and (not status.isDirectory() or _holds_data(files, status.getPath()))

@@ -80,7 +80,7 @@ def named_failures() -> Iterator[None]:
 
 
 def failure_of(error: BaseException) -> AnabranchError:
-    """Our error for one of Spark's."""
+    """Our error for an error of Spark."""
     text = str(error)
     ours = [(kind, said) for kind, said in map(_known, _OURS.finditer(text)) if kind is not None]
     if ours:

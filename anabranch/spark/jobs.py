@@ -11,7 +11,7 @@ from anabranch.spark.options import Connection
 
 
 def options_of(connection: Connection, **more: str | int | None) -> dict[str, str]:
-    """Options of ``format("anabranch")`` for a cluster, and those of ``more`` that are not None."""
+    """Options of ``format("anabranch")`` for a cluster, and the options in ``more`` that are not None."""
     options = {
         "bootstrap": connection.bootstrap,
         "prefix": connection.prefix,

@@ -28,7 +28,7 @@ _SPREAD = 0.01  # relative error of the count of transactions
 
 
 def measured(events: DataFrame) -> DataFrame:
-    """The same events. Spark also counts their bytes and transactions, for `Progress`."""
+    """The given events, of which Spark also counts bytes and transactions, for `Progress`."""
     there = [name for name in ("key", "value") if name in events.columns]
     sizes = [F.coalesce(F.octet_length(name), F.lit(0)) for name in there]
     counted = [F.sum(sum(sizes, F.lit(0)).cast("long")).alias("bytes")] if sizes else []

@@ -46,7 +46,7 @@ class End(NamedTuple):
 
 
 def end_at(ports: ReaderPorts, table: str, until: int, newest: int, timeout: float) -> End:
-    """The `End` of changes. ``newest``: from the controller; for a table without commits, its first EPOCH."""
+    """The `End` of changes. ``newest``: from the controller: the time of the first EPOCH if there is no commit."""
     with closing(ports.committed_log(timeout)) as source:
         search = HistorySearch(source, table, timeout)
         if not search.commits(0, until, 1) and not search.is_cut():
@@ -57,9 +57,9 @@ def end_at(ports: ReaderPorts, table: str, until: int, newest: int, timeout: flo
 class Changes(Iteration[Change]):
     """Changes of a table's rows in commit order. An iterator; close it, or use it as a context manager.
 
-    A transaction changes a key once, to the last value that it wrote; its keys are in byte order, and all its
-    changes are in memory. They count as processed when the first change of the next transaction is requested. A
-    group's position moves then, so each change comes at least once. One thread at a time.
+    A transaction changes a key once, to the last value that it wrote. Its keys are in byte order, and all its
+    changes are in memory. The changes count as processed when the first change of the next transaction is
+    requested. Then a group's position moves, so each change comes at least once. One thread at a time.
     """
 
     def __init__(

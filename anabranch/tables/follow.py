@@ -1,7 +1,7 @@
 """Following tables: the rows that COMMIT records name are stored in the order of each table's history.
 
-A *base* is a table's rows at one moment, in a stream of their own. A replica of a table that has one begins there:
-it loads the base's rows first, then what the history has from the base on.
+A *base* is a table's rows at one moment, in a stream of their own. A replica of a table with a base loads the base
+first, then what the history has from there on.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from anabranch.reading.history import HistorySearch
 from anabranch.tables.store import Mark, Rows, Store
 from anabranch.topics.names import history_topic, stream_topic
 
-BATCH_ROWS = 32_768  # a write is full at this many rows or bytes; its last block may exceed them
+BATCH_ROWS = 32_768  # a write is full at this many rows or bytes; its last block may go beyond this
 BATCH_BYTES = 8 << 20
 _NO_PREVIOUS = -1
 _STUCK_S = 1.0  # a table without progress for this long may have been replaced
@@ -42,7 +42,7 @@ class SafeTimes(Protocol):
     def safe(
         self, tables: Sequence[str], at: int, deadline: float
     ) -> tuple[int, Mapping[str, int]]:
-        """A safe time at or above ``at`` (0: of now), and each table's newest commit up to it (0: none).
+        """A safe time at or above ``at`` (0: now), and the time of each table's newest commit up to it (0: none).
 
         Raises: UnknownStream, NotReady (``at`` is still in the future at the deadline).
         """
@@ -146,7 +146,7 @@ class Follower:
                     self._raise(stream)
 
     def marks(self) -> dict[str, tuple[int, int]]:
-        """Table -> (complete through, its newest commit), both of one moment."""
+        """Table -> (time up to which it is complete, timestamp of its newest stored commit), at one moment."""
         with self._lock:
             return {s: (self.complete[s], self.last[s]) for s in self.streams}
 
@@ -165,7 +165,7 @@ class Follower:
         self.complete[stream] = max(self.complete[stream], last, *reached)
 
     def save(self) -> None:
-        """Store the complete times, which reports may have raised. Called by the thread of `step`."""
+        """Store the complete times, which reports may have raised. The thread of `step` calls this."""
         rows = Rows()
         for stream, complete in self.complete.items():
             mark = self._store.marks.get(stream)
@@ -177,7 +177,7 @@ class Follower:
     # -- steps ----------------------------------------------------------------------------------------
 
     def step(self, deadline: float) -> bool:
-        """Do one piece of work, or wait for some until ``deadline`` (monotonic). Returns whether something came.
+        """Do one piece of work, or wait for work until ``deadline`` (monotonic). Returns whether work came.
 
         Raises: UnknownStream, SnapshotExpired (the table's beginning is deleted, and it has no base),
         MalformedRecord, NotAuthorized, RetryError. After any error the next step continues from what is stored.
@@ -256,7 +256,7 @@ class Follower:
     def _check_same(self) -> None:
         """Raise `UnknownStream` if a table without progress was deleted and created again; then it is loaded again.
 
-        While the new log is not longer than the old one, reading it does not show the difference.
+        While the new log is not longer than the old log, reading does not show the difference.
         """
         source = self._source
         if source is None or (now := source.clock.monotonic()) < self._check_at:

@@ -22,7 +22,10 @@ class Indexed(NamedTuple):
     values: IndexFunction
 
     def of(self, key: bytes, row: bytes) -> frozenset[bytes]:
-        """The values of a row. Raises: InvalidArgument (the function returned something else), its own errors."""
+        """The index's values for a row; empty if the function returned None.
+
+        Raises: InvalidArgument (the function returned no bytes, iterable of bytes, or None); the function's errors.
+        """
         try:
             found: Any = self.values(key, row)
             if found is None:

@@ -70,7 +70,7 @@ class _Waiting(NamedTuple):
 
 @contextmanager
 def in_turn(lock: threading.RLock, seconds: float) -> Iterator[None]:
-    """Take a lock; after ``seconds`` of waiting continue without it."""
+    """Take a lock; after ``seconds`` of waiting, continue without the lock."""
     has_lock = lock.acquire(timeout=seconds)
     try:
         yield
@@ -235,7 +235,7 @@ class ReadReplica:
         return dict(self._follower.complete)
 
     def lag(self) -> dict[str, Lag]:
-        """The lag of each table, by the last answers of brokers; nothing is asked."""
+        """The lag of each table by the brokers' last answers, without asking them again."""
         self._store.check_fork()
         now, behind = self._clock.wall(), self._follower.behind()
         return {t: Lag.of(behind.get(t, 0), at, now) for t, at in self.complete.items()}
@@ -291,13 +291,13 @@ class ReadReplica:
         return f"the replica {state}, not yet {to_text(timestamp)}{trouble}: ask again, or give it more time"
 
     def marks(self) -> dict[str, tuple[int, int]]:
-        """Table -> (complete through, its newest commit), of one moment."""
+        """As `Follower.marks`."""
         return self._follower.marks()
 
     # -- steps ----------------------------------------------------------------------------------------
 
     def step(self, deadline: float) -> bool:
-        """Do a piece of work, or wait for some until ``deadline``; returns whether any came. Raises: as `wait`."""
+        """Do a piece of work, or wait for work until ``deadline``. Returns whether work came. Raises: as `wait`."""
         self._store.check_fork()
         came = self._follower.step(deadline)
         floor = self._follower.floor
@@ -317,7 +317,7 @@ class ReadReplica:
             self._attempt(self._clock.monotonic() + _WAIT_S)
 
     def _attempt(self, deadline: float) -> None:
-        """Do a step. Waiting calls raise its error, unless that is transient; later attempts repeat the step.
+        """Do a step. Waiting calls raise the step's error, unless it is transient; later attempts repeat the step.
 
         Without a thread, errors of other libraries are raised at once: the caller's signal handler may have raised
         them.
@@ -371,13 +371,13 @@ class ReadReplica:
                 return
 
     def _floor(self) -> int:
-        """The time from which this replica keeps versions, the same for all tables, as they are read together."""
+        """The time from which this replica keeps versions: one for all tables, because they are read together."""
         hold = self.timestamp if self._hold_from is None else self._hold_from
         with self._moved:
             return min(self.timestamp - self._history, hold, *(s.timestamp for s in self._open))
 
     def hold(self, timestamp: int) -> None:
-        """Keep all versions that snapshots of this time and later need; earlier ones may be swept."""
+        """Keep all versions that snapshots of this time and later need; earlier versions may be swept."""
         with self._moved:
             self._hold_from = timestamp
 
@@ -386,10 +386,11 @@ class ReadReplica:
     def snapshot(
         self, at: int | datetime | None = None, *, fresh: bool = True, timeout: float | None = None
     ) -> TableSnapshot:
-        """All tables as of ``at``; None: with all that was committed before this call.
+        """A snapshot of all tables as of ``at``; None: with all that was committed before this call.
 
-        ``fresh`` False: as of the newest complete moment, without asking the controller. ``timeout``: seconds.
-        Raises: SnapshotExpired (swept), NotReady (in the future, or not complete in time), and as `wait`.
+        ``fresh`` False: as of the newest complete time, without asking the controller. ``timeout``: seconds.
+        Raises: SnapshotExpired (versions of ``at`` are swept), NotReady (``at`` is in the future, or the tables
+        are not complete up to it in time), and as `wait`.
         """
         deadline, wanted = self.deadline(timeout), check_at(at)
         least = max(1, wanted or 0)
@@ -412,7 +413,7 @@ class ReadReplica:
                     return snapshot
 
     def deadline(self, timeout: float | None) -> float:
-        """The deadline of a call that begins now, in monotonic seconds. ``timeout`` None: the replica's."""
+        """The deadline of a call that begins now, in monotonic seconds. ``timeout`` None: the replica's timeout."""
         seconds = check_timeout(timeout)
         return self._clock.monotonic() + (self._timeout if seconds is None else seconds)
 

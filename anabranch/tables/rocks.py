@@ -21,8 +21,8 @@ _FULL_SIGNS = ("No space left", "Disk quota exceeded")
 class Walk:
     """Rows from a key on, or ``backwards`` from it, as of the walk's creation.
 
-    After a disk error rocksdict's ``rows`` just end, as after the last row. So a loop over them has to call `check`
-    at their end; iterating over the walk itself does that.
+    After a disk error rocksdict's ``rows`` just end, as after the last row. So a loop over ``rows`` has to call
+    `check` at the end; iterating over the walk itself calls `check`.
     """
 
     def __init__(self, db: Rdict, folder: Path, first: bytes, *, backwards: bool = False) -> None:
@@ -118,7 +118,7 @@ def is_full(error: Exception) -> bool:
 
 
 def table_error(error: Exception, folder: Path | None, what: str) -> TableError:
-    """The `TableError` that says what to do. ``what``: what can't be done with the folder: read, written."""
+    """The `TableError` that says what to do. ``what``: what can't be done with the folder, such as "read"."""
     where = folder or "its folder"
     if any(sign in str(error) for sign in _LOCK_SIGNS):
         return TableError(

@@ -20,7 +20,7 @@ T = TypeVar("T")
 class TableSnapshot:
     """Tables as of one moment: each read returns the same rows. Thread-safe.
 
-    The replica keeps the versions that it needs while it is open: close it, or use it as a context manager.
+    While a snapshot is open, the replica keeps its versions: close it, or use it as a context manager.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class TableSnapshot:
         self._closed = closed
 
     def in_place_of(self, other: TableSnapshot) -> Self:
-        """Let this snapshot replace a closed one: it can't read tables that were loaded again since that one."""
+        """Let this snapshot replace a closed snapshot. Tables that were loaded again since then can't be read."""
         self._numbers = other._numbers
         return self
 
@@ -63,7 +63,7 @@ class TableSnapshot:
         self.close()
 
     def close(self) -> None:
-        """Free its versions for sweeping. Closing it twice is harmless; in a forked child it does nothing."""
+        """Free the snapshot's versions for sweeping. Closing twice is harmless. Does nothing in a forked child."""
         if not self.is_forked:
             self._closed(self)
 
@@ -173,7 +173,7 @@ class TableSnapshot:
             yield row
 
     def check_open(self) -> None:
-        """Raise `IllegalState` once it or its replica is closed, and `NotForkSafe` in a forked child."""
+        """Raise `IllegalState` once the snapshot or its replica is closed, and `NotForkSafe` in a forked child."""
         self._store.check_open()
         if not self.is_open:
             raise IllegalState("the snapshot is closed: take another one")

@@ -94,9 +94,9 @@ class Mark(NamedTuple):
     """How far a table is stored. ``position``: offset in the history from which to continue.
 
     Hybrid times: ``last``, of the newest stored COMMIT, or of the first EPOCH; ``complete``: all commits up to it
-    are stored; ``floor``: no snapshot before it can be read, as versions are swept. ``ids``: topic ids.
-    ``indexes``: the numbers of its indexes, by name. ``base``: the base that is being loaded; ``laid``: the number
-    of stored rows of each of its parts, and the offset of the next one.
+    are stored; ``floor``: no snapshot before it can be read, because versions are swept. ``ids``: topic ids.
+    ``indexes``: the numbers of the table's indexes, by name. ``base``: the base that is being loaded; ``laid``: for
+    each part of the base, the number of stored rows, and the offset of the next row.
     """
 
     number: int
@@ -216,7 +216,7 @@ class Rows:
 
 
 class ForkSafe:
-    """A database that is safe under fork, and the iterators that readers have open, which end with it."""
+    """A database that is safe under fork, and the readers' open iterators, which end when the database closes."""
 
     _db: Any = None
 
@@ -236,13 +236,13 @@ class ForkSafe:
             raise NotForkSafe(f"these tables were opened before a fork: {_SPAWN}")
 
     def after_fork(self) -> None:
-        """In a forked child: never free anything, as that would wait for threads that do not exist here."""
+        """In a forked child: never free anything: freeing would wait for threads that do not exist here."""
         self.forked = True
         for thing in (self._db, *self._half_read):
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
 
     def give(self, rows: Generator[T, None, None]) -> Iterator[T]:
-        """Register an iterator of rows for a reader, which may stop before its end."""
+        """Register an iterator of rows for a reader, which may stop before the last row."""
         self._half_read.add(rows)
         return chain(rows, self._end())
 
@@ -485,7 +485,7 @@ class Store(ForkSafe):
         return Seen(key, _row(data), newest, txn_id)
 
     def row(self, number: int, key: bytes, at: int) -> bytes | None:
-        """Only the row of `get`, which is faster."""
+        """The row of `get` alone, which is faster."""
         return _row_at(self._db.iter(), place(table_prefix(number), key) + suffix(at))
 
     def get_many(self, number: int, keys: Iterable[bytes], at: int) -> dict[bytes, bytes]:
@@ -498,7 +498,7 @@ class Store(ForkSafe):
     def rows(
         self, number: int, low: bytes, high: bytes | None, at: int
     ) -> Iterator[tuple[bytes, bytes]]:
-        """Only the keys and rows of `scan`, which is faster if keys have few versions."""
+        """The keys and rows of `scan` alone, which is faster if keys have few versions."""
         prefix = table_prefix(number)
         end = table_prefix(number + 1) if high is None else place(prefix, high)
         return _visible(Walk(self._db, self.folder, place(prefix, low)), end, stamp(at))
@@ -553,7 +553,7 @@ class Store(ForkSafe):
 
     @given
     def lookup(self, prefix: bytes, value: bytes) -> Iterator[bytes]:
-        """The keys of which some version has this value, in their order. ``prefix``: that of the index."""
+        """The keys of which some version has this value, in their order. ``prefix``: the index's."""
         own = versions(prefix, value)
         found = self._db.iter()
         found.seek(own)
@@ -566,8 +566,8 @@ class Store(ForkSafe):
     def sweep(self, stream: str, floor: int) -> Iterator[int]:
         """Delete what no snapshot at or after ``floor`` needs. Yields the number of deletions after each piece.
 
-        A version is deleted if a newer one replaces it at the floor. If the newest version at the floor is a
-        deletion, it is deleted itself after all versions that it replaces.
+        A version is deleted if a newer version replaces it at the floor. If the newest version at the floor is a
+        deletion, that version is deleted, too, after all versions that it replaces.
         """
         mark = self.marks[stream]
         rows = Rows()
@@ -617,7 +617,7 @@ class Store(ForkSafe):
     def _sweep_entries(
         self, batch: WriteBatch, own: bytes, gone: set[Entry], bound: bytes, indexes: Indexes
     ) -> None:
-        """Delete entries of swept versions that no kept version has, not even one written meanwhile."""
+        """Delete entries of swept versions, unless a kept version, or one written meanwhile, has the same entry."""
         if not gone:
             return
         key, found = key_of(own), self._db.iter()
@@ -636,7 +636,7 @@ def _row(data: bytes) -> bytes | None:
 
 
 def _row_at(found: RdictIter, wanted: bytes) -> bytes | None:
-    """The row of the first version from ``wanted`` on; None if it belongs to another key."""
+    """The row of the first version from ``wanted`` on; None if that version belongs to another key."""
     found.seek(wanted)
     return _row(found.value()) if raw_key(found)[:-STAMP] == wanted[:-STAMP] else None
 

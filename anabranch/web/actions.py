@@ -21,8 +21,8 @@ _FINAL = "This can't be undone."
 class Plan:
     """An action on a transaction or stream. ``title``: the action as a question. ``now``: the current state.
 
-    ``told``: what will happen, in sentences that people confirm. ``act``: does it, and returns a sentence about it;
-    raises as the client.
+    ``told``: what will happen, in sentences that people confirm. ``act``: makes the call, and returns a sentence
+    about it; raises as the client.
     """
 
     title: str

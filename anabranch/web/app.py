@@ -282,7 +282,7 @@ def _bound(action: str, about: str, given: dict[str, str], made: Plan) -> str:
 
 
 def _who(request: Request) -> str:
-    """The address of a request's sender, and the one that a proxy names."""
+    """The address of a request's sender, and the address that a proxy names."""
     peer = request.client.host if request.client else "?"
     behind = request.headers.get("x-forwarded-for")
     return f"{peer} for {behind[:200]!r}" if behind else peer

@@ -84,7 +84,7 @@ class Guard:
 class Confirmations:
     """Secrets of confirmation pages: each is valid for one action, once, for ten minutes, in this process.
 
-    Secrets are signed, not stored: requests for new ones can't make earlier ones invalid.
+    Secrets are signed, not stored: requests for new secrets can't make earlier secrets invalid.
     """
 
     def __init__(self) -> None:

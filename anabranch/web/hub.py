@@ -24,7 +24,7 @@ WAIT_S = 5.0  # the longest that a page load waits for a poll
 
 
 class View(NamedTuple):
-    """The identity of a page: its kind, and what it is about."""
+    """The identity of a page: its kind, and the thing that it shows."""
 
     kind: str
     about: tuple[str, ...] = ()

@@ -158,7 +158,7 @@ def _floats(column: pa.Array) -> pa.Array:
 
 
 def _times(column: pa.Array) -> pa.Array:
-    """Dates and times to the millisecond, instants in UTC."""
+    """Dates and times as text, cut to milliseconds; a column with a time zone is written in UTC."""
     naive = column.cast(pa.timestamp("us", "UTC") if column.type.tz else column.type)
     naive = naive.cast(pa.timestamp("us"))
     cut = pc.floor_temporal(naive, unit="millisecond").cast(pa.timestamp("ms"))

@@ -100,7 +100,7 @@ def _leave(
 ) -> None:
     """Take no more from this stream, nor from streams that share transactions with it.
 
-    This stream's next record, which is not known, may be older than the known ones of the others.
+    This stream's next record, which is not known, may be older than the known records of the other streams.
     """
     for other in [s for s in open_ if together[s] == together[stream]]:
         del open_[other]

@@ -29,7 +29,7 @@ class Interval:
     high: int | None = None
 
     def narrow(self, low: int | None, high: int | None) -> None:
-        """Reduce it to the part inside these bounds."""
+        """Reduce the interval to the part inside these bounds."""
         if low is not None:
             self.low = low if self.low is None else max(self.low, low)
         if high is not None:
@@ -100,7 +100,7 @@ def _name(given: Filter) -> str:
 
 
 def _inner(given: Any) -> Any:
-    """A filter, or the one that it negates."""
+    """A filter, or the filter that it negates."""
     return given.child if _name(given) == "Not" else given
 
 

@@ -22,7 +22,7 @@ from anabranch.spark.source.positions import BEGIN, Position, raised
 from anabranch.topics.names import history_topic, stream_topic
 
 _CHECK_S = 2.0  # how often brokers are asked whether these are still the same streams
-# How long to wait for committed records, as a partition's leader may be moving. The next trigger asks again.
+# How long to wait for committed records: a partition's leader may be moving. The next trigger asks again.
 _PATIENCE_S = 2.0
 
 

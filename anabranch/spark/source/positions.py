@@ -35,7 +35,7 @@ class Position(NamedTuple):
         return self._replace(after=after, vector=raised(self.vector, ends))
 
     def is_of(self, ids: StreamIds) -> bool:
-        """Whether it is a position in these topics. True if the ids of either are unknown."""
+        """Whether the position is in these topics. True if the position's or the topics' ids are unknown."""
         return all(
             not ours or not theirs or ours == theirs
             for ours, theirs in zip(self.ids, ids, strict=True)
@@ -107,7 +107,7 @@ def _object(text: str | Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _python(text: str) -> Any:
-    """An offset in the form of PySpark 4.0 and 4.1: Python's text of the object."""
+    """The offset in a text that PySpark 4.0 or 4.1 wrote with ``repr``; None if the text is not of that form."""
     try:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError, RecursionError, MemoryError):

@@ -58,7 +58,7 @@ class SnapshotReader(DataSourceReader):
         self._selection = Selection()
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        """Apply filters; returns those that Spark has to check."""
+        """Apply filters; returns the filters that Spark has to check."""
         return [given for given in filters if not self._selection.take(given)]
 
     def partitions(self) -> list[InputPartition]:
@@ -113,7 +113,7 @@ class SnapshotReader(DataSourceReader):
 
 
 def _either(options: Options, name: str, other: str, word: str) -> int | datetime | None:
-    """A time given by one of two options; None if neither is given, or only ``word``, which means no limit."""
+    """A time given by one of two options; None if neither is given, or if it is ``word``, which means no limit."""
     given = [(key, text) for key in (name, other) if (text := options.text(key)) is not None]
     if len(given) > 1:
         raise InvalidArgument(f"options {name} and {other} mean the same: give one of them")
@@ -168,7 +168,7 @@ def unknown_below(oldest: Found | None, low: int | None) -> dict[int, int]:
 
 
 def _segments(search: HistorySearch, wanted: Iterable[int]) -> dict[int, tuple[int, int]] | None:
-    """Partition -> first offset and end of the wanted segments. None if one of them is unknown."""
+    """Partition -> first offset and end of the wanted segments. None if a wanted segment is unknown."""
     found: dict[int, tuple[int, int]] = {}
     for segment_id in wanted:
         record = search.epoch_record(segment_epoch(segment_id))

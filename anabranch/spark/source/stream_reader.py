@@ -55,7 +55,7 @@ _NEAR = 2_000  # the most offsets of a history that each task reads for its comm
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reader of a streaming query. Spark keeps one in the planner; the tasks read by copies of another one."""
+    """Reader of a streaming query. Spark keeps one reader in the planner; tasks read by copies of another."""
 
     def __init__(self, options: Options, schema: StructType) -> None:
         check_schema(schema, options)
@@ -88,7 +88,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _histories_of(self, positions: Mapping[str, Position]) -> Histories:
         """The histories of the current streams.
 
-        If the positions belong to other streams of these names, all brokers have to agree on that.
+        If the positions belong to former streams of these names, all brokers have to agree that they do.
         """
         known = self._found
         if known is not None and not known.are_current():
@@ -257,7 +257,7 @@ def _jumped(
 
 
 def _between(stream: str, before: Position, after: Position) -> Iterator[EventRange]:
-    """The ranges between two positions: whole commits, except for those that are split."""
+    """The ranges between two positions: whole commits, except for split commits."""
     history = (before.after + 1, None) if after.after - before.after <= _NEAR else None
     for partition, end in sorted(after.vector.items()):
         first = before.vector.get(partition, 0)
@@ -307,7 +307,7 @@ def still_there(
 def _first_event(histories: Histories, found: EventRange, before: Position) -> int:
     """The offset of the range's first event: what retention removes before it are markers, and no loss.
 
-    If the history no longer has its commit, the range's begin.
+    If the history no longer has that event's commit, this is the range's begin.
     """
     if histories.is_cut(found.stream, before.after):
         return found.first
