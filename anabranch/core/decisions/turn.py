@@ -2,7 +2,7 @@
 
 The shell (the controller's code around the core) writes a round as one native transaction. A `Turn` is all that
 decisions see: the state, the journal index, the settings, the leader's memory, and the time. `put` applies each row
-at once, so that the next command of the same round sees the row. What has no row (`core.memory`) changes in the
+at once, so that the next command of the same round sees the row. State without a row (`core.memory`) changes in the
 turn's drafts. A turn that is not written has no effect.
 """
 
