@@ -7,8 +7,8 @@
    Exception: an id is *passed over* if its last native transaction can't end because one of its partitions has no
    leader. The last leader's own process may pass over an id, and so may the successor of a leader that has logged
    its resignation. No other process may. This is safe: each leader logs its term, and the status log shows no
-   term after the last leader's, so the last leader made that native transaction. That leader has ended or resigned,
-   so it does not use the id's producer any more.
+   term after the last leader's, so the last leader made that native transaction. The last leader has ended or
+   resigned, so it does not use the id's producer any more.
 2. Apply the status log to the state, up to its end. No other process can append to that log now.
 3. Commit a TERM record through A. This fails if a rival has initialised A after step 1.
 4. Apply the status log again up to its end. The last TERM record must be the record of step 3.
