@@ -429,18 +429,14 @@ class State:
         return self._row(k.changed_key(thing), r.ChangedRow)
 
     def rows_below(self, start: bytes, below: bytes) -> Iterator[tuple[bytes, Any]]:
-        """(rest of the key, row) of status keys that begin with ``start``, with rests below ``below``; the last
-        first.
-        """
+        """(rest of the key, row) of status keys that begin with ``start``, the last first, from ``below`` down."""
         for rest, value in self._table_below(k.STATUS + start, below):
             yield rest, decode(value)
 
     def series_below(
         self, lane: str, scope: str, below: bytes
     ) -> Iterator[tuple[bytes, r.SeriesRow]]:
-        """(name, row) of a scope's series that a lane, or no lane, owns, with names below ``below``; the last
-        first.
-        """
+        """(name, row) of a scope's series that a lane, or no lane, owns, the last first, from ``below`` down."""
         start = k.series_key(scope, "")
         owned = [self._table_below(k.owned_key(who, start), below) for who in (lane, "")]
         for name, _ in merge(*owned, reverse=True):

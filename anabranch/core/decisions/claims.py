@@ -123,9 +123,7 @@ def _answer(turn: Turn, scope: str, series: str, to: ReplyTo | None) -> None:
 
 
 def set_series(turn: Turn, command: r.SetSeries, to: ReplyTo | None) -> None:
-    """Set a series to a number, or give it to a lane, if the series is still at the number that the operator
-    saw.
-    """
+    """Set a series to a number, or give it to a lane, if it is still at the number that the operator saw."""
     check_served(turn, command.scope)
     check_name(command.series)
     if not _NONE <= command.number < 1 << 63:

@@ -206,9 +206,7 @@ def _join_decided(
     validated: Mapping[int, r.ValidatedRow],
     to: ReplyTo | None,
 ) -> None:
-    """Add an asker to a decided commit. Its command's reports of validated locks count, whatever receipts it
-    has.
-    """
+    """Add an asker to a decided commit. The command's reports of validated locks count, whatever its receipts."""
     txn_id = txn.row.txn_id
     waiting = join_waiting(txn.pending, to)
     due = conflicts.to_revalidate(turn, txn_id)

@@ -156,9 +156,7 @@ def active_stream(turn: Turn, stream: str) -> r.StreamRow:
 
 
 def check_room(turn: Turn, owner: str, streams: int, partitions: int) -> None:
-    """Raise `TooManyStreams` if the control partition, or the lane, would exceed a limit of streams or
-    partitions.
-    """
+    """Raise `TooManyStreams` if the control partition, or the lane, would have too many streams or partitions."""
     rows, settings = turn.state.streams.values(), turn.settings
     # Each journal has as many partitions as its stream.
     every = 2 * (sum(map(quotas.partitions_of, rows)) + partitions)

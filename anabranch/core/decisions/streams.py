@@ -100,9 +100,7 @@ def _end(turn: Turn, stream: str, op: StreamOp, error: errors.AnabranchError | N
 
 
 def create_stream(turn: Turn, command: r.CreateStream, to: ReplyTo | None) -> None:
-    """Log the intent; the shell creates the topics and calls `stream_created`. Repeating the command is
-    harmless.
-    """
+    """Log the intent; the shell creates the topics and calls `stream_created`. The command may be repeated."""
     scope, _ = split_stream(command.stream)
     check_served(turn, scope)
     even_ranges(command.segments)  # raises for an impossible count

@@ -469,9 +469,7 @@ def close_round(
     *,
     expired_ms: int | None = None,
 ) -> Round:
-    """The round, completed by the rows with the leader's reading positions. ``lanes``: those of lanes except
-    `open`.
-    """
+    """The round, completed by the leader's reading positions. ``lanes``: the positions of lanes except `open`."""
     row = r.RoundRow(
         term=turn.state.term.term if turn.state.term else 0,
         hybrid_time=turn.hybrid_time,

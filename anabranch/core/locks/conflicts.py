@@ -108,9 +108,7 @@ def table_times(turn: Turn, tables: Iterable[str]) -> tuple[r.TableTime, ...]:
 
 
 def check_table(turn: Turn, table: str) -> None:
-    """Raise `InvalidArgument` unless the stream is a table. Also: `UnknownStream`, `StreamLost`,
-    `NotAuthorized`.
-    """
+    """`InvalidArgument` unless the stream is a table; also `UnknownStream`, `StreamLost`, `NotAuthorized`."""
     check_right(turn.state, turn.lane, Right.SAFE_TIME, table)
     STREAMS.judge(state_of(turn.state.streams.get(table)), "use", limits.cut(table))
     if table not in turn.state.tables:
@@ -309,9 +307,7 @@ CHECKS: tuple[Callable[[_Reads], None], ...] = (_check_broken, _check_prepare, _
 
 
 def _is_taken(receipt: r.Receipt | None, known: r.Receipt | None, sequence: int) -> bool:
-    """Whether a commit with a receipt takes a writer's events up to a sequence. ``known``: the registered
-    receipt.
-    """
+    """Whether a commit with a receipt takes a writer's events up to a sequence. ``known``: as registered."""
     if receipt is None or receipt.sequence >= sequence:
         return receipt is not None
     return known is not None and known.sequence >= sequence and covers(receipt, known)

@@ -44,9 +44,7 @@ class Write:
     def __init__(
         self, timestamp: int, points: Sequence[int] | None, keys: tuple[bytes, ...]
     ) -> None:
-        """``points``: fingerprints, rising; None: not known. ``keys``: rising; of more than `FEW_KEYS`, the
-        bounds.
-        """
+        """``points``: fingerprints, rising; None: not known. ``keys``: rising; above `FEW_KEYS`, their bounds."""
         self.timestamp = timestamp
         self._points = points
         self._keys = keys
