@@ -221,9 +221,7 @@ _FIRST_MARKERS = 2  # markers of former leaders that may precede this leader's f
 
 
 class _Gap(NamedTuple):
-    """Offsets [first, end) between the data of two rounds. ``tries``: reads of the gap in a row that got
-    nothing.
-    """
+    """Offsets [first, end) between the data of two rounds. ``tries``: reads in a row that got nothing of it."""
 
     stream: str
     partition: int

@@ -361,9 +361,7 @@ def _batches(
 def _check_behind(
     round_: Round, landed: Mapping[tuple[int, int], Landed], tails: Mapping[str, Tail]
 ) -> list[Appended]:
-    """The places of a round's events. `TopicGone`: events were placed below committed ones: the topic was
-    replaced.
-    """
+    """The places of a round's events. `TopicGone`: a place is below committed events: the topic was replaced."""
     appended = []
     ends: dict[tuple[str, int], int] = {}
     for i, commit in enumerate(round_.history):

@@ -109,9 +109,7 @@ def load_tail(log: Log, clock: Clock, stream: str) -> Tail:
 
 
 def events_until(log: Log, clock: Clock, stream: str, until: int) -> dict[TopicPartition, int]:
-    """Partition -> end of the events committed at or before a timestamp. Partitions without such events are left
-    out.
-    """
+    """Partition -> end of its events committed at or before a timestamp, if the partition has such events."""
     source = _LeadersLog(log, clock)
     search = HistorySearch(source, stream, DEADLINE_S)
     try:
@@ -165,9 +163,7 @@ def base_place(log: Log, clock: Clock, stream: str, until: int) -> tuple[int, in
 
 
 def check_unread(log: Log, clock: Clock, partition: TopicPartition, low: int, end: int) -> None:
-    """`LogUnavailable` if a history has a record in [low, end): the broker that returned ``low`` as its end
-    lags.
-    """
+    """`LogUnavailable` if a history has a record in [low, end): the broker that gave ``low`` as its end lags."""
     source = _LeadersLog(log, clock)
     deadline = clock.monotonic() + DEADLINE_S
     position = low

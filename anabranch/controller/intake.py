@@ -118,9 +118,7 @@ class Intake:
         return self.rows.size > INDEX_ROWS or self.rows.bytes > INDEX_BYTES
 
     def plain_wait(self, state: State, merging: Merging, usable: Callable[[str], bool]) -> float:
-        """Seconds until plain writes can be committed: 0 if some can be committed now, a short time if frozen locks
-        block them.
-        """
+        """Seconds until plain writes can be committed; 0: now. A short time while frozen locks block them."""
         places = [place for place in self.index.plain_waiting(state) if usable(place[0])]
         if any(merging.waiting.get(place, None) is None for place in places):
             return 0.0
@@ -398,9 +396,7 @@ class Intake:
     def _records(
         self, place: TopicPartition, batch: RawBatch, lane: str | None = None
     ) -> list[Record]:
-        """A batch's records. A batch that can't be read is skipped, because it must not block all other
-        commands.
-        """
+        """A batch's records. An unreadable batch is skipped, because it must not block all other commands."""
         limit = max(limits.BATCH.value, self.settings.command_bytes)
         try:
             if read_header(batch.data).record_count > limits.BATCH_RECORDS.value:
@@ -522,9 +518,7 @@ class JournalBacklog:
         return spent
 
     def end_pass(self) -> None:
-        """End a pass: copy the batches that still wait, so that the memory of their fetches is freed, and drop
-        batches above the limit.
-        """
+        """End a pass: copy waiting batches, which frees the memory of their fetches, and keep to the limit."""
         for stream, partition in self._fresh:
             if self.has(stream, partition):
                 fetched = self._take(stream, partition)

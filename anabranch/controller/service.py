@@ -280,9 +280,7 @@ class ControllerService(mode.Service):
             metrics.lacks(lacks)
 
     def _compile(self) -> None:
-        """Load compiled code before this process becomes leader, so that no round waits or fails because of
-        that.
-        """
+        """Load compiled code before this process becomes leader, so that no round waits for the code or fails."""
         log.info("loading compiled code; the first time it takes half a minute")
         try:
             warm(self.options.data_dir / "compiled")

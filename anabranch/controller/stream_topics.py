@@ -218,9 +218,7 @@ class StreamTopics:
         return self._jobs.run("topics", row.stream, work, (row.state, row.change, by))
 
     def _create(self, row: StreamRow) -> Done | None:
-        """Create a stream's topics. None: call again. After a few tries without an answer, the result is an
-        error.
-        """
+        """Create a stream's topics. None: call again. After a few tries without an answer it is an error."""
         if self._trouble.is_pausing("topics", row.stream):
             return None
         error: AnabranchError
@@ -314,9 +312,7 @@ class StreamTopics:
         return partial(stream_recovered, stream=row.stream)
 
     def _check_no_history(self, stream: str) -> None:
-        """Raise `TopicMisconfigured` if the history is a former stream's: readers would take it for this
-        stream's.
-        """
+        """`TopicMisconfigured` if the history is a former stream's: readers would take it for the new stream's."""
         if load_tail(self._log, self._clock, stream).last != NO_PREVIOUS:
             raise TopicMisconfigured(
                 f"{history_topic(stream)} has the history of another stream, whose name was free: delete that "
@@ -429,9 +425,7 @@ class NotGrown(NamedTuple):
 
 
 def _grow(source: Log, stream: str, partitions: int) -> int | NotGrown:
-    """Add partitions. A failure reports the number that the journal has: these stay wanted, because plain writes
-    may come there.
-    """
+    """Add partitions. A failure has the journal's number: these stay wanted, as plain writes may come there."""
     try:
         try:
             grow_stream_topics(source, stream, partitions)

@@ -95,9 +95,7 @@ class _Trouble:
 
 
 class _Watched(NamedTuple):
-    """A topic whose metadata is checked. ``partitions``: the least number. ``topic_id``: the right id; empty:
-    any.
-    """
+    """A topic whose metadata is checked. ``partitions``: the least number. ``topic_id``: empty: any id is right."""
 
     key: _Key
     name: str
