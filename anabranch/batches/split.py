@@ -200,7 +200,5 @@ def _compiled(
 
 
 def _codec(batch: RawBatch, header: BatchHeader, unpacked: int) -> str | None:
-    """The codec for compressing a batch's records again: the batch's own codec, which the broker accepts; or
-    None.
-    """
+    """The codec for compressing a batch's records again (its own codec, which the broker accepts), or None."""
     return NAMES[header.compression] if worth_packing(batch, unpacked) else None
