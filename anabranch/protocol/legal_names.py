@@ -140,9 +140,7 @@ def as_kafka_compares(name: str) -> str:
 
 
 def names_beside(stream: str) -> Iterator[str]:
-    """Names of streams, as Kafka compares them, that would have a topic of the same name as a topic of this
-    stream.
-    """
+    """Names, as Kafka compares them, of streams of which a topic would have the name of a topic of this stream."""
     own = as_kafka_compares(stream)
     yield own
     for end in _BESIDE:
