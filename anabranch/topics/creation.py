@@ -648,9 +648,7 @@ def _next(setting: Setting, value: str) -> str | None:
 
 
 def _spec(log: Log, topic: _Topic, factor: int) -> TopicSpec:
-    """The spec for a topic. With two or more replicas, two have to be in sync; by the brokers' default, one has
-    to.
-    """
+    """The spec for a topic. If there are two or more replicas, two have to be in sync; the default is one."""
     config = {setting.name: setting.value for setting in topic.settings} | dict(topic.chosen)
     if MIN_ISR not in config:
         replicas = log.replicas_of_new(topic.name) if factor < 0 else factor

@@ -32,9 +32,7 @@ THE_CLUSTER = "kafka-cluster"  # the name of the cluster as a resource
 
 
 class Right(NamedTuple):
-    """An operation on a resource that a role needs. ``prefixed``: on all resources whose names begin with
-    ``name``.
-    """
+    """An operation on a resource that a role needs. ``prefixed``: on all resources whose name begins so."""
 
     kind: str
     name: str
