@@ -380,9 +380,7 @@ def _chosen(names: Sequence[str], known: Sequence[str]) -> tuple[str, ...]:
 
 
 def _with_fate(ranges: DataFrame, places: DataFrame) -> DataFrame:
-    """The ranges up to the ends. ``gone``: whether retention, or a truncation of the history, removed some
-    events.
-    """
+    """The ranges up to the ends. ``gone``: whether retention, or a truncation of the history, removed events."""
     return (
         ranges.join(places, ["stream", "partition"], "left")
         .where(F.col("until").isNull() | (F.col("end") <= F.col("until")))
