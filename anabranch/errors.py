@@ -132,9 +132,7 @@ class LocksBroken(BeginAgainError):
 
 
 class Expired(BeginAgainError):
-    """The outcome is forgotten, or the id is too old to begin: both last for the retention of outcomes, not
-    longer.
-    """
+    """The outcome is forgotten, or the id is too old to begin: the retention of outcomes is over for it."""
 
 
 # -- ask for the outcome ----------------------------------------------------------------------------

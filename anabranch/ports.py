@@ -233,9 +233,7 @@ class Log(Protocol):
         """The existing topics of these names, as one broker knows them. Its metadata may lag."""
 
     def partition_counts(self, names: Sequence[str]) -> dict[str, int]:
-        """The numbers of partitions of existing topics, as `describe_topics`. No other right than Describe is
-        needed.
-        """
+        """The numbers of partitions of existing topics, as `describe_topics`. Needs the right Describe alone."""
 
     def topic_ids(self, names: Sequence[str]) -> dict[str, str]:
         """The ids of existing topics, as `describe_topics`; empty if brokers have no ids."""
@@ -244,9 +242,7 @@ class Log(Protocol):
         """Whether any broker knows the topic. Needs Describe alone. `LogUnavailable`: a broker can't be asked."""
 
     def is_agreed(self, topic: str, topic_id: str) -> bool:
-        """Whether every broker knows the topic, by this id if brokers report ids. `LogUnavailable`: as
-        `is_known`.
-        """
+        """Whether every broker knows the topic, by this id if brokers have ids. `LogUnavailable`: as `is_known`."""
 
     def id_read(self, topic: str) -> str:
         """The topic's id in the last `fetch`; empty: not known. No request is made."""
