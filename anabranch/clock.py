@@ -51,7 +51,7 @@ class SystemEntropy:
 
 
 class OnceAMinute:
-    """Logs a warning of each kind at most once a minute, as a call that is tried each second may fail each second.
+    """Logs a warning of each kind at most once a minute: a call that is tried each second may fail each second.
 
     Warnings are of one kind if they have the same text, before values are put in, and values of the same types.
     """

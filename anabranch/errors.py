@@ -89,7 +89,7 @@ class TooManyUncommittedBytes(RetryError):
 
 
 class TooMuchLocked(RetryError):
-    """All transactions, or the lane's, have registered too many locks: end some, or wait until some have ended."""
+    """All transactions, or the lane's, have too many registered locks: end some of them, or wait until some end."""
 
 
 class WriteFailed(RetryError):
@@ -114,8 +114,8 @@ class OwnershipLost(BeginAgainError):
 class LocksBroken(BeginAgainError):
     """Another commit changed rows that the transaction has read: begin it again, on the present rows.
 
-    ``table`` and ``key`` (bytes) name the row; ``by`` is the transaction that wrote it (16 bytes),
-    ``commit_timestamp`` the hybrid time of that commit. They are empty or 0 where they are not known.
+    ``table`` and ``key`` (bytes) name the row. ``by`` is the transaction that wrote the row (16 bytes),
+    ``commit_timestamp`` the hybrid time of its commit. A value that is not known is empty or 0.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class LocksBroken(BeginAgainError):
 
 
 class Expired(BeginAgainError):
-    """The outcome is forgotten, or the id too old to begin: both are kept for the retention of outcomes only."""
+    """The outcome is forgotten, or the id is too old to begin: the retention of outcomes is over for it."""
 
 
 # -- ask for the outcome ----------------------------------------------------------------------------
@@ -160,7 +160,7 @@ class NotAuthorized(FixCallError):
 
 
 class NameTaken(NotAuthorized):
-    """Another lane owns the name or the series: choose another one, or ask an operator to end or move it."""
+    """Another lane owns the name or the series: choose another name, or ask an operator to end or move it."""
 
 
 class InvalidToken(FixCallError):
@@ -196,7 +196,7 @@ class StreamExists(FixCallError):
 
 
 class CrossScope(FixCallError):
-    """The scopes are on different control partitions, and a transaction can only write to scopes of one.
+    """The scopes are on different control partitions, and all scopes of a transaction have to be on the same.
 
     A scope gets its control partition when it is made: ``create_stream(…, near=…)``.
     """
@@ -280,7 +280,7 @@ class Quarantined(FixCallError):
 
 
 class ClockSkew(FixCallError):
-    """A clock is too far from another one: set it. The message says which clock, and by how much."""
+    """Two clocks differ by too much: set the wrong one. The message says which clock, and by how much."""
 
 
 class TopicMisconfigured(FixCallError):
@@ -292,7 +292,7 @@ class TopicNotEmpty(FixCallError):
 
 
 class WouldDelete(FixCallError):
-    """Applying the file would delete events, so nothing was changed: allow it, or change the file."""
+    """Applying the file would delete events, so nothing was changed: allow the deletion, or change the file."""
 
 
 class RowExists(FixCallError):

@@ -47,6 +47,6 @@ def missing(package: str, extra: str | None = None) -> NotInstalled:
 
 
 def named(error: BaseException) -> BaseException:
-    """The error, or `NotInstalled` in its place if a package that an extra brings could not be imported."""
+    """The error; but `NotInstalled` if the error is that a package of an extra could not be imported."""
     package = (error.name or "").partition(".")[0] if type(error) is ModuleNotFoundError else ""
     return missing(package) if package in EXTRA_OF else error

@@ -43,7 +43,8 @@ class Fetched:
     """One fetch of one partition.
 
     ``batches`` hold data: no control batches, none below the requested offset, and none of an aborted native
-    transaction if the fetch was read_committed. ``next_offset``: where to fetch next; it is after batches left out.
+    transaction if the fetch was read_committed. ``next_offset``: where to fetch next, after batches that are left
+    out.
     """
 
     batches: Sequence[RawBatch]
@@ -143,9 +144,10 @@ class Log(Protocol):
     ) -> dict[TopicPartition, Fetched]:
         """Fetch from several partitions at once. Returns as soon as any of them has new records.
 
-        ``failed``: gets the error of each partition that can't be read now; the others are read without waiting for
-        it. Without ``failed``, the call waits for leaders, and raises the first such error. ``max_wait``: seconds;
-        0: don't wait. ``max_bytes``: about the size of the result; a bigger single batch is returned all the same.
+        ``failed``: gets the error of each partition that can't be read now; other partitions are read without
+        waiting for it. Without ``failed``, the call waits for leaders, and raises the first such error.
+        ``max_wait``: seconds; 0: don't wait. ``max_bytes``: about the size of the result; a bigger single batch is
+        returned all the same.
         ``committed``: True for read_committed. Partitions without new records may be missing from the result. The
         batch that contains the position is returned whole. `OffsetOutOfRange`: the position is below the log's
         start, or beyond its end.
@@ -186,8 +188,8 @@ class Log(Protocol):
     def send(self, batches: Sequence[tuple[TopicPartition, bytes]], failed: Failed) -> bool:
         """Append batches outside of native transactions, without waiting. Some may get lost, or be appended twice.
 
-        ``failed``: gets errors, also those of earlier batches. Returns whether to call again soon, even without new
-        batches.
+        ``failed``: gets errors, including errors of earlier batches. Returns whether to call again soon, even
+        without new batches.
         """
 
     def delete_records(self, before: Mapping[TopicPartition, int]) -> None:
@@ -222,7 +224,8 @@ class Log(Protocol):
     def replicas_of_new(self, topic: str, factor: int = -1) -> int | None:
         """The number of replicas of a new topic that is created with this replication factor (-1: the default).
 
-        ``topic``: its name, or that of a topic like it. None: this client may not ask. 0: brokers don't report it.
+        ``topic``: the name of that topic, or of a similar topic. None: this client may not ask. 0: brokers don't
+        report the number.
         `LogRefused`: the brokers don't create topics with this factor.
         """
 
@@ -230,16 +233,16 @@ class Log(Protocol):
         """The existing topics of these names, as one broker knows them. Its metadata may lag."""
 
     def partition_counts(self, names: Sequence[str]) -> dict[str, int]:
-        """As `describe_topics`, with numbers of partitions only. This takes no other right than Describe."""
+        """The numbers of partitions of existing topics, as `describe_topics`. Needs the right Describe alone."""
 
     def topic_ids(self, names: Sequence[str]) -> dict[str, str]:
-        """As `describe_topics`, with topic ids only; empty if brokers have no ids."""
+        """The ids of existing topics, as `describe_topics`; empty if brokers have no ids."""
 
     def is_known(self, topic: str) -> bool:
-        """Whether any broker knows the topic. This takes Describe only. `LogUnavailable`: one can't be asked."""
+        """Whether any broker knows the topic. Needs Describe alone. `LogUnavailable`: a broker can't be asked."""
 
     def is_agreed(self, topic: str, topic_id: str) -> bool:
-        """Whether every broker knows the topic, by that id if it reports ids. `LogUnavailable`: as `is_known`."""
+        """Whether every broker knows the topic, by this id if brokers have ids. `LogUnavailable`: as `is_known`."""
 
     def id_read(self, topic: str) -> str:
         """The topic's id in the last `fetch`; empty: not known. No request is made."""
@@ -270,7 +273,7 @@ NOT_AUTHORIZED = frozenset((TOPIC_AUTHORIZATION_FAILED, 30, 31, 53))
 
 
 class LogError(Exception):
-    """A call of `Log` or `Producer` failed. ``topics``: those for which it failed, as far as known."""
+    """A call of `Log` or `Producer` failed. ``topics``: the topics for which it failed; empty if not known."""
 
     made: Mapping[str, str] = MappingProxyType({})  # topics that the call created, and their ids
 

@@ -1,4 +1,4 @@
-"""Types of results: events, receipts, results of commits, and descriptions. And their making from records."""
+"""Types of results (events, receipts, results of commits, descriptions), and the functions that make them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ U = TypeVar("U")
 
 
 class Listed(list[T]):
-    """A list from all control partitions. ``missing``: control partitions that did not answer -> why."""
+    """A list from all control partitions. ``missing``: control partition that did not answer -> the reason."""
 
     def __init__(
         self, found: Iterable[T] = (), missing: Mapping[int, AnabranchError] | None = None
@@ -89,7 +89,8 @@ class Events(Protocol):
 class Committed:
     """A whole transaction in one stream; ``txn_id`` is None for plain writes.
 
-    ``events``: up to 10,000 are in memory, more are read while you iterate. Events of one key are in order.
+    ``events``: up to 10,000 are in memory, further events are read while you iterate. Events of one key are in
+    order.
     """
 
     txn_id: bytes | None
@@ -114,8 +115,9 @@ class Counts:
 class Result:
     """The outcome of a commit, which never changes.
 
-    ``txn_id``: 16 bytes, not those of the handle if the name was committed before. ``commit_timestamp``: hybrid
-    time. ``reason``: the stream whose events are missing, if it was lost while the transaction was prepared.
+    ``txn_id``: 16 bytes; not the id of the handle if another transaction of the name was committed before.
+    ``commit_timestamp``: hybrid time. ``reason``: the stream whose events are missing, if it was lost while the
+    transaction was prepared.
     """
 
     txn_id: bytes

@@ -10,7 +10,7 @@ it.
   is true of a wrong row, and texts of what was expected and found.
 - `findings` lets Spark apply rules, count, and take examples.
 
-The audit judges the other code, so it stays independent of it. They share only the fetching and unpacking of
-batches, and the records' schemas, but no kernel, checksum or hash. Modules here may import `spark.options`, `kafka`
-and `ledger` besides `core`, `schemas` and `batches`. Only the command line imports it.
+The audit judges the rest of anabranch, so it stays independent of that code. Both share the fetching and unpacking
+of batches, and the records' schemas, but no kernel, checksum or hash. Modules here may import `spark.options`,
+`kafka` and `ledger` besides `core`, `schemas` and `batches`. The command line alone imports the audit.
 """

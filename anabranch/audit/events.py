@@ -73,7 +73,7 @@ def big_endian(number: Column) -> Column:
 
 
 def place(events: DataFrame, ranges: DataFrame) -> DataFrame:
-    """Each event with the range that it is in, as a struct ``r``; null if it is in no range."""
+    """Each event with the range that the event is in, as a struct ``r``; null if the event is in no range."""
     block = F.shiftright(F.col("offset"), _BLOCK_BITS)
     first = F.shiftright(F.col("first"), _BLOCK_BITS)
     last = F.shiftright(F.col("end") - 1, _BLOCK_BITS)

@@ -63,7 +63,7 @@ class Findings:
         self._examined: dict[str, tuple[int, int]] = defaultdict(lambda: (0, 0))
 
     def keep(self, rows: DataFrame) -> DataFrame:
-        """Compute these rows now, and only once, since several checks use them.
+        """Compute these rows now, and once for all checks that use them.
 
         A second computation could see a longer log. So if executors with the rows are lost, the audit fails, unless
         the session has a checkpoint directory. Plans also stay small.

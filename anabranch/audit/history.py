@@ -20,9 +20,12 @@ _NUMBER = (1 << 32) - 1
 
 
 class Extent(NamedTuple):
-    """The part of a stream's history that still exists. ``floor``: partition -> offset below which it names no
-    events; empty if it has the stream's first record. ``vector``: of the last record. ``since``: the first record's
-    timestamp. ``cut``: whether earlier records were deleted."""
+    """The part of a stream's history that still exists.
+
+    ``floor``: partition -> offset below which this part names no events; empty if the part has the stream's first
+    record. ``vector``: of the last record. ``since``: the first record's timestamp. ``cut``: whether earlier
+    records were deleted.
+    """
 
     vector: Mapping[int, int]
     floor: Mapping[int, int]
@@ -37,7 +40,7 @@ def extents(history: DataFrame) -> dict[str, Extent]:
         F.min_by(F.struct("previous", "timestamp"), "offset").alias("first"),
         F.min_by(F.struct("vector", "segments"), whole).alias("told"),
     )
-    # Ends never fall, so the highest one is that of the last record.
+    # Ends never fall, so the highest end is the end in the last record.
     ends = (
         records.select("stream", F.inline("vector").alias("partition", "position"))
         .groupBy("stream", "partition")
@@ -92,7 +95,7 @@ _ONCE_RULES = (Rule("commit-once", "n > 1", "1 COMMIT record", "{n}"),)
 
 
 def check_records(history: DataFrame, starts: Mapping[str, int], findings: Findings) -> DataFrame:
-    """Check each record against the one before. Returns the valid ones, each with its active epoch.
+    """Check each record against the record before. Returns the valid records, each with its active epoch.
 
     ``starts``: where the history topics begin.
     """
@@ -118,7 +121,7 @@ def check_records(history: DataFrame, starts: Mapping[str, int], findings: Findi
 
 
 def _chained(history: DataFrame, starts: Mapping[str, int]) -> DataFrame:
-    """The valid records, each with what it says about the records before it, and what is true of them."""
+    """The valid records, each with the facts that it states about earlier records, and the true facts."""
     order = Window.partitionBy("stream").orderBy("offset")
     earlier = order.rowsBetween(Window.unboundedPreceding, -1)
     is_whole = F.col("vector_at") == OWN
@@ -154,8 +157,8 @@ def layouts_of(sound: DataFrame) -> DataFrame:
 def ranges_of(sound: DataFrame, layouts: DataFrame) -> DataFrame:
     """The offset ranges that COMMIT records give for their events, one row for each.
 
-    To each is joined its segment (key range, partition, first offset), as the layout of the record's stream epoch
-    has it; these columns are null if the layout lacks it. ``sound``: history records that could be decoded.
+    To each range is joined its segment (key range, partition, first offset), from the layout of the record's stream
+    epoch; these columns are null if the layout lacks the segment. ``sound``: history records that could be decoded.
     """
     ranges = sound.where(F.col("kind") == COMMIT).select(
         "stream",

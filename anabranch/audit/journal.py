@@ -1,7 +1,7 @@
 """Checks of streams against receipts and journals: a stream has the events of the writers, in their order.
 
-From a journal partition, a commit takes as many of a writer's records, the first ones, as its receipt covers. This
-receipt may be older than the newest registered one; then the journal has to agree with both.
+From a journal partition, a commit takes the first records of a writer, as many as the receipt covers. This receipt
+may be older than the newest registered receipt; then the journal has to agree with both receipts.
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ def _sums_of_journal(written: DataFrame) -> DataFrame:
 
 
 def _compared(groups: DataFrame) -> DataFrame:
-    """Each group, with what holds of it. Without evidence in the journal, content and order hold."""
+    """Each group, with the rules that hold for it. Without evidence in the journal, content and order hold."""
     same = "not (has_evidence and not (n = coalesce(j_n, 0) and {0}_low <=> j_{0}_low and {0}_high <=> j_{0}_high))"
     return (
         groups.withColumn("has_evidence", F.expr("n > 0 and covered"))

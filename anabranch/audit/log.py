@@ -26,13 +26,13 @@ from anabranch.kafka.log import KafkaLog
 from anabranch.ports import CorruptBatch, OffsetOutOfRange, RawBatch, TopicPartition
 from anabranch.spark.options import Connection
 
-SPAN_OFFSETS = 1 << 20  # of one task, about
+SPAN_OFFSETS = 1 << 20  # offsets of one task, about
 Longs = NDArray[np.int64]
 Bytes = NDArray[np.uint8]
 
-TASKS_A_CORE = 2  # at least, so that a slow task delays little
+TASKS_A_CORE = 2  # the least number, so that a slow task delays little
 _SMALL = 256  # the most records of a batch that plain Python reads
-_ROWS = 1 << 14  # of one Arrow batch
+_ROWS = 1 << 14  # rows of one Arrow batch
 _FETCH_BYTES = 8 << 20
 _FETCH_WAIT_S = 0.5
 
@@ -69,18 +69,18 @@ Reading = Callable[[Span, Iterable[RawBatch]], Iterator[pa.RecordBatch]]
 
 
 def open_log(connection: Connection) -> KafkaLog:
-    """A connection, which the caller closes."""
+    """A connection to the brokers, which the caller closes."""
     return KafkaLog(connection.bootstrap, dict(connection.librdkafka))
 
 
 def cut(span: Span, size: int = SPAN_OFFSETS) -> Iterator[Span]:
-    """A span cut into spans of ``size`` offsets."""
+    """A span divided into spans of ``size`` offsets."""
     for first in range(span.first, span.end, size):
         yield span._replace(first=first, end=min(first + size, span.end))
 
 
 def share(spans: Sequence[Span], least: int) -> tuple[tuple[Span, ...], ...]:
-    """The spans of each task, about `SPAN_OFFSETS` offsets; small ones share a task.
+    """The spans of each task, about `SPAN_OFFSETS` offsets; small spans share a task.
 
     ``least``: the least number of tasks, if there are this many spans.
     """
@@ -193,7 +193,7 @@ def in_batches(rows: Iterable[dict[str, Any]], schema: pa.Schema) -> Iterator[pa
 
 
 def _record_batches(span: Span, batches: Iterable[RawBatch]) -> Iterator[pa.RecordBatch]:
-    """Big batches through compiled code, one by one; small ones together."""
+    """The records of a span as Arrow batches: big batches by compiled code, one by one; small batches together."""
     small: list[tuple[Any, ...]] = []
     for batch in batches:
         header = read_header(batch.data)

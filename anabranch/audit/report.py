@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from anabranch.errors import InvalidArgument
 from anabranch.protocol import hybrid_time
 
-MOST_EXAMPLES = 10  # of a check and a stream
+MOST_EXAMPLES = 10  # for each check and stream
 
 EVENTS = "events"  # readers get events that are wrong, missing or additional
 RECORDS = "records"  # only records about the events disagree

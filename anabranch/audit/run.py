@@ -4,8 +4,8 @@ Spark's tasks read the records of status, histories, journals and streams, in pa
 them. The driver only asks for the ends of topics, and checks the EPOCH records.
 
 Ends are asked for in an order that lets a running system be audited: first the status log's hybrid time, then the
-ends of the streams, of their histories, of the journals, and of the status log. So each event that it reads has its
-record in the history that it reads, and each commit up to that hybrid time is in all logs.
+ends of the streams, of their histories, of the journals, and of the status log. So each event that the audit reads
+has its record in the history that it reads, and each commit up to that hybrid time is in all logs.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class _Audit:
         at = there.hybrid_time if self._at is None else min(self._at, there.hybrid_time)
 
         history = self._history(streams, ends.histories)
-        # A transaction may have written to these, too: its count of events needs them.
+        # A transaction may have written to these streams, too: its count of events needs them.
         elsewhere = self._history(others, ends_of_others) if others else history.limit(0)
         extents = history_of.extents(history)
         begins = self._history_starts(streams)
@@ -380,7 +380,7 @@ def _chosen(names: Sequence[str], known: Sequence[str]) -> tuple[str, ...]:
 
 
 def _with_fate(ranges: DataFrame, places: DataFrame) -> DataFrame:
-    """The ranges up to the ends. ``gone``: whether retention, or truncation of the history, removed some of it."""
+    """The ranges up to the ends. ``gone``: whether retention, or a truncation of the history, removed events."""
     return (
         ranges.join(places, ["stream", "partition"], "left")
         .where(F.col("until").isNull() | (F.col("end") <= F.col("until")))

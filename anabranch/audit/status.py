@@ -51,7 +51,7 @@ class Asked(NamedTuple):
 
 
 def match(status: DataFrame, commits: DataFrame, elsewhere: DataFrame, asked: Asked) -> DataFrame:
-    """Transactions as both logs have them, one row each: those of the scopes, and those in the streams.
+    """Transactions as both logs have them, one row each: of the scopes, and of the streams.
 
     ``elsewhere``: as of `counts_of`, for all other streams of the control partition.
     """

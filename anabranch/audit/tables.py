@@ -57,7 +57,7 @@ _LISTS = {
     "sealed": "id int64, end int64",
     "vector": "partition int32, offset int64",
 }
-# ``vector``: the record's ends: of all partitions if ``vector_at`` is -1, else of those that it moved.
+# ``vector``: the record's ends: of all partitions if ``vector_at`` is -1, else of the partitions that it moved.
 HISTORY = pa.schema(
     [
         *columns(
@@ -275,7 +275,7 @@ def find_scopes(
         raise NotReady(
             f"there is no topic {topic}: is the prefix right, and was there a controller?"
         )
-    # Times are read first: so the list has each stream with a commit up to them.
+    # Times are read first, so that the list has each stream with a commit up to these times.
     times = [_hybrid_time(connection, log, p) for p in range(found.partitions)]
     rows = _newest_rows(spark, connection, log, DIRECTORY)
     unknown = [scope for scope in scopes if scope_key(scope) not in rows]

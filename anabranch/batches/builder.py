@@ -39,7 +39,7 @@ def _size(size: int) -> bytes:
 
 
 class _LastBody(threading.local):
-    """The batch that this thread unpacked last, as its runs are usually copied one after the other."""
+    """The batch that this thread unpacked last: its runs are usually copied one after the other."""
 
     def __init__(self) -> None:
         self.data: object = None
@@ -64,7 +64,7 @@ class Mark(NamedTuple):
 class BatchBuilder:
     """Collects records into one batch: base offset 0, no producer, ready for `Producer.append`.
 
-    ``compression``: none, gzip, snappy, lz4 or zstd. Timestamps are stored relative to the first's.
+    ``compression``: none, gzip, snappy, lz4 or zstd. Timestamps are stored relative to the first timestamp.
     """
 
     def __init__(self, compression: str | None = None) -> None:
@@ -98,7 +98,7 @@ class BatchBuilder:
         self.add_all(((key, value, headers, timestamp_ms),))
 
     def add_all(self, rows: Iterable[Row], limit: int = sys.maxsize) -> int:
-        """Add records until `size_estimate` reaches ``limit``; returns their number. No more rows are taken then.
+        """Add records until `size_estimate` reaches ``limit``; returns their number. Further rows are not taken.
 
         A tuple of headers that consecutive records share is encoded once.
         """
@@ -152,7 +152,7 @@ class BatchBuilder:
     def add_from_batch(self, batch: RawBatch, first_delta: int, last_delta: int) -> int:
         """Add the records of another batch with these offset deltas, both included. Returns their number.
 
-        Timestamps are kept, also if the broker has set them; keys, values and headers are copied as they are.
+        Timestamps are kept, even if the broker has set them; keys, values and headers are copied as they are.
         Copying the runs of one batch in rising order walks it once. Records are not fully checked here, because
         `anabranch.batches.framing.scan_batch` has checked them. Raises `CorruptBatch`, and adds nothing, if the
         batch can't be read.
@@ -205,7 +205,7 @@ class BatchBuilder:
         return int(copied)
 
     def add_encoded(self, copy: Callable[[Any, Any], int], at: int, room: int) -> int:
-        """Let compiled code add records, from its ``at`` on, in at most ``room`` bytes; returns where it stopped.
+        """Let compiled code add records, from place ``at`` on, in at most ``room`` bytes; returns where it stopped.
 
         ``copy`` gets the bytes to fill and the state of a copy (`anabranch.batches.kernels.copy`). Raises
         `CorruptBatch`, and adds nothing, if it returns an error.

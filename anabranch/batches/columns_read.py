@@ -66,9 +66,9 @@ class Columns:
     """Records in the order of their offsets.
 
     ``timestamps``: Unix milliseconds, the batch's where the broker sets them. ``txns``: the transaction id in the
-    header ab.txn, null without one. ``header_ends``: the end of each record's headers in ``names`` and
-    ``header_values``; ab.txn and ab.op are omitted. ``ascii_names``: whether all names are ASCII; others may not be
-    text.
+    header ab.txn, null without that header. ``header_ends``: the end of each record's headers in ``names`` and
+    ``header_values``; ab.txn and ab.op are omitted. ``ascii_names``: whether all names are ASCII. Names that are
+    not ASCII may not be text.
     """
 
     offsets: Longs

@@ -23,7 +23,7 @@ NAMES = {number: name for name, number in CODECS.items()}
 MAX_UNPACKED_BYTES = 512 << 20
 _FIRST_SCRATCH_BYTES = 1 << 20
 _KEPT_SCRATCH_BYTES = 64 << 20  # a bigger buffer is freed at the next use
-# cramjam's message if the buffer was too small; any other error means damage.
+# cramjam's message if the buffer was too small. Any other error means that the data is damaged.
 _NO_ROOM = "failed to write whole buffer"
 # Java's snappy streams begin with a magic, a version and a compatible version; blocks with lengths follow.
 _XERIAL_MAGIC = b"\x82SNAPPY\x00"
@@ -98,7 +98,7 @@ def decompress_scratch(codec: int, data: Buffer, *, limit: int = MAX_UNPACKED_BY
 
 
 def decompress(codec: int, data: Buffer, *, limit: int = MAX_UNPACKED_BYTES) -> bytes:
-    """As `decompress_scratch`, but the bytes stay."""
+    """``data`` unpacked, in bytes of its own. Raises as `decompress_scratch`."""
     return bytes(decompress_scratch(codec, data, limit=limit))
 
 

@@ -160,13 +160,14 @@ def patch_parts(
 ) -> tuple[bytes, memoryview]:
     """The batch for another producer, as two buffers to be sent one after the other: header, records.
 
-    The records are not copied: ``data`` must stay unchanged until they are sent. The header has base offset 0 and
-    no leader epoch, as the broker requires. The bits for LogAppendTime, a delete horizon and transactions are set
-    for the new log, as the broker would store wrong ones silently. The old CRC is checked, then a new one computed.
+    The records are not copied: ``data`` must stay unchanged until both buffers are sent. The header has base offset
+    0 and no leader epoch, as the broker requires. The bits for LogAppendTime, a delete horizon and transactions are
+    set for the new log, as the broker would store wrong ones silently. The old CRC is checked, then a new one
+    computed.
 
     Raises:
-        LogRefused: (87) a control batch, or one with gaps in its offsets. The broker refuses both, and
-            a corrected header would be stored with broken offsets: re-encode such a batch.
+        LogRefused: (87) a control batch, or a batch with gaps in its offsets. The broker refuses both. With a
+            corrected header, a batch with gaps would be stored with broken offsets: encode its records again.
         CorruptBatch: not one RecordBatch v2, or its CRC is wrong.
     """
     header = read_header(data)

@@ -2,7 +2,7 @@
 
 A batch is spliced only if each of its records was checked, so compiled code walks the framing of all of them: about
 10 million records/s of 100 bytes. numba takes a second to load, so small batches are walked in plain Python until a
-big one comes, or `warm` is called.
+big batch comes, or `warm` is called.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ if TYPE_CHECKING:
 _SMALL = 256
 _FIRST_ROWS = 256
 # Keys are collected from batches with up to this many records.
-_MOST_READ = 1 << 10  # in plain Python: more would take too long
-_MOST_NOTED = 1 << 20  # by compiled code: more would take much memory
+_MOST_READ = 1 << 10  # in plain Python: more records would take too long
+_MOST_NOTED = 1 << 20  # by compiled code: more records would take much memory
 MAX_RUNS = limits.RUNS.value  # a small batch can unpack to millions of records
 _ANY = limits.Room()
 _NO_LIMIT = (1 << 63) - 1
 
 
 class Kind(IntEnum):
-    """The kind of a run's records. From `MALFORMED` on they are bad: rejected, and counted by kind."""
+    """The kind of a run's records. Records of `MALFORMED` and later kinds are rejected, and counted by kind."""
 
     WRITE = 0  # one ab.txn header of 28 bytes
     PLAIN = 1  # no header that starts with ab.

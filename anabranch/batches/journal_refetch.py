@@ -36,8 +36,8 @@ _Batches = Sequence[RawBatch]
 class JournalReaders:
     """A reader for each journal partition. Readers stay for the next merge, with the fetched batches that remain.
 
-    ``ahead``: fetch following batches on a helper thread while the caller works. Don't use it with the in-memory
-    log, whose calls pass control to a scheduler.
+    ``ahead``: fetch following batches on a helper thread while the caller works. Don't use ``ahead`` with the
+    in-memory log, whose calls pass control to a scheduler.
     """
 
     def __init__(self, log: Log, *, ahead: bool = False) -> None:
@@ -123,7 +123,7 @@ class JournalReader:
             try:
                 ready = self._coming.popleft().result()
             except LogError:
-                # Only the fetch ahead failed: the present request raises its own error, if any.
+                # The fetch ahead failed, and not the present request, which raises its own error, if any.
                 continue
             if ready and ready[0].base_offset <= position < ready[-1].next_offset:
                 self._depth = min(self._depth + 1, MAX_AHEAD)

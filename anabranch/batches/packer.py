@@ -73,13 +73,13 @@ class Packer:
         self._builder = BatchBuilder(self._codec)
 
     def pack(self, codec: str | None) -> Iterator[Made]:
-        """Compress what is added from now on with this codec; None: don't."""
+        """Compress records that are added from now on with this codec; None: don't compress them."""
         if codec != self._codec:
             self._codec = codec
             yield from self.flush()
 
     def whole(self, of: int, batch: RawBatch, records: int) -> Iterator[Made]:
-        """Add a batch as it is, after the one being filled."""
+        """Add a batch as it is, after the batch that is being filled."""
         yield from self.flush()
         yield Made(batch.data, [(of, records)])
 
@@ -147,7 +147,7 @@ class Packer:
     def placed(
         self, of: int, copy: Callable[[Any, Any], int], starts: Any, at: int, end: int, codec: int
     ) -> Iterator[Made]:
-        """Let compiled code add some of a batch's records, from number ``at`` to before ``end``.
+        """Let compiled code add some of a batch's records, from record number ``at`` to before ``end``.
 
         ``copy``: as for `BatchBuilder.add_encoded`. ``starts``: an array of the records' starts. ``codec``:
         compresses a record that is too big by itself. Raises `CorruptBatch` if the records can't be split.
@@ -181,5 +181,5 @@ class Packer:
 
 
 def _as_it_came(codec: int) -> BatchBuilder:
-    """A builder for a record that is too big by itself, and fits only compressed by the codec that it came with."""
+    """A builder for a record that is too big by itself, unless it is compressed by the codec with which it came."""
     return BatchBuilder(NAMES[codec])

@@ -66,8 +66,8 @@ class _Unusual(Exception):
 def _decode_usual(body: bytes, header: BatchHeader) -> list[Record]:
     """Decode records without rare forms (numbers of more than 28 bits, most nulls) in a quarter of the time.
 
-    Anything unusual, also broken bytes, raises `_Unusual` or IndexError. No field can go beyond its record: sizes
-    are never negative, and each record must end where its length says.
+    Rare forms and broken bytes raise `_Unusual` or IndexError. No field can go beyond its record: sizes are never
+    negative, and each record must end where its length says.
     """
     first, last_delta, stop = header.base_offset, -1, header.last_offset_delta
     base = header.base_timestamp

@@ -75,7 +75,7 @@ class Splice:
             for batch in piece.batches:
                 header = read_header(batch.data)
                 records = header.record_count
-                # `Split` compressed it because that was worth it, or because a record fits only compressed.
+                # `Split` compressed the batch because that paid, or because a record fits no other way.
                 if header.compression or worth_splicing(batch, records):
                     yield from packer.whole(index, batch, records)
                 else:

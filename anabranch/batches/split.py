@@ -1,7 +1,7 @@
 """Splitting record batches by key: each record goes to the segment of its key, in the order of the records.
 
 Only plain writes need this, because any producer writes them to any journal partition. A batch with records of one
-segment is copied as it is, if that is worth it (`anabranch.batches.packer`); others are split.
+segment is copied as it is, if a copy is worth it (`anabranch.batches.packer`); other batches are split.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Split:
         self._last: _Compiled | _Plain | None = None
 
     def keyless(self, partition: int) -> int:
-        """The index of the segment for a journal partition's keyless records: of its number, else the first."""
+        """The index of the segment for a journal partition's keyless records: the partition's segment, else 0."""
         return self._by_partition.get(partition, 0)
 
     def add(self, batch: RawBatch, run: StoredRun, keyless: int) -> None:
@@ -128,7 +128,7 @@ class _Plain(NamedTuple):
 
 
 class _Compiled(NamedTuple):
-    """As `_Plain`, but the segments are found by compiled code, and are in numpy arrays.
+    """A batch with the segment of each record, in numpy arrays, found by compiled code.
 
     ``kernel``: the compiled functions. ``body``: the unpacked batch. ``starts``: where each record starts in it.
     """
@@ -200,5 +200,5 @@ def _compiled(
 
 
 def _codec(batch: RawBatch, header: BatchHeader, unpacked: int) -> str | None:
-    """The codec for compressing its records again, or None: its own one, which the broker accepts."""
+    """The codec for compressing a batch's records again (its own codec, which the broker accepts), or None."""
     return NAMES[header.compression] if worth_packing(batch, unpacked) else None

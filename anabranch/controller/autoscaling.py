@@ -57,9 +57,9 @@ class StreamLoad:
 
 
 class _Asked(NamedTuple):
-    """A scaling that was started. The same one is not started again before ``until_ms``.
+    """A scaling that was started. The same scaling is not started again before ``until_ms``.
 
-    ``numbers``: the segments before it. If they have changed, the pause does not apply.
+    ``numbers``: the segments before the scaling. If the segments have changed, the pause does not apply.
     """
 
     numbers: frozenset[int]
@@ -145,7 +145,7 @@ class Autoscaling:
     def _spread(self, segment: SegmentRange, records: int) -> tuple[int, ...]:
         """Evenly spread positions for records whose keys are not decoded.
 
-        Without them, the few keys that are decoded would decide alone where the segment is split.
+        Without these positions, the few keys that are decoded would decide alone where the segment is split.
         """
         first = self._events // _SAMPLED
         self._events += records
@@ -185,7 +185,7 @@ class Autoscaling:
             self._settings[row.stream] = row.settings
             try:
                 policy = parse_policy(row.settings)
-            except InvalidArgument as error:  # another version checked it by other rules
+            except InvalidArgument as error:  # another version checked the settings by other rules
                 log.warning("%s is not scaled by itself: %s", row.stream, error)
                 policy = None
             self._scalers[row.stream] = Autoscaler(policy) if policy is not None else None

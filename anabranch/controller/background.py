@@ -43,7 +43,7 @@ log = logging.getLogger("anabranch.controller")
 
 QUIET_MS = 3_000  # since the last round to a stream
 LOOK_EVERY_MS = 1_000
-AGAIN_MS = 10_000  # where something is open, or partitions can't be reached
+AGAIN_MS = 10_000  # if a native transaction is open there, or partitions can't be reached
 _MOST_PLACES = 500  # partitions in one comparison
 
 
@@ -125,10 +125,10 @@ class LostMarkerSweep:
     """Ends native transactions that brokers left open in streams to which no round writes.
 
     A producer looks for a lost marker in a partition before it appends there. Nothing is appended to a quiet
-    stream, so its readers would wait without end. So where a last stable offset stays below the log's end, this
-    checks all transactional ids, also those of carriers. A stream's offsets are compared once in a leadership, and
-    once after rounds to it, so this work is bounded by that of the rounds. Streams that continue after trouble are
-    checked without such a comparison. Times are monotonic milliseconds.
+    stream, so its readers would wait without end. If a last stable offset stays below the log's end there, the
+    sweep checks all transactional ids, including the carriers' ids. A stream's offsets are compared once in a
+    leadership, and once after rounds to the stream, so the rounds bound the work of the sweep. Streams that
+    continue after trouble are checked without such a comparison. Times are monotonic milliseconds.
     """
 
     def __init__(
@@ -213,7 +213,7 @@ class LostMarkerSweep:
 
 READ_EVERY_MS = 200
 READ_BYTES = 256 << 10
-# Most gaps that wait to be read, and most gaps of one partition that can't be judged yet; others are skipped.
+# The most gaps that wait to be read, and the most gaps of one partition that can't be judged yet. More are skipped.
 MOST_WAITING = 1000
 MOST_TRIES = 25
 _TELL_EVERY_MS = 60_000
@@ -221,7 +221,7 @@ _FIRST_MARKERS = 2  # markers of former leaders that may precede this leader's f
 
 
 class _Gap(NamedTuple):
-    """Offsets [first, end) between the data of two rounds. ``tries``: reads of it in a row that got nothing."""
+    """Offsets [first, end) between the data of two rounds. ``tries``: reads in a row that got nothing of it."""
 
     stream: str
     partition: int
@@ -232,7 +232,7 @@ class _Gap(NamedTuple):
 
 @dataclass(slots=True)
 class _Partition:
-    """``markers``: how many markers may still be unseen. ``gaps``: the gaps found since that was last 0."""
+    """``markers``: how many markers may still be unseen. ``gaps``: the gaps found since ``markers`` was last 0."""
 
     markers: int = 0
     gaps: deque[_Gap] = field(default_factory=lambda: deque(maxlen=MOST_WAITING))
@@ -256,7 +256,7 @@ class ForeignRecordScan:
         self._tell_ms: dict[str, int] = {}
 
     def appended(self, data: Iterable[Appended]) -> None:
-        """Note the data of a committed round. Each of its partitions gets one marker for it."""
+        """Note the data of a committed round. Each partition with data gets one marker for the round."""
         touched = set()
         for stream, number, known, first in data:
             touched.add((stream, number))

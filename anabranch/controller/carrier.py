@@ -46,7 +46,7 @@ from anabranch.topics.names import journal_topic, stream_topic
 log = logging.getLogger("anabranch.controller")
 
 RETRY_MS = 10_000  # the wait before a refused chunk is tried again
-# `close` waits this long for chunks under way; for less than `service.STOP_LEADER_S`.
+# `close` waits this long for chunks under way: less than `service.STOP_LEADER_S`.
 _JOIN_S = 15.0
 Key = tuple[bytes, str, int]  # transaction, stream, segment number
 
@@ -78,7 +78,7 @@ class _Refused(NamedTuple):
 
 
 class Carrier:
-    """Carries one chunk after the other, by two transactional ids in turn, or by the one that is not busy.
+    """Carries one chunk after the other, by two transactional ids in turn. If an id is busy, the other one is used.
 
     Only one thread at a time may use it.
     """
@@ -105,7 +105,7 @@ class Carrier:
         """Carry the next chunk of a job. Returns the job's row, logged with the new cursor.
 
         Raises:
-            LogRefused, LogUnavailable: it can't be carried now; nothing happened, drop the job.
+            LogRefused, LogUnavailable: the chunk can't be carried now; nothing happened, drop the job.
             LogError: the leader has to become leader again.
         """
         runs: list[StoredRun] = []
@@ -163,12 +163,12 @@ class Carrier:
         self._readers = JournalReaders(self._log, ahead=self._read_ahead)
 
     def close(self) -> None:
-        """Free the readers; the producers are the lease's."""
+        """Free the readers. The producers belong to the lease."""
         self._readers.close()
 
 
 def is_staging(state: State) -> bool:
-    """Whether a segment is being carried, or still has to be."""
+    """Whether a segment is being carried, or still has to be carried."""
     return any(
         not staged.done
         for txn_id in state.committing
@@ -203,7 +203,7 @@ class Carriers:
         *,
         threads: bool,
     ) -> None:
-        # Transactions with a chunk that may be on its way: those of the last `sync`, or more.
+        # Transactions with a chunk that may be on its way: at least the transactions of the last `sync`.
         self.staging: set[bytes] = set()
         self._each = carriers
         self._jobs: dict[Key, Job] = {}
@@ -235,8 +235,8 @@ class Carriers:
     ) -> None:
         """Begin the staged merges that are logged and that no carrier has yet.
 
-        ``usable``: whether a stream's topics are there. Nothing is carried to a stream without them, and nothing of
-        a transaction with such a stream, unless it is prepared.
+        ``usable``: whether a stream's topics can be used. Nothing is carried to an unusable stream. Nothing of a
+        transaction with an unusable stream is carried, unless the transaction is prepared.
         """
         self._begin(state, index, wall_ms, usable)
         self.staging.clear()
@@ -336,7 +336,7 @@ class Carriers:
         self._not_before_ms.pop(key, None)
 
     def close(self) -> bool:
-        """Stop after the chunks under way. False: one did not end in time, and may still be committed."""
+        """Stop after the chunks under way. False: a chunk did not end in time, and may still be committed."""
         self._stop.set()
         for _ in self._threads:
             self._todo.put(None)
@@ -348,7 +348,7 @@ class Carriers:
         return not any(thread.is_alive() for thread in self._threads)
 
     def check(self, partitions: Sequence[TopicPartition]) -> None:
-        """End native transactions there that lack a marker, once no chunk is under way."""
+        """End native transactions that lack a marker in these partitions, once no chunk is under way."""
         self._unchecked.append(partitions)
         if self._threads:
             self._todo.put((None, 0))

@@ -105,11 +105,11 @@ class Truncator:
         self._due = failed.again | self._due  # where both have one, the newer low water is higher
 
     def spare(self, now_ms: int, streams: Callable[[], Mapping[str, int]]) -> dict[str, int]:
-        """Check now and then, in a job, how far histories may be truncated. Called in each turn.
+        """Check from time to time, in a job, how far histories may be truncated. Call this in each turn.
 
         If a check has just ended, returns stream -> the history's offset below which all records are of events that
-        retention has deleted; otherwise {}. ``streams``: returns the number of partitions by stream; called when a
-        check begins, and when it ends.
+        retention has deleted; otherwise {}. ``streams``: returns the number of partitions by stream; it is called
+        when a check begins, and when a check ends.
         """
         if not self._jobs.is_under_way("histories", ""):
             if now_ms < self._next_look_ms:
@@ -142,7 +142,7 @@ class Truncator:
             self._histories.forget_stream(stream)
 
     def _delete(self, due: dict[TopicPartition, int]) -> _Failed:
-        """Delete records below these offsets. If that is refused, each partition is tried alone."""
+        """Delete records below these offsets. If brokers refuse that, each partition is tried alone."""
         try:
             self._log.delete_records(due)
         except LogRefused as error:
@@ -214,8 +214,8 @@ def copy_runs(
 ) -> list[Copied]:
     """Append copies of these runs to their own journal partition; returns their places.
 
-    ``limit``: the most bytes of a batch. The caller ends the native transaction. `LogRefused`: also if a batch
-    can't be read. Other errors are those of fetching and of `Producer.append_stream`.
+    ``limit``: the most bytes of a batch. The caller ends the native transaction. Raises the errors of fetching and
+    of `Producer.append_stream`, and `LogRefused` if a batch can't be read.
     """
     target = TopicPartition(journal_topic(place[0]), place[1])
     readers = JournalReaders(source)
@@ -254,8 +254,8 @@ def copy_runs(
 class Histories:
     """Finds how far histories may be truncated, by comparing brokers' first offsets with vectors of EPOCH records.
 
-    Each history is read once, from its beginning, as far as the stream's events are deleted, and not at all
-    while it has all of them. Only one thread at a time may use this.
+    Each history is read once, from its beginning, up to the first record whose events are not deleted. If the
+    stream has all its events, its history is not read. Only one thread at a time may use this.
     """
 
     def __init__(self, source: Log) -> None:
@@ -267,7 +267,7 @@ class Histories:
         self._walks.pop(stream, None)
 
     def spare(self, streams: Mapping[str, int]) -> dict[str, int]:
-        """Stream -> the offset of an EPOCH record before which its history only names deleted events.
+        """Stream -> the offset of an EPOCH record before which its history names no events that still exist.
 
         ``streams``: the number of partitions by stream. Streams that can't be checked now are added to `missed`.
         """
@@ -295,7 +295,7 @@ class Histories:
         places = [TopicPartition(topic, p) for p in range(partitions)]
         starts = answered(lambda failed: self._log.start_offsets([*places, history], failed=failed))
         begins = starts.pop(history)
-        if is_state(stream):  # it is read as a whole, and only the leader needs its history
+        if is_state(stream):  # it is read as a whole, and no reader needs its history
             starts = dict.fromkeys(starts, sys.maxsize)
         if not any(starts.values()):
             return None
@@ -341,9 +341,9 @@ class Histories:
 class _Walk(NamedTuple):
     """How far a history was read. ``spare``: the last EPOCH record at which the history may begin.
 
-    Such a record is the first one after a COMMIT: its `previous` shows readers that nothing is lost. ``commits``:
-    whether a COMMIT came after it. ``ahead``: the vector of the EPOCH record at ``read_to``, if some events below
-    that vector are not deleted yet.
+    Such a record is the first EPOCH record after a COMMIT: its `previous` shows readers that nothing is lost.
+    ``commits``: whether a COMMIT came after that record. ``ahead``: the vector of the EPOCH record at ``read_to``,
+    if some events below that vector are not deleted yet.
     """
 
     read_to: int
@@ -353,7 +353,7 @@ class _Walk(NamedTuple):
 
 
 def _vector(value: bytes | None) -> Mapping[int, int] | None:
-    """The vector of an EPOCH record; None if the value is not one."""
+    """The vector of an EPOCH record; None if the value is no EPOCH record."""
     try:
         record = decode(value or b"")
     except (MalformedRecord, UnsupportedVersion):

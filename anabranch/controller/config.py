@@ -30,14 +30,14 @@ class ControllerOptions:
     """Options of `anabranch controller`. Names that end in ``_s`` are seconds, in ``_ms`` milliseconds.
 
     ``data_dir``: RocksDB tables, one folder for each control partition; if deleted, they are rebuilt from the log.
-    ``session_timeout_s``: how long after a SIGKILL another controller takes over.
+    ``session_timeout_s``: the time between a SIGKILL and the takeover by another controller.
     ``max_uncommitted_bytes``: the most uncommitted bytes; above it, new transactions are refused.
     ``max_message_bytes``: the size of messages of new topics of status, replies and histories.
     ``chunk_bytes``: a bigger commit is a staged merge, in chunks of this size.
     ``collate_s``: a stream has at most one rolling commit in this time.
     ``move_bytes``: how many unneeded bytes an old open transaction may keep in a journal before its runs are moved.
     ``lost_after_s``: how long a stream waits for a topic that is not found, before it becomes LOST.
-    ``max_streams``, ``max_partitions``: of a control partition; partitions of journals count, too.
+    ``max_streams``, ``max_partitions``: the most of a control partition; partitions of journals count, too.
     ``max_clock_skew_s``: how far timestamps that clients have seen may be ahead of the clock.
     ``clock_error_ms``: the most by which any controller's clock differs from true time; commit wait needs it.
     ``skip_commands``: commands to quarantine instead of trying them, as LANE/PARTITION:OFFSET.

@@ -185,7 +185,7 @@ class Controller:
         self._suspects.failed(error, self._trying)
 
     def resign(self) -> None:
-        """Stop being leader. No message is needed: a successor fences this leader."""
+        """Stop being leader. No record is needed: a successor fences this leader."""
         if self.lease is not None:
             self._lacked_ids = self.lease.lacks_ids
         for part in (self._background, self.lease):
@@ -194,11 +194,11 @@ class Controller:
         self._background = self.lease = None
 
     def hand_over(self) -> None:
-        """Log that this leader has resigned, and resign: then a successor need not wait for its unfinished work.
+        """Log that this leader has resigned, and resign: a successor need not wait for its unfinished work then.
 
-        A stream in trouble may keep ids busy. A successor passes these over only once that record is logged, and
-        each successor that tries fences the other ids. So this leader becomes leader once more to write the record,
-        if no other controller has led since.
+        A stream in trouble may keep transactional ids busy. A successor may not pass over busy ids before the
+        record of the resignation is logged, and each successor that tries fences the other ids. So this leader
+        becomes leader once more to write the record, if no other controller has led since.
         """
         lacks = self._lacked_ids if self.lease is None else self.lease.lacks_ids
         busy = lacks or self._trouble.suspects
@@ -221,7 +221,7 @@ class Controller:
             turn.put(k.TERM_KEY, replace(term, resigned=True))
             try:
                 ready = not self._write(turn, producer=self.lease.producers[0])
-            except LogBusy:  # with the next id
+            except LogBusy:  # try again with the next id
                 self._drop()
         self.resign()
 
@@ -241,7 +241,7 @@ class Controller:
     # -- one pass -------------------------------------------------------------------------------------
 
     def step(self, max_wait: float) -> bool:
-        """Make one pass; wait at most ``max_wait`` seconds for something to do.
+        """Make one pass. Waits at most ``max_wait`` seconds for something to do.
 
         False: no round was written, and none failed.
         """
@@ -286,7 +286,7 @@ class Controller:
                 self._lanes.go_on(found)
 
     def _decide_round(self, batch: list[Command]) -> bool:
-        """Decide these commands and all that is due, and write the round. True if there was one, or it failed."""
+        """Decide these commands and all that is due, and write the round. False: there was nothing to write."""
         turn = self._turn()
         silent = silent_lanes(self._state, self._memory.keepalives, turn.now_ms)
         self._lanes.ask(silent, turn.now_ms)
@@ -332,9 +332,9 @@ class Controller:
         return wrote
 
     def _decide(self, turn: Turn, commands: Sequence[Command]) -> list[Command]:
-        """Decide commands of a batch, as far as one round has room and time for them. Returns those decided.
+        """Decide commands of a batch until one round has no more room or time. Returns the decided commands.
 
-        A lane that was charged all that it is allowed in this round gives the rest of its commands back.
+        A lane that was charged all its units of this round gives the rest of its commands back.
         """
         allowed = self._lanes.allowed(commands)
         decided = []
@@ -358,8 +358,8 @@ class Controller:
         """Exclude the cause of a round that was not written, so that the rest can be decided again.
 
         If the broker refuses the data, rounds get fewer commands; then each command, run of plain writes and merge
-        gets a round of its own. If that is refused, a command is answered with an error, a run is skipped, and a
-        decided transaction is aborted. All others are not affected.
+        gets a round of its own. If the broker refuses such a round, its command is answered with an error, its run
+        is skipped, or its decided transaction is aborted. Nothing else is affected.
         """
         self.metrics.add("refused_rounds")
         if self._is_contained(error):
@@ -421,7 +421,8 @@ class Controller:
     ) -> bool:
         """Close the turn's round and make it durable. False if there is nothing to write.
 
-        ``commands``: those that it decides. ``producer``: the one whose native transaction has records already.
+        ``commands``: the commands that the round decides. ``producer``: the producer whose native transaction has
+        records already.
         """
         if self._intake.is_full:
             turn.put(k.ROUND_KEY, turn.state.round)  # a round for the index alone
@@ -472,7 +473,7 @@ class Controller:
         return True
 
     def _find_tails(self, round_: Round, lease: Lease) -> None:
-        """Find the ends of the histories that this round is the first to write to in this leadership."""
+        """Find the ends of the histories to which no earlier round of this leadership has written."""
         for stream in round_.streams:
             if stream not in self._tails:
                 lease.check(places_of(self._state, stream))
@@ -497,10 +498,10 @@ class Controller:
         self._tails.clear()
 
     def _is_contained(self, error: LogError) -> bool:
-        """After a round that was not written: whether it can be decided again, without the cause."""
+        """Whether the commands of a round that was not written can be decided again, without the error's cause."""
         self._drop()
         if isinstance(error, LogBusy):
-            return True  # with another transactional id
+            return True  # the next try has another transactional id
         if refuses_data(error):
             # If a controller's own record is refused, a topic's setting is wrong, as such records are never too
             # big.
@@ -603,7 +604,7 @@ class Controller:
                 named = error.topics and error.topics <= {*topics_of(stream)}
                 own = named or isinstance(error, LogRefused)
                 if own and row is not None and row.state == CREATING:
-                    self._trouble.end("stream", stream)  # it is not there yet
+                    self._trouble.end("stream", stream)  # the stream is not created yet
                     refused = topics.refused(row, error)
                     if refused is not None:
                         turn = self._turn()

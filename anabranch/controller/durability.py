@@ -5,25 +5,25 @@ A round:
 1. *append* stream data, journal ops, status rows and commands to other control partitions. Nothing
    of it is visible yet. Data come first, because step 2 needs their offsets.
 2. *append* the history records, which name the offsets that step 1 returned. They can't be known before, because
-   the markers of the last round may be appended in between. Mostly they are not, so a small round is first tried
-   with guessed offsets (`OffsetGuess`), data and history in one request. If the broker returns other offsets, that
-   native transaction is aborted, and the round is written step by step.
+   the markers of the last round may be appended in between. In most cases they are appended before, so a small
+   round is first tried with guessed offsets (`OffsetGuess`), data and history in one request. If the broker returns
+   other offsets, that native transaction is aborted, and the round is written step by step.
 3. *commit* the native transaction. From here on, the whole round has happened.
 4. *answer*: send the replies, outside of any native transaction, and wait for none of them.
-5. *write* the table: the rows and how far the status log is folded, in one batch. A crash before this loses
-   nothing: the rows are read again from the log.
+5. *write* the status table: the rows, and the position in the status log after them, in one batch. A crash before
+   this loses nothing: the rows are read again from the log.
 6. Only then change memory, which is also a copy of the log, and decide the next commands.
 
-The table and the answers come after the commit, so that neither shows a round that never happened. Answers need no
-transaction. A round with answers has at least one row, so there is a commit, and it has proved that this process
-was leader. Once EndTxn is acknowledged, each answer is true for good, or was true while its client waited, however
-late it is sent, even by a process that is no longer leader. If EndTxn failed or is uncertain, no answer is sent. If
-a crash or an unreachable broker loses answers, their clients ask again, as every command can be repeated. So topics
-of replies are not part of a round, and can't stop one.
+The status table and the answers come after the commit, so that neither shows a round that never happened. Answers
+need no native transaction. A round with answers has at least one row, so there is a commit, and it has proved that
+this process was leader. Once EndTxn is acknowledged, each answer is true for good, or was true while its client
+waited, however late it is sent, even by a process that is no longer leader. If EndTxn failed or is uncertain, no
+answer is sent. If a crash or an unreachable broker loses answers, their clients ask again, as every command can be
+repeated. So topics of replies are not part of a round, and can't stop one.
 
 A chunk of a staged merge (`carrier`): *append* its data; *append* the STAGED_MERGE row, which moves the cursor over
-it and names its offsets; *commit* both; *report* to the leader, which writes its table. So the logged cursor agrees
-with the partition, and the next carrier continues from it.
+the chunk and names its offsets; *commit* both; *report* to the leader, which writes its status table. So the logged
+cursor agrees with the partition, and the next carrier continues from that cursor.
 
 Runs that are moved (`cleanup`): *append* copies to their journal; then write the rows with their places, as a round
 of the same native transaction. Its commit moves all of them at once. The low water rises in a later round. Records
@@ -93,8 +93,8 @@ _Place = tuple[TopicPartition, bytes]
 class Appended(NamedTuple):
     """The data that a round appended to a partition of a stream.
 
-    ``first``: its first offset. ``known``: the end of the events before it. Between them are only markers, unless
-    there are foreign records.
+    ``first``: the data's first offset. ``known``: the end of the events before the data. Between these offsets are
+    markers, and foreign records if there are any.
     """
 
     stream: str
@@ -153,18 +153,18 @@ def write_round(
 ) -> None:
     """Take steps 1 to 5, and move ``tails`` to the new end of each history.
 
-    ``staging``: carriers append to the status log too, and the state may lack some of their rows. So the table
-    keeps its position in that log: to fold rows again is harmless, to skip a row is not.
+    ``staging``: carriers append to the status log too, and the state may lack some of their rows. So the status
+    table keeps its position in that log: applying rows again is harmless, but a row must not be skipped.
 
-    ``index_rows``: changes of the journal index since the last round. They wait for this round, because its commit
-    proves that no other controller led while they were made, and so that their state was not an old one.
+    ``index_rows``: changes of the journal index since the last round. The changes wait for this round, because its
+    commit proves that no other controller led while they were made, so that they were not made with an old state.
 
     Raises:
-        LogRefused: the broker refused a part of it, or merged records are gone from a journal. The native
-            transaction is aborted, and nothing has happened.
-        LogUnavailable: likewise: a broker can't be reached, or a journal can't be read.
+        LogRefused: the broker refused a part of the round, or records to be merged are gone from a journal. The
+            native transaction is aborted, and nothing has happened.
+        LogUnavailable: a broker can't be reached, or a journal can't be read. Nothing has happened, as before.
         LogUncertain, LogFenced: become leader again.
-        TableError: the round has happened, but the table could not be written.
+        TableError: the round has happened, but the status table could not be written.
     """
     answers = list(answers_of(to.prefix, round_.replies, state.round.hybrid_time, wall_ms))
     with native_transaction(producer):
@@ -265,7 +265,7 @@ def _append(
             added = producer.append([record[:2] for record in more])
             history.place(added)
             bases += added
-        # Only now: guessed offsets may be from before another leader, and prove nothing.
+        # Checked now, not for guesses: guessed offsets may be from before another leader, and prove nothing.
         appended = _check_behind(round_, history.landed, tails)
     finally:
         to.journals.trim()
@@ -292,9 +292,9 @@ def _limits(state: State, streams: Sequence[str]) -> dict[str, int]:
 
 
 def _append_if_big(producer: Producer, merge: Merge) -> list[Placed]:
-    """Append the merged batches as a stream, if they have many bytes.
+    """Append the merged batches one by one while they are made, if they have many bytes.
 
-    Otherwise return them: the data of a small round goes into one request with its records.
+    Otherwise return the batches: the data of a small round goes into one request with its records.
     """
     batches = merge.batches()
     head: list[Placed] = []
@@ -350,7 +350,7 @@ def _batches(
     headers: tuple[tuple[str, bytes | None], ...] = (),
     limit: int | None = None,
 ) -> Iterator[_Batch]:
-    """Put records of one time into as few batches as possible; the last record of each may exceed ``limit``."""
+    """Put records of one time into as few batches as possible. The last record of a batch may exceed ``limit``."""
     rows = ((key, value, headers, wall_ms) for key, value in pairs)
     builder = BatchBuilder()
     while builder.add_all(rows, limit or BATCH_BYTES):
@@ -361,7 +361,7 @@ def _batches(
 def _check_behind(
     round_: Round, landed: Mapping[tuple[int, int], Landed], tails: Mapping[str, Tail]
 ) -> list[Appended]:
-    """The places of a round's events. `TopicGone`: they are below committed events, so the topic was replaced."""
+    """The places of a round's events. `TopicGone`: a place is below committed events: the topic was replaced."""
     appended = []
     ends: dict[tuple[str, int], int] = {}
     for i, commit in enumerate(round_.history):
@@ -376,7 +376,7 @@ def _check_behind(
                 topic = TopicPartition(stream_topic(commit.stream), part.partition)
                 raise TopicGone.replaced(topic, at.first, known[part.partition], certain=True)
             place = commit.stream, part.partition
-            if ends.get(place) != at.first:  # otherwise this part continues the last one
+            if ends.get(place) != at.first:  # if equal, this part continues the one before
                 behind = ends.get(place, known.get(part.partition, 0))
                 appended.append(Appended(commit.stream, part.partition, behind, at.first))
             ends[place] = at.end
@@ -446,8 +446,8 @@ class Merge:
     """The data batches of a round: its events and journal runs, as batches of the streams in commit order.
 
     `anabranch.batches.splice` copies batches or puts them together; this class decides what goes where, and notes
-    the offsets that it got. Batches are made one after the other, so that a big merge is never in memory as a
-    whole. Only plain writes are; the round limits them.
+    the offsets that the batches got. Batches are made one after the other, so that a big merge is never in memory
+    as a whole. Plain writes are in memory as a whole; the round limits their size.
 
     Append the batches that `batches` yields in their order, and give `note` the base offsets in that order.
     """
@@ -455,7 +455,7 @@ class Merge:
     def __init__(
         self, readers: JournalReaders, round_: Round, limits: Mapping[str, int] | None = None
     ) -> None:
-        """``limits``: the most bytes of a batch, by stream; others have the default."""
+        """``limits``: the most bytes of a batch, by stream; streams that it lacks have the default."""
         queues: dict[tuple[str, int], list[tuple[tuple[int, int], Piece]]] = {}
         limits = limits or {}
         for i, commit in enumerate(round_.history):
@@ -515,7 +515,7 @@ def _pieces(
     header = (TXN_HEADER, pack_txn_header(commit.txn_id, 0, commit.stream_epoch))
     only = (header,)  # one tuple for all: it is encoded once
     for j, part in enumerate(commit.parts):
-        if part.staged is None:  # otherwise it is in the stream already
+        if part.staged is None:  # a staged part is in the stream already
             yield j, part, _piece(commit, part, only)
 
 

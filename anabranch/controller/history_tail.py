@@ -43,7 +43,7 @@ T = TypeVar("T")
 
 
 class _LeadersLog(CommittedLog):
-    """Raises the log's own errors, at once: all other streams wait for the leader, too."""
+    """A reader that raises the log's own errors at once, because all other streams wait for the leader."""
 
     def _unread(self, topic: str, error: LogError, left: float) -> None:
         raise error
@@ -75,8 +75,8 @@ def tail_for(log: Log, clock: Clock, stream: str, round_: Round) -> Tail:
 def load_tail(log: Log, clock: Clock, stream: str) -> Tail:
     """The vector and the offset of the newest committed history record; empty for a new stream.
 
-    This reads up to the high watermark, not only to the last stable offset: the markers of this leader's own last
-    round may still be on their way, and without that round the chain of records would break.
+    This reads up to the high watermark, beyond the last stable offset: the markers of this leader's own last round
+    may still be on their way, and without that round the chain of records would break.
     """
     topic = history_topic(stream)
     search = HistorySearch(_LeadersLog(log, clock), stream, DEADLINE_S)
@@ -109,7 +109,7 @@ def load_tail(log: Log, clock: Clock, stream: str) -> Tail:
 
 
 def events_until(log: Log, clock: Clock, stream: str, until: int) -> dict[TopicPartition, int]:
-    """Partition -> end of the events committed at or before a timestamp, for partitions that still have some."""
+    """Partition -> end of its events committed at or before a timestamp, if the partition has such events."""
     source = _LeadersLog(log, clock)
     search = HistorySearch(source, stream, DEADLINE_S)
     try:
@@ -163,7 +163,7 @@ def base_place(log: Log, clock: Clock, stream: str, until: int) -> tuple[int, in
 
 
 def check_unread(log: Log, clock: Clock, partition: TopicPartition, low: int, end: int) -> None:
-    """`LogUnavailable` if a history has a record in [low, end): then its end came from a broker that lags."""
+    """`LogUnavailable` if a history has a record in [low, end): the broker that gave ``low`` as its end lags."""
     source = _LeadersLog(log, clock)
     deadline = clock.monotonic() + DEADLINE_S
     position = low

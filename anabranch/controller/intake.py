@@ -94,7 +94,7 @@ class Intake:
         self.index = JournalIndex(self.rows)
 
     def begin(self, state: State) -> None:
-        """Start from the state that the leader has read; drop all that was known before. Call `find_ends` next."""
+        """Start from the state that the leader has read, and drop all former data. Call `find_ends` next."""
         self.journals = JournalBacklog(self.clock)
         self.rows.take()  # made with an old state, if another controller led since
         for stream, row in state.forgotten.items():
@@ -104,7 +104,7 @@ class Intake:
         self.index.rejected.clear()
         self.index.unsaid.clear()
         for place, low in state.low_water.items():
-            # Records below the low water are not needed, so a table that has not indexed them may skip them.
+            # Records below the low water are not needed, so a status table without them may skip them.
             if place[1] != HISTORY:
                 self.index.positions[place] = max(low, self.index.positions.get(place, 0))
         self.lanes.begin(state)
@@ -118,7 +118,7 @@ class Intake:
         return self.rows.size > INDEX_ROWS or self.rows.bytes > INDEX_BYTES
 
     def plain_wait(self, state: State, merging: Merging, usable: Callable[[str], bool]) -> float:
-        """Seconds until plain writes can be committed: 0 if some can be now, a short time if frozen locks block."""
+        """Seconds until plain writes can be committed; 0: now. A short time while frozen locks block them."""
         places = [place for place in self.index.plain_waiting(state) if usable(place[0])]
         if any(merging.waiting.get(place, None) is None for place in places):
             return 0.0
@@ -138,7 +138,8 @@ class Intake:
     def find_ends(self, state: State) -> list[LogError]:
         """Find the journals' ends as of now. Rejected records below them were counted by a former leader.
 
-        Returns the errors of journals whose end can't be found: call this again without their streams.
+        Returns the errors of journals whose end can't be found. Call this again without the streams of these
+        journals.
         """
         journals = {tp: stream for tp, (stream, _) in self._journal_positions(state)}
         failed: dict[TopicPartition, LogError] = {}
@@ -289,7 +290,7 @@ class Intake:
         return found
 
     def _index_journals(self, state: State) -> None:
-        """Index waiting journal batches, up to a limit of work: the next pass then has commands first again."""
+        """Index waiting journal batches, up to a limit of work, so that the next pass can begin with commands."""
         if not self.journals.fetched:
             return
 
@@ -338,7 +339,7 @@ class Intake:
     def _queue_commands(self, lane: Lane, fetched: Fetched, room: int) -> int:
         """Queue a lane's commands, as many as it may have. Returns the bytes queued.
 
-        ``room``: the bytes that are left for all lanes. A lane may have its own share even if none are left.
+        ``room``: the bytes that are left for all lanes. A lane may use its own share even if no bytes are left.
         """
         before = lane.size
         lane.end = fetched.high_watermark
@@ -368,8 +369,8 @@ class Intake:
     def _queue_control(self) -> None:
         """Read the committed records of the control topic.
 
-        The fetch together with commands is read_uncommitted, so it only shows that something was appended, perhaps
-        just the marker after earlier records.
+        The fetch together with commands is read_uncommitted, so it shows that something was appended, which may be
+        no more than the marker after earlier records.
         """
         place = self._control_partition
         failed: dict[TopicPartition, LogError] = {}
@@ -395,7 +396,7 @@ class Intake:
     def _records(
         self, place: TopicPartition, batch: RawBatch, lane: str | None = None
     ) -> list[Record]:
-        """A batch's records. A batch that can't be read is skipped, as it must not block all other commands."""
+        """A batch's records. An unreadable batch is skipped, because it must not block all other commands."""
         limit = max(limits.BATCH.value, self.settings.command_bytes)
         try:
             if read_header(batch.data).record_count > limits.BATCH_RECORDS.value:
@@ -434,10 +435,10 @@ Index: TypeAlias = Callable[[str, int, Fetched, int], tuple[int, Fetched | None]
 class JournalBacklog:
     """Batches of journals that were fetched and are not indexed yet, and the meter of each stream's journals.
 
-    Streams take turns; the one that was charged least comes first. While other lanes need the leader, a stream
+    Streams take turns; the stream that was charged least comes first. While other lanes need the leader, a stream
     waits if it is in debt, or if its owner has nothing to spare: the streams of a lane share the lane's allowance
-    with its commands, which come first. Waiting batches are fetched again only if they exceed `WAITING_BYTES`:
-    then the most charged stream drops some of its own.
+    with its commands, which come first. If the waiting batches exceed `WAITING_BYTES`, the most charged stream
+    drops some of its batches, which are fetched again later.
 
     ``owners``: the meter of the lane that owns a stream. ``shared``: streams that draw from their owner's
     allowance, because other lanes need the leader. ``_reached``: the charge of the stream that had the last turn; a
@@ -475,7 +476,7 @@ class JournalBacklog:
                 self._take(stream, partition)
 
     def turns(self, *, in_debt: bool = False) -> list[str]:
-        """The streams that may have a turn now. ``in_debt``: instead, those that have to wait."""
+        """The streams that may have a turn now. ``in_debt``: instead, the streams that have to wait."""
         streams = [one for one in self.fetched if self._has_to_wait(one) is in_debt]
         return sorted(streams, key=lambda stream: (self.meters[stream].served, stream))
 
@@ -496,9 +497,10 @@ class JournalBacklog:
         return stream in self.shared and self.owners[stream].spare < 1
 
     def serve(self, stream: str, index: Index, *, free: bool = False) -> int:
-        """Give a stream its turn, of about one `QUANTUM`. Returns the units of work that it took.
+        """Give a stream its turn: index its waiting batches, for about one `QUANTUM` of units of work.
 
-        ``free``: don't take them off its allowance, because no other stream or lane needs the leader.
+        Returns the units that this took. ``free``: count the units, but don't take them off the allowance of the
+        stream, because no other stream or lane needs the leader.
         """
         meter, spent = self.meters[stream], 0
         self._reached = max(self._reached, meter.served)
@@ -516,7 +518,7 @@ class JournalBacklog:
         return spent
 
     def end_pass(self) -> None:
-        """End a pass: copy the batches that still wait, so their fetch's memory is freed, and keep to the limit."""
+        """End a pass: copy waiting batches, which frees the memory of their fetches, and keep to the limit."""
         for stream, partition in self._fresh:
             if self.has(stream, partition):
                 fetched = self._take(stream, partition)
@@ -548,7 +550,7 @@ class JournalBacklog:
 class Scanned:
     """The content of a batch: runs of WRITEs, runs of plain writes, and counts of rejected records by reason.
 
-    ``work``: what scanning it cost, in units.
+    ``work``: the cost of scanning the batch, in units.
     """
 
     runs: list[Run] = field(default_factory=list)
@@ -571,8 +573,8 @@ def index_fetched(
 ) -> tuple[int, Fetched | None]:
     """Index one fetch of a journal partition. The index's changed rows and the new position go to ``changes``.
 
-    ``known_until``: rejected records below it were counted by a former leader. ``wall_ms``: the clock, Unix
-    milliseconds. ``most``: units of work, which the last batch may exceed. Returns the units of work that this
+    ``known_until``: rejected records below this offset were counted by a former leader. ``wall_ms``: the clock,
+    Unix milliseconds. ``most``: units of work, which the last batch may exceed. Returns the units that indexing
     took, and the rest of the fetch.
     """
     settings = state.streams[stream].settings
@@ -647,8 +649,8 @@ def unpacked_limit(settings: Mapping[str, str], size: int) -> int:
 def scan(batch: RawBatch, rules: Room, *, limit: int = UNPACKED.value) -> Scanned:
     """Divide a batch into runs.
 
-    A batch of a native transaction holds either participant ops of a controller, which are ignored, or records of
-    another client, which are rejected: they are read before their transaction ends, and it may abort. ``limit``:
+    A batch of a native transaction has either ops of a controller, which are ignored, or records of another client,
+    which are rejected: they are read before their native transaction ends, and that may abort. ``limit``:
     the most bytes that the batch may decompress to.
     """
     out = Scanned()

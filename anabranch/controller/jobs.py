@@ -5,8 +5,8 @@ of job has one helper thread, so a slow broker delays no round, and no job of an
 threads: there the caller's thread does the work at once.
 
 The part that begins a job takes its result later, in the leader's own thread. A job that failed is begun again once
-its pause is over (`TopicTrouble.is_pausing`). When the leadership ends, all jobs are dropped: what they were for is
-logged, so the next leader begins them again.
+its pause is over (`TopicTrouble.is_pausing`). When the leadership ends, all jobs are dropped: the purpose of each
+job is logged, so the next leader begins it again.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Jobs:
     """The jobs of one leadership, by kind and name (mostly a stream): one of each at a time."""
 
     def __init__(self, *, threads: bool) -> None:
-        """``threads``: whether helper threads do the work; otherwise `begin` does it."""
+        """``threads``: whether helper threads do the work; otherwise `begin` does the work."""
         self.closed = False
         self._threads = threads
         self._helpers: dict[Kind, Executor] = {}
@@ -46,7 +46,7 @@ class Jobs:
     def begin(
         self, kind: Kind, name: str, work: Callable[[], object], wanted: object = None
     ) -> None:
-        """Begin a job. ``wanted``: what its result depends on, see `take`."""
+        """Begin a job. ``wanted``: on what its result depends, see `take`."""
         helper = self._helpers.get(kind)
         if helper is None:
             helper = ThreadPoolExecutor(1, f"anabranch-{kind}") if self._threads else _AtOnce()
@@ -56,7 +56,7 @@ class Jobs:
     def take(self, kind: Kind, name: str, wanted: object = None) -> Future[Any] | None:
         """Remove a job that has ended, and return it.
 
-        None: it has not ended, or it was begun for something else than is wanted now.
+        None: the job has not ended, or it was begun with another value of ``wanted``.
         """
         future, begun_for = self._under_way[kind, name]
         if not future.done():

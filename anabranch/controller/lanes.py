@@ -1,7 +1,7 @@
 """The queues of all lanes' commands, what each lane may cost the leader, and replies to be sent.
 
 A *lane* is a request channel: the topics for the commands of some clients and for the replies to them. Each lane is
-first in, first out. Lanes take turns, and the one that was charged least comes first. Each has its share of the
+first in, first out. Lanes take turns, and the lane that was charged least comes first. Each has its share of the
 memory and of the leader's time, so if a lane is flooded, only its own commands wait. The positions up to which
 lanes are decided (`Lanes.positions`) are in the same *round*, that is native transaction, as the decisions.
 """
@@ -63,8 +63,8 @@ class Lane:
 
     ``at``: the next offset to fetch; `AT_END`: the lane starts at its end, which is not found yet. ``unlogged``:
     ``at`` is that end, but no round has logged it. ``asked_end``: the lane's end as of ``asked_ms``.
-    ``decided_ms``: the time of an earlier such question, whose end is decided. ``waits``: how many times in a row
-    its next batch, beyond its share, found no room because other lanes used it.
+    ``decided_ms``: the time of an earlier question for the end, up to which all commands are decided. ``waits``:
+    how many times in a row its next batch, beyond its share, found no room because other lanes used it.
     """
 
     name: str = field(kw_only=True)
@@ -104,7 +104,7 @@ class Lane:
 
 @dataclass(slots=True)
 class Lanes:
-    """The lanes that are not blocked, and the messages from other controllers (``control``), which come first."""
+    """The lanes that are not blocked, and the messages of other controllers (``control``), which come first."""
 
     log: Log
     clock: Clock
@@ -241,7 +241,7 @@ class Lanes:
         }
 
     def among(self, places: Collection[TopicPartition]) -> list[Lane]:
-        """The lanes of these partitions. Those that found no room most often come first."""
+        """The lanes of these partitions. Lanes that found no room most often come first."""
         found = [lane for lane in self.on.values() if lane.place in places]
         return sorted(found, key=lambda lane: -lane.waits)
 
@@ -293,8 +293,8 @@ class Lanes:
     def allowed(self, batch: Sequence[Command]) -> dict[str, float]:
         """The units that each lane of a batch may be charged in its round. Other commands wait for later rounds.
 
-        The quota limits them; if other lanes are in the round, so does `QUANTUM`. A lane's last command may exceed
-        them.
+        The quota limits these units. If other lanes are in the round, `QUANTUM` limits them, too. A lane's last
+        command may exceed the limit.
         """
         names = set(map(_LANE, batch)) if batch and not batch[0].control else ()
         most = QUANTUM if len(names) > 1 else math.inf
@@ -346,7 +346,7 @@ class Lanes:
             lane.asked_ms, lane.asked_end = now_ms, end
 
     def judge(self, batch: Sequence[Command]) -> None:
-        """Set ``read_ms`` of each lane: the time up to which it is read, once this batch is decided."""
+        """Set ``read_ms`` of each lane: the time up to which the lane is read once this batch is decided."""
         for name, at in self.positions(batch).items():
             lane = self.on[name]
             lane.read_ms = lane.asked_ms if at >= lane.asked_end else lane.decided_ms
@@ -438,7 +438,7 @@ class Replies:
 
 @dataclass(slots=True)
 class Meter:
-    """The account of a lane, or of a stream's journals: the work it may cause, and has caused (`core.work`).
+    """The account of a lane, or of a stream's journals: the work that it may cause, and has caused (`core.work`).
 
     ``rate``: units a second; 0: no limit. ``left``: the units that may be charged now, at most a second's worth. A
     charge may exceed it: ``left`` is then negative, a debt, and the lane or stream waits until time has made up for
@@ -497,7 +497,8 @@ class Meter:
         return max(0.0, missing / self.rate) if self.rate else 0.0
 
     def join(self, waiting: Collection[Meter], others: Iterable[Meter]) -> None:
-        """Begin to take turns. A lane that was idle continues where the others are, so it has saved up no turns.
+        """Begin to take turns. A lane that was idle begins with the charge of the other lanes: it has saved no
+        turns.
 
         ``waiting``: the meters of lanes that wait for turns; ``others``: of all lanes, if none waits.
         """

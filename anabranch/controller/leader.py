@@ -28,7 +28,7 @@ TROUBLE_PAUSE_S = 0.2  # the first pause after a failure
 DEFECT_PAUSE_S = 1.0  # the first pause after a defect
 LONGEST_PAUSE_S = 60.0
 PATIENCE_S = 10.0  # failures for less than this don't make the pause grow
-# After this long with failures and without a round, another process may do better.
+# After this long with failures and without a round, other processes should try.
 ASIDE_AFTER_S = 30.0
 ASIDE_S = 15.0
 TOUCH_S = 60.0
@@ -62,7 +62,7 @@ class Leader:
     ) -> None:
         """``terms``: see `become_leader`.
 
-        ``former``: a leader that was stopped and may still have the folder open: this one waits for it.
+        ``former``: a leader that was stopped and may still have the folder open: the new leader waits for that one.
         """
         self._make_log = make_log
         self._clock = clock
@@ -119,7 +119,7 @@ class Leader:
                 table.close()
 
     def _open(self, source: Log) -> Table | None:
-        """Open the table, once brokers' answers show whether it can be trusted. None: stopped before."""
+        """Open the status table, once brokers' answers show whether it can be trusted. None: stopped before."""
         aside_at = self._clock.monotonic() + ASIDE_AFTER_S
         while not self._stop.is_set():
             if self.former is not None:

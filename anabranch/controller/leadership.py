@@ -1,15 +1,19 @@
 """Becomes leader of a control partition, by steps whose order makes every other process harmless:
 
-1. Initialise all transactional ids: A, B, the spare ones, then those of the carriers. No former leader can append
-   any more. An id that was initialised only when needed could be taken back by a former leader that was frozen just
-   before it initialised the same id. One exception: an id is passed over if its last native transaction can't end,
-   because one of its partitions has no leader. Only the last leader's own process does that, or the successor of a
-   leader that resigned. Each leader logs its term, and the status log shows no later one: so the last leader made
-   that transaction, and it no longer uses the producer.
-2. Fold the status log to its end. No other process can add to it now.
-3. Commit a TERM record through A. This fails if a rival that came in between has fenced A.
-4. Fold again to the end. The TERM record must be the last one, and ours.
-5. Only then act. Positions in lanes, hybrid time and horizon come from the folded ROUND record.
+1. Initialise all transactional ids: A and B, which rounds use in turn, the spare ids, then the ids of the carriers
+   (which write staged merges). No former leader can append any more. No id is left for later: a former leader that
+   was frozen just before it initialised that id would wake up and take the id back.
+
+   Exception: an id is *passed over* if its last native transaction can't end because one of its partitions has no
+   leader. The last leader's own process may pass over an id, and so may the successor of a leader that has logged
+   its resignation. No other process may. This is safe: each leader logs its term, and the status log shows no
+   term after the last leader's, so the last leader made that native transaction. The last leader has ended or
+   resigned, so it does not use the id's producer any more.
+2. Apply the status log to the state, up to its end. No other process can append to that log now.
+3. Commit a TERM record through A. This fails if a rival has initialised A after step 1.
+4. Apply the status log again up to its end. The last TERM record must be the record of step 3.
+5. Act from now on, not before. Positions in lanes, the hybrid time, and the time before which ids may be forgotten
+   come from the last ROUND record in the log.
 
 Whenever an id is initialised again, all these steps are repeated.
 """
@@ -55,7 +59,7 @@ class Lease:
     _aside: list[Producer] = field(default_factory=list)
 
     def next_producer(self) -> Producer:
-        """A, B, A, B, …, so that a round need not wait for the markers of the round before it.
+        """A and B in turn, so that a round need not wait for the markers of the round before.
 
         `LogUnavailable`: all ids wait for markers.
         """
@@ -75,7 +79,7 @@ class Lease:
         self._aside.append(producer)
 
     def check(self, partitions: Sequence[TopicPartition]) -> None:
-        """End native transactions there that lack a marker, because readers can't pass them.
+        """End native transactions that lack a marker in these partitions, because readers can't pass them.
 
         Spare ids are checked, too: a former leader may have used them. Carriers check their own ids.
         """
@@ -103,11 +107,11 @@ def become_leader(
     """Take all steps of this module. `LogFenced`, `NotLeader`: a rival was quicker.
 
     ``terms``: the terms that this process may have logged last; their leases are closed. The new term is added.
-    ``again``: only if the last term on the log is one of them.
+    ``again``: become leader only if the last term on the log is one of ``terms``.
     """
     status = TopicPartition(status_topic(prefix), control_partition)
-    # Read most of the log before the present leader is disturbed. This ends at the last stable offset: the open
-    # round of a dead leader holds that back until its transactional id is initialised.
+    # Read most of the log before the present leader is disturbed. This ends at the last stable offset, which the
+    # open round of a dead leader holds back until its transactional id is initialised.
     fold_to_end(log, table, state, clock, status, stable_only=True)
     if again and state.term not in terms:
         raise NotLeader("another controller led since")
@@ -185,11 +189,11 @@ def fold_to_end(
     *,
     stable_only: bool = False,
 ) -> None:
-    """Apply the status log up to its present end. Each write of the table has rows and the position after them.
+    """Apply the status log up to its present end. Each write of the status table has rows and the position after.
 
     The end is the high watermark, or the last stable offset if ``stable_only``.
 
-    Raises: LogError; MalformedRecord, UnsupportedVersion: a row that no controller wrote, or a newer one.
+    Raises: LogError; MalformedRecord (no controller wrote a row), UnsupportedVersion (a newer controller wrote it).
     """
     deadline = clock.monotonic() + STALL_S
     end = log.end_offsets([status], committed=stable_only)[status]
@@ -214,7 +218,7 @@ def fold_to_end(
             deadline = clock.monotonic() + STALL_S
         position = fetched[status].next_offset
         if state.unreadable:
-            continue  # a later record may replace it; if none does, the table keeps the position before it
+            continue  # a later record may replace it; else the table keeps the position before it
         changes = state.take_changes()
         changes[STATUS_POSITION] = position.to_bytes(8, "big")
         table.write(changes)

@@ -40,7 +40,7 @@ _ANSWER_S = 10.0
 
 
 class Number(NamedTuple):
-    """A number as `/metrics` shows it. ``labels``: its own, without the one that names the owner."""
+    """A number as `/metrics` shows it. ``labels``: its own labels, without the label that names the owner."""
 
     kind: Literal["gauge", "counter"]
     help: str

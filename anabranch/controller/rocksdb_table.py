@@ -35,9 +35,9 @@ SAFETY = 2  # a table is thrown away at half the tombstone retention
 def open_checkpoint(
     folder: Path, source: Log, clock: Clock, prefix: str, control_partition: int
 ) -> Table:
-    """Open the folder's table if it can be trusted, else an empty one in its place.
+    """Open the folder's table if it can be trusted, else an empty table in its place.
 
-    Raises: TableError; LogError, after which it may be called again.
+    Raises: TableError; LogError, after which this function may be called again.
     """
     topic = status_topic(prefix)
     info = source.describe_topics([topic]).get(topic)
@@ -59,7 +59,7 @@ def open_checkpoint(
         table = RocksTable(folder)
     if table.get(ORIGIN) is None:
         table.write({ORIGIN: origin})
-        # An empty table misses no tombstone. Any other one is touched only once it has the log up to its end.
+        # An empty table misses no tombstone. Another table is not touched before it has the log up to the end.
         touch_checkpoint(table, clock)
     return table
 
@@ -154,11 +154,11 @@ class RocksTable:
         return takewhile(lambda row: row[0].startswith(prefix), rows)
 
     def scan_back(self, before: bytes) -> Iterator[tuple[bytes, bytes]]:
-        # RocksDB begins at the key itself if that exists.
+        # RocksDB begins at the key itself if the key exists.
         return dropwhile(lambda row: row[0] == before, self._rows_from(before, backwards=True))
 
     def _rows_from(self, key: bytes, *, backwards: bool = False) -> Iterator[tuple[bytes, bytes]]:
-        # Makes the snapshot now, not at the first next().
+        # This makes the snapshot now, not at the first next().
         return iter(Walk(self._opened(), self.folder, key, backwards=backwards))
 
     def write(self, changes: Mapping[bytes, bytes | None]) -> None:

@@ -1,8 +1,8 @@
 """`anabranch controller`: the process that is leader of the control partitions that its consumer group assigns.
 
 The library `mode` handles its lifecycle: signals, graceful stop, supervision of tasks. All that a commit depends on
-runs on threads of our own (`Leader`); docs/inside/evidence/faust.md has the reasons. Any number of these processes
-may run. The group's assignment says which of them tries to become leader; the steps in `leadership` decide.
+runs on threads of our own (`Leader`); docs/inside/evidence/faust.md has the reasons. Any number of controllers may
+run. The group's assignment names the controller that tries to become leader; the steps in `leadership` decide.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ SILENT_S = 10.0  # if a leader's pass takes longer, `/ready` says no
 STOP_LEADER_S = 20.0
 LEAVE_GROUP_S = 10.0
 PREPARE_AGAIN_S = 0.2
-# How long to try again while topics seem wrong, or brokers too few: brokers may lag, or be restarted.
+# How long to try again while topics seem wrong, or brokers seem too few: brokers may lag, or be restarted.
 LATE_S = 8.0
 BROKERS_AGAIN_S = 60.0  # how often brokers are asked what they offer
 EXIT_OK = 0
@@ -213,7 +213,7 @@ class ControllerService(mode.Service):
                         max_message_bytes=self.options.max_message_bytes,
                         new=new,
                     )
-                    if not compiled:  # it takes long, so it comes after all that may be refused
+                    if not compiled:  # compiling takes long, so all that may be refused comes first
                         self._compile()
                         compiled = True
                     self._stand_by(source)
@@ -240,7 +240,7 @@ class ControllerService(mode.Service):
         return False
 
     def _final(self, error: LogRefused) -> AnabranchError | LogRefused:
-        """The error for a refusal, with what to do about it."""
+        """The error for a refusal, with a text that says what to do."""
         if error.forbidden:
             return NotAuthorized(str(error))
         if error.error in NEVER_PASSES:
@@ -280,7 +280,7 @@ class ControllerService(mode.Service):
             metrics.lacks(lacks)
 
     def _compile(self) -> None:
-        """Load compiled code before this process becomes leader, so that no round waits for it or fails by it."""
+        """Load compiled code before this process becomes leader, so that no round waits for the code or fails."""
         log.info("loading compiled code; the first time it takes half a minute")
         try:
             warm(self.options.data_dir / "compiled")
@@ -401,7 +401,7 @@ class ControllerService(mode.Service):
         )
 
     def _changed(self) -> None:
-        """Let the watch write the status file soon: no leader waits for that, or fails by it."""
+        """Let the watch write the status file soon, so that no leader waits or fails because of the file."""
         self._said_at = -STATUS_S
 
     def _write_status(self) -> None:
@@ -448,7 +448,7 @@ class _Lines(logging.Formatter):
 
 
 class _JsonLines(_Lines):
-    """Formats the same as a JSON document in one line."""
+    """Formats the same fields as a JSON document in one line."""
 
     def format(self, record: logging.LogRecord) -> str:
         said = {

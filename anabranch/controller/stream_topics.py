@@ -71,7 +71,7 @@ T = TypeVar("T")
 _Made = tuple[dict[int, int], tuple[str, ...]]
 RECHECK_S = 0.1  # the pause between two checks whether deleted topics are gone
 GIVE_UP_S = 30.0  # how long to check
-# How often to try to create, delete or find topics while brokers don't answer: for about 8 s.
+# How many tries to create, delete or find topics while brokers don't answer: they take about 8 s.
 TRIES = 6
 
 
@@ -79,9 +79,9 @@ TRIES = 6
 class _Deleting:
     """A stream whose topics are being deleted. Times are monotonic seconds.
 
-    ``begun``: other work on its topics is over, and ``give_up_at`` was set again then. ``found``: topics found by
-    the last check; ``proved``: this leader has committed a round since, so it may delete them. ``deleted``: the
-    stream's own topics (not later ones of the same names) that brokers have deleted.
+    ``begun``: other work on its topics is over, and ``give_up_at`` was set again then. ``found``: the topics that
+    the last check found. ``proved``: this leader has committed a round since that check, so it may delete these
+    topics. ``deleted``: the stream's own topics (no later topics of the same names) that brokers have deleted.
     """
 
     look_at: float
@@ -95,7 +95,7 @@ class _Deleting:
 class StreamTopics:
     """Creates, alters, truncates, grows and deletes the topics of streams, by jobs (`topics`, `growth`).
 
-    Each stream has at most one job of a kind at a time. One that fails is tried again after a pause.
+    Each stream has at most one job of a kind at a time. A job that fails is tried again after a pause.
     """
 
     def __init__(
@@ -126,7 +126,8 @@ class StreamTopics:
         return bool(jobs.names("topics") or jobs.names("growth") or self._deleting or tried)
 
     def step(self, state: State) -> Iterator[tuple[str, Done]]:
-        """Begin the work that the status log asks for, and yield the results. Log each before taking the next one.
+        """Begin the work that the status log asks for, and yield its results. Log each before taking the next
+        result.
 
         The topics of streams in trouble are not grown, altered or truncated.
 
@@ -141,7 +142,7 @@ class StreamTopics:
         ]
         self._drop_unwanted("topics", {row.stream for row in wanted})
         for stream in self._new.keys() & state.streams.keys():
-            if state.streams[stream].state != CREATING:  # created: they are the stream's topics now
+            if state.streams[stream].state != CREATING:  # created: these are the stream's topics
                 del self._new[stream]
         for row in wanted:
             if row.state == CREATING:
@@ -161,7 +162,7 @@ class StreamTopics:
                 self._trouble.end(kind, stream)
 
     def _grown(self, state: State) -> Iterator[tuple[str, Done]]:
-        """Add the partitions that the status log asks for; a former leader may have begun it.
+        """Add the partitions that the status log asks for. A former leader may have begun to add them.
 
         A growth that failed is tried again, since brokers may have added the partitions all the same.
         """
@@ -211,13 +212,13 @@ class StreamTopics:
     def _done(self, row: StreamRow, work: Callable[[], T], by: object = None) -> Future[T] | None:
         """Begin the job of a stream unless it is under way. Returns it once it has ended; None: call again.
 
-        ``by``: what the work depends on, besides the row's state and change. If any of these has changed, the work
-        is done again.
+        ``by``: other values on which the work depends, besides the row's state and change. If one of all these has
+        changed, the work is done again.
         """
         return self._jobs.run("topics", row.stream, work, (row.state, row.change, by))
 
     def _create(self, row: StreamRow) -> Done | None:
-        """Create a stream's topics. None: call again. After a few tries without an answer, this is an error."""
+        """Create a stream's topics. None: call again. After a few tries without an answer it is an error."""
         if self._trouble.is_pausing("topics", row.stream):
             return None
         error: AnabranchError
@@ -271,7 +272,7 @@ class StreamTopics:
         if self._trouble.is_pausing("topics", stream):
             return None
         if row.state == FORGETTING:
-            # Requests of other work name a topic without its id, so they might reach a new topic of that name.
+            # Requests of other work name a topic without its id, so they might reach a new topic of the same name.
             waits = self._truncator.is_at(stream) or self._jobs.is_under_way("growth", stream)
             if not self._jobs.is_under_way("topics", stream) and self._is_overdue(stream, waits):
                 why = f"its topics are still cut or grown after {GIVE_UP_S:.0f} s, as brokers don't answer"
@@ -293,7 +294,7 @@ class StreamTopics:
             return partial(refused, stream=stream, error=error)
 
     def _recover(self, row: StreamRow) -> Done:
-        """Check that the topics of a LOST stream are the ones that it had."""
+        """Check that the topics of a LOST stream are the topics that it had before."""
         names = topics_of(row.stream)
         found = self._log.describe_topics(names)
         for name, topic_id in zip(names, row.topic_ids, strict=False):
@@ -311,7 +312,7 @@ class StreamTopics:
         return partial(stream_recovered, stream=row.stream)
 
     def _check_no_history(self, stream: str) -> None:
-        """`TopicMisconfigured` if the history is a former stream's: readers would take it for this one's."""
+        """`TopicMisconfigured` if the history is a former stream's: readers would take it for the new stream's."""
         if load_tail(self._log, self._clock, stream).last != NO_PREVIOUS:
             raise TopicMisconfigured(
                 f"{history_topic(stream)} has the history of another stream, whose name was free: delete that "
@@ -424,7 +425,7 @@ class NotGrown(NamedTuple):
 
 
 def _grow(source: Log, stream: str, partitions: int) -> int | NotGrown:
-    """Add partitions. A failure reports those of the journal: they stay wanted, as plain writes may come there."""
+    """Add partitions. A failure has the journal's number: these stay wanted, as plain writes may come there."""
     try:
         try:
             grow_stream_topics(source, stream, partitions)

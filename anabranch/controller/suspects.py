@@ -1,23 +1,23 @@
-"""Suspect commands: if rounds fail because of one command, it is found, gets three tries, and is then quarantined.
+"""Suspect commands: a command that makes rounds fail is found, gets three tries, and is then quarantined.
 
 All other commands are served.
 
-- *Its decision raises.* The turn is thrown away; the commands before it are decided, then it is tried alone.
+- *Its decision raises.* The turn is dropped, the commands before it are decided, and then it is tried alone.
 - *The broker refuses the round.* Commands, merges and plain writes get rounds of their own, with half as many
   commands each time, until the cause is alone.
 - *Its leader dies.* A leader whose predecessor wrote no round at all takes the waiting commands in pieces. Before
   each it logs a `SuspectRow`, in a round of its own. If it dies before the piece's round, the next leader finds
   the row at the offset of the next command, and takes that piece's commands one by one, with a row before each.
   After three tries alone, by this row's count, a command is quarantined.
-- *A round's outcome is unknown.* Mostly the brokers cause that, so the command gets more tries: isolated in
-  the same way, it is quarantined after ten such rounds in a row, each with its row logged before. A failure without
-  commands takes one of them back.
+- *A round's outcome is unknown.* In most cases the brokers cause that, so the command gets more tries. The command
+  is isolated in the same way, and quarantined after ten such rounds in a row, each with its row logged before. A
+  failure of a round without commands takes one of the ten back.
 
-As long as all is well, a round has commands of several lanes. Those of a lane that is suspect go in rounds of their
-own, in turn with the rest. While a piece is taken one by one, all other lanes wait.
+As long as all is well, a round has commands of several lanes. Suspect commands of a lane go in rounds of their own,
+in turn with the other lanes' commands. While the commands of a piece are taken one by one, all other lanes wait.
 
-Controllers' messages to each other have a topic of their own. They go before commands, in rounds of their own, and
-no row is logged of them.
+Controllers' messages to each other have a topic of their own. They are decided before commands, in rounds of their
+own, and no row is logged for them.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ Write = Callable[[Turn, Sequence[Command]], object]
 
 
 class Content(Enum):
-    """The content of a careful round: commands, merges, or plain writes."""
+    """The content of a careful round: commands, merges, or plain writes, and nothing else."""
 
     COMMANDS = auto()
     MERGES = auto()
@@ -58,9 +58,9 @@ class Content(Enum):
 
 
 class _FailedPiece(NamedTuple):
-    """A lane's commands that are tried one by one: those below offset ``end``.
+    """A lane's commands below offset ``end``, which are tried one by one.
 
-    ``tries``: how many tries of the first one failed.
+    ``tries``: how many tries of the first command failed.
     """
 
     lane: str = ""
@@ -70,9 +70,9 @@ class _FailedPiece(NamedTuple):
 
 @dataclass(slots=True)
 class _Watch:
-    """A lane's commands that are suspect: those at offsets below ``until``. A round has ``size`` of them.
+    """A lane's commands below offset ``until``, which are suspect. A round has ``size`` of these commands.
 
-    ``waited``: commands at offsets below waited for this leader.
+    ``waited``: commands below this offset waited for this leader.
     """
 
     until: int = 0
@@ -83,8 +83,9 @@ class _Watch:
 class SuspectCommands:
     """Decides how many commands go into the next round, and which of them are suspect.
 
-    ``careful``: whether a round holds one kind of `Content`, because an earlier round failed, or may have.
-    ``count``: by lane, how many commands this process quarantined.
+    ``careful``: whether the next round has one kind of `Content`. This is so if the round decides messages of
+    controllers or suspect commands, or if an earlier round was refused. ``count``: lane -> the number of its
+    commands that this process quarantined.
     """
 
     def __init__(self, skip: Iterable[Key] = ()) -> None:
@@ -99,7 +100,7 @@ class SuspectCommands:
         # Lanes whose commands that waited are watched already; None: commands that waited are not suspect.
         self._checked_lanes: set[str] | None = None
         self._piece = _FailedPiece()
-        # How many messages of controllers go into a round: one after a round that failed, then twice as many.
+        # How many messages of controllers go into a round: one after a failed round, then twice as many each time.
         self._control_limit = MAX_COMMANDS
         self._doubt = False  # a round with commands failed, and it is not known why
         self._forgiven = 0  # failures since then that this process survived
@@ -111,7 +112,7 @@ class SuspectCommands:
 
     @property
     def one_each(self) -> bool:
-        """Whether a round holds one merge, or one run of plain writes."""
+        """Whether a round has no more than one merge, or one run of plain writes."""
         return self._due > 0
 
     @property
@@ -120,7 +121,7 @@ class SuspectCommands:
         return self.one_each and self._kind == Content.MERGES
 
     def begin(self, state: State) -> None:
-        """Begin a leadership. Failures logged for the next command count; all others are forgotten."""
+        """Begin a leadership. Failures that are logged for the next command count; other failures are forgotten."""
         row = state.suspect
         self._piece = _FailedPiece()
         self._watched.clear()
@@ -223,7 +224,7 @@ class SuspectCommands:
             control_topic(prefix) if command.control else commands_topic(prefix, command.lane),
             turn.settings.control_partition, command.offset, name_of(command.payload), limits.cut(reason),
         )  # fmt: skip
-        answer = begin()  # by itself: brokers may have trouble with its partition
+        answer = begin()  # a turn by itself: brokers may have trouble with the reply's partition
         answer.reply(command.to, refuse(Quarantined(f"it had no effect: {limits.cut(reason)}")))
         write(answer, (command,))
 
@@ -265,7 +266,7 @@ class SuspectCommands:
     def failed(self, error: LogError, batch: Sequence[Command]) -> None:
         """Note that a failure ended the leadership.
 
-        If its round had commands, one of them may be the cause; otherwise brokers are, or a rival.
+        If its round had commands, one of them may be the cause. Otherwise brokers or a rival are the cause.
         """
         self._forgiven += 1
         unreached = isinstance(error, LogUnavailable) and not isinstance(
@@ -283,10 +284,10 @@ class SuspectCommands:
             self._unsure_rounds = self._unsure_rounds + 1 if same else 1
 
     def refused(self, batch: Sequence[Command], due: int) -> bool:
-        """Note that the broker refused a round. Returns whether to try again with less in it.
+        """Note that the broker refused a round. Returns whether to try again with less content.
 
-        False: the only content of this round is the cause. ``due``: how many merges, or runs of plain writes, the
-        round may have had.
+        False: the round had a single content, which is the cause. ``due``: how many merges, or runs of plain
+        writes, the round may have had.
         """
         if len(batch) > 1 and batch[0].control:
             self._control_limit = 1

@@ -1,19 +1,20 @@
 """Topics in trouble: what waits for them, for how long, and which streams are given up.
 
-One rule for all kinds of trouble (`Kind`). A call that fails names the topics it failed for (`LogError.topics`).
-These things *wait* then: a stream with all its topics, one topic of a lane, or a job on topics. Everything else
-continues. A pause begins when trouble begins, and after each try that fails; it grows while tries keep failing.
-Streams and lanes continue once their pause is over and the brokers' metadata shows no fault. A job is tried again
-once its pause is over.
+One rule is for all kinds of trouble (`Kind`). A call that fails names the topics for which it failed
+(`LogError.topics`). Then one of these *waits*: a stream with all its topics, one topic of a lane, or a job on
+topics. Everything else continues. A pause begins when trouble begins, and after each try that fails; it grows while
+tries keep failing. Streams and lanes continue once their pause is over and the brokers' metadata shows no fault. A
+job is tried again once its pause is over.
 
 The metadata shows that a topic is not found, or was replaced; that a partition has no leader; that too few replicas
-are in sync; that a right is missing. An answer counts only if it has the status topic, too.
+are in sync; that a right is missing. An answer does not count unless it has the status topic, too.
 
-Only a stream with a lost topic is given up, since that can't be undone. A topic is lost if, throughout
-`Settings.lost_after_ms`, the brokers' quorum does not have it, or all brokers have another id for it; or at once,
-if new events land below its old ones, as all replicas in sync took them. One broker's answer is not enough: it may
-have just started, or be cut off. If a partition seems to end earlier than before, its stream only waits: a former
-leader that does not know of the new one may have answered.
+To give up a stream can't be undone, so a stream is never given up without a lost topic. A topic is lost if,
+throughout `Settings.lost_after_ms`, the brokers' quorum does not have it, or all brokers have another id for it. A
+topic is lost at once if new events are placed below its old events, because all replicas in sync took the new
+events. One broker's answer is not enough: that broker may have just started, or have lost its connections. If a
+partition seems to end earlier than before, its stream waits, and is not given up: a former leader of the partition
+may have answered.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ from anabranch.topics.names import commands_topic, replies_topic, status_topic, 
 
 log = logging.getLogger("anabranch.controller")
 
-# Codes by which a broker refuses records; 18 is RECORD_LIST_TOO_LARGE, 43 is UNSUPPORTED_FOR_MESSAGE_FORMAT. With
+# Codes by which a broker refuses records; 18 is RECORD_LIST_TOO_LARGE, 43 is UNSUPPORTED_FOR_MESSAGE_FORMAT. By
 # any other code it refuses the topic.
 DATA_CODES = frozenset(
     (
@@ -94,7 +95,7 @@ class _Trouble:
 
 
 class _Watched(NamedTuple):
-    """A topic whose metadata is checked. ``partitions``: how many it needs at least. ``topic_id``: empty: any."""
+    """A topic whose metadata is checked. ``partitions``: the least number. ``topic_id``: empty: any id is right."""
 
     key: _Key
     name: str
@@ -113,7 +114,7 @@ class _Watched(NamedTuple):
 class TopicTrouble:
     """Everything that waits for its topics.
 
-    ``reasons``: by kind, why each one waits. The intake and decisions see those of streams (`waiting`).
+    ``reasons``: kind -> name -> why it waits. The intake and decisions see the reasons of streams (`waiting`).
     ``_hints``: failures that ended a leadership; the next leadership checks the topics that they name.
     ``recovered``: streams that continue after trouble, to be checked for lost markers.
     """
@@ -127,7 +128,7 @@ class TopicTrouble:
     recovered: list[str] = field(default_factory=list)
     _troubles: dict[_Key, _Trouble] = field(default_factory=dict)
     _hints: list[LogError] = field(default_factory=list)
-    # By stream: when it was checked, if that was after the last failure.
+    # Stream -> when it was checked, if that was after the last failure.
     _seen: dict[str, float] = field(default_factory=dict)
     _next: float = 0.0
     _looked: float = 0.0  # when the last answer came that counts
@@ -159,7 +160,7 @@ class TopicTrouble:
         return trouble
 
     def failed(self, kind: Kind, name: str, error: Exception) -> int:
-        """Note that a job failed. Returns how often in a row it did."""
+        """Note that a job failed. Returns how often in a row it has failed."""
         if not isinstance(error, LogError):
             log.error("a defect in work on topics (%s of %s)", kind, name, exc_info=error)
         return self.note(kind, name, str(error)).pauses.count
@@ -198,7 +199,7 @@ class TopicTrouble:
         return bool(self.waiting or self._hints)
 
     def hint(self, error: LogError) -> None:
-        """Keep a failure that ends the leadership, for the next one: the last failure of each set of topics.
+        """Keep a failure that ends the leadership for the next leadership: the last failure of each set of topics.
 
         Tracebacks are dropped, because they would keep the whole state in memory.
         """
@@ -209,9 +210,9 @@ class TopicTrouble:
             self._hints.append(error)
 
     def begin(self, state: State) -> None:
-        """Begin a leadership: what waited still waits, until a check finds no fault. Jobs begin again.
+        """Begin a leadership. Streams and lanes that waited wait until a check finds no fault. Jobs begin again.
 
-        Lanes' topics with known ids are checked, so that another topic of that name is never read or written.
+        Lanes' topics with known ids are checked, so that another topic of the same name is never read or written.
         """
         active = {stream for stream, row in state.streams.items() if row.state == ACTIVE}
         for stream in self.waiting.keys() - active:
@@ -231,7 +232,7 @@ class TopicTrouble:
             self.look(state, lanes=lanes)
 
     def find(self, state: State, *errors: LogError) -> bool:
-        """Let the streams that these errors name wait. False: an error also names other topics, or no topic."""
+        """Let the streams that these errors name wait. False: an error names topics of no stream, or no topic."""
         self._seen.clear()
         mine = [self._note_all(state, error) for error in errors]
         if not all(isinstance(error, TopicGone) and error.lost for error in errors):
@@ -241,11 +242,11 @@ class TopicTrouble:
     def check(self, state: State, streams: Sequence[str], reserved: Sequence[str] = ()) -> None:
         """Check streams' topics before a round writes to them, unless they were checked since the last failure.
 
-        A native transaction that meets too few replicas in sync keeps its transactional id busy until these are
-        back. Because of this check, a dead broker costs one id, and not one for each of its streams.
+        A native transaction that meets too few replicas in sync keeps its transactional id busy until the replicas
+        are back. Because of this check, a dead broker costs one id, and not one id for each of its streams.
 
-        ``reserved``: streams where a staged merge begins, which delays other merges: their check must be recent
-        there.
+        ``reserved``: streams in which a staged merge begins, which delays other merges: for these the check must be
+        recent.
 
         Raises: LogUnavailable: some of the streams wait.
         """
@@ -268,7 +269,7 @@ class TopicTrouble:
                 raise failed[0]
 
     def given_up(self, state: State, after_s: float) -> list[tuple[str, str]]:
-        """Check what waits, if it is time. Returns (stream, why) of streams that are lost."""
+        """Check the topics of everything that waits, if a check is due. Returns (stream, why) of lost streams."""
         now = self.clock.monotonic()
         if (self.waiting or self.reasons["lane"]) and now >= self._next:
             self.look(state)
@@ -284,9 +285,9 @@ class TopicTrouble:
         return found
 
     def may_be_refused(self, state: State, streams: Collection[str]) -> bool:
-        """Whether the data that brokers refused may be the cause. False: a topic's setting is wrong.
+        """Whether the data that brokers refused may be the cause.
 
-        Then the stream waits, and its data, which was acknowledged, is not given up.
+        False: a topic's setting is wrong. Then the stream waits: its data was acknowledged, and is not given up.
         """
         for stream in streams:
             self._of("stream", stream).refused = True
@@ -324,7 +325,7 @@ class TopicTrouble:
         self._go_on(wrong, missing, now)
 
     def _go_on(self, wrong: Container[_Key], missing: Container[_Key], now: float) -> None:
-        """Let what waited continue, if its pause is over and nothing is wrong with it."""
+        """Let everything that waited continue if its pause is over and no fault of it is known."""
         keys: list[_Key] = [("stream", name) for name in self.waiting]
         keys += [("lane", name) for name in self.reasons["lane"]]
         for key in keys:
@@ -343,7 +344,7 @@ class TopicTrouble:
                 self.recovered.append(name)
 
     def _is_gone(self, state: State, stream: str) -> bool:
-        """Whether the brokers' quorum says that a topic is gone, or all brokers that it has another id."""
+        """Whether the brokers' quorum has no such topic any more, or all brokers have another id for a topic."""
         row = state.streams[stream]
         names = topics_of(stream)
         counts = row.partitions, row.partitions, 1
@@ -442,7 +443,7 @@ class Described(NamedTuple):
 
 
 def describe(source: Log, witness: str, topics: Iterable[str]) -> Described | None:
-    """The topics as brokers describe them; None if there is no answer that counts: one that has the witness."""
+    """The topics as brokers describe them; None if no answer has the witness, because such answers don't count."""
     left, forbidden = set(topics), dict[str, str]()
     while True:
         try:
@@ -464,7 +465,7 @@ def describe(source: Log, witness: str, topics: Iterable[str]) -> Described | No
 
 
 def gone(topic: str, info: TopicInfo | None, partitions: int, topic_id: str) -> str:
-    """The reason why a topic is missing, or is not the one that it was; empty if it is there."""
+    """The reason why a topic is missing, or is not the same topic as before; empty if it is there."""
     if info is None:
         return f"there is no topic {topic}"
     if topic_id and info.topic_id != topic_id:

@@ -1,8 +1,8 @@
 """Rights of lanes: what a lane may do, and where (``docs/security.md``, Grants).
 
 A *lane* is a request channel: all clients whose ACLs permit writing to its topic of commands have its rights.
-Grants give a lane rights on a stream, on all of a scope, or on everything. Before each decision its command is
-checked by `RULES`; some decisions make further checks.
+Grants give a lane rights on a stream, on all of a scope, or on everything. Before each decision, `RULES`
+check the lane's command; some decisions check more.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ ALL = Right(511)
 ADD = 1 << 29
 TAKE = 1 << 30
 CREATORS = ALL & ~Right.ADMIN  # given to the lane that creates a scope, on that scope
-_FIND = Right.DESCRIBE | Right.CREATE  # either of them is enough to find an existing scope
-# Either of them begins a transaction that moves positions; its commit needs `process`.
+_FIND = Right.DESCRIBE | Right.CREATE  # either right is enough to find an existing scope
+# Either right is enough to begin a transaction that moves positions; its commit needs `process`.
 _MOVE = Right.WRITE | Right.PROCESS
 
 _KEPT = 10_000  # cached answers at most
 _LONGEST = 250  # characters of a cached pattern
-# Rights that lanes have from the start, on everything; a row of that lane and pattern replaces them.
-_TRUSTED = ALL & ~(Right.OPERATE | Right.ADMIN)  # of `open`, where its senders are trusted
+# Rights on everything that lanes have from the start; a row of the same lane and pattern replaces these rights.
+_TRUSTED = ALL & ~(Right.OPERATE | Right.ADMIN)  # the rights of `open` if its senders are trusted
 FROM_THE_START: Mapping[str, Right] = {
     ADMIN_LANE: ALL,
     OPEN_LANE: _TRUSTED & ~(Right.SCALE | Right.SERIES),
@@ -63,7 +63,7 @@ def from_the_start(state: State, lane: str) -> int:
 
 
 def changed(has: int, rights: int) -> int:
-    """A lane's rights on a pattern, where it ``has`` some, after a `SetGrant` with these ``rights``."""
+    """A lane's rights on a pattern after a `SetGrant` with these ``rights``. ``has``: its rights before."""
     if rights & ADD:
         return has | rights & ~ADD
     return has & ~rights if rights & TAKE else rights
@@ -107,8 +107,9 @@ def _keep(state: State, lane: str, what: str, rights: int) -> int:
 
 
 def check_right(state: State, lane: str, right: Right, what: str) -> None:
-    """`NotAuthorized` unless the lane has the right on ``what``: as for `rights_of`, or a scope's name, for any of
-    its streams.
+    """Raise `NotAuthorized` unless the lane has the right on ``what``, which is as for `rights_of`.
+
+    If ``what`` is a scope's name, the right on any stream of that scope is enough.
     """
     rights = state.rights.get((lane, what))  # each event's stream comes here
     if rights is None:
@@ -148,7 +149,7 @@ def _stream(right: Right) -> Rule:
 
 
 def _within(right: Right) -> Rule:
-    """On any stream of the scope that the command names."""
+    """The rule that the lane needs this right on any stream of the scope that the command names."""
     return _on(right, lambda command: command.scope)
 
 
@@ -187,7 +188,7 @@ def _describe_processors(state: State, lane: str, command: r.DescribeProcessors)
 def _list_transactions(
     state: State, lane: str, command: r.ListTransactions | r.ListTableLocks
 ) -> None:
-    """A list of all scopes, or with a coordinator's secret, needs no right: it has what that sender may see."""
+    """A list of all scopes, or by a coordinator's secret, needs no right: it has what its sender may see."""
     if command.scope is not None and getattr(command, "secret", None) is None:
         check_right(state, lane, Right.DESCRIBE, command.scope)
 
@@ -209,7 +210,7 @@ def _begin(state: State, lane: str, command: r.Begin | r.OneShot | r.PrepareEven
 
 
 def _create_stream(state: State, lane: str, command: r.CreateStream) -> None:
-    """A processor's state needs the right to run the processor; a table's companion stream, to operate the table.
+    """A processor's state needs the right to run the processor; a companion needs the right to operate its table.
 
     Adopting a topic needs a right that the creator of a scope does not have, as it may be another team's topic.
     """
@@ -261,7 +262,7 @@ RULES: Mapping[type, Rule] = {
     r.Scale: _stream(Right.SCALE),
     r.Begin: _begin,
     r.OneShot: _begin,  # its decision checks `write` on each stream
-    r.PrepareEvents: _begin,  # the same
+    r.PrepareEvents: _begin,  # its decision checks `write`, too
     r.Touch: _by_transaction,
     r.Register: _by_transaction,
     r.Heartbeat: _by_transaction,

@@ -2,8 +2,8 @@
 
 A *history* is a stream's topic with one record for each commit and stream epoch. A *vector* has the end offset of
 each partition as of a record (`docs/protocol.md`, section 13). In a stream with few partitions each record has its
-vector. In a wide stream only EPOCH records and one of `EVERY` records have a vector. A COMMIT record between them
-has the ends of its own events, and the place of the last record with a vector. A reader starts with that vector and
+vector. In a wider stream, EPOCH records and one of `EVERY` records have a vector. A COMMIT record between them has
+the ends of its own events, and the place of the last record with a vector. A reader starts with that vector and
 adds the ends in the records after it.
 """
 
@@ -38,7 +38,7 @@ class Tail:
 
     ``vector``: partition -> end offset. ``starts``: open segment's id -> start offset. ``last``: offset of the last
     record. ``vector_at``: offset of the last one with a vector; ``since``: the number of records after that.
-    ``read_to``: the offset up to which the history was read to find all this; None once a record was written.
+    ``read_to``: the offset up to which the history was read to find these values; None once a record was written.
     """
 
     vector: dict[int, int] = field(default_factory=dict)
@@ -186,7 +186,7 @@ def ends_in(record: Record) -> Iterable[Position]:
 
 
 def positions(vector: dict[int, int]) -> tuple[Position, ...]:
-    """The vector in the form of a record's field."""
+    """A vector (partition -> end offset) as history records store it: `Position`s in the order of partitions."""
     new = tuple.__new__
     return tuple([new(Position, place) for place in sorted(vector.items())])
 

@@ -5,8 +5,8 @@ the runs of transactions that may still commit, and counts the records that it r
 belong to no transaction: their runs are kept until they are committed (`core.decisions.merge`). The index follows
 from the journals and the status rows alone, so it can be rebuilt at any time.
 
-Commits compare their receipts with it (`JournalIndex.weigh`). Below are the counts of bytes that open transactions
-have in journals (`Uncommitted`, `Read`), which limits and truncation use.
+Commits compare their receipts with the index (`JournalIndex.weigh`). Below are the counts of bytes that open
+transactions have in journals (`Uncommitted`, `Read`), which limits and truncation use.
 """
 
 from __future__ import annotations
@@ -68,14 +68,14 @@ class Weighed:
     committed: int  # records in the receipts
     left_out: int  # indexed records that no receipt takes
     size: int  # bytes of the batches to merge, about
-    state: int = 0  # … and how many of them belong to states of processors
+    state: int = 0  # how many of these bytes belong to states of processors
     biggest: dict[str, int] = field(default_factory=dict)  # stream -> bytes of its biggest batch
     latest: dict[str, int] = field(default_factory=dict)  # stream -> latest time of an event, ms
 
 
 @dataclass(slots=True)
 class JournalIndex:
-    """The index. Its rows are in the table; this object has the reading positions and the counts of rejections.
+    """The index. Its rows are in the status table; this object has the reading positions and counts of rejections.
 
     ``rejected``: rejected records of a stream since this leader began, by reason. ``unsaid``: those that the
     controller's own log does not report yet. ``plain_ends``: journal partition -> end of the last indexed plain
@@ -145,7 +145,7 @@ class JournalIndex:
                 if run.txn_id not in moved:
                     moved[run.txn_id] = _moved_runs(state.open[run.txn_id], place)
                 if (run.writer, run.first) in moved[run.txn_id]:
-                    continue  # it was read before; the table has its new place
+                    continue  # it was read before; the status table has its new place
             _put(changes, prefix, run)
             uncommitted.add(run.txn_id, place, run.batch_base, run.batch_size)
         plain_done = state.plain.get((stream, partition), 0)
@@ -193,7 +193,7 @@ class JournalIndex:
     def rejected_of(self, txn_id: bytes) -> int:
         """How many journal records of an open transaction were rejected, at or above the low waters.
 
-        The transaction's row counts those below.
+        The transaction's row counts the rejected records below the low waters.
         """
         return sum(count for _, count in self._rejections(txn_id))
 
@@ -233,7 +233,7 @@ class JournalIndex:
             yield unpack_run(key, value)
 
     def plain_waiting(self, state: State) -> list[tuple[str, int]]:
-        """The journal partitions with uncommitted plain writes; the partition that was served last comes last."""
+        """The journal partitions with uncommitted plain writes. The partition whose turn was last comes last."""
         return [place for place, end in self.plain_ends.items() if end > state.plain.get(place, 0)]
 
     def plain_runs(self, state: State, stream: str, partition: int) -> Iterator[StoredRun]:
@@ -271,9 +271,10 @@ class JournalIndex:
             yield self.rows.get(key) or b""
 
     def drop_former(self, stream: str, times: int) -> dict[bytes, bytes | None]:
-        """Table changes that drop the rows of a former stream of this name; empty if that was done before.
+        """Table changes that drop the rows of a former stream of this name; empty if these rows are dropped
+        already.
 
-        ``times``: how often the name was forgotten. The table keeps this number as the mark that it was done.
+        ``times``: how often the name was forgotten. The status table keeps this number once the rows are dropped.
         """
         mark = k.POSITION + b"f" + stream.encode()
         noted = times.to_bytes(8, "big")
@@ -323,7 +324,7 @@ class JournalIndex:
     ) -> tuple[str, int] | None:
         """A journal partition that is not indexed up to all receipts, or None.
 
-        ``txn``: the transaction whose commit waits. The result is cached there, because each turn asks again.
+        ``txn``: the transaction whose commit waits. The result is cached in ``txn``, because each turn asks again.
         """
         positions = self.positions
         if txn is not None and txn.lacks is not None:
@@ -340,7 +341,7 @@ class JournalIndex:
         return None
 
     def sweep(self, state: State) -> dict[bytes, bytes | None]:
-        """Table changes for transactions that ended, and runs that moved, while this table was not in use."""
+        """Changes for transactions that ended, and runs that moved, while this status table was not in use."""
         gone: dict[bytes, bytes | None] = {}
         for key, _ in self.rows.scan(k.INDEX):
             txn_id, place = txn_of(key), place_of(key)
@@ -516,7 +517,7 @@ class Uncommitted:
 
 
 class Read:
-    """Counts the bytes between two offsets of a journal partition, as far as this leader has read it.
+    """Counts the bytes between two offsets of a journal partition, of the part that this leader has read.
 
     A count is exact to 4 KiB, or to a two-thousandth of the whole. Bytes before ``start`` are not counted, so
     data may be moved later than necessary, but never sooner.
@@ -538,7 +539,7 @@ class Read:
             self._totals.append(total)
 
     def between(self, first: int, end: int) -> int:
-        """Bytes from one offset up to another, about."""
+        """About how many bytes are from one offset up to another offset."""
         return max(0, self._total(end) - self._total(first))
 
     def _total(self, offset: int) -> int:

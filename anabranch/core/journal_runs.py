@@ -27,7 +27,7 @@ from anabranch.protocol.schemas.records import Extent, MovedRow, MovedRun, Recei
 # The fields of a `StoredRun` from `end` on, `moved_to` before `pure`.
 _VALUE = struct.Struct(">qqqqqq?Iq")
 REFUSED = "plain_write"  # the reason under which records that the broker refuses are counted
-FORM = 6  # version of these rows, and of `rows.OUTCOMES` and `OWNED`; tables of others are rebuilt
+FORM = 6  # version of these rows, `rows.OUTCOMES` and `OWNED`; other versions' tables are rebuilt
 NEVER = (1 << 63) - 1  # a time that no stream accepts
 _AFTER_PARTITION = TXN_ID_SIZE + 16  # bytes of an index key: transaction id, writer, first offset
 
@@ -205,7 +205,7 @@ def covers(one: Receipt | None, other: Receipt) -> bool:
 
 
 def _is_within(part: Extent, whole: Extent) -> bool:
-    """Whether one extent has all records of another. Both count from the writer's first record."""
+    """Whether one extent has all records of another extent. Both count from the writer's first record."""
     if whole.first > part.first:
         return False
     if whole.count == part.count:

@@ -23,7 +23,7 @@ D = TypeVar("D")
 
 
 class DraftMap(Generic[K, V]):
-    """A dict; or a draft, which has a turn's changes of the dict ``over`` which it is made."""
+    """A dict, or a draft: a turn's changes to another dict (``over``)."""
 
     __slots__ = ("_over", "_rows")
 
@@ -114,12 +114,12 @@ class Waiting(NamedTuple):
 
 
 Why = Literal[
-    "torn",  # a journal lost records of it
+    "torn",  # a journal lost records of the transaction
     "stream",  # one of its streams is in trouble, or lost
     "refused",  # a broker refuses its data
     "journal",  # this leader has not read its journals that far yet
     "staging",  # its data is being staged
-    "others",  # … and other staged merges have the partitions
+    "others",  # it is to be staged, and other staged merges have the partitions
     "partitions",  # a stream has too few partitions for it
     "locks",  # it would break frozen locks, or others would break its own
     "validation",  # its locks have to be validated again
@@ -176,7 +176,7 @@ class Merging(Part):
         self.waits.put(txn_id, Wait(why, since_ms, now_ms + ms, on))
 
     def look_now(self, txn_id: bytes) -> None:
-        """Let the next turn check its merge."""
+        """Let the next turn check the merge of a transaction."""
         known = self.waits.get(txn_id, None)
         if known is not None:
             self.waits.put(txn_id, known._replace(until_ms=0))
@@ -304,7 +304,7 @@ def is_usable(state: State, waiting: Mapping[str, str], stream: str) -> bool:
 
 
 def is_gone(state: State, stream: str) -> bool:
-    """Whether a stream is LOST, being forgotten, or forgotten; not one that is being recovered."""
+    """Whether a stream is LOST, being forgotten, or forgotten. A stream that is being recovered is not gone."""
     return state_of(state.streams.get(stream)) in (LOST, FORGETTING, FORGOTTEN)
 
 

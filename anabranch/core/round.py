@@ -67,8 +67,8 @@ class StreamCommit(NamedTuple):
 class NewEpoch(NamedTuple):
     """An epoch to write to a stream's history.
 
-    ``starts``: partition -> its first offset, where that is not the end in the history. ``again``: this is the
-    active epoch, logged again so that the history can be truncated up to it.
+    ``starts``: partition -> its first offset, if that differs from the partition's end in the history. ``again``:
+    this is the active epoch, logged again so that the history can be truncated up to the new record.
     """
 
     stream: str
@@ -85,8 +85,10 @@ Step = NewEpoch | StreamCommit
 
 
 class ReplyTo(NamedTuple):
-    """The *asker* of a command, to which the reply is sent. ``partition``: of its lane's reply topic. ``command``:
-    the command's digest. ``held``: with commit wait.
+    """The *asker* of a command, to which the reply is sent.
+
+    ``partition``: of the lane's reply topic. ``command``: the command's digest. ``held``: whether the reply is
+    delayed by commit wait.
     """
 
     correlation_id: bytes
@@ -126,7 +128,7 @@ class Round:
     history: list[Step] = field(default_factory=list)  # of all streams, by rising timestamps
     commands: list[tuple[int, Any]] = field(default_factory=list)  # to other control partitions
     audit: list[r.AuditRow] = field(default_factory=list)  # for the controller's own log
-    # For the same log: texts about transactions that expired while a lane could not be read.
+    # For the controller's own log: texts about transactions that expired while a lane could not be read.
     unread: list[str] = field(default_factory=list)
     reserved: list[str] = field(default_factory=list)  # streams in which a staged merge begins
 

@@ -1,8 +1,8 @@
-"""Keys of the status log and of the table that materialises it, and the row that each kind of key has.
+"""Keys of the status log and of the status table, which is its copy, and the row that each kind of key has.
 
 A status key is ``txn_id (16) | entry type (1) | identifier``; rows that belong to no transaction have sixteen zero
-bytes as the id. In the table every status key has the prefix ``s``. The other prefixes are of rows that derive from
-the logs and can be rebuilt.
+bytes as the id. In the status table every status key has the prefix ``s``. Rows with other prefixes derive from the
+logs and can be rebuilt.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ _ROWS: dict[Entry, type | tuple[type, ...]] = {
     Entry.AUDIT_DUE: r.AuditRow,
 }
 _LOCK = struct.Struct(">qq")  # writer, sequence
-# The fields of a `PendingCommitRow` that older builds wrote in the same way.
+# The fields of a `PendingCommitRow` that older builds wrote in the same form.
 _OF_PENDING = ("decided", "writers", "name", "number", "deadline_ms", "consumed", "prepare")
 _MANY = 1000  # rows that are skipped one by one before a new scan is started after them
 _ENTRIES = {int(entry): entry for entry in Entry}  # faster than `Entry(…)`
@@ -124,7 +124,7 @@ def _numbered(name: str, number: int) -> bytes:
 
 
 def numbered(identifier: bytes) -> tuple[str, int]:
-    """(name, number) of an identifier that has both."""
+    """(name, number) of an identifier that consists of a name and a number."""
     return identifier[:-5].decode(), int.from_bytes(identifier[-4:], "big", signed=True)
 
 
@@ -226,7 +226,7 @@ def moved_key(txn_id: bytes, stream: str, partition: int, at: int) -> bytes:
 
 
 def owned_key(lane: str, series: bytes) -> bytes:
-    """The table key that notes a lane's ownership of a series. ``series``: the key of its row."""
+    """The table key that notes a lane's ownership of a series. ``series``: the key of the series' row."""
     return OWNED + lane.encode() + b"\0" + series[TXN_ID_SIZE + 1 :]
 
 
@@ -264,7 +264,7 @@ def finished_key(finished_ms: int, txn_id: bytes) -> bytes:
 def rows_of_views(
     scan: Callable[[bytes, bytes], Iterator[tuple[bytes, bytes]]],
 ) -> Iterator[tuple[bytes, bytes]]:
-    """A table's rows that belong to no transaction. Kinds that are in no view are skipped, as they may be many."""
+    """The rows of a status table that belong to no transaction, without kinds that no view of the state has."""
     prefix = STATUS + NO_TXN
     rows, passed = scan(prefix, b""), 0
     while (found := next(rows, None)) is not None:
@@ -278,7 +278,8 @@ def rows_of_views(
 
 
 def read_row(key: bytes, value: bytes) -> Any:
-    """The row of a status record. `MalformedRecord`: no controller wrote it. `UnsupportedVersion`: a newer one did.
+    """The row of a status record. `MalformedRecord`: no controller wrote it. `UnsupportedVersion`: a newer
+    controller wrote it.
 
     Forms of rows that former versions wrote are converted.
     """
@@ -306,7 +307,7 @@ def read_row(key: bytes, value: bytes) -> Any:
 def foreign(
     key: bytes, what: object, kind: type[MalformedRecord | UnsupportedVersion] = MalformedRecord
 ) -> MalformedRecord | UnsupportedVersion:
-    """The error for a row that no controller, or only a newer one, wrote. ``what``: what is wrong with it."""
+    """The error for a row that no controller, or a newer controller, wrote. ``what``: what is wrong with it."""
     who = "no" if kind is MalformedRecord else "a newer, or no,"
     return kind(
         f"the status log has a row that {who} controller wrote, of key {key.hex()}: {what}. Let only controllers "

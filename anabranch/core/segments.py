@@ -54,7 +54,7 @@ def create(count: int) -> tuple[SegmentRange, ...]:
 def even_plan(
     segments: Sequence[SegmentRange], count: int
 ) -> tuple[tuple[int, ...], tuple[KeyRange, ...]]:
-    """(numbers to seal, ranges to open) for ``count`` even segments; segments with such a range stay open."""
+    """(numbers to seal, ranges to open) for ``count`` even segments. Segments that have such a range stay open."""
     wanted = set(even_ranges(count))
     here = {(s.low, s.high) for s in segments}
     seal = tuple(segment_number(s.segment_id) for s in segments if (s.low, s.high) not in wanted)
@@ -66,7 +66,7 @@ def hand_plan(
 ) -> tuple[tuple[int, ...], tuple[KeyRange, ...]]:
     """(numbers to seal, ranges to open) for segment ids and ranges that a user gave.
 
-    `InvalidArgument` if they don't fit each other and the active layout.
+    `InvalidArgument` if the ids and ranges don't fit each other and the active layout.
     """
     limits.SEGMENTS.check(len(seal), "what is to be sealed")
     limits.SEGMENTS.check(len(ranges), "what is to be opened")
@@ -142,8 +142,8 @@ def place(
 ) -> dict[int, int] | None:
     """Segment number -> partition for a duplicate; None if there are too few partitions.
 
-    ``fixed``: the same for segments whose data is on a partition already. The others keep their own partitions
-    unless these are taken or ``reserved``; otherwise they get the lowest free ones.
+    ``fixed``: segment number -> partition, of segments whose data is on a partition already. Each other segment
+    keeps its partition unless that is taken or ``reserved``; then it gets the lowest free partition.
     """
     places = dict(fixed)
     taken = set(fixed.values()) | set(reserved)
@@ -165,7 +165,7 @@ def place(
 
 
 def merge(into: Sequence[SegmentRange], source: TxnSegment) -> SegmentRange:
-    """The open segment that a transaction segment merges into: the one with its number (E4, E5)."""
+    """The open segment that a transaction segment merges into: the open segment of its number (E4, E5)."""
     check(source.sealed, "a transaction segment is merged before its commit was decided")
     check(source.whole, "a transaction segment is merged after a part of it was deleted")
     for segment in into:

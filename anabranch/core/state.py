@@ -56,7 +56,7 @@ class Ordered(Generic[N]):
         return self._all[at : at + 1] == [one]
 
     def put(self, one: N, there: object) -> None:
-        """Add one, or remove it if ``there`` is false."""
+        """Add an item, or remove the item if ``there`` is false."""
         at = bisect_left(self._all, one)
         has = at < len(self._all) and self._all[at] == one
         if there and not has:
@@ -68,7 +68,7 @@ class Ordered(Generic[N]):
         self._all.clear()
 
     def since(self, one: N) -> Iterator[N]:
-        """All from this one on, in order."""
+        """All items from this item on, in order."""
         return (self._all[at] for at in range(bisect_left(self._all, one), len(self._all)))
 
 
@@ -83,7 +83,7 @@ class OpenTxn:
     receipt_bytes: int = 0  # bytes of the writers' receipts, about
     pending: r.PendingCommitRow | None = None
     due: dict[tuple[int, str, int], r.Extent] = field(default_factory=dict)  # of the pending commit
-    # The journal partition that the pending commit waited for last, and the offset.
+    # The journal partition that the pending commit waited for last, and the offset up to which it waited.
     lacks: tuple[tuple[str, int], int] | None = field(default=None, compare=False)
     # By stream and segment number.
     staged_merges: dict[tuple[str, int], r.StagedMergeRow] = field(default_factory=dict)
@@ -108,14 +108,14 @@ class State:
         self.streams: dict[str, r.StreamRow] = {}
         self.stream_names = Ordered[str]()
         self.names: dict[str, str] = {}  # name as Kafka compares it -> stream
-        # By scope, the least `table.history.ms` of its tables; cached until a stream changes.
+        # Scope -> the least `table.history.ms` of its tables; cached until a stream changes.
         self.histories_ms: dict[str, int] = {}
         self.layouts: dict[str, Layout] = {}  # active epochs only
         self.epochs: dict[str, dict[int, tuple[r.SegmentRange, ...]]] = {}  # reference epochs only
         # (stream, reference epoch) -> partition -> segment.
         self.places: dict[tuple[str, int], dict[int, r.SegmentRange]] = {}
         self.pins: dict[str, Counter[int]] = {}  # stream -> reference epoch -> open transactions
-        # By journal partition: the end of committed plain writes, and the number of refused ones.
+        # Journal partition -> the end of committed plain writes, and the number of refused plain writes.
         self.plain: dict[tuple[str, int], int] = {}
         self.plain_refused: dict[tuple[str, int], int] = {}
         self.low_water: dict[tuple[str, int], int] = {}
@@ -126,7 +126,7 @@ class State:
         self.lanes: dict[str, r.LaneRow] = {}
         self.lane_positions: dict[str, int] = {}  # of lanes other than `open`
         self.grants: dict[str, dict[str, int]] = {}  # lane -> pattern -> rights
-        # By lane and what the rights are on; cached by `authorize` until a grant changes.
+        # (lane, stream or pattern) -> rights; cached by `authorize` until a grant changes.
         self.rights: dict[tuple[str, str], int] = {}
         # Lane -> identifiers of its audit rows, the oldest first.
         self.audits: dict[str, dict[bytes, bool]] = {}
@@ -143,7 +143,7 @@ class State:
         # Open transactions with a pending commit, without PREPARED ones, as these wait for no round.
         self.committing: dict[bytes, bool] = {}
         self.prepared = Ordered[bytes]()  # PREPARED transactions
-        # Errors of folded rows, by key; a later row of the key removes one.
+        # Key -> the error of its folded row; a later row of the key removes the error.
         self.unreadable: dict[bytes, MalformedRecord | UnsupportedVersion] = {}
         self.finished = 0  # transactions that ended since this object was made
         self.outcomes = int.from_bytes(rows.get(k.OUTCOMES) or b"", "big")  # finished ones in rows
@@ -151,9 +151,9 @@ class State:
         self.rederive()
 
     def rederive(self) -> None:
-        """Derive the decoded views from the rows again. Call it after `fold_row`s.
+        """Derive the decoded views from the rows again. Call this after calls of `fold_row`.
 
-        `MalformedRecord`: a row that no controller wrote. `UnsupportedVersion`: one of a newer controller.
+        `MalformedRecord`: no controller wrote a row. `UnsupportedVersion`: a newer controller wrote a row.
         """
         for error in self.unreadable.values():
             raise error
@@ -190,7 +190,7 @@ class State:
         return value
 
     def fold_row(self, key: bytes, value: bytes | None) -> None:
-        """Upsert one record read from the log. Call `rederive` after the last one."""
+        """Upsert one record read from the log. Call `rederive` after the last record."""
         is_txn = len(key) == TXN_ID_SIZE + 1 and key[-1] == Entry.TXN
         row = None
         if value is not None and key.startswith(_SERIES):
@@ -361,7 +361,7 @@ class State:
         return row if isinstance(row, cls) else None
 
     def txn_row(self, txn_id: bytes) -> r.TxnRow | None:
-        """The row of an open or finished transaction; None if it has none."""
+        """The row of an open or finished transaction; None if the transaction has no row."""
         txn = self.open.get(txn_id)
         row = txn.row if txn is not None else self.get(k.txn_key(txn_id))
         if row is not None and not isinstance(row, r.TxnRow):
@@ -429,14 +429,14 @@ class State:
         return self._row(k.changed_key(thing), r.ChangedRow)
 
     def rows_below(self, start: bytes, below: bytes) -> Iterator[tuple[bytes, Any]]:
-        """(rest of the key, row) of status keys that start so and whose rest is below ``below``; the last first."""
+        """(rest of the key, row) of status keys that begin with ``start``, the last first, from ``below`` down."""
         for rest, value in self._table_below(k.STATUS + start, below):
             yield rest, decode(value)
 
     def series_below(
         self, lane: str, scope: str, below: bytes
     ) -> Iterator[tuple[bytes, r.SeriesRow]]:
-        """(name, row) of a scope's series of a lane, or of no lane, with names below ``below``; the last first."""
+        """(name, row) of a scope's series that a lane, or no lane, owns, the last first, from ``below`` down."""
         start = k.series_key(scope, "")
         owned = [self._table_below(k.owned_key(who, start), below) for who in (lane, "")]
         for name, _ in merge(*owned, reverse=True):
@@ -459,7 +459,7 @@ class State:
         return self._row(k.prepared_key(txn_id), r.PreparedRow)
 
     def finished_before(self, unix_ms: int, limit: int) -> list[bytes]:
-        """Up to ``limit`` transactions that ended before a time, in the order of their end."""
+        """Up to ``limit`` transactions that ended before a time, in the order in which they ended."""
         found: list[bytes] = []
         due = k.finished_key(max(0, unix_ms), b"")
         if self._oldest >= due:
@@ -476,8 +476,8 @@ class State:
     def txn_rows_below(self, key: bytes | None) -> Iterator[tuple[bytes, r.TxnRow | None]]:
         """The status keys of transactions below ``key`` (None: all), the newest id first.
 
-        A transaction's own key comes with its row, those of its writers and streams with None. There may be many of
-        these, so a caller that limits its work counts keys.
+        A transaction's own key comes with its row, the keys of its writers and streams with None. A transaction may
+        have many keys, so a caller that limits its work counts keys.
         """
         above = k.STATUS + (b"\xff" * (TXN_ID_SIZE + 1) if key is None else key)
         for found, value in self._table.scan_back(above):
@@ -527,7 +527,7 @@ class Overlay:
         self.bytes = 0  # of values that were set since the last `take`
         self._order: list[bytes] = []  # the changed keys, sorted, without the fresh ones
         self._fresh: list[bytes] = []
-        # The last key that was not found: a new row is looked up before `set`, and again in it.
+        # The last key that was not found: a new row is looked up before `set`, and again in `set`.
         self._missed: bytes | None = None
 
     def get(self, key: bytes) -> bytes | None:
@@ -602,7 +602,7 @@ class Overlay:
         return len(self._changes)
 
     def take(self) -> dict[bytes, bytes | None]:
-        """As `State.take_changes`."""
+        """The changes for `State.take_changes`."""
         taken, self._changes, self.bytes = self._changes, {}, 0
         self._order.clear()
         self._fresh.clear()

@@ -112,8 +112,8 @@ def check_settings(settings: Mapping[str, str]) -> None:
 def latest_time(settings: Mapping[str, str], now_ms: int) -> int:
     """The latest time that an event of a stream with these settings may have now, Unix milliseconds.
 
-    Brokers delete the oldest part of a log only when the latest time in it is older than the retention. So no event
-    may delay this by more than the retention, or an hour if that is longer.
+    Brokers delete the oldest part of a log when the latest time in that part is older than the retention. So no
+    event may delay the deletion by more than the retention, or by more than an hour if an hour is longer.
     """
     retention_ms = int(settings.get(RETENTION_MS, -1))
     if retention_ms < 0:

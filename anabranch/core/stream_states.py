@@ -1,7 +1,7 @@
 """Every legal transition of a stream, as one table, like that of transactions (`transaction_states`).
 
 While the shell works on a stream's topics, the stream has a state of its own (CREATING, RECOVERING, FORGETTING):
-one op begins the work, another one ends it with its result. A stream without a row is FORGOTTEN: deleted, or never
+one op begins the work, another op ends it with its result. A stream without a row is FORGOTTEN: deleted, or never
 created.
 """
 

@@ -23,7 +23,7 @@ Op = Literal[
     "heartbeat",
     "prepare",  # its writers are final; its coordinator decides
     "begin_commit",  # its writers are final
-    "begin_finalize",  # its commit timestamp is final
+    "begin_finalize",  # its commit timestamp is final, and it is being merged
     "finalize_commit",  # merged
     "begin_abort",
     "finalize_abort",
@@ -211,7 +211,7 @@ HandleOp = Literal[
     "begin",  # a Begin is sent
     "send",  # a commit or a prepare is sent
     "refuse",  # the answer says that the copy had no effect
-    "refuse_shot",  # the same for a one-shot
+    "refuse_shot",  # the answer says that the copy of a one-shot had no effect
     "doubt",  # there was no answer in time
     "under_way",  # the controller says that a commit is decided, and not carried out yet
     "late",  # the controller says that it is committed
@@ -242,7 +242,7 @@ _HANDLE_TABLE: dict[HandleOp, tuple[HandleState | Verdict, ...]] = {
 
 
 def _illegal_here(state: HandleState, op: HandleOp, what: str) -> errors.AnabranchError:
-    """As `_illegal`, for a handle."""
+    """The error for an op that is illegal in this state of a handle."""
     if state in ("sent", "doubted"):
         return errors.IllegalState(
             "the outcome of the commit is unknown: commit again, or ask client.state"

@@ -20,7 +20,7 @@ ANSWER = 2  # an answer, without its bytes
 LOOK = 1  # a row that a decision reads, or that later commands will have to read
 LISTED = 2  # a transaction that a list reads: to decode its row, check rights, and show it
 JOURNAL_OP = 2  # a record of a transaction's life in a stream's journal
-KEPT = 90  # an outcome that a `Resolve` makes: it is kept for days, though no event was written
+KEPT = 90  # an outcome that a `Resolve` makes: kept for days, although no event was written
 KIB_BITS = 10  # bytes of commands, rows and answers, shifted by this: a unit for each KiB
 ITEMS_A_UNIT = 4  # things that a decision iterates over; events and plain values of a command
 # Other parts of a command, such as receipts and their extents, count as this many items each.

@@ -15,7 +15,7 @@ TIMEOUT_S = 30.0
 KEEPALIVE_S = 30.0
 # Events of a transaction up to this size are sent in one command; more events are written to journals.
 ONE_SHOT_BYTES = 256 << 10
-# Compacting a table writes all of it again.
+# The time for compacting a table, which writes the whole table again.
 COMPACT_S = 86_400.0
 # A time that another process states may be this far ahead of this machine's clock.
 MAX_CLOCK_SKEW_S = 10.0
@@ -23,7 +23,7 @@ MAX_CLOCK_SKEW_S = 10.0
 # A command that was refused for now is sent again after these pauses.
 FIRST_RETRY_S = 0.02
 LONGEST_RETRY_S = 1.0
-# A command without an answer is sent again after these pauses: a controller that fails over reads it then.
+# A command without an answer is sent again after these pauses, so that a controller that has failed over reads it.
 FIRST_REPEAT_S = 2.0
 LONGEST_REPEAT_S = 10.0
 
@@ -59,18 +59,18 @@ SESSION_S = 6.0
 # -- Spark and ledgers ------------------------------------------------------------------------------------
 
 SPARK_TIMEOUT_S = 60.0
-# A job's transaction: longer than a client's, as a driver that is busy may send heartbeats late.
+# The keepalive of a job's transaction: longer than a client's, because a busy driver may send heartbeats late.
 SPARK_KEEPALIVE_S = 300.0
 # A task reads this many offsets in 1 to 2 s, ten times as long as it takes to start.
 SPARK_TASK_ROWS = 1_000_000
-# `Ledger.recover` ends transactions older than this: younger ones may still be under way.
+# `Ledger.recover` ends transactions older than this: younger transactions may still be under way.
 LEDGER_AGE_S = 60.0
 # One recovery checks at most this many rows.
 LEDGER_ROWS = 1000
 
 # -- the command line -------------------------------------------------------------------------------------
 
-# The transactions of `load` and `write`, which read files and pipes that may be slow.
+# The keepalive of transactions of `load` and `write`, which read files and pipes that may be slow.
 TOOL_KEEPALIVE_S = 60.0
 # `doctor` compares this machine's clock with the controllers', and warns or fails from these differences on.
 CLOCK_WARN_S = 1.0

@@ -29,7 +29,7 @@ OP_HEADER = "ab.op"
 CORRELATION_HEADER = "ab.cid"
 REPLY_HEADER = "ab.reply"
 TIME_HEADER = "ab.ht"  # the highest hybrid time that the sender has seen: 8 bytes
-VERSION_HEADER = "version"  # of events of a base
+VERSION_HEADER = "version"  # a header of the events of a base
 WAIT_HEADER = "ab.wait"  # commit wait: answer only when every clock is past the commit
 _TXN_HEADER_FORM = struct.Struct(">16sqi")
 TXN_HEADER_SIZE = _TXN_HEADER_FORM.size  # 28
@@ -96,7 +96,7 @@ def pack_txn_header(txn_id: bytes, writer: int, stream_epoch: int) -> bytes:
 
 
 def unpack_txn_header(value: bytes) -> tuple[bytes, int, int]:
-    """(transaction id, writer, stream epoch) of an ``ab.txn`` header. `MalformedRecord` if it has another size."""
+    """(transaction id, writer, stream epoch) of an ``ab.txn`` header. `MalformedRecord` for another size."""
     if len(value) != TXN_HEADER_SIZE:
         raise MalformedRecord(
             f"an {TXN_HEADER} header has {TXN_HEADER_SIZE} bytes, not {len(value)}"
@@ -126,7 +126,7 @@ def pack_version(timestamp: int, txn_id: bytes) -> bytes:
 
 
 def unpack_version(value: bytes | None) -> tuple[int, bytes]:
-    """(commit timestamp, transaction id) of a ``version`` header. `MalformedRecord` if it has another size."""
+    """(commit timestamp, transaction id) of a ``version`` header. `MalformedRecord` for another size."""
     if value is None or len(value) != 8 + TXN_ID_SIZE:
         raise MalformedRecord(
             f"a {VERSION_HEADER} header has {8 + TXN_ID_SIZE} bytes, not {value!r}"

@@ -38,7 +38,7 @@ def check_type(what: str, value: object, *kinds: type) -> None:
 
 
 def check_text(what: str, text: str) -> str:
-    """`InvalidArgument` for a text that librdkafka changes: it drops leading blanks, and stops at a zero byte."""
+    """`InvalidArgument` for a text that librdkafka changes: one with leading blanks, or with a zero byte."""
     check_type(what, text, str)
     try:
         size = len(text.encode())
@@ -52,7 +52,7 @@ def check_text(what: str, text: str) -> str:
 
 
 def check_scope(scope: str) -> str:
-    """The scope's name; `InvalidArgument` if it is not a legal one."""
+    """The scope's name; `InvalidArgument` if the name is not legal."""
     if type(scope) is not str:
         check_type("a scope", scope, str)
     if not _NAME.fullmatch(scope):
@@ -63,7 +63,7 @@ def check_scope(scope: str) -> str:
 
 
 def check_lane(lane: str) -> str:
-    """The lane's name; `InvalidArgument` if it is not a legal one."""
+    """The lane's name; `InvalidArgument` if the name is not legal."""
     check_type("a lane", lane, str)
     if not _LANE.fullmatch(lane):
         raise InvalidArgument(
@@ -94,7 +94,8 @@ def check_number(name: str | None, number: int | None) -> None:
 def split_stream(stream: str) -> tuple[str, str]:
     """('nyc', 'flights') of 'nyc/flights'. `InvalidArgument` for an illegal name.
 
-    Names have no dots, so that topic names are not ambiguous; only a processor's state is 'nyc/delays.state'.
+    Names have no dots, so that topic names are not ambiguous. The exception is a processor's state:
+    'nyc/delays.state'.
     """
     if type(stream) is not str:  # a fast path: each event of a batch comes here
         check_type("a stream, scope/name,", stream, str)
@@ -139,7 +140,7 @@ def as_kafka_compares(name: str) -> str:
 
 
 def names_beside(stream: str) -> Iterator[str]:
-    """Names, as Kafka compares them, of streams that would have a topic of the same name as one of this stream."""
+    """Names, as Kafka compares them, of streams of which a topic would have the name of a topic of this stream."""
     own = as_kafka_compares(stream)
     yield own
     for end in _BESIDE:

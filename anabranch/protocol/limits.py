@@ -175,7 +175,7 @@ TABLE = tuple(found for found in list(globals().values()) if isinstance(found, L
     QUOTAS.values()
 )
 
-# Commands with events or receipts. Their limit, unpacked, is their topic's max.message.bytes, not `COMMAND`.
+# Commands with events or receipts. Their limit, unpacked, is max.message.bytes of their topic, not `COMMAND`.
 BIG = (r.OneShot, r.PrepareEvents, r.Commit, r.Register)
 
 
@@ -246,7 +246,7 @@ LATEST = EVENT_TIME.value
 # The most bytes of a batch that is read from a stream: a merge may add some to a batch that it splits.
 READ = UNPACKED.value + (64 << 10)
 FRAMING = 68  # least bytes of a record batch with one record, without key, value and headers
-AHEAD_MS = 3_600_000  # clocks may differ; Kafka's own default allows as much
+AHEAD_MS = 3_600_000  # clocks may differ by this; Kafka's own default allows the same
 _HEADER_OVERHEAD = 6  # bytes of a header besides name and value, about
 
 

@@ -88,7 +88,7 @@ class Layout:
         return self._order[at]
 
     def index_of(self, segment_id: int) -> int:
-        """The index of the segment with this id, which a client chose for events without a key; 0 if not active."""
+        """The index of the segment that a client chose for events without a key; 0 if it is not active."""
         return self._by_number.get(segment_number(segment_id), 0)
 
     def spread(

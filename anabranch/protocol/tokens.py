@@ -1,7 +1,7 @@
 """Tokens: bytes by which another process acts for a transaction (layout: ``docs/protocol.md``, The token).
 
-The client that began the transaction makes tokens with its secret. Each client with a token can *narrow* it: add
-*caveats*, which permit less. A controller checks a token with the secret in the transaction's row.
+The client that began the transaction makes tokens with its secret. Each client with a token can *narrow* the token:
+add *caveats*, which permit less. A controller checks a token with the secret in the transaction's row.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Rights(IntFlag):
 
 
 ALL_RIGHTS = Rights(31)
-SEE = Rights.STATE | Rights.COMMIT  # either of them permits seeing the transaction
+SEE = Rights.STATE | Rights.COMMIT  # either right permits seeing the transaction
 
 
 class TokenBytes(bytes):
@@ -67,9 +67,10 @@ class TokenBytes(bytes):
 class Token:
     """The content of a token: what is left of its rights after all caveats.
 
-    ``begun_ms``, ``not_after_ms``: Unix milliseconds; the latter 0: no end. ``rights``: a sum of `Rights`.
-    ``lanes``: if there are some, the lane that uses the token has to be equal to each. ``owner``: the lane of its
-    maker, only a hint; the transaction's row counts. ``seen``: the highest hybrid time that its maker had seen.
+    ``begun_ms``, ``not_after_ms``: Unix milliseconds; if ``not_after_ms`` is 0, the token has no end. ``rights``: a
+    sum of `Rights`. ``lanes``: the lane that uses the token has to be equal to each of them; empty: any lane.
+    ``owner``: the lane of the token's maker. This is a hint: the owner in the transaction's row counts. ``seen``:
+    the highest hybrid time that the token's maker had seen.
     """
 
     txn_id: bytes
@@ -122,9 +123,9 @@ def narrow(
     not_after_ms: int | None = None,
     lane: str | None = None,
 ) -> TokenBytes:
-    """The token with more caveats: only these rights, until this time (Unix milliseconds), only for this lane.
+    """The token with more caveats: no other rights, until this time (Unix milliseconds), for no other lane.
 
-    `InvalidArgument` for a caveat that would widen it; `InvalidToken` as `peek`.
+    `InvalidArgument` for a caveat that would widen the token; `InvalidToken` as `peek`.
     """
     token = peek(data)
     signed, *caveats, mac = token.chain
@@ -168,7 +169,7 @@ def peek(data: bytes) -> Token:
 
 
 def is_genuine(token: Token, secret: bytes) -> bool:
-    """Whether a token of `peek` was made with this secret, and only narrowed since."""
+    """Whether a token of `peek` was made with this secret, and not changed since except by narrowing."""
     signed, *caveats, stated = token.chain
     mac = _mac(secret, signed)
     for caveat in caveats:
@@ -225,7 +226,10 @@ def _check_time(*times_ms: int) -> None:
 
 
 def _write(signed: bytes, before: tuple[bytes, ...], mac: bytes, more: list[bytes]) -> TokenBytes:
-    """The token with some more caveats."""
+    """The bytes of a token to which the caveats ``more`` are added; each of them renews the MAC.
+
+    `InvalidArgument` if the token would have more than `MAX_CAVEATS`.
+    """
     for caveat in more:
         mac = _mac(mac, caveat)
     caveats = (*before, *more)

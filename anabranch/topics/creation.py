@@ -147,7 +147,8 @@ def check_control_topics(
 ) -> tuple[list[str], int]:
     """Check existing control topics as `create_control_topics` does, but create none.
 
-    Returns the names of missing topics, and the size of messages that the status and replies topics (would) take.
+    Returns the names of missing topics, and the size of messages that the status and replies topics take, or would
+    take if they existed.
 
     Raises: TopicMisconfigured.
     """
@@ -187,7 +188,7 @@ def _unequal(topics: Sequence[_Topic], infos: Mapping[str, TopicInfo]) -> list[s
 
 
 def _record_bytes(topics: Sequence[_Topic], infos: Mapping[str, TopicInfo], asked: int) -> int:
-    """The least size of messages that the status and replies topics report; ``asked`` if they report none."""
+    """The least size of messages that the status and replies topics report; ``asked`` if they report no size."""
     return min(int(infos[t.name].config.get(MAX_MESSAGE, asked)) for t in topics[-3:])
 
 
@@ -204,14 +205,14 @@ def create_stream_topics(
     """Create and check a stream's three topics.
 
     Returns the stream's end offset by partition, and the ids of its topics: stream, journal, history (empty if
-    brokers have no ids). ``adopt``: the stream's topic may have records. If an existing topic doesn't suit, none is
-    created. If it suits, it gets the requested settings, and the stream's default of ``retention.ms``.
-    ``record_bytes``: the size of a history's messages. ``new``: notes created topics; give it to the next try. New
-    topics that don't suit are deleted again.
+    brokers have no ids). ``adopt``: the stream's topic may have records. If an existing topic doesn't suit, no
+    topic is created. An existing topic that suits gets the requested settings, and the stream's default of
+    ``retention.ms``. ``record_bytes``: the size of a history's messages. ``new``: notes created topics; give the
+    same object to the next try. New topics that don't suit are deleted again.
 
     Raises:
         NotReady: a broker lags: it still reports former topics of these names, or does not know the new ones yet.
-        TopicNotEmpty: a topic has records, or had.
+        TopicNotEmpty: a topic has records, or had records.
         UnsupportedSetting: a setting that a stream does not support.
         InvalidArgument: an impossible number of segments or replicas, or value of a scaling setting.
         TopicMisconfigured, LogRefused: as `create_control_topics`.
@@ -271,10 +272,10 @@ def _create_stream(
 def create_lane_topics(log: Log, prefix: str, lane: str, *, like: str, adopt: bool = False) -> None:
     """Create a lane's two topics, with as many control partitions and replicas as the topics of lane ``like``.
 
-    ``adopt``: they may exist, if they are empty and as they would be created.
+    ``adopt``: the topics may exist, if they are empty and have the settings of new topics.
 
     Raises:
-        IllegalState: a topic exists; with ``adopt``: a topic has records, or other settings.
+        IllegalState: without ``adopt``, a topic exists; with ``adopt``, a topic has records, or other settings.
         NotReady, LogRefused: as `create_control_topics`.
     """
     own, answers = commands_topic(prefix, like), replies_topic(prefix, like)
@@ -368,15 +369,15 @@ def refusal_of(error: LogRefused) -> AnabranchError:
 def grow_stream_topics(log: Log, stream: str, partitions: int) -> None:
     """Grow a stream's topics to ``partitions``, and check them. Partitions are never removed.
 
-    Safe to repeat; topics with more partitions stay as they are. This reads no partition: one in trouble must not
-    make it fail once the topics have grown, since any client may then make plain writes to new partitions.
+    Safe to repeat; topics with more partitions stay as they are. No partition is read: once the topics have grown,
+    any client may make plain writes to new partitions, so a partition in trouble must not make this call fail.
 
     Raises:
         LogRefused: a topic does not exist (error 3); or the broker does not grow it, with its reason.
         NotReady: the topics have grown, but the broker that answered does not show it yet.
         TopicMisconfigured: as `create_stream_topics`.
     """
-    # The journal grows last: without partitions of the stream, plain writes to its new ones could not be merged.
+    # The journal grows last: plain writes to its new partitions can't be merged without the stream's partitions.
     for name in (stream_topic(stream), journal_topic(stream)):
         log.add_partitions(name, partitions)
     refuse(stream_problems(stream, describe_grown(log, stream, partitions), partitions))
@@ -407,8 +408,8 @@ def _with_settings(
 def _other_factors(log: Log, infos: Iterable[TopicInfo], asked: int, new: NewTopics) -> list[str]:
     """The problems of topics with other numbers of replicas than ``asked`` (-1: any).
 
-    Some brokers show the same number for each topic, whatever is asked for: there it is no problem. ``new``: topics
-    that were created with ``asked`` replicas.
+    Some brokers show the same number for each topic, whatever is asked for: with them another number is no problem.
+    ``new``: topics that were created with ``asked`` replicas.
     """
     other = [info for info in infos if asked not in (-1, info.replication_factor)]
     if not other or any(info.name in new.ids for info in other) or not _heeds(log, other[0], asked):
@@ -444,7 +445,7 @@ def _created(
 
 
 def _check_width(stream: str, infos: Mapping[str, TopicInfo], partitions: int) -> int:
-    """The number of the stream's partitions. Raises: TopicMisconfigured (its journal has fewer)."""
+    """The number of the stream's partitions. Raises: TopicMisconfigured (the journal has fewer partitions)."""
     target, journal = infos[stream_topic(stream)], infos[journal_topic(stream)]
     if partitions <= journal.partitions < target.partitions:
         raise TopicMisconfigured(
@@ -494,7 +495,7 @@ def _problems(topics: Sequence[_Topic], infos: Mapping[str, TopicInfo]) -> list[
 
 
 def stream_problems(stream: str, infos: Mapping[str, TopicInfo], partitions: int) -> list[str]:
-    """Problems of a stream's three topics, each in the words of `problems`."""
+    """Problems of a stream's three topics, each as a text of `problems`."""
     target, journal, history = (infos[name] for name in topics_of(stream))
     wrong = [
         *problems(target, declared.of_stream(stream), at_least=partitions),
@@ -573,10 +574,10 @@ def _settings(specs: Sequence[TopicSpec]) -> set[tuple[str, str]]:
 def _otherwise(
     specs: Sequence[TopicSpec], topics: Mapping[str, _Topic], refused: LogRefused
 ) -> list[TopicSpec] | None:
-    """The specs with another value in place of the refused one, or without that setting.
+    """The specs with another value in place of the refused value, or without that setting.
 
-    None: something else was refused, or a policy allows none of the values: without the setting, the topic would
-    follow the brokers' defaults, which may change. A policy that names no setting may be one for sizes.
+    None: something else was refused, or a policy allows no value: without the setting, the topic would follow the
+    brokers' defaults, which may change. A policy that names no setting may be a policy for sizes.
     """
     mine, values = _refused(specs, refused)
     if not values and refused.error == POLICY_VIOLATION:
@@ -647,7 +648,7 @@ def _next(setting: Setting, value: str) -> str | None:
 
 
 def _spec(log: Log, topic: _Topic, factor: int) -> TopicSpec:
-    """The spec for a topic. With two replicas or more, two have to be in sync; the brokers' default is one."""
+    """The spec for a topic. If there are two or more replicas, two have to be in sync; the default is one."""
     config = {setting.name: setting.value for setting in topic.settings} | dict(topic.chosen)
     if MIN_ISR not in config:
         replicas = log.replicas_of_new(topic.name) if factor < 0 else factor
@@ -685,7 +686,7 @@ def alter_stream_topics(
     wanted = {name: _wanted(row, name, infos) for name in altered}
     kinds = altered, altered & SHARED_WITH_JOURNAL, altered & {MIN_ISR}
     changes, after = {}, {}
-    # A broker may still report the settings before the last alteration: so all are sent, and both sizes count.
+    # A broker may still report the settings before the last alteration: all settings are sent, both sizes count.
     least = int(former.get(MAX_MESSAGE) or 0)
     for (topic, info), names in zip(infos.items(), kinds, strict=True):
         to_be = {name: wanted[name] for name in names}

@@ -55,7 +55,7 @@ def _kept(least: int, why: str, *, created: int) -> Setting:
 
 
 def _records(why: str, most: int = limits.RECORD.value) -> Setting:
-    """The size of a message. Brokers may allow less; then the limits of its contents follow from that."""
+    """The size of a message. If brokers allow less, the limits of a message's content are smaller, too."""
     return Setting(
         MAX_MESSAGE,
         str(most),

@@ -44,7 +44,7 @@ def controllers_group(prefix: str = DEFAULT_PREFIX) -> str:
 
 
 def transactional_ids(control_partition: int, prefix: str = DEFAULT_PREFIX) -> tuple[str, ...]:
-    """The transactional ids of a control partition. Rounds use the first two in turn; others replace a busy one."""
+    """The transactional ids of a control partition: two that rounds use in turn, and some to replace a busy id."""
     return tuple(f"{prefix}.control.{control_partition}.{letter}" for letter in "abcdef")
 
 

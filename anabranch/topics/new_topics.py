@@ -1,4 +1,6 @@
-"""Notes the topics created for one purpose. If that fails, they are deleted again, or named in the error."""
+"""Notes the topics created for one purpose, so that a failure can delete these topics, or name them in its
+error.
+"""
 
 from __future__ import annotations
 

@@ -28,11 +28,11 @@ TOPIC = "topic"
 GROUP = "group"
 TRANSACTIONAL_ID = "transactional-id"
 CLUSTER = "cluster"
-THE_CLUSTER = "kafka-cluster"  # the name of that resource
+THE_CLUSTER = "kafka-cluster"  # the name of the cluster as a resource
 
 
 class Right(NamedTuple):
-    """An operation on a resource that a role needs. ``prefixed``: on all whose names begin with ``name``."""
+    """An operation on a resource that a role needs. ``prefixed``: on all resources whose name begins so."""
 
     kind: str
     name: str
@@ -160,7 +160,7 @@ def by_resource(found: Iterable[Right]) -> Iterator[tuple[Right, list[Right]]]:
 def acl_commands(principal: str, found: Iterable[Right]) -> Iterator[str]:
     """The ``kafka-acls`` commands that grant rights: one for all resources of a kind with the same operations.
 
-    In them, ``$ADMIN`` is a variable for the options that name the brokers and the credentials.
+    In the commands, ``$ADMIN`` is a variable for the options that name the brokers and the credentials.
     """
     together: dict[tuple[str, bool, tuple[str, ...]], list[str]] = {}
     for first, same in by_resource(found):

@@ -79,7 +79,7 @@ def _is_ours(body, at, size):
 
 @_inline
 def _is_txn(body, at, size):
-    """Whether a header's name that is ours is ``ab.txn``."""
+    """Whether a header's name is ``ab.txn``, if `_is_ours` is true of that name."""
     return size == 6
 
 

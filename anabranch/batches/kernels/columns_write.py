@@ -84,7 +84,7 @@ def _lay(
 ):
     """Lay out rows from ``walk[ROW]`` on, until all are laid out, or one has no room in its slot.
 
-    A column is starts, sizes (-1: null) and data. A missing one has no sizes (keys: all null).
+    A column is starts, sizes (-1: null) and data. A missing column has no sizes (keys: all null).
     ``timestamps``: 0, or an empty column, is ``now``. ``constant``: the encoded ab.txn header. ``lows``:
     the beginnings of key ranges, rising, the first 0; ``slots_of``: the slot of each range.
     """

@@ -149,10 +149,11 @@ def _place(body, count, lows, places_of, keyless, starts, deltas, places):
 def _copy_placed(
     body, starts, places, wanted, stop_at, base_timestamp, fixed, append_time, out, state
 ):
-    """Copy the records of one place, up to record number ``stop_at``, as far as they fit into ``out``.
+    """Copy the records of one place, up to record number ``stop_at``. Stops before a record that ``out`` has no
+    room for.
 
-    As `_copy`, but SOURCE_AT counts records, and it stops before a record that has no room.
-    ``starts`` and ``places`` are as `_place` left them.
+    Arguments and result are as for `_copy`, but SOURCE_AT counts records. ``starts`` and ``places`` are as `_place`
+    left them.
     """
     room = np.int64(out.shape[0])
     number = state[SOURCE_AT]

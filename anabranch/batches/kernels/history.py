@@ -82,7 +82,7 @@ def _half(data, at):
 def _commits(data, ends, partition, spans, state):
     """Append the spans of a partition; ``ends``: the end of each record in ``data``, after a 0.
 
-    ``spans`` has room for as many as the bytes can hold. Returns 0, or a negative result.
+    ``spans`` has room for as many spans as the bytes can have. Returns 0, or a negative result.
     """
     count = state[SPANS]
     for record in range(ends.shape[0] - 1):

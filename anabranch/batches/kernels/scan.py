@@ -96,7 +96,7 @@ def _is_utf8(body, at, last):
 
 @_inline
 def _is_text(body, at, last):
-    """As `_is_utf8`, quicker for ASCII."""
+    """Whether bytes are UTF-8, by a quicker way for ASCII than `_is_utf8`."""
     high = np.int64(0)
     for i in range(at, last):
         high |= _byte(body, i)

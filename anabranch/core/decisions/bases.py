@@ -1,7 +1,7 @@
 """Decisions on bases. A base is all rows of a table as of a time, in a companion stream; new replicas start there.
 
 A base is published in three steps: the table's row logs the intent, `base_published` logs the base, and then the
-shell deletes the versions that the base replaces, as a truncation does. A new leader continues at the next step.
+shell truncates the versions that the base replaces. A new leader continues at the next step.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def publish_base(turn: Turn, command: r.PublishBase, to: ReplyTo | None) -> None
 
 
 def _check(turn: Turn, command: r.PublishBase, row: r.StreamRow, known: r.BaseRow | None) -> None:
-    """Check that the transaction is a base, and that nothing needs the events that it replaces.
+    """Check that the transaction is a base, and that nothing needs the events that the base replaces.
 
     The rows of the base are not checked: only lanes that may operate the table can write to the companion stream.
 
@@ -80,7 +80,7 @@ def _check(turn: Turn, command: r.PublishBase, row: r.StreamRow, known: r.BaseRo
 
 
 def _lagging(turn: Turn, table: str, at: int) -> list[str]:
-    """Texts that name processors, with their lanes, of which a task has not consumed all commits up to a time."""
+    """The processors that have a task which has not consumed all commits up to a time: texts, with their lanes."""
     until = min(at, turn.state.tables[table].last)
     return [
         f"{name} of lane {row.owner}"
@@ -96,7 +96,7 @@ def _consumed_through(turn: Turn, row: r.ProcessorRow, task: int, number: int) -
     known = turn.state.tasks.get((row.processor, task))
     for position in known.positions if known is not None else ():
         if position.input == number:
-            # With a segment, the position is in the middle of that commit.
+            # A position with a segment is in the middle of that commit.
             return position.timestamp - (position.segment >= 0)
     return row.inputs[number].timestamp
 
@@ -137,6 +137,6 @@ def base_published(turn: Turn, stream: str, position: int, last: int) -> None:
 
 
 def is_published(base: r.BaseRow | None, change: r.StreamChange) -> bool:
-    """Whether the shell may delete events for a change: it publishes no base, or its base is logged."""
+    """Whether the shell may delete events for a change: the change publishes no base, or its base is logged."""
     wanted = change.until, change.base
     return change.base is None or (base is not None and (base.timestamp, base.txn_id) == wanted)

@@ -1,15 +1,16 @@
 """The claims of commits (names, and numbers of a series), and the answer to a claim that comes too late.
 
-A commit in a *series* takes a number that is higher than all before. The number is taken when the commit is
-decided, and given back if the transaction is aborted after all. Until it is merged, no other commit of the series
-is decided, so a series commits in the order of its numbers. A series is never forgotten.
+A commit in a *series* takes a number that is higher than all earlier numbers. The number is taken when the commit
+is decided, and given back if the transaction is aborted after all. Until it is merged, no other commit of the
+series is decided, so a series commits in the order of its numbers. A series is never forgotten.
 
 If a claim comes too late, its commit *gives way* to the earlier commit: the transaction is aborted, and the answer
 is the outcome of the earlier one. The row of the earlier claim is kept for as long as the outcome of the aborted
 transaction, so that a repeated command gets the same answer whatever happens to the name.
 
-A name or a series belongs to the lane that took it. Both are unique in the whole scope, so to take a free one, a
-lane needs the right to write to the whole scope; for the series of a table's companion, to operate the table.
+A name or a series belongs to the lane that took it. Both are unique in the whole scope, so a lane may take a free
+name or series only with the right to write to the whole scope. For the series of a table's companion, the lane
+needs the right to operate the table instead.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ def taken(scope: str, name: str) -> errors.NameTaken:
 def list_series(turn: Turn, command: r.ListSeries, to: ReplyTo | None) -> None:
     """List one series, or the series of a scope that the lane may see, in falling order of names.
 
-    An answer has a bounded number of them.
+    The number of series in one answer is bounded.
     """
     check_served(turn, command.scope)
     rights = rights_of(turn.state, turn.lane, of_scope(command.scope))
@@ -129,7 +130,7 @@ def set_series(turn: Turn, command: r.SetSeries, to: ReplyTo | None) -> None:
         raise errors.InvalidArgument(f"number {command.number}: -1 to 2^63 - 1 are allowed")
     row = turn.state.series(command.scope, command.series)
     thing = k.series_key(command.scope, command.series)
-    if is_repeated(turn, thing, to):  # it was done before; commits may have moved the series since
+    if is_repeated(turn, thing, to):  # made before; commits may have moved the series since
         _answer(turn, command.scope, command.series, to)
         return
     if command.owner not in (None, "", OPEN_LANE, ADMIN_LANE, *turn.state.lanes):
@@ -212,7 +213,7 @@ def take_number(turn: Turn, txn: r.TxnRow, series: str, number: int) -> None:
 
 
 def _more(runs: tuple[int, ...], number: int) -> tuple[int, ...]:
-    """The runs, extended by a number that is higher than all. Above `MAX_RUNS`, the two lowest runs become one."""
+    """The runs and a number that is higher than all of them. Above `MAX_RUNS`, the two lowest runs become one."""
     if runs and runs[-1] == number - 1:
         return (*runs[:-1], number)
     if len(runs) == 2 * MAX_RUNS:
@@ -258,8 +259,8 @@ def reason(yielded: r.YieldedRow) -> str:
 def answer(turn: Turn, yielded: r.YieldedRow, owner: str) -> r.Outcome | None:
     """The answer to a commit that gave way: the earlier transaction's outcome.
 
-    `AlreadyCommitted` if that has another number, belongs to another lane, or is not known any more. For a name,
-    None instead of the last two.
+    `AlreadyCommitted` if the earlier commit has another number, belongs to another lane, or is not known any more.
+    For a claim of a name, the latter two cases return None instead.
     """
     if yielded.number in (None, yielded.highest):
         row = turn.state.txn_row(yielded.txn_id)

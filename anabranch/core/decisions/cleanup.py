@@ -1,11 +1,11 @@
 """Truncating journals and histories (`docs/inside/epochs.md`): how far, and which runs have to be moved first.
 
-The *low water* of a journal partition is the lowest offset that may still be needed. A round logs it before the
-shell deletes anything, so the next leader starts to read there, with a table or without. The same round logs, for
-open transactions, the counts of rejected records below the low water, which can't be read again.
+The *low water* of a journal partition is the lowest offset that may still be needed. A round logs the low water
+before the shell deletes anything, so the next leader starts to read there, with a status table or without. The same
+round logs, for open transactions, the counts of rejected records below the low water, which can't be read again.
 
-An old open transaction would prevent the deletion of all data after its own. If a partition keeps much more than is
-needed, runs of such transactions (consecutive records of one writer) are *moved*: copied to the end of the
+An old open transaction would prevent the deletion of all data after its own data. If a partition keeps much more
+than is needed, runs of such transactions (consecutive records of one writer) are *moved*: copied to the end of the
 partition. Then the low water can rise.
 
 A history is truncated only after its events are gone: up to an EPOCH record before whose vector (the end offset of
@@ -27,7 +27,7 @@ from anabranch.core.journal_runs import StoredRun, moved_run
 from anabranch.core.round import NewEpoch
 from anabranch.protocol.schemas.records import LowWaterRow, MovedRow, MovedRun
 
-MAX_MOVED = 2_000  # runs moved in one round, so that those of a transaction fit into one row
+MAX_MOVED = 2_000  # runs moved in one round, so that the runs of a transaction fit into one row
 LATER = 12  # pause after nothing could be moved, in multiples of `clean_ms`
 
 
@@ -118,7 +118,7 @@ def _cut(turn: Turn, place: Place, low: int) -> None:
         txn = turn.state.open.get(txn_id)
         found = turn.index.rejected_below(txn_id, *place, low) if txn is not None else []
         if txn is not None and found:
-            # A leader without a table does not read these records again.
+            # A leader without a status table does not read these records again.
             rejected = txn.row.rejected + sum(count for _, count in found)
             turn.put(k.txn_key(txn_id), txn.row._replace(rejected=rejected))
             for key, _ in found:
@@ -160,8 +160,8 @@ class Copied(NamedTuple):
 def runs_to_move(turn: Turn, place: Place) -> list[PlacedRun]:
     """The next runs to copy to the end of a journal partition: about one chunk, in the order of their places.
 
-    They are all runs before an offset at which a truncation frees more than `move_bytes` of unneeded data, and at
-    least as much as is copied. Runs of decided transactions move, too, because these may wait for hours for a
+    They are all runs before an offset at which a truncation frees more than `move_bytes` of unneeded data, and not
+    less data than is copied. Runs of decided transactions move, too, because these may wait for hours for a
     stream in trouble; runs that are being staged do not. Receipts still name the old offsets.
     """
     read = turn.index.read.get(place)
@@ -246,7 +246,7 @@ def has_moved(
 
 
 def not_now(turn: Turn, place: Place) -> None:
-    """Skip a partition for a while, as nothing can be moved there. Without a draft: no round is written."""
+    """Skip a partition for a while, because nothing can be moved there. No draft is needed: no round is written."""
     kept = turn.memory.cleaning
     kept.may_move_ms.put(place, turn.now_ms + LATER * turn.settings.clean_ms)
     kept.crowded = _without(kept.crowded, place)

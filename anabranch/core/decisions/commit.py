@@ -131,7 +131,7 @@ def _log_pending(
         try:
             _check_replaced(former.writers, {one.writer: one for one in request.writers}, same)
         except errors.OutcomeUnknown as error:
-            end_pending(turn, txn_id, error)  # this commit may end differently from the former one
+            end_pending(turn, txn_id, error)  # this commit may end differently from that one
     pending = replace(
         join_waiting(txn.pending, to),
         writers=request.writers,
@@ -187,7 +187,7 @@ def _check_locks(turn: Turn, request: _Request) -> None:
     conflicts.check_conflicts(turn, request.txn, request.writers, request.command)
 
 
-# The checks of a commit, in their order; a new one is one more entry. They put nothing.
+# The checks of a commit, in their order; a new check is one more entry. The checks put no row.
 CHECKS: tuple[Callable[[Turn, _Request], None], ...] = (
     _check_rights,
     _check_positions,
@@ -206,7 +206,7 @@ def _join_decided(
     validated: Mapping[int, r.ValidatedRow],
     to: ReplyTo | None,
 ) -> None:
-    """Add an asker to a decided commit. Its reports of validated locks count, whatever receipts it names."""
+    """Add an asker to a decided commit. The command's reports of validated locks count, whatever its receipts."""
     txn_id = txn.row.txn_id
     waiting = join_waiting(txn.pending, to)
     due = conflicts.to_revalidate(turn, txn_id)
@@ -277,7 +277,7 @@ def _judge(turn: Turn, row: r.TxnRow, consumed: r.Consumed | None) -> None:
 
 
 def _check_decided(row: r.TxnRow, command: r.Commit) -> None:
-    """Refuse a commit if one with other positions was decided before. Raises: AlreadyCommitted, OutcomeUnknown."""
+    """Refuse a commit whose transaction was decided with other positions: `AlreadyCommitted`, `OutcomeUnknown`."""
     consumed = command.consumed
     if row.state in ("ABORT_IN_PROGRESS", "ABORTED"):
         return
@@ -307,7 +307,7 @@ def _earlier_answer(turn: Turn, row: r.TxnRow, command: r.Commit) -> r.Outcome |
     if command.number is not None:
         return None
     named = None
-    # Another lane's outcome is not shown: then the answer is that this transaction is aborted.
+    # Another lane's outcome is not shown: the answer is then that this transaction is aborted.
     with suppress(errors.NotAuthorized):
         named = earlier_outcome(turn, row.scope, command.name, row.owner)
     return None if named is None else turn.outcome(named)
@@ -335,7 +335,7 @@ def is_waiting(pending: r.PendingCommitRow | None, to: ReplyTo | None) -> bool:
 
 
 def join_waiting(pending: r.PendingCommitRow | None, to: ReplyTo | None) -> r.PendingCommitRow:
-    """The row with one more asker, unless it is there. `NotReady` at the limit of askers."""
+    """The row with this asker added, unless the row has it already. `NotReady` at the limit of askers."""
     if pending is None:
         pending = r.PendingCommitRow((), False, (), None, None, 0)
     if to is None or is_waiting(pending, to):
@@ -384,9 +384,10 @@ def _can_merge(turn: Turn, txn_id: bytes) -> bool:
 def next_due_ms(
     state: State, index: JournalIndex, merging: Merging, wall_ms: int, now_ms: int
 ) -> int | None:
-    """Milliseconds until the next commit has to be checked: 0 if one can be merged at once; None if none has to be.
+    """Milliseconds until the next commit has to be checked: 0 if a commit can be merged at once; None if no commit
+    has to be checked.
 
-    A decided commit that the journals do not cover yet is not counted: reading them begins the next turn.
+    A decided commit that the journals do not cover yet is not counted: reading the journals begins the next turn.
     """
     due = []
     for txn_id in state.committing:
@@ -461,7 +462,7 @@ def _why_not(
 def _decide(
     turn: Turn, txn_id: bytes, txn: OpenTxn, pending: r.PendingCommitRow, weighed: Weighed
 ) -> None:
-    """Log that the transaction commits (or is prepared), with exactly these writers; or that it gives way."""
+    """Log that the transaction commits (or is prepared) with exactly these writers, or that it gives way."""
     row = txn.row
     earlier = _earlier(turn, row, pending)
     if earlier is not None:
@@ -504,7 +505,7 @@ def _earlier(turn: Turn, row: r.TxnRow, pending: r.PendingCommitRow) -> r.Yielde
 
 
 def _yield_to(turn: Turn, txn_id: bytes, earlier: r.YieldedRow) -> None:
-    """Answer with the commit that has the claim, and abort this transaction."""
+    """Answer with the outcome of the commit that has the claim, and abort this transaction."""
     try:
         answer: object = claims.answer(turn, earlier, turn.open(txn_id).row.owner)
     except errors.AlreadyCommitted as error:

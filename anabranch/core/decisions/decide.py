@@ -75,14 +75,14 @@ _DECISIONS: dict[type, Callable[[Turn, Any, ReplyTo | None], None]] = {
     r.DeleteProcessor: ownership.delete_processor,
     r.DescribeProcessors: ownership.describe_processors,
 }
-# Commands that only ask: without an asker there is nothing to decide.
+# Commands that are questions: without an asker there is nothing to decide.
 _QUESTIONS = (
     r.DescribeStreams, r.DescribeProcessors, r.GetState, r.ListAudit, r.ListCommands, r.ListGrants,
     r.ListLanes, r.ListLocks, r.ListOpen, r.ListSeries, r.ListTableLocks, r.ListTransactions,
 )  # fmt: skip
 check(_DECISIONS.keys() <= RULES.keys(), "a command is not in core.authorize: who may send it?")
 
-CHECK_MS = 250  # how often silent transactions are checked, and old outcomes if none ends
+CHECK_MS = 250  # how often silent transactions are checked, and old outcomes if no transaction ends
 
 
 def decide(turn: Turn, command: Any, to: ReplyTo | None) -> None:
@@ -114,7 +114,7 @@ def decide_due(turn: Turn, *, judge_silence: bool) -> int | None:
     """Decide what is due: plain writes, commits, merges, stale transactions, old outcomes, journals to truncate.
 
     ``judge_silence``: whether `LeaderMemory.lanes` is up to date, so that silent transactions can be aborted
-    without missing an unread heartbeat. Returns the new `Turn.expired_ms`, or None if it stays.
+    without missing an unread heartbeat. Returns the new `Turn.expired_ms`, or None if that does not change.
     """
     # Plain writes go to the active layouts, so they come before rolling commits change a stream's layout.
     merge.commit_plain(turn)

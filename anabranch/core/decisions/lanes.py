@@ -42,7 +42,7 @@ from anabranch.protocol.schemas import records as r
 
 
 def is_blocked(state: State, lane: str) -> bool:
-    """Whether the lane is blocked, or not known: then its commands must not be carried out."""
+    """Whether the lane is blocked or not known, so that its commands must not be carried out."""
     row = state.lanes.get(lane)
     return row.blocked if row is not None else lane not in (OPEN_LANE, ADMIN_LANE)
 
@@ -144,7 +144,7 @@ def resume(turn: Turn, positions: Mapping[str, int]) -> None:
 
 
 def set_grant(turn: Turn, command: r.SetGrant, to: ReplyTo | None) -> None:
-    """Set a lane's rights on a pattern, or add some, or take some. Repeating it is harmless."""
+    """Set a lane's rights on a pattern, or add rights, or take rights away. Repeating the command is harmless."""
     lane, pattern = command.lane, command.pattern
     if check_lane(lane) not in turn.state.lanes and lane not in FROM_THE_START:
         raise InvalidArgument(f"there is no lane {lane!r}: add it first (`anabranch lane add`)")
@@ -169,7 +169,7 @@ def set_grant(turn: Turn, command: r.SetGrant, to: ReplyTo | None) -> None:
 
 
 def _count(turn: Turn) -> int:
-    """The number of grants without those of scopes' creators, so that many scopes do not use up the limit."""
+    """The number of grants without the creators' grants on their scopes: many scopes do not use up the limit."""
     every = [grant for granted in turn.state.grants.values() for grant in granted.items()]
     return sum(pattern == EVERYWHERE or rights != CREATORS for pattern, rights in every)
 
@@ -203,7 +203,7 @@ def list_audit(turn: Turn, command: r.ListAudit, to: ReplyTo | None) -> None:
     turn.reply(to, r.AuditList(tuple([row for _, row in found[:most]]), more))
 
 
-# -- quarantined commands: logged and skipped, so that others are served ---------------------------
+# -- quarantined commands: logged and skipped, so that other commands are served -------------------
 
 
 _REASON = 256  # characters of a reason: one answer has many of them
@@ -212,7 +212,7 @@ _REASON = 256  # characters of a reason: one answer has many of them
 def suspect(turn: Turn, lane: str, offset: int, end: int, tries: int) -> None:
     """Log that the commands from ``offset`` to ``end`` are tried alone next, for the ``tries``-th time.
 
-    If they crash the leader, the next one finds them in the log.
+    If they crash the leader, the next leader finds them in the log.
     """
     turn.put(k.SUSPECT_KEY, r.SuspectRow(offset, end, tries, lane))
 
@@ -228,7 +228,7 @@ def quarantine(turn: Turn, lane: str, offset: int, what: str, reason: str) -> No
 
 
 def list_commands(turn: Turn, command: r.ListCommands, to: ReplyTo | None) -> None:
-    """Answer with the position in the commands, the quarantined ones, and the number of transactions kept."""
+    """Answer with the position in the commands, the quarantined commands, and the number of transactions kept."""
     found = tuple(turn.state.quarantined.values())
     here = turn.at is not None and turn.lane == OPEN_LANE
     position = turn.at + 1 if here and turn.at is not None else turn.state.round.commands_offset

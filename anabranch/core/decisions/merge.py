@@ -4,9 +4,9 @@ A *staged* merge is too big for one round, that is, one native transaction: `con
 in chunks first, and then one history record publishes them.
 
 A round merges transactions in the order of the timestamps that it gives them. At the beginning of a round the
-*current* layout of a stream is the active one. For a transaction of another reference epoch a duplicate of that
-epoch becomes current; at the end of the round a duplicate of the active layout does. Transactions of one reference
-epoch are merged one after the other, so that they share a duplicate.
+*current* layout of a stream is its active layout. For a transaction of another reference epoch, a duplicate of that
+epoch becomes current. At the end of the round, a duplicate of the active layout becomes current. Transactions of
+one reference epoch are merged one after the other, so that they share a duplicate.
 
 Plain writes commit in journal order: one offset for each journal partition says which are committed. The round with
 their data and COMMIT record logs this offset, and the next leader resumes exactly there.
@@ -100,7 +100,7 @@ class _Current:
 
 @dataclass(slots=True)
 class _Layouts:
-    """The current layouts of streams; ``rolled`` has those that are not the active ones."""
+    """The current layouts of streams; ``rolled`` has the current layouts that are not the active ones."""
 
     turn: Turn
     rolled: dict[str, _Current] = field(default_factory=dict)
@@ -146,13 +146,13 @@ def merge_decided(turn: Turn, txn_ids: Iterable[bytes]) -> None:
     merged = 0
     limit = turn.merge_limit
     plans = [plan for txn_id in txn_ids if (plan := _ready(turn, txn_id)) is not None]
-    # Regular ones come first, so rolling ones have a share of their own: otherwise they could starve.
+    # Regular commits come first, so rolling commits have a share of their own: otherwise they could starve.
     share = turn.round_bytes
     if any(_rolled(turn, plan) for plan in plans):
         share //= 2
     # Half of the round is for merges, however many plain writes there are.
     sizes = {False: min(turn.plain_bytes, share // 2), True: 0}  # by whether they roll
-    # With a limit, the oldest come first: newer ones must not delay them again and again.
+    # With a limit, the oldest commits come first: newer commits must not delay them again and again.
     order = _order if limit is None else _oldest_first
     for plan in sorted(plans, key=lambda plan: order(turn, plan)):
         if limit is not None and merged >= limit:
@@ -192,7 +192,7 @@ def _written(turn: Turn, plan: Plan) -> dict[str, Write]:
 def plan_of(
     turn: Turn, txn_id: bytes, txn: OpenTxn, streams: Collection[str] | None = None
 ) -> Plan:
-    """The plan of a transaction: the runs in the index that its receipts take. ``streams``: only of these."""
+    """The plan of a transaction: the runs in the index that its receipts take, of these ``streams`` alone."""
     extents = extents_by_place(txn.pending.writers if txn.pending is not None else ())
     targets = []
     records = size = state = 0
@@ -229,7 +229,7 @@ def _ready(turn: Turn, txn_id: bytes) -> Plan | None:
     if not (left_out and all(staged.done for staged in txn.staged_merges.values())):
         _wait(turn, txn_id, RECHECK_MS, "staging")
         return None
-    # Checked before planning, which takes time for a big one.
+    # Checked before planning, which takes time for a big transaction.
     if wait is not None and wait.why == "others" and not _has_room(turn, txn_id, _places(txn)):
         return None
     if frozen.still_waits(turn, txn_id):
@@ -253,7 +253,7 @@ def _ready(turn: Turn, txn_id: bytes) -> Plan | None:
         return None
     rolls = [(turn.merging.may_roll_ms.get(s, 0), s) for s, _ in _rolled(turn, plan)]
     until, stream = max(rolls, default=(0, ""))
-    # One limit for all its streams: otherwise one of them could always have rolled a moment ago.
+    # One limit for all its streams: otherwise one of the streams could always have rolled a moment ago.
     since = wait.since_ms if wait is not None and wait.why == "rolls" else turn.now_ms
     until = min(until, since + turn.settings.collate_ms)
     if until > turn.now_ms:
@@ -290,7 +290,7 @@ def _rolled(turn: Turn, plan: Plan) -> tuple[tuple[str, int], ...]:
 
 
 def _order(turn: Turn, plan: Plan) -> tuple[object, ...]:
-    """Regular commits first, then rolling ones by the duplicate that they can share, staged ones first."""
+    """The sort key: regular commits, then rolling ones by the duplicate that they can share, staged ones first."""
     return _rolled(turn, plan), not plan.staged, plan.txn_id
 
 
@@ -458,10 +458,10 @@ def _lets_go(turn: Turn, stream: str) -> bool:
 
 
 def _written_by(turn: Turn, plan: Plan, txn_id: bytes) -> Mapping[str, Write] | None:
-    """The writes of a staged transaction to the tables that this plan's transaction locked; for the plan's own
-    transaction, all its writes.
+    """The writes of a staged transaction to the tables that this plan's transaction locked. For the plan's own
+    transaction, they are all its writes.
 
-    None: the journals of these tables are not read up to them yet. Writes of other transactions are cached.
+    None: the journals of these tables are not read up to these writes yet. Writes of other transactions are cached.
     """
     if txn_id == plan.txn_id:
         return _written(turn, plan)
@@ -533,7 +533,7 @@ def _taken(
 def _take(turn: Turn, place: tuple[str, int], size: int) -> list[StoredRun]:
     """The next runs of a journal partition, about ``size`` bytes, but at least one.
 
-    They end before a run that breaks a frozen lock; if that is the first one, the result is empty.
+    They end before a run that breaks a frozen lock; if that is the first run, the result is empty.
     """
     runs: list[StoredRun] = []
     taken = 0

@@ -106,7 +106,7 @@ def _with_stores(name: str, known: tuple[str, ...], more: Sequence[str]) -> tupl
 def _kinds_of(
     row: r.ProcessorRow | None, stores: Sequence[str], command: r.CreateProcessor
 ) -> tuple[str, ...]:
-    """The kind of each store; empty if not known. `IllegalState`: a store has another kind already."""
+    """The kind of each store; empty if no kind is known. `IllegalState`: a store has another kind already."""
     if command.kinds and len(command.kinds) != len(command.stores):
         raise InvalidArgument("kinds of stores: none, or one a store")
     known = {} if row is None else dict(zip(row.stores, row.kinds, strict=False))
@@ -134,7 +134,7 @@ def _same(
 
 
 def _difference(row: r.ProcessorRow, tasks: int, inputs: Sequence[r.ProcessorInput]) -> str:
-    """A text for the first difference between a processor and what was asked for."""
+    """A text for the first difference between a processor and the command that asks for it."""
     if row.tasks != tasks:
         return f"{row.tasks} tasks, not {tasks}"
     there, asked = {one.stream for one in row.inputs}, {one.stream for one in inputs}

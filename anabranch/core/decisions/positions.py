@@ -65,7 +65,7 @@ class _Step(NamedTuple):
 
 
 def moved_by(turn: Turn, consumed: r.Consumed, txn_id: bytes) -> r.TaskRow | None:
-    """The row of a task that this transaction was the last to move, which proves its commit; None without proof."""
+    """The row of a task that this transaction moved last, which proves its commit; None if no row proves it."""
     for step in _steps(turn, consumed):
         if step.row.txn_id == txn_id:
             return step.row
@@ -75,7 +75,8 @@ def moved_by(turn: Turn, consumed: r.Consumed, txn_id: bytes) -> r.TaskRow | Non
 def judge(turn: Turn, consumed: r.Consumed, txn_id: bytes, scope: str, lane: str) -> None:
     """Check that a transaction of that scope and lane may move these tasks now.
 
-    Raises: OwnershipLost, NotReady (one is being merged), InvalidArgument, NotAuthorized, UnknownProcessor.
+    Raises: OwnershipLost, NotReady (a commit of a task is being merged), InvalidArgument, NotAuthorized,
+    UnknownProcessor.
     """
     if split_stream(consumed.processor)[0] != scope:
         raise InvalidArgument(
@@ -173,9 +174,9 @@ def move(
     committed: int,
     state: Mapping[str, Collection[int]],
 ) -> r.TaskRow:
-    """Move the positions of tasks with a commit in this round. Returns the row of one of them.
+    """Move the positions of tasks with a commit in this round. Returns the row of one of these tasks.
 
-    ``state``: the state that it writes, as for `check_state`.
+    ``state``: the state that the commit writes, as for `check_state`.
     """
     written = state.get(state_stream(consumed.processor), ())
     moved = _NEVER_TAKEN

@@ -72,8 +72,10 @@ def check_word(turn: Turn, txn_id: bytes, secret: bytes | None) -> None:
 
 
 def check_abort(turn: Turn, row: r.TxnRow, command: r.Abort) -> None:
-    """Refuse an abort of a PREPARED transaction that is not for its coordinator: without the secret, if it has one,
-    or by a bare id from another lane. Raises: NotAuthorized, IllegalState.
+    """Refuse an abort of a PREPARED transaction that does not come from its coordinator.
+
+    Such an abort lacks the secret with which the transaction was prepared, or has a bare id and comes from another
+    lane. Raises: NotAuthorized, IllegalState.
     """
     check_word(turn, row.txn_id, command.secret)
     proven = proves(turn.state.prepared_row(row.txn_id), command.secret)
@@ -87,7 +89,8 @@ def check_abort(turn: Turn, row: r.TxnRow, command: r.Abort) -> None:
 def check_same(turn: Turn, row: r.TxnRow, prepare: r.Prepare) -> None:
     """Refuse a prepare of a transaction that is not open, unless it repeats the one that prepared it.
 
-    Raises: IllegalState (another attempt prepared it), AlreadyCommitted, OutcomeUnknown (it commits unprepared).
+    Raises: IllegalState (another attempt prepared the transaction), AlreadyCommitted, OutcomeUnknown (it commits
+    without a prepare).
     """
     before = turn.state.prepared_row(row.txn_id)
     if before is None and row.state == "COMMITTED":
@@ -104,7 +107,7 @@ def check_same(turn: Turn, row: r.TxnRow, prepare: r.Prepare) -> None:
 
 
 def check_ending(txn: OpenTxn, command: r.Commit, behind: list[int]) -> None:
-    """Refuse a commit that differs from what was prepared. ``behind``: writers of which it names more events.
+    """Refuse a commit that differs from what was prepared. ``behind``: writers of which the commit has more events.
 
     Raises: InvalidArgument, IllegalState.
     """
@@ -126,7 +129,7 @@ def held(txn_id: bytes, what: str) -> errors.ReservedByPrepared:
 
 
 def check_count(turn: Turn, lane: str) -> None:
-    """`TooManyTransactions` at the limit of PREPARED transactions, in all or of this lane."""
+    """Raise `TooManyTransactions` if all lanes, or this lane, are at the limit of PREPARED transactions."""
     limit = limits.PREPARED.value
     if len(turn.state.prepared) >= limit:
         raise errors.TooManyTransactions(f"{limit:,} transactions are prepared: end some of them")
@@ -204,7 +207,7 @@ def drop_events(turn: Turn, txn_id: bytes) -> None:
 
 
 def needed(state: State, pending: r.PendingCommitRow) -> tuple[r.Receipt, ...]:
-    """The receipts of a decided commit; if it was prepared, without LOST streams, which are not read."""
+    """The receipts of a decided commit; if it was prepared, without its LOST streams, which are not read."""
     if pending.prepare is None:
         return pending.writers
     return tuple(

@@ -1,7 +1,7 @@
 """Questions: lists of transactions and locks, the places of records, safe timestamps. They change no row.
 
 While a question is answered all commands wait. So a list reads a bounded number of rows, and its answer has the key
-from which the next one continues. A list shows only what the lane may see.
+from which the next list continues. A list shows only what the lane may see.
 """
 
 from __future__ import annotations
@@ -255,7 +255,7 @@ def _may_list(turn: Turn, row: r.TxnRow, secret: bytes | None) -> bool:
 
 
 def _between(turn: Turn, last: bytes | None, key: bytes) -> bytes | None:
-    """A key between the last one read and the next, that reveals no id which the lane may not see."""
+    """A key between the last key read and the next, which reveals no id that the lane may not see."""
     txn_id = (last or b"")[:TXN_ID_SIZE]
     row = turn.state.txn_row(txn_id)
     if last is None or (row is not None and sees(turn.state, turn.lane, row)):
@@ -298,7 +298,7 @@ def _open_after(
 def list_runs(turn: Turn, command: r.ListRuns, to: ReplyTo | None) -> None:
     """List the places of accepted records of an open transaction's writers, as many as one answer takes.
 
-    `NotReady` until the journals are indexed up to all wanted offsets: only then it is known which are rejected.
+    `NotReady` until the journals are indexed up to all wanted offsets: before, it is not known which are rejected.
     """
     row = turn.transaction(command.token, Rights.WRITE | SEE)
     TRANSACTIONS.judge(row.state, "touch", row.reason)
@@ -352,7 +352,7 @@ def safe_time(turn: Turn, command: r.SafeTime, to: ReplyTo | None) -> None:
     time of the state, which each round logs in its `RoundRow`. So it is enough, for this leader and all later ones,
     that hybrid time has reached the timestamp in the round of the answer. The question itself never moves hybrid
     time beyond the clock, because all later commits would be dated ahead; the times that its sender has seen may
-    (`times`).
+    move it (`times`).
     """
     check_served(turn, command.scope)
     for table in command.tables:

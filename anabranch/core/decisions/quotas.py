@@ -1,8 +1,9 @@
 """Quotas of lanes: how much one lane may have at once, in addition to the limits of a control partition.
 
 Lanes have the defaults of `limits.QUOTAS` unless their `LaneRow` has others. The lane `admin` has no quotas, nor
-has `open` if its senders are trusted. Because of a quota, commands are refused that create more, but never a
-commit, an abort, a question or a heartbeat. Only the quota of work delays these (`controller.lanes`).
+has `open` if its senders are trusted. A quota refuses commands that create more, but never a
+commit, an abort, a question or a heartbeat. The quota of work refuses no command, but delays all
+(`controller.lanes`).
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def _default(state: State, lane: str, name: str) -> int | None:
 
 
 def own_quotas(state: State, lane: str, quotas: Mapping[str, int]) -> dict[str, int]:
-    """The quotas that differ from the defaults, so that a listed set that is sent back does not fix these."""
+    """The quotas that differ from the defaults: to send back a listed set does not fix the defaults."""
     return {name: most for name, most in quotas.items() if most != _default(state, lane, name)}
 
 
@@ -128,7 +129,7 @@ def check_keepalive(turn: Turn, lane: str, keepalive_ms: int) -> None:
 
 
 def check_snapshot(turn: Turn, lane: str, snapshot: int) -> None:
-    """`SnapshotExpired` for a snapshot that is too old for the lane to keep tables readable for it."""
+    """Raise `SnapshotExpired` if a snapshot is older than the lane's quota: tables are not kept readable for it."""
     now_us = max(to_us(turn.hybrid_time), turn.now_us)
     _check(turn, lane, "snapshot", (now_us - to_us(snapshot)) // 1000)
 
@@ -149,7 +150,7 @@ def _check(turn: Turn, lane: str, name: str, found: int) -> None:
 
 
 def usages(state: State, uncommitted: Uncommitted, lanes: Iterable[str]) -> dict[str, Counter[str]]:
-    """By lane, how much it has of each quota that counts things. Each of their open transactions is read."""
+    """Lane -> how much it has of each quota that counts things. Reads every open transaction of these lanes."""
     found: dict[str, Counter[str]] = {}
     for lane in lanes:
         mine = state.open_of.get(lane, ())

@@ -52,7 +52,7 @@ from anabranch.protocol.partitioner import SPACE
 from anabranch.protocol.schemas import records as r
 
 MAX_PARTITIONS = limits.STREAM_PARTITIONS.value
-# Errors that may pass: partitions may have been added all the same, so the request is repeated.
+# Errors that may pass. The broker may have added partitions all the same, so the request is repeated.
 PASSING = (
     NotReady,
     TopicMisconfigured,
@@ -157,7 +157,7 @@ def partitions_added(turn: Turn, stream: str, partitions: int) -> None:
     turn.put(k.stream_key(stream), row)
     turn.merging.may_grow_ms.put(stream, None)
     if row.scaling is not None and not _perform(turn, row, row.scaling):
-        # A staged merge took some of them meanwhile: ask for more.
+        # A staged merge took some of the partitions meanwhile: ask for more.
         try:
             wanted = check_partitions(row.partitions + len(row.scaling.ranges))
         except InvalidArgument as error:
@@ -167,10 +167,10 @@ def partitions_added(turn: Turn, stream: str, partitions: int) -> None:
 
 
 def partitions_refused(turn: Turn, stream: str, error: AnabranchError, there: int = 0) -> None:
-    """Cancel the scaling, because partitions can't be added to the topics, or not now.
+    """Cancel the scaling, because partitions can't be added to the topics, or can't be added now.
 
-    If the error may pass (`PASSING`), the stream's row still asks for the partitions: some may exist already, and
-    plain writes go to these. Otherwise it asks for the number that the journal has now (``there``).
+    If the error may pass (`PASSING`), the stream's row still asks for the partitions: some of them may exist
+    already, and take plain writes. Otherwise the row asks for the number that the journal has now (``there``).
     """
     row = turn.state.streams[stream]
     wanted = row.wanted_partitions
@@ -185,7 +185,7 @@ def partitions_refused(turn: Turn, stream: str, error: AnabranchError, there: in
 
 
 def idle_partitions(turn: Turn, row: r.StreamRow) -> list[int]:
-    """Partitions without an active segment or a staged merge, which are not retired."""
+    """Partitions that have no active segment and no staged merge, and are not retired."""
     taken = {s.partition for s in row.segments} | turn.state.reserved(row.stream)
     taken |= turn.state.retired(row.stream)
     return [p for p in range(row.partitions) if p not in taken]
@@ -262,7 +262,8 @@ _USEFUL = 1 / 8  # least share of the samples on the lighter side of a split
 class Load(NamedTuple):
     """The load of one segment. Both series are of whole buckets, oldest first, `HISTORY` of them.
 
-    ``taken_bytes``: bytes since the segment was opened, as far as known. ``positions``: a sample of key positions.
+    ``taken_bytes``: the bytes that this leader counted since the segment was opened.
+    ``positions``: a sample of key positions.
     """
 
     age_ms: int
@@ -295,7 +296,7 @@ class Gauge:
         self.positions: deque[int] = deque(maxlen=_SAMPLES)
 
     def add(self, events: int, size: int, bucket: int) -> None:
-        """Count events and bytes in a bucket; in the current one if the bucket is over."""
+        """Count events and bytes in a bucket. If that bucket is over, count them in the current bucket."""
         self._reach(bucket)
         self._events[-1] += events
         self._sizes[-1] += size
@@ -407,7 +408,7 @@ def _fill(policy: Policy, segments: Sequence[r.SegmentRange]) -> Proposal | None
 
 
 class _Heat(NamedTuple):
-    score: float  # load / threshold; if it exceeds 1, the segment is to be split
+    score: float  # load / threshold; above 1, the segment is to be split
     parts: int
     why: str
 
@@ -462,10 +463,10 @@ def _rates(policy: Policy, load: Load) -> Iterable[tuple[str, int, Sequence[int]
 
 
 def cut(low: int, high: int, parts: int, positions: Sequence[int]) -> tuple[r.KeyRange, ...]:
-    """Up to ``parts`` ranges that tile [low, high); a single one if no split is useful.
+    """Up to ``parts`` ranges that tile [low, high); a single range if no split is useful.
 
     With enough samples, the part with the most samples is split at its median, repeatedly; a part with a single key
-    is not split. Without, the parts are even, down to a least width.
+    is not split. With fewer samples, the parts are even, down to a least width.
     """
     inside = sorted(p for p in positions if low <= p < high)
     if len(inside) < _ENOUGH_SAMPLES:
@@ -551,8 +552,7 @@ def _merge(
 def _is_quiet(policy: Policy, load: Load) -> bool:
     """Whether the load was below a third of every threshold, at every moment of the last four cool-downs.
 
-    If the policy splits by size, only a segment without events is quiet, because a merged one would soon be full
-    again.
+    If the policy splits by size, a segment with events is never quiet: a merged segment would soon be full again.
     """
     if load.age_ms < HISTORY * policy.bucket_ms:
         return False

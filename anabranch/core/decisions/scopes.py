@@ -45,7 +45,7 @@ MAX_BLOCKERS = 100  # that are listed for one stream
 def _own_scope(turn: Turn, scope: str) -> str:
     """Return the scope's name. The name of a new scope is checked first.
 
-    Raises: InvalidArgument (it is illegal, or begins as the names of anabranch's own topics do).
+    Raises: InvalidArgument (the name is illegal, or begins like the names of anabranch's own topics).
     """
     if scope not in turn.state.scopes:
         _check_own(turn, check_scope(scope), "scope", "_")
@@ -53,7 +53,7 @@ def _own_scope(turn: Turn, scope: str) -> str:
 
 
 def check_names(turn: Turn, stream: str) -> None:
-    """`InvalidArgument` if the name of one of the stream's topics is taken; Kafka treats . and _ there as equal."""
+    """`InvalidArgument` if the name of a topic of the stream is taken; Kafka treats . and _ in names as equal."""
     _check_own(turn, stream, "stream")
     for name in names_beside(stream):
         if (other := turn.state.names.get(name)) is not None:
@@ -105,7 +105,7 @@ def find_scope(turn: Turn, command: r.FindScope, to: ReplyTo | None) -> None:
         _grant_creator(turn, scope, turn.lane)
     served = turn.state.scopes[scope]
     if command.create and served != DIRECTORY:
-        # Sent for an existing scope, too: retention may have deleted the first message unread.
+        # The message is sent for an existing scope, too: retention may have deleted the first message unread.
         turn.round.commands.append((served, r.AdoptScope(scope, _creator(turn, scope))))
     turn.reply(to, r.ScopeInfo(scope, served))
 
@@ -156,7 +156,7 @@ def active_stream(turn: Turn, stream: str) -> r.StreamRow:
 
 
 def check_room(turn: Turn, owner: str, streams: int, partitions: int) -> None:
-    """`TooManyStreams` if a control partition, or the lane, would have more streams or partitions than it may."""
+    """Raise `TooManyStreams` if the control partition, or the lane, would have too many streams or partitions."""
     rows, settings = turn.state.streams.values(), turn.settings
     # Each journal has as many partitions as its stream.
     every = 2 * (sum(map(quotas.partitions_of, rows)) + partitions)
@@ -171,7 +171,7 @@ def check_room(turn: Turn, owner: str, streams: int, partitions: int) -> None:
 
 
 def describe_streams(turn: Turn, command: r.DescribeStreams, to: ReplyTo | None) -> None:
-    """Describe one stream; or those of a scope, or of this control partition, by name, some in each answer."""
+    """Describe one stream, or the streams of a scope or of this control partition, by name, some in each answer."""
     if command.stream is not None:
         known = turn.state.streams.get(command.stream)
         if known is None or known.state == CREATING:
@@ -192,7 +192,7 @@ def describe_streams(turn: Turn, command: r.DescribeStreams, to: ReplyTo | None)
 
 
 def _described(turn: Turn, scope: str | None, after: str) -> Iterator[str]:
-    """Names of streams that the lane may describe, in order, after ``after``; of one scope, or all."""
+    """Names of streams that the lane may describe, in order, after ``after``; of one scope, or of all (None)."""
     state, lane = turn.state, turn.lane
     names = state.stream_names
     if rights_of(state, lane, EVERYWHERE) & Right.DESCRIBE:
@@ -271,7 +271,7 @@ def _least_history_ms(turn: Turn, scope: str) -> int:
     return known
 
 
-# -- what prevents deletion: transactions and processors that named a stream, while their lane may see it ----
+# -- what prevents deletion: transactions and processors that use a stream, while their lane may see it ------
 
 
 def reading(turn: Turn, table: str) -> dict[bytes, int]:
@@ -361,7 +361,7 @@ def stream_info(turn: Turn, row: r.StreamRow, *, full: bool = False) -> r.Stream
 
 
 def _rejected(turn: Turn, stream: str) -> dict[str, int]:
-    """By reason: journal records rejected since this leader began, and plain writes that brokers ever refused."""
+    """Reason -> journal records rejected since this leader began, or plain writes that brokers ever refused."""
     rejected = dict(turn.index.rejected.get(stream, {}))
     refused = sum(n for (name, _), n in turn.state.plain_refused.items() if name == stream)
     return rejected | ({REFUSED: refused} if refused else {})

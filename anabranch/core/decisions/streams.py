@@ -74,7 +74,7 @@ _MOST_NAMED = 250  # characters of a list in a refusal, so that what follows the
 def _move(
     turn: Turn, row: r.StreamRow, op: StreamOp, to: ReplyTo | None = None, **changes: Any
 ) -> r.StreamRow | None:
-    """Put the stream's row after a legal op; None if that is applied already. Raises the error of an illegal op.
+    """Put the stream's row after a legal op; None if the op is applied already. Raises the error of an illegal op.
 
     ``to``: the asker that waits for the shell's work on the topics.
     """
@@ -100,7 +100,7 @@ def _end(turn: Turn, stream: str, op: StreamOp, error: errors.AnabranchError | N
 
 
 def create_stream(turn: Turn, command: r.CreateStream, to: ReplyTo | None) -> None:
-    """Log the intent; the shell creates the topics and calls `stream_created`. Repeating it is harmless."""
+    """Log the intent; the shell creates the topics and calls `stream_created`. The command may be repeated."""
     scope, _ = split_stream(command.stream)
     check_served(turn, scope)
     even_ranges(command.segments)  # raises for an impossible count
@@ -109,7 +109,7 @@ def create_stream(turn: Turn, command: r.CreateStream, to: ReplyTo | None) -> No
     check_companion(turn, command)
     row = turn.state.streams.get(command.stream)
     known = rights_of(turn.state, turn.lane, command.stream) & Right.DESCRIBE
-    known |= is_state(command.stream)  # for a state the right on its processor is enough
+    known |= is_state(command.stream)  # for a state, the right on its processor is enough
     if row is not None and row.owner != turn.lane and not known:
         raise errors.StreamExists(
             f"{command.stream} exists; lane {turn.lane!r} has no right to see it"
@@ -175,7 +175,7 @@ def check_companion(turn: Turn, command: r.CreateStream) -> None:
                 f"{stream}: a table begins empty: create it without adopting, and write the old records to it"
             )
         companion = base_stream(stream)
-        split_stream(companion)  # refuses a name that is too long for one
+        split_stream(companion)  # refuses a name that is too long for a companion
         if companion in turn.state.streams and table_of(turn.state, companion) != stream:
             raise errors.InvalidArgument(
                 f"there is a stream {companion}, which would be the companion of {stream}: choose another name"
@@ -297,7 +297,7 @@ def recovery_refused(turn: Turn, stream: str, error: errors.AnabranchError) -> N
 
 
 def forget_stream(turn: Turn, command: r.ForgetStream | r.DeleteStream, to: ReplyTo | None) -> None:
-    """Log that a stream is to be forgotten; the answer comes when that is done. Repeating it is harmless.
+    """Log that a stream is to be forgotten; the answer comes when it is. Repeating the command is harmless.
 
     A stream that is deleted is given up in the same round, and then forgotten like a LOST one.
     """
@@ -310,7 +310,7 @@ def forget_stream(turn: Turn, command: r.ForgetStream | r.DeleteStream, to: Repl
     if row is None:
         turn.reply(to, r.StreamList(()))  # done already
         return
-    # Otherwise the name may belong to another stream by now.
+    # A sender that did not know of the last change may mean a former stream of this name.
     check_informed(turn, k.stream_key(stream), to)
     if row.state == FORGETTING:
         if row.correlation_id and not is_repeated(turn, k.stream_key(stream), to):
@@ -383,7 +383,8 @@ def _begin_forget(turn: Turn, stream: str, to: ReplyTo | None = None) -> None:
 def end_stream(turn: Turn, stream: str, why: str) -> list[bytes]:
     """Give up a stream that belongs to a deleted processor or table, and begin to delete its topics.
 
-    Returns the aborted transactions. `NotReady`: not possible now. `IllegalState`: a prepared one has to end first.
+    Returns the aborted transactions. `NotReady`: not possible now. `IllegalState`: a prepared transaction has to
+    end first.
     """
     row = turn.state.streams.get(stream)
     if row is None or row.state == FORGETTING:
@@ -452,7 +453,7 @@ def _rows_of(state: State, stream: str) -> Iterator[bytes]:
 
 
 def alter_stream(turn: Turn, command: r.AlterStream, to: ReplyTo | None) -> None:
-    """Log a stream's new settings; the shell then alters the topics. Repeating it is harmless."""
+    """Log a stream's new settings; the shell then alters the topics. Repeating the command is harmless."""
     row = idle_row(turn, command.stream, to)
     if row is None:
         return
@@ -481,7 +482,7 @@ def alter_stream(turn: Turn, command: r.AlterStream, to: ReplyTo | None) -> None
 
 
 def truncate_stream(turn: Turn, command: r.TruncateStream, to: ReplyTo | None) -> None:
-    """Log that a stream's events up to a commit timestamp are to be deleted. Repeating it is harmless."""
+    """Log that a stream's events up to a commit timestamp are to be deleted. Repeating the command is harmless."""
     row = idle_row(turn, command.stream, to)
     if row is None:
         return
@@ -506,7 +507,7 @@ def truncate_stream(turn: Turn, command: r.TruncateStream, to: ReplyTo | None) -
 def idle_row(turn: Turn, stream: str, to: ReplyTo | None) -> r.StreamRow | None:
     """The row of a stream without a change under way; None if this command's own change is under way.
 
-    `NotReady`: another command's change is.
+    `NotReady`: a change of another command is under way.
     """
     check_served(turn, split_stream(stream)[0])
     row = active_stream(turn, stream)

@@ -3,7 +3,7 @@
 A commit timestamp is later than all times that the commit's sender and writers had seen. For this, commands that
 lead to a commit, or set something, may raise the hybrid time beyond the clock, if their lane may write there. The
 round of an accepted command logs its hybrid time in the `RoundRow`, and no later leader begins before that. A
-refused command raises nothing.
+refused command leaves the hybrid time as it is.
 
 A *thing* that commands set is a stream, its segments, a lane, a grant, a processor or a series; the key of its row
 names it. Each copy of a command carries the highest time that its sender had received when it sent the first copy.
@@ -26,8 +26,8 @@ from anabranch.protocol.ids import TXN_ID_SIZE
 from anabranch.protocol.schemas import records as r
 from anabranch.protocol.tokens import peek
 
-# Commands that lead to a commit timestamp. Those that are neither here nor in `SETS` are carried out whatever their
-# sender has seen, and raise nothing.
+# Commands that lead to a commit timestamp. Commands that are neither here nor in `SETS` are carried out whatever
+# their sender has seen, and don't raise the hybrid time.
 _OF_SCOPES = (r.Begin, r.OneShot, r.PrepareEvents, r.SafeTime)
 _BY_TOKENS = (r.Touch, r.Register, r.LockReads, r.Commit)
 _LEAD_TO_TIMES = _OF_SCOPES + _BY_TOKENS
@@ -59,8 +59,8 @@ def observed(turn: Turn, command: Any) -> int:
     A command raises it up to the allowed skew ahead of the wall clock; with commit wait up to the clock's error,
     because each answer waits until the clock is past its commit. So no client can move the time ahead step by step.
 
-    Raises: ClockSkew; NotReady where the time is not raised (commit wait, a lane that only reads), as the clock
-    will reach it soon. A command that sets something is carried out all the same.
+    Raises: ClockSkew; NotReady where the hybrid time is not raised (commit wait, a lane that may not write),
+    because the clock will reach the sender's time soon. A command that sets something is carried out all the same.
     """
     former = turn.hybrid_time
     sets = type(command) in SETS
@@ -87,7 +87,7 @@ def observed(turn: Turn, command: Any) -> int:
 
 
 def _may_write(turn: Turn, command: Any) -> bool:
-    """Whether the lane for which a command leads to a commit may write in the scope."""
+    """Whether the lane that owns the commit to which a command leads may write in the scope."""
     lane, scope = turn.lane, ""
     if isinstance(command, _OF_SCOPES):
         scope = command.scope

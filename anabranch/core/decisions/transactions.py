@@ -134,8 +134,8 @@ def _check_keepalive(turn: Turn, command: r.Begin) -> None:
         )
 
 
-# The checks of a begin, in their order; a new one is one more entry. `ARGUMENTS` also hold for a repeated begin,
-# `LIMITS` for a new transaction only.
+# The checks of a begin, in their order; a new check is one more entry. `ARGUMENTS` also apply to a repeated begin,
+# `LIMITS` apply to a new transaction alone.
 ARGUMENTS: tuple[Callable[[Turn, r.Begin], None], ...] = (
     lambda turn, command: check_served(turn, command.scope),
     lambda turn, command: check_id_partition(turn, command.txn_id),
@@ -160,7 +160,10 @@ def _gave_way_to(turn: Turn, row: r.TxnRow) -> r.Outcome | None:
 
 
 def check_open(turn: Turn, replaced: int = 0) -> None:
-    """`TooManyTransactions` at the limit of open transactions. ``replaced``: how many a new one ends."""
+    """Raise `TooManyTransactions` if the control partition, or the lane, is at its limit of open transactions.
+
+    ``replaced``: the number of open transactions that the new transaction would end; they are not counted.
+    """
     if len(turn.state.open) - replaced >= turn.settings.max_open:
         raise errors.TooManyTransactions(
             f"{turn.settings.max_open} transactions are open: wait for some to end"
@@ -176,7 +179,7 @@ def _replaces_open(turn: Turn, command: r.Begin) -> bool:
 
 
 def check_uncommitted(turn: Turn, lane: str, txn_id: bytes | None = None) -> None:
-    """`TooManyUncommittedBytes` if this transaction, the lane's, or all are at their limit in journals."""
+    """Raise `TooManyUncommittedBytes` if this transaction, the lane's transactions, or all are at their limit."""
     quotas.check_uncommitted(turn, lane, txn_id)
     uncommitted, limit = turn.index.uncommitted.total, turn.settings.max_uncommitted_bytes
     if uncommitted >= limit:
@@ -199,7 +202,7 @@ def earlier_outcome(turn: Turn, scope: str, name: str | None, owner: str) -> r.T
     """The committed transaction of that name; None if the lane ``owner`` may give the name to a new one.
 
     Raises: NotReady (a transaction of that name is being committed), ReservedByPrepared, NameTaken (another lane's
-    transaction has it, open or committed), NotAuthorized (it is free, and the lane may not take it).
+    transaction has the name, open or committed), NotAuthorized (the name is free, and the lane may not take it).
     """
     if name is None:
         return None
@@ -222,7 +225,7 @@ def earlier_outcome(turn: Turn, scope: str, name: str | None, owner: str) -> r.T
 
 
 def supersede(turn: Turn, scope: str, name: str | None, txn_id: bytes) -> None:
-    """Give the name to this transaction, and abort an open one that has the name."""
+    """Give the name to this transaction, and abort an open transaction that has the name."""
     if name is None:
         return
     holder = turn.state.holder(scope, name)
@@ -232,7 +235,10 @@ def supersede(turn: Turn, scope: str, name: str | None, txn_id: bytes) -> None:
 
 
 def touch(turn: Turn, command: r.Touch, to: ReplyTo | None) -> None:
-    """Add a stream, and a writer unless it is 0; the first touch pins the reference epoch for all writers."""
+    """Add a stream, and a writer unless ``command.writer`` is 0.
+
+    The first touch of a stream pins its reference epoch for all writers of the transaction.
+    """
     row = turn.transaction(command.token, Rights.WRITE)
     TRANSACTIONS.judge(row.state, "touch", row.reason)
     turn.hear(row.txn_id)  # its client is alive, even if the touch is refused
@@ -280,7 +286,7 @@ def check_same_partition(turn: Turn, stream: str, scope: str) -> None:
 def journal_op(turn: Turn, stream: str, op: r.JournalOp) -> None:
     """Append a `JournalOp` to a stream's journal, on the lowest partition of the active segments.
 
-    No decision depends on it, so it is omitted while the stream's topics can't be written.
+    No decision depends on the record, so it is omitted while the stream's topics can't be written.
     """
     if not turn.usable(stream):
         return
@@ -289,7 +295,7 @@ def journal_op(turn: Turn, stream: str, op: r.JournalOp) -> None:
 
 
 def heartbeat(turn: Turn, command: r.Heartbeat, to: ReplyTo | None) -> None:
-    """Note signs of life. Only transactions that ended, and refused tokens, are answered."""
+    """Note signs of life. Heartbeats of ended transactions, and refused tokens, get an answer; others get none."""
     limits.TOKENS.check(len(command.tokens), "a heartbeat")
     turn.charge(work.LOOK * (len(command.tokens) - 1))
     gone = []
@@ -385,7 +391,7 @@ def finish(turn: Turn, row: r.TxnRow) -> None:
 
 
 def drop_epoch(turn: Turn, stream: str, epoch: int) -> None:
-    """Delete a reference epoch's layout unless it is the stream's own, or an open transaction writes by it."""
+    """Delete a reference epoch's layout unless it is the active layout, or an open transaction writes by it."""
     pins = turn.state.pins.get(stream)
     if not (pins and pins[epoch]) and epoch != turn.state.streams[stream].reference_epoch:
         turn.put(k.epoch_key(stream, epoch), None)
@@ -410,7 +416,7 @@ def resolve(turn: Turn, command: r.Resolve, to: ReplyTo | None) -> None:
         try:
             row = turn.transaction(named, SEE)
         except errors.UnknownTransaction:
-            # The same refusal as without a transaction.
+            # The refusal is the same as for a transaction that does not exist.
             check_right(turn.state, turn.lane, Right.WRITE, where)
             raise
     else:
@@ -466,7 +472,7 @@ def _seems_stale(txn: OpenTxn, keepalives: Keepalives, now_ms: int) -> bool:
 
 
 def _heartbeats_of(txn: OpenTxn, keepalives: Keepalives) -> set[str]:
-    """The lanes by which a transaction's heartbeats may come: of its owner, its writers, and known helpers."""
+    """The lanes by which a transaction's heartbeats may come: its owner, its writers' lanes, and known helpers."""
     helpers = keepalives.helpers.get(txn.row.txn_id, ())
     return {txn.row.owner, *txn.lanes.values(), *helpers}
 
@@ -474,7 +480,7 @@ def _heartbeats_of(txn: OpenTxn, keepalives: Keepalives) -> set[str]:
 def _unread(turn: Turn, txn: OpenTxn) -> list[str]:
     """The lanes of a transaction's heartbeats whose commands are not all decided up to the end of its keepalive.
 
-    Blocked lanes are not read, and not counted.
+    Blocked lanes are left out, because no leader reads them.
     """
     over_ms = turn.keepalives.last(txn.row.txn_id) + txn.row.keepalive_ms
     lanes = turn.memory.lanes
@@ -483,7 +489,7 @@ def _unread(turn: Turn, txn: OpenTxn) -> list[str]:
 
 
 def _is_stale(turn: Turn, txn: OpenTxn) -> bool:
-    """Whether an open transaction has expired, and no heartbeat of it can be unread.
+    """Whether an open transaction has expired, and no heartbeat of the transaction can be unread.
 
     Lanes that have been unreadable for very long (`limits.UNREAD`) are ignored.
     """
@@ -507,7 +513,7 @@ def abort_stale(turn: Turn) -> None:
 
 
 def abort_old(turn: Turn) -> None:
-    """Abort open transactions that keep tables readable for longer than their lanes may."""
+    """Abort open transactions whose snapshots are older than their lanes' quota: tables stay readable for them."""
     for txn_id in sorted(turn.state.locks.named):
         txn = turn.open(txn_id)
         if txn.row.state != "OPEN" or txn.pending is not None:
@@ -521,7 +527,7 @@ def abort_old(turn: Turn) -> None:
 def forget_outcomes(turn: Turn, most: int) -> int | None:
     """Delete the rows of up to ``most`` transactions that ended longer ago than the retention.
 
-    Returns the new `Turn.expired_ms`, or None if it stays.
+    Returns the new `Turn.expired_ms`, or None if that does not change.
     """
     ended_before = turn.wall_ms - turn.settings.retention_ms
     left = PURGE_ROWS + 2 * most
@@ -530,7 +536,7 @@ def forget_outcomes(turn: Turn, most: int) -> int | None:
         if row is None:
             continue
         keys = turn.state.row_keys(txn_id, left + 1)
-        if len(keys) > left:  # it had many writers: its own row, the first key, is deleted last
+        if len(keys) > left:  # many writers: the transaction's own row, the first key, goes last
             for key in keys[1:]:
                 turn.put(key, None)
             break

@@ -1,9 +1,9 @@
 """One turn of a control partition: commands and due deadlines become one `Round`.
 
-The shell writes a round as one native transaction. A `Turn` is all that decisions see: the state, the journal
-index, the settings, the leader's memory, and the time, which the shell passes. `put` applies each row at once, so
-that the next command of the same round sees it. State that is kept in memory only changes in the turn's drafts
-(`core.memory`). A turn that is not written has no effect.
+The shell (the controller's code around the core) writes a round as one native transaction. A `Turn` is all that
+decisions see: the state, the journal index, the settings, the leader's memory, and the time. `put` applies each row
+at once, so that the next command of the same round sees the row. State without a row (`core.memory`) changes in the
+turn's drafts. A turn that is not written has no effect.
 """
 
 from __future__ import annotations
@@ -62,13 +62,13 @@ class Settings:
     reply_partitions: int = 1
     retention_ms: int = 7 * DAY_MS
     max_open: int = 100_000
-    max_uncommitted_bytes: int = 64 << 30  # in journals; above this new transactions are refused
+    max_uncommitted_bytes: int = 64 << 30  # in journals; above it, new transactions are refused
     # The most unneeded bytes that a journal partition keeps before runs are moved.
     move_bytes: int = 256 << 20
     clean_ms: int = 5_000  # how often journals are checked for truncation
     clean_records: int = 10_000  # a journal partition is truncated by at least this many offsets,
     clean_bytes: int = 8 << 20  # or bytes,
-    clean_after_ms: int = 3_600_000  # or by any number, once it could be for this long
+    clean_after_ms: int = 3_600_000  # or by any number, if it could be truncated for this long
     clean_history_ms: int = 60_000  # how often histories are checked for truncation
     # After this many commits the epoch is logged again, so that the history can be truncated there.
     epoch_again: int = 4_096
@@ -86,7 +86,7 @@ class Settings:
     record_bytes: int = limits.RECORD.value
     round_bytes: int = 16 << 20  # merges of one round, about
     chunk_bytes: int = 16 << 20  # a bigger merge is staged, in chunks of this many bytes
-    # A stream has rolling commits at most once in this time, so that these share an epoch.
+    # A stream has rolling commits at most once in this time, so that rolling commits share an epoch.
     collate_ms: int = 200
     purge_per_look: int = 500  # old outcomes forgotten every `decide.CHECK_MS`, at most
     # How far times that clients have seen may raise the hybrid time ahead of the clock.
@@ -130,7 +130,7 @@ class Turn:
     at: int | None = None  # the offset of the command that is being decided
     lane: str = OPEN_LANE  # … and its lane
     command_bytes: int = 1 << 62  # … and an upper bound of its size
-    # The highest hybrid time that its sender has received; None: the command does not say.
+    # The highest hybrid time that the command's sender has received; None: the command does not say.
     seen: int | None = None
     puts: int = 0
     size: int = 0  # bytes of commands, rows and answers, about
@@ -146,7 +146,7 @@ class Turn:
     ended: list[bytes] = field(default_factory=list)  # transactions that end with this round
     cut: dict[tuple[str, int], int] = field(default_factory=dict)  # low waters
     forgotten: list[str] = field(default_factory=list)  # streams that this round forgets
-    # Journal partitions whose plain writes were committed in this round: others come first in the next.
+    # Journal partitions whose plain writes were committed in this round: the next round begins with other ones.
     served: list[tuple[str, int]] = field(default_factory=list)
     keepalives: Keepalives = field(init=False)  # this and the next four: drafts of memory
     merging: Merging = field(init=False)
@@ -188,7 +188,7 @@ class Turn:
         value = self.state.apply(key, row)
         self.size += len(value or b"")
         self.puts += 1
-        # So a key's last row is logged in the order of last rows.
+        # The key's former row is dropped first, so that rows are logged in the order of their last changes.
         self.round.rows.pop(key, None)
         self.round.rows[key] = value
 
@@ -255,7 +255,7 @@ class Turn:
             self.put(k.AUDIT_KEY + next(iter(kept)), None)
 
     def next_timestamp(self) -> int:
-        """A commit timestamp later than all before."""
+        """A commit timestamp later than all earlier ones."""
         self.hybrid_time = hybrid_time.next_after(self.hybrid_time, self.now_us)
         return self.hybrid_time
 
@@ -289,8 +289,9 @@ class Turn:
         A bare id is accepted from the owner's lane and from lanes with the right `operate`; in the lane `open` the
         owner may only see the transaction by it. A refusal has the same text whether the transaction exists or not.
 
-        ``right``: one of these `Rights` is needed; 0: the right `operate`. ``accepts_expired``: whether an expired
-        token is accepted for this row. ``proven``: whether the command proves its right in another way.
+        ``right``: one of these `Rights` is needed; 0: the lane's right `operate` is needed. ``accepts_expired``:
+        whether an expired token is accepted for this row. ``proven``: whether the command proves its right in
+        another way.
 
         Raises: InvalidToken (malformed; of another control partition), NotAuthorized, UnknownTransaction, Expired.
         """
@@ -468,7 +469,7 @@ def close_round(
     *,
     expired_ms: int | None = None,
 ) -> Round:
-    """The round, completed by the rows with the leader's reading positions. ``lanes``: positions of other lanes."""
+    """The round, completed by the leader's reading positions. ``lanes``: the positions of lanes except `open`."""
     row = r.RoundRow(
         term=turn.state.term.term if turn.state.term else 0,
         hybrid_time=turn.hybrid_time,

@@ -47,7 +47,7 @@ def register(turn: Turn, command: r.Register, to: ReplyTo | None) -> None:
 
 
 def label(turn: Turn, command: r.LabelWriter, to: ReplyTo | None) -> None:
-    """Give a known writer a label for people. Only the lane of the writer may."""
+    """Give a known writer a label for people. Other lanes than the writer's may not."""
     row = turn.transaction(command.token, Rights.WRITE)
     TRANSACTIONS.judge(row.state, "touch", row.reason)
     check_writes(turn.state, row)
@@ -77,7 +77,7 @@ def put_receipt(turn: Turn, receipt: r.Receipt, lane: str) -> None:
 
 
 def newer(one: r.Receipt, other: r.Receipt) -> r.Receipt:
-    """The receipt that counts of two of a writer. `ReceiptMismatch`: they contradict each other."""
+    """The receipt that counts, of two receipts of a writer. `ReceiptMismatch`: they contradict each other."""
     if one.sequence == other.sequence and one != other:
         raise ReceiptMismatch(
             f"two receipts of writer {writer_text(one.writer)} have sequence {one.sequence} and differ: give "
@@ -139,9 +139,10 @@ def check_receipts(turn: Turn, txn_id: bytes, receipts: tuple[r.Receipt, ...]) -
 
 
 def choose_writers(turn: Turn, txn: OpenTxn, command: r.Commit) -> tuple[r.Receipt, ...]:
-    """The receipts that a commit takes: its own, and those that it names; if it names none, all finished ones.
+    """The receipts that a commit takes: of each writer in the command, the newer of the command's receipt and the
+    registered one. If the command has no list of receipts, the commit also takes all other writers.
 
-    Raises: WritersUnfinished, ReceiptMismatch.
+    Raises: WritersUnfinished (without a list, another writer has not finished), ReceiptMismatch.
     """
     chosen: dict[int, r.Receipt] = {}
     for receipt in (*command.own, *(command.receipts or ())):

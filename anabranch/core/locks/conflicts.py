@@ -68,7 +68,7 @@ def written(turn: Turn, step: StreamCommit, taken: Iterable[Taken]) -> Write:
 def hold_against(turn: Turn, table: str, write: Write, by: bytes) -> None:
     """Find the registered locks of a table that a commit breaks, and log this in the rows of their transactions.
 
-    Such a transaction is aborted if it touched a stream, or is committing; if it only reads, it continues.
+    Such a transaction is aborted if it touched a stream, or is committing. Otherwise it may continue to read.
     """
     for txn_id, broken in sorted(turn.state.locks.conflicts(table, write, by).items()):
         txn = turn.open(txn_id)
@@ -102,13 +102,13 @@ def named(locks: Iterable[r.TableLocks]) -> list[str]:
 
 
 def table_times(turn: Turn, tables: Iterable[str]) -> tuple[r.TableTime, ...]:
-    """The newest commits of these tables, including those of this round so far."""
+    """The times of the newest commits to these tables, including commits of this round so far."""
     known = turn.state.tables
     return tuple(r.TableTime(table, known[table].last) for table in tables if table in known)
 
 
 def check_table(turn: Turn, table: str) -> None:
-    """`InvalidArgument` unless the stream is a table; `UnknownStream`, `StreamLost`, `NotAuthorized`."""
+    """`InvalidArgument` unless the stream is a table; also `UnknownStream`, `StreamLost`, `NotAuthorized`."""
     check_right(turn.state, turn.lane, Right.SAFE_TIME, table)
     STREAMS.judge(state_of(turn.state.streams.get(table)), "use", limits.cut(table))
     if table not in turn.state.tables:
@@ -182,12 +182,12 @@ def put_validated(turn: Turn, txn_id: bytes, validated: Mapping[int, r.Validated
 def to_revalidate(
     turn: Turn, txn_id: bytes, validated: Mapping[int, r.ValidatedRow] = {}
 ) -> r.Revalidate | None:
-    """The answer to a commit while locks of some writers have to be validated; None: all hold until now.
+    """The answer to a commit while locks of some writers have to be validated; None: all locks hold until now.
 
     ``validated``: rows of `validated_rows` that are not put yet.
     """
     if txn_id in turn.state.locks.frozen:
-        return None  # its locks are frozen: commits that may break one wait
+        return None  # its locks are frozen: commits that may break a lock wait
     sets = turn.state.locks.of(txn_id)
     rows = {**sets.validated, **validated}
     due = {
@@ -212,8 +212,9 @@ def to_revalidate(
 def _may_be_broken(turn: Turn, locks: r.TableLocks, through: int) -> bool:
     """Whether a commit later than ``through`` may have broken one of these locks, but not for certain.
 
-    The row of a lock's transaction names a commit that broke it for certain (`hold_against`). The table's row has
-    the times of the latest commits with unknown keys or known bounds only, and the recent writes have the bounds.
+    If a commit broke a lock for certain, the row of the lock's transaction names it (`hold_against`). The table's
+    row has the times of the latest commits whose keys, or all but the bounds of their keys, are unknown. The recent
+    writes have these bounds.
     """
     row = turn.state.tables.get(locks.table)
     if row is None or not (locks.points or locks.ranges):
@@ -227,8 +228,8 @@ def _may_be_broken(turn: Turn, locks: r.TableLocks, through: int) -> bool:
 def ready_to_merge(turn: Turn, txn_id: bytes) -> bool:
     """Whether a decided transaction may be merged, after the merges of this round so far.
 
-    If its locks have to be revalidated, its askers are answered so; after a keepalive without a command it is
-    aborted.
+    If its locks have to be revalidated, the answer asks for that; after a keepalive without a command the
+    transaction is aborted.
     """
     txn = turn.state.open.get(txn_id)
     if txn is None:
@@ -301,12 +302,12 @@ def _check_read_from(reads: _Reads) -> None:
         )
 
 
-# The conflicts that refuse a commit, in order; a new one is one more entry.
+# The conflicts that refuse a commit, in order; a new conflict is one more entry.
 CHECKS: tuple[Callable[[_Reads], None], ...] = (_check_broken, _check_prepare, _check_read_from)
 
 
 def _is_taken(receipt: r.Receipt | None, known: r.Receipt | None, sequence: int) -> bool:
-    """Whether a commit with a receipt takes a writer's events up to a sequence. ``known``: its registered one."""
+    """Whether a commit with a receipt takes a writer's events up to a sequence. ``known``: as registered."""
     if receipt is None or receipt.sequence >= sequence:
         return receipt is not None
     return known is not None and known.sequence >= sequence and covers(receipt, known)

@@ -42,7 +42,7 @@ def check_free(
 
 
 def waits(turn: Turn, who: Who, writes: Callable[[], Writes]) -> bool:
-    """Whether these writes break a frozen lock, or may, so that they have to wait. ``writes``: called if needed."""
+    """Whether these writes break, or may break, a frozen lock, so that they wait. ``writes``: called if needed."""
     if still_waits(turn, who):
         return True
     if not turn.state.locks.frozen and turn.memory.merging.waiting.get(who, None) is None:
@@ -89,8 +89,8 @@ def may_freeze(turn: Turn, txn_id: bytes, written: Callable[[bytes], Writes | No
 def _bars(turn: Turn, txn_id: bytes) -> On:
     """The commits that have waited for this transaction's locks for `BARS_MS` and come before it.
 
-    If two commits would both freeze locks, the one with the older id comes first; else each might wait for the
-    other.
+    If two commits would both freeze locks, the commit with the older id comes first: otherwise each might wait for
+    the other commit.
     """
     return {
         (who if isinstance(who, bytes) else NO_TXN, table)

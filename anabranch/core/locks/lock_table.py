@@ -119,7 +119,7 @@ class LockTable:
     sets: dict[bytes, TxnLocks] = field(default_factory=dict)
     # Transaction -> snapshot, of transactions that read.
     snapshots: dict[bytes, int] = field(default_factory=dict)
-    # Table -> transaction that reads it -> the lane that named the table; and by transaction: table -> lane.
+    # Table -> transaction that reads the table -> the lane that named it; and transaction -> table -> lane.
     readers: dict[str, dict[bytes, str]] = field(default_factory=dict)
     named: dict[bytes, Mapping[str, str]] = field(default_factory=dict)
     frozen: dict[bytes, bool] = field(default_factory=dict)  # transactions whose locks are frozen
@@ -138,7 +138,7 @@ class LockTable:
         return self.sets.get(txn_id) or TxnLocks()
 
     def follow(self, txn_id: bytes, row: r.TxnRow) -> None:
-        """Follow the row of an open transaction. A PREPARED one does not read any more."""
+        """Follow the row of an open transaction. A PREPARED transaction does not read any more."""
         if row.snapshot and row.state != "PREPARED":
             self.snapshots[txn_id] = row.snapshot
         else:
@@ -199,8 +199,9 @@ class LockTable:
     def conflicts(self, table: str, write: Write, by: bytes) -> dict[bytes, r.BrokenLock]:
         """The transactions other than ``by`` whose locks a commit breaks for certain.
 
-        Equal fingerprints count as equal keys: two keys have equal ones in one of 2^64 cases. Ranges are compared
-        with keys; if only the bounds of a commit's keys are known, the table's row has its time (`TableRow`).
+        Equal fingerprints count as equal keys: two keys have the same fingerprint in one of 2^64 cases. Ranges are
+        compared with keys; if of a commit's keys the bounds alone are known, the table's row has its time
+        (`TableRow`).
         """
         found: dict[bytes, r.BrokenLock] = {}
         locked = self._tables.get(table)

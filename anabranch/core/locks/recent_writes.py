@@ -13,7 +13,7 @@ from itertools import takewhile
 from anabranch.core.locks.table_writes import WINDOW_BYTES, Write
 from anabranch.protocol.schemas import records as r
 
-# At most this many bounded writes are compared with ranges: beyond that a client's validation is cheaper.
+# At most this many bounded writes are compared with ranges: for more, a client's validation is cheaper.
 MOST_BOUNDED = 100
 
 
@@ -65,7 +65,7 @@ class _Table:
         if not points:
             return False
         newest = self.newest
-        # Only writes that matter here are hashed: no lock may ever need the older ones.
+        # Older writes are not hashed, because no lock may ever need them.
         while self.fresh and self.fresh[-1].timestamp > since:
             write = self.fresh.pop()
             for point in write.points or ():
@@ -148,8 +148,8 @@ class RecentWritesDraft:
     def spares(self, locks: r.TableLocks, through: int) -> bool:
         """Whether it is certain that no commit later than ``through`` broke one of these locks unnoticed.
 
-        Breaks that are certain are noticed (`hold_against`). So the answer is yes if all these commits are here
-        with their keys, or with bounds that enclose no locked range.
+        Breaks that are certain are noticed (`hold_against`). So the answer is yes if the recent writes have all
+        these commits with their keys, or with bounds that enclose no locked range.
         """
         known = self._known(locks.table)
         if through < self.base.reach or any(its.unknown > through for its in known):

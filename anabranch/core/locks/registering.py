@@ -35,7 +35,7 @@ from anabranch.protocol.tokens import Rights
 
 
 def lock_reads(turn: Turn, command: r.LockReads, to: ReplyTo | None) -> None:
-    """Register a set of locks. A transaction with a broken lock registers none, as it can only read.
+    """Register a set of locks. A transaction with a broken lock can only read, so it registers no lock.
 
     All named tables have to be readable at the transaction's snapshot, and are kept readable until it ends.
     """
@@ -140,8 +140,8 @@ def _check(turn: Turn, row: r.TxnRow, command: r.LockReads, kept: r.ReadLockRow)
 def _check_ranges(turn: Turn, lane: str, locks: r.TableLocks) -> None:
     """`TooMuchLocked` if the lane would have more ranges of the table than its share.
 
-    All lanes with locked ranges have equal shares. A lane that comes later gets its share even if others have more
-    than theirs; these get no more then.
+    All lanes with locked ranges have equal shares. A lane that comes later gets its share even if other lanes have
+    more than their shares; those lanes get no more ranges then.
     """
     has = Counter[str]()
     for txn_id, count in turn.state.locks.ranges(locks.table).items():
@@ -156,7 +156,7 @@ def _check_ranges(turn: Turn, lane: str, locks: r.TableLocks) -> None:
 
 
 def list_locks(turn: Turn, command: r.ListLocks, to: ReplyTo | None) -> None:
-    """List a writer's next set of locks, for a client that validates it because the writer's process ended."""
+    """List a writer's next set of locks, for a client that validates the set after the writer's process ended."""
     row = turn.transaction(command.token, Rights.WRITE | Rights.COMMIT)
     rows = turn.state.locks.of(row.txn_id).rows
     later = [s for writer, s in rows if writer == command.writer and s > command.after]

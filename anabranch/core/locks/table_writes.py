@@ -14,7 +14,7 @@ from anabranch.errors import MalformedRecord
 from anabranch.protocol.partitioner import position_of
 from anabranch.protocol.schemas.records import LockedRange
 
-# Up to this many keys of a commit are compared with ranges; of more keys only the bounds are.
+# Up to this many keys of a commit are compared with ranges; of more keys, the bounds are compared.
 FEW_KEYS = 64
 # Up to this many fingerprints of a commit are kept one by one; more are a packed array.
 FEW_POINTS = 4_096
@@ -44,7 +44,7 @@ class Write:
     def __init__(
         self, timestamp: int, points: Sequence[int] | None, keys: tuple[bytes, ...]
     ) -> None:
-        """``points``: fingerprints, rising; None: not known. ``keys``: rising; above `FEW_KEYS` the bounds."""
+        """``points``: fingerprints, rising; None: not known. ``keys``: rising; above `FEW_KEYS`, their bounds."""
         self.timestamp = timestamp
         self._points = points
         self._keys = keys
@@ -219,7 +219,11 @@ def _few(rising: list[bytes]) -> tuple[bytes, ...]:
 
 
 def write_of(commit: StreamCommit, digests: Iterable[bytes]) -> Write:
-    """The writes of a merge: its events, and the digests of its runs. An empty digest means unknown keys."""
+    """The writes of a merge to a table: the keys of its events, and the keys in the digests of its journal runs.
+
+    If a digest is empty, or the digests together exceed `WINDOW_BYTES`, the keys count as unknown: the write may
+    have changed any key.
+    """
     own = [event.key for part in commit.parts for event in part.events]
     found: list[Keys] = []
     room = WINDOW_BYTES

@@ -120,7 +120,7 @@ _BY_CONTROLLERS = (
 )
 _ANY = 1 << 63  # items of a list in a reply, which only its size in bytes limits
 
-# Errors of fastavro and of the walks for bytes that are not Avro. Others may come from a signal handler.
+# Errors of fastavro and of the walks for bytes that are not Avro. Other errors may come from a signal handler.
 _NO_AVRO = (ValueError, LookupError, TypeError, EOFError, OverflowError, MemoryError)
 T = TypeVar("T")
 _Plain = Callable[[Any], Any]
@@ -201,7 +201,7 @@ def _decode(cls: Any, data: bytes) -> Any:
 
 
 def decode_as(cls: type[T], data: bytes) -> T:
-    """As `decode`, for a record that has to be of this class."""
+    """The record of framed bytes, as `decode` returns it; it has to be of this class."""
     record = decode(data)
     if not isinstance(record, cls):
         raise MalformedRecord(f"{type(record).__name__} where {cls.__name__} belongs")

@@ -7,7 +7,7 @@ values of other types, truncated bytes) they raise one of `DECLINED`; then fasta
 raises the error. So only fastavro decides what is accepted, and results here equal fastavro's, byte for byte.
 
 Sizes that a hostile sender claims cost no more than the bytes that are there: every step takes at least one byte
-and never goes back, and the last one has to end where the data ends.
+and never goes back, and the last step has to end where the data ends.
 """
 
 from __future__ import annotations
@@ -363,7 +363,7 @@ _known_text = lru_cache(1 << 10)(bytes.decode)
 
 
 def _read_name(data: bytes, at: int) -> tuple[str, int]:
-    """A string that often repeats, so it is cached; and its end."""
+    """A string, which is cached because it often repeats, and its end."""
     size, start = _read_size(data, at)
     if size > _MAX_NAME:
         return _read_string(data, at)
