@@ -258,22 +258,14 @@ def placed(found: list[anabranch.Event], at: int) -> set[Place]:
 
 
 @pytest.mark.broker
-@pytest.mark.parametrize(
-    "seconds",
-    [
-        pytest.param(10.0, marks=pytest.mark.soak),
-        pytest.param(
-            SECONDS, marks=[pytest.mark.soak, pytest.mark.timeout(SECONDS * 3 + 120)], id="soak"
-        ),
-    ],
-)
+@pytest.mark.soak
+@pytest.mark.timeout(SECONDS * 3 + 120)
 def test_no_money_is_lost_when_processes_are_killed(
     broker: Broker,
     log: Log,
     unique: str,
     tmp_path: Path,
     measured: Callable[[str], None],
-    seconds: float,
 ) -> None:
     """All are killed and frozen, by clocks minutes apart, while streams scale; totals hold at every timestamp."""
     print(f"ANABRANCH_SEED={SEED}")
@@ -298,7 +290,7 @@ def test_no_money_is_lost_when_processes_are_killed(
                 client.create_stream(stream, segments=2)
             ledger = Ledger(place.connect)
             ledger.create(client)
-            money.run(seconds)
+            money.run(SECONDS)
             end(client, ledger)
             kinds = money.judge()
         told = [read_stream(log, stream) for stream in STREAMS]
