@@ -10,7 +10,7 @@ from itertools import pairwise
 from checker.model import PLAIN, Answer, Chronicle, Event, History, Part, Record, Txn
 from checker.reading import Operation
 from checker.report import Report
-from checker.writes import choices
+from checker.writes import Choice, choices
 
 
 def match(history: History, report: Report) -> None:
@@ -128,19 +128,26 @@ def _deletion(history: History, part: Part, key: str | None, txn_id: str | None)
     ]
     mine = [event for event in left if event.txn is not None and event.txn.txn_id == txn_id]
     txn = history.by_id.get(txn_id or "")
-    if (
-        len({event.writer for event in mine}) > 1
-    ):  # the log does not say whose deletion the commit took
-        takes = choices(mine[0].txn) if mine[0].txn is not None else []
-        mine.sort(key=lambda e: [-sum(e in c.must for c in takes), -sum(e in c.may for c in takes)])
+    if len(mine) > 1 and mine[0].txn is not None:
+        _forget_writers(mine, choices(mine[0].txn))
     if mine or txn_id is None or (txn is not None and txn.handle):
         return mine[0] if mine else None
-    unknown = {e.txn: e for e in left if e.txn and e.txn.txn_id is None and e.txn.candidates}
+    unknown = {e.txn for e in left if e.txn and e.txn.txn_id is None and e.txn.candidates}
     if len(unknown) == 1:
-        ((txn, event),) = unknown.items()
-        bind(history, txn, txn_id)
-        return event
+        bind(history, unknown.pop(), txn_id)
+        return _deletion(history, part, key, txn_id)
     return None
+
+
+def _forget_writers(deletions: list[Event], takes: list[Choice]) -> None:
+    """Sort a transaction's deletions of a row, surely committed ones first; the log does not say whose each is."""
+    deletions.sort(
+        key=lambda e: [-sum(e in c.must for c in takes), -sum(e in c.may for c in takes)]
+    )
+    taken = [e for e in deletions if any(e in c.must | c.may for c in takes)]
+    if len({event.writer for event in taken}) > 1:
+        for event in taken:
+            event.writer = None
 
 
 def _may_delete(history: History, part: Part, key: str | None, txn_id: str | None) -> bool:

@@ -82,9 +82,9 @@ def choices(txn: Txn) -> list[Choice]:
 def _choice(txn: Txn, commit: Operation) -> Choice:
     choice = Choice(commit, set(), set())
     # For each writer: whether the commit takes it, and which operation ends its events.
-    takes = {writer: _takes(txn, commit, writer) for writer in {e.writer for e in txn.events}}
+    takes = {writer: _takes(txn, commit, writer) for writer in {_writer(e) for e in txn.events}}
     for event in txn.events:
-        taken, end = takes[event.writer]
+        taken, end = takes[_writer(event)]
         if taken is False or event.op.outcome == FAILED:
             continue
         if commit.ok and commit.ended_before(event.op):
@@ -96,9 +96,9 @@ def _choice(txn: Txn, commit: Operation) -> Choice:
     return choice
 
 
-def _takes(txn: Txn, commit: Operation, writer: str | None) -> tuple[bool | None, Operation]:
+def _takes(txn: Txn, commit: Operation, writer: str) -> tuple[bool | None, Operation]:
     """Whether a commit takes a writer (None: unknown), and the operation that ends the writer's events."""
-    finish = txn.finishes.get(writer or "")
+    finish = txn.finishes.get(writer)
     end = finish if finish is not None and not commit.ended_before(finish) else commit
     names = commit.asked["writers"]
     if names is not None:
@@ -109,6 +109,11 @@ def _takes(txn: Txn, commit: Operation, writer: str | None) -> tuple[bool | None
     if finish is None or (commit.ok and commit.ended_before(finish)):
         return False, end
     return (True if finish.ok and finish.ended_before(commit) else None), end
+
+
+def _writer(event: Event) -> str:
+    """Who asked to write it: known also where ``event.writer`` is not, as the log may show another's deletion."""
+    return str(event.op.asked["writer"])
 
 
 def _judge_txn(history: History, report: Report, txn: Txn) -> None:
@@ -156,7 +161,7 @@ def _judge_own(report: Report, txn: Txn, commit: Operation, absent: set[Event]) 
     if not commit.ok or commit.result.get("replayed"):
         return
     own = commit.asked.get("own") or ()
-    missing = {e for e in absent if e.writer in own and e.op.ok and e.op.ended_before(commit)}
+    missing = {e for e in absent if _writer(e) in own and e.op.ok and e.op.ended_before(commit)}
     if missing:
         text = (
             f"who wrote {_some(missing)} was told that {txn} is committed, and it is not in the log"

@@ -139,6 +139,16 @@ def two_parts_delete_a_row_and_the_later_one_is_taken(tape: Tape) -> None:
     end(tape, (8, "x", None), at=25)
 
 
+@TABLE.right
+def two_writers_delete_a_row_and_one_of_them_writes_it_again(tape: Tape) -> None:
+    """The log does not say that the writer without another row deleted it last."""
+    racing(tape, 15)
+    tape.do("p", "write", txn="r", writer="other", stream=ROWS, events=[["x", None]])
+    put(tape, "r", ("x", None), ("x", "new"), file="q")
+    tape.commit("r", FOUR, 25, 3, file="q", writers=("other", "w"))
+    end(tape, (8, "x", None), (9, "x", "new"), (10, "x", None), at=25)
+
+
 @TABLE.wrong("snapshot-not-prefix")
 def a_row_that_never_was(tape: Tape) -> None:
     racing(tape, 15)
