@@ -26,22 +26,12 @@ from anabranch.topics.names import journal_topic
 from anabranch.types import Result, TransactionInfo
 from tests.sim.ledger import Attempt, Deal, Ledger, Workplace
 from tests.sim.recording import event_id, text
+from tests.workload.recording import STATES
 
 if TYPE_CHECKING:
     from tests.sim.ports import SimCluster
 
 _TELLS_NOTHING = (OutcomeUnknown, AlreadyCommitted)
-_STATES = {
-    "OPEN": "open",
-    "COMMIT_IN_PROGRESS": "committing",
-    "FINALIZE_IN_PROGRESS": "committing",
-    "COMMITTED": "committed",
-    "ABORT_IN_PROGRESS": "aborting",
-    "ABORTED": "aborted",
-    "PREPARED": "prepared",
-}
-
-
 _MOST_PARTS = 40  # receipts of a writer, more than there are
 
 
@@ -156,5 +146,5 @@ def recorded_state(ledger: Ledger, txn_id: bytes) -> Iterator[dict[str, Any]]:
 def state_of(info: TransactionInfo) -> dict[str, Any]:
     """What is told of it."""
     # A commit that waits may be refused yet: to the checker the transaction is open.
-    state = "open" if info.reason == WAITING else _STATES[info.state]
+    state = "open" if info.reason == WAITING else STATES[info.state]
     return {"state": state, "timestamp": info.commit_timestamp if state == "committed" else None}

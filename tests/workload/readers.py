@@ -11,12 +11,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 import anabranch
 from anabranch.errors import RetryError
+from anabranch.reading.ordered_reader import Reader as OrderedReader
+from anabranch.reading.transaction_reader import TransactionReader
 from anabranch.topics.names import stream_topic
 from checker.recorder import SUFFIX, Recorder
 from tests.workload.children import Ending, run_threads
@@ -31,6 +33,8 @@ PAUSE_S = 0.1  # after trouble
 LOOK_S = 0.5  # between two looks for new partitions
 # As soon as a broker allows by default, a killed member is out of the group.
 GROUP = {"session.timeout.ms": 6_000, "heartbeat.interval.ms": 1_500, **PATIENCE}
+
+Opened = TypeVar("Opened", OrderedReader, TransactionReader)
 
 
 @dataclass(frozen=True)
@@ -135,36 +139,46 @@ class Reader:
 
 
 def _ordered(reader: Reader, ending: Ending) -> None:
+    opens = partial(reader.client.read, list(reader.streams), reader.spec.group, QUIET_S)
     most = 1 if reader.spec.group else POLL_EVENTS
-    while not ending.is_set():
-        try:
-            opened = reader.client.read(list(reader.streams), reader.spec.group, QUIET_S)
-        except RetryError as error:
-            reader.trouble(error, ending)
-            continue
-        reader.opens()
-        if reader.spec.group:
-            note_resumes(reader.recorder, reader.name, opened)
-        with opened:
-            while not ending.is_set():
-                reader.poll_each(([seen(event)] for event in opened), ending, most)
-            reader.caught_up(ending)
+    _read_opened(
+        reader, ending, opens, note_resumes, lambda got: ([seen(event)] for event in got), most
+    )
 
 
 def _transactions(reader: Reader, ending: Ending) -> None:
+    opens = partial(reader.client.read_transactions, reader.streams[0], reader.spec.group, QUIET_S)
+    _read_opened(
+        reader,
+        ending,
+        opens,
+        note_resumes_of_history,
+        lambda got: ([seen(event) for event in txn.events] for txn in got),
+        1,
+    )
+
+
+def _read_opened(
+    reader: Reader,
+    ending: Ending,
+    opens: Callable[[], Opened],
+    notes: Callable[[Recorder, str, Opened], None],
+    items: Callable[[Opened], Iterator[list[list[Any]]]],
+    most: int,
+) -> None:
+    """Open a reader, again after trouble, and poll it until the end; a member of a group notes where it begins."""
     while not ending.is_set():
         try:
-            opened = reader.client.read_transactions(reader.streams[0], reader.spec.group, QUIET_S)
+            opened = opens()
         except RetryError as error:
             reader.trouble(error, ending)
             continue
         reader.opens()
         if reader.spec.group:
-            note_resumes_of_history(reader.recorder, reader.name, opened)
+            notes(reader.recorder, reader.name, opened)
         with opened:
             while not ending.is_set():
-                whole = ([seen(event) for event in txn.events] for txn in opened)
-                reader.poll_each(whole, ending, 1)
+                reader.poll_each(items(opened), ending, most)
             reader.caught_up(ending)
 
 
