@@ -42,6 +42,8 @@ def test_an_open_handle_sends_heartbeats_and_learns_its_end() -> None:
     with pytest.raises(errors.TransactionAborted, match="stale"):
         txn.commit()
     assert heart.step() == float("inf")
+    beats = [sent.correlation_id for sent in bench.bus.sent if type(sent.command) is r.Heartbeat]
+    assert len(set(beats)) == len(beats) == 2
 
 
 def test_the_shortest_keepalive_sets_the_pace() -> None:

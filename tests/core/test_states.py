@@ -251,7 +251,12 @@ REACHED: dict[str, tuple[Any, str, tuple[str, ...], set[str]]] = {
     ),
     **{f"a stream is never stuck {state}": (STREAMS, state, (), set(STREAMS.states)) for state in STREAMS.states},
     "a stream is forgotten only if it is lost": (STREAMS, "ACTIVE", ("give_up",), {"ACTIVE"}),
-    "a lost one is used again only if it is taken back or made anew": (
+    "a lost one is active again if its topics are the old ones": (
+        STREAMS, "LOST", ("begin_create",),
+        {"LOST", "RECOVERING", "FORGETTING", "FORGOTTEN", "ACTIVE"},
+    ),
+    "or if it is created anew": (STREAMS, "LOST", ("finalize_recover",), set(STREAMS.states)),
+    "and in no other case": (
         STREAMS, "LOST", ("finalize_recover", "begin_create"),
         {"LOST", "RECOVERING", "FORGETTING", "FORGOTTEN"},
     ),
