@@ -22,6 +22,12 @@ def read_back(
     return error
 
 
+def count_of(count: int, noun: str) -> str:
+    """``1 file``, ``2 files``."""
+    plural = f"{noun}es" if noun.endswith(("s", "tch", "each")) else f"{noun}s"
+    return f"{count:,} {noun if count == 1 else plural}"
+
+
 class AnabranchError(Exception):
     """Base of all errors that are raised on purpose. The message says what is wrong and what to do."""
 

@@ -13,11 +13,11 @@ PLAIN = "0" * 32  # the transaction id of commits of plain writes
 class Event:
     """An event that a client asked to write. ``is_deletion``: of a table's row; then its id is made by the checker.
 
-    ``txn``: None for a plain event. ``writer``: the one whose events keep an order, a plain event's producer if that
-    promises one; None: unknown, if several writers of a transaction deleted the row. ``part``, ``rank``,
-    ``offset``: its place in the log; ``part`` None: the log lacks it. ``record``: the record of the stream's history
-    that names it. ``timestamp``: of its commit, if known. ``is_adrift``: it is in the log, but its transaction can
-    never be committed, because one of its topics was deleted.
+    ``txn``: None for a plain event. ``writer``: whose events keep an order; for a plain event a producer that
+    promises one; None: unknown, as several writers of the transaction deleted the row. ``part``, ``rank``,
+    ``offset``: its place in the log; ``part`` None: the log lacks it. ``record``: the record of the stream's
+    history that names it. ``timestamp``: of its commit, if known. ``is_adrift``: it is in the log, but its
+    transaction can never be committed, because one of its topics was deleted.
     """
 
     id: str

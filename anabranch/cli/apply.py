@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 from anabranch.cli.options import OperatorOptions, argument, option
 from anabranch.cli.output import Grid, print_result
 from anabranch.core.stream_settings import BYTES, EVENTS, FIXED, SEGMENT_BYTES, check_settings
-from anabranch.errors import InvalidArgument, UnknownScope, UnknownStream, WouldDelete
+from anabranch.errors import InvalidArgument, UnknownScope, UnknownStream, WouldDelete, count_of
 from anabranch.protocol.legal_names import split_stream
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def _compare(client: Client, stream: str, wanted: Wanted) -> Iterator[Change]:
         found = client.describe(stream)
     except (UnknownScope, UnknownStream):
         if not wanted.absent:
-            yield Change(stream, "create", "", f"{wanted.segments} segments")
+            yield Change(stream, "create", "", count_of(wanted.segments, "segment"))
         return
     if wanted.absent:
         yield Change(stream, "delete", found.state, "", deletes=True)

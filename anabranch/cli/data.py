@@ -28,9 +28,9 @@ from anabranch.cli.options import (
     start_of,
 )
 from anabranch.cli.output import begin_task, print_json, print_line, print_result, progress_bar
-from anabranch.errors import InvalidArgument
+from anabranch.errors import InvalidArgument, count_of
 from anabranch.extras import need
-from anabranch.presentation.rows import bytes_fields, count_of
+from anabranch.presentation.rows import bytes_fields
 from anabranch.protocol import defaults
 from anabranch.protocol.hybrid_time import to_text
 from anabranch.protocol.legal_names import split_stream
@@ -218,7 +218,7 @@ def transaction_line(committed: Committed) -> tuple[str, ...]:
     """A whole transaction for people: its time, its id, and its number of events."""
     name = committed.txn_id.hex() if committed.txn_id else "plain writes"
     count = len(committed.events)
-    return to_text(committed.commit_timestamp), name, f"{count:,} events"
+    return to_text(committed.commit_timestamp), name, count_of(count, "event")
 
 
 def write(
@@ -385,7 +385,10 @@ def load(
         f"({rows / max(seconds, 0.001):,.0f}/s): transaction {txn_id}"
     )
     if not loaded:
-        line = f"{result.name} was loaded earlier: transaction {txn_id}, {rows:,} events; nothing was written now"
+        line = (
+            f"{result.name} was loaded earlier: transaction {txn_id}, {count_of(rows, 'event')}; nothing was "
+            "written now"
+        )
     print_result(document, line, as_json=options.json)
 
 

@@ -15,9 +15,8 @@ from anabranch.cli.controller import AskedOfBrokers
 from anabranch.cli.errors import CheckFailed
 from anabranch.cli.options import ClusterOptions, option
 from anabranch.cli.output import Column, Grid, print_result
-from anabranch.errors import AnabranchError, FixCallError, NotAuthorized
+from anabranch.errors import AnabranchError, FixCallError, NotAuthorized, count_of
 from anabranch.ports import LogError
-from anabranch.presentation.rows import count_of
 from anabranch.protocol import defaults
 
 if TYPE_CHECKING:

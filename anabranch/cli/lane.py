@@ -17,8 +17,8 @@ from anabranch.cli.options import (
     option,
 )
 from anabranch.cli.output import Column, Grid, Row, print_line, print_result, show
-from anabranch.errors import InvalidArgument
-from anabranch.presentation.rows import count_of, time_text
+from anabranch.errors import InvalidArgument, count_of
+from anabranch.presentation.rows import time_text
 from anabranch.protocol.legal_names import OPEN_LANE
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from anabranch.cli.errors import DRIVERS, CheckFailed, failure_of
 from anabranch.cli.options import App, ClusterOptions, Yes, argument, option, seconds_of
 from anabranch.cli.output import print_result, show, show_failure
-from anabranch.errors import AskOutcomeError, InvalidArgument, RetryError
-from anabranch.presentation.rows import count_of, time_text, transaction_row
+from anabranch.errors import AskOutcomeError, InvalidArgument, RetryError, count_of
+from anabranch.presentation.rows import time_text, transaction_row
 
 if TYPE_CHECKING:
     from anabranch.ledger import Ledger, Recovered

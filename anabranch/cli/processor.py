@@ -39,10 +39,9 @@ from anabranch.cli.output import (
     show_failure,
 )
 from anabranch.clock import SystemClock
-from anabranch.errors import AnabranchError, InvalidArgument
+from anabranch.errors import AnabranchError, InvalidArgument, count_of
 from anabranch.presentation.rows import (
     bytes_fields,
-    count_of,
     lag_fields,
     lag_text,
     processor_row,
@@ -367,7 +366,7 @@ def run(
             stack.callback(one.terminate)
             one.start()
         if not options.json:
-            print_line(f"{workers} workers of {target}; Ctrl-C ends them")
+            print_line(f"{count_of(workers, 'worker')} of {target}; Ctrl-C ends them")
         while True:
             for one in running:
                 one.check()
@@ -555,7 +554,7 @@ def bridge(
             task.sequence for task in client.processor(app.name).tasks
         ):
             count = import_group(client, ports, app.name, group, options.timeout)
-            print_line(f"{count} partitions start at the offsets of group {group}")
+            print_line(f"begins at the offsets of group {group}: {count_of(count, 'partition')}")
         if not options.json:
             print_line(f"{topic} to {stream}, by processor {made.processor}; Ctrl-C ends it")
         run_worker(app, client, until=copied if once else None)

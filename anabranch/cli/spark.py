@@ -30,8 +30,8 @@ from anabranch.cli.output import (
     print_note,
     print_result,
 )
-from anabranch.errors import NotReady
-from anabranch.presentation.rows import count_of, time_text
+from anabranch.errors import NotReady, count_of
+from anabranch.presentation.rows import time_text
 from anabranch.protocol import hybrid_time
 from anabranch.topics.names import commands_topic
 
@@ -178,7 +178,7 @@ def _show(report: AuditReport, *, as_json: bool) -> None:
 
     title = (
         f"{', '.join(report.streams)} as of {hybrid_time.to_text(report.at)}: "
-        f"{report.transactions:,} commits, {report.events:,} events"
+        f"{count_of(report.transactions, 'commit')}, {count_of(report.events, 'event')}"
     )
     document = report.document()
     columns = (
@@ -191,8 +191,8 @@ def _show(report: AuditReport, *, as_json: bool) -> None:
     )
     parts: list[str | Grid] = [Grid(title, document["checks"], columns), *report.notes]
     parts += [
-        f"{g.stream}, partition {g.partition}: no event is left below offset {g.low:,}; some or all of "
-        f"{g.events:,} events are gone"
+        f"{g.stream}, partition {g.partition}: no event is left below offset {g.low:,}; some or all of its "
+        f"{count_of(g.events, 'event')} are gone"
         for g in report.gone
     ]
     parts += [
@@ -448,7 +448,7 @@ def _progress(*, quiet: bool) -> Callable[[Batch], None] | None:
         return None
 
     def say(batch: Batch) -> None:
-        print_note(f"micro-batch {batch.number}: {batch.rows:,} events")
+        print_note(f"micro-batch {batch.number}: {count_of(batch.rows, 'event')}")
 
     return say
 
@@ -470,7 +470,7 @@ def _load_line(loaded: Loaded) -> str:
     if loaded.already_committed:
         return (
             f"{loaded.name} was loaded earlier: transaction {_hex(loaded.txn_id)}, "
-            f"{loaded.rows:,} events; nothing was written now"
+            f"{count_of(loaded.rows, 'event')}; nothing was written now"
         )
     if loaded.txn_id is None:
         return f"no row: nothing was written to {loaded.stream}"
@@ -495,7 +495,7 @@ def _compact_line(compacted: Compacted) -> str:
     if compacted.already_committed:
         return (
             f"committed earlier: transaction {_hex(compacted.txn_id)}, "
-            f"{compacted.keys:,} events; nothing was written now"
+            f"{count_of(compacted.keys, 'event')}; nothing was written now"
         )
     keyless = f", {compacted.keyless:,} without a key left out" if compacted.keyless else ""
     return (

@@ -40,8 +40,9 @@ from anabranch.errors import (
     NotAuthorized,
     NotReady,
     UnknownStream,
+    count_of,
 )
-from anabranch.presentation.rows import count_of, events_of, segment_name, stream_row, topic_id_of
+from anabranch.presentation.rows import events_of, segment_name, stream_row, topic_id_of
 from anabranch.protocol.hybrid_time import to_text
 from anabranch.topics.names import topics_of
 

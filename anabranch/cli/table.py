@@ -43,8 +43,8 @@ from anabranch.cli.output import (
     show_failure,
 )
 from anabranch.core.stream_settings import RATIO, is_table
-from anabranch.errors import AnabranchError, InvalidArgument, NotReady, UnknownStream
-from anabranch.presentation.rows import bytes_fields, bytes_text, count_of, system_row
+from anabranch.errors import AnabranchError, InvalidArgument, NotReady, UnknownStream, count_of
+from anabranch.presentation.rows import bytes_fields, bytes_text, system_row
 from anabranch.protocol.hybrid_time import to_text
 from anabranch.protocol.ids import NO_TXN
 from anabranch.protocol.legal_names import split_stream

@@ -39,9 +39,9 @@ from anabranch.errors import (
     InvalidArgument,
     NotAuthorized,
     OutcomeUnknown,
+    count_of,
 )
 from anabranch.presentation.rows import (
-    count_of,
     open_transaction_row,
     span_text,
     system_row,
@@ -374,7 +374,7 @@ def _show(
     counts = fields.pop("counts")
     merge = [
         f"merge of {one['stream']}, partition {one['partition']}: {one['events_done']:,} of "
-        f"{one['events']:,} events, about {one['chunks_done']:,} of {one['chunks']:,} chunks"
+        f"{count_of(one['events'], 'event')}, about {one['chunks_done']:,} of {count_of(one['chunks'], 'chunk')}"
         for one in fields.pop("merge", ())
     ]
     writers = fields.pop("writers")

@@ -30,7 +30,7 @@ from anabranch.core.decisions.turn import Settings
 from anabranch.core.state import State
 from anabranch.core.stream_settings import MAX_MESSAGE, MIN_ISR
 from anabranch.core.stream_states import ACTIVE
-from anabranch.errors import chain_of
+from anabranch.errors import chain_of, count_of
 from anabranch.ports import (
     CORRUPT_MESSAGE,
     INVALID_RECORD,
@@ -471,7 +471,7 @@ def gone(topic: str, info: TopicInfo | None, partitions: int, topic_id: str) -> 
     if topic_id and info.topic_id != topic_id:
         return f"topic {topic} is another one: it was deleted and created again"
     if info.partitions < partitions:
-        return f"topic {topic} has only {info.partitions} partitions"
+        return f"topic {topic} has only {count_of(info.partitions, 'partition')}"
     return ""
 
 
@@ -487,7 +487,7 @@ def unwell(info: TopicInfo, partitions: int) -> str:
         return why
     least = int(info.config.get(MIN_ISR, "1"))
     if 0 <= info.in_sync < least:
-        return f"{info.name} has {info.in_sync} replicas in sync, {MIN_ISR} is {least}"
+        return f"{info.name} has {count_of(info.in_sync, 'replica')} in sync, {MIN_ISR} is {least}"
     # Brokers apply this limit to markers of native transactions, too, so a round would never end.
     least = limits.LEAST_MESSAGE.value
     size = int(info.config.get(MAX_MESSAGE, least))

@@ -37,6 +37,7 @@ from anabranch.core.journal_runs import (
 )
 from anabranch.core.rows import Rows
 from anabranch.core.state import OpenTxn, State
+from anabranch.errors import count_of
 from anabranch.protocol.ids import NO_TXN, TXN_ID_SIZE
 from anabranch.protocol.legal_names import is_state
 from anabranch.protocol.schemas.records import Extent, Receipt, SegmentRange
@@ -392,7 +393,7 @@ class JournalIndex:
                 kind = "count" if count != extent.count else "checksum"
                 out.wrong = out.wrong or (
                     f"writer {key[0] & (1 << 64) - 1:016x}, {key[1]} journal partition {key[2]}: the "
-                    f"receipt says {extent.count} records, the journal shows {count} ({kind} differs)"
+                    f"receipt says {count_of(extent.count, 'record')}, the journal shows {count:,} ({kind} differs)"
                 )
         out.left_out = total - out.committed
         return out

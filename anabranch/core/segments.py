@@ -77,7 +77,7 @@ def hand_plan(
         named = ", ".join(f"{segment_number(i)}@{segment_epoch(i)}" for i in unknown)
         raise InvalidArgument(f"not an active segment: {named}; describe the stream again")
     if len(sealed) != len(seal) or not seal:
-        raise InvalidArgument("name the segments to seal, each once")
+        raise InvalidArgument("name at least one segment to seal, and none twice")
     kept = [(s.low, s.high) for s in segments if s.segment_id not in sealed]
     if not tiles([*kept, *((r.low, r.high) for r in ranges)]):
         raise InvalidArgument(

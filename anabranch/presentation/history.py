@@ -9,7 +9,7 @@ from html import escape
 from itertools import pairwise
 from math import log10, sqrt
 
-from anabranch.presentation.rows import count_of
+from anabranch.errors import count_of
 from anabranch.protocol import defaults
 from anabranch.protocol.hybrid_time import to_ms, to_text
 from anabranch.protocol.ids import NO_TXN, segment_epoch, segment_number
@@ -362,7 +362,7 @@ class _Picture:
             return name, f"back to {epoch.reference_epoch}"
         count = len(epoch.segments)
         if not at:
-            return name, f"{count} segment{'s' if count > 1 else ''}"
+            return name, count_of(count, "segment")
         return name, f"scaled to {count}"
 
     def _axes(self) -> Iterable[str]:

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from anabranch.errors import AnabranchError
+from anabranch.errors import AnabranchError, count_of
 from anabranch.protocol.hybrid_time import to_text
 from anabranch.protocol.ids import segment_epoch, segment_number
 
@@ -22,12 +22,6 @@ if TYPE_CHECKING:
     from anabranch.protocol.schemas.records import ProcessorInfo
     from anabranch.reading.group_lag import ConsumerGroup, InputLag, Lag
     from anabranch.types import OpenTransaction, StreamDescription, TransactionInfo
-
-
-def count_of(count: int, noun: str) -> str:
-    """``1 file``, ``2 files``."""
-    plural = f"{noun}es" if noun.endswith(("s", "tch", "each")) else f"{noun}s"
-    return f"{count:,} {noun if count == 1 else plural}"
 
 
 def events_of(count: Callable[[], tuple[int, int, bool]]) -> str:

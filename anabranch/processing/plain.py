@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from anabranch.client.client import Client
 from anabranch.client.connect import reader_ports
-from anabranch.errors import IllegalState, InvalidArgument, SnapshotExpired, UnknownStream
+from anabranch.errors import IllegalState, InvalidArgument, SnapshotExpired, UnknownStream, count_of
 from anabranch.ports import TopicPartition
 from anabranch.protocol.legal_names import PLAIN
 from anabranch.protocol.limits import LATEST, RESERVED
@@ -69,8 +69,8 @@ def _check_count(topic: str, counts: Mapping[str, int], tasks: int) -> None:
         raise UnknownStream(f"there is no topic {topic}")
     if counts[topic] > tasks:
         raise IllegalState(
-            f"{topic} has {counts[topic]} partitions, more than the processor has tasks ({tasks}): make another "
-            "processor, with more"
+            f"{topic} has {count_of(counts[topic], 'partition')}, more than the processor has tasks ({tasks:,}): "
+            "make another processor, with more"
         )
 
 

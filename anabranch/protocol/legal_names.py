@@ -45,7 +45,7 @@ def check_text(what: str, text: str) -> str:
     except UnicodeEncodeError as error:
         raise InvalidArgument(f"{what} is not a text in UTF-8: {error.reason}") from error
     if not 0 < size <= _TEXT_BYTES:
-        raise InvalidArgument(f"{what} has {size} bytes: 1 to {_TEXT_BYTES:,} are allowed")
+        raise InvalidArgument(f"{what} has {size:,} bytes: 1 to {_TEXT_BYTES:,} are allowed")
     if text[0].isspace() or "\0" in text:
         raise InvalidArgument(f"{what} begins with a blank, or has a zero byte: remove it")
     return text

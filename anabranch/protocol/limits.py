@@ -353,7 +353,7 @@ def copied_name(name: str) -> str:
 def check_row_key(key: object) -> bytes:
     """The key of a table's row; `InvalidArgument` if it is illegal."""
     if not isinstance(key, bytes) or not 1 <= len(key) <= ROW_KEY.value:
-        what = f"{len(key)} bytes" if isinstance(key, bytes) else f"{key!r:.100}"
+        what = f"{len(key):,} bytes" if isinstance(key, bytes) else f"{key!r:.100}"
         raise InvalidArgument(f"a row's key is bytes, 1 to {ROW_KEY.value:,} of them, not {what}")
     return key
 
@@ -369,7 +369,7 @@ def check_bytes(size: int, most: int, stream: str, topic: str = "") -> None:
     """Raise `EventTooLarge` if an event has more bytes than the stream accepts. ``topic``: what refuses it."""
     if size > most:
         error = EventTooLarge(
-            f"an event of {size} bytes; {topic or stream} takes up to {most} of key, value and headers "
+            f"an event of {size:,} bytes; {topic or stream} takes up to {most:,} of key, value and headers "
             "(topic setting max.message.bytes)"
         )
         error.stream, error.limit = stream, most

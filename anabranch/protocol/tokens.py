@@ -97,7 +97,7 @@ def make(secret: bytes, token: Token) -> TokenBytes:
         )
     if not 1 <= token.keepalive_ms <= MAX_KEEPALIVE_MS:
         raise InvalidArgument(
-            f"keepalive {token.keepalive_ms} ms is not within 1..{MAX_KEEPALIVE_MS}"
+            f"keepalive {token.keepalive_ms:,} ms is not within 1 and {MAX_KEEPALIVE_MS:,}"
         )
     _check_time(token.begun_ms, token.not_after_ms)
     if not 1 <= token.rights <= ALL_RIGHTS or not 0 <= token.seen <= MAX:
@@ -159,7 +159,9 @@ def peek(data: bytes) -> Token:
             f"malformed token: {data!r:.40} is none, or one of another version than {TOKEN_VERSION}"
         )
     if len(data) > _MAX_SIZE:
-        raise InvalidToken(f"malformed token: {len(data)} bytes; a token has at most {_MAX_SIZE}")
+        raise InvalidToken(
+            f"malformed token: {len(data):,} bytes; a token has at most {_MAX_SIZE:,}"
+        )
     try:
         return _read(data)
     except (IndexError, struct.error, UnicodeDecodeError, InvalidArgument) as error:

@@ -30,6 +30,7 @@ from anabranch.errors import (
     NotReady,
     TopicMisconfigured,
     TopicNotEmpty,
+    count_of,
 )
 from anabranch.ports import (
     UNKNOWN_TOPIC_OR_PARTITION,
@@ -297,7 +298,7 @@ def create_lane_topics(log: Log, prefix: str, lane: str, *, like: str, adopt: bo
             )
         wrong = problems(info, settings, at_least=partitions)
         if info.partitions != partitions:
-            wrong.append(f"{name} has {info.partitions} partitions, not {partitions}")
+            wrong.append(f"{name} has {count_of(info.partitions, 'partition')}, not {partitions:,}")
         if any(_ends(log, _places(info)).values()):
             wrong.append(f"{name} has, or had, records")
         if wrong:
@@ -390,7 +391,7 @@ def describe_grown(log: Log, stream: str, partitions: int) -> dict[str, TopicInf
     behind = [name for name in grown if infos[name].partitions < partitions]
     if behind:  # a broker that lags
         raise NotReady(
-            f"a broker does not show all {partitions} partitions of {' and '.join(behind)} yet; ask again"
+            f"a broker does not show all {partitions:,} partitions of {' and '.join(behind)} yet; ask again"
         )
     return infos
 
@@ -415,7 +416,8 @@ def _other_factors(log: Log, infos: Iterable[TopicInfo], asked: int, new: NewTop
     if not other or any(info.name in new.ids for info in other) or not _heeds(log, other[0], asked):
         return []
     return [
-        f"{info.name}: it has {info.replication_factor} replicas; give it {asked}, as {REPLICATION} asks for"
+        f"{info.name}: it has {count_of(info.replication_factor, 'replica')}; give it {asked}, as {REPLICATION} "
+        "asks for"
         for info in other
     ]
 
@@ -449,8 +451,9 @@ def _check_width(stream: str, infos: Mapping[str, TopicInfo], partitions: int) -
     target, journal = infos[stream_topic(stream)], infos[journal_topic(stream)]
     if partitions <= journal.partitions < target.partitions:
         raise TopicMisconfigured(
-            f"{journal.name}: it has {journal.partitions} partitions and {target.name} {target.partitions}; add "
-            "some until they are equal (a segment's writers write to the journal partition of its number)"
+            f"{journal.name}: it has {count_of(journal.partitions, 'partition')} and {target.name} "
+            f"{target.partitions:,}; add some until they are equal (a segment's writers write to the journal "
+            "partition of its number)"
         )
     return target.partitions
 
@@ -462,7 +465,9 @@ def problems(info: TopicInfo, settings: Sequence[Setting], *, at_least: int) -> 
     """
     wrong = []
     if info.partitions < at_least:
-        wrong.append(f"it has {info.partitions} partitions; add some until it has {at_least}")
+        wrong.append(
+            f"it has {count_of(info.partitions, 'partition')}; add some until it has {at_least:,}"
+        )
     for setting in settings:
         name = setting.name if setting.name in info.config else setting.formerly
         found = info.config.get(name)

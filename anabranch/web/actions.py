@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from anabranch.client.client import Client
 from anabranch.core.segments import even_plan
-from anabranch.errors import IllegalState, InvalidArgument
-from anabranch.presentation.rows import count_of, events_of, segment_name, topic_id_of
+from anabranch.errors import IllegalState, InvalidArgument, count_of
+from anabranch.presentation.rows import events_of, segment_name, topic_id_of
 from anabranch.protocol.ids import parse_txn_text, segment_number
 from anabranch.protocol.limits import SEGMENTS
 from anabranch.types import TransactionInfo

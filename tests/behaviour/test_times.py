@@ -160,7 +160,7 @@ def test_clocks_that_are_further_apart_than_is_allowed(controllers: Controllers)
     with controllers.client() as client, controllers.client() as fresh:
         before = client.snapshot(SLOW).timestamp
         commit(client, FAST)
-        with pytest.raises(ClockSkew, match=r"ahead of the controller's clock, 1000 are allowed"):
+        with pytest.raises(ClockSkew, match=r"ahead of the controller's clock, 1,000 are allowed"):
             commit(client, SLOW)
         client.transactions("slow")  # what needs no timestamp goes on
         after = commit(fresh, SLOW)

@@ -219,7 +219,7 @@ def test_the_answer_is_for_the_options_of_the_controller(
         assert (row["state"], row["to_do"]) == (FAILS, "set them as it says")
         told[partitions] = row["found"]
     assert "control has 3, " in told["1"]
-    assert f"{unique}.commands: it has 1 partitions; add some until it has 2" in told["2"]
+    assert f"{unique}.commands: it has 1 partition; add some until it has 2" in told["2"]
 
 
 @pytest.fixture(scope="module")

@@ -378,7 +378,7 @@ def test_a_row_that_is_too_large_is_refused_before_anything_is_written(at: int, 
     rows[at][field] = b"x" * 5000
     bench = Bench()
     writer = bench.client.join(token_of())
-    with pytest.raises(errors.EventTooLarge, match=r"an event of 500\d bytes"):
+    with pytest.raises(errors.EventTooLarge, match=r"an event of 5,00\d bytes"):
         writer.write_batch(STREAM, pa.Table.from_pylist(rows))
     assert bench.written() == []
     assert writer.write_batch(STREAM, MANY) == 3000

@@ -252,7 +252,7 @@ def test_a_topic_that_was_there_gets_what_the_stream_asks_for(
 def test_replicas_that_were_asked_for_are_demanded(log: Log, stream: str, create: Create) -> None:
     latest = {"message.timestamp.after.max.ms": str(d.MAX_LONG)}
     log.create_topics([TopicSpec(stream_topic(stream), 1, latest)])
-    with pytest.raises(TopicMisconfigured, match=r"it has 1 replicas; give it 3, as replication"):
+    with pytest.raises(TopicMisconfigured, match=r"it has 1 replica; give it 3, as replication"):
         create(settings={"replication.factor": "3"})
     assert log.describe_topics([journal_topic(stream)]) == {}
 
@@ -317,7 +317,7 @@ def test_all_that_is_wrong_is_named_at_once(log: Log, stream: str, create: Creat
     with pytest.raises(TopicMisconfigured) as caught:
         create(segments=2)
     for problem in (
-        f"{stream_topic(stream)}: it has 1 partitions; add some until it has 2",
+        f"{stream_topic(stream)}: it has 1 partition; add some until it has 2",
         f"{stream_topic(stream)}: cleanup.policy=compact; set delete",
         f"{stream_topic(stream)}: compression.type=lz4; set producer",
         f"{stream_topic(stream)}: message.timestamp.after.max.ms=3600000; set {d.MAX_LONG}",

@@ -398,7 +398,7 @@ class Model:
             for txn in self._by_id(self.txns):
                 silent_ms = self.world.now_ms - self.heard.get(txn.label, self.since_ms)
                 if txn.state == OPEN and txn.pending is None and silent_ms > txn.keepalive_ms:
-                    self._end_aborted(txn, f"stale: no heartbeat for {silent_ms} ms")
+                    self._end_aborted(txn, f"stale: no heartbeat for {silent_ms:,} ms")
         ended = {label for label, txn in self.txns.items() if txn.ended}
         self._forget(most + PURGE_SHARE * len(ended - self.known_ended))
         self.known_ended = ended

@@ -313,7 +313,7 @@ def test_a_lost_stream_is_left_out_and_named(world: World, told: bool) -> None:
     assert states(world)[0] == ("FINALIZE_IN_PROGRESS" if told else "PREPARED")
     said = world.turn() if told else commit(world)
     assert said.removeprefix("[commit] ").startswith("A COMMITTED 3")
-    assert world.row("A").reason == "2 events are left out, as their stream is LOST: nyc/b"
+    assert world.row("A").reason == "2 events left out, as their stream is LOST: nyc/b"
     assert world.row("A").left_out == 2
     assert world.plan() == "A nyc/a 0: w1[0-3)"
 
@@ -400,5 +400,5 @@ def test_a_stream_that_waits_leaves_it_prepared_and_a_lost_one_is_left_out(world
     world.log_rows([(stream_key("nyc/b"), replace(row, state="RECOVERING"))])
     assert commit(world, "S", LEDGER) == "NotReady"
     world.log_rows([(stream_key("nyc/b"), row)])
-    assert commit(world, "S", LEDGER).startswith("S COMMITTED 1, 1 left out (1 events are left out")
+    assert commit(world, "S", LEDGER).startswith("S COMMITTED 1, 1 left out (1 event left out")
     assert world.plan() == "S nyc/a 0: v"

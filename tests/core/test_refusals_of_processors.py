@@ -146,9 +146,9 @@ POSITIONS: dict[str, Row] = {
     "back": (moved(record=11), INVALID, "from record 12 to 11"),
     "back to the record's beginning": (moved(record=12), INVALID, "positions only rise"),
     "back within the segment": (moved(record=12, segment=1, offset=4), INVALID, "positions only rise"),
-    "no step": (shot_of_tasks(lambda w: r.Consumed(NAME, w.token_of("a"), ())), INVALID, "each once"),
+    "no step": (shot_of_tasks(lambda w: r.Consumed(NAME, w.token_of("a"), ())), INVALID, "name a task"),
     "a step of nothing": (
-        shot_of_tasks(lambda w: r.Consumed(NAME, w.token_of("a"), (NOTHING,))), INVALID, "each once",
+        shot_of_tasks(lambda w: r.Consumed(NAME, w.token_of("a"), (NOTHING,))), INVALID, "name a task",
     ),
     "another owner": (
         after(taken_by("b", 0, 1), then=moved()), "OwnershipLost", "task 0, 1 of nyc/p has another owner, b:",

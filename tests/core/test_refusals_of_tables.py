@@ -163,7 +163,7 @@ REGISTERED: dict[str, Row] = {
         lambda w: replace(w.committing("T"), prepare=r.Prepare(b"", b"")), INVALID, "can't be prepared",
     ),
     "locks of all": (Lowered("REGISTERED", 2, lock(b"1", b"2")), "TooMuchLocked", "wait for some"),
-    "ranges of a table": (Lowered("RANGES", 0, lock(span=(b"a", b"b"))), "TooMuchLocked", "0 are its share"),
+    "ranges of a table": (Lowered("RANGES", 0, lock(span=(b"a", b"b"))), "TooMuchLocked", "its share is 0:"),
     "a table again": (Lowered("TABLES", 1, naming(A)), "locked", ""),
     "more tables": (Lowered("TABLES", 1, naming(A, B)), INVALID, "a transaction that reads"),
     "aborted": (after(lambda w: w.abort("T"), then=lock(b"m")), "TransactionAborted", "begin a new one"),

@@ -654,7 +654,7 @@ def test_ranges_of_a_table_are_its_readers_in_equal_shares(monkeypatch: pytest.M
         for low in b"ab":
             assert bank.lock_reads(span=(bytes((low,)), None), label="O") == "ReadsLocked"
         assert bank.lock_reads(span=(b"c", None), label="O") == "TooMuchLocked"
-        assert "2 are its share" in bank.message
+        assert "its share is 2:" in bank.message
     bank.abort("T")
     with bank.by("other"):
         assert bank.lock_reads(span=(b"c", None), label="O") == "ReadsLocked"

@@ -222,7 +222,7 @@ def test_silence_longer_than_the_keepalive_aborts() -> None:
     assert world.wait(249) == ""
     assert world.row("A").state == "OPEN", "silence is judged four times a second"
     assert world.wait(1) == ""
-    stale = "A ABORTED (stale: no heartbeat for 5250 ms)"
+    stale = "A ABORTED (stale: no heartbeat for 5,250 ms)"
     assert world.get("A") == stale
     assert world.heartbeat("A") == f"not open: {stale}"
 

@@ -656,7 +656,7 @@ FAILS = {
     "exit of a task": (b"nyc/in[0]@7", b"1"),
 }
 SAYS = {
-    "row": "EventTooLarge: key b'bad' of seen: an event of 1100007 bytes; nyc/p.state takes up to",
+    "row": "EventTooLarge: key b'bad' of seen: an event of 1,100,007 bytes; nyc/p.state takes up to",
     "key of a row": "EventTooLarge: key b'kkk",
     "window's row": "of hours: an event of",
     "cancelled": "CancelledError",

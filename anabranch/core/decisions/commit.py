@@ -170,7 +170,9 @@ def _check_claim(turn: Turn, request: _Request) -> None:
 def _check_wait(turn: Turn, request: _Request) -> None:
     wait_ms = request.command.wait_ms
     if not 0 <= wait_ms <= limits.MAX_WAIT_MS:
-        raise errors.InvalidArgument(f"wait_ms {wait_ms} is not within 0 and {limits.MAX_WAIT_MS}")
+        raise errors.InvalidArgument(
+            f"wait_ms {wait_ms:,} is not within 0 and {limits.MAX_WAIT_MS:,}"
+        )
 
 
 def _check_writers(turn: Turn, request: _Request) -> None:

@@ -242,7 +242,7 @@ def _ready(turn: Turn, txn_id: bytes) -> Plan | None:
         if txn.row.state == "FINALIZE_IN_PROGRESS":
             _wait(turn, txn_id, TORN_MS, "torn")
             return None
-        reason = f"its journals show {plan.records} of the {txn.row.committed} records decided"
+        reason = f"its journals show {plan.records:,} of the {txn.row.committed:,} records decided"
         abort_txn(turn, txn_id, reason)
         return None
     if plan.staged and not _is_whole(txn, plan):

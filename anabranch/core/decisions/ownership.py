@@ -14,7 +14,7 @@ from anabranch.core.decisions.streams import end_stream, with_aborted
 from anabranch.core.decisions.times import admit_change, check_informed, is_repeated, note_change
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.round import ReplyTo
-from anabranch.errors import IllegalState, InvalidArgument, NotReady, OwnershipLost
+from anabranch.errors import IllegalState, InvalidArgument, NotReady, OwnershipLost, count_of
 from anabranch.protocol import limits
 from anabranch.protocol.ids import NO_TXN
 from anabranch.protocol.legal_names import (
@@ -37,7 +37,9 @@ def create_processor(turn: Turn, command: r.CreateProcessor, to: ReplyTo | None)
     check_served(turn, split_stream(name)[0])
     limits.TASKS.check(command.tasks, f"processor {name}")
     if command.tasks < 1 or command.tasks & (command.tasks - 1):
-        raise InvalidArgument(f"{command.tasks} tasks: a power of two, 1 to {limits.TASKS.value:,}")
+        raise InvalidArgument(
+            f"{command.tasks:,} tasks: a power of two, 1 to {limits.TASKS.value:,}"
+        )
     if is_state(name):
         raise InvalidArgument(
             f"{name} would be named as the state of a processor: choose another name"
@@ -136,7 +138,7 @@ def _same(
 def _difference(row: r.ProcessorRow, tasks: int, inputs: Sequence[r.ProcessorInput]) -> str:
     """A text for the first difference between a processor and the command that asks for it."""
     if row.tasks != tasks:
-        return f"{row.tasks} tasks, not {tasks}"
+        return f"{count_of(row.tasks, 'task')}, not {tasks:,}"
     there, asked = {one.stream for one in row.inputs}, {one.stream for one in inputs}
     if gone := sorted(there - asked):
         return f"the input {', '.join(gone)}, too"

@@ -50,7 +50,9 @@ def check_tasks(row: r.ProcessorRow, tasks: tuple[int, ...], fencing_token: byte
     """Check the tasks that a command names; returns the hash of its fencing token. `InvalidArgument`."""
     if len(fencing_token) != FENCING_TOKEN_SIZE:
         raise InvalidArgument(f"a fencing token has {FENCING_TOKEN_SIZE} bytes")
-    if not tasks or len(set(tasks)) < len(tasks) or not all(0 <= t < row.tasks for t in tasks):
+    if not tasks:
+        raise InvalidArgument(f"name a task of {row.processor}")
+    if len(set(tasks)) < len(tasks) or not all(0 <= t < row.tasks for t in tasks):
         raise InvalidArgument(f"tasks of {row.processor} are 0 to {row.tasks - 1}, each once")
     return hash_of(row.processor, fencing_token)
 

@@ -21,6 +21,7 @@ from anabranch.core.journal_index import Weighed
 from anabranch.core.memory import is_gone
 from anabranch.core.state import OpenTxn, State
 from anabranch.core.stream_settings import MAX_MESSAGE
+from anabranch.errors import count_of
 from anabranch.protocol import limits
 from anabranch.protocol.ids import SECRET_SIZE, TXN_ID_SIZE, txn_text
 from anabranch.protocol.schemas import records as r
@@ -193,7 +194,9 @@ def leave_out_lost(turn: Turn, txn_id: bytes, txn: OpenTxn) -> bool:
 
 def without(row: r.TxnRow, events: int, gone: Collection[str]) -> r.TxnRow:
     """The row of a transaction that commits without the streams ``gone``, which have this number of events."""
-    said = f"{events:,} events are left out, as their stream is LOST: {', '.join(sorted(gone))}"
+    said = (
+        f"{count_of(events, 'event')} left out, as their stream is LOST: {', '.join(sorted(gone))}"
+    )
     return row._replace(
         committed=row.committed - events, left_out=row.left_out + events, reason=limits.cut(said)
     )

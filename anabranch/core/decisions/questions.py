@@ -233,7 +233,7 @@ def _listed(
 ) -> tuple[list[T], bytes | None]:
     """Up to ``limit`` wanted rows as they are shown, and the key from which to continue; None at the end."""
     if not 1 <= limit <= MAX_LISTED:
-        raise InvalidArgument(f"a list has 1 to {MAX_LISTED} transactions")
+        raise InvalidArgument(f"a list has 1 to {MAX_LISTED:,} transactions")
     found: list[T] = []
     last, size = None, 0
     for looked_at, (key, row) in enumerate(rows):

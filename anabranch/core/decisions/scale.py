@@ -44,7 +44,7 @@ from anabranch.core.stream_settings import (
     SEGMENT_BYTES,
     Policy,
 )
-from anabranch.errors import AnabranchError, InvalidArgument, NotReady, TopicMisconfigured
+from anabranch.errors import AnabranchError, InvalidArgument, NotReady, TopicMisconfigured, count_of
 from anabranch.protocol import limits
 from anabranch.protocol.ids import segment_number
 from anabranch.protocol.legal_names import is_state
@@ -101,8 +101,8 @@ def _check_growth(turn: Turn, row: r.StreamRow, count: int) -> None:
     free = turn.state.trusts(turn.lane)
     if count > most and not (free or rights_of(turn.state, turn.lane, row.stream) & Right.OPERATE):
         raise InvalidArgument(
-            f"{row.stream} has {len(row.segments)} segments, so one scaling gives it at most {most}: scale it "
-            "again after that, or let a lane with the right 'operate' do it"
+            f"{row.stream} has {count_of(len(row.segments), 'segment')}, so one scaling gives it at most {most:,}: "
+            "scale it again after that, or let a lane with the right 'operate' do it"
         )
 
 

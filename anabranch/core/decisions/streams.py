@@ -60,6 +60,7 @@ from anabranch.core.stream_states import (
     state_of,
 )
 from anabranch.core.transaction_states import TRANSACTIONS
+from anabranch.errors import count_of
 from anabranch.protocol import limits
 from anabranch.protocol.hybrid_time import to_text
 from anabranch.protocol.ids import txn_text
@@ -122,7 +123,7 @@ def create_stream(turn: Turn, command: r.CreateStream, to: ReplyTo | None) -> No
     if row.segment_count != command.segments or dict(row.settings) != dict(command.settings):
         kind = "table" if is_table(row.settings) else "stream"
         raise errors.StreamExists(
-            f"{command.stream} exists: a {kind} of {row.segment_count} segments with settings "
+            f"{command.stream} exists: a {kind} of {count_of(row.segment_count, 'segment')} with settings "
             f"{dict(row.settings)}"
         )
     if row.state == CREATING and row.correlation_id:
@@ -149,7 +150,7 @@ def _check_state(turn: Turn, command: r.CreateStream) -> None:
     tasks = processor_of(turn, processor).tasks
     if command.segments != tasks or command.adopt:
         raise errors.InvalidArgument(
-            f"{command.stream} has {tasks} segments, one for each task, and begins empty"
+            f"{command.stream} has {count_of(tasks, 'segment')}, one for each task, and begins empty"
         )
 
 

@@ -78,9 +78,9 @@ def observed(turn: Turn, command: Any) -> int:
         return former
     what = f"the sender has seen a time {ahead_ms:,.0f} ms ahead of the controller's clock"
     if ahead_ms > skew_ms:
-        raise ClockSkew(f"{what}, {skew_ms} are allowed: set the clocks")
+        raise ClockSkew(f"{what}, {skew_ms:,} are allowed: set the clocks")
     if ahead_ms > limit_ms:
-        raise NotReady(f"{what}, whose error is {limit_ms} ms at most: ask again")
+        raise NotReady(f"{what}, whose error is {limit_ms:,} ms at most: ask again")
     if isinstance(command, r.SafeTime):
         raise NotReady(f"{what}, which continues by itself: ask again")
     return former  # it repeats a command that is decided

@@ -129,8 +129,8 @@ def _check_positions(turn: Turn, command: r.Begin) -> None:
 def _check_keepalive(turn: Turn, command: r.Begin) -> None:
     if not MIN_KEEPALIVE_MS <= command.keepalive_ms <= turn.settings.max_keepalive_ms:
         raise errors.InvalidArgument(
-            f"keepalive {command.keepalive_ms} ms is not within {MIN_KEEPALIVE_MS} and "
-            f"{turn.settings.max_keepalive_ms}"
+            f"keepalive {command.keepalive_ms:,} ms is not within {MIN_KEEPALIVE_MS:,} and "
+            f"{turn.settings.max_keepalive_ms:,}"
         )
 
 
@@ -166,7 +166,7 @@ def check_open(turn: Turn, replaced: int = 0) -> None:
     """
     if len(turn.state.open) - replaced >= turn.settings.max_open:
         raise errors.TooManyTransactions(
-            f"{turn.settings.max_open} transactions are open: wait for some to end"
+            f"{turn.settings.max_open:,} transactions are open: wait for some to end"
         )
     quotas.check_open(turn, turn.lane, 1 - replaced)
 
@@ -505,7 +505,7 @@ def abort_stale(turn: Turn) -> None:
     stale = [txn_id for txn_id, txn in turn.state.open.items() if _is_stale(turn, txn)]
     for txn_id in sorted(stale):
         silent_ms = turn.now_ms - turn.keepalives.last(txn_id)
-        reason = f"stale: no heartbeat for {silent_ms} ms"
+        reason = f"stale: no heartbeat for {silent_ms:,} ms"
         if unread := _unread(turn, turn.open(txn_id)):
             reason += f"; commands of {', '.join(unread)} can't be read"
             turn.round.unread.append(f"{txn_text(txn_id)} is aborted: {reason}")

@@ -355,7 +355,7 @@ class Turn:
             # A forgotten id was older than half the retention by the clock at that time.
             wrong_ms += self.settings.retention_ms - self.settings.max_ahead_ms
             raise errors.ClockSkew(
-                f"the controller's clock is {wrong_ms} ms or more earlier than when outcomes were "
+                f"the controller's clock is {wrong_ms:,} ms or more earlier than when outcomes were "
                 "forgotten: set the clock of the controller"
             )
         if made_ms <= max(self.expired_ms, wall_ms - self.settings.retention_ms):
@@ -363,8 +363,8 @@ class Turn:
         ahead_ms = made_ms - wall_ms
         if ahead_ms > self.settings.max_ahead_ms:
             raise errors.ClockSkew(
-                f"the transaction id was made {ahead_ms} ms ahead of the controller's clock, "
-                f"{self.settings.max_ahead_ms} are allowed: set the clock"
+                f"the transaction id was made {ahead_ms:,} ms ahead of the controller's clock, "
+                f"{self.settings.max_ahead_ms:,} are allowed: set the clock"
             )
 
     def open(self, txn_id: bytes) -> OpenTxn:

@@ -128,8 +128,8 @@ def check_receipts(turn: Turn, txn_id: bytes, receipts: tuple[r.Receipt, ...]) -
             most = extent.end - extent.first
             if extent.first < 0 or not 0 <= extent.count <= most or extent.crc_sum < 0:
                 raise InvalidArgument(
-                    f"a receipt's extent of {extent.stream} is out of range: {extent.count} events in "
-                    f"[{extent.first}, {extent.end})"
+                    f"a receipt's extent of {extent.stream} is out of range: {extent.count:,} events in "
+                    f"[{extent.first:,}, {extent.end:,})"
                 )
             epoch = touched[extent.stream]
             if segment_on(turn.state, extent.stream, epoch, extent.partition) is None:

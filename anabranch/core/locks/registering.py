@@ -150,8 +150,8 @@ def _check_ranges(turn: Turn, lane: str, locks: r.TableLocks) -> None:
     share = limits.RANGES.value // len({*has, lane})
     if (wanted := has[lane] + len(locks.ranges)) > share:
         raise errors.TooMuchLocked(
-            f"lane {lane!r} would have {wanted:,} ranges of {locks.table} locked, {share:,} are its share: wait "
-            "for some transactions to end, or lock keys"
+            f"lane {lane!r} would have {wanted:,} of the locked ranges of {locks.table}; its share is {share:,}: "
+            "wait for some transactions to end, or lock keys"
         )
 
 
