@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from confluent_kafka.admin import (
     AdminClient,
@@ -33,14 +32,6 @@ def committed(client: anabranch.Client, stream: str) -> list[anabranch.Event]:
 def values(client: anabranch.Client, stream: str) -> Counter[bytes | None]:
     """All values as of now."""
     return Counter(event.value for event in committed(client, stream))
-
-
-def wait_until(done: Callable[[], bool], seconds: float = 60.0, pause: float = 0.05) -> None:
-    """Until it is so; the test fails if it is not within these seconds."""
-    deadline = time.monotonic() + seconds
-    while not done():
-        assert time.monotonic() < deadline, f"not within {seconds:g} s"
-        time.sleep(pause)
 
 
 def alter_topics(bootstrap: str, topics: Iterable[str], name: str, value: str) -> None:

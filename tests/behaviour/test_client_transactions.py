@@ -14,8 +14,9 @@ import pytest
 
 import anabranch
 from anabranch import errors
-from tests.behaviour.steps import values, wait_until
+from tests.behaviour.steps import values
 from tests.cluster import Cluster
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.broker
 

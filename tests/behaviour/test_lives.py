@@ -17,8 +17,8 @@ from anabranch.errors import (
     StreamExists,
     UnknownStream,
 )
-from tests.behaviour.steps import wait_until
 from tests.cluster import Cluster
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.broker
 

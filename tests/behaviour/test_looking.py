@@ -24,9 +24,10 @@ from anabranch.presentation.history import draw, read_history
 from anabranch.protocol.schemas.records import CommitRecord
 from anabranch.protocol.tokens import peek
 from anabranch.reading.group_lag import HISTORY
-from tests.behaviour.steps import alter_topics, commit, wait_until
+from tests.behaviour.steps import alter_topics, commit
 from tests.behaviour.test_cli import Shell
 from tests.cluster import Cluster
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.broker
 _MANY = 6000  # events of a big merge

@@ -7,8 +7,8 @@ from confluent_kafka.admin import AdminClient
 
 import anabranch
 from anabranch.errors import IllegalState, StreamLost, TransactionAborted, UnknownStream
-from tests.behaviour.steps import wait_until
 from tests.cluster import Cluster
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.broker
 
@@ -33,7 +33,9 @@ def test_idle_streams_whose_topics_somebody_deletes_are_lost(
         admin = AdminClient({"bootstrap.servers": own_cluster.bootstrap})
         for done in admin.delete_topics(topics).values():
             done.result()
-        wait_until(lambda: {s.state for s in client.streams(f"p{unique}")} == {"LOST"}, 120.0, 1.0)
+        wait_until(
+            lambda: {s.state for s in client.streams(f"p{unique}")} == {"LOST"}, 120.0, pause=1.0
+        )
         for stream in streams:
             with pytest.raises(StreamLost):
                 client.create_stream(stream)

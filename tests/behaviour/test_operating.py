@@ -41,8 +41,8 @@ from anabranch.librdkafka.journal_writer import KafkaJournals
 from anabranch.librdkafka.options import Options
 from anabranch.ports import TopicPartition
 from anabranch.topics.names import stream_topic
-from tests.behaviour.steps import wait_until
 from tests.cluster import ControllerProcess
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.broker
 ROOT = Path(__file__).parents[2]

@@ -23,8 +23,9 @@ from anabranch.kafka.idempotent_producer import JournalProducer
 from anabranch.kafka.settings import parse_settings
 from anabranch.ports import TopicPartition
 from anabranch.topics.names import stream_topic
-from tests.behaviour.steps import commit, wait_until
+from tests.behaviour.steps import commit
 from tests.cluster import Cluster
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.broker
 

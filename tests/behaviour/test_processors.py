@@ -29,9 +29,9 @@ from anabranch.processing.worker import AllTasks, Worker
 from anabranch.protocol.partitioner import SPACE, position_of
 from anabranch.reading import task_reader as reader
 from anabranch.topics.names import stream_topic
-from tests.behaviour.steps import wait_until
 from tests.cluster import Cluster
 from tests.crash.oracle import read_status
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.broker
 

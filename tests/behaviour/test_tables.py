@@ -24,6 +24,7 @@ from anabranch.errors import (
 )
 from anabranch.topics.names import journal_topic
 from tests.cluster import Cluster
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.broker, pytest.mark.unsecured]
 
@@ -155,9 +156,7 @@ def test_the_next_try_sees_the_commit_that_broke_its_locks(
     before = bank.timestamp
     with anabranch.connect(cluster.bootstrap) as stranger:
         put(stranger, table, k=2)
-    until = time.monotonic() + 30
-    while bank.complete[table] <= before and time.monotonic() < until:
-        time.sleep(0.02)
+    wait_until(lambda: bank.complete[table] > before, 30)
     assert bank.complete[table] > bank.timestamp, "the case is not met"
     bank.transact(lambda txn: txn.put(other, b"x", txn.get(table, b"k") or b""), timeout=10)
     with bank.snapshot() as now:

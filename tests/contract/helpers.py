@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -11,6 +10,7 @@ from anabranch.batches.records import Record, decode_records, encode_batch
 from anabranch.kafka import data
 from anabranch.ports import Log, Producer, RawBatch, TopicPartition
 from tests.contract.conftest import Maker
+from tests.waiting import wait_until
 
 TIME_MS = 1_690_000_000_000
 PATIENCE_S = 30.0
@@ -114,10 +114,7 @@ def answers(monkeypatch: pytest.MonkeyPatch, code: int, times: int, only: int = 
 
 def until(is_so: Callable[[], object], failure: Callable[[], object] = lambda: None) -> None:
     """Wait: a broker shows a change a moment after it took it."""
-    give_up = time.monotonic() + PATIENCE_S
-    while not is_so():
-        assert time.monotonic() < give_up, failure()
-        time.sleep(0.01)
+    wait_until(is_so, PATIENCE_S, pause=0.01, what=failure)
 
 
 def delete(log: Log, *topics: str) -> None:

@@ -30,6 +30,7 @@ from tests.conftest import Broker
 from tests.contract.conftest import Maker, deleter
 from tests.contract.helpers import answers, read_all, values
 from tests.contract.proxy import Proxy
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.broker
 
@@ -216,8 +217,7 @@ def test_another_thread_can_end_it(broker: Broker, proxy: Proxy) -> None:
 
     thread = threading.Thread(target=flush)
     thread.start()
-    while not bench.producer._busy.locked():
-        time.sleep(0.001)
+    wait_until(bench.producer._busy.locked, pause=0.001)
     bench.producer.interrupt("enough")
     thread.join(30)
     assert not thread.is_alive()

@@ -21,6 +21,7 @@ from anabranch.topics.names import controllers_group
 from tests.cluster import ControllerProcess
 from tests.conftest import Broker
 from tests.crash.oracle import check_stream, read_status, read_stream
+from tests.waiting import wait_until
 from tests.workload.steady import COMMITTED, Steady, steadily
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow(9), pytest.mark.timeout(240)]
@@ -174,10 +175,7 @@ def test_asleep_for_longer_than_its_session(pair: Pair) -> None:
         return leading == [False, True] or "SESSTMOUT" in second.log_file.read_text()[said:]
 
     first.signal(signal.SIGCONT)
-    until = time.monotonic() + DEADLINE_S
-    while not is_calm():
-        assert time.monotonic() < until, "two lead, or none"
-        time.sleep(0.02)
+    wait_until(is_calm, DEADLINE_S, what=lambda: "two lead, or none")
     pair.work.wait_more(5)
     time.sleep(SESSION_S)
     assert is_calm()

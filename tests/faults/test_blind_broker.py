@@ -10,7 +10,7 @@ import importlib
 import io
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -28,6 +28,7 @@ from tests.cluster import ControllerProcess
 from tests.faults.network_proxy import Network, start_network
 from tests.faults.proxy import Action, Change
 from tests.faults.proxy_frames import METADATA, Request
+from tests.waiting import wait_until
 
 _DEADLINE_S = 60.0
 _WINDOWS_S = (0.5, 1.0, 2.0, 0.5)  # each makes about a fifth of plain consumers deaf
@@ -143,15 +144,6 @@ class Member:
         )
 
 
-def _wait(done: Callable[[], bool], seconds: float) -> bool:
-    until = time.monotonic() + seconds
-    while not done():
-        if time.monotonic() > until:
-            return False
-        time.sleep(0.05)
-    return True
-
-
 def _ignore(*_: Any) -> None:
     pass
 
@@ -203,16 +195,16 @@ def test_our_consumers_outlive_it(network: Network, blindness: Blindness, unique
         runs = [threads.submit(polled.run, stop) for polled in plain]
         runs += [threads.submit(polled.run, ours_stop) for polled in ours]
         try:
-            assert _wait(lambda: all(b"before" in p.values for p in everybody), _DEADLINE_S)
-            assert _wait(lambda: all(m.held == {0} for m in members), _DEADLINE_S)
+            wait_until(lambda: all(b"before" in p.values for p in everybody), _DEADLINE_S)
+            wait_until(lambda: all(m.held == {0} for m in members), _DEADLINE_S)
             for seconds in _WINDOWS_S:
                 blindness.blind.set()
                 time.sleep(seconds)
                 blindness.blind.clear()
                 time.sleep(1.0)
             _commit(client, stream, b"after")
-            assert _wait(lambda: all(b"after" in p.values for p in ours), _DEADLINE_S)
-            assert _wait(lambda: all(m.held == {0} for m in members), _DEADLINE_S)
+            wait_until(lambda: all(b"after" in p.values for p in ours), _DEADLINE_S)
+            wait_until(lambda: all(m.held == {0} for m in members), _DEADLINE_S)
             stop.set()
             deaf = [polled for polled in plain if b"after" not in polled.values]
             assert deaf, "no plain consumer was struck: this shows nothing"

@@ -26,6 +26,7 @@ from anabranch.topics.names import commands_topic
 from anabranch.types import Lane
 from tests.cluster import start_cluster
 from tests.crash.raw import make_txn_id, quick_producer
+from tests.waiting import wait_until
 from tests.workload.steady import COMMITTED, Steady, steadily
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(400)]
@@ -116,8 +117,7 @@ def run(bootstrap: str, seconds: float, tell: Callable[[str], object]) -> tuple[
                 hot += measure(clients, seconds / TURNS)
                 waited, usage = max(waited, waiting(operator)), dict(row_of(operator).usage)
                 on.clear()
-                while waiting(operator):
-                    time.sleep(0.1)
+                wait_until(lambda: not waiting(operator))
         finally:
             flooder.kill()
             flooder.join()

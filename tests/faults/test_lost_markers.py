@@ -13,6 +13,7 @@ from anabranch.kafka.coordinator import coordinator_of
 from anabranch.kafka.log import KafkaLog
 from anabranch.kafka.transactional_producer import KafkaProducer
 from anabranch.ports import TopicPartition, TopicSpec
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.broker, pytest.mark.soak, pytest.mark.timeout(240)]
 
@@ -42,10 +43,7 @@ def read(log: KafkaLog) -> list[str]:
 
 
 def wait_for(log: KafkaLog, *, leader: bool) -> None:
-    until = time.monotonic() + 60
-    while leader == bool(log.describe_topics([PLACE.topic])[PLACE.topic].leaderless):
-        assert time.monotonic() < until
-        time.sleep(0.1)
+    wait_until(lambda: leader != bool(log.describe_topics([PLACE.topic])[PLACE.topic].leaderless))
 
 
 def test_what_lacks_a_marker_is_ended_as_it_was_decided() -> None:
@@ -101,6 +99,4 @@ def test_what_lacks_a_marker_is_ended_as_it_was_decided() -> None:
                 one.append([(PLACE, batch(f"{after}, {end}, later"))])
                 expected.append(f"{after}, {end}, later")
             one.commit()
-        until = time.monotonic() + 10
-        while sorted(seen := read(log)) != sorted(expected):
-            assert time.monotonic() < until, seen
+        wait_until(lambda: sorted(read(log)) == sorted(expected), 10, what=lambda: read(log))

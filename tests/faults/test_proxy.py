@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 import struct
 import threading
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -33,6 +32,7 @@ from tests.faults.proxy_frames import (
     parse_request,
     read_frame,
 )
+from tests.waiting import wait_until
 
 NO_ANSWER_S = 0.2
 
@@ -127,14 +127,6 @@ def is_silent(client: socket.socket) -> bool:
     return False
 
 
-def until(condition: object) -> None:
-    """Wait for what another thread does."""
-    deadline = time.monotonic() + 20
-    while not condition():  # type: ignore[operator]
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
-
-
 @pytest.mark.parametrize(
     "action",
     [None, Delay(0.05), Delay(0.05, answer=True), Split(1), Split(3), Before(lambda: None)],
@@ -165,7 +157,7 @@ def test_a_cut_connection_ends_after_these_bytes(
         assert server.got == [request(1), request(2)]
         assert len(got) == within
     else:
-        until(lambda: server.parts or not within)
+        wait_until(lambda: server.parts or not within)
         assert server.got == [request(1)]
         assert server.parts == ([request(2)[:within]] if within else [])
         assert got == b""

@@ -30,6 +30,7 @@ from tests.ledger.child import START, STEPS, TABLE
 from tests.ledger.places import PostgresPlace
 from tests.owned import send_signal, start_module
 from tests.postgres import Postgres, server
+from tests.waiting import wait_until
 from tests.workload.crew import SEED
 
 SCOPES = "shop", "bank", "till"
@@ -282,10 +283,7 @@ def test_no_money_is_lost_when_processes_are_killed(
         with ExitStack() as stack:
             for each in money.controllers:
                 stack.enter_context(each)
-            led_by = time.monotonic() + START_DEADLINE_S
-            while not any(each.leading() for each in money.controllers):
-                assert time.monotonic() < led_by, "no controller leads"
-                time.sleep(0.05)
+            wait_until(lambda: any(each.leading() for each in money.controllers), START_DEADLINE_S)
             for stream in STREAMS:
                 client.create_stream(stream, segments=2)
             ledger = Ledger(place.connect)

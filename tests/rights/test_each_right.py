@@ -42,6 +42,7 @@ from anabranch.topics.names import (
 from anabranch.topics.rights import Right
 from tests.cluster import ControllerProcess, words
 from tests.secured import SecuredBroker, secured_broker
+from tests.secured_lanes import at_last
 
 pytestmark = pytest.mark.broker
 KEPT, TAKEN = "near/a", "shop/a"  # of control partitions 1 and 0
@@ -305,19 +306,6 @@ def is_named(right: Right, text: str) -> bool:
     enough = "Read" if right.operation == "Describe" else "Describe"  # the one comes with the other
     said = rf"right ({right.operation}|{enough}) on the {right.kind.replace('-', ' ')} "
     return any(re.search(said, line) and right.name in line for line in text.splitlines())
-
-
-def at_last(call: Callable[[], object]) -> None:
-    """Until it works: rights are given back, streams and leaders go on."""
-    until = time.monotonic() + SOON_S
-    while True:
-        try:
-            call()
-            return
-        except (errors.AnabranchError, LogError):
-            if time.monotonic() > until:
-                raise
-            time.sleep(0.05)
 
 
 def refusal(place: Place, seen: Seen) -> str | None:

@@ -14,8 +14,9 @@ from anabranch.topics import rights
 from anabranch.topics.names import commands_topic, replies_topic
 from anabranch.topics.rights import TOPIC, Right
 from tests.cluster import ControllerProcess, words
-from tests.rights.test_each_right import at_last, commit
+from tests.rights.test_each_right import commit
 from tests.secured import secured_broker
+from tests.secured_lanes import at_last
 
 pytestmark = pytest.mark.broker
 CONTROLLER, OPERATOR, ETL, OTHER = USERS = "controller", "operator", "etl", "other"

@@ -29,8 +29,9 @@ from anabranch.topics.creation import (
 from anabranch.topics.names import commands_topic
 from anabranch.topics.rights import Acl, Right
 from tests.conftest import Broker
-from tests.rights.test_each_right import at_last, is_named, names
+from tests.rights.test_each_right import is_named, names
 from tests.secured import SecuredBroker, secured_broker
+from tests.secured_lanes import at_last
 
 pytestmark = pytest.mark.broker
 MAKER, ETL = "maker", "etl"

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from anabranch.spark import api
 from anabranch.spark.export import export
 from anabranch.spark.options import Connection
 from tests.spark import small_jvm
+from tests.waiting import wait_until
 
 ROWS = 500
 
@@ -77,9 +77,7 @@ def contract(spark: SparkSession, bootstrap: str, stream: str, folder: Path) -> 
     query = copy()
     assert query.exception() is None, query.exception()
     assert read(stream=f"{stream}-copy").count() == ROWS
-    until = time.monotonic() + 30
-    while not any(one.rows for one in told) and time.monotonic() < until:
-        time.sleep(0.05)
+    wait_until(lambda: any(one.rows for one in told), 30)
     (one,) = (one for one in told if one.rows)
     counted = (one.rows, one.transactions, one.bytes)
     assert counted == (ROWS, 1, 2 * sum(len(str(n)) for n in range(ROWS))), one

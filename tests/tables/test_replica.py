@@ -39,6 +39,7 @@ from anabranch.tables.store import Rows, Store
 from anabranch.topics.names import history_topic, journal_topic, stream_topic
 from tests.client.world import World
 from tests.tables.worlds import Truth, as_it_lies, operator, put, replica, visible
+from tests.waiting import wait_until
 
 TABLES = ("bank/one", "bank/two", "bank/idle")
 KEYS = [b"a", b"a\0", b"b", b"c\xff", b"d", None]
@@ -475,8 +476,7 @@ def test_waiting_threads_share_a_question_but_for_a_time_to_come(
         assert asked == [now]
         monkeypatch.setattr(replica_module, "_TURN_S", 0.01)
         later = threads.submit(found.wait, now + 9, {}, 0.0)
-        while asked[-1] != now + 9:
-            time.sleep(0.001)
+        wait_until(lambda: asked[-1] == now + 9, pause=0.001)
         found.wait(now + 1, {}, 0.0)
         come.set()
         later.result(9)

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 import anabranch
 from anabranch.ports import Log
 from anabranch.protocol.schemas import records as r
-from tests.behaviour.steps import wait_until
 from tests.cluster import Cluster
 from tests.core.labels import SECRET, Begun
 from tests.crash.oracle import check_stream, read_stream
 from tests.crash.raw import Pen, Raw, make_txn_id
+from tests.waiting import wait_until
 
 SEGMENTS = 2
 KEEPALIVE_MS = 600_000

@@ -16,10 +16,11 @@ from anabranch.ports import Log
 from anabranch.protocol.schemas import records as r
 from anabranch.topics.names import topics_of
 from tests.behaviour.bad_input.place import WAIT_MS, Place
-from tests.behaviour.steps import alter_topics, wait_until
+from tests.behaviour.steps import alter_topics
 from tests.cluster import Cluster
 from tests.crash.oracle import check_stream, read_stream
 from tests.crash.raw import Pen
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.broker
 

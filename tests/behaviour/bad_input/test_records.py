@@ -20,7 +20,7 @@ from anabranch.protocol import limits
 from anabranch.protocol.schemas import records as r
 from anabranch.protocol.schemas.codec import encode
 from tests.behaviour.bad_input.place import SEGMENTS, SOON_S, Place
-from tests.behaviour.steps import wait_until
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.broker
 
