@@ -301,7 +301,9 @@ class Controller:
         self._shorten_journals()
         self._follow_lanes()
         wait = 0.0 if self._lanes.control or self._lanes.active else self._wait_for(max_wait)
-        self._fetch(wait)
+        failed = self._intake.fetch(self._state, wait)
+        if failed and not self._trouble.find(self._state, *failed):
+            raise failed[0]
         batch = self._suspects.take(self._lanes)
         try:
             if not self._suspects.may_try(batch, self._turn, self._write):
@@ -312,11 +314,6 @@ class Controller:
                 raise
             return True
         return self._decide_round(batch)
-
-    def _fetch(self, wait: float) -> None:
-        failed = self._intake.fetch(self._state, wait)
-        if failed and not self._trouble.find(self._state, *failed):
-            raise failed[0]
 
     def _follow_lanes(self) -> None:
         """Log where new lanes begin, before any of their commands is read."""
@@ -409,7 +406,7 @@ class Controller:
     def _overlap(self, former: _RoundUnderWay) -> None:
         """Decide the next round while one is being written; finish that one, and begin to write the next one."""
         self._lanes.replies.send_due()
-        self._fetch(0.0)
+        self._intake.fetch_commands(self._state)
         more = self._suspects.take_more(self._lanes)
         turn = self._turn(former.turn)
         horizon = failure = None
@@ -668,7 +665,6 @@ class Controller:
     def _drop(self) -> None:
         """Drop an unwritten turn: read the state before it from the table, and the histories' ends from the log."""
         self._state = State(self.table, trusts_open=self.settings.trusts_open)
-        self._intake.rows.unseal()
         self._lanes.decide_again()
         self._tails.clear()
 
