@@ -5,7 +5,8 @@ clock or sleep of its own: time and I/O come through ports, so the same code run
 `leader` has the thread that calls it.
 
 A pass decides in *turns*. `_turn` begins one over the state, `anabranch.core` decides in it, and `_write` makes its
-round durable (`durability` has the order). If the round cannot be written, nothing of it has happened: the turn is
+round durable (`durability` has the order). While commands come, the next pass decides its turn while the round of this
+one is being written (`_overlap`). If the round cannot be written, nothing of it has happened: the turn is
 dropped, and the cause is excluded from the next one (a stream that waits, or a suspect command).
 """
 

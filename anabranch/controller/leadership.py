@@ -16,6 +16,9 @@
    come from the last ROUND record in the log.
 
 Whenever an id is initialised again, all these steps are repeated.
+
+A leader appends a round only after EndTxn of the round before was acknowledged (`durability`). So at step 1 at most
+one round is undecided, and the log never has a round without the rounds before it, whichever id is initialised first.
 """
 
 from __future__ import annotations
