@@ -5,9 +5,9 @@ clock or sleep of its own: time and I/O come through ports, so the same code run
 `leader` has the thread that calls it.
 
 A pass decides in *turns*. `_turn` begins one over the state, `anabranch.core` decides in it, and `_write` makes its
-round durable (`durability` has the order). While commands come, the next pass decides its turn while the round of this
-one is being written (`_overlap`). If the round cannot be written, nothing of it has happened: the turn is
-dropped, and the cause is excluded from the next one (a stream that waits, or a suspect command).
+round durable (`durability` has the order). While commands come, the next turn is decided while a round is being
+written (`_overlap`). If a round cannot be written, nothing of it has happened: the turn is dropped, and the cause is
+excluded from the next one (a stream that waits, or a suspect command).
 """
 
 from __future__ import annotations
@@ -234,12 +234,12 @@ class Controller:
         record of the resignation is logged, and each successor that tries fences the other ids. So this leader
         becomes leader once more to write the record, if no other controller has led since.
         """
-        if self._under_way is not None:
-            self._end_overlap(self._under_way)
         lacks = self._lacked_ids if self.lease is None else self.lease.lacks_ids
         busy = lacks or self._trouble.suspects
         for tries in range(1, HAND_OVERS + 1):
             try:
+                if self._under_way is not None:
+                    self._end_overlap(self._under_way)
                 if self.lease is None and self.terms and busy:
                     self._lead(again=True)
                 self._hand_over()
@@ -366,7 +366,6 @@ class Controller:
     def _decided(self, turn: Turn, commands: Sequence[Command]) -> None:
         """Note that the turn's round is written, or had nothing to write."""
         self._lanes.charge(turn.owed)
-        self._intake.passed_over.clear()
         self._intake.warn_unanswered(commands, turn.now_ms)
         self._intake.warn_rejected(turn.now_ms)
         self._suspects.done(commands, self._lanes)
@@ -431,6 +430,7 @@ class Controller:
 
         if self._tried(turn, more, begin) and self._under_way is None:
             self._decided(turn, more)
+            self._finish_topics()
 
     def _end_overlap(self, former: _RoundUnderWay) -> bool:
         """Finish the round under way. False: it failed, and nothing of it, or of a later turn, has happened."""
@@ -463,6 +463,7 @@ class Controller:
             self._lanes.decide(commands)
         else:
             self._finish(writing)
+            self._intake.passed_over.clear()
 
     def _decide(self, turn: Turn, commands: Sequence[Command]) -> list[Command]:
         """Decide commands of a batch until one round has no more room or time. Returns the decided commands.

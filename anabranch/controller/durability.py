@@ -14,8 +14,8 @@ A round:
    this loses nothing: the rows are read again from the log.
 6. Only then change memory, which is also a copy of the log, and append the next round.
 
-The next round is decided while brokers work on steps 1 to 3, but nothing of it is sent before step 6. So if this round
-fails, dropping the decisions of the next one is enough. Changes of the table's rows by the next round are kept apart
+The next round is decided while brokers work on steps 1 to 3, but nothing of it is sent before step 6. So if this
+round fails, dropping the decisions of the next one is enough. Changes of rows by the next round are kept apart
 (`State.seal_changes`), and so are changes of memory (drafts).
 
 The status table and the answers come after the commit, so that neither shows a round that never happened. Answers

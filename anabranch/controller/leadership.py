@@ -17,8 +17,8 @@
 
 Whenever an id is initialised again, all these steps are repeated.
 
-A leader appends a round only after EndTxn of the round before was acknowledged (`durability`). So at step 1 at most
-one round is undecided, and the log never has a round without the rounds before it, whichever id is initialised first.
+A leader appends a round only after EndTxn of the round before was acknowledged (`durability`). So at most one
+round is undecided at step 1, and the log has no round without the rounds before it.
 """
 
 from __future__ import annotations
