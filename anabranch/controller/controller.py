@@ -6,8 +6,10 @@ clock or sleep of its own: time and I/O come through ports, so the same code run
 
 A pass decides in *turns*. `_turn` begins one over the state, `anabranch.core` decides in it, and `_write` makes its
 round durable (`durability` has the order). While commands come, the next turn is decided while a round is being
-written (`_overlap`). If a round cannot be written, nothing of it has happened: the turn is dropped, and the cause is
+written (`_overlap`). If a round cannot be written, nothing of it has happened: the turn is dropped, and its cause is
 excluded from the next one (a stream that waits, or a suspect command).
+
+The file is long because a pass needs all parts of a leader, and only this class knows them all.
 """
 
 from __future__ import annotations
