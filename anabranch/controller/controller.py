@@ -6,8 +6,8 @@ clock or sleep of its own: time and I/O come through ports, so the same code run
 
 A pass decides in *turns*. `_turn` begins one over the state, `anabranch.core` decides in it, and `_write` makes its
 round durable (`durability` has the order). While commands come, the next turn is decided while a round is being
-written (`_overlap`). If a round cannot be written, nothing of it has happened: the turn is dropped, and its cause is
-excluded from the next one (a stream that waits, or a suspect command).
+written (`_overlap`). If a round cannot be written, nothing of it has happened: the turn is dropped, and the cause
+is excluded from the next one (a stream that waits, or a suspect command).
 
 The file is long because a pass needs all parts of a leader, and only this class knows them all.
 """
@@ -133,9 +133,7 @@ class Controller:
     _trouble: TopicTrouble = field(init=False)
     _suspects: SuspectCommands = field(init=False)
     _under_way: _RoundUnderWay | None = None
-    _alone_from: float = (
-        0.0  # from this monotonic second on, no round overlaps, and other work gets its turn
-    )
+    _alone_from: float = 0.0  # from this monotonic second on, no round is left under way
     _trying: Sequence[Command] = ()  # the commands of the round that failed
     _lacked_ids: bool = False  # `lacks_ids` of the last lease
 
