@@ -8,7 +8,15 @@ which may end the process in the middle of a call. Record batches are raw Record
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import (
+    Callable,
+    Generator,
+    Iterable,
+    Iterator,
+    Mapping,
+    MutableMapping,
+    Sequence,
+)
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import NamedTuple, Protocol, TypeAlias, TypeVar
@@ -18,6 +26,17 @@ from anabranch.errors import AnabranchError, NotReady
 Entropy: TypeAlias = Callable[[int], bytes]  # returns as many random bytes as it is asked for
 Failed: TypeAlias = "MutableMapping[TopicPartition, LogError]"  # a call adds each partition's error
 T = TypeVar("T")
+Steps: TypeAlias = Generator[None, None, T]  # a call in steps, with its result
+
+
+def all_steps(steps: Steps[T]) -> T:
+    """Take all steps of a call, and return its result."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            result: T = end.value
+            return result
 
 
 class TopicPartition(NamedTuple):
@@ -105,6 +124,14 @@ class Producer(Protocol):
         After these, abort the native transaction; the producer can then be used again.
         """
 
+    def appending(
+        self, batches: Sequence[tuple[TopicPartition, bytes | memoryview]]
+    ) -> Steps[list[int]]:
+        """Do the same as `append` in steps: each sends a request, and the next one waits for the answer.
+
+        Take all steps before any other call; in between, only `is_answered` may be called.
+        """
+
     def append_stream(
         self, batches: Iterable[tuple[TopicPartition, bytes | memoryview]]
     ) -> list[int]:
@@ -115,6 +142,12 @@ class Producer(Protocol):
 
         If nothing was appended, no request is sent. `LogUncertain`: the commit may or may not have happened.
         """
+
+    def committing(self) -> Steps[None]:
+        """Do the same as `commit` in steps, as `appending` does."""
+
+    def is_answered(self) -> bool:
+        """Whether the answer to the last step's request has arrived, so that the next step need not wait for it."""
 
     def abort(self) -> None:
         """End the native transaction without effect."""

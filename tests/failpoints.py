@@ -21,8 +21,7 @@ from unittest.mock import patch
 
 from anabranch.controller.controller import Controller
 from anabranch.controller.leader import Leader
-from anabranch.core.decisions.turn import Turn
-from anabranch.ports import Log, Table, TopicPartition
+from anabranch.ports import Log, Steps, Table, TopicPartition
 
 Hook = Callable[[str, str], None]  # (name of the call, "before" or "after")
 T = TypeVar("T")
@@ -51,8 +50,10 @@ NAMES: Mapping[str, Callable[..., str]] = {
     "add_partitions": lambda topic, _: f"add_partitions:{_kind(topic)}",
     # of a producer
     "append": lambda batches: f"append:{_kinds(place for place, _ in batches)}",
+    "appending": lambda batches: f"append:{_kinds(place for place, _ in batches)}",
     "append_stream": lambda _: "append:stream",
     "commit": lambda: "end:commit",
+    "committing": lambda: "end:commit",
     "abort": lambda: "end:abort",
     # of a table
     "write": lambda changes: (
@@ -61,7 +62,7 @@ NAMES: Mapping[str, Callable[..., str]] = {
 }
 # Reads of tables change nothing, so nothing is cut by stopping there; and questions that only readers ask.
 UNSEEN = {
-    "close", "check", "get", "scan", "scan_back",
+    "close", "check", "get", "scan", "scan_back", "is_answered",
     "partition_counts", "topic_ids", "is_known", "is_agreed", "id_read",
 }  # fmt: skip
 
@@ -82,12 +83,27 @@ class Failing:
             called = NAMES[name](*given, **named) if name in NAMES else name
             if not called:
                 return call(*given, **named)
+            if name in ("appending", "committing"):
+                return self._in_steps(called, call(*given, **named))
             self._hook(called, "before")
             result = call(*given, **named)
             self._hook(called, "after")
             return Failing(result, self._hook) if name == "producer" else result
 
         return hooked
+
+    def _in_steps(self, called: str, steps: Steps[T]) -> Steps[T]:
+        """Pass the hook before the first step and after the last one, and as ``sent`` between the steps."""
+        self._hook(called, "before")
+        while True:
+            try:
+                next(steps)
+            except StopIteration as end:
+                self._hook(called, "after")
+                result: T = end.value
+                return result
+            self._hook(called, "sent")
+            yield
 
 
 def failing(port: T, hook: Hook) -> T:
@@ -101,11 +117,10 @@ class DecidingController(Controller):
 
     hook: Hook = lambda name, phase: None
 
-    def _write(self, turn: Turn, *given: Any, **named: Any) -> bool:
-        wrote = super(DecidingController, self)._write(turn, *given, **named)
-        if wrote and any(op.op == "BEGIN_COMMIT" for _, _, op in turn.round.ops):
+    def _finish(self, writing: Any) -> None:
+        super(DecidingController, self)._finish(writing)
+        if any(op.op == "BEGIN_COMMIT" for _, _, op in writing.turn.round.ops):
             self.hook(AFTER_DECISION, "after")
-        return wrote
 
 
 def parse(spec: str) -> Hook:

@@ -5,17 +5,20 @@ clock or sleep of its own: time and I/O come through ports, so the same code run
 `leader` has the thread that calls it.
 
 A pass decides in *turns*. `_turn` begins one over the state, `anabranch.core` decides in it, and `_write` makes its
-round durable (`durability` has the order). If the round cannot be written, nothing of it has happened: the turn is
-dropped, and the cause is excluded from the next one (a stream that waits, or a suspect command).
+round durable (`durability` has the order). While commands come, the next turn is decided while a round is being
+written (`_overlap`). If a round cannot be written, nothing of it has happened: the turn is dropped, and the cause
+is excluded from the next one (a stream that waits, or a suspect command).
+
+The file is long because a pass needs all parts of a leader, and only this class knows them all.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from anabranch.controller.autoscaling import Autoscaling
+from anabranch.controller.autoscaling import Autoscaling, StreamLoad
 from anabranch.controller.background import BackgroundWork
 from anabranch.controller.carrier import is_staging
 from anabranch.controller.cleanup import move_next
@@ -39,7 +42,7 @@ from anabranch.core.decisions.turn import Settings, Turn, close_round, refuse
 from anabranch.core.history_records import Tail
 from anabranch.core.locks.recent_writes import RecentWrites
 from anabranch.core.memory import Keepalives, LeaderMemory, is_usable
-from anabranch.core.round import Round
+from anabranch.core.round import Answer, Round
 from anabranch.core.state import State
 from anabranch.core.stream_states import CREATING
 from anabranch.errors import EventTooLarge, InvalidArgument, NotLeader, check
@@ -54,6 +57,7 @@ from anabranch.ports import (
     LogUnavailable,
     Producer,
     RecordsGone,
+    Steps,
     Table,
     TableError,
 )
@@ -70,7 +74,30 @@ log = logging.getLogger("anabranch.controller")
 
 REFUSED_WAIT_MS = 10_000  # how long the last round of a staged merge waits after a refusal
 HAND_OVERS = 5  # tries to log that a leader has resigned, while another controller fences it
+OVERLAP_S = 0.02  # how long rounds may overlap before other work gets its turn
+ADVANCE_EVERY = 8  # commands, between looks for the answer to the round under way
 GROWTH_LOOK_S = 0.01  # how long a pass waits at most while topics are being changed
+
+
+@dataclass(slots=True)
+class _RoundUnderWay:
+    """A round that is being written: its turn, commands and producer, and the steps that are left.
+
+    ``loads``: for the autoscaler. ``delayed``: answers in commit wait. ``time``: the round's hybrid time.
+    ``begun``: from `Metrics.begin`. ``failure``: why a step failed.
+    """
+
+    turn: Turn
+    round: Round
+    commands: Sequence[Command]
+    producer: Producer
+    steps: Steps[None]
+    loads: Mapping[str, StreamLoad]
+    delayed: list[Answer]
+    time: int
+    begun: float
+    is_written: bool = False
+    failure: Exception | None = None
 
 
 @dataclass(slots=True)
@@ -78,8 +105,9 @@ class Controller:
     """Decides, merges and answers for one control partition while it is leader (while it has a ``lease``).
 
     ``leader``: this process, for people: host, process id, start. ``threads``: whether helper threads may read
-    ahead, carry big merges and change topics; without them, all of that runs inside of `step`. ``terms``: see
-    `become_leader`.
+    ahead, carry big merges and change topics; without them, all of that runs inside of `step`. ``overlaps``:
+    whether `step` may leave a round under way, so that the next `step` decides another one meanwhile. ``terms``:
+    see `become_leader`.
     """
 
     log: Log
@@ -88,6 +116,7 @@ class Controller:
     settings: Settings
     leader: str
     threads: bool = False
+    overlaps: bool = False
     lease: Lease | None = None
     rounds: int = 0
     metrics: Metrics = field(default_factory=Metrics)
@@ -103,6 +132,8 @@ class Controller:
     _autoscaling: Autoscaling = field(default_factory=Autoscaling)
     _trouble: TopicTrouble = field(init=False)
     _suspects: SuspectCommands = field(init=False)
+    _under_way: _RoundUnderWay | None = None
+    _alone_from: float = 0.0  # from this monotonic second on, no round is left under way
     _trying: Sequence[Command] = ()  # the commands of the round that failed
     _lacked_ids: bool = False  # `lacks_ids` of the last lease
 
@@ -186,6 +217,9 @@ class Controller:
 
     def resign(self) -> None:
         """Stop being leader. No record is needed: a successor fences this leader."""
+        if self._under_way is not None:
+            self._under_way.steps.close()
+            self._under_way = None
         if self.lease is not None:
             self._lacked_ids = self.lease.lacks_ids
         for part in (self._background, self.lease):
@@ -204,6 +238,8 @@ class Controller:
         busy = lacks or self._trouble.suspects
         for tries in range(1, HAND_OVERS + 1):
             try:
+                if self._under_way is not None:
+                    self._end_overlap(self._under_way)
                 if self.lease is None and self.terms and busy:
                     self._lead(again=True)
                 self._hand_over()
@@ -254,6 +290,10 @@ class Controller:
             raise
 
     def _step(self, max_wait: float) -> bool:
+        if self._under_way is not None:
+            self._overlap(self._under_way)
+            return True
+        self._alone_from = self.clock.monotonic() + OVERLAP_S
         self._give_up_streams()
         if self._background is not None:
             self._background.stage(
@@ -286,36 +326,51 @@ class Controller:
                 self._lanes.go_on(found)
 
     def _decide_round(self, batch: list[Command]) -> bool:
-        """Decide these commands and all that is due, and write the round. False: there was nothing to write."""
+        """Decide these commands and all that is due, and write the round. False: there was nothing to write.
+
+        The round may be left under way.
+        """
         turn = self._turn()
         silent = silent_lanes(self._state, self._memory.keepalives, turn.now_ms)
         self._lanes.ask(silent, turn.now_ms)
-        try:
-            wrote = self._round(turn, batch, judge=bool(silent))
-        except (LogRefused, LogUnavailable) as error:
-            self._trying = batch
-            self._after_refusal(turn, batch, error)
-            self._trying = ()
+        if not self._tried(turn, batch, lambda: self._round(turn, batch, judge=bool(silent))):
             return True
+        if self._under_way is None:
+            self._decided(turn, batch)
+            self._finish_topics()
+        return not turn.round.empty
+
+    def _tried(self, turn: Turn, commands: Sequence[Command], do: Callable[[], None]) -> bool:
+        """Decide or write the turn's round by calling ``do``. False: it failed, nothing of it has happened, and the
+        cause is excluded from the next rounds.
+        """
+        try:
+            do()
+        except (LogRefused, LogUnavailable) as error:
+            self._trying = commands
+            self._after_refusal(turn, commands, error)
+            self._trying = ()
+            return False
         except LogError:
-            self._trying = batch
+            self._trying = commands
             raise
         except Exception as error:
-            if not batch or isinstance(error, TableError):
+            if not commands or isinstance(error, TableError):
                 raise
             self._drop()
-            self._trying = batch
+            self._trying = commands
             self._suspects.raised(None if turn.at is None else (turn.lane, turn.at), error)
-            return True
-        self._lanes.charge(turn.owed)
-        self._intake.passed_over.clear()
-        self._intake.warn_unanswered(batch, turn.now_ms)
-        self._intake.warn_rejected(turn.now_ms)
-        self._suspects.done(batch, self._lanes)
-        self._finish_topics()
-        return wrote
+            return False
+        return True
 
-    def _round(self, turn: Turn, commands: list[Command], *, judge: bool) -> bool:
+    def _decided(self, turn: Turn, commands: Sequence[Command]) -> None:
+        """Note that the turn's round is written, or had nothing to write."""
+        self._lanes.charge(turn.owed)
+        self._intake.warn_unanswered(commands, turn.now_ms)
+        self._intake.warn_rejected(turn.now_ms)
+        self._suspects.done(commands, self._lanes)
+
+    def _round(self, turn: Turn, commands: list[Command], *, judge: bool) -> None:
         self._intake.quarantine(turn)
         commands[:] = self._decide(turn, commands)
         turn.at = None
@@ -326,10 +381,89 @@ class Controller:
             if judge:
                 self._lanes.judge(commands)
             horizon = decide_due(turn, judge_silence=judge)
-        wrote = self._write(turn, commands, horizon)
+        overlaps = asked is None and self._may_overlap(commands)
+        self._write_or_begin(turn, commands, horizon, overlaps=overlaps)
         if asked is not None:
             self._autoscaling.has_asked(asked, turn.now_ms)
-        return wrote
+
+    # -- rounds that overlap --------------------------------------------------------------------------
+
+    def _may_overlap(self, commands: Sequence[Command]) -> bool:
+        """Whether the next round may be decided while a round with these commands is being written.
+
+        A lone command is answered sooner if nothing else is done meanwhile. Other work, like topics and staged
+        merges, has its turn between rounds, at least every `OVERLAP_S`.
+        """
+        return (
+            self.overlaps
+            and len(commands) > 1
+            and not self._suspects.careful
+            and not self._intake.passed_over
+            and not is_staging(self._state)
+            and self.clock.monotonic() < self._alone_from
+        )
+
+    def _overlap(self, former: _RoundUnderWay) -> None:
+        """Decide the next round while one is being written; finish that one, and begin to write the next one."""
+        self._lanes.replies.send_due()
+        self._intake.fetch_commands(self._state)
+        more = self._suspects.take_more(self._lanes)
+        turn = self._turn(former.turn)
+        horizon = failure = None
+        try:
+            if more:
+                self._intake.quarantine(turn)
+                more[:] = self._decide(turn, more)
+                turn.at = None
+                horizon = decide_due(turn, judge_silence=False)
+        except Exception as error:  # noqa: BLE001 - raised once the former round is written
+            failure = error
+        if not self._end_overlap(former) or not more:
+            return
+        turn.follows()
+
+        def begin() -> None:
+            if failure is not None:
+                raise failure
+            overlaps = self._may_overlap(more)
+            self._write_or_begin(turn, more, horizon, overlaps=overlaps)
+
+        if self._tried(turn, more, begin) and self._under_way is None:
+            self._decided(turn, more)
+            self._finish_topics()
+
+    def _end_overlap(self, former: _RoundUnderWay) -> bool:
+        """Finish the round under way. False: it failed, and nothing of it, or of a later turn, has happened."""
+        self._under_way = None
+        if not self._tried(former.turn, former.commands, lambda: self._finish(former)):
+            return False
+        self._decided(former.turn, former.commands)
+        return True
+
+    def _advance(self) -> None:
+        """Take the next step of the round under way, if brokers have answered the last one."""
+        writing = self._under_way
+        if writing is None or writing.is_written or writing.failure is not None:
+            return
+        try:
+            if writing.producer.is_answered():
+                self._take_step(writing)
+        except Exception as error:  # noqa: BLE001 - raised when the round is finished
+            writing.failure = error
+
+    def _write_or_begin(
+        self, turn: Turn, commands: Sequence[Command], horizon: int | None, *, overlaps: bool
+    ) -> None:
+        """Write a turn's round. ``overlaps``: only begin to write it, and leave it under way."""
+        writing = self._begin(turn, commands, horizon)
+        if writing is None:
+            return
+        if overlaps:
+            self._under_way = writing
+            self._lanes.decide(commands)
+        else:
+            self._finish(writing)
+            self._intake.passed_over.clear()
 
     def _decide(self, turn: Turn, commands: Sequence[Command]) -> list[Command]:
         """Decide commands of a batch until one round has no more room or time. Returns the decided commands.
@@ -337,11 +471,13 @@ class Controller:
         A lane that was charged all its units of this round gives the rest of its commands back.
         """
         allowed = self._lanes.allowed(commands)
-        decided = []
+        decided: list[Command] = []
         charged, most = turn.work, limits.ROUND_WORK.value
         for command in commands:
             if allowed and allowed[command.lane] <= 0:
                 continue
+            if len(decided) % ADVANCE_EVERY == 0:
+                self._advance()
             decide_command(turn, command)
             decided.append(command)
             before, charged = charged, turn.work
@@ -353,7 +489,7 @@ class Controller:
         return decided
 
     def _after_refusal(
-        self, turn: Turn, commands: list[Command], error: LogRefused | LogUnavailable
+        self, turn: Turn, commands: Sequence[Command], error: LogRefused | LogUnavailable
     ) -> None:
         """Exclude the cause of a round that was not written, so that the rest can be decided again.
 
@@ -399,7 +535,7 @@ class Controller:
 
     # -- rounds ---------------------------------------------------------------------------------------
 
-    def _turn(self) -> Turn:
+    def _turn(self, former: Turn | None = None) -> Turn:
         return Turn(
             state=self._state,
             index=self._intake.index,
@@ -410,6 +546,7 @@ class Controller:
             busy=self._intake.busy,
             merge_limit=1 if self._suspects.one_each else None,
             plain_waits=self._suspects.plain_waits,
+            former=former,
         )
 
     def _write(
@@ -424,6 +561,19 @@ class Controller:
         ``commands``: the commands that the round decides. ``producer``: the producer whose native transaction has
         records already.
         """
+        writing = self._begin(turn, commands, horizon, producer)
+        if writing is not None:
+            self._finish(writing)
+        return writing is not None
+
+    def _begin(
+        self,
+        turn: Turn,
+        commands: Sequence[Command] = (),
+        horizon: int | None = None,
+        producer: Producer | None = None,
+    ) -> _RoundUnderWay | None:
+        """Close the turn's round and begin to write it. Arguments: see `_write`. None: nothing to write."""
         if self._intake.is_full:
             turn.put(k.ROUND_KEY, turn.state.round)  # a round for the index alone
         log_epochs_again(turn)
@@ -431,7 +581,7 @@ class Controller:
         round_ = close_round(turn, open_at, control_at, lanes_at, expired_ms=horizon)
         if round_.empty:
             turn.done()
-            return False
+            return None
         if self.lease is None or self._background is None:
             raise NotLeader("a round is for a controller that leads")
         self._trouble.check(self._state, round_.touched, round_.reserved)
@@ -442,35 +592,57 @@ class Controller:
         begun = self.metrics.begin()
         producer = producer or self.lease.next_producer()
         delayed = self._lanes.replies.take_waiting(round_)
+        steps = write_round(
+            self._durable(self._background),
+            producer,
+            round_,
+            self._state,
+            self._intake.rows,
+            self._tails,
+            wall_ms=turn.wall_ms,
+            staging=is_staging(self._state),
+        )
+        time = self._state.round.hybrid_time
+        writing = _RoundUnderWay(
+            turn, round_, commands, producer, steps, loads, delayed, time, begun
+        )
+        self._take_step(writing)
+        return writing
+
+    def _take_step(self, writing: _RoundUnderWay) -> None:
+        """Take the next step of writing a round."""
         try:
-            write_round(
-                self._durable(self._background),
-                producer,
-                round_,
-                self._state,
-                self._intake.rows,
-                self._tails,
-                wall_ms=turn.wall_ms,
-                staging=is_staging(self._state),
-            )
+            next(writing.steps)
+        except StopIteration:
+            writing.is_written = True
         except LogBusy as error:
             log.warning("%s", error)
-            self.lease.leave_out(producer)
+            if self.lease is not None:
+                self.lease.leave_out(writing.producer)
             raise
-        self._lanes.replies.hold(delayed, self._state.round.hybrid_time)
-        self._autoscaling.add(loads, self._state, self._tails, turn.now_ms)
+
+    def _finish(self, writing: _RoundUnderWay) -> None:
+        """Take the steps that are left of writing a round. Then change memory, and begin the round's effects."""
+        if writing.failure is not None:
+            raise writing.failure
+        while not writing.is_written:
+            self._take_step(writing)
+        background, turn, round_ = self._background, writing.turn, writing.round
+        if background is None:
+            raise NotLeader("a round is for a controller that leads")
+        self._lanes.replies.hold(writing.delayed, writing.time)
+        self._autoscaling.add(writing.loads, self._state, self._tails, turn.now_ms)
         turn.done()
-        self._background.carriers.forget(turn.ended)
+        background.carriers.forget(turn.ended)
         for stream in turn.forgotten:
             self._forget_stream(stream)
-        self._background.truncator.logged(turn.cut)
+        background.truncator.logged(turn.cut)
         for row in round_.audit:
             log.info("by lane %s: %s %s", row.lane, row.command, row.what)
         for what in round_.unread:
             log.warning("%s", what)
         self.rounds += 1
-        self.metrics.wrote(round_, len(commands), begun)
-        return True
+        self.metrics.wrote(round_, len(writing.commands), writing.begun)
 
     def _find_tails(self, round_: Round, lease: Lease) -> None:
         """Find the ends of the histories to which no earlier round of this leadership has written."""
@@ -495,6 +667,7 @@ class Controller:
     def _drop(self) -> None:
         """Drop an unwritten turn: read the state before it from the table, and the histories' ends from the log."""
         self._state = State(self.table, trusts_open=self.settings.trusts_open)
+        self._lanes.decide_again()
         self._tails.clear()
 
     def _is_contained(self, error: LogError) -> bool:

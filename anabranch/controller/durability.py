@@ -12,7 +12,11 @@ A round:
 4. *answer*: send the replies, outside of any native transaction, and wait for none of them.
 5. *write* the status table: the rows, and the position in the status log after them, in one batch. A crash before
    this loses nothing: the rows are read again from the log.
-6. Only then change memory, which is also a copy of the log, and decide the next commands.
+6. Only then change memory, which is also a copy of the log, and append the next round.
+
+The next round is decided while brokers work on steps 1 to 3, but nothing of it is sent before step 6. So if this
+round fails, dropping the decisions of the next one is enough. Changes of rows by the next round are kept apart
+(`State.seal_changes`), and so are changes of memory (drafts).
 
 The status table and the answers come after the commit, so that neither shows a round that never happened. Answers
 need no native transaction. A round with answers has at least one row, so there is a commit, and it has proved that
@@ -63,6 +67,7 @@ from anabranch.ports import (
     Producer,
     RawBatch,
     RecordsGone,
+    Steps,
     Table,
     TopicGone,
     TopicPartition,
@@ -120,7 +125,7 @@ class Durable(NamedTuple):
 
 @contextmanager
 def native_transaction(producer: Producer, *, commit: bool = True) -> Iterator[None]:
-    """Commit everything that is appended inside. ``commit``: False: leave the native transaction open.
+    """Commit everything that is appended inside. ``commit``: False: leave it to the caller.
 
     A failure inside aborts it, except `LogFenced` and `LogUncertain`: then the caller has to become leader again.
 
@@ -150,8 +155,11 @@ def write_round(
     *,
     wall_ms: int,
     staging: bool = False,
-) -> None:
+) -> Steps[None]:
     """Take steps 1 to 5, and move ``tails`` to the new end of each history.
+
+    It pauses whenever brokers work on a request, so that the next round can be decided. The changes of the state so
+    far belong to this round, later changes to the next one.
 
     ``staging``: carriers append to the status log too, and the state may lack some of their rows. So the status
     table keeps its position in that log: applying rows again is harmless, but a row must not be skipped.
@@ -167,16 +175,21 @@ def write_round(
         TableError: the round has happened, but the status table could not be written.
     """
     answers = list(answers_of(to.prefix, round_.replies, state.round.hybrid_time, wall_ms))
-    with native_transaction(producer):
+    state.seal_changes()
+    sizes = _batch_limits(state, round_.touched)
+    with native_transaction(producer, commit=False):
         _find_starts(to.log, round_, tails)
-        done = _append(
-            to, producer, round_, state, tails, wall_ms=wall_ms, offset_guess=to.offset_guess
+        done = yield from _append(
+            to, producer, round_, sizes, tails, wall_ms=wall_ms, offset_guess=to.offset_guess
         )
         if done is None:
             producer.abort()
-            done = _append(to, producer, round_, state, tails, wall_ms=wall_ms, offset_guess=None)
+            done = yield from _append(
+                to, producer, round_, sizes, tails, wall_ms=wall_ms, offset_guess=None
+            )
         if done is None:
             raise InvariantViolation("offsets that were not guessed can't come out otherwise")
+    yield from producer.committing()
     try:
         to.send(answers)
         tails.update(done.tails)
@@ -230,19 +243,22 @@ def _append(
     to: Durable,
     producer: Producer,
     round_: Round,
-    state: State,
+    sizes: Mapping[str, int],
     tails: Mapping[str, Tail],
     *,
     wall_ms: int,
     offset_guess: OffsetGuess | None,
-) -> _Appended | None:
-    """Take steps 1 and 2, in one request if offsets are guessed. None: the guess was wrong."""
+) -> Steps[_Appended | None]:
+    """Take steps 1 and 2, in one request if offsets are guessed. None: the guess was wrong.
+
+    ``sizes``: the most bytes of a batch, by stream.
+    """
     try:
         streams = round_.streams
-        merge = Merge(to.journals, round_, _limits(state, streams))
+        merge = Merge(to.journals, round_, sizes)
         status = TopicPartition(status_topic(to.prefix), to.control_partition)
         small = _append_if_big(producer, merge)
-        records = list(_records(to, round_, state, status, wall_ms))
+        records = list(_records(to, round_, sizes, status, wall_ms))
         guessed = offset_guess.guess(small) if offset_guess is not None and small else None
         history = None
         first: list[_Batch] = []
@@ -250,7 +266,9 @@ def _append(
             merge.note(guessed)
             history = _HistoryRecords(round_, streams, merge, tails)
             first = history.next()
-        bases = producer.append([*small, *(record[:2] for record in (*records, *first))])
+        bases = yield from producer.appending(
+            [*small, *(record[:2] for record in (*records, *first))]
+        )
         data = bases[: len(small)]
         if history is None:
             merge.note(data)
@@ -262,7 +280,7 @@ def _append(
             offset_guess.hit()
             history.place(bases[len(small) + len(records) :])
         while more := history.next():
-            added = producer.append([record[:2] for record in more])
+            added = yield from producer.appending([record[:2] for record in more])
             history.place(added)
             bases += added
         # Checked now, not for guesses: guessed offsets may be from before another leader, and prove nothing.
@@ -285,7 +303,7 @@ def _append(
     return _Appended(small, data, bool(round_.history), ends.get(status), appended, moved)
 
 
-def _limits(state: State, streams: Sequence[str]) -> dict[str, int]:
+def _batch_limits(state: State, streams: Sequence[str]) -> dict[str, int]:
     """The most bytes of a batch of each stream."""
     rows = {stream: state.streams.get(stream) for stream in streams}
     return {stream: batch_limit(row.settings) for stream, row in rows.items() if row is not None}
@@ -313,7 +331,7 @@ _Pairs = Iterable[tuple[bytes, bytes | None]]
 
 
 def _records(
-    to: Durable, round_: Round, state: State, status: TopicPartition, wall_ms: int
+    to: Durable, round_: Round, sizes: Mapping[str, int], status: TopicPartition, wall_ms: int
 ) -> Iterator[_Batch]:
     """All records whose content does not depend on offsets."""
     yield from _batches(status, round_.rows.items(), wall_ms)
@@ -323,8 +341,7 @@ def _records(
     for (stream, partition), pairs in ops.items():
         where = TopicPartition(journal_topic(stream), partition)
         # A stream may take small batches only, and its journal no bigger ones.
-        most = batch_limit(state.streams[stream].settings)
-        room = most - max(len(op) for _, op in pairs) - _OP_BYTES
+        room = sizes[stream] - max(len(op) for _, op in pairs) - _OP_BYTES
         limit = max(1, min(BATCH_BYTES, room))
         yield from _batches(where, pairs, wall_ms, ((OP_HEADER, b""),), limit)
     for partition, command in round_.commands:

@@ -65,6 +65,7 @@ class Lane:
     ``at`` is that end, but no round has logged it. ``asked_end``: the lane's end as of ``asked_ms``.
     ``decided_ms``: the time of an earlier question for the end, up to which all commands are decided. ``waits``:
     how many times in a row its next batch, beyond its share, found no room because other lanes used it.
+    ``deciding``: how many of its first commands are in a round that is being written; they stay queued until then.
     """
 
     name: str = field(kw_only=True)
@@ -82,6 +83,15 @@ class Lane:
     asked_end: int = 0
     decided_ms: int = -1
     waits: int = 0
+    deciding: int = 0
+
+    @property
+    def left(self) -> float:
+        """The units that its next commands may be charged now, at least 1. Without a quota there is no limit."""
+        if not self.meter.rate:
+            return math.inf
+        owed = sum([command.charge for command in self.queue[: self.deciding]])
+        return max(1, self.meter.left - owed)
 
     @property
     def wait_s(self) -> float:
@@ -93,7 +103,7 @@ class Lane:
 
     def give_back(self, most: int) -> None:
         """Drop the last commands until at most ``most`` bytes are queued. They are fetched again later."""
-        while self.size > most:
+        while self.size > most and len(self.queue) > self.deciding:
             command = self.queue.pop()
             self.size, self.at = self.size - command.weight, command.offset
 
@@ -267,13 +277,14 @@ class Lanes:
     @property
     def active(self) -> list[Lane]:
         """The lanes with commands that may be decided now."""
-        return [lane for lane in self.on.values() if lane.queue and lane.wait_s <= 0]
+        lanes = self.on.values()
+        return [lane for lane in lanes if len(lane.queue) > lane.deciding and lane.wait_s <= 0]
 
     def next(self, most: int, among: Sequence[Lane]) -> list[Command]:
         """Up to ``most`` commands of these lanes, in turns. They stay queued until `passed` is called."""
         if len(among) < 2:
-            return among[0].queue[:most] if among else []
-        turns = [(lane.meter.served, i, 0) for i, lane in enumerate(among)]
+            return among[0].queue[among[0].deciding :][:most] if among else []
+        turns = [(lane.meter.served, i, lane.deciding) for i, lane in enumerate(among)]
         heapify(turns)
         batch: list[Command] = []
         size = 0
@@ -298,8 +309,7 @@ class Lanes:
         """
         names = set(map(_LANE, batch)) if batch and not batch[0].control else ()
         most = QUANTUM if len(names) > 1 else math.inf
-        meters = {name: self.on[name].meter for name in names}
-        return {n: min(most, max(1, m.left)) if m.rate else most for n, m in meters.items()}
+        return {name: min(most, self.on[name].left) for name in names}
 
     def positions(self, batch: Sequence[Command]) -> dict[str, int]:
         """Each lane's position once this batch is decided. Its commands are the first of their lanes' queues."""
@@ -309,6 +319,17 @@ class Lanes:
             for name, lane in self.on.items()
             if lane.at != AT_END
         }
+
+    def decide(self, batch: Sequence[Command]) -> None:
+        """Note that a round with these commands is being written, so that `next` continues after them."""
+        for name, count in _counts(batch).items():
+            if name in self.on:
+                self.on[name].deciding = count
+
+    def decide_again(self) -> None:
+        """Note that the round was not written: `next` begins with its commands."""
+        for lane in self.on.values():
+            lane.deciding = 0
 
     def passed(self, batch: Sequence[Command]) -> None:
         """Remove the commands of a decided batch, and charge their lanes."""
@@ -322,6 +343,7 @@ class Lanes:
             lane.meter.charge(sum([command.charge for command in decided]))
             lane.size -= weight_of(decided)
             del lane.queue[:count]
+            lane.deciding = 0
 
     def charge(self, owed: Mapping[str, int]) -> None:
         """Charge lanes for work other than their commands."""

@@ -155,6 +155,7 @@ class Leader:
             leader=self._leader,
             native_timeout=self._native_timeout,
             threads=True,
+            overlaps=True,
             terms=self._terms,
             metrics=self.metrics,
         )

@@ -164,6 +164,15 @@ class SuspectCommands:
         most = MAX_COMMANDS if group is rest else self._watched[group[0].name].size
         return self._up_to_raised(lanes.next(1 if alone else most, group))
 
+    def take_more(self, lanes: Lanes) -> list[Command]:
+        """The commands of the round after the one that is being written. None while any command is suspect."""
+        active = lanes.active
+        met = self._checked_lanes
+        new = met is not None and any(lane.name not in met for lane in active)
+        if lanes.control or new or self._watched or self._raised or self.one_each:
+            return []
+        return lanes.next(MAX_COMMANDS, active)
+
     def _meet(self, lane: Lane) -> None:
         """Suspect the commands of a lane that waited for this leader."""
         if self._checked_lanes is not None and lane.name not in self._checked_lanes:

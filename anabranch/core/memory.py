@@ -25,27 +25,27 @@ D = TypeVar("D")
 class DraftMap(Generic[K, V]):
     """A dict, or a draft: a turn's changes to another dict (``over``)."""
 
-    __slots__ = ("_over", "_rows")
+    __slots__ = ("_rows", "over")
 
     def __init__(self, over: DraftMap[K, V] | None = None) -> None:
-        self._over = over
+        self.over = over
         self._rows: dict[K, V | None] = {}
 
     def get(self, key: K, default: D) -> V | D:
         if key in self._rows:
             found = self._rows[key]
             return default if found is None else found
-        return default if self._over is None else self._over.get(key, default)
+        return default if self.over is None else self.over.get(key, default)
 
     def put(self, key: K, value: V | None) -> None:
         """Set a value; None removes the key."""
-        if value is None and self._over is None:
+        if value is None and self.over is None:
             self._rows.pop(key, None)
         else:
             self._rows[key] = value
 
     def as_dict(self) -> dict[K, V]:
-        rows: dict[K, V | None] = {} if self._over is None else {**self._over.as_dict()}
+        rows: dict[K, V | None] = {} if self.over is None else {**self.over.as_dict()}
         rows |= self._rows
         return {key: value for key, value in rows.items() if value is not None}
 
@@ -57,6 +57,11 @@ class DraftMap(Generic[K, V]):
     def forget(self, is_gone: Callable[[K], bool]) -> None:
         for key in [key for key in self._rows if is_gone(key)]:
             self.put(key, None)
+
+    def rebase(self) -> None:
+        """Continue over the map below the draft that this is over: that draft was applied to it."""
+        if self.over is not None and self.over.over is not None:
+            self.over = self.over.over
 
 
 class Part:
@@ -77,6 +82,13 @@ class Part:
                 getattr(self, name).follow(value)
             else:
                 setattr(self, name, value)
+
+    def rebase(self) -> None:
+        """See `DraftMap.rebase`."""
+        for name in self.__slots__:
+            value = getattr(self, name)
+            if type(value) is DraftMap:
+                value.rebase()
 
 
 @dataclass(slots=True)
@@ -228,6 +240,21 @@ class Drafts(NamedTuple):
     cleaning: Cleaning
     histories: Histories
     recent_writes: RecentWritesDraft
+
+    def draft(self) -> Drafts:
+        """Drafts for the next turn, while the round of these ones is being written."""
+        return Drafts(
+            self.keepalives.draft(),
+            self.merging.draft(),
+            self.cleaning.draft(),
+            self.histories.draft(),
+            self.recent_writes.draft(),
+        )
+
+    def rebase(self) -> None:
+        """Note that the drafts which these ones are over were applied (`LeaderMemory.follow`)."""
+        for part in self:
+            part.rebase()
 
 
 class LaneSeen(Protocol):

@@ -20,7 +20,7 @@ from anabranch.core.journal_runs import extents_of
 from anabranch.core.locks.lock_table import LockTable
 from anabranch.core.rows import Entry, Rows
 from anabranch.core.transaction_states import FINISHED
-from anabranch.errors import InvariantViolation, MalformedRecord, UnsupportedVersion
+from anabranch.errors import InvariantViolation, MalformedRecord, UnsupportedVersion, check
 from anabranch.protocol.ids import NO_TXN, TXN_ID_SIZE
 from anabranch.protocol.legal_names import OPEN_LANE, as_kafka_compares
 from anabranch.protocol.limits import size_of
@@ -500,8 +500,12 @@ class State:
         """Put, or delete (None), a derived table key together with this round's rows."""
         self._table.set(table_key, value)
 
+    def seal_changes(self) -> None:
+        """Keep the changes so far for `take_changes`, apart from later changes."""
+        self._table.seal()
+
     def take_changes(self) -> dict[bytes, bytes | None]:
-        """The table changes since the last call; the caller must write them to the table before it continues."""
+        """The sealed table changes, or all since the last call; the caller writes them before it continues."""
         return self._table.take()
 
 
@@ -519,23 +523,27 @@ _FEW = 32  # up to this many fresh keys are inserted one by one; for more, all a
 
 
 class Overlay:
-    """The table's rows as they will be when the pending changes are written."""
+    """The table's rows as they will be when the pending changes are written.
+
+    The changes of a round that is being written are *sealed*: later changes don't mix with them.
+    """
 
     def __init__(self, rows: Rows) -> None:
-        self._rows = rows
-        self._changes: dict[bytes, bytes | None] = {}
+        self.rows = rows
+        self.sealed: Overlay | None = None
+        self.changes: dict[bytes, bytes | None] = {}
         self.bytes = 0  # of values that were set since the last `take`
-        self._order: list[bytes] = []  # the changed keys, sorted, without the fresh ones
-        self._fresh: list[bytes] = []
+        self.order: list[bytes] = []  # the changed keys, sorted, without the fresh ones
+        self.fresh: list[bytes] = []
         # The last key that was not found: a new row is looked up before `set`, and again in `set`.
         self._missed: bytes | None = None
 
     def get(self, key: bytes) -> bytes | None:
-        if key in self._changes:
-            return self._changes[key]
+        if key in self.changes:
+            return self.changes[key]
         if key == self._missed:
             return None
-        value = self._rows.get(key)
+        value = self.rows.get(key)
         if value is None:
             self._missed = key
         return value
@@ -543,7 +551,7 @@ class Overlay:
     def scan(self, prefix: bytes, first: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
         over = self._changed_keys(prefix, first)
         at = 0
-        for key, value in self._rows.scan(prefix, first):
+        for key, value in self.rows.scan(prefix, first):
             while at < len(over) and over[at] < key:
                 yield from self._changed(over[at])
                 at += 1
@@ -557,8 +565,8 @@ class Overlay:
 
     def scan_back(self, before: bytes) -> Iterator[tuple[bytes, bytes]]:
         self._put_in_order()
-        over = self._order[: bisect_left(self._order, before)]
-        for key, value in self._rows.scan_back(before):
+        over = self.order[: bisect_left(self.order, before)]
+        for key, value in self.rows.scan_back(before):
             while over and over[-1] > key:
                 yield from self._changed(over.pop())
             if over and over[-1] == key:
@@ -570,41 +578,55 @@ class Overlay:
 
     def _put_in_order(self) -> None:
         """Add the fresh keys to the sorted ones."""
-        if len(self._fresh) > _FEW:
-            self._order = sorted((*self._order, *self._fresh))
+        if len(self.fresh) > _FEW:
+            self.order = sorted((*self.order, *self.fresh))
         else:
-            for key in self._fresh:
-                insort(self._order, key)
-        self._fresh.clear()
+            for key in self.fresh:
+                insort(self.order, key)
+        self.fresh.clear()
 
     def _changed_keys(self, prefix: bytes, first: bytes) -> list[bytes]:
         self._put_in_order()
-        begin = end = bisect_left(self._order, max(prefix, first))
-        while end < len(self._order) and self._order[end].startswith(prefix):
+        begin = end = bisect_left(self.order, max(prefix, first))
+        while end < len(self.order) and self.order[end].startswith(prefix):
             end += 1
-        return self._order[begin:end]
+        return self.order[begin:end]
 
     def _changed(self, key: bytes) -> Iterator[tuple[bytes, bytes]]:
-        value = self._changes.get(key)
+        value = self.changes.get(key)
         if value is not None:
             yield key, value
 
     def set(self, key: bytes, value: bytes | None) -> None:
         """Put a value; None deletes the key."""
-        if key not in self._changes:
-            self._fresh.append(key)
-        self._changes[key] = value
+        if key not in self.changes:
+            self.fresh.append(key)
+        self.changes[key] = value
         if value is not None:
             self.bytes += len(value)
 
     @property
     def size(self) -> int:
-        return len(self._changes)
+        return len(self.changes)
+
+    def seal(self) -> None:
+        """Keep the changes so far for `take`, apart from later changes."""
+        check(self.sealed is None, "changes are sealed while earlier ones were not taken")
+        sealed = self.sealed = Overlay(self.rows)
+        sealed.changes, self.changes = self.changes, {}
+        sealed.order, self.order = self.order, []
+        sealed.fresh, self.fresh = self.fresh, []
+        self.rows, self.bytes = sealed, 0
+        self._missed = None
 
     def take(self) -> dict[bytes, bytes | None]:
         """The changes for `State.take_changes`."""
-        taken, self._changes, self.bytes = self._changes, {}, 0
-        self._order.clear()
-        self._fresh.clear()
+        sealed = self.sealed
+        if sealed is not None:
+            self.rows, self.sealed = sealed.rows, None
+            return sealed.changes
+        taken, self.changes, self.bytes = self.changes, {}, 0
+        self.order.clear()
+        self.fresh.clear()
         self._missed = None
         return taken

@@ -32,6 +32,7 @@ from anabranch.ports import (
     LogRefused,
     LogUnavailable,
     LogUncertain,
+    Steps,
     TopicPartition,
 )
 
@@ -109,7 +110,7 @@ class Coordinator:
         self._id = transactional_id
         self._busy_since: float | None = None
         self._timeout = dt.timedelta(milliseconds=round(timeout * 1000))
-        self._connection: Connection | None = None
+        self.connection: Connection | None = None
         self._closed = False
         self._address: tuple[str, int] | None = None
         self.producer_id = -1
@@ -125,8 +126,8 @@ class Coordinator:
 
     def close(self) -> None:
         self._closed = True
-        if self._connection is not None:
-            self._connection.close()
+        if self.connection is not None:
+            self.connection.close()
 
     def _init(self, deadline: float) -> None:
         connection = self._connect(deadline)
@@ -154,13 +155,13 @@ class Coordinator:
         )
 
     def _connect(self, deadline: float) -> Connection:
-        connection = self._connection
+        connection = self.connection
         if connection is None or not connection.usable():
             if self._address is not None:
                 self._cluster.health.failed(self._address)
             self._address = coordinator_of(self._cluster, self._id, deadline)
             soon = self._cluster.soon(deadline)
-            connection = self._connection = self._cluster.pool.open(self._address, soon)
+            connection = self.connection = self._cluster.pool.open(self._address, soon)
             if self._closed:  # perhaps meanwhile, by another thread
                 connection.close()
                 raise ConnectionBroken(f"{self._id}: the producer is closed", sent=False)
@@ -184,8 +185,8 @@ class Coordinator:
         topics: Sequence[str] = (),
     ) -> None:
         """Raise the error of a coordinator's code; `Again` if the coordinator did nothing."""
-        if meaning(table, code).act is Act.REFRESH and self._connection is not None:
-            self._connection.close()
+        if meaning(table, code).act is Act.REFRESH and self.connection is not None:
+            self.connection.close()
         raise_or_again(table, code, what, topics=topics)
 
     def add_partitions(self, partitions: Sequence[TopicPartition]) -> None:
@@ -239,20 +240,26 @@ class Coordinator:
             what = f"{self._id}: add partitions"
             self._fail(codes.ADD_PARTITIONS_CODES, code, what, (failed[code],))
 
-    def end(self, *, commit: bool) -> None:
-        """EndTxn.
+    def end(self, *, commit: bool) -> Steps[None]:
+        """EndTxn, in steps: each ends when the request is sent, and the next one waits for the answer.
 
         Raises:
             LogFenced, LogUncertain: the producer is unusable.
         """
         what = f"{self._id}: {'commit' if commit else 'abort'}"
         deadline = self._cluster.deadline()
+        pauses = new_pauses()
         try:
-            self._repeat_quickly(deadline, lambda: self._end_once(commit, deadline, what))
+            while True:
+                try:
+                    return (yield from self._end_once(commit, deadline, what))
+                except Again as again:
+                    if not pauses.sleep(deadline):
+                        raise LogUnavailable(str(again)) from again
         except (ConnectionBroken, LogUnavailable, LogRefused, MalformedAnswer) as error:
             raise LogUncertain(f"{what}: {error}") from error
 
-    def _end_once(self, commit: bool, deadline: float, what: str) -> None:
+    def _end_once(self, commit: bool, deadline: float, what: str) -> Steps[None]:
         connection = self._connect(deadline)
         version = connection.version(
             END_TXN, END_TXN.highest if self.is_v2 else _HIGHEST_END_TXN_V1
@@ -261,6 +268,7 @@ class Coordinator:
         limit = min(deadline, time.monotonic() + ANSWER_S)
         flexible = version >= END_TXN.flexible_from
         sent = connection.send(END_TXN.key, version, (body,), flexible=flexible, deadline=limit)
+        yield
         self._cluster.wait(connection, limit, self.is_replaced)
         ended = end_answer(version, connection.receive(sent, limit))
         if ended.error != NONE:

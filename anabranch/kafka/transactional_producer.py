@@ -17,6 +17,7 @@ from anabranch.kafka import codes
 from anabranch.kafka.calls import PRODUCE, ConnectionBroken
 from anabranch.kafka.cluster import Cluster
 from anabranch.kafka.codes import NONE, Act, error_for, meaning
+from anabranch.kafka.connection import Connection, readable
 from anabranch.kafka.coordinator import (
     ANSWER_S,
     BUSY_S,
@@ -43,7 +44,9 @@ from anabranch.ports import (
     LogRefused,
     LogUnavailable,
     LogUncertain,
+    Steps,
     TopicPartition,
+    all_steps,
 )
 
 log = logging.getLogger("anabranch.kafka")
@@ -95,6 +98,7 @@ class KafkaProducer:
         self._used = False
         # Open native transactions without a marker, to be ended when no other one is open.
         self._unmarked: dict[TopicPartition, Open] = {}
+        self._awaited: Connection | None = None  # of the last step's request
         self._ended: LogError | None = None  # why this producer is unusable
         self._refusal: LogRefused | None = None  # why the native transaction has to be aborted
         # Whether the native transaction has begun, at the coordinator or by a batch that may be stored.
@@ -121,7 +125,11 @@ class KafkaProducer:
     # -- the port -----------------------------------------------------------------------------------
 
     def append(self, batches: Sequence[tuple[TopicPartition, Buffer]]) -> list[int]:
-        """`anabranch.ports.Producer.append`. A broker gets its partitions' first batches in one request, and so on.
+        """`anabranch.ports.Producer.append`."""
+        return all_steps(self.appending(batches))
+
+    def appending(self, batches: Sequence[tuple[TopicPartition, Buffer]]) -> Steps[list[int]]:
+        """See `anabranch.ports.Producer`. A broker gets its partitions' first batches in one request, and so on.
 
         Memory: the given batches, and requests under way, at most `MAX_IN_FLIGHT` times ``max_request_bytes`` per
         broker.
@@ -141,7 +149,7 @@ class KafkaProducer:
             self._cluster.forget({partition.topic for partition in seen})
             self._after_failure(error)
             raise
-        offsets = self._append((batches[index] for index in order), self.is_v2)
+        offsets = yield from self._append((batches[index] for index in order), self.is_v2)
         return [offset for _, offset in sorted(zip(order, offsets, strict=True))]
 
     def append_stream(self, batches: Iterable[tuple[TopicPartition, Buffer]]) -> list[int]:
@@ -149,9 +157,11 @@ class KafkaProducer:
 
         A request is sent when a partition comes a second time, or at ``max_request_bytes``.
         """
-        return self._append(batches, False)
+        return all_steps(self._append(batches, False))
 
-    def _append(self, batches: Iterable[tuple[TopicPartition, Buffer]], reached: bool) -> list[int]:
+    def _append(
+        self, batches: Iterable[tuple[TopicPartition, Buffer]], reached: bool
+    ) -> Steps[list[int]]:
         self._check_usable()
         most = self._cluster.settings.max_request_bytes
         offsets: list[int] = []
@@ -160,10 +170,10 @@ class KafkaProducer:
                 offsets.append(-1)
                 link = self._link(partition, reached)
                 if not link.next.has_room(partition, len(batch), most):
-                    self._send(link, offsets)
+                    yield from self._send(link, offsets)
                 link.next.add(self._pending(index, partition, batch))
             for link in self._pipeline.links.values():
-                self._send(link, offsets)
+                yield from self._send(link, offsets)
             for link in self._pipeline.links.values():
                 while link.in_flight:
                     self._finish_oldest(link, offsets)
@@ -173,16 +183,25 @@ class KafkaProducer:
         return offsets
 
     def commit(self) -> None:
+        all_steps(self.committing())
+
+    def committing(self) -> Steps[None]:
         self._check_usable()
         if self._begun:
-            self._end(commit=True)
+            yield from self._end(commit=True)
+
+    def is_answered(self) -> bool:
+        awaited = self._awaited
+        if awaited is None or awaited.broken:
+            return True
+        return awaited.buffered() or bool(readable([awaited]))
 
     def abort(self) -> None:
         if self._ended is not None:
             raise self._ended
         self._refusal = None
         if self._begun:
-            self._end(commit=False)
+            all_steps(self._end(commit=False))
         self._end_lost()
 
     def check(self, partitions: Iterable[TopicPartition]) -> None:
@@ -308,7 +327,7 @@ class KafkaProducer:
 
     # -- append ---------------------------------------------------------------------------------------
 
-    def _send(self, link: BrokerLink, offsets: list[int]) -> None:
+    def _send(self, link: BrokerLink, offsets: list[int]) -> Steps[None]:
         request = link.take()
         if not request.batches:
             return
@@ -330,7 +349,7 @@ class KafkaProducer:
             first, self._begun, self._used = not self._begun, True, True
             self._appended.update(new)  # from here on an abort has to end what may have arrived
             try:
-                self._send_first(link, request, offsets, first)
+                yield from self._send_first(link, request, offsets, first)
             except LogBusy:
                 self._appended.difference_update(new)
                 raise
@@ -341,8 +360,10 @@ class KafkaProducer:
 
     def _send_first(
         self, link: BrokerLink, request: ProduceRequest, offsets: list[int], first: bool
-    ) -> None:
+    ) -> Steps[None]:
         """Send a request with new partitions. Send it again for partitions that the transaction can't get yet.
+
+        A step ends after each sending.
 
         ``first``: nothing else was sent in this native transaction.
         """
@@ -351,6 +372,8 @@ class KafkaProducer:
         pauses = new_pauses()
         while True:
             self._write(link, request)
+            self._awaited = link.connection
+            yield
             request, answers = self._read_oldest(link)
             failed = self._take_answers(request, answers, offsets)
             if not failed:
@@ -495,16 +518,18 @@ class KafkaProducer:
             except LogUncertain as error:
                 # The commit may have been accepted, and an abort would undo the decision.
                 self._ended = error
-                self._end(commit=commit)
+                all_steps(self._end(commit=commit))
                 raise
-            self._end(commit=commit)
+            all_steps(self._end(commit=commit))
             log.warning("%s: it is ended, %s", what, "committed" if commit else "aborted")
 
-    def _end(self, *, commit: bool) -> None:
+    def _end(self, *, commit: bool) -> Steps[None]:
         producer_id = self.producer_id
         places = [(producer_id, partition) for partition in self._appended]
         try:
-            self._coordinator.end(commit=commit)
+            for _ in self._coordinator.end(commit=commit):
+                self._awaited = self._coordinator.connection
+                yield
         except (LogFenced, LogUncertain) as error:
             self._ended = error
             raise

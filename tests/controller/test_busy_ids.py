@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from anabranch.errors import NotLeader
-from anabranch.ports import LogBusy, LogFenced, LogRefused, LogUncertain, TopicPartition
+from anabranch.ports import LogBusy, LogFenced, LogRefused, LogUncertain, Steps, TopicPartition
 from anabranch.topics.names import history_topic, stream_topic
 from tests.controller.losing import GONE, KEYS, OTHER, TOPICS, Play
 from tests.memory.producer import MemoryProducer
@@ -131,16 +131,16 @@ def test_streams_of_a_dead_broker_cost_no_id_each(monkeypatch: pytest.MonkeyPatc
         play.world.stream(play.controller, stream)
         assert play.one_shot(stream) == "COMMITTED"
     refused = []
-    append = MemoryProducer.append
+    appending = MemoryProducer.appending
 
-    def counted(producer: MemoryProducer, batches: Any) -> list[int]:
+    def counted(producer: MemoryProducer, batches: Any) -> Steps[list[int]]:
         try:
-            return append(producer, batches)
+            return (yield from appending(producer, batches))
         except LogRefused as error:
             refused.append(error)
             raise
 
-    monkeypatch.setattr(MemoryProducer, "append", counted)
+    monkeypatch.setattr(MemoryProducer, "appending", counted)
     for stream in bad:
         place = TopicPartition(stream_topic(stream), 0)
         play.world.cluster.troubles[place] = Trouble(Kind.FEW_REPLICAS)
@@ -195,14 +195,14 @@ def _loses(patch: pytest.MonkeyPatch, play: Play, topic: str, of: str, nth: int)
     cluster, end, seen = play.world.cluster, MemoryProducer._end, []
     cluster.loses_markers = True
 
-    def ended(producer: MemoryProducer, name: str) -> None:
+    def ended(producer: MemoryProducer, name: str) -> Steps[None]:
         written = cluster._transactions[producer._id].partitions
         places = [place for place in written if place.topic == topic]
         if places and (".carrier." in producer._id) == (of == "carrier"):
             seen.append(places[0])
             if len(seen) == nth + 1:
                 cluster.troubles[places[0]] = Trouble(Kind.LEADERLESS)
-        end(producer, name)
+        yield from end(producer, name)
 
     patch.setattr(MemoryProducer, "_end", ended)
 

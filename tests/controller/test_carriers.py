@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -13,7 +13,7 @@ import pytest
 
 from anabranch.batches.format import Buffer
 from anabranch.controller.carrier import Carrier, Carriers, Job
-from anabranch.ports import LogRefused, LogUncertain, TopicPartition
+from anabranch.ports import LogRefused, LogUncertain, Steps, TopicPartition
 from anabranch.protocol.partitioner import position_of
 from anabranch.protocol.schemas.records import (
     Commit,
@@ -38,21 +38,20 @@ class Broker:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.refuses: set[int] = set()
         self.refused = 0
-        append = MemoryProducer.append
+        appending = MemoryProducer.appending
 
         def checked(
-            producer: MemoryProducer, batches: Iterable[tuple[TopicPartition, Buffer]]
-        ) -> list[int]:
-            listed = list(batches)
+            producer: MemoryProducer, batches: Sequence[tuple[TopicPartition, Buffer]]
+        ) -> Steps[list[int]]:
             if any(
                 tp.topic == stream_topic(STREAM) and tp.partition in self.refuses
-                for tp, _ in listed
+                for tp, _ in batches
             ):
                 self.refused += 1
                 raise LogRefused("refused for the test", 10)
-            return append(producer, listed)
+            return (yield from appending(producer, batches))
 
-        monkeypatch.setattr(MemoryProducer, "append", checked)
+        monkeypatch.setattr(MemoryProducer, "appending", checked)
 
 
 @pytest.fixture

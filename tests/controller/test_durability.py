@@ -14,7 +14,7 @@ from anabranch.controller.background import ForeignRecordScan
 from anabranch.controller.controller import Controller
 from anabranch.controller.durability import MOST_SKIPPED, Appended, OffsetGuess
 from anabranch.controller.jobs import Jobs
-from anabranch.ports import Log, LogRefused, TopicPartition
+from anabranch.ports import Log, LogRefused, Steps, TopicPartition
 from anabranch.protocol.ids import TXN_HEADER, unpack_txn_header
 from anabranch.protocol.schemas.codec import decode
 from anabranch.protocol.schemas.records import (
@@ -44,23 +44,23 @@ class Calls:
         self.appends = 0
         self.aborts = 0
         self.refuse = 0
-        append, abort = MemoryProducer.append, MemoryProducer.abort
+        appending, abort = MemoryProducer.appending, MemoryProducer.abort
 
         def counted(
             producer: MemoryProducer, batches: Sequence[tuple[TopicPartition, Buffer]]
-        ) -> list[int]:
+        ) -> Steps[list[int]]:
             self.appends += 1
             if self.refuse:
                 self.refuse -= 1
-                append(producer, batches[:1])
+                yield from appending(producer, batches[:1])
                 raise LogRefused("refused for the test", 87)
-            return append(producer, batches)
+            return (yield from appending(producer, batches))
 
         def aborted(producer: MemoryProducer) -> None:
             self.aborts += 1
             abort(producer)
 
-        monkeypatch.setattr(MemoryProducer, "append", counted)
+        monkeypatch.setattr(MemoryProducer, "appending", counted)
         monkeypatch.setattr(MemoryProducer, "abort", aborted)
 
     def take(self) -> tuple[int, int]:

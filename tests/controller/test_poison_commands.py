@@ -14,7 +14,7 @@ from anabranch.controller.stream_topics import TRIES
 from anabranch.core import rows as k
 from anabranch.core.decisions import decide as entrance
 from anabranch.errors import InvariantViolation
-from anabranch.ports import LogError, LogUnavailable, LogUncertain, TopicPartition
+from anabranch.ports import LogError, LogUnavailable, LogUncertain, Steps, TopicPartition
 from anabranch.protocol import limits
 from anabranch.protocol.schemas import records as r
 from anabranch.protocol.schemas.codec import encode
@@ -171,10 +171,10 @@ def test_a_command_that_kills_each_leader_is_quarantined(
 def uncertain(monkeypatch: pytest.MonkeyPatch, fails: Callable[[Any], bool]) -> None:
     real = durability.write_round
 
-    def write_round(to: Any, producer: Any, round_: Any, *rest: Any, **more: Any) -> None:
+    def write_round(to: Any, producer: Any, round_: Any, *rest: Any, **more: Any) -> Steps[None]:
         if fails(round_):
             raise LogUncertain("broken pipe")
-        real(to, producer, round_, *rest, **more)
+        return real(to, producer, round_, *rest, **more)
 
     monkeypatch.setattr(controller, "write_round", write_round)
 

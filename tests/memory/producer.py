@@ -6,7 +6,16 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from anabranch.batches.format import Buffer, next_sequence, read_header
-from anabranch.ports import LogBusy, LogError, LogFenced, LogRefused, LogUncertain, TopicPartition
+from anabranch.ports import (
+    LogBusy,
+    LogError,
+    LogFenced,
+    LogRefused,
+    LogUncertain,
+    Steps,
+    TopicPartition,
+    all_steps,
+)
 from tests.memory.broker import MemoryBroker
 from tests.memory.trouble import Kind, error_of
 
@@ -39,10 +48,17 @@ class MemoryProducer:
         self._refusal: LogRefused | None = None
 
     def append(self, batches: Sequence[tuple[TopicPartition, Buffer]]) -> list[int]:
+        return all_steps(self.appending(batches))
+
+    def appending(self, batches: Sequence[tuple[TopicPartition, Buffer]]) -> Steps[list[int]]:
+        """`anabranch.ports.Producer.appending`; the effect comes before or after the step ends (`_is_slow`)."""
         self._check_usable()
         if not batches:
             return []
         self._called("append")
+        slow = self._is_slow()
+        if slow:
+            yield
         self._wait_for_markers()
         self._wait_for_leaders([partition for partition, _ in batches])
         self.check(partition for partition, _ in batches)
@@ -54,6 +70,8 @@ class MemoryProducer:
             raise
         except LogError as error:
             raise self._over(error) from None
+        if not slow:
+            yield
         self._called("append.after")
         return offsets
 
@@ -67,16 +85,23 @@ class MemoryProducer:
         return self.append(listed)
 
     def commit(self) -> None:
+        all_steps(self.committing())
+
+    def committing(self) -> Steps[None]:
+        """`anabranch.ports.Producer.committing`; the effect comes before or after the step ends (`_is_slow`)."""
         self._check_usable()
         if self._begun:
-            self._end("commit")
+            yield from self._end("commit")
+
+    def is_answered(self) -> bool:
+        return True
 
     def abort(self) -> None:
         if self._ended is not None:
             raise self._ended
         self._refusal = None
         if self._begun:
-            self._end("abort")
+            all_steps(self._end("abort"))
 
     def check(self, partitions: Iterable[TopicPartition]) -> None:
         places = list(partitions)
@@ -159,8 +184,15 @@ class MemoryProducer:
             raise trouble
         return offsets
 
-    def _end(self, name: str) -> None:
+    def _is_slow(self) -> bool:
+        """Whether the brokers do what they are asked for only when the caller waits for it."""
+        return False
+
+    def _end(self, name: str) -> Steps[None]:
         self._called(name)
+        slow = self._is_slow()
+        if slow:
+            yield
         try:
             with self._cluster.lock:
                 state = self._cluster.current(self._id, self.producer_id, self.producer_epoch)
@@ -172,4 +204,6 @@ class MemoryProducer:
         if self._cluster.transaction_version >= 2:
             self._sequences.clear()
         self._begun = False
+        if not slow:
+            yield
         self._called(f"{name}.after")

@@ -91,7 +91,7 @@ def plain_position_late(real: Any, turn: Turn, stream: str, partition: int, runs
 def zombie_index(real: Any, changes: Any, *given: Any, **more: Any) -> Any:
     """What is read of the journals is written at once, without proof that nobody else leads."""
     found = real(changes, *given, **more)
-    changes._rows.write(changes.take())
+    changes.rows.write(changes.take())
     return found
 
 

@@ -17,7 +17,7 @@ from anabranch.core.decisions import decide, questions, transactions
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.memory import Keepalives
 from anabranch.core.round import ReplyTo
-from anabranch.ports import LogUncertain, Producer, TopicPartition
+from anabranch.ports import LogUncertain, Producer, Steps, TopicPartition
 from anabranch.protocol.schemas.codec import encode
 from anabranch.protocol.schemas.records import Resolve, SafeTime, SafeTimeReply, TermRow
 from anabranch.topics.names import carrier_ids, status_topic, transactional_ids
@@ -36,9 +36,9 @@ class _Before:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._producer, name)
 
-    def commit(self) -> None:
+    def committing(self) -> Steps[None]:
         self._before_commit()
-        self._producer.commit()
+        return self._producer.committing()
 
 
 def _before_commit(what: Callable[[Any, Any, Any], None]) -> Planted:
@@ -47,9 +47,9 @@ def _before_commit(what: Callable[[Any, Any, Any], None]) -> Planted:
 
     def write_round(
         to: Any, producer: Any, round_: Any, state: Any, *rest: Any, **more: Any
-    ) -> None:
+    ) -> Steps[None]:
         early = _Before(producer, lambda: what(to, round_, state))
-        real(to, early, round_, state, *rest, **more)
+        return real(to, early, round_, state, *rest, **more)
 
     return patch.object(controller, "write_round", write_round)
 
@@ -67,10 +67,10 @@ def answer_early() -> Planted:
 @wrapping(controller, "write_round")
 def answer_unsure(
     real: Any, to: Any, producer: Any, round_: Any, state: Any, *rest: Any, **more: Any
-) -> None:
+) -> Steps[None]:
     """Answers leave though it is uncertain whether their round was committed."""
     try:
-        real(to, producer, round_, state, *rest, **more)
+        yield from real(to, producer, round_, state, *rest, **more)
     except LogUncertain:
         _answer(to, round_, state)
         raise
@@ -101,7 +101,7 @@ def rows_later() -> Planted:
     real = durability.write_round
     owed: dict[int, dict[bytes, bytes | None]] = {}
 
-    def write_round(to: Any, producer: Any, round_: Any, *rest: Any, **more: Any) -> None:
+    def write_round(to: Any, producer: Any, round_: Any, *rest: Any, **more: Any) -> Steps[None]:
         late = owed.pop(id(producer), {})
         owed[id(producer)] = {}
         for key, value in list(round_.rows.items()):
@@ -111,7 +111,7 @@ def rows_later() -> Planted:
                 if txn in round_.rows:
                     owed[id(producer)][txn] = round_.rows.pop(txn)
         round_.rows.update(late)
-        real(to, producer, round_, *rest, **more)
+        return real(to, producer, round_, *rest, **more)
 
     return patch.object(controller, "write_round", write_round)
 

@@ -267,6 +267,7 @@ class Fleet:
                 settings,
                 leader=process.name,
                 native_timeout=weather.native_timeout_s,
+                overlaps=True,
                 terms=terms,
             )
             self._lead(machine, partition, controller, clock)

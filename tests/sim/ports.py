@@ -22,6 +22,7 @@ from anabranch.ports import (
     LogRefused,
     LogUnavailable,
     LogUncertain,
+    Steps,
     TopicGone,
     TopicInfo,
     TopicPartition,
@@ -54,6 +55,8 @@ _CHANGES = (
 PATIENCE_S = 1.5  # of a call to brokers, for what may pass
 FOREIGN_ID = "raw.x"  # a transactional id of another client's
 _LATE_S = 2.0  # mean time that something late is under way
+_SLOW = 0.3  # how often brokers do a step of an append or end only when the leader waits for it
+_ANSWERED = 0.5  # how often the answer to a step is there when the leader asks
 _NOT_SURE = 0.3  # how often no broker reports the end of a partition whose old leader answers
 
 
@@ -390,24 +393,31 @@ class SimProducer(MemoryProducer):
         super().__init__(log, transactional_id, producer_id, epoch)
         self._sim = log
 
-    def append(self, batches: Sequence[tuple[TopicPartition, Buffer]]) -> list[int]:
-        """See `anabranch.ports.Producer.append`; of several partitions some may have it, and nobody knows which."""
+    def appending(self, batches: Sequence[tuple[TopicPartition, Buffer]]) -> Steps[list[int]]:
+        """See `anabranch.ports.Producer`; of several partitions some may have it, and nobody knows which."""
         self._sim.detail = _kinds([partition for partition, _ in batches])
         faults = self._sim.sim.faults
         self._check_usable()
-        self._find(batches)
+        yield from self._find(batches)
         if len(batches) > 1 and faults.strikes(faults.weather.uncertain, "half an append"):
             done = self._sim.sim.world.random.randrange(1, len(batches))
-            super().append(batches[:done])
+            yield from super().appending(batches[:done])
             what = "no answer in time to some of it"
             if faults.strikes(0.5, "half an append is aborted"):
                 topics = {place.topic for place, _ in batches[done:]}
                 self._refusal = LogRefused(what, 0, topics)
                 raise LogUnavailable(what, topics)
             raise self._over(LogUncertain(what))
-        return super().append(batches)
+        return (yield from super().appending(batches))
 
-    def _find(self, batches: Sequence[tuple[TopicPartition, Buffer]]) -> None:
+    def is_answered(self) -> bool:
+        """See `anabranch.ports.Producer`."""
+        return self._sim.sim.world.random.random() < _ANSWERED
+
+    def _is_slow(self) -> bool:
+        return self._sim.sim.world.random.random() < _SLOW
+
+    def _find(self, batches: Sequence[tuple[TopicPartition, Buffer]]) -> Steps[None]:
         """A topic that is gone is refused at once, or found to be so when other partitions have their part."""
         hands, owner = self._sim.sim.hands, self._sim.owner
         gone = [place for place, _ in batches if hands.lacks(owner, place)]
@@ -417,7 +427,7 @@ class SimProducer(MemoryProducer):
         if self._sim.sim.faults.strikes(0.3, "topic uncertain"):
             found = [(place, data) for place, data in batches if place not in gone]
             if found:
-                super().append(found)
+                yield from super().appending(found)
             raise self._over(LogUncertain(what, (gone[0].topic,)))
         self._refusal = TopicGone(what, gone[0].topic)
         raise self._refusal
@@ -434,9 +444,9 @@ class SimProducer(MemoryProducer):
             self._sim.sim.ledger.see_status(self._sim.sim.world.now, native, partition, bytes(data))
         return offsets
 
-    def _end(self, name: str) -> None:
+    def _end(self, name: str) -> Steps[None]:
         try:
-            super()._end(name)
+            yield from super()._end(name)
         except LateEnd:
             self._arrive_late(commit=name == "commit")
             raise

@@ -142,6 +142,7 @@ def lead(number: int, given: dict[str, Any]) -> int:
         leader=f"{spec.name or 'child'}/{os.getpid()}",
         hook=hook,
         threads=spec.threads,
+        overlaps=True,
     )
     while not ending:
         try:

@@ -116,7 +116,7 @@ class Turn:
     """The state as this round leaves it, and the round itself.
 
     ``now_us``: the wall clock, Unix microseconds. ``now_ms``: a monotonic clock, for keepalives, waits and pauses.
-    ``hybrid_time``: the highest so far.
+    ``hybrid_time``: the highest so far. ``former``: the turn before, if its round is still being written.
     """
 
     state: State
@@ -125,6 +125,7 @@ class Turn:
     memory: LeaderMemory
     now_us: int
     now_ms: int
+    former: Turn | None = None
     round: Round = field(default_factory=Round)
     hybrid_time: int = 0
     at: int | None = None  # the offset of the command that is being decided
@@ -153,11 +154,12 @@ class Turn:
     cleaning: Cleaning = field(init=False)
     histories: Histories = field(init=False)
     recent_writes: RecentWritesDraft = field(init=False)
-    _drafts: Drafts = field(init=False)
+    drafts: Drafts = field(init=False)
     _finished: int = field(init=False)
 
     def __post_init__(self) -> None:
-        self._drafts = drafts = self.memory.draft()
+        former = self.former
+        self.drafts = drafts = (self.memory if former is None else former.drafts).draft()
         self.keepalives, self.merging = drafts.keepalives, drafts.merging
         self.cleaning, self.histories = drafts.cleaning, drafts.histories
         self.recent_writes = drafts.recent_writes
@@ -394,7 +396,12 @@ class Turn:
     def done(self) -> None:
         """Apply the drafts to memory. Call it when the round is on the log, or had nothing to log."""
         self.index.round_done(self.ended, self.cut, self.served)
-        self.memory.follow(self._drafts, self.ended, self.forgotten)
+        self.memory.follow(self.drafts, self.ended, self.forgotten)
+
+    def follows(self) -> None:
+        """Note that the former turn's round is written, and `done` was called."""
+        self.former = None
+        self.drafts.rebase()
 
     def outcome(
         self, row: r.TxnRow, *, full: bool = True, lane: str | None = None, after: int | None = None

@@ -45,7 +45,7 @@ def waits(turn: Turn, who: Who, writes: Callable[[], Writes]) -> bool:
     """Whether these writes break, or may break, a frozen lock, so that they wait. ``writes``: called if needed."""
     if still_waits(turn, who):
         return True
-    if not turn.state.locks.frozen and turn.memory.merging.waiting.get(who, None) is None:
+    if not turn.state.locks.frozen and turn.merging.waiting.get(who, None) is None:
         return False
     found = writes() if turn.state.locks.frozen else {}
     by = who if isinstance(who, bytes) else NO_TXN
@@ -54,7 +54,7 @@ def waits(turn: Turn, who: Who, writes: Callable[[], Writes]) -> bool:
 
 def still_waits(turn: Turn, who: Who) -> bool:
     """Whether a transaction for which ``who`` waited before is still frozen. No lock is compared."""
-    known = turn.memory.merging.waiting.get(who, None)
+    known = turn.merging.waiting.get(who, None)
     if known is None or not any(txn_id in turn.state.locks.frozen for txn_id, _ in known.on):
         return False
     turn.merging.waiting.put(who, known._replace(heard_ms=turn.now_ms))
@@ -149,7 +149,7 @@ def _room(turn: Turn, waiting: Mapping[Who, Waiting]) -> bool:
 
 def waiting_for(turn: Turn) -> Iterable[tuple[Who, bytes, str]]:
     """(waiting commit, the transaction it waits for, the table) of commits that tried again within `HEARD_MS`."""
-    for who, its in turn.memory.merging.waiting.as_dict().items():
+    for who, its in turn.merging.waiting.as_dict().items():
         if turn.now_ms - its.heard_ms < HEARD_MS:
             for txn_id, table in its.on:
                 yield who, txn_id, table

@@ -130,11 +130,22 @@ class RecentWrites:
 
 @dataclass(slots=True)
 class RecentWritesDraft:
-    """A round's writes to tables, searched together with the recent writes to which they will be added."""
+    """A round's writes to tables, searched together with the recent writes to which they will be added.
+
+    ``former``: the writes of the round before, while that is being written.
+    """
 
     base: RecentWrites
+    former: RecentWritesDraft | None = None
     tables: dict[str, _Table] = field(default_factory=dict)
     order: list[str] = field(default_factory=list)
+
+    def draft(self) -> RecentWritesDraft:
+        return RecentWritesDraft(self.base, self)
+
+    def rebase(self) -> None:
+        """Note that the former writes were added to the recent ones."""
+        self.former = None
 
     def add(self, table: str, write: Write, before: int) -> None:
         """Add a commit. ``before``: timestamp of the table's commit before it."""
@@ -143,7 +154,8 @@ class RecentWritesDraft:
 
     def _known(self, table: str) -> list[_Table]:
         """A table's writes in this round, then those before."""
-        return [t for t in (self.tables.get(table), self.base.table(table)) if t]
+        former = None if self.former is None else self.former.tables.get(table)
+        return [t for t in (self.tables.get(table), former, self.base.table(table)) if t]
 
     def spares(self, locks: r.TableLocks, through: int) -> bool:
         """Whether it is certain that no commit later than ``through`` broke one of these locks unnoticed.
