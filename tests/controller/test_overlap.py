@@ -358,6 +358,26 @@ def test_two_rounds_are_decided_again_in_order_after_the_first_one_is_refused() 
     play.check_rounds()
 
 
+def test_memory_does_not_follow_a_round_that_is_refused() -> None:
+    play = Play()
+    play.world.clock.now += 1  # a sign of life is later than the beginning of the leadership
+    one, token = play.begun()
+    before = play.leader._memory.keepalives.last(one)
+    place = TopicPartition(stream_topic(STREAM), 0)
+    play.world.cluster.troubles[place] = Trouble(Kind.FEW_REPLICAS)
+    play.world.clock.now += 1
+    asked = play.send(r.Abort(token, "enough", None), play.world.one_shot(STREAM, partition=0))
+    for _ in range(10):
+        refused = play.leader.metrics.total("refused_rounds")
+        play.step()
+        if play.leader.metrics.total("refused_rounds") > refused:
+            break
+    assert play.answers(asked[:1]) == [None]
+    assert play.leader._memory.keepalives.last(one) == before
+    play.until_answered(asked[:1])
+    assert play.states(asked[:1]) == ["ABORTED"]
+
+
 @pytest.mark.parametrize("call", ["append", "append.after", "commit", "commit.after"])
 @pytest.mark.parametrize("error", [LogUncertain, LogFenced])
 def test_a_leader_drops_both_rounds_if_the_first_one_is_in_doubt(
