@@ -5,8 +5,11 @@ clock or sleep of its own: time and I/O come through ports, so the same code run
 `leader` has the thread that calls it.
 
 A pass decides in *turns*. `_turn` begins one over the state, `anabranch.core` decides in it, and `_write` makes its
-round durable (`durability` has the order). If the round cannot be written, nothing of it has happened: the turn is
-dropped, and the cause is excluded from the next one (a stream that waits, or a suspect command).
+round durable (`durability` has the order). While commands come, the next turn is decided while a round is being
+written (`_overlap`). If a round cannot be written, nothing of it has happened: the turn is dropped, and the cause
+is excluded from the next one (a stream that waits, or a suspect command).
+
+The file is long because a pass needs all parts of a leader, and only this class knows them all.
 """
 
 from __future__ import annotations
@@ -130,9 +133,7 @@ class Controller:
     _trouble: TopicTrouble = field(init=False)
     _suspects: SuspectCommands = field(init=False)
     _under_way: _RoundUnderWay | None = None
-    _alone_from: float = (
-        0.0  # from this monotonic second on, no round overlaps, and other work gets its turn
-    )
+    _alone_from: float = 0.0  # from this monotonic second on, no round is left under way
     _trying: Sequence[Command] = ()  # the commands of the round that failed
     _lacked_ids: bool = False  # `lacks_ids` of the last lease
 
@@ -233,12 +234,12 @@ class Controller:
         record of the resignation is logged, and each successor that tries fences the other ids. So this leader
         becomes leader once more to write the record, if no other controller has led since.
         """
-        if self._under_way is not None:
-            self._end_overlap(self._under_way)
         lacks = self._lacked_ids if self.lease is None else self.lease.lacks_ids
         busy = lacks or self._trouble.suspects
         for tries in range(1, HAND_OVERS + 1):
             try:
+                if self._under_way is not None:
+                    self._end_overlap(self._under_way)
                 if self.lease is None and self.terms and busy:
                     self._lead(again=True)
                 self._hand_over()
@@ -301,7 +302,9 @@ class Controller:
         self._shorten_journals()
         self._follow_lanes()
         wait = 0.0 if self._lanes.control or self._lanes.active else self._wait_for(max_wait)
-        self._fetch(wait)
+        failed = self._intake.fetch(self._state, wait)
+        if failed and not self._trouble.find(self._state, *failed):
+            raise failed[0]
         batch = self._suspects.take(self._lanes)
         try:
             if not self._suspects.may_try(batch, self._turn, self._write):
@@ -312,11 +315,6 @@ class Controller:
                 raise
             return True
         return self._decide_round(batch)
-
-    def _fetch(self, wait: float) -> None:
-        failed = self._intake.fetch(self._state, wait)
-        if failed and not self._trouble.find(self._state, *failed):
-            raise failed[0]
 
     def _follow_lanes(self) -> None:
         """Log where new lanes begin, before any of their commands is read."""
@@ -368,7 +366,6 @@ class Controller:
     def _decided(self, turn: Turn, commands: Sequence[Command]) -> None:
         """Note that the turn's round is written, or had nothing to write."""
         self._lanes.charge(turn.owed)
-        self._intake.passed_over.clear()
         self._intake.warn_unanswered(commands, turn.now_ms)
         self._intake.warn_rejected(turn.now_ms)
         self._suspects.done(commands, self._lanes)
@@ -409,7 +406,7 @@ class Controller:
     def _overlap(self, former: _RoundUnderWay) -> None:
         """Decide the next round while one is being written; finish that one, and begin to write the next one."""
         self._lanes.replies.send_due()
-        self._fetch(0.0)
+        self._intake.fetch_commands(self._state)
         more = self._suspects.take_more(self._lanes)
         turn = self._turn(former.turn)
         horizon = failure = None
@@ -433,6 +430,7 @@ class Controller:
 
         if self._tried(turn, more, begin) and self._under_way is None:
             self._decided(turn, more)
+            self._finish_topics()
 
     def _end_overlap(self, former: _RoundUnderWay) -> bool:
         """Finish the round under way. False: it failed, and nothing of it, or of a later turn, has happened."""
@@ -465,6 +463,7 @@ class Controller:
             self._lanes.decide(commands)
         else:
             self._finish(writing)
+            self._intake.passed_over.clear()
 
     def _decide(self, turn: Turn, commands: Sequence[Command]) -> list[Command]:
         """Decide commands of a batch until one round has no more room or time. Returns the decided commands.
@@ -668,7 +667,6 @@ class Controller:
     def _drop(self) -> None:
         """Drop an unwritten turn: read the state before it from the table, and the histories' ends from the log."""
         self._state = State(self.table, trusts_open=self.settings.trusts_open)
-        self._intake.rows.unseal()
         self._lanes.decide_again()
         self._tails.clear()
 

@@ -12,7 +12,11 @@ A round:
 4. *answer*: send the replies, outside of any native transaction, and wait for none of them.
 5. *write* the status table: the rows, and the position in the status log after them, in one batch. A crash before
    this loses nothing: the rows are read again from the log.
-6. Only then change memory, which is also a copy of the log, and decide the next commands.
+6. Only then change memory, which is also a copy of the log, and append the next round.
+
+The next round is decided while brokers work on steps 1 to 3, but nothing of it is sent before step 6. So if this
+round fails, dropping the decisions of the next one is enough. Changes of rows by the next round are kept apart
+(`State.seal_changes`), and so are changes of memory (drafts).
 
 The status table and the answers come after the commit, so that neither shows a round that never happened. Answers
 need no native transaction. A round with answers has at least one row, so there is a commit, and it has proved that
@@ -154,8 +158,8 @@ def write_round(
 ) -> Steps[None]:
     """Take steps 1 to 5, and move ``tails`` to the new end of each history.
 
-    It pauses whenever brokers work on a request, so that the next round can be decided. The changes of the state
-    and of ``index_rows`` so far belong to this round, later changes to the next one.
+    It pauses whenever brokers work on a request, so that the next round can be decided. The changes of the state so
+    far belong to this round, later changes to the next one.
 
     ``staging``: carriers append to the status log too, and the state may lack some of their rows. So the status
     table keeps its position in that log: applying rows again is harmless, but a row must not be skipped.
@@ -172,7 +176,6 @@ def write_round(
     """
     answers = list(answers_of(to.prefix, round_.replies, state.round.hybrid_time, wall_ms))
     state.seal_changes()
-    index_rows.seal()
     sizes = _batch_limits(state, round_.touched)
     with native_transaction(producer, commit=False):
         _find_starts(to.log, round_, tails)

@@ -205,11 +205,28 @@ class Intake:
 
         Returns the errors of journals that can't be read now.
         """
+        return self._fetch(state, dict(self._journal_positions(state)), max_wait)
+
+    def fetch_commands(self, state: State) -> None:
+        """Queue the commands that have come.
+
+        Journals are not indexed while a round is under way, because the state is not on the log yet: if the round
+        were not written, records would have been judged by states of transactions that never were.
+        """
+        self._fetch(state, None, 0.0)
+
+    def _fetch(
+        self,
+        state: State,
+        of_journals: Mapping[TopicPartition, tuple[str, int]] | None,
+        max_wait: float,
+    ) -> list[LogError]:
+        """See `fetch`. ``of_journals``: the positions in journals, by stream; None: leave the journals alone."""
         control = self._control_partition
-        journals = dict(self._journal_positions(state))
+        journals = of_journals or {}
         positions = {**self.lanes.wanted(), control: self._control_seen}
         positions.update({tp: at for tp, (_, at) in journals.items()})
-        if self.journals.fetched:
+        if self.journals.fetched and of_journals is not None:
             self.journals.only({stream for stream, _ in journals.values()})
             for tp, (stream, _) in journals.items():
                 if self.journals.has(stream, tp.partition):
@@ -235,7 +252,8 @@ class Intake:
         room = self.lanes.room
         for lane in self.lanes.among(fetched):
             room -= self._queue_commands(lane, fetched[lane.place], room)
-        self._index_journals(state)
+        if of_journals is not None:
+            self._index_journals(state)
         errors = []
         for tp, error in failed.items():
             try:

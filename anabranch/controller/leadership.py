@@ -16,6 +16,9 @@
    come from the last ROUND record in the log.
 
 Whenever an id is initialised again, all these steps are repeated.
+
+A leader appends a round only after EndTxn of the round before was acknowledged (`durability`). So at most one
+round is undecided at step 1, and the log has no round without the rounds before it.
 """
 
 from __future__ import annotations

@@ -619,16 +619,6 @@ class Overlay:
         self.rows, self.bytes = sealed, 0
         self._missed = None
 
-    def unseal(self) -> None:
-        """Mix the sealed changes with later ones again: their round was not written."""
-        sealed = self.sealed
-        if sealed is not None:
-            self.rows, self.sealed = sealed.rows, None
-            later, self.changes = self.changes, sealed.changes
-            self.order, self.fresh = sealed.order, sealed.fresh
-            for key, value in later.items():
-                self.set(key, value)
-
     def take(self) -> dict[bytes, bytes | None]:
         """The changes for `State.take_changes`."""
         sealed = self.sealed
