@@ -58,7 +58,7 @@ class MemoryProducer:
         self._called("append")
         slow = self._is_slow()
         if slow:
-            yield
+            yield from self._pause("append")
         self._wait_for_markers()
         self._wait_for_leaders([partition for partition, _ in batches])
         self.check(partition for partition, _ in batches)
@@ -71,7 +71,7 @@ class MemoryProducer:
         except LogError as error:
             raise self._over(error) from None
         if not slow:
-            yield
+            yield from self._pause("append")
         self._called("append.after")
         return offsets
 
@@ -188,11 +188,16 @@ class MemoryProducer:
         """Whether the brokers do what they are asked for only when the caller waits for it."""
         return False
 
+    def _pause(self, name: str) -> Steps[None]:
+        """End a step: the request of this call is sent, and its caller does other work meanwhile."""
+        del name
+        yield
+
     def _end(self, name: str) -> Steps[None]:
         self._called(name)
         slow = self._is_slow()
         if slow:
-            yield
+            yield from self._pause(name)
         try:
             with self._cluster.lock:
                 state = self._cluster.current(self._id, self.producer_id, self.producer_epoch)
@@ -205,5 +210,5 @@ class MemoryProducer:
             self._sequences.clear()
         self._begun = False
         if not slow:
-            yield
+            yield from self._pause(name)
         self._called(f"{name}.after")

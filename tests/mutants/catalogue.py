@@ -16,6 +16,7 @@ from tests.mutants import (
     decisions,
     journals,
     merges,
+    overlaps,
     plays,
     prepared,
     rounds,
@@ -89,6 +90,7 @@ LOST_MARKERS = LEADERLESS | {"lose_markers": 1.0}
 STEALING = {"workers": 3, "retain_s": 0, "scale_s": 0.7, "worker_freeze": 0.006}
 MOVING = STEALING | {"chunk_bytes": 250}
 # Processes with replicas of two tables, and little besides.
+OVERLAP_TESTS = "tests/controller/test_overlap.py"
 IN_MEMORY = "tests/tables/test_transactions.py"
 TABLED = CALM | {"tables": 3, "clients": 1, "jobs": 1, "lose_s": 0, "lag_s": 0}
 FREEZING = TABLED | {"chunk_bytes": 100}  # … of which all are carried that go by journals
@@ -100,6 +102,10 @@ RETAINING = CALM | {
 }  # fmt: skip
 GREEDY = CALM | {"greedy_s": 1.0, "clients": 1, "lose_s": 0, "lag_s": 0}
 STALE = CALM | {"stale_reads_s": 2.0, "readers": 3, "lose_s": 0, "lag_s": 0, "streams": 1}
+# Rounds follow each other without a pause; or their leaders don't get the answers, or streams refuse data.
+OVERLAPPING = CALM | {"bursts": 2.0, "overlap_s": 1.0, "lose_s": 0, "lag_s": 0}
+UNANSWERED = OVERLAPPING | {"no_answer": 0.05, "late_answer": 0.3, "crash": 0.002}
+REFUSED = OVERLAPPING | {"refusing_s": 2.0, "few_replicas_s": 2.0}
 READING = {"readers": 3, "scale_s": 0.7, "client_crash": 0.0}
 
 
@@ -143,6 +149,20 @@ CATALOGUE: tuple[Mutant, ...] = (
     Mutant("table before the commit", rounds.table_early, quick=True, seed=1, broker="unborn"),
     Mutant("position ahead of the rows", rounds.position_ahead, quick=True, seed=2, broker="passed"),
     Mutant("merged, but logged a round later", rounds.rows_later, quick=True, seed=1, broker="kills"),
+    # -- rounds that overlap
+    Mutant("the next round ignores the former's memory", overlaps.no_drafts, simulated=False,
+           suite=OVERLAP_TESTS),
+    Mutant("changes of two rounds are written with the first", overlaps.unsealed, quick=True,
+           weather=UNANSWERED,
+           suite=OVERLAP_TESTS),
+    Mutant("commands of a round under way are decided again", overlaps.decided_twice, simulated=False,
+           suite=OVERLAP_TESTS),
+    Mutant("a refused round's successor is written", overlaps.written_all_the_same, weather=REFUSED,
+           suite=OVERLAP_TESTS),
+    Mutant("two rounds are in flight", overlaps.two_in_flight, weather=UNANSWERED),
+    Mutant("answers of the next round leave early", overlaps.answered_early, quick=True, weather=UNANSWERED,
+           suite=OVERLAP_TESTS),
+    Mutant("memory follows a round under way", overlaps.followed_early, weather=REFUSED, suite=OVERLAP_TESTS),
     # -- leading
     Mutant("no TERM record", rounds.no_term, weather=TORN,
            play=plays.a_rival_leads_between_a_and_b),

@@ -119,7 +119,7 @@ def _shrink(given: argparse.Namespace) -> int:
 
 def _seeds(given: argparse.Namespace) -> int:
     began = time.monotonic()
-    done = commits = steps = 0
+    done = commits = steps = overlapped = 0
     epochs = Epochs()
     virtual_s = 0.0
     failed: list[int] = []
@@ -139,6 +139,7 @@ def _seeds(given: argparse.Namespace) -> int:
         done, commits, steps = done + 1, commits + report.commits, steps + report.steps
         virtual_s += report.virtual_s
         epochs += report.epochs
+        overlapped += report.overlapped
         if report.violation or given.trace:
             print(report, flush=True)
         if report.violation:
@@ -148,7 +149,7 @@ def _seeds(given: argparse.Namespace) -> int:
     every = f", every {given.step}" if given.step > 1 else ""
     print(
         f"{done} seeds from {given.start}{every}: {len(failed)} failed {failed or ''}; {commits} commits, "
-        f"{epochs}, "
+        f"{epochs}, {overlapped} overlapped, "
         f"{steps} steps, {virtual_s / 3600:.1f} virtual hours in {time.monotonic() - began:.0f} s"
     )
     return 1 if failed else 0

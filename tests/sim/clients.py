@@ -218,6 +218,8 @@ class Worker:
             jobs.append((2, self._too_large))
         if self.ledger.lanes:
             jobs.append((2, partial(ask, self)))
+        if bursts := self.faults.weather.bursts:
+            jobs.append((20 * bursts, self._burst))
         if self.faults.weather.refusals:
             jobs.append((20 * self.faults.weather.refusals, self._too_early))
         chosen = self.world.random.choices([j for _, j in jobs], [w for w, _ in jobs])[0]
@@ -348,22 +350,35 @@ class Worker:
     def _crowd(self, client: Client) -> None:
         """Several transactions at once, in one stream, that commit together later: by then it may be scaled."""
         random = self.world.random
-        process = self.world.current
         stream = random.choice(self.ledger.streams)
         together = self.world.now + random.uniform(0.5, 4.0)
-        left = [random.choice((2, 3, 5))]
+        each = partial(self._one_of_many, client, stream, together)
+        self._at_once("crowd", random.choice((2, 3, 5)), each, together)
+
+    def _burst(self, client: Client) -> None:
+        """Many one-shots, some at once and some after each other without a pause."""
+        random = self.world.random
+
+        def some() -> None:
+            for _ in range(random.choice((1, 2, 3))):
+                self._one_shot(client)
+
+        self._at_once("burst", random.choice((3, 6, 10)), some, self.world.now)
+
+    def _at_once(self, what: str, count: int, each: Callable[[], None], begin_s: float) -> None:
+        """Do this in so many tasks, and wait for them until 20 s after ``begin_s``."""
+        left = [count]
 
         def one() -> None:
             try:
-                self._one_of_many(client, stream, together)
+                each()
             except ENDS as error:
-                self.world.note(self.name, f"crowd: {type(error).__name__}: {error}")
+                self.world.note(self.name, f"{what}: {type(error).__name__}: {error}")
             left[0] -= 1
 
-        for number in range(left[0]):
-            self.world.spawn(process, f"crowd-{number}", one)
-        give_up = together + 20.0
-        while left[0] and self.world.now < give_up:
+        for number in range(count):
+            self.world.spawn(self.world.current, f"{what}-{number}", one)
+        while left[0] and self.world.now < begin_s + 20.0:
             self.world.sleep(0.1)
 
     def _one_of_many(self, client: Client, stream: str, together: float) -> None:

@@ -204,7 +204,8 @@ class Fleet:
         machine.led.clear()
         for store in machine.disks.values():
             store.release()
-        self.world.later(self.faults.span(_RESTART_S), lambda: self._start(machine))
+        pause_s = min(self.faults.span(_RESTART_S), 4 * _RESTART_S)
+        self.world.later(pause_s, lambda: self._start(machine))
 
     def _lose_disk(self, machine: Machine, partition: int) -> None:
         store, copies = machine.disks[partition], machine.copies[partition]

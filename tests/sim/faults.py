@@ -25,6 +25,7 @@ class LateEnd(LogUncertain):
 _TELLING = ("append", "end:", "send:", "table:rows", "producer:")
 _TELLING_FACTOR = 5.0
 _SLOW_LEAD_S = 1.0
+_LATE_ANSWER_S = 0.3
 _QUESTIONS = frozenset(("end_offsets", "describe_topics", "committed", "commit offsets"))
 
 
@@ -128,6 +129,8 @@ class Faults:
             chance -= weather.slow_disk
             if chance < 0:
                 return Action("slow disk", delay=_span(key, weather.slow_disk_s))
+        if call.endswith(".sent"):
+            return self._answer_trouble(call, chance, key)
         if process.kind == "controller":
             return self._log_trouble(call, chance)
         if self._world.may_interrupt and not call.startswith("produce:journal"):
@@ -139,6 +142,17 @@ class Faults:
             chance -= weather.unavailable
             if chance < 0:
                 return Action("unavailable", error=LogUnavailable("no broker answers"))
+        return None
+
+    def _answer_trouble(self, call: str, chance: float, key: str) -> Action | None:
+        """What becomes of the answer to a request that was sent while its leader did other work."""
+        chance -= self.weather.late_answer
+        if chance < 0:
+            return Action("late answer", delay=_span(key, _LATE_ANSWER_S))
+        chance -= self.weather.no_answer
+        if chance < 0:
+            kind = LateEnd if call.startswith("end:") else LogUncertain
+            return Action("no answer", error=kind("no answer in time"))
         return None
 
     def _log_trouble(self, call: str, chance: float) -> Action | None:

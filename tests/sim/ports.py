@@ -2,6 +2,7 @@
 
 Names of the port calls: ``fetch:commands+control+journal``, ``append:journal+status``, ``end:commit``,
 ``end:abort``, ``send:replies``, ``producer:a``, ``table:rows``, …, each also with ``.after`` behind its effect.
+Appends and ends have a point ``.sent`` too, when their caller begins to wait for the answer.
 """
 
 from __future__ import annotations
@@ -56,7 +57,6 @@ PATIENCE_S = 1.5  # of a call to brokers, for what may pass
 FOREIGN_ID = "raw.x"  # a transactional id of another client's
 _LATE_S = 2.0  # mean time that something late is under way
 _SLOW = 0.3  # how often brokers do a step of an append or end only when the leader waits for it
-_ANSWERED = 0.5  # how often the answer to a step is there when the leader asks
 _NOT_SURE = 0.3  # how often no broker reports the end of a partition whose old leader answers
 
 
@@ -178,7 +178,8 @@ class SimLog(MemoryLog):
 
     def called(self, name: str) -> None:
         """Pass the world's point; whoever waits is woken behind an effect."""
-        call, after, _ = name.partition(".after")
+        call, point, phase = name.partition(".")
+        after = point + phase
         if call in ("commit", "abort"):
             call = f"end:{call}"
         elif self.detail and call in ("fetch", "append", "send", "producer", "produce"):
@@ -412,10 +413,17 @@ class SimProducer(MemoryProducer):
 
     def is_answered(self) -> bool:
         """See `anabranch.ports.Producer`."""
-        return self._sim.sim.world.random.random() < _ANSWERED
+        return self._sim.sim.world.random.random() < self._sim.sim.faults.weather.answered
 
     def _is_slow(self) -> bool:
         return self._sim.sim.world.random.random() < _SLOW
+
+    def _pause(self, name: str) -> Steps[None]:
+        """See `MemoryProducer`; the answer to the request may be late, or never come."""
+        detail = self._sim.detail
+        yield
+        self._sim.detail = detail  # the leader has made other calls meanwhile
+        self._called(f"{name}.sent")
 
     def _find(self, batches: Sequence[tuple[TopicPartition, Buffer]]) -> Steps[None]:
         """A topic that is gone is refused at once, or found to be so when other partitions have their part."""

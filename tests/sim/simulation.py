@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, KeysView
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -13,9 +14,9 @@ from typing import Any
 from unittest.mock import patch
 
 from anabranch.batches import packer
-from anabranch.controller import background, durability, intake, suspects
+from anabranch.controller import background, controller, durability, intake, suspects
 from anabranch.controller.controller import Controller
-from anabranch.controller.lanes import Command, Key
+from anabranch.controller.lanes import Command, Key, Lanes
 from anabranch.controller.leadership import STATUS_POSITION
 from anabranch.controller.suspects import DIED, SuspectCommands
 from anabranch.core import history_records
@@ -93,6 +94,7 @@ class Report:
     struck: dict[str, str]  # the faults by their names
     drawn: Weather
     judged: dict[str, int]  # what the checker looked at
+    overlapped: int  # rounds that were decided while the one before was being written
 
     def __str__(self) -> str:
         faults = ", ".join(f"{count} {name}" for name, count in sorted(self.faults.items()))
@@ -100,7 +102,7 @@ class Report:
             f"seed {self.seed}: {self.violation or 'all held'}\n"
             f"  weather: {self.weather}\n"
             f"  {self.steps} steps, {self.virtual_s:.1f} virtual s in {self.real_s:.2f} s, {self.commits} "
-            f"commits; {self.epochs}; {faults or 'no faults'}\n"
+            f"commits; {self.epochs}; {self.overlapped} overlapped; {faults or 'no faults'}\n"
             f"  trace {self.digest}; replay: scripts/simulate --seeds 1 --start {self.seed} --trace; "
             f"cut down: scripts/simulate --shrink {self.seed}"
         )
@@ -159,6 +161,20 @@ def _strict(faults: Faults) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def _overlapping(counts: Counter[str]) -> Iterator[None]:
+    """Count rounds that are decided while the one before is being written."""
+    real = SuspectCommands.take_more
+
+    def take_more(own: SuspectCommands, lanes: Lanes) -> list[Command]:
+        found = real(own, lanes)
+        counts["overlapped"] += bool(found)
+        return found
+
+    with patch.object(SuspectCommands, "take_more", take_more):
+        yield
+
+
 def _simulate(
     seed: int,
     trace: Callable[[str], None] | None,
@@ -178,6 +194,7 @@ def _simulate(
     _collect(world)
     commits, epochs = 0, Epochs()
     judged: dict[str, int] = {}
+    counts = Counter[str]()
     closing: list[TableMachine] = []
     try:
         beside: AbstractContextManager[object] = nullcontext()
@@ -185,7 +202,9 @@ def _simulate(
             beside = patch.object(background, "Carriers", carriers_beside(world))
         with (
             _strict(faults),
+            _overlapping(counts),
             _limits(small=drawn.small),
+            patch.object(controller, "OVERLAP_S", drawn.overlap_s),
             few_of_each() if drawn.greedy_s else nullcontext(),
             beside,
             poison.failing_decisions(),
@@ -219,6 +238,7 @@ def _simulate(
         faults.struck,
         drawn,
         judged,
+        counts["overlapped"],
     )
 
 

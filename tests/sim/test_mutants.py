@@ -18,6 +18,7 @@ MOST_SEEDS = 150
 FIRST = (
     "answer after an uncertain commit",
     "table before the commit",
+    "answers of the next round leave early",
     "timestamps by the wall clock alone",
     "all lanes are answered in one topic",
     "a merge is done twice",

@@ -30,6 +30,12 @@ class Weather:
         0.0  # of appends and ends of native transactions; before or behind the effect
     )
     late_end: float = 0.0  # an end of a native transaction that arrives after its caller gave up
+    overlap_s: float = 0.02  # how long rounds of a leader overlap before other work has its turn
+    answered: float = (
+        0.5  # how often the answer to an append or end is there when its leader asks for it
+    )
+    late_answer: float = 0.0  # … and its leader has to wait for it, while others do more
+    no_answer: float = 0.0  # … or gets none; the request arrived, arrives later, or never does
     unavailable: float = 0.0
     client_crash: float = 0.0  # of readers too
     client_freeze: float = 0.0
@@ -82,6 +88,9 @@ class Weather:
     refusals: float = 0.0  # of jobs: a one-shot to a stream that is being made
     two_committers: float = 0.0  # of transactions with helpers
     prepared: float = 0.0  # of transactions by journals: a database decides
+    bursts: float = (
+        0.0  # of jobs: many one-shots at once, so that rounds follow each other, and overlap
+    )
     repeats: float = 0.0  # share of client processes that repeat calls and ask for receipts again
     offsets_expire_s: float = (
         0.0  # mean time between expiries of offsets that no member subscribes to
@@ -202,6 +211,7 @@ class Weather:
         tables = Random(f"{own}/tables").choice((0, 0, 0, 1, 2))
         repeats = Random(f"{own}/repeats").choice((0.0, 0.0, 1.0))
         others = {"lives_s": lives, "tables": tables, "repeats": repeats}
+        others |= _draw_overlaps(Random(f"{own}/overlaps"))
         others["greedy_s"] = Random(f"{own}/greedy").choice((0.0, 0.0, 0.0, 0.0, 0.0, 3.0))
         return drawn.changed({"hop_s": hops, **others})
 
@@ -246,7 +256,7 @@ CLEAR: dict[str, float] = (
     dict.fromkeys(_KINDS, 0.0)
     | _NO_LANES
     | {"workers": 0, "prepared": 0, "hop_s": 0.0, "lives_s": 0.0, "tables": 0, "repeats": 0.0}
-    | {"greedy_s": 0.0, "hour_s": 0.0}
+    | {"greedy_s": 0.0, "hour_s": 0.0, "bursts": 0.0, "late_answer": 0.0, "no_answer": 0.0}
 )  # none of it
 
 
@@ -264,6 +274,17 @@ def _draw_lanes(random: Random) -> dict[str, float]:
         return _NO_LANES
     rights_s, lane_s = random.choice((0.0, 1.5, 4.0)), random.choice((0.0, 0.0, 2.0, 8.0))
     return {"lanes": random.choice((1, 2, 3)), "rights_s": rights_s, "lane_s": lane_s}
+
+
+def _draw_overlaps(random: Random) -> dict[str, float]:
+    """Rounds that overlap often, in half of the runs, and what becomes of their requests' answers."""
+    return {
+        "bursts": random.choice((0.0, 0.0, 0.2, 0.6)),
+        "overlap_s": random.choice((0.02, 1.0)),
+        "answered": random.choice((0.0, 0.5, 1.0)),
+        "late_answer": random.choice((0.0, 0.0, 0.05, 0.3)),
+        "no_answer": random.choice((0.0, 0.0, 0.0, 0.01, 0.05)),
+    }
 
 
 def _draw_workers(random: Random) -> dict[str, float]:
