@@ -149,8 +149,8 @@ class Book:
     # -- transactions ---------------------------------------------------------------------------------
 
     def _insert(self, key: str, outcome: str, attempt: bytes, note: str | None = None) -> bool:
-        values = key, outcome, attempt.hex(), _now_ms(), note
-        return bool(self._run(sql.INSERT, *values).rowcount == 1)
+        added = self._run(sql.INSERT, key, outcome, attempt.hex(), _now_ms(), note)
+        return bool(added.rowcount == 1)
 
     def begin(self, txn_id: bytes, attempt: bytes) -> Meta:
         """Open as `open`, and insert ``begun`` in the user's database transaction.
@@ -170,9 +170,10 @@ class Book:
     def _open_and_insert(self, key: str, outcome: str, attempt: bytes) -> tuple[Meta, bool]:
         """As `open` and `_insert`, by one statement."""
         statement = sql.INSERT_AND_READ.format(facts=self._dialect.facts)
-        values = key, outcome, attempt.hex(), _now_ms(), None
         try:
-            meta, server, (count,) = self._read(statement, *values)
+            meta, server, (count,) = self._read(
+                statement, key, outcome, attempt.hex(), _now_ms(), None
+            )
         except self.driver.Error:
             if self.rollback():
                 self.open()  # a standby refuses the insert: say that it is a standby
