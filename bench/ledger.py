@@ -55,7 +55,7 @@ class Noting(psycopg.Connection[Any]):
 
 def run(place: Place, *, quick: bool = False) -> dict[str, Any]:
     """Medians of interleaved rounds, and the goals' ratios."""
-    rounds, seconds, singles, warm_s = (1, 3.0, 50, 5.0) if quick else (3, 6.0, 100, WARM_S)
+    rounds, seconds, singles, warm_s = (1, 3.0, 50, 5.0) if quick else (3, 6.0, 60, WARM_S)
     stream, topic = place.new_stream(segments=2), place.new_topic(partitions=2)
     found: dict[str, list[dict[str, float]]] = {name: [] for name in ("bare", "outbox", "ledger")}
     delays: dict[str, list[float]] = {"outbox": [], "ledger": []}
