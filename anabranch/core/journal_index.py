@@ -254,13 +254,11 @@ class JournalIndex:
     def forget(self, state: State, txn_id: bytes) -> list[bytes]:
         """The table keys of a finished transaction's runs, to be dropped with the round."""
         keys = [key for key, _ in self._rejections(txn_id)]
-        for stream, epoch in state.participants(txn_id).items():
-            for segment in state.layout(stream, epoch):
-                prefix = runs_prefix(stream, segment.partition) + txn_id
-                found = [key for key, _ in self.rows.scan(prefix)]
-                keys += found
-                if stream in state.tables:  # digests are big: they are not scanned
-                    keys += map(digest_key, found)
+        for stream, partition in self.uncommitted.stays.get(txn_id, {}):
+            found = [key for key, _ in self.rows.scan(runs_prefix(stream, partition) + txn_id)]
+            keys += found
+            if stream in state.tables:  # digests are big: they are not scanned
+                keys += map(digest_key, found)
         return keys
 
     def digests(

@@ -11,6 +11,7 @@ from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 from heapq import merge
 from itertools import islice
 from typing import Any, Generic, TypeVar
@@ -456,7 +457,9 @@ class State:
         return self._row(k.yielded_key(txn_id), r.YieldedRow)
 
     def prepared_row(self, txn_id: bytes) -> r.PreparedRow | None:
-        return self._row(k.prepared_key(txn_id), r.PreparedRow)
+        value = self._table.get(k.STATUS + k.prepared_key(txn_id))
+        row = None if value is None else _decode_often(value)
+        return row if isinstance(row, r.PreparedRow) else None
 
     def finished_before(self, unix_ms: int, limit: int) -> list[bytes]:
         """Up to ``limit`` transactions that ended before a time, in the order in which they ended."""
@@ -507,6 +510,10 @@ class State:
     def take_changes(self) -> dict[bytes, bytes | None]:
         """The sealed table changes, or all since the last call; the caller writes them before it continues."""
         return self._table.take()
+
+
+# For rows that one command reads several times, though they may be big.
+_decode_often = lru_cache(1 << 3)(decode)
 
 
 def _put(into: dict[K, V], key: K, value: V | None) -> None:

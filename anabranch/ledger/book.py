@@ -34,6 +34,10 @@ _EARLY = "early"
 _SAVEPOINT = "anabranch_ledger"  # the end of the database transaction removes it
 _VERSION = 1
 LOCK_S = 1.0  # the longest wait of recovery for a locked row
+ENDED = (
+    "the block has ended the database's transaction by itself (a commit, a rollback, or a call that "
+    "commits, as `executescript`): the rows that it committed stay, but the events are aborted"
+)
 
 
 class Meta(NamedTuple):
@@ -64,7 +68,7 @@ FIRST = Row(b"", "", b"", -1, False)  # sorts before all rows
 class Book:
     """The table through one connection.
 
-    `open`, `begin`, `guard`, `check_same` and `end` leave the database transaction open; other calls end it.
+    `open`, `begin`, `check_same` and `end` leave the database transaction open; other calls end it.
     """
 
     def __init__(self, connection: Any, table: str, dialect: Dialect | None) -> None:
@@ -97,17 +101,14 @@ class Book:
 
         ``moved``: accept another server than the row names. Raises: NoLedger, LedgerMoved, and as `Dialect.server`.
         """
-        meta, server = self._read()
-        if server != meta.server and not moved:
-            raise LedgerMoved(
-                f"the ledger was made on {meta.server}, and this is {server}: a copy, or restored. If it takes the "
-                "other's place for good, `anabranch ledger adopt`"
-            )
-        return meta._replace(server=server)
+        statement = sql.READ_OWN.format(facts=self._dialect.facts)
+        meta, server, _ = self._read(statement)
+        return meta._replace(server=server) if moved else _check_server(meta, server)
 
-    def _read(self) -> tuple[Meta, str]:
+    def _read(self, statement: str, *values: Any) -> tuple[Meta, str, Any]:
+        """The ledger's own row, the server's identity, and what else the statement selects."""
         with self._missing():
-            found = self._run(sql.READ_OWN.format(facts=self._dialect.facts)).fetchone()
+            found = self._run(statement, *values).fetchone()
         try:
             secret, note = bytes.fromhex(found[0]), json.loads(found[1])
             meta = Meta(secret, note["server"], note["cluster"])
@@ -115,7 +116,7 @@ class Book:
             raise NoLedger(_no_ledger(self._table, "its own row is missing")) from error
         if note.get("version") != _VERSION:
             raise NoLedger(f"the ledger is of version {note.get('version')}: upgrade anabranch")
-        return meta, self._dialect.server(self._cursor, found[2])
+        return meta, self._dialect.server(self._cursor, found[2]), found[3:]
 
     @contextmanager
     def _missing(self) -> Iterator[None]:
@@ -139,52 +140,71 @@ class Book:
 
     def adopt(self, secret: bytes) -> None:
         """Move the ledger to this server. With another secret all present rows become former rows."""
-        meta, server = self._read()
+        meta = self.open(moved=True)
         if secret != meta.secret:
             self._run(sql.MARK_FORMER, _FORMER)
-        self._run(sql.ADOPT, secret.hex(), _note(server, meta.cluster))
+        self._run(sql.ADOPT, secret.hex(), _note(meta.server, meta.cluster))
         self.connection.commit()
 
     # -- transactions ---------------------------------------------------------------------------------
 
     def _insert(self, key: str, outcome: str, attempt: bytes, note: str | None = None) -> bool:
-        made = int(time.time() * 1000)
-        return bool(self._run(sql.INSERT, key, outcome, attempt.hex(), made, note).rowcount == 1)
+        added = self._run(sql.INSERT, key, outcome, attempt.hex(), _now_ms(), note)
+        return bool(added.rowcount == 1)
 
-    def begin(self, txn_id: bytes, attempt: bytes) -> None:
-        """Insert ``begun`` in the user's database transaction. If the row exists, raise the error of its outcome.
+    def begin(self, txn_id: bytes, attempt: bytes) -> Meta:
+        """Open as `open`, and insert ``begun`` in the user's database transaction.
 
-        Raises: AlreadyCommitted, TransactionAborted.
+        If the row exists, raise the error of its outcome. Raises: AlreadyCommitted, TransactionAborted, as `open`.
         """
-        if not self._insert(txn_id.hex(), BEGUN, attempt):
-            raise self._refusal(txn_id)
+        if self._dialect.joins:
+            meta, is_new = self._open_and_insert(txn_id.hex(), BEGUN, attempt)
+        else:
+            meta, is_new = self.open(), self._insert(txn_id.hex(), BEGUN, attempt)
+        if not is_new:
+            raise _refusal(self._row(txn_id))
+        if not self._dialect.same:
+            self._run(f"savepoint {_SAVEPOINT}")
+        return meta
 
-    def guard(self) -> None:
-        """Set a savepoint, by which `check_same` sees whether the database transaction is still open."""
-        self._run(f"savepoint {_SAVEPOINT}")
+    def _open_and_insert(self, key: str, outcome: str, attempt: bytes) -> tuple[Meta, bool]:
+        """As `open` and `_insert`, by one statement."""
+        statement = sql.INSERT_AND_READ.format(facts=self._dialect.facts)
+        try:
+            meta, server, (count,) = self._read(
+                statement, key, outcome, attempt.hex(), _now_ms(), None
+            )
+        except self.driver.Error:
+            if self.rollback():
+                self.open()  # a standby refuses the insert: say that it is a standby
+            raise
+        return _check_server(meta, server), count == 1
 
     def check_same(self) -> None:
-        """Raise `IllegalState` if the database transaction has ended since `guard`."""
+        """Raise `IllegalState` if the database transaction has ended since `begin`, as far as is known here.
+
+        `end` finds the other cases.
+        """
+        if self._dialect.same:
+            if self._dialect.has_begun(self.connection) is False:
+                raise IllegalState(ENDED)
+            return
         try:
             self._run(f"release savepoint {_SAVEPOINT}")
         except self.driver.Error as error:
             if not self._dialect.is_over(error):
                 raise
-            raise IllegalState(
-                "the block has ended the database's transaction by itself (a commit, a rollback, or a call that "
-                "commits, as `executescript`): the rows that it committed stay, but the events are aborted"
-            ) from error
+            raise IllegalState(ENDED) from error
 
     def end(self, txn_id: bytes, attempt: bytes) -> None:
-        """Change ``begun`` to ``commit``, without a database commit. Raises: as `begin`, if the row has changed."""
-        if self._run(sql.COMMIT, COMMIT, txn_id.hex(), attempt.hex(), BEGUN).rowcount != 1:
-            raise self._refusal(txn_id)
+        """Change ``begun`` to ``commit``, without a database commit.
 
-    def _refusal(self, txn_id: bytes) -> AlreadyCommitted | TransactionAborted:
-        row = self._row(txn_id)
-        if row is not None and row.outcome == COMMIT:
-            return AlreadyCommitted("the ledger has committed this transaction, by another attempt")
-        return TransactionAborted("the ledger has ended this transaction: begin a new one")
+        Raises: as `begin`, if the row has changed; IllegalState, if another database transaction has written it.
+        """
+        statement = sql.COMMIT.format(same=self._dialect.same)
+        if self._run(statement, COMMIT, txn_id.hex(), attempt.hex(), BEGUN).rowcount != 1:
+            row = self._row(txn_id)
+            raise IllegalState(ENDED) if row and row.outcome == BEGUN else _refusal(row)
 
     def _row(self, txn_id: bytes) -> Row | None:
         found = self._run(sql.READ, txn_id.hex()).fetchone()
@@ -250,6 +270,12 @@ class Book:
         return gone
 
 
+def _refusal(row: Row | None) -> AlreadyCommitted | TransactionAborted:
+    if row is not None and row.outcome == COMMIT:
+        return AlreadyCommitted("the ledger has committed this transaction, by another attempt")
+    return TransactionAborted("the ledger has ended this transaction: begin a new one")
+
+
 def _row_of(found: Any) -> Row:
     txn_id, outcome, attempt, made, note = found
     return Row(
@@ -260,6 +286,19 @@ def _row_of(found: Any) -> Row:
         former=note == _FORMER,
         early=note == _EARLY,
     )
+
+
+def _check_server(meta: Meta, server: str) -> Meta:
+    if server != meta.server:
+        raise LedgerMoved(
+            f"the ledger was made on {meta.server}, and this is {server}: a copy, or restored. If it takes the "
+            "other's place for good, `anabranch ledger adopt`"
+        )
+    return meta
+
+
+def _now_ms() -> int:
+    return int(time.time() * 1000)
 
 
 def _note(server: str, cluster: str) -> str:

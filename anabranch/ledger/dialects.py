@@ -21,8 +21,13 @@ READ_OWN = f"select attempt, note, {{facts}}, outcome, made from TABLE where txn
 ADOPT = f"update TABLE set attempt = ?, note = ? where txn_id = '{OWN_KEY}'"
 MARK_FORMER = f"update TABLE set note = ? where txn_id <> '{OWN_KEY}'"
 INSERT = "insert into TABLE (txn_id, outcome, attempt, made, note) values (?, ?, ?, ?, ?) on conflict do nothing"
+# The row as `INSERT` adds it, with what `READ_OWN` reads, and the number of rows that were added.
+INSERT_AND_READ = (
+    f"with added as ({INSERT} returning 1) select attempt, note, {{facts}}, (select count(*) from added) "
+    f"from TABLE where txn_id = '{OWN_KEY}'"
+)
 READ = "select txn_id, outcome, attempt, made, note from TABLE where txn_id = ?"
-COMMIT = "update TABLE set outcome = ? where txn_id = ? and attempt = ? and outcome = ?"
+COMMIT = "update TABLE set outcome = ? where txn_id = ? and attempt = ? and outcome = ?{same}"
 ABORT = "update TABLE set outcome = ?, note = coalesce(note, ?) where txn_id = ? and outcome = ?"
 DELETE = "delete from TABLE where txn_id = ? and outcome = ? and attempt = ?"
 LIST = (
@@ -37,12 +42,21 @@ class Dialect:
 
     # An SQL expression, selected in each transaction together with the ledger's own row.
     facts = "null"
+    # Whether one statement can insert and read (`INSERT_AND_READ`).
+    joins = False
+    # An SQL condition, "and …", that this database transaction wrote a row. Empty: a savepoint shows whether the
+    # transaction is still open.
+    same = ""
 
     def check(self, connection: Any) -> None:
         """Refuse a connection in autocommit mode, or with a begun transaction.
 
         Raises: InvalidArgument, IllegalState.
         """
+
+    def has_begun(self, connection: Any) -> bool | None:
+        """Whether the driver has begun a transaction; None: it does not say."""
+        return None
 
     def cursor(self, connection: Any) -> Any:
         """A cursor whose rows are tuples and whose texts are str, whatever the connection's settings are."""
@@ -128,15 +142,20 @@ class PostgreSQL(Dialect):
         "substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8), "
         "(select oid from pg_database where datname = current_database())) end)"
     )
+    joins = True
+    same = " and xmin::text = mod(txid_current(), 4294967296)::text"  # xmin has the lower 32 bits
 
     def check(self, connection: Any) -> None:
         if getattr(connection, "autocommit", False):
             raise InvalidArgument(
                 "the connection commits each statement: connect with autocommit=False"
             )
-        info = getattr(connection, "info", None)  # psycopg and psycopg2 have it
-        if info is not None and int(info.transaction_status) != 0:
+        if self.has_begun(connection):
             raise _begun()
+
+    def has_begun(self, connection: Any) -> bool | None:
+        info = getattr(connection, "info", None)  # psycopg and psycopg2 have it
+        return None if info is None else int(info.transaction_status) != 0
 
     def cursor(self, connection: Any) -> Any:
         driver = driver_of(connection).__name__

@@ -35,7 +35,7 @@ from anabranch.errors import (
     RetryError,
     TransactionAborted,
 )
-from anabranch.ledger.book import BEGUN, COMMIT, FIRST, Book, Meta, Row
+from anabranch.ledger.book import BEGUN, COMMIT, ENDED, FIRST, Book, Meta, Row
 from anabranch.ledger.dialects import Dialect
 from anabranch.protocol import defaults
 from anabranch.protocol.ids import control_partition_of, txn_text
@@ -159,6 +159,8 @@ class Ledger:
                 )
                 if info.state == "COMMITTED":
                     book.rollback()
+                    if book.is_early(txn_id):
+                        raise IllegalState(ENDED)
                     return
                 if txn.txn_id != txn_id:  # its row would be for another transaction
                     raise IllegalState(
@@ -300,9 +302,8 @@ def _enter(book: Book, txn: Transaction, attempt: bytes) -> tuple[bytes, Meta]:
         _claimed.add(txn)
     try:
         txn_id = txn.assign_id()
-        meta = _check_cluster(book.open(), txn.cluster)
-        book.begin(txn_id, attempt)
-        book.guard()
+        cluster = txn.cluster
+        meta = _check_cluster(book.begin(txn_id, attempt), cluster)
     except BaseException:
         book.rollback()
         _claimed.discard(txn)

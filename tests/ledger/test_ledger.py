@@ -303,6 +303,56 @@ def test_a_block_may_have_savepoints_and_roll_back_to_them(
     assert (place.orders(), differences(world, place), ledger.rows()) == (["a"], set(), [])
 
 
+def test_a_block_that_rolls_back_and_continues_commits_nothing(world: World, place: Place) -> None:
+    with (
+        closing(place.connect()) as connection,
+        pytest.raises((e.IllegalState, e.TransactionAborted)),
+        ordered(world, place, Ledger(connection), "a"),
+    ):
+        connection.rollback()
+        place.order(connection.cursor(), "b")
+    assert (place.orders(), differences(world, place)) == ([], set())
+    settle(world, place)
+
+
+def test_a_block_that_commits_by_itself_is_noticed_though_its_name_was_committed(
+    world: World, place: Place, ledger: Ledger
+) -> None:
+    with ordered(world, place, ledger, "a", name="daily"):
+        pass
+    with (
+        closing(place.connect()) as connection,
+        pytest.raises(e.IllegalState, match="by itself"),
+        ordered(world, place, Ledger(connection), "b", name="daily") as txn,
+    ):
+        connection.commit()
+        place.order(connection.cursor(), "c")
+    assert place.orders() == ["a", "b"]
+    assert list(ledger.recover(world.client, older_than=LONG_AGO).alarms) == [txn.txn_id]
+
+
+def test_the_ledger_takes_two_statements_of_a_transaction(
+    world: World, place: Place, ledger: Ledger
+) -> None:
+    statements: list[str] = []
+    real = Book._run
+
+    def run(self: Book, statement: str, *values: Any) -> Any:
+        statements.append(statement.split()[0])
+        return real(self, statement, *values)
+
+    with patch.object(Book, "_run", run), ordered(world, place, ledger, "a"):
+        pass
+    apart = [
+        "select",
+        "insert",
+        "savepoint",
+        "release",
+        "update",
+    ]  # SQLite has no round trips to save
+    assert statements == (apart if isinstance(place, SQLitePlace) else ["with", "update"])
+
+
 def dicts(place: Place) -> Any:
     connection = place.connect()
     if isinstance(place, Psycopg2Place):

@@ -77,7 +77,28 @@ outcomes = st.builds(
     st.none() | record_strategy("BrokenLock"),
 )
 replies = st.builds(r.Reply, st.binary(max_size=70), st.binary(max_size=70), numbers, outcomes)
-hot = st.one_of(one_shots, replies, *[record_strategy(cls.__name__) for cls in WRITTEN])
+prepares = st.builds(r.Prepare, st.binary(max_size=70), st.binary(max_size=70))
+prepare_events = st.builds(
+    r.PrepareEvents,
+    st.binary(min_size=16, max_size=16),
+    names,
+    st.none() | names,
+    st.lists(events, max_size=6).map(tuple),
+    st.binary(min_size=32, max_size=32),
+    prepares,
+)
+prepared_rows = st.builds(r.PreparedRow, prepares, numbers, st.lists(events, max_size=6).map(tuple))
+commits = st.builds(
+    r.Commit,
+    st.binary(max_size=300),
+    st.just(()),
+    st.none(),
+    st.none() | names,
+    st.integers(-(1 << 31), (1 << 31) - 1),
+    secret=st.none() | st.binary(max_size=70),
+)
+usual = one_shots, replies, prepare_events, prepared_rows, commits
+hot = st.one_of(*usual, *[record_strategy(cls.__name__) for cls in WRITTEN])
 
 
 def plain_events(count: int) -> tuple[r.Event, ...]:
@@ -90,6 +111,7 @@ OUTCOME = r.Outcome(
     TXN_ID, "COMMITTED", "nyc", None, TIME, 10, 0, 0, "", NOW, NOW, 0, (), (), "open"
 )
 ROW = r.TxnRow(TXN_ID, "nyc", None, "COMMITTED", 0, NOW, NOW, TIME, 10, 0, 0, "", None, "open")
+PREPARE = r.Prepare(b"h" * 32, b"a" * 16)
 LOCKS = r.TableLocks(
     "nyc/rows",
     TIME,
@@ -100,6 +122,12 @@ LOCKS = r.TableLocks(
 USUAL: list[Any] = [
     r.OneShot(TXN_ID, "nyc", None, plain_events(10), None, (LOCKS, LOCKS)),
     r.OneShot(TXN_ID, "nyc", "daily", plain_events(1000)),
+    r.Commit(b"t" * 120, (), None, "daily", 10_000, secret=b"s" * 32),
+    r.PrepareEvents(TXN_ID, "nyc", None, plain_events(10), b"s" * 32, PREPARE),
+    r.PreparedRow(PREPARE, NOW, plain_events(10)),
+    r.PreparedRow(PREPARE, NOW),
+    r.ParticipantRow("nyc/flights", 3),
+    r.Reply(b"c" * 16, b"d" * 8, TIME, OUTCOME._replace(streams=("nyc/a",), prepared_ms=NOW)),
     r.Reply(b"c" * 16, b"d" * 8, TIME, OUTCOME._replace(tables=(r.TableTime("nyc/rows", TIME),))),
     ROW,
     r.TableRow(TIME, TIME, TIME),

@@ -56,17 +56,15 @@ class Session:
     def _holds(self) -> bool:
         return self._mine is not None and self._ledger.held.get(self._mine.txn_id) is self
 
-    def begin(self, txn_id: bytes, attempt: bytes) -> None:
+    def begin(self, txn_id: bytes, attempt: bytes) -> Meta:
         if txn_id in self._ledger.rows or txn_id in self._ledger.held:
             raise self._refusal(txn_id)
         self._mine = Row(txn_id, BEGUN, attempt, 0, former=False)
         self._ledger.held[txn_id] = self
-
-    def guard(self) -> None:
-        """The block runs no statement of its own here …"""
+        return self.open()
 
     def check_same(self) -> None:
-        """… that could end the database's transaction."""
+        """The block runs no statement of its own here that could end the database's transaction."""
         assert self._holds()
 
     def is_early(self, txn_id: bytes) -> bool:

@@ -217,7 +217,11 @@ def commit_events(turn: Turn, txn: OpenTxn, to: ReplyTo | None) -> None:
             turn.put(k.participant_key(txn_id, stream), now)
             drop_epoch(turn, stream, epoch)
     finish(turn, row)
-    turn.answer(to, row)
+    if to is not None:
+        streams = tuple(
+            sorted(txn.participants)
+        )  # known here, so the table is not scanned for them
+        turn.reply(to, turn.outcome(row, full=False)._replace(streams=streams))
 
 
 def _one_shot_of_tasks(turn: Turn, command: r.OneShot, to: ReplyTo | None) -> None:

@@ -1,6 +1,6 @@
-"""Handwritten codecs of the most frequent records: a one-shot, and the records about it.
+"""Handwritten codecs of the most frequent records: small transactions, and the records about them.
 
-A controller reads and writes a one-shot, its reply and its rows for each small commit, and fastavro's general code
+A controller reads and writes their commands, replies and rows for each small commit, and fastavro's general code
 would be most of that commit's cost. So `anabranch.protocol.schemas.codec` tries these functions first. They read
 and write the common form of a few records. For any other form (long forms of numbers, arrays in several blocks,
 values of other types, truncated bytes) they raise one of `DECLINED`; then fastavro reads or writes the record, or
@@ -12,7 +12,7 @@ and never goes back, and the last step has to end where the data ends.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import Any, TypeVar, get_args
 
@@ -24,9 +24,13 @@ EVENTS = 5_000
 DECLINED = (AttributeError, IndexError, KeyError, TypeError, ValueError)
 
 _ONE_SHOT = b"\x01\x08"
+_COMMIT = b"\x01\x07"
+_PREPARE_EVENTS = b"\x01\x25"
 _REPLY = b"\x01\x20"
 _ROUND_ROW = b"\x01\x41"
 _TXN_ROW = b"\x01\x44"
+_PARTICIPANT_ROW = b"\x01\x45"
+_PREPARED_ROW = b"\x01\x5a"
 _TABLE_ROW = b"\x01\x6c"
 _COMMIT_RECORD = b"\x01\x62"
 _OUTCOME = 6  # index in the union of a reply's results
@@ -36,8 +40,8 @@ _T = TypeVar("_T")
 _MAX_NAME = 256  # longer strings are not cached
 _NULL = b"\x00"
 _END = b"\x00"  # ends an array; an empty array is only this
-_NOT_PREPARED = b"\x00\x00"  # fields of an outcome: 0, no bytes
 _NO_READS = b"\x00\x00"  # last fields of an outcome: no snapshot, no broken lock
+_NO_CLAIM = bytes(3)  # fields of a commit: no number, no positions, no prepare
 _UNREAD = bytes(3)  # fields of a transaction: no positions, no snapshot, no broken lock
 _PLAIN_TAIL = b"\x00\x01"  # an event without headers, with timestamp -1
 _STATES: tuple[r.TxnState, ...] = get_args(r.TxnState)
@@ -134,10 +138,18 @@ def _write_one_shot(record: r.OneShot) -> bytes:
     out = [_ONE_SHOT, _txn_id(record.txn_id), _name(record.scope), _optional_string(record.name)]
     if record.events:
         out.append(_varint(2 * len(record.events)))
+        _add_events(out, record.events)
+    if record.consumed is not None:
+        raise Unusual
+    out.append(_END + _NULL + _all(record.locks, _table_locks))
+    return b"".join(out)
+
+
+def _add_events(out: list[bytes], events: Iterable[r.Event]) -> None:
     add = out.append
     former = None
     head = b""
-    for stream, segment_id, key, value, headers, timestamp in record.events:
+    for stream, segment_id, key, value, headers, timestamp in events:
         if (stream, segment_id) != former:
             head = _name(stream) + _long(segment_id)
             former = (stream, segment_id)
@@ -156,9 +168,57 @@ def _write_one_shot(record: r.OneShot) -> bytes:
             add(_long(timestamp))
         else:
             add(_PLAIN_TAIL)
-    if record.consumed is not None:
+
+
+def _write_prepare_events(record: r.PrepareEvents) -> bytes:
+    out = [_PREPARE_EVENTS, _txn_id(record.txn_id), _name(record.scope)]
+    out.append(_optional_string(record.name))
+    if record.events:
+        out.append(_varint(2 * len(record.events)))
+        _add_events(out, record.events)
+    if type(record.secret) is not bytes or len(record.secret) != _SECRET_SIZE:
         raise Unusual
-    add(_END + _NULL + _all(record.locks, _table_locks))
+    out += (_END, record.secret, _prepare(record.prepare))
+    return b"".join(out)
+
+
+def _prepare(prepare: r.Prepare) -> bytes:
+    return _bytes(prepare.by) + _bytes(prepare.attempt)
+
+
+def _bytes(data: bytes) -> bytes:
+    if not isinstance(data, bytes):
+        raise Unusual
+    return _varint(2 * len(data)) + data
+
+
+def _write_commit(record: r.Commit) -> bytes:
+    if record.own or record.validated:
+        raise Unusual
+    if (record.receipts, record.number, record.consumed, record.prepare) != (None,) * 4:
+        raise Unusual
+    name, secret = _optional_string(record.name), record.secret
+    return b"".join(
+        (
+            _COMMIT,
+            _bytes(record.token),
+            _END + _NULL + name + _int(record.wait_ms) + _NO_CLAIM,
+            _NULL if secret is None else b"\x02" + _bytes(secret),
+            _END,
+        )
+    )
+
+
+def _write_participant_row(row: r.ParticipantRow) -> bytes:
+    return _PARTICIPANT_ROW + _name(row.stream) + _int(row.reference_epoch)
+
+
+def _write_prepared_row(row: r.PreparedRow) -> bytes:
+    out = [_PREPARED_ROW, _prepare(row.prepare), _long(row.prepared_ms)]
+    if row.events:
+        out.append(_varint(2 * len(row.events)))
+        _add_events(out, row.events)
+    out.append(_END)
     return b"".join(out)
 
 
@@ -212,7 +272,7 @@ def _write_reply(record: r.Reply) -> bytes:
     found = record.result
     if type(found) is not r.Outcome or found.writers:
         raise Unusual
-    if found[-5:-3] != (0, b"") or found[-2:] != (0, None):
+    if found[-2:] != (0, None):
         raise Unusual
     if type(record.correlation_id) is not bytes or type(record.command) is not bytes:
         raise Unusual
@@ -238,7 +298,7 @@ def _write_reply(record: r.Reply) -> bytes:
             _long(found.finished_ms),
             _int(found.keepalive_ms),
             streams,
-            _END + _END + _name(found.owner) + _NOT_PREPARED,
+            _END + _END + _name(found.owner) + _long(found.prepared_ms) + _bytes(found.prepared_by),
             _all(found.tables, _table_time) + _NO_READS,
         )
     )
@@ -292,7 +352,11 @@ def _write_commit_record(record: r.CommitRecord) -> bytes:
 
 
 WRITERS: dict[type, Callable[[Any], bytes]] = {
+    r.Commit: _write_commit,
     r.OneShot: _write_one_shot,
+    r.PrepareEvents: _write_prepare_events,
+    r.ParticipantRow: _write_participant_row,
+    r.PreparedRow: _write_prepared_row,
     r.Reply: _write_reply,
     r.RoundRow: _write_round_row,
     r.TableRow: _write_table_row,
@@ -386,14 +450,71 @@ def _read_one_shot(data: bytes) -> r.OneShot:
     count, at = _read_size(data, at)
     if count > EVENTS:
         raise Unusual
-    events: list[r.Event] = []
-    at = _read_events(data, at, count, events) if count else at
+    events, at = _read_events(data, at, count) if count else ((), at)
     if data[at]:  # the one-shot moves positions of tasks
         raise Unusual
     locks, at = _read_all(data, at + 1, _read_table_locks)
     if at != len(data):
         raise Unusual
-    return r.OneShot(data[2 : 2 + _TXN_ID_SIZE], scope, name, tuple(events), None, locks)
+    return r.OneShot(data[2 : 2 + _TXN_ID_SIZE], scope, name, events, None, locks)
+
+
+def _read_prepare_events(data: bytes) -> r.PrepareEvents:
+    scope, at = _read_name(data, 2 + _TXN_ID_SIZE)
+    name, at = _read_optional_string(data, at)
+    count, at = _read_size(data, at)
+    if count > EVENTS:
+        raise Unusual
+    events, at = _read_events(data, at, count) if count else ((), at)
+    secret = data[at : at + _SECRET_SIZE]
+    prepare, at = _read_prepare(data, at + _SECRET_SIZE)
+    if at != len(data):
+        raise Unusual
+    return r.PrepareEvents(data[2 : 2 + _TXN_ID_SIZE], scope, name, events, secret, prepare)
+
+
+def _read_prepare(data: bytes, at: int) -> tuple[r.Prepare, int]:
+    by, at = _read_bytes(data, at)
+    attempt, at = _read_bytes(data, at)
+    return r.Prepare(by, attempt), at
+
+
+def _read_bytes(data: bytes, at: int) -> tuple[bytes, int]:
+    size, start = _read_size(data, at)
+    at = start + size
+    return data[start:at], at
+
+
+def _read_commit(data: bytes) -> r.Commit:
+    token, at = _read_bytes(data, 2)
+    if not data.startswith(_END + _NULL, at):
+        raise Unusual
+    name, at = _read_optional_string(data, at + 2)
+    wait_ms, at = _read_int(data, at)
+    if not data.startswith(_NO_CLAIM, at):
+        raise Unusual
+    secret, at = _read_optional_bytes(data, at + len(_NO_CLAIM))
+    if data[at:] != _END:
+        raise Unusual
+    return r.Commit(token, (), None, name, wait_ms, None, None, None, secret)
+
+
+def _read_participant_row(data: bytes) -> r.ParticipantRow:
+    stream, at = _read_name(data, 2)
+    epoch, at = _read_int(data, at)
+    if at != len(data):
+        raise Unusual
+    return r.ParticipantRow(stream, epoch)
+
+
+def _read_prepared_row(data: bytes) -> r.PreparedRow:
+    prepare, at = _read_prepare(data, 2)
+    prepared_ms, at = _read_long(data, at)
+    count, at = _read_size(data, at)
+    events, at = _read_events(data, at, count) if count else ((), at)
+    if at != len(data):
+        raise Unusual
+    return r.PreparedRow(prepare, prepared_ms, events)
 
 
 def _read_all(
@@ -422,9 +543,7 @@ def _read_table_locks(data: bytes, at: int) -> tuple[r.TableLocks, int]:
 
 
 def _read_range(data: bytes, at: int) -> tuple[r.LockedRange, int]:
-    size, start = _read_size(data, at)
-    at = start + size
-    low = data[start:at]
+    low, at = _read_bytes(data, at)
     high, at = _read_optional_bytes(data, at)
     return r.LockedRange(low, high), at
 
@@ -435,11 +554,12 @@ def _read_table_time(data: bytes, at: int) -> tuple[r.TableTime, int]:
     return r.TableTime(table, last), at
 
 
-def _read_events(data: bytes, at: int, count: int, events: list[r.Event]) -> int:
-    """Read the events of an array's only block. Returns the end of the array.
+def _read_events(data: bytes, at: int, count: int) -> tuple[tuple[r.Event, ...], int]:
+    """The events of an array's only block, and the end of the array.
 
     Most events begin like the previous one, and have short fields, no headers and no timestamp of their own.
     """
+    events: list[r.Event] = []
     new, add = _new, events.append
     begins_with = data.startswith
     stream, segment_id, head, head_size = "", 0, b"", 0
@@ -477,7 +597,7 @@ def _read_events(data: bytes, at: int, count: int, events: list[r.Event]) -> int
             headers, at = _read_headers(data, at)
             timestamp, at = _read_long(data, at)
             add(new(r.Event, (stream, segment_id, key, value, headers, timestamp)))
-    return _after_array(data, at)
+    return tuple(events), _after_array(data, at)
 
 
 def _after_array(data: bytes, at: int) -> int:
@@ -511,11 +631,9 @@ def _read_headers(data: bytes, at: int) -> tuple[tuple[r.EventHeader, ...], int]
 
 
 def _read_reply(data: bytes) -> r.Reply:
-    size, at = _read_size(data, 2)
-    correlation_id = data[at : at + size]
-    size, at = _read_size(data, at + size)
-    command = data[at : at + size]
-    hybrid_time, at = _read_long(data, at + size)
+    correlation_id, at = _read_bytes(data, 2)
+    command, at = _read_bytes(data, at)
+    hybrid_time, at = _read_long(data, at)
     if data[at] != 2 * _OUTCOME:
         raise Unusual
     txn_id = data[at + 1 : at + 1 + _TXN_ID_SIZE]
@@ -535,15 +653,18 @@ def _read_reply(data: bytes) -> r.Reply:
     begun_ms, at = _read_long(data, at)
     finished_ms, at = _read_long(data, at)
     keepalive_ms, at = _read_int(data, at)
-    owner, end = _read_name(data, at + 2)
-    # The usual form: no streams, no writers, not prepared.
-    usual = data.startswith(_END + _END, at) and data.startswith(_NOT_PREPARED, end)
-    tables, end = _read_all(data, end + len(_NOT_PREPARED), _read_table_time)
-    if not usual or data[end:] != _NO_READS:
+    streams, at = _read_all(data, at, _read_name)
+    if data[at]:  # it has writers
+        raise Unusual
+    owner, at = _read_name(data, at + 1)
+    prepared_ms, at = _read_long(data, at)
+    prepared_by, at = _read_bytes(data, at)
+    tables, at = _read_all(data, at, _read_table_time)
+    if data[at:] != _NO_READS:
         raise Unusual
     outcome = r.Outcome(
         txn_id, state, scope, name, commit_timestamp, committed, rejected, left_out, reason, begun_ms,
-        finished_ms, keepalive_ms, (), (), owner, 0, b"", tables,
+        finished_ms, keepalive_ms, streams, (), owner, prepared_ms, prepared_by, tables,
     )  # fmt: skip
     return r.Reply(correlation_id, command, hybrid_time, outcome)
 
@@ -578,7 +699,11 @@ def _read_position(data: bytes, at: int) -> tuple[r.Position, int]:
 
 
 READERS: dict[type, Callable[[bytes], Any]] = {
+    r.Commit: _read_commit,
     r.OneShot: _read_one_shot,
+    r.PrepareEvents: _read_prepare_events,
+    r.ParticipantRow: _read_participant_row,
+    r.PreparedRow: _read_prepared_row,
     r.Reply: _read_reply,
     r.CommitRecord: _read_commit_record,
 }
