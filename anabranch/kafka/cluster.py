@@ -29,7 +29,7 @@ from anabranch.clock import SystemClock
 from anabranch.kafka import health
 from anabranch.kafka.calls import METADATA, AuthenticationFailed, ConnectionBroken
 from anabranch.kafka.codes import NONE, READ_CODES, Act, Meaning, error_for, meaning
-from anabranch.kafka.connection import Connection, Pool, readable
+from anabranch.kafka.connection import Connection, Pool
 from anabranch.kafka.health import Address, BrokerHealth, Question
 from anabranch.kafka.settings import Settings
 from anabranch.ports import (
@@ -472,9 +472,7 @@ class Cluster:
         connection is closed, and `ConnectionBroken` raised. A broker that is merely slow is waited for.
         """
         limit = time.monotonic() + health.SILENT_S
-        while not connection.buffered() and not readable(
-            [connection], max(0.0, min(limit, deadline) - time.monotonic())
-        ):
+        while not connection.has_arrived(max(0.0, min(limit, deadline) - time.monotonic())):
             if time.monotonic() >= deadline:
                 return
             if replaced():
