@@ -194,7 +194,7 @@ def test_fetch_answers(version: int) -> None:
     )
     nothing = {"throttle_time": timedelta(0), "error_code": ErrorCode(0), "session_id": 0}
     body = answer_bytes(make("FetchResponse", responses=topics, **nothing))
-    error, found = data.fetch_answer(version, body, NAMES)
+    error, _, found = data.fetch_answer(version, body, NAMES)
     assert error == 0
     first = found[TopicPartition("a", 0)]
     assert (first.error, first.high_watermark, first.last_stable_offset) == (0, 100, 90)
