@@ -79,7 +79,7 @@ class _Session:
 
     ``epoch``: of the next request; 0: it begins the session, perhaps again. ``asked``: the positions that the
     broker knows. ``places``: their partitions. ``under_way``: a request that an earlier call did not wait for: the
-    next call takes its answer if it wants the same.
+    next call takes its answer if it wants the same. ``link``: the connection, while it is not in the pool.
     """
 
     id: int = 0
@@ -87,6 +87,7 @@ class _Session:
     asked: dict[TopicPartition, int] = field(default_factory=dict)
     places: Collection[TopicPartition] = ()
     under_way: _Request | None = None
+    link: tuple[Connection, Address] | None = None
 
     def begin_again(self) -> None:
         """Let the next request name all partitions. It has the old id, by which the broker ends the old session."""
@@ -152,7 +153,6 @@ class Fetcher:
 
     Each batch's CRC is checked. A broker that does not answer is skipped while another answers. While leaders
     move, a call waits up to the request timeout and then raises `LogUnavailable`; with ``failed`` it does neither.
-
     """
 
     def __init__(self, cluster: Cluster, *, in_sessions: bool = False) -> None:
@@ -194,9 +194,8 @@ class Fetcher:
     def close(self) -> None:
         """Close the connections of the sessions. Close the cluster first: that ends a call under way."""
         with self._in_session:
-            for session in self._sessions.values():
-                self._give_up(session)
-            self._sessions.clear()
+            for node in list(self._sessions):
+                self._give_up(self._sessions.pop(node))
 
     def _fetch(self, wanted: _Wanted) -> dict[TopicPartition, Fetched]:
         groups = self._planned(wanted) if wanted.in_session else self._groups(wanted)
@@ -224,9 +223,9 @@ class Fetcher:
                 raise
         finally:
             for request in requests:
-                if request.session is None or request.is_read:
+                if request.session is None:
                     self._cluster.pool.give(request.connection, request.address)
-                else:
+                elif not request.is_read:
                     request.session.under_way = request
         return found.fetched
 
@@ -284,31 +283,45 @@ class Fetcher:
         self, node: int, partitions: Sequence[TopicPartition], wait: float, wanted: _Wanted
     ) -> _Request:
         session = self._sessions.setdefault(node, _Session()) if wanted.in_session else None
-        if session is not None and session.under_way is not None:
+        if session is not None and (request := session.under_way) is not None:
+            session.under_way = None
             same = not (session.changed(partitions, wanted.positions) or session.gone(partitions))
-            if same and not session.under_way.connection.broken:
-                request, session.under_way = session.under_way, None
+            if same and not request.connection.broken:
                 return request
-            self._give_up(session)
+            self._give_up(session)  # what the answer would bring is fetched again
         address = self._cluster.address(node)
-        connection = self._cluster.pool.wait_on(address, self._cluster.soon(wanted.deadline))
+        connection = self._connection(session, address, self._cluster.soon(wanted.deadline))
         try:
             version, sent = self._send(connection, partitions, wait, wanted, session)
         except BaseException:
-            if session is not None:
+            if session is None:
+                self._cluster.pool.give(connection, address)
+            else:
                 session.begin_again()
-            self._cluster.pool.give(connection, address)
+                self._give_up(session)
             raise
         due = wanted.give_up
         return _Request(node, connection, address, version, sent, partitions, due, session)
 
+    def _connection(
+        self, session: _Session | None, address: Address, deadline: float
+    ) -> Connection:
+        """A connection of the pool. A session keeps its own."""
+        if session is None:
+            return self._cluster.pool.wait_on(address, deadline)
+        if session.link is None or session.link[1] != address or not session.link[0].usable():
+            self._give_up(session)
+            session.link = self._cluster.pool.wait_on(address, deadline), address
+        return session.link[0]
+
     def _give_up(self, session: _Session) -> None:
-        """Give up a request under way. What it would have brought is fetched again."""
-        request, session.under_way = session.under_way, None
-        if request is not None:
-            self._cluster.pool.give(request.connection, request.address)
-            if session.epoch == 1:  # the id comes with the answer
-                session.begin_again()
+        """Give a session's connection back, and with it a request under way."""
+        session.under_way = None
+        if session.epoch == 1:  # the session's id comes with the answer
+            session.begin_again()
+        if session.link is not None:
+            self._cluster.pool.give(*session.link)
+            session.link = None
 
     def _send(
         self,
@@ -360,8 +373,8 @@ class Fetcher:
     ) -> None:
         """Continue without a broker that can't be reached or does not answer, and ask for the new leaders."""
         found.broken.append(error)
-        if wanted.in_session:
-            self._sessions.pop(node, None)
+        if wanted.in_session and node in self._sessions:
+            self._give_up(self._sessions.pop(node))
         self._cluster.distrust(node)
         self._cluster.health.followers.fails(partitions, node)
         if wanted.failed is None:

@@ -15,7 +15,7 @@ from confluent_kafka import Producer
 
 from anabranch.kafka import data, fetch
 from anabranch.kafka.log import KafkaLog
-from anabranch.ports import Fetched, LogUnavailable, TopicPartition, TopicSpec
+from anabranch.ports import Fetched, LogError, LogUnavailable, TopicPartition, TopicSpec
 from tests.conftest import Broker
 
 pytestmark = pytest.mark.broker
@@ -84,9 +84,8 @@ def test_a_session_brings_what_fetches_without_one_bring(broker: Broker, unique:
             if step == 40:
                 log.create_topics([TopicSpec(f"session-{unique}-more", 1)])
             wanted = dict(chance.sample(sorted(positions.items()), chance.randint(2, 8)))
-            how = {"max_wait": 0.0, "max_bytes": 1 << 20, "committed": False}
-            found = log.fetch(wanted, failed={}, **how)
-            assert _contents(found) == _contents(plain.fetch(wanted, failed={}, **how))
+            found = _fetch(log, wanted)
+            assert _contents(found) == _contents(_fetch(plain, wanted))
             positions |= {p: got.next_offset for p, got in found.items() if chance.random() < 0.7}
             in_one += all(one.id and one.epoch > 1 for one in log._fetcher._sessions.values())
         assert in_one > 50
@@ -99,7 +98,10 @@ def test_a_session_asks_for_what_has_changed(
     request = data.fetch_request
 
     def record(
-        version: int, positions: Mapping[TopicPartition, object], *rest: Any, **more: Any
+        version: int,
+        positions: Mapping[TopicPartition, data.FetchPosition],
+        *rest: Any,
+        **more: Any,
     ) -> Any:
         asked.append(set(positions))
         return request(version, positions, *rest, **more)
@@ -113,9 +115,7 @@ def test_a_session_asks_for_what_has_changed(
         for number in (3, 1, 1):
             producer.produce(places[0].topic, b"v", partition=number)
             producer.flush(20)
-            found = log.fetch(
-                positions, max_wait=5.0, max_bytes=1 << 20, committed=False, failed={}
-            )
+            found = _fetch(log, positions, 5.0)
             assert found.keys() == {places[number]}
             positions |= {place: got.next_offset for place, got in found.items()}
     assert asked == [set(places), {places[3]}, {places[1]}]
@@ -126,12 +126,11 @@ def test_a_request_that_was_not_waited_for_is_used_by_the_next_fetch(
 ) -> None:
     places = [TopicPartition(f"under-way-{unique}", n) for n in range(2)]
     producer = Producer({"bootstrap.servers": broker.bootstrap, "linger.ms": 0})
-    how = {"max_bytes": 1 << 20, "committed": False}
     log = KafkaLog(broker.bootstrap, in_sessions=True)
     with closing(log):
         log.create_topics([TopicSpec(places[0].topic, 2)])
         positions = dict.fromkeys(places, 0)
-        assert log.fetch(positions, max_wait=0.0, failed={}, **how) == {}
+        assert _fetch(log, positions) == {}
         fetcher = log._fetcher
         (session,) = fetcher._sessions.values()
         # A broker answers in its time if others answer first.
@@ -142,19 +141,31 @@ def test_a_request_that_was_not_waited_for_is_used_by_the_next_fetch(
             1, places, 9.0, replace(wanted, give_up=wanted.give_up + 9)
         )
         under_way = session.under_way
-        assert log.fetch(positions, max_wait=0.0, failed={}, **how) == {}
+        assert _fetch(log, positions) == {}
         assert session.under_way is under_way
         producer.produce(places[1].topic, b"v", partition=1)
         producer.flush(20)
-        found = log.fetch(positions, max_wait=5.0, failed={}, **how)
+        found = _fetch(log, positions, 5.0)
         assert found.keys() == {places[1]}
         assert under_way.is_read
+        (session,) = fetcher._sessions.values()
         assert session.under_way is None
         session.under_way = fetcher._ask(
             1, places, 9.0, replace(wanted, give_up=wanted.give_up + 9)
         )
         last = session.under_way.connection
     assert last.broken
+
+
+def _fetch(
+    log: KafkaLog, positions: Mapping[TopicPartition, int], max_wait: float = 0.0
+) -> dict[TopicPartition, Fetched]:
+    failed: dict[TopicPartition, LogError] = {}
+    found = log.fetch(
+        positions, max_wait=max_wait, max_bytes=1 << 20, committed=False, failed=failed
+    )
+    assert not failed
+    return found
 
 
 def _contents(
