@@ -32,8 +32,6 @@ _I32 = struct.Struct(">i")
 _ACKS_TIMEOUT = struct.Struct(">hi")
 _PRODUCED = struct.Struct(">ihqqq")
 _FETCHED = struct.Struct(">ihqqq")
-# No errors of records, no message, and no tags.
-_NOTHING_MORE = b"\x01\x00\x00"
 _PAIR = struct.Struct(">qq")
 _END = struct.Struct(">qh?")
 _ENDED = struct.Struct(">ih")
@@ -122,9 +120,6 @@ def produce_answer(
         for _ in range(reader.array()):
             partition, error, base_offset, _, _ = reader.take(_PRODUCED)
             message = None
-            if reader.flexible and reader.passes(_NOTHING_MORE):
-                answers[TopicPartition(topic, partition)] = Produced(error, base_offset, None)
-                continue
             if version >= 8:
                 for _ in range(reader.array()):
                     reader.take(_I32)

@@ -1,7 +1,8 @@
 """Reading: one Fetch request to each broker that has some of the wanted partitions, and their answers.
 
-A leader fetches the same partitions in each round, and most of them have nothing new. So it fetches in *sessions*
-(KIP-227): a broker remembers what it was asked for, requests name what has changed, and answers what is new.
+A leader fetches the same partitions in each round, and most of them have no new records. So it fetches in *sessions*
+(KIP-227): a broker remembers the partitions and positions, requests name those that have changed, and answers have
+only partitions with new records. So idle streams cost nearly nothing.
 """
 
 from __future__ import annotations
@@ -158,7 +159,7 @@ class Fetcher:
     def __init__(self, cluster: Cluster, *, in_sessions: bool = False) -> None:
         """``in_sessions``: use sessions for fetches of several partitions, one call at a time.
 
-        That pays for a caller that fetches the same partitions again and again.
+        Sessions pay if a caller fetches the same partitions again and again.
         """
         self._cluster = cluster
         self._in_sessions = in_sessions
