@@ -34,7 +34,7 @@ from anabranch.ports import LogRefused, LogUnavailable
 T = TypeVar("T")
 _SIZE = struct.Struct(">i")
 _REQUEST_HEADER = struct.Struct(">ihhih")
-# The most that one call takes that does not know yet how much comes. It is enough for most answers.
+# The most that a first call receives: enough for most answers.
 _RECEIVED_BYTES = 64 << 10
 # The system's limit of buffers in one call (IOV_MAX) is 1024 almost everywhere.
 _MAX_BUFFERS = 512

@@ -1,8 +1,8 @@
 """Reading: one Fetch request to each broker that has some of the wanted partitions, and their answers.
 
-A leader fetches the same partitions in each round, and most of them have no new records. So it fetches in *sessions*
-(KIP-227): a broker remembers the partitions and positions, requests name those that have changed, and answers have
-only partitions with new records. So idle streams cost nearly nothing.
+A leader fetches the same partitions in each round, and most of them have no new records. So it fetches in
+*sessions* (KIP-227): a broker remembers the partitions and positions, requests name those that have changed, and
+answers have only partitions with new records.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class _Session:
     link: tuple[Connection, Address] | None = None
 
     def begin_again(self) -> None:
-        """Let the next request name all partitions. It has the old id, by which the broker ends the old session."""
+        """Let the next request name all partitions. By the old id in it, the broker ends the old session."""
         self.epoch = 0
         self.asked.clear()
 
