@@ -473,7 +473,7 @@ def test_a_decided_merge_is_not_aborted_for_a_stale_journal(
     broker = StaleBroker(monkeypatch, journal_topic(GONE), 0)
     commit = play.send_commit(token, receipt)
     with monkeypatch.context() as patched:  # the intake has read it from another broker
-        patched.setattr(Intake, "_journal_positions", lambda *_: [])
+        patched.setattr(Intake, "_journals", lambda *_: {})
         broker.leads = True
         play.play(20, 10.0)
     assert play.world.reply(commit) is None
