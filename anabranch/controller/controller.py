@@ -406,7 +406,7 @@ class Controller:
     def _overlap(self, former: _RoundUnderWay) -> None:
         """Decide the next round while one is being written; finish that one, and begin to write the next one."""
         self._lanes.replies.send_due()
-        self._intake.fetch_commands(self._state)
+        self._intake.fetch(self._state, 0.0, index=False)
         more = self._suspects.take_more(self._lanes)
         turn = self._turn(former.turn)
         horizon = failure = None

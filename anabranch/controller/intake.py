@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
@@ -19,7 +19,7 @@ from anabranch.core import work
 from anabranch.core.decisions.lanes import quarantine
 from anabranch.core.decisions.merge import RECHECK_MS
 from anabranch.core.decisions.turn import Settings, Turn
-from anabranch.core.journal_index import JournalIndex
+from anabranch.core.journal_index import JournalIndex, Place
 from anabranch.core.journal_runs import NEVER, Run
 from anabranch.core.memory import Merging
 from anabranch.core.rows import HISTORY
@@ -45,7 +45,7 @@ from anabranch.protocol.hybrid_time import to_ms
 from anabranch.protocol.ids import CORRELATION_HEADER, NO_TXN, REPLY_HEADER, unpack_txn_header
 from anabranch.protocol.legal_names import OPEN_LANE
 from anabranch.protocol.limits import FRAMING, MESSAGE, NO_TIME, UNPACKED, Room
-from anabranch.protocol.schemas.records import SegmentRange
+from anabranch.protocol.schemas.records import SegmentRange, StreamRow
 from anabranch.topics.names import control_topic, journal_topic, status_topic
 
 log = logging.getLogger("anabranch.controller")
@@ -87,8 +87,14 @@ class Intake:
     _control_at: int = 0  # how far committed records of the control topic are read
     _control_seen: int = 0  # how far the control topic is known to have records
     _known_until: dict[tuple[str, int], int] = field(default_factory=dict)
+    # The journals that are read, and the streams from which that follows.
+    _read: dict[TopicPartition, Place] = field(default_factory=dict)
+    _read_of: tuple[Mapping[str, StreamRow], Set[str]] = ({}, frozenset())
+    _control_place: TopicPartition = field(init=False)
 
     def __post_init__(self) -> None:
+        topic = control_topic(self.settings.prefix)
+        self._control_place = TopicPartition(topic, self.settings.control_partition)
         self.journals = JournalBacklog(self.clock)
         self.rows = Overlay(self.table)
         self.index = JournalIndex(self.rows)
@@ -141,10 +147,10 @@ class Intake:
         Returns the errors of journals whose end can't be found. Call this again without the streams of these
         journals.
         """
-        journals = {tp: stream for tp, (stream, _) in self._journal_positions(state)}
+        journals = self._journals(state)
         failed: dict[TopicPartition, LogError] = {}
         ends = self.log.end_offsets(journals, committed=False, failed=failed)
-        self._known_until = {(journals[tp], tp.partition): end for tp, end in ends.items()}
+        self._known_until = {journals[tp]: end for tp, end in ends.items()}
         return list(failed.values())
 
     def forget_stream(self, stream: str) -> None:
@@ -196,40 +202,25 @@ class Intake:
                 ),
             )
 
-    @property
-    def _control_partition(self) -> TopicPartition:
-        return TopicPartition(control_topic(self.settings.prefix), self.settings.control_partition)
+    def fetch(self, state: State, max_wait: float, *, index: bool = True) -> list[LogError]:
+        """Fetch commands and journals together; queue the commands, index the journals.
 
-    def fetch(self, state: State, max_wait: float) -> list[LogError]:
-        """Fetch commands and journals together; index the journals, queue the commands.
+        ``index``: False while a round is under way: the state is not on the log then, and if the round were not
+        written, records would have been judged by states of transactions that never were.
 
         Returns the errors of journals that can't be read now.
         """
-        return self._fetch(state, dict(self._journal_positions(state)), max_wait)
-
-    def fetch_commands(self, state: State) -> None:
-        """Queue the commands that have come.
-
-        Journals are not indexed while a round is under way, because the state is not on the log yet: if the round
-        were not written, records would have been judged by states of transactions that never were.
-        """
-        self._fetch(state, None, 0.0)
-
-    def _fetch(
-        self,
-        state: State,
-        of_journals: Mapping[TopicPartition, tuple[str, int]] | None,
-        max_wait: float,
-    ) -> list[LogError]:
-        """See `fetch`. ``of_journals``: the positions in journals, by stream; None: leave the journals alone."""
-        control = self._control_partition
-        journals = of_journals or {}
+        control, journals, indexed = (
+            self._control_place,
+            self._journals(state),
+            self.index.positions,
+        )
         positions = {**self.lanes.wanted(), control: self._control_seen}
-        positions.update({tp: at for tp, (_, at) in journals.items()})
-        if self.journals.fetched and of_journals is not None:
+        positions.update({tp: indexed.get(place, 0) for tp, place in journals.items()})
+        if self.journals.fetched:
             self.journals.only({stream for stream, _ in journals.values()})
-            for tp, (stream, _) in journals.items():
-                if self.journals.has(stream, tp.partition):
+            for tp, place in journals.items():
+                if self.journals.has(*place):
                     del positions[tp]
         failed: dict[TopicPartition, LogError] = {}
         fetched = self.log.fetch(
@@ -246,13 +237,13 @@ class Intake:
             self._control_seen = fetched[control].next_offset
         if self._control_at < self._control_seen:
             self._queue_control()
-        for tp, (stream, _) in journals.items():
-            if tp in fetched:
-                self.journals.add(stream, tp.partition, fetched[tp])
+        for tp, got in fetched.items():
+            if tp in journals:
+                self.journals.add(*journals[tp], got)
         room = self.lanes.room
         for lane in self.lanes.among(fetched):
             room -= self._queue_commands(lane, fetched[lane.place], room)
-        if of_journals is not None:
+        if index:
             self._index_journals(state)
         errors = []
         for tp, error in failed.items():
@@ -261,7 +252,7 @@ class Intake:
                     raise error
                 at = self._after_deleted(error)
                 if tp in journals:
-                    self.index.positions[journals[tp][0], tp.partition] = at
+                    indexed[journals[tp]] = at
                 else:
                     self.lanes.move(tp, at)
             except LogError as still:
@@ -279,7 +270,7 @@ class Intake:
             LogUnavailable: a topic of commands, or the control topic, seems to end before it; or a broker lags.
         """
         place = error.partition
-        is_control = place == self._control_partition
+        is_control = place == self._control_place
         found = self.log.start_offsets([place], failed=None if is_control else {})
         start = found.get(place, error.position)
         if start > error.position:
@@ -297,15 +288,18 @@ class Intake:
             raise TopicGone.replaced(place, ends[place], error.position, certain=False)
         raise LogUnavailable(str(error), (place.topic,))
 
-    def _journal_positions(self, state: State) -> list[tuple[TopicPartition, tuple[str, int]]]:
-        found = []
-        for name, row in state.streams.items():
-            if row.state != ACTIVE or name in self.waiting:
-                continue
-            for partition in range(row.partitions):
-                at = self.index.positions.get((name, partition), 0)
-                found.append((TopicPartition(journal_topic(name), partition), (name, at)))
-        return found
+    def _journals(self, state: State) -> Mapping[TopicPartition, Place]:
+        """The journals to read. They are kept while the streams and their trouble stay the same."""
+        streams, left_out = self._read_of
+        if state.streams != streams or self.waiting.keys() != left_out:
+            self._read_of = dict(state.streams), set(self.waiting)
+            self._read = {
+                TopicPartition(journal_topic(name), partition): (name, partition)
+                for name, row in state.streams.items()
+                if row.state == ACTIVE and name not in self.waiting
+                for partition in range(row.partitions)
+            }
+        return self._read
 
     def _index_journals(self, state: State) -> None:
         """Index waiting journal batches, up to a limit of work, so that the next pass can begin with commands."""
@@ -390,7 +384,7 @@ class Intake:
         The fetch together with commands is read_uncommitted, so it shows that something was appended, which may be
         no more than the marker after earlier records.
         """
-        place = self._control_partition
+        place = self._control_place
         failed: dict[TopicPartition, LogError] = {}
         fetched = self.log.fetch(
             {place: self._control_at},
@@ -444,7 +438,6 @@ _UNPACKED_TIMES = 16
 QUANTUM = 500  # units of work in one turn of a stream
 WAITING_BYTES = 32 << 20
 
-Place = tuple[str, int]  # stream, journal partition
 # (stream, partition, fetch, about how many units it may take) -> units taken, and the rest of the fetch.
 Index: TypeAlias = Callable[[str, int, Fetched, int], tuple[int, Fetched | None]]
 

@@ -344,7 +344,7 @@ class ControllerService(mode.Service):
     def _gained(self, partitions: set[int]) -> None:
         for partition in sorted(partitions):
             leader = Leader(
-                lambda: KafkaLog(self.options.bootstrap, self.options.kafka),
+                lambda: KafkaLog(self.options.bootstrap, self.options.kafka, in_sessions=True),
                 SystemClock(),
                 self._settings(partition),
                 folder=self.options.data_dir / f"control-{partition}",

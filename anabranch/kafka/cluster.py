@@ -29,7 +29,7 @@ from anabranch.clock import SystemClock
 from anabranch.kafka import health
 from anabranch.kafka.calls import METADATA, AuthenticationFailed, ConnectionBroken
 from anabranch.kafka.codes import NONE, READ_CODES, Act, Meaning, error_for, meaning
-from anabranch.kafka.connection import Connection, Pool, readable
+from anabranch.kafka.connection import Connection, Pool
 from anabranch.kafka.health import Address, BrokerHealth, Question
 from anabranch.kafka.settings import Settings
 from anabranch.ports import (
@@ -124,6 +124,7 @@ class Cluster:
         self._lock = threading.Lock()
         self._brokers: dict[int, Address] = {}
         self._topics: dict[str, Topic] = {}
+        self.changes = 0  # of what is known of topics and brokers, so that callers can keep what follows from it
         # Topic id -> newest known leaders, also of forgotten topics.
         self._newest: dict[bytes, dict[int, Leader]] = {}
         # Two views for hot calls; they are replaced, never changed.
@@ -313,6 +314,7 @@ class Cluster:
                 self._topics.pop(name, None)
             self._topics.update(topics_found)
             self._note_ids(names, topics_found)
+            self.changes += 1
         for name, code in refused.items():
             raise error_for(meaning(READ_CODES, code), code, f"topic {name}", topics=refused.keys())
         return topics_found
@@ -356,11 +358,14 @@ class Cluster:
             for topic in topics:
                 known = self._topics.get(topic.name)
                 if known is not None and known.topic_id == topic.topic_id:
-                    self._topics[topic.name] = newer(known, self._newer(topic).leaders)
+                    now = newer(known, self._newer(topic).leaders)
+                    self.changes += now != known
+                    self._topics[topic.name] = now
 
     def forget(self, names: Iterable[str]) -> None:
         """Forget these topics, so that the next use asks for them."""
         with self._lock:
+            self.changes += 1
             for name in names:
                 self._topics.pop(name, None)
 
@@ -369,12 +374,14 @@ class Cluster:
         with self._lock:
             if node in self._brokers:
                 self.health.failed(self._brokers[node])
+            self.changes += 1
             for name, topic in list(self._topics.items()):
                 if node in topic.leading:
                     del self._topics[name]
 
     def forget_all(self) -> None:
         with self._lock:
+            self.changes += 1
             self._topics.clear()
 
     def topic(self, name: str) -> Topic | None:
@@ -472,9 +479,7 @@ class Cluster:
         connection is closed, and `ConnectionBroken` raised. A broker that is merely slow is waited for.
         """
         limit = time.monotonic() + health.SILENT_S
-        while not connection.buffered() and not readable(
-            [connection], max(0.0, min(limit, deadline) - time.monotonic())
-        ):
+        while not connection.has_arrived(max(0.0, min(limit, deadline) - time.monotonic())):
             if time.monotonic() >= deadline:
                 return
             if replaced():

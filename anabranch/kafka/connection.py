@@ -11,8 +11,9 @@ import struct
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, TypeVar
 from weakref import WeakSet
 
 from anabranch.batches.format import Buffer
@@ -30,8 +31,11 @@ from anabranch.kafka.sasl import Mechanism, SaslError
 from anabranch.kafka.settings import Settings
 from anabranch.ports import LogRefused, LogUnavailable
 
+T = TypeVar("T")
 _SIZE = struct.Struct(">i")
 _REQUEST_HEADER = struct.Struct(">ihhih")
+# The most that a first call receives: enough for most answers.
+_RECEIVED_BYTES = 64 << 10
 # The system's limit of buffers in one call (IOV_MAX) is 1024 almost everywhere.
 _MAX_BUFFERS = 512
 # Below this, joining buffers is cheaper than passing them one by one.
@@ -43,6 +47,7 @@ _PIECE_BYTES = 1 << 20
 _DRAIN_S = 5.0
 _AUTHENTICATE_S = 10.0
 _SAID = 500  # characters of a broker's message
+_CLOSED = "the broker closed the connection"
 # A session is renewed after this part of its life, so that requests under way arrive before its end; and not within
 # a second, which brokers refuse.
 _RENEW_AFTER = 0.7
@@ -58,7 +63,11 @@ def readable(connections: Sequence[socket.socket | Connection], wait_s: float = 
 
 
 class Connection:
-    """A blocking socket to one broker, used by one thread at a time. Deadlines: `time.monotonic`."""
+    """A socket to one broker, used by one thread at a time. Deadlines: `time.monotonic`.
+
+    The socket does not block: a call waits only if the system has no bytes, or no room for them. Each system call
+    counts here, because the leader makes them for each round.
+    """
 
     def __init__(
         self,
@@ -78,6 +87,7 @@ class Connection:
         # Answers come in the order of the requests: the broker processes one at a time of a connection.
         self._awaited: deque[tuple[int, bool]] = deque()
         self._read: dict[int, memoryview] = {}
+        self._ahead = b""  # received, but of no answer that was read
         self._most = _MAX_STRANGER_BYTES
         self.broken = False
         # Filled by `greet`: api key -> (lowest, highest version), feature -> its final level.
@@ -102,20 +112,28 @@ class Connection:
                 f"no connection to {self.address}: {error}", sent=False
             ) from error
         self._gather = tls is None
+        self._socket.setblocking(False)
+        self._arrival = select.poll()
+        self._arrival.register(self._socket, select.POLLIN)
 
     def fileno(self) -> int:
         return self._socket.fileno()
 
     def buffered(self) -> bool:
-        """Whether there are bytes that `readable` can't see: inside TLS, or answers that were read for others."""
-        return bool(self._read) or (
-            isinstance(self._socket, ssl.SSLSocket) and self._socket.pending() > 0
-        )
+        """Whether there are bytes that `readable` can't see: inside TLS, or read together with earlier ones."""
+        return bool(self._read or self._ahead) or (not self._gather and self._pending())
+
+    def _pending(self) -> bool:
+        return isinstance(self._socket, ssl.SSLSocket) and self._socket.pending() > 0
+
+    def has_arrived(self, wait_s: float = 0.0) -> bool:
+        """Whether bytes of an answer have arrived, or the connection has ended. Waits ``wait_s`` seconds."""
+        return self.broken or self.buffered() or bool(self._arrival.poll(wait_s * 1000))
 
     @property
     def idle(self) -> bool:
         """Whether no answer is awaited, so that another caller may use the connection."""
-        return not self.broken and not self._awaited and not self._read
+        return not (self.broken or self._awaited or self._read)
 
     def send(
         self,
@@ -277,9 +295,7 @@ class Connection:
 
     def usable(self) -> bool:
         """Whether the connection looks alive. Nothing may be in flight, so bytes or an end mean that it is dead."""
-        if self.broken:
-            return False
-        if readable([self._socket]):
+        if self.has_arrived():
             self.close()
         return not self.broken
 
@@ -287,7 +303,7 @@ class Connection:
         """Read and drop the answers that have arrived."""
         self._read.clear()
         while self._awaited and not self.broken:
-            if not readable([self._socket]) and not self.buffered():
+            if not self.has_arrived():
                 break
             try:
                 self.receive(self._awaited[0][0], time.monotonic() + _DRAIN_S)
@@ -307,16 +323,14 @@ class Connection:
     def _write(self, buffers: list[Buffer], size: int, deadline: float) -> None:
         sent = False
         try:
-            self._socket.settimeout(_remaining(deadline))
+            _remaining(deadline)
             if size < _JOIN_BYTES or not self._gather:
-                sent = True
-                self._socket.sendall(b"".join(buffers))
-                return
+                buffers = [b"".join(buffers)]
             at = 0
+            sent = True
             while at < len(buffers):
-                self._socket.settimeout(_remaining(deadline))
-                sent = True
-                done = self._socket.sendmsg(buffers[at : at + _MAX_BUFFERS])
+                some = buffers[at : at + _MAX_BUFFERS]
+                done = self._at_once(partial(self._sent, some), select.POLLOUT, deadline)
                 while at < len(buffers) and done >= len(buffers[at]):
                     done -= len(buffers[at])
                     at += 1
@@ -330,26 +344,25 @@ class Connection:
             self.close()
             raise
 
-    def _read_frame(self, deadline: float) -> memoryview:
-        size = _SIZE.unpack(self._read_exactly(4, deadline))[0]
-        if not 4 <= size <= self._most:
-            self.close()
-            raise ConnectionBroken(f"{self.address} sent a frame of {size} bytes")
-        return memoryview(self._read_exactly(size, deadline))
+    def _at_once(self, call: Callable[[], T], events: int, deadline: float) -> T:
+        """Call the socket, and again when these events have come, until it does not have to wait."""
+        while True:
+            try:
+                return call()
+            except ssl.SSLWantReadError:
+                events = select.POLLIN
+            except ssl.SSLWantWriteError:
+                events = select.POLLOUT
+            except BlockingIOError:
+                pass
+            poll = select.poll()
+            poll.register(self._socket, events)
+            if not poll.poll(_remaining(deadline) * 1000):
+                raise TimeoutError("timed out")
 
-    def _read_exactly(self, size: int, deadline: float) -> bytearray:
-        room = bytearray(min(size, _PIECE_BYTES))
+    def _read_frame(self, deadline: float) -> memoryview:
         try:
-            done = 0
-            while done < size:
-                if done == len(room):
-                    room.extend(bytes(min(size - done, done)))
-                self._socket.settimeout(_remaining(deadline))
-                with memoryview(room) as view:
-                    got = self._socket.recv_into(view[done:])
-                if not got:
-                    raise ConnectionResetError("the broker closed the connection")
-                done += got
+            return self._frame(deadline)
         except OSError as error:
             self.close()
             raise ConnectionBroken(f"{self.address}: {error}") from error
@@ -357,7 +370,42 @@ class Connection:
             # Interrupted, perhaps in mid-frame.
             self.close()
             raise
-        return room
+
+    def _frame(self, deadline: float) -> memoryview:
+        """The next answer without its size."""
+        data, self._ahead = self._ahead, b""
+        while len(data) < _SIZE.size:
+            data += self._at_once(self._received, select.POLLIN, deadline)
+        size = _SIZE.unpack_from(data)[0]
+        if not 4 <= size <= self._most:
+            raise ConnectionBroken(f"{self.address} sent a frame of {size} bytes")
+        done, end = len(data), _SIZE.size + size
+        if done >= end:
+            self._ahead = data[end:]
+            return memoryview(data)[_SIZE.size : end]
+        room = bytearray(data)
+        while done < end:
+            if done == len(room):
+                room.extend(bytes(min(end - done, max(done, _PIECE_BYTES))))
+            with memoryview(room) as view, view[done:] as rest:
+                receive = partial(self._received_into, rest)
+                done += self._at_once(receive, select.POLLIN, deadline)
+        return memoryview(room)[_SIZE.size :]
+
+    def _sent(self, buffers: list[Buffer]) -> int:
+        """Send as much as there is room for. Returns the number of bytes."""
+        # TLS has no `sendmsg`.
+        return self._socket.send(buffers[0]) if len(buffers) == 1 else self._socket.sendmsg(buffers)
+
+    def _received(self) -> bytes:
+        if not (data := self._socket.recv(_RECEIVED_BYTES)):
+            raise ConnectionResetError(_CLOSED)
+        return data
+
+    def _received_into(self, room: memoryview) -> int:
+        if not (count := self._socket.recv_into(room)):
+            raise ConnectionResetError(_CLOSED)
+        return count
 
 
 class Pool:

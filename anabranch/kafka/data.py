@@ -8,13 +8,14 @@ Fetch 11, 12 and 13 to 16 likewise. The names and the order of fields are those 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import NamedTuple
 
 from anabranch.batches.format import Buffer, read_header, split_batches
 from anabranch.batches.records import decode_records
+from anabranch.kafka import calls
 from anabranch.kafka.calls import END_TXN, FETCH, PRODUCE, MalformedAnswer, Reader
 from anabranch.ports import CorruptBatch, Fetched, RawBatch, TopicPartition
 
@@ -23,6 +24,7 @@ FETCH_BY_ID_FROM = 13
 READ_UNCOMMITTED = 0
 READ_COMMITTED = 1
 NO_REPLICA = -1
+NO_SESSION = (0, -1)  # id and epoch of a fetch outside of any session
 ACKS_ALL = -1
 BUMPS_FROM = 5  # the answer has the next producer id and epoch (KIP-890)
 
@@ -153,17 +155,22 @@ def fetch_request(
     max_bytes: int,
     isolation: int,
     rack: str = "",
+    session: tuple[int, int] = NO_SESSION,
+    forgotten: Iterable[TopicPartition] = (),
 ) -> list[Buffer]:
-    """The parts of a Fetch request, outside of any fetch session (KIP-227). ``rack``: the reader's (KIP-392)."""
+    """The parts of a Fetch request. ``rack``: the reader's (KIP-392).
+
+    ``session``: id and epoch of a fetch session (KIP-227). ``forgotten``: partitions to remove from it.
+    """
     form = _Form(version >= FETCH.flexible_from)
     by_topic: dict[str, list[tuple[int, FetchPosition]]] = {}
     for (topic, partition), position in positions.items():
         by_topic.setdefault(topic, []).append((partition, position))
-    # min_bytes is 1; session id 0 with epoch -1 asks for no session.
+    # min_bytes is 1
     if version >= 15:
-        out = bytearray(_FETCH_HEAD.pack(max_wait_ms, 1, max_bytes, isolation, 0, -1))
+        out = bytearray(_FETCH_HEAD.pack(max_wait_ms, 1, max_bytes, isolation, *session))
     else:
-        out = bytearray(_OLD_FETCH_HEAD.pack(-1, max_wait_ms, 1, max_bytes, isolation, 0, -1))
+        out = bytearray(_OLD_FETCH_HEAD.pack(-1, max_wait_ms, 1, max_bytes, isolation, *session))
     out += form.array(len(by_topic))
     for topic, partitions in by_topic.items():
         out += topic_ids[topic] if version >= FETCH_BY_ID_FROM else form.string(topic)
@@ -179,7 +186,11 @@ def fetch_request(
                 )
             out += form.tags
         out += form.tags
-    out += form.array(0)  # no partitions to remove from a session
+    removed = calls.by_topic(forgotten)
+    out += form.array(len(removed))
+    for topic, numbers in removed.items():
+        out += topic_ids[topic] if version >= FETCH_BY_ID_FROM else form.string(topic)
+        out += form.array(len(numbers)) + b"".join(map(_I32.pack, numbers)) + form.tags
     out += form.string(rack)
     out += form.tags
     return [bytes(out)]
@@ -200,14 +211,19 @@ class PartitionFetch(NamedTuple):
     replica: int = NO_REPLICA
 
 
-def fetch_answer(
-    version: int, body: Buffer, names: Mapping[bytes, str]
-) -> tuple[int, dict[TopicPartition, PartitionFetch]]:
-    """(error code of the whole answer, each partition's part)."""
+class FetchAnswer(NamedTuple):
+    """A Fetch answer: its own error code, the id of the fetch session (0: none), and each partition's part."""
+
+    error: int
+    session: int
+    parts: dict[TopicPartition, PartitionFetch]
+
+
+def fetch_answer(version: int, body: Buffer, names: Mapping[bytes, str]) -> FetchAnswer:
+    """The content of the answer. In a session, it has only partitions with records, errors or new limits."""
     reader = Reader(body, version >= FETCH.flexible_from)
     reader.skip(4)  # throttle time
-    error = reader.i16()
-    reader.skip(4)  # session id
+    error, session = reader.i16(), reader.i32()
     answers = {}
     for _ in range(reader.array()):
         topic = _topic(reader, version >= FETCH_BY_ID_FROM, names)
@@ -225,7 +241,7 @@ def fetch_answer(
                 code, high, stable, start, sorted(aborted, key=itemgetter(1)), records, replica
             )
         reader.tags()
-    return error, answers
+    return FetchAnswer(error, session, answers)
 
 
 def fetched(

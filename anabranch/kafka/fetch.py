@@ -1,10 +1,17 @@
-"""Reading: one Fetch request to each broker that has some of the wanted partitions, and their answers."""
+"""Reading: one Fetch request to each broker that has some of the wanted partitions, and their answers.
+
+A leader fetches the same partitions in each round, and most of them have no new records. So it fetches in
+*sessions* (KIP-227): a broker remembers the partitions and positions, requests name those that have changed, and
+answers have only partitions with new records.
+"""
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from anabranch.kafka import codes, data
 from anabranch.kafka.calls import FETCH, ConnectionBroken, MalformedAnswer
@@ -28,12 +35,20 @@ _MAX_I32 = (1 << 31) - 1
 _SLACK_S = 0.3
 _NEVER = (0, 0)
 _MOST_FED = 10_000
-_MOVED_S = 0.001  # the pause before another replica is asked
+_MOVED_S = 0.001  # the pause before another replica is asked, or a session begun again
+_PLAN_S = (
+    1.0  # how long the brokers of a session's partitions are kept, if the metadata stay the same
+)
+# FETCH_SESSION_ID_NOT_FOUND, INVALID_FETCH_SESSION_EPOCH, FETCH_SESSION_TOPIC_ID_ERROR
+_NO_SESSION = (70, 71, 106)
 
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """One call of `Fetcher.fetch`. ``give_up``: the end of waiting for new records; times are monotonic seconds."""
+    """One call of `Fetcher.fetch`. ``give_up``: the end of waiting for new records; times are monotonic seconds.
+
+    ``in_session``: the call may use the sessions.
+    """
 
     positions: Mapping[TopicPartition, int]
     give_up: float
@@ -41,11 +56,12 @@ class _Wanted:
     max_bytes: int
     committed: bool
     failed: Failed | None
+    in_session: bool
 
 
 @dataclass(slots=True)
 class _Request:
-    """A Fetch request under way to one broker."""
+    """A Fetch request under way to one broker. ``due``: when the broker answers, even without records."""
 
     node: int
     connection: Connection
@@ -53,6 +69,72 @@ class _Request:
     version: int
     correlation: int
     partitions: Sequence[TopicPartition]
+    due: float
+    session: _Session | None = None
+    is_read: bool = False
+
+
+@dataclass(slots=True)
+class _Session:
+    """A fetch session with one broker.
+
+    ``epoch``: of the next request; 0: it begins the session, perhaps again. ``asked``: the positions that the
+    broker knows. ``places``: their partitions. ``under_way``: a request that an earlier call did not wait for: the
+    next call takes its answer if it wants the same. ``link``: the connection, while it is not in the pool.
+    """
+
+    id: int = 0
+    epoch: int = 0
+    asked: dict[TopicPartition, int] = field(default_factory=dict)
+    places: Collection[TopicPartition] = ()
+    under_way: _Request | None = None
+    link: tuple[Connection, Address] | None = None
+
+    def begin_again(self) -> None:
+        """Let the next request name all partitions. By the old id in it, the broker ends the old session."""
+        self.epoch = 0
+        self.asked.clear()
+
+    def changed(
+        self, places: Collection[TopicPartition], positions: Mapping[TopicPartition, int]
+    ) -> list[TopicPartition]:
+        """The partitions that the broker knows with another position, or not at all."""
+        asked = self.asked
+        return [place for place in places if asked.get(place) != positions[place]]
+
+    def gone(self, places: Collection[TopicPartition]) -> Iterable[TopicPartition]:
+        """The partitions that the broker knows, and that are not wanted any more."""
+        return () if places is self.places else self.asked.keys() - set(places)
+
+    def sent(
+        self,
+        places: Collection[TopicPartition],
+        changed: Mapping[TopicPartition, int],
+        gone: Iterable[TopicPartition],
+    ) -> None:
+        """Note a request."""
+        self.asked.update(changed)
+        for place in gone:
+            del self.asked[place]
+        self.places = places
+        self.epoch = 1 if self.epoch == _MAX_I32 else self.epoch + 1
+
+    def answered(self, session_id: int) -> None:
+        """Note an answer. ``session_id``: 0: the broker keeps no session."""
+        if self.epoch == 1:
+            self.id = session_id
+        if not session_id:
+            self.begin_again()
+
+
+class _Plan(NamedTuple):
+    """The broker of each partition, which holds until the metadata or the partitions change."""
+
+    changes: int = -1  # `Cluster.changes`
+    max_bytes: int = 0
+    until: float = 0.0
+    places: Collection[TopicPartition] = ()
+    groups: Mapping[int, list[TopicPartition]] = {}
 
 
 @dataclass(slots=True)
@@ -74,8 +156,16 @@ class Fetcher:
     move, a call waits up to the request timeout and then raises `LogUnavailable`; with ``failed`` it does neither.
     """
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Cluster, *, in_sessions: bool = False) -> None:
+        """``in_sessions``: use sessions for fetches of several partitions, one call at a time.
+
+        Sessions pay if a caller fetches the same partitions again and again.
+        """
         self._cluster = cluster
+        self._in_sessions = in_sessions
+        self._in_session = threading.Lock()
+        self._sessions: dict[int, _Session] = {}
+        self._plan = _Plan()
         self._turn = 0
         # Partition with records -> number of the last fetch with some, and their bytes.
         self._fed: dict[TopicPartition, tuple[int, int]] = {}
@@ -93,25 +183,35 @@ class Fetcher:
             return {}
         give_up = time.monotonic() + max_wait
         deadline = give_up + self._cluster.settings.request_timeout
-        wanted = _Wanted(positions, give_up, deadline, max_bytes, committed, failed)
-        return self._cluster.repeat("fetch", deadline, lambda: self._fetch(wanted))
+        fits = self._in_sessions and failed is not None and len(positions) > 1
+        in_session = fits and self._in_session.acquire(blocking=False)
+        wanted = _Wanted(positions, give_up, deadline, max_bytes, committed, failed, in_session)
+        try:
+            return self._cluster.repeat("fetch", deadline, lambda: self._fetch(wanted))
+        finally:
+            if in_session:
+                self._in_session.release()
+
+    def close(self) -> None:
+        """Close the connections of the sessions. Close the cluster first: that ends a call under way."""
+        with self._in_session:
+            for node in list(self._sessions):
+                self._give_up(self._sessions.pop(node))
 
     def _fetch(self, wanted: _Wanted) -> dict[TopicPartition, Fetched]:
-        by_leader = self._cluster.groups(wanted.positions, wanted.deadline, wanted.failed)
-        groups = self._cluster.health.followers.groups(by_leader)
+        groups = self._planned(wanted) if wanted.in_session else self._groups(wanted)
         if wanted.failed is not None:
-            self._leave_out_skipped(groups, wanted.failed)
+            groups = self._without_skipped(groups, wanted.failed)
         wait = max(0.0, wanted.give_up - time.monotonic())
         self._turn += 1
         requests: list[_Request] = []
         found = _Found()
         try:
             for node, partitions in groups.items():
-                group = self._in_turn(partitions)
                 try:
-                    requests.append(self._ask(node, group, wait, wanted))
+                    requests.append(self._ask(node, partitions, wait, wanted))
                 except ConnectionBroken as error:
-                    self._pass_over(node, group, error, wanted, found)
+                    self._pass_over(node, partitions, error, wanted, found)
             self._receive(requests, wait, wanted, found)
             if wanted.failed is None and len(found.broken) == len(groups):
                 raise found.broken[0]
@@ -124,26 +224,54 @@ class Fetcher:
                 raise
         finally:
             for request in requests:
-                self._cluster.pool.give(request.connection, request.address)
+                if request.session is None:
+                    self._cluster.pool.give(request.connection, request.address)
+                elif not request.is_read:
+                    request.session.under_way = request
         return found.fetched
 
     # -- requests -------------------------------------------------------------------------------------
 
-    def _leave_out_skipped(self, groups: dict[int, list[TopicPartition]], failed: Failed) -> None:
-        for node in list(groups):
-            if self._cluster.health.is_skipped(Use.READ, node):
-                for partition in groups.pop(node):
-                    why = f"broker {node}, which leads {partition.topic}, does not answer"
-                    failed[partition] = LogUnavailable(why, (partition.topic,))
+    def _groups(self, wanted: _Wanted) -> Mapping[int, list[TopicPartition]]:
+        """The partitions by the broker to ask."""
+        by_leader = self._cluster.groups(wanted.positions, wanted.deadline, wanted.failed)
+        return self._cluster.health.followers.groups(by_leader)
 
-    def _in_turn(self, partitions: list[TopicPartition]) -> list[TopicPartition]:
+    def _planned(self, wanted: _Wanted) -> Mapping[int, list[TopicPartition]]:
+        """`_groups`, or its last result while that holds. When the metadata change, the sessions begin again."""
+        plan, now = self._plan, time.monotonic()
+        same = (plan.changes, plan.max_bytes) == (self._cluster.changes, wanted.max_bytes)
+        if same and now < plan.until and plan.places == wanted.positions.keys():
+            return plan.groups
+        groups = self._groups(wanted)
+        changes = self._cluster.changes
+        if not same or plan.changes != changes:
+            for session in self._sessions.values():
+                session.begin_again()
+        # Each call finds errors again, and follows replicas.
+        keep_s = 0.0 if wanted.failed or self._cluster.settings.rack else _PLAN_S
+        places = set(wanted.positions)
+        self._plan = _Plan(changes, wanted.max_bytes, now + keep_s, places, groups)
+        return groups
+
+    def _without_skipped(
+        self, groups: Mapping[int, list[TopicPartition]], failed: Failed
+    ) -> Mapping[int, list[TopicPartition]]:
+        skipped = [node for node in groups if self._cluster.health.is_skipped(Use.READ, node)]
+        for node in skipped:
+            for partition in groups[node]:
+                why = f"broker {node}, which leads {partition.topic}, does not answer"
+                failed[partition] = LogUnavailable(why, (partition.topic,))
+        return {n: of for n, of in groups.items() if n not in skipped} if skipped else groups
+
+    def _in_turn(self, partitions: Sequence[TopicPartition]) -> Sequence[TopicPartition]:
         """The partitions in the request's order: first those whose last records came the longest time ago.
 
         A flooded partition fills the answer, and only the first with records may go beyond ``max_bytes``. So busy
-        partitions take turns.
+        partitions take turns. In a session, the broker does the same.
         """
         turn = self._turn % len(partitions)
-        group = partitions[turn:] + partitions[:turn]
+        group = [*partitions[turn:], *partitions[:turn]]
         return sorted(group, key=lambda place: self._fed.get(place, _NEVER)) if self._fed else group
 
     def _note_fed(self, result: Mapping[TopicPartition, Fetched]) -> None:
@@ -155,14 +283,46 @@ class Fetcher:
     def _ask(
         self, node: int, partitions: Sequence[TopicPartition], wait: float, wanted: _Wanted
     ) -> _Request:
+        session = self._sessions.setdefault(node, _Session()) if wanted.in_session else None
+        if session is not None and (request := session.under_way) is not None:
+            session.under_way = None
+            same = not (session.changed(partitions, wanted.positions) or session.gone(partitions))
+            if same and not request.connection.broken:
+                return request
+            self._give_up(session)  # what the answer would bring is fetched again
         address = self._cluster.address(node)
-        connection = self._cluster.pool.wait_on(address, self._cluster.soon(wanted.deadline))
+        connection = self._connection(session, address, self._cluster.soon(wanted.deadline))
         try:
-            version, sent = self._send(connection, partitions, wait, wanted)
+            version, sent = self._send(connection, partitions, wait, wanted, session)
         except BaseException:
-            self._cluster.pool.give(connection, address)
+            if session is None:
+                self._cluster.pool.give(connection, address)
+            else:
+                session.begin_again()
+                self._give_up(session)
             raise
-        return _Request(node, connection, address, version, sent, partitions)
+        due = wanted.give_up
+        return _Request(node, connection, address, version, sent, partitions, due, session)
+
+    def _connection(
+        self, session: _Session | None, address: Address, deadline: float
+    ) -> Connection:
+        """A connection of the pool. A session keeps its own."""
+        if session is None:
+            return self._cluster.pool.wait_on(address, deadline)
+        if session.link is None or session.link[1] != address or not session.link[0].usable():
+            self._give_up(session)
+            session.link = self._cluster.pool.wait_on(address, deadline), address
+        return session.link[0]
+
+    def _give_up(self, session: _Session) -> None:
+        """Give a session's connection back, and with it a request under way."""
+        session.under_way = None
+        if session.epoch == 1:  # the session's id comes with the answer
+            session.begin_again()
+        if session.link is not None:
+            self._cluster.pool.give(*session.link)
+            session.link = None
 
     def _send(
         self,
@@ -170,26 +330,39 @@ class Fetcher:
         partitions: Sequence[TopicPartition],
         wait: float,
         wanted: _Wanted,
+        session: _Session | None,
     ) -> tuple[int, int]:
         """Send a Fetch request. Returns its version and correlation id."""
         version = connection.version(FETCH)
-        positions = {
-            place: data.FetchPosition(wanted.positions[place], self._cluster.epoch(place))
-            for place in partitions
-        }
+        places: Sequence[TopicPartition] = partitions
+        gone: Iterable[TopicPartition] = ()
+        if session is not None and session.epoch:
+            places = session.changed(partitions, wanted.positions)
+            gone = session.gone(partitions)
+        else:
+            places = self._in_turn(partitions)
+        positions = {place: wanted.positions[place] for place in places}
         parts = data.fetch_request(
             version,
-            positions,
+            {
+                place: data.FetchPosition(at, self._cluster.epoch(place))
+                for place, at in positions.items()
+            },
             self._cluster.topic_ids,
             max_wait_ms=min(round(wait * 1000), _MAX_I32),
             max_bytes=min(wanted.max_bytes, _MAX_I32),
             isolation=data.READ_COMMITTED if wanted.committed else data.READ_UNCOMMITTED,
             rack=self._cluster.health.followers.rack_for(partitions),
+            session=data.NO_SESSION if session is None else (session.id, session.epoch),
+            forgotten=gone,
         )
         flexible = version >= FETCH.flexible_from
-        return version, connection.send(
+        sent = connection.send(
             FETCH.key, version, parts, flexible=flexible, deadline=wanted.deadline
         )
+        if session is not None:
+            session.sent(partitions, positions, gone)
+        return version, sent
 
     def _pass_over(
         self,
@@ -201,6 +374,8 @@ class Fetcher:
     ) -> None:
         """Continue without a broker that can't be reached or does not answer, and ask for the new leaders."""
         found.broken.append(error)
+        if wanted.in_session and node in self._sessions:
+            self._give_up(self._sessions.pop(node))
         self._cluster.distrust(node)
         self._cluster.health.followers.fails(partitions, node)
         if wanted.failed is None:
@@ -221,7 +396,11 @@ class Fetcher:
         while waiting and not found.fetched and not found.moved:
             if wanted.failed is not None and len(waiting) < len(requests):
                 limit = min(limit, max(wanted.give_up, time.monotonic()) + _SLACK_S)
-            for request in _ready(waiting, limit):
+            due = [request for request in waiting if request.due <= wanted.give_up]
+            ready = _ready(waiting, limit if due else wanted.give_up)
+            if not (ready or due):
+                break
+            for request in ready or due:  # after the limit, reading raises the error
                 waiting.remove(request)
                 try:
                     self._take(request, limit, wanted, found)
@@ -235,19 +414,17 @@ class Fetcher:
 
     def _take(self, request: _Request, deadline: float, wanted: _Wanted, found: _Found) -> None:
         """Read one answer."""
-        body = request.connection.receive(request.correlation, deadline)
+        request.is_read = True
         try:
-            error, answers = data.fetch_answer(request.version, body, self._cluster.topic_names)
-        except MalformedAnswer as problem:
-            raise Again(problem) from problem
-        if error != NONE:
-            self._cluster.forget({partition.topic for partition in request.partitions})
-            raise_or_again(codes.FETCH_CODES, error, "fetch")
+            answers = self._answers(request, deadline)
+        except BaseException:
+            if request.session is not None:
+                request.session.begin_again()
+            raise
         result: dict[TopicPartition, Fetched] = {}
         failure: tuple[str, int] | None = None
-        asked = set(request.partitions)
         for partition, answer in answers.items():
-            if partition not in asked:
+            if partition not in wanted.positions:
                 continue
             if self._is_moved(request.node, partition, answer):
                 found.moved.append(partition)
@@ -271,6 +448,23 @@ class Fetcher:
             raise_or_again(codes.FETCH_CODES, code, f"fetch {topic}", topics=(topic,))
         self._note_fed(result)
         found.fetched.update(result)
+
+    def _answers(
+        self, request: _Request, deadline: float
+    ) -> dict[TopicPartition, data.PartitionFetch]:
+        body = request.connection.receive(request.correlation, deadline)
+        try:
+            answer = data.fetch_answer(request.version, body, self._cluster.topic_names)
+        except MalformedAnswer as problem:
+            raise Again(problem) from problem
+        if answer.error in _NO_SESSION:
+            raise Again(LogUnavailable("the broker has ended the fetch session"), _MOVED_S)
+        if answer.error != NONE:
+            self._cluster.forget({partition.topic for partition in request.partitions})
+            raise_or_again(codes.FETCH_CODES, answer.error, "fetch")
+        if request.session is not None:
+            request.session.answered(answer.session)
+        return answer.parts
 
     def _is_moved(self, node: int, partition: TopicPartition, answer: data.PartitionFetch) -> bool:
         """Whether another replica has to be asked for the partition."""
@@ -307,14 +501,11 @@ def _refuse(partition: TopicPartition, code: int, failed: Failed | None) -> None
 
 def _ready(waiting: Sequence[_Request], deadline: float | None) -> list[_Request]:
     """The requests whose answer has begun to arrive. Waits for one until ``deadline`` (None: not at all)."""
-    buffered = [one for one in waiting if one.connection.buffered()]
+    wait = 0.0 if deadline is None else max(0.0, deadline - time.monotonic())
+    if len(waiting) == 1:
+        return list(waiting) if waiting[0].connection.has_arrived(wait) else []
+    buffered = [one for one in waiting if one.connection.buffered() or one.connection.broken]
     if buffered:
         return buffered
-    if deadline is not None and len(waiting) == 1:
-        # Reading waits on its own.
-        return list(waiting)
-    wait = 0.0 if deadline is None else max(0.0, deadline - time.monotonic())
     found = readable([one.connection for one in waiting], wait)
-    if not found and deadline is not None:
-        return list(waiting)  # past the deadline: reading raises the error
     return [one for one in waiting if one.connection.fileno() in found]

@@ -22,12 +22,19 @@ class KafkaLog:
     """The `Log` port over Kafka's protocol. Thread-safe: each call uses connections of its own.
 
     ``where``: ``host:port,…`` with ``options`` by librdkafka's names (`UnsupportedSetting`), or settings.
+    ``in_sessions``: as in `Fetcher`.
     """
 
-    def __init__(self, where: str | Settings, options: Mapping[str, object] | None = None) -> None:
+    def __init__(
+        self,
+        where: str | Settings,
+        options: Mapping[str, object] | None = None,
+        *,
+        in_sessions: bool = False,
+    ) -> None:
         self._cluster = Cluster(parse_settings(where, options or {}))
         self._sender = Sender(self._cluster)
-        self._fetcher = Fetcher(self._cluster)
+        self._fetcher = Fetcher(self._cluster, in_sessions=in_sessions)
 
     # -- reading --------------------------------------------------------------------------------------
 
@@ -165,6 +172,7 @@ class KafkaLog:
         """`anabranch.ports.Log.close`; producers have connections of their own."""
         self._sender.close()
         self._cluster.close()
+        self._fetcher.close()
 
 
 def _id_text(topic_id: bytes) -> str:

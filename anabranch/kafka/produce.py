@@ -16,7 +16,7 @@ from anabranch.batches.format import Buffer
 from anabranch.kafka import data
 from anabranch.kafka.calls import PRODUCE, ConnectionBroken, MalformedAnswer
 from anabranch.kafka.cluster import Cluster
-from anabranch.kafka.connection import Connection, readable
+from anabranch.kafka.connection import Connection
 from anabranch.ports import TopicPartition
 
 Answers = dict[TopicPartition, data.Produced]
@@ -88,9 +88,7 @@ class BrokerLink:
 
     def has_answer(self) -> bool:
         """Whether nothing is under way, or its answer has begun to arrive."""
-        if not self.in_flight or self.connection is None or self.connection.broken:
-            return True
-        return self.connection.buffered() or bool(readable([self.connection]))
+        return not self.in_flight or self.connection is None or self.connection.has_arrived()
 
     def close(self) -> None:
         if self.connection is not None:

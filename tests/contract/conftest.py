@@ -80,7 +80,7 @@ def _kafka(bootstrap: str, name: str) -> Maker:
     address, options = entrance(bootstrap, CONTROLLER)
     made = Maker(
         name,
-        lambda: KafkaLog(address, options),
+        lambda: KafkaLog(address, options, in_sessions=True),
         int(time.time() * 1000),
         deleter(bootstrap),
         bootstrap,

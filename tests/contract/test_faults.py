@@ -59,7 +59,12 @@ def maker(request: pytest.FixtureRequest) -> Iterator[Maker]:
     bootstrap = request.getfixturevalue(fixture).bootstrap
     options = {"request.timeout.ms": 3000, "socket.connection.setup.timeout.ms": 3000}
     now_ms = int(time.time() * 1000)
-    made = Maker(request.param, lambda: KafkaLog(bootstrap, options), now_ms, deleter(bootstrap))
+    made = Maker(
+        request.param,
+        lambda: KafkaLog(bootstrap, options, in_sessions=True),
+        now_ms,
+        deleter(bootstrap),
+    )
     yield made
     made.close()
 
@@ -353,12 +358,13 @@ def test_fetches_follow_the_leader(
     real = data.fetch_answer
     left = [3]
 
-    def changed(*args: object) -> tuple[int, dict[TopicPartition, data.PartitionFetch]]:
-        error, answers = real(*args)  # type: ignore[arg-type]
+    def changed(*args: object) -> data.FetchAnswer:
+        answer = real(*args)  # type: ignore[arg-type]
         if left[0]:
             left[0] -= 1
-            return error, {tp: a._replace(error=code) for tp, a in answers.items()}
-        return error, answers
+            parts = {tp: a._replace(error=code) for tp, a in answer.parts.items()}
+            return answer._replace(parts=parts)
+        return answer
 
     monkeypatch.setattr(data, "fetch_answer", changed)
     found = log.fetch({tp: 0}, max_wait=0.2, max_bytes=1000, committed=True)

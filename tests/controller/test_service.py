@@ -181,7 +181,7 @@ def test_topics_that_are_refused_at_last_are_deleted_again(
         new.note(log.create_topics([TopicSpec("new.status", 2)]))
         raise TopicMisconfigured("cleanup.policy is delete")
 
-    monkeypatch.setattr(service, "KafkaLog", lambda *_: world.cluster.log("prepares"))
+    monkeypatch.setattr(service, "KafkaLog", lambda *_, **__: world.cluster.log("prepares"))
     monkeypatch.setattr(service, "create_control_topics", create_control_topics)
     monkeypatch.setattr(service, "LATE_S", 0.1)
     assert not asyncio.run(controller._prepared())
@@ -314,7 +314,7 @@ def test_a_partition_that_comes_back_waits_for_the_leader_that_did_not_stop(
             time.sleep(0.01)
 
     monkeypatch.setattr(Leader, "controller", Stuck)
-    monkeypatch.setattr(service, "KafkaLog", lambda *_: world.cluster.log("c"))
+    monkeypatch.setattr(service, "KafkaLog", lambda *_, **__: world.cluster.log("c"))
     monkeypatch.setattr(service, "STOP_LEADER_S", 0.5)
     began = []
     for _ in range(2):

@@ -325,7 +325,7 @@ def test_no_call_for_a_stream_waits_for_its_leader() -> None:
         if "failed" not in {word.arg for word in call.keywords}
     ]
     of_status = [("leadership.py", "fold_to_end")] * 3 + [("leadership.py", "last_term")] * 3
-    assert sorted(waiting) == [("intake.py", "_fetch"), *of_status]  # … and of the topic `control`
+    assert sorted(waiting) == [("intake.py", "fetch"), *of_status]  # … and of the topic `control`
 
 
 def test_commands_answered_from_the_past_wait_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -473,7 +473,7 @@ def test_a_decided_merge_is_not_aborted_for_a_stale_journal(
     broker = StaleBroker(monkeypatch, journal_topic(GONE), 0)
     commit = play.send_commit(token, receipt)
     with monkeypatch.context() as patched:  # the intake has read it from another broker
-        patched.setattr(Intake, "_journal_positions", lambda *_: [])
+        patched.setattr(Intake, "_journals", lambda *_: {})
         broker.leads = True
         play.play(20, 10.0)
     assert play.world.reply(commit) is None

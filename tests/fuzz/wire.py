@@ -107,8 +107,7 @@ def _by_hand(given: bytes) -> None:
     elif api is END_TXN:
         end_answer(version, body)
     elif api is FETCH:
-        _, answers = data.fetch_answer(version, body, _NAMES)
-        for answer in answers.values():
+        for answer in data.fetch_answer(version, body, _NAMES).parts.values():
             found = data.fetched(TopicPartition("a", 0), answer, 0, True)
             for batch in found.batches if found is not None else ():
                 read_header(batch.data)

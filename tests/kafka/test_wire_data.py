@@ -132,21 +132,35 @@ def test_produce_answers(version: int) -> None:
             data.produce_answer(version, body[:cut], NAMES)
 
 
+@pytest.mark.parametrize("session", [None, (70_000, 3)])
 @pytest.mark.parametrize("version", range(FETCH.lowest, FETCH.highest + 1))
-def test_fetch_requests(version: int) -> None:
+def test_fetch_requests(version: int, session: tuple[int, int] | None) -> None:
+    forgotten = [TopicPartition("b", 4), TopicPartition("a", 7), TopicPartition("b", 2)]
+    in_session = {} if session is None else {"session": session, "forgotten": forgotten}
     positions = {
         TopicPartition("a", 1): FetchPosition(10, 3),
         TopicPartition("b", 0): FetchPosition(0),
         TopicPartition("a", 0): FetchPosition(1 << 40, 0),
     }
     parts = data.fetch_request(
-        version, positions, IDS, max_wait_ms=250, max_bytes=9999, isolation=1, rack="r1"
+        version,
+        positions,
+        IDS,
+        max_wait_ms=250,
+        max_bytes=9999,
+        isolation=1,
+        rack="r1",
+        **in_session,  # type: ignore[arg-type]
     )
     found = read_request(FETCH, version, parts)
     assert found.max_wait.total_seconds() == 0.25
     assert (found.min_bytes, found.max_bytes, found.isolation_level) == (1, 9999, 1)
-    assert (found.session_id, found.session_epoch) == (0, -1)
-    assert found.forgotten_topics_data == ()
+    assert (found.session_id, found.session_epoch) == (session or (0, -1))
+    removed = [
+        (getattr(topic, "topic", None) or NAMES[topic.topic_id.bytes], topic.partitions)
+        for topic in found.forgotten_topics_data
+    ]
+    assert removed == ([("b", (4, 2)), ("a", (7,))] if session else [])
     assert found.rack_id == "r1"
     topics = [
         (
@@ -192,9 +206,10 @@ def test_fetch_answers(version: int) -> None:
         make("FetchableTopicResponse", partitions=made, **topic_fields(version, 13, name))
         for name, made in partitions.items()
     )
-    nothing = {"throttle_time": timedelta(0), "error_code": ErrorCode(0), "session_id": 0}
+    nothing = {"throttle_time": timedelta(0), "error_code": ErrorCode(0), "session_id": 70_000}
     body = answer_bytes(make("FetchResponse", responses=topics, **nothing))
-    error, found = data.fetch_answer(version, body, NAMES)
+    error, session, found = data.fetch_answer(version, body, NAMES)
+    assert session == 70_000
     assert error == 0
     first = found[TopicPartition("a", 0)]
     assert (first.error, first.high_watermark, first.last_stable_offset) == (0, 100, 90)
