@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from typing import Any, cast
-from unittest.mock import Mock
+from unittest.mock import MagicMock, Mock
 
 from anabranch.librdkafka.command_bus import GAP_S, MOST_GATHERED, KafkaBus
 from anabranch.protocol.ids import CORRELATION_HEADER
@@ -17,7 +17,7 @@ class Bus:
     def __init__(self) -> None:
         self.clock = ManualClock()
         self.bus = KafkaBus(*cast("Any", (Mock(), Mock(), "p", "open", self.clock, os.urandom)))
-        self.producer = Mock(**{"__len__": lambda _: 0})
+        self.producer = MagicMock(__len__=lambda _: 0)
         self.bus._producer, self.bus._health = self.producer, Mock()
 
     def send(self, *names: bytes) -> None:
