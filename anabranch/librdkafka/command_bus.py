@@ -6,9 +6,10 @@ import contextlib
 import logging
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer, TopicPartition
 from confluent_kafka.admin import AclOperation
@@ -49,6 +50,9 @@ _MEET_S = 0.5
 # the search for other prefixes, and how many of them an error names
 _LOOK_S = 5.0
 _OTHERS = 10
+# How long gathered commands wait for another one.
+GAP_S = 0.002
+MOST_GATHERED = 64
 _FRAMING = 512  # upper bound of what a record adds to the payload of a command
 
 # Errors by which a broker refuses a command, and each copy of it.
@@ -59,6 +63,62 @@ _REFUSALS: dict[int, type[AnabranchError]] = {
 _DENIED = KafkaError.TOPIC_AUTHORIZATION_FAILED
 
 _Answer: TypeAlias = "bytes | AnabranchError | None"
+
+
+class Queued(NamedTuple):
+    partition: int
+    correlation_id: bytes
+    payload: bytes
+    headers: RecordHeaders
+
+
+@dataclass(slots=True)
+class Gathering:
+    """Commands that wait until more have come, so that they are sent in one request.
+
+    The answers of a round arrive together, and most of the callers that they wake have a next command soon. So
+    commands gather until as many have come as were answered, or until none has come for `GAP_S`. A command that
+    follows no such answers is sent at once.
+
+    ``expected``: how many more commands may come. ``until``: when the commands that came are sent anyway, monotonic
+    seconds.
+    """
+
+    commands: list[Queued] = field(default_factory=list)
+    expected: int = 0
+    until: float = 0.0
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def answered(self, count: int, now: float) -> None:
+        """Expect as many commands as were answered together."""
+        with self._lock:
+            left = self.expected if now < self.until else 0
+            self.expected, self.until = left + count, now + GAP_S
+
+    def add(self, command: Queued, now: float) -> list[Queued]:
+        """Add a command. Returns the commands to send now, perhaps none."""
+        with self._lock:
+            self.commands.append(command)
+            self.expected = self.expected - 1 if now < self.until else 0
+            if self.expected > 0 and len(self.commands) < MOST_GATHERED:
+                self.until = now + GAP_S
+                return []
+            return self._take()
+
+    def due(self, correlation_id: bytes) -> float | None:
+        """When the caller of this command has to send what has gathered; None: another caller does that."""
+        commands = self.commands
+        return self.until if commands and commands[0].correlation_id == correlation_id else None
+
+    def take(self) -> list[Queued]:
+        """Remove all commands, to send them."""
+        with self._lock:
+            self.expected = 0
+            return self._take()
+
+    def _take(self) -> list[Queued]:
+        taken, self.commands = self.commands, []
+        return taken
 
 
 class KafkaBus:
@@ -82,6 +142,7 @@ class KafkaBus:
         self._entropy = entropy
         self._lock = threading.Lock()
         self._slots: dict[bytes, SimpleQueue[_Answer]] = {}
+        self._gathering = Gathering()
         self._ready = False
         self._closed = False
         self._partitions = 0
@@ -220,17 +281,27 @@ class KafkaBus:
         payload: bytes,
         more: RecordHeaders = (),
     ) -> None:
-        producer = self._producer
-        if producer is None or self._closed:
+        if self._producer is None or self._closed:
             return
         self._slots.setdefault(correlation_id, SimpleQueue())
-        headers = [(CORRELATION_HEADER, correlation_id), self._reply_header, *more]
+        command = Queued(control_partition, correlation_id, payload, more)
+        self._produce_all(self._gathering.add(command, self._clock.monotonic()))
+
+    def _produce_all(self, commands: Sequence[Queued]) -> None:
+        for command in commands:
+            self._produce(command)
+
+    def _produce(self, command: Queued) -> None:
+        producer, correlation_id = self._producer, command.correlation_id
+        if producer is None:
+            return
+        headers = [(CORRELATION_HEADER, correlation_id), self._reply_header, *command.headers]
         try:
             producer.produce(
                 self._commands,
-                payload,
+                command.payload,
                 None,
-                control_partition,
+                command.partition,
                 headers=headers,  # type: ignore[arg-type]
                 on_delivery=partial(self._delivered, correlation_id),
             )
@@ -264,6 +335,7 @@ class KafkaBus:
         slot = self._slots.get(correlation_id)
         if slot is None or self._closed:  # forgotten, perhaps by another thread just now
             return None
+        self._send_gathered(correlation_id, deadline)
         left = deadline - self._clock.monotonic()
         deaf = self._deaf if left > _DENIED_S else None
         left = left if deaf is None else _DENIED_S
@@ -280,6 +352,18 @@ class KafkaBus:
         if isinstance(answer, AnabranchError):
             raise answer
         return answer
+
+    def _send_gathered(self, correlation_id: bytes, deadline: float) -> None:
+        """If this command is the first of those that gathered, wait until they are due, and send them.
+
+        If an exception keeps the first caller from this, the next command sends them, at the latest a repeated one.
+        """
+        while (due := self._gathering.due(correlation_id)) is not None:
+            left = min(due, deadline) - self._clock.monotonic()
+            if left > 0:
+                self._clock.sleep(left)
+                continue
+            self._produce_all(self._gathering.take())
 
     def forget(self, correlation_id: bytes) -> None:
         """Drop the slot and wake its waiter."""
@@ -310,9 +394,12 @@ class KafkaBus:
     def _receive_some(self, consumer: LastingConsumer) -> None:
         message = consumer.poll(_POLL_S)
         if message is not None:
-            self._take_reply(message)
             # The replies of one round arrive together, so take the rest in one call.
-            for message in consumer.consume(_REPLIES_AT_ONCE, 0):
+            messages = [message, *consumer.consume(_REPLIES_AT_ONCE, 0)]
+            if len(messages) > 1:
+                count = sum(message.key() in self._slots for message in messages)
+                self._gathering.answered(count, self._clock.monotonic())
+            for message in messages:
                 self._take_reply(message)
         self._serve_producer()  # after the replies, because it lets other threads run
 

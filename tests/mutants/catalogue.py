@@ -364,6 +364,10 @@ CATALOGUE: tuple[Mutant, ...] = (
     Mutant("carriers never look for lost markers", topics.carriers_never_look,
            weather=LOST_MARKERS | {"chunk_bytes": 250}, suite="tests/controller/test_busy_ids.py"),
     # -- the library of readers and writers
+    Mutant("nobody sends what has gathered", clients.nobody_sends, simulated=False,
+           by_clients=True, suite="tests/librdkafka/test_command_bus.py"),
+    Mutant("of gathered commands only the last is sent", clients.last_command_alone,
+           simulated=False, by_clients=True, suite="tests/librdkafka/test_command_bus.py"),
     Mutant("a snapshot is cut too early", clients.stale_cut, weather=READING, by_clients=True,
            broker="steady"),
     Mutant("a snapshot's streams are cut at different times", clients.uneven_cut,

@@ -12,6 +12,7 @@ from anabranch.client import session
 from anabranch.client.transaction import Transaction
 from anabranch.client.writer import Writer
 from anabranch.errors import AnabranchError, DeadlineExceeded
+from anabranch.librdkafka.command_bus import Gathering, KafkaBus, Queued
 from anabranch.ports import LogError, OffsetOutOfRange, TopicPartition
 from anabranch.reading import ordered_reader as ordered
 from anabranch.reading import snapshot
@@ -193,3 +194,15 @@ def any_answer() -> Planted:
         __hash__ = bytes.__hash__
 
     return patch.object(session, "command_digest", lambda payload: Whichever())
+
+
+@instead_of(Gathering, "due")
+def nobody_sends(self: Gathering, correlation_id: bytes) -> None:
+    """Gathered commands wait for as many as were answered, however few come."""
+
+
+@instead_of(KafkaBus, "_produce_all")
+def last_command_alone(self: KafkaBus, commands: list[Queued]) -> None:
+    """Of commands that gathered, only the last one is sent."""
+    for command in commands[-1:]:
+        self._produce(command)
