@@ -30,7 +30,7 @@ from anabranch.kafka.produce import BrokerLink, PendingBatch, ProducePipeline, P
 from anabranch.kafka.sender import Sender
 from anabranch.kafka.settings import parse_settings
 from anabranch.kafka.transactional_producer import KafkaProducer
-from anabranch.ports import LogUnavailable, TopicPartition
+from anabranch.ports import LogUnavailable, TopicPartition, all_steps
 
 BROKERS = {n: (f"broker-{n}", 9092) for n in (1, 2, 3)}
 OURS, OTHER = UUID(int=1), UUID(int=2)
@@ -504,12 +504,13 @@ def test_topics_that_were_are_forgotten_an_hour_later(
 def test_an_id_whose_epochs_are_used_up_leaves_nothing(cluster: Cluster) -> None:
     """Brokers give another one then (KIP-890)."""
     producer: Any = KafkaProducer.__new__(KafkaProducer)
-    coordinator = SimpleNamespace(producer_id=7, is_v2=True, end=lambda commit: None)
+    coordinator = SimpleNamespace(producer_id=7, is_v2=True, end=lambda commit: iter(()))
     producer._cluster, producer._coordinator = cluster, coordinator
     producer._sequences, producer._added, producer._appended = Mock(), set(), {PLACE}
-    producer._end(commit=True)
+    all_steps(producer._end(commit=True))
     assert cluster.ended == {(7, PLACE): True}
     producer._appended = {PLACE._replace(partition=1)}
-    coordinator.end = lambda commit: setattr(coordinator, "producer_id", 8)
-    producer._end(commit=False)
+    coordinator.end = lambda commit: iter([setattr(coordinator, "producer_id", 8)])
+    coordinator.connection = None
+    all_steps(producer._end(commit=False))
     assert cluster.ended == {}

@@ -19,7 +19,7 @@ from anabranch.kafka.coordinator import Coordinator
 from anabranch.kafka.fetch import Fetcher
 from anabranch.kafka.produce import ProducePipeline
 from anabranch.kafka.settings import parse_settings
-from anabranch.ports import LogError, LogRefused, LogUnavailable, TopicPartition
+from anabranch.ports import LogError, LogRefused, LogUnavailable, TopicPartition, all_steps
 
 API_VERSIONS = 18
 SOON_S = 10.0
@@ -179,5 +179,5 @@ def test_a_coordinator_that_is_closed_connects_no_more(
     coordinator = Coordinator(cluster, "id", 1.0)
     coordinator.close()
     with pytest.raises(LogError, match="closed"):
-        coordinator.end(commit=True)
+        all_steps(coordinator.end(commit=True))
     assert broker.open() == 0
