@@ -1,4 +1,4 @@
-"""Parts of all kernels: numbers, checksums and key positions, and the cache of compiled code.
+"""Parts of all kernels: numbers, texts, checksums and key positions, and the cache of compiled code.
 
 A function without an ``end`` argument checks no bounds: its caller has checked them.
 
@@ -373,3 +373,49 @@ def _varint_size(value):
         size += 1
         raw >>= np.uint64(7)
     return size
+
+
+@numba.njit(nogil=True)
+def _is_utf8(body, at, last):
+    """Whether bytes are UTF-8, as Python and the standard have it: nothing overlong, no surrogates."""
+    while at < last:
+        byte = _byte(body, at)
+        at += 1
+        if byte < 0x80:
+            continue
+        if byte < 0xC2 or byte > 0xF4:
+            return False
+        more = 1
+        low = 0x80
+        high = 0xBF
+        if byte >= 0xF0:
+            more = 3
+            if byte == 0xF0:
+                low = 0x90
+            elif byte == 0xF4:
+                high = 0x8F
+        elif byte >= 0xE0:
+            more = 2
+            if byte == 0xE0:
+                low = 0xA0
+            elif byte == 0xED:
+                high = 0x9F
+        if last - at < more:
+            return False
+        for _ in range(more):
+            byte = _byte(body, at)
+            if byte < low or byte > high:
+                return False
+            low = 0x80
+            high = 0xBF
+            at += 1
+    return True
+
+
+@_inline
+def _is_text(body, at, last):
+    """Whether bytes are UTF-8, by a quicker way for ASCII than `_is_utf8`."""
+    high = np.int64(0)
+    for i in range(at, last):
+        high |= _byte(body, i)
+    return high < 0x80 or _is_utf8(body, at, last)

@@ -12,8 +12,9 @@ and never goes back, and the last step has to end where the data ends.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import lru_cache
+from itertools import accumulate
 from typing import Any, TypeVar, get_args
 
 from anabranch.protocol.schemas import records as r
@@ -23,7 +24,7 @@ LIST = 20_000
 EVENTS = 5_000
 DECLINED = (AttributeError, IndexError, KeyError, TypeError, ValueError)
 
-_ONE_SHOT = b"\x01\x08"
+ONE_SHOT = b"\x01\x08"
 _REPLY = b"\x01\x20"
 _ROUND_ROW = b"\x01\x41"
 _TXN_ROW = b"\x01\x44"
@@ -33,6 +34,8 @@ _OUTCOME = 6  # index in the union of a reply's results
 _TXN_ID_SIZE = 16
 _SECRET_SIZE = 32
 _T = TypeVar("_T")
+# Takes a command, the place of its events and their number; returns the events, and the end of their array.
+EventsReader = Callable[[bytes, int, int], tuple[Any, int]]
 _MAX_NAME = 256  # longer strings are not cached
 _NULL = b"\x00"
 _END = b"\x00"  # ends an array; an empty array is only this
@@ -131,13 +134,32 @@ def _optional_secret(value: bytes | None) -> bytes:
 
 
 def _write_one_shot(record: r.OneShot) -> bytes:
-    out = [_ONE_SHOT, _txn_id(record.txn_id), _name(record.scope), _optional_string(record.name)]
+    out = [ONE_SHOT, _txn_id(record.txn_id), _name(record.scope), _optional_string(record.name)]
     if record.events:
         out.append(_varint(2 * len(record.events)))
+        _add_events(out, record.events)
+    if record.consumed is not None:
+        raise Unusual
+    out.append(_END + _NULL + _all(record.locks, _table_locks))
+    return b"".join(out)
+
+
+def write_events(events: Iterable[r.Event]) -> tuple[bytes, list[int]]:
+    """Events as commands have them, one after the other, and where each one starts."""
+    out: list[bytes] = []
+    firsts = []
+    for event in events:
+        firsts.append(len(out))
+        _add_events(out, (event,))
+    ends = [0, *accumulate(map(len, out))]
+    return b"".join(out), [ends[first] for first in firsts]
+
+
+def _add_events(out: list[bytes], events: Iterable[r.Event]) -> None:
     add = out.append
     former = None
     head = b""
-    for stream, segment_id, key, value, headers, timestamp in record.events:
+    for stream, segment_id, key, value, headers, timestamp in events:
         if (stream, segment_id) != former:
             head = _name(stream) + _long(segment_id)
             former = (stream, segment_id)
@@ -156,10 +178,6 @@ def _write_one_shot(record: r.OneShot) -> bytes:
             add(_long(timestamp))
         else:
             add(_PLAIN_TAIL)
-    if record.consumed is not None:
-        raise Unusual
-    add(_END + _NULL + _all(record.locks, _table_locks))
-    return b"".join(out)
 
 
 def _all(records: tuple[_T, ...], write: Callable[[_T], bytes]) -> bytes:
@@ -362,7 +380,7 @@ def _read_string(data: bytes, at: int) -> tuple[str, int]:
 _known_text = lru_cache(1 << 10)(bytes.decode)
 
 
-def _read_name(data: bytes, at: int) -> tuple[str, int]:
+def read_name(data: bytes, at: int) -> tuple[str, int]:
     """A string, which is cached because it often repeats, and its end."""
     size, start = _read_size(data, at)
     if size > _MAX_NAME:
@@ -380,20 +398,24 @@ def _read_optional_string(data: bytes, at: int) -> tuple[str | None, int]:
     return _read_string(data, at + 1)
 
 
-def _read_one_shot(data: bytes) -> r.OneShot:
-    scope, at = _read_name(data, 2 + _TXN_ID_SIZE)
+def read_one_shot(data: bytes, read_events: EventsReader) -> r.OneShot:
+    """A one-shot, whose events are as the given function reads them."""
+    scope, at = read_name(data, 2 + _TXN_ID_SIZE)
     name, at = _read_optional_string(data, at)
     count, at = _read_size(data, at)
     if count > EVENTS:
         raise Unusual
-    events: list[r.Event] = []
-    at = _read_events(data, at, count, events) if count else at
+    events, at = read_events(data, at, count) if count else ((), at)
     if data[at]:  # the one-shot moves positions of tasks
         raise Unusual
     locks, at = _read_all(data, at + 1, _read_table_locks)
     if at != len(data):
         raise Unusual
-    return r.OneShot(data[2 : 2 + _TXN_ID_SIZE], scope, name, tuple(events), None, locks)
+    return r.OneShot(data[2 : 2 + _TXN_ID_SIZE], scope, name, events, None, locks)
+
+
+def _read_one_shot(data: bytes) -> r.OneShot:
+    return read_one_shot(data, _read_events)
 
 
 def _read_all(
@@ -413,7 +435,7 @@ def _read_all(
 
 
 def _read_table_locks(data: bytes, at: int) -> tuple[r.TableLocks, int]:
-    table, at = _read_name(data, at)
+    table, at = read_name(data, at)
     since, at = _read_long(data, at)
     last, at = _read_long(data, at)
     points, at = _read_all(data, at, _read_long)
@@ -430,16 +452,23 @@ def _read_range(data: bytes, at: int) -> tuple[r.LockedRange, int]:
 
 
 def _read_table_time(data: bytes, at: int) -> tuple[r.TableTime, int]:
-    table, at = _read_name(data, at)
+    table, at = read_name(data, at)
     last, at = _read_long(data, at)
     return r.TableTime(table, last), at
 
 
-def _read_events(data: bytes, at: int, count: int, events: list[r.Event]) -> int:
-    """Read the events of an array's only block. Returns the end of the array.
+def _read_events(data: bytes, at: int, count: int) -> tuple[tuple[r.Event, ...], int]:
+    """The events of an array's only block, and the end of the array."""
+    events, at = read_events(data, at, count)
+    return events, _after_array(data, at)
+
+
+def read_events(data: bytes, at: int, count: int) -> tuple[tuple[r.Event, ...], int]:
+    """Events, one after the other, and their end.
 
     Most events begin like the previous one, and have short fields, no headers and no timestamp of their own.
     """
+    events: list[r.Event] = []
     new, add = _new, events.append
     begins_with = data.startswith
     stream, segment_id, head, head_size = "", 0, b"", 0
@@ -448,7 +477,7 @@ def _read_events(data: bytes, at: int, count: int, events: list[r.Event]) -> int
             at += head_size
         else:
             start = at
-            stream, at = _read_name(data, at)
+            stream, at = read_name(data, at)
             segment_id, at = _read_long(data, at)
             head = data[start:at]
             head_size = at - start
@@ -477,7 +506,14 @@ def _read_events(data: bytes, at: int, count: int, events: list[r.Event]) -> int
             headers, at = _read_headers(data, at)
             timestamp, at = _read_long(data, at)
             add(new(r.Event, (stream, segment_id, key, value, headers, timestamp)))
-    return _after_array(data, at)
+    return tuple(events), at
+
+
+def read_key(data: bytes, at: int) -> bytes | None:
+    """The key of the event that starts there."""
+    size, at = _read_size(data, at)
+    _, at = _read_long(data, at + size)
+    return _read_optional_bytes(data, at)[0]
 
 
 def _after_array(data: bytes, at: int) -> int:
@@ -504,7 +540,7 @@ def _read_headers(data: bytes, at: int) -> tuple[tuple[r.EventHeader, ...], int]
         return (), at
     headers = []
     for _ in range(count):
-        key, at = _read_name(data, at)
+        key, at = read_name(data, at)
         value, at = _read_optional_bytes(data, at)
         headers.append(r.EventHeader(key, value))
     return tuple(headers), _after_array(data, at)
@@ -521,7 +557,7 @@ def _read_reply(data: bytes) -> r.Reply:
     txn_id = data[at + 1 : at + 1 + _TXN_ID_SIZE]
     at += 1 + _TXN_ID_SIZE
     state = _STATE_OF[data[at]]
-    scope, at = _read_name(data, at + 1)
+    scope, at = read_name(data, at + 1)
     name, at = _read_optional_string(data, at)
     commit_timestamp, at = _read_long(data, at)
     committed, at = _read_long(data, at)
@@ -535,7 +571,7 @@ def _read_reply(data: bytes) -> r.Reply:
     begun_ms, at = _read_long(data, at)
     finished_ms, at = _read_long(data, at)
     keepalive_ms, at = _read_int(data, at)
-    owner, end = _read_name(data, at + 2)
+    owner, end = read_name(data, at + 2)
     # The usual form: no streams, no writers, not prepared.
     usual = data.startswith(_END + _END, at) and data.startswith(_NOT_PREPARED, end)
     tables, end = _read_all(data, end + len(_NOT_PREPARED), _read_table_time)
