@@ -41,9 +41,8 @@ def position_of(key: bytes) -> int:
 
 
 def place_of(key: bytes | None, segment_id: int) -> int:
-    """Where an event belongs in any layout: the position of its key; below 0: the segment that its sender chose.
-
-    Of such a place, all bits but the sign are turned: it is ``~segment_number(segment_id)``.
+    """An event's place in any layout: the position of its key. Without a key it is below 0, and names the segment
+    that the sender chose: ``~segment_number(segment_id)``.
     """
     return ~segment_number(segment_id) if key is None else position_of(key)
 

@@ -54,8 +54,8 @@ END, HEADERS, MOST_HEADERS, BIGGEST, EARLIEST, LATEST, SHORTEST_KEY, LONGEST_KEY
     9
 )
 RUN_COLUMNS = 9
-# What `copy` needs of each part of a commit: the number of the event after its last one, the place of its command,
-# and the commit's time, Unix milliseconds.
+# `copy` needs three numbers for each part of a commit: the number of the event after its last one, the place of its
+# command, and the commit's time, Unix milliseconds.
 PART_END, PART_AT, PART_TIME = range(3)
 PART_COLUMNS = 3
 # The header ab.txn in a record is these bytes, and its value: two sizes, which are zigzag, with the name between.
