@@ -14,7 +14,7 @@ from anabranch import errors
 from anabranch.core import history_records
 from anabranch.core import rows as k
 from anabranch.core.authorize import check_right, writing
-from anabranch.core.command_events import CommandEvents, SomeEvents
+from anabranch.core.command_events import CommandEvents, EventRun, SomeEvents
 from anabranch.core.decisions import positions, prepared
 from anabranch.core.decisions.scopes import active_stream, check_served
 from anabranch.core.decisions.transactions import (
@@ -306,8 +306,11 @@ def _place(turn: Turn, command: r.OneShot) -> _Placed:
                 _check_event(event, most[stream], latest)
         begin = run.end
     by_stream = events.by_stream()
-    for table in by_stream.keys() & turn.state.tables.keys():
-        runs = [run for run in events.runs if run.stream == table]
+    tables: dict[str, list[EventRun]] = {}
+    for run in events.runs:
+        if run.stream in turn.state.tables:
+            tables.setdefault(run.stream, []).append(run)
+    for table, runs in tables.items():
         limits.ROW_KEY.check(max(run.longest_key for run in runs), f"a key of {table}")
         if not min(run.shortest_key for run in runs):
             raise errors.InvalidArgument(
@@ -339,15 +342,14 @@ def _state_places(
     turn: Turn, command: r.OneShot, stream: str, rows: SomeEvents, places: Sequence[int]
 ) -> Sequence[int]:
     """Check the rows of a processor's state. Returns all places: these rows go to the segments that they name."""
-    found = list(places)
-    has_keys = True
-    for number, row in zip(rows.numbers, rows, strict=True):
-        found[number] = place_of(None, row.segment_id)
-        has_keys = has_keys and row.key is not None
-    positions.check_state(command.consumed, {stream: {row.segment_id for row in rows}})
-    if not has_keys:
+    events = list(rows)
+    positions.check_state(command.consumed, {stream: {row.segment_id for row in events}})
+    if any(row.key is None for row in events):
         raise errors.InvalidArgument(f"{stream}: each row of a state has a key")
     positions.check_state_size(turn, rows.size)
+    found = list(places)
+    for number, row in zip(rows.numbers, events, strict=True):
+        found[number] = place_of(None, row.segment_id)
     return found
 
 

@@ -138,9 +138,8 @@ def _write_one_shot(record: r.OneShot) -> bytes:
     if record.events:
         out.append(_varint(2 * len(record.events)))
         _add_events(out, record.events)
-    if record.consumed is not None:
-        raise Unusual
-    out.append(_END + _NULL + _all(record.locks, _table_locks))
+    consumed = _NULL if record.consumed is None else _consumed(record.consumed)
+    out.append(_END + consumed + _all(record.locks, _table_locks))
     return b"".join(out)
 
 
@@ -184,6 +183,24 @@ def _all(records: tuple[_T, ...], write: Callable[[_T], bytes]) -> bytes:
     if not records:
         return _END
     return b"".join((_varint(2 * len(records)), *map(write, records), _END))
+
+
+def _consumed(consumed: r.Consumed) -> bytes:
+    token = consumed.fencing_token
+    if type(token) is not bytes:
+        raise Unusual
+    head = b"\x02" + _name(consumed.processor)
+    return head + _varint(2 * len(token)) + token + _all(consumed.steps, _task_step)
+
+
+def _task_step(step: r.TaskStep) -> bytes:
+    return b"".join(
+        (_all(step.tasks, _int), _once(step.sequence), _all(step.positions, _task_position))
+    )
+
+
+def _task_position(position: r.TaskPosition) -> bytes:
+    return _int(position.input) + b"".join(map(_once, position[1:]))
 
 
 def _table_locks(locks: r.TableLocks) -> bytes:
@@ -406,12 +423,11 @@ def read_one_shot(data: bytes, read_events: EventsReader) -> r.OneShot:
     if count > EVENTS:
         raise Unusual
     events, at = read_events(data, at, count) if count else ((), at)
-    if data[at]:  # the one-shot moves positions of tasks
-        raise Unusual
-    locks, at = _read_all(data, at + 1, _read_table_locks)
+    consumed, at = _read_consumed(data, at)
+    locks, at = _read_all(data, at, _read_table_locks)
     if at != len(data):
         raise Unusual
-    return r.OneShot(data[2 : 2 + _TXN_ID_SIZE], scope, name, events, None, locks)
+    return r.OneShot(data[2 : 2 + _TXN_ID_SIZE], scope, name, events, consumed, locks)
 
 
 def _read_one_shot(data: bytes) -> r.OneShot:
@@ -432,6 +448,35 @@ def _read_all(
         one, at = read(data, at)
         found.append(one)
     return tuple(found), _after_array(data, at)
+
+
+def _read_consumed(data: bytes, at: int) -> tuple[r.Consumed | None, int]:
+    tag = data[at]
+    if not tag:
+        return None, at + 1
+    if tag != 2:
+        raise Unusual
+    processor, at = read_name(data, at + 1)
+    size, start = _read_size(data, at)
+    at = start + size
+    steps, end = _read_all(data, at, _read_task_step)
+    return r.Consumed(processor, data[start:at], steps), end
+
+
+def _read_task_step(data: bytes, at: int) -> tuple[r.TaskStep, int]:
+    tasks, at = _read_all(data, at, _read_int)
+    sequence, at = _read_long(data, at)
+    positions, at = _read_all(data, at, _read_task_position)
+    return r.TaskStep(tasks, sequence, positions), at
+
+
+def _read_task_position(data: bytes, at: int) -> tuple[r.TaskPosition, int]:
+    number, at = _read_int(data, at)
+    record, at = _read_long(data, at)
+    timestamp, at = _read_long(data, at)
+    segment, at = _read_long(data, at)
+    offset, at = _read_long(data, at)
+    return _new(r.TaskPosition, (number, record, timestamp, segment, offset)), at
 
 
 def _read_table_locks(data: bytes, at: int) -> tuple[r.TableLocks, int]:
