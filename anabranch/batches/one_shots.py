@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from anabranch.batches.framing import kernels
-from anabranch.core.command_events import CommandEvents, EventRun, SomeEvents
+from anabranch.core.command_events import COLUMNS, RUN_COLUMNS, CommandEvents, EventRun, SomeEvents
 from anabranch.protocol.schemas import fast
 from anabranch.protocol.schemas.codec import decode
 
@@ -35,23 +35,21 @@ def decode_command(payload: bytes) -> Any:
 
 def read_events(data: bytes, at: int, count: int) -> tuple[CommandEvents, int]:
     """The events of an array's only block, and the end of the array. Raises one of `fast.DECLINED`."""
-    kernel = kernels().events
-    columns = 1 + kernel.COLUMNS * count
-    found = np.empty(columns + kernel.RUN_COLUMNS * count, np.int64)
-    end: int = kernel.scan(np.frombuffer(data, np.uint8), at, count, found)
+    columns = 1 + COLUMNS * count
+    found = np.empty(columns + RUN_COLUMNS * count, np.int64)
+    end: int = kernels().events.scan(np.frombuffer(data, np.uint8), at, count, found)
     if end < 0:
         raise fast.Unusual
-    listed = found[: columns + kernel.RUN_COLUMNS * int(found[0])].tolist()
+    listed = found[: columns + RUN_COLUMNS * int(found[0])].tolist()
     starts = listed[1 : 1 + count]
     runs = []
     begin = 0
-    for row in range(columns, len(listed), kernel.RUN_COLUMNS):
+    for row in range(columns, len(listed), RUN_COLUMNS):
         stream, _ = fast.read_name(data, starts[begin])
-        runs.append(_new(EventRun, (stream, *listed[row : row + kernel.RUN_COLUMNS])))
+        runs.append(_new(EventRun, (stream, *listed[row : row + RUN_COLUMNS])))
         begin = listed[row]
-    return CommandEvents(
-        data, runs, starts, listed[1 + count : 1 + 2 * count], listed[1 + 2 * count : columns]
-    ), end
+    places, sizes = listed[1 + count : 1 + 2 * count], listed[1 + 2 * count : columns]
+    return CommandEvents(data, runs, starts, places, sizes), end
 
 
 class EventPart(NamedTuple):

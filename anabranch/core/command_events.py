@@ -38,6 +38,10 @@ class EventRun(NamedTuple):
     reserved: int
 
 
+COLUMNS = 3  # numbers for each event of a command: its start, place and size
+RUN_COLUMNS = len(EventRun._fields) - 1  # numbers for each run
+
+
 class _Encoded(Sequence[Event]):
     """Events that are read when they are asked for; equal to any other sequence of the same events."""
 

@@ -43,17 +43,16 @@ from anabranch.batches.kernels.parts import (
     _varlong,
     compiled,
 )
+from anabranch.core.command_events import COLUMNS, RUN_COLUMNS
 from anabranch.protocol.ids import TXN_HEADER, TXN_HEADER_SIZE
 
-# Columns of `scan`, each with a number for every event: where the event starts, its place in any layout
-# (`anabranch.protocol.partitioner.place_of`), the bytes of its key and value.
+# Columns of `scan`, each with a number for every event: ``starts``, ``places`` and ``sizes`` of
+# `anabranch.core.command_events.CommandEvents`.
 START, PLACE, SIZE = range(3)
-COLUMNS = 3
 # A run's row: the fields of `anabranch.core.command_events.EventRun` after the stream.
 END, HEADERS, MOST_HEADERS, BIGGEST, EARLIEST, LATEST, SHORTEST_KEY, LONGEST_KEY, RESERVED = range(
     9
 )
-RUN_COLUMNS = 9
 # `copy` needs three numbers for each part of a commit: the number of the event after its last one, the place of its
 # command, and the commit's time, Unix milliseconds.
 PART_END, PART_AT, PART_TIME = range(3)

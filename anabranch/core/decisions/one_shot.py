@@ -285,19 +285,25 @@ def _place(turn: Turn, command: r.OneShot) -> _Placed:
 
     Raises: NotAuthorized, InvalidArgument, EventTooLarge, CrossScope; NotReady, StreamLost, UnknownStream.
     """
-    events = CommandEvents.of(command.events)
+    events, state = CommandEvents.of(command.events), turn.state
     most: dict[str, int] = {}
+    tables: dict[str, list[EventRun]] = {}
+    of_state = []
     begin = 0
     for run in events.runs:
         stream = run.stream
         if stream not in most:
-            if stream not in turn.state.streams:
+            if stream not in state.streams:
                 check_same_partition(turn, stream, command.scope)
-            if not is_state(stream):
-                check_right(turn.state, turn.lane, *writing(turn.state, stream))
+            if is_state(stream):
+                of_state.append(stream)
+            else:
+                check_right(state, turn.lane, *writing(state, stream))
             active_stream(turn, stream)
-            settings = turn.state.streams[stream].settings
+            settings = state.streams[stream].settings
             most[stream] = int(settings.get(MAX_MESSAGE, limits.MESSAGE.value))
+        if stream in state.tables:
+            tables.setdefault(stream, []).append(run)
         latest = turn.latest_time(stream)
         fits = limits.FRAMING + run.biggest <= most[stream]
         in_time = run.earliest >= NO_TIME and run.latest <= latest
@@ -305,19 +311,14 @@ def _place(turn: Turn, command: r.OneShot) -> _Placed:
             for event in SomeEvents(events, range(begin, run.end)):
                 _check_event(event, most[stream], latest)
         begin = run.end
-    by_stream = events.by_stream()
-    tables: dict[str, list[EventRun]] = {}
-    for run in events.runs:
-        if run.stream in turn.state.tables:
-            tables.setdefault(run.stream, []).append(run)
     for table, runs in tables.items():
         limits.ROW_KEY.check(max(run.longest_key for run in runs), f"a key of {table}")
         if not min(run.shortest_key for run in runs):
             raise errors.InvalidArgument(
                 f"{table} is a table: each row has a key, which is not empty"
             )
-    places = events.places
-    for stream in filter(is_state, by_stream):
+    by_stream, places = events.by_stream(), events.places
+    for stream in of_state:
         rows = SomeEvents(events, by_stream[stream])
         places = _state_places(turn, command, stream, rows, places)
     return _spread(turn, events, places, by_stream)
