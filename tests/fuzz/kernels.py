@@ -15,7 +15,7 @@ from anabranch.batches.columns_read import _Room
 from anabranch.batches.compression import decompress
 from anabranch.batches.format import read_header
 from anabranch.batches.records import MIN_RECORD_BYTES
-from anabranch.core.command_events import CommandEvents
+from anabranch.core.command_events import COLUMNS, RUN_COLUMNS, CommandEvents
 from anabranch.errors import MalformedRecord, UnsupportedVersion
 from anabranch.protocol.limits import Room
 from anabranch.protocol.schemas import fast
@@ -239,7 +239,7 @@ def _events() -> Run:
     from anabranch.batches.kernels import events as kernel
     from anabranch.batches.kernels.parts import MALFORMED_RESULT, NO_ROOM
 
-    columns = kernel.COLUMNS + kernel.RUN_COLUMNS
+    columns = COLUMNS + RUN_COLUMNS
     data_room, out_room, state_room = Guarded(_MOST), Guarded(2 * _MOST), Guarded(64)
     found_room = Guarded(8 * (1 + columns * fast.EVENTS))
     starts_room, parts_room, txns_room = Guarded(8 * fast.EVENTS), Guarded(64), Guarded(64)
@@ -255,7 +255,10 @@ def _events() -> Run:
         assert end == MALFORMED_RESULT or 0 < end <= len(body)
         if end == MALFORMED_RESULT:
             return
-        events, read_to = fast.read_events(bytes(body), 0, count)
+        try:
+            events, read_to = fast.read_events(bytes(body), 0, count)
+        except UnicodeDecodeError:
+            return  # of a stream's name, which the caller reads
         assert read_to + 1 == end
         assert found[0] == len(CommandEvents.of(events).runs)
         starts = starts_room.array(count, np.int64, at_end=at_end)
