@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from anabranch.batches.builder import Row
+from anabranch.batches.framing import kernels
 from anabranch.batches.one_shots import EventCopies, EventPart, decode_command
 from anabranch.batches.packer import Packer
 from anabranch.batches.records import decode_records
@@ -110,6 +111,12 @@ def test_long_numbers_of_few_bits_are_read_as_fastavro_reads_them() -> None:
     assert batches(found.events, found.events.payload) == batches(
         CommandEvents.of((event,)), found.events.payload
     )
+
+
+@pytest.mark.parametrize("walk", ["scan", "copy"])
+def test_a_walk_of_microseconds_does_not_let_other_threads_in(walk: str) -> None:
+    """Else a leader waits for a busy thread after each command."""
+    assert not getattr(kernels().events, walk).targetoptions["nogil"]
 
 
 # -- copies --------------------------------------------------------------------------------------

@@ -298,7 +298,6 @@ def _copy(data, starts, parts, txns, full, limit, out, state):
     return 0
 
 
-scan = compiled(_LONG(_BYTES_IN, _LONG, _LONG, _LONGS))(_scan)
-copy = compiled(_LONG(_BYTES_IN, _LONGS, _LONGS, _BYTES_IN, _LONG, _LONG, _BYTES_OUT, _LONGS))(
-    _copy
-)
+_PARTS = (_LONGS, _LONGS, _BYTES_IN)  # starts, parts, txns
+scan = compiled(_LONG(_BYTES_IN, _LONG, _LONG, _LONGS), nogil=False)(_scan)
+copy = compiled(_LONG(_BYTES_IN, *_PARTS, _LONG, _LONG, _BYTES_OUT, _LONGS), nogil=False)(_copy)

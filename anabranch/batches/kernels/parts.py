@@ -70,14 +70,15 @@ _warned: set[str] = set()
 _SOURCE = __loader__.get_data(__file__)
 
 
-def compiled(signature: Any = None) -> Callable[..., Any]:
+def compiled(signature: Any = None, *, nogil: bool = True) -> Callable[..., Any]:
     """Compile a function at import, or load it from the cache, so that callers never wait in the middle of a round.
 
-    Without a signature it is compiled at its first call.
+    Without a signature it is compiled at its first call. ``nogil``: whether other threads run meanwhile. That is
+    wrong for a walk of microseconds: after it, its thread would wait for a busy one, up to 5 ms.
     """
 
     def compile_now(function):
-        dispatcher = numba.njit(nogil=True)(function)
+        dispatcher = numba.njit(nogil=nogil)(function)
         dispatcher._cache = _Caches(function)
         if signature is not None:
             dispatcher.compile(signature)
