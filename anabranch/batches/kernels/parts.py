@@ -73,8 +73,8 @@ _SOURCE = __loader__.get_data(__file__)
 def compiled(signature: Any = None, *, nogil: bool = True) -> Callable[..., Any]:
     """Compile a function at import, or load it from the cache, so that callers never wait in the middle of a round.
 
-    Without a signature it is compiled at its first call. ``nogil``: whether other threads run meanwhile; after a walk
-    of microseconds its thread would then wait for a busy one, up to 5 ms.
+    Without a signature it is compiled at its first call. ``nogil``: whether other threads run meanwhile; after a
+    walk of microseconds its thread would then wait for a busy one, up to 5 ms.
     """
 
     def compile_now(function):
