@@ -13,7 +13,8 @@ The bytes of one batch:
 
 Batches for a merge, on a controller:
 
-- `builder`: one new batch, from events or from records of other batches.
+- `builder`: one new batch, from rows or from records of other batches.
+- `one_shots`: the events of one-shots, from their commands' bytes to the streams' batches.
 - `packer`: one batch after the other, up to a limit; it also decides which batches are copied whole.
 - `split`: the records of plain writes, by segment.
 - `splice`: all that a round merges into one partition, in commit order.

@@ -204,15 +204,14 @@ class BatchBuilder:
         self._body += out[:size].data
         return int(copied)
 
-    def add_encoded(self, copy: Callable[[Any, Any], int], at: int, room: int) -> int:
-        """Let compiled code add records, from place ``at`` on, in at most ``room`` bytes; returns where it stopped.
+    def add_encoded(self, copy: Callable[[Any, Any], int], at: int, out: Any) -> int:
+        """Let compiled code add records, from place ``at`` on; returns where it stopped.
 
-        ``copy`` gets the bytes to fill and the state of a copy (`anabranch.batches.kernels.copy`). Raises
-        `CorruptBatch`, and adds nothing, if it returns an error.
+        ``copy`` gets ``out``, an array of bytes to fill, and the state of a copy
+        (`anabranch.batches.kernels.copy`). Raises `CorruptBatch`, and adds nothing, if it returns an error.
         """
         import numpy as np
 
-        out = np.empty(room, dtype=np.uint8)
         state = np.array(
             (at, 0, self._count, 0, self._base_timestamp, self._max_timestamp), dtype=np.int64
         )

@@ -18,6 +18,7 @@ from anabranch.batches.compression import MAX_UNPACKED_BYTES, decompress_scratch
 from anabranch.batches.format import HEADER_SIZE, BatchHeader, Buffer, read_header
 from anabranch.batches.records import decode_body
 from anabranch.core.locks.table_writes import FEW_KEYS, Keys
+from anabranch.errors import InvariantViolation
 from anabranch.ports import CorruptBatch, RawBatch
 from anabranch.protocol import limits
 from anabranch.protocol.ids import TXN_HEADER_SIZE
@@ -88,17 +89,18 @@ class Run(NamedTuple):
 
 
 class Kernels(NamedTuple):
-    """The compiled walks: `anabranch.batches.kernels.scan` and `anabranch.batches.kernels.copy`."""
+    """The compiled walks: the modules `scan`, `copy` and `events` of `anabranch.batches.kernels`."""
 
     scan: ModuleType
     copy: ModuleType
+    events: ModuleType
 
 
 _kernels: Kernels | None = None
 
 
 def warm(folder: Path | None = None) -> None:
-    """Load the compiled code, which is compiled once on a machine (1 s; 15 s the first time).
+    """Load the compiled code, which is compiled once on a machine (1 s; 20 s the first time).
 
     Call it where waiting is harmless: when a process starts. ``folder``: a folder of this process, for compiled
     code that can't be stored with the package.
@@ -114,10 +116,18 @@ def _load() -> Kernels | None:
     global _kernels
     # The kernels read numbers in the order of memory.
     if _kernels is None and sys.byteorder == "little":
-        from anabranch.batches.kernels import copy, scan
+        from anabranch.batches.kernels import copy, events, scan
 
-        _kernels = Kernels(scan, copy)
+        _kernels = Kernels(scan, copy, events)
     return _kernels
+
+
+def kernels() -> Kernels:
+    """The compiled code, which is loaded if it is not yet (`warm`)."""
+    found = _kernels or _load()
+    if found is None:
+        raise InvariantViolation("compiled code is for machines with little-endian numbers")
+    return found
 
 
 def kernels_for(records: int) -> Kernels | None:

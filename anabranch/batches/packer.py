@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from anabranch.batches.builder import COPY_GROWTH, BatchBuilder, Row
 from anabranch.batches.compression import NAMES
 from anabranch.batches.format import HEADER_SIZE, read_header
 from anabranch.batches.journal_refetch import JournalReader
+from anabranch.batches.one_shots import EventCopies, EventPart
 from anabranch.core.journal_runs import StoredRun
 from anabranch.errors import check
 from anabranch.ports import RawBatch
@@ -166,9 +168,26 @@ class Packer:
             at = self._encoded(of, copy, at, alone)
             yield from self.flush()
 
+    def events(self, parts: Sequence[tuple[int, EventPart]], copies: EventCopies) -> Iterator[Made]:
+        """Add the events of commits, each part with the caller's number for it."""
+        copy, ends = copies.copy_of([part for _, part in parts])
+        at = 0
+        while at < ends[-1]:
+            begin, used = at, self._builder.size_estimate
+            some = partial(copy, self._full - used, self._limit - used)
+            at = self._builder.add_encoded(some, at, copies.out)
+            first = 0
+            for (of, _), end in zip(parts, ends, strict=True):
+                self._count(of, max(0, min(end, at) - max(first, begin)))
+                first = end
+            if at < ends[-1] or self._builder.size_estimate >= self._full:
+                yield from self.flush()
+
     def _encoded(self, of: int, copy: Callable[[Any, Any], int], at: int, room: int) -> int:
+        import numpy as np
+
         before = self._builder.count
-        at = self._builder.add_encoded(copy, at, max(room, 0))
+        at = self._builder.add_encoded(copy, at, np.empty(max(room, 0), dtype=np.uint8))
         self._count(of, self._builder.count - before)
         return at
 

@@ -11,9 +11,9 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from anabranch.batches.builder import Row
 from anabranch.batches.format import read_header
 from anabranch.batches.journal_refetch import JournalReaders
+from anabranch.batches.one_shots import EventCopies, EventPart
 from anabranch.batches.packer import DEFAULT_LIMIT, Made, Packer, worth_splicing
 from anabranch.core.journal_runs import StoredRun
 from anabranch.core.round import Landed
@@ -22,14 +22,14 @@ from anabranch.ports import RawBatch, TopicPartition
 
 
 class Piece(NamedTuple):
-    """The part of one commit in the target: runs of a journal partition, in order, then events, then batches.
+    """The part of one commit in the target: runs of a journal partition, in order, or events, or batches.
 
     ``batches``: batches whose records all go to the target (`anabranch.batches.split`).
     """
 
     source: TopicPartition | None = None
     runs: Sequence[StoredRun] = ()
-    events: Sequence[Row] = ()
+    events: EventPart | None = None
     batches: Sequence[RawBatch] = ()
 
 
@@ -45,12 +45,16 @@ class Splice:
         target: TopicPartition,
         pieces: Sequence[Piece],
         *,
+        copies: EventCopies | None = None,
         limit: int = DEFAULT_LIMIT,
     ) -> None:
-        """``limit``: the most bytes of a batch that is put together (the topic's max.message.bytes)."""
+        """``copies``: has the events of the pieces. ``limit``: the most bytes of a batch that is put together (the
+        topic's max.message.bytes).
+        """
         self._readers = readers
         self._target = target
         self._pieces = pieces
+        self._copies = copies or EventCopies()
         self._packer = Packer(limit)
         # (index of the piece, records) in order, for each batch yielded.
         self._yielded: deque[list[tuple[int, int]]] = deque()
@@ -64,14 +68,20 @@ class Splice:
 
     def _made(self) -> Iterator[Made]:
         packer = self._packer
+        events: list[tuple[int, EventPart]] = []  # of consecutive pieces, which are copied at once
         for index, piece in enumerate(self._pieces):
+            if piece.events is not None:
+                events.append((index, piece.events))
+                continue
+            if events:
+                yield from packer.events(events, self._copies)
+                events = []
             if piece.runs:
                 if piece.source is None:
                     raise InvariantViolation("runs without the journal they are in")
                 reader = self._readers.of(piece.source)
                 for run in piece.runs:
                     yield from packer.run(index, run, reader)
-            yield from packer.rows(index, piece.events)
             for batch in piece.batches:
                 header = read_header(batch.data)
                 records = header.record_count
@@ -80,6 +90,8 @@ class Splice:
                     yield from packer.whole(index, batch, records)
                 else:
                     yield from packer.copy(index, batch, 0, records - 1)
+        if events:
+            yield from packer.events(events, self._copies)
         yield from packer.flush()
 
     def note(self, base_offsets: Sequence[int]) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from anabranch.core.command_events import SomeEvents
 from anabranch.core.decisions.scale import Autoscaler, start
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.history_records import Tail
@@ -21,8 +22,7 @@ from anabranch.core.stream_settings import parse_policy
 from anabranch.core.stream_states import ACTIVE
 from anabranch.errors import FixCallError, InvalidArgument
 from anabranch.protocol.ids import segment_number
-from anabranch.protocol.partitioner import position_of
-from anabranch.protocol.schemas.records import Event, SegmentRange, StreamRow
+from anabranch.protocol.schemas.records import SegmentRange, StreamRow
 
 log = logging.getLogger("anabranch.controller")
 
@@ -124,9 +124,8 @@ class Autoscaling:
     ) -> Taken:
         number = segment_number(segment.segment_id)
         if part.events:
-            size = sum(len(event.key or b"") + len(event.value or b"") for event in part.events)
             positions = tuple(self._positions(part.events))
-            return Taken(number, part.partition, len(part.events), size, positions)
+            return Taken(number, part.partition, len(part.events), part.events.size, positions)
         if part.staged is None:
             records = sum(run.records for run in part.runs)
             size = sum(run.batch_size for run in part.runs)
@@ -136,11 +135,11 @@ class Autoscaling:
             size = sum(run.batch_size for run in runs)  # an estimate: it includes left-out records
         return Taken(number, part.partition, records, size, self._spread(segment, records))
 
-    def _positions(self, events: tuple[Event, ...]) -> Iterator[int]:
-        for event in events:
+    def _positions(self, events: SomeEvents) -> Iterator[int]:
+        for place in events.places:
             self._events += 1
-            if self._events % _SAMPLED == 0 and event.key is not None:
-                yield position_of(event.key)
+            if self._events % _SAMPLED == 0 and place >= 0:
+                yield place
 
     def _spread(self, segment: SegmentRange, records: int) -> tuple[int, ...]:
         """Evenly spread positions for records whose keys are not decoded.

@@ -48,6 +48,7 @@ from typing import NamedTuple
 from anabranch.batches.builder import BatchBuilder, Row
 from anabranch.batches.format import read_header
 from anabranch.batches.journal_refetch import JournalReaders
+from anabranch.batches.one_shots import EventCopies
 from anabranch.batches.packer import BATCH_BYTES, DEFAULT_LIMIT, batch_limit
 from anabranch.batches.splice import Piece, Splice
 from anabranch.batches.split import Split
@@ -73,7 +74,7 @@ from anabranch.ports import (
     TopicPartition,
 )
 from anabranch.protocol import hybrid_time
-from anabranch.protocol.ids import OP_HEADER, TXN_HEADER, pack_txn_header
+from anabranch.protocol.ids import OP_HEADER, pack_txn_header
 from anabranch.protocol.schemas.codec import encode
 from anabranch.protocol.schemas.records import EpochRecord, Reply
 from anabranch.topics.names import (
@@ -474,11 +475,11 @@ class Merge:
     ) -> None:
         """``limits``: the most bytes of a batch, by stream; streams that it lacks have the default."""
         queues: dict[tuple[str, int], list[tuple[tuple[int, int], Piece]]] = {}
-        limits = limits or {}
+        limits, copies = limits or {}, EventCopies()
         for i, commit in enumerate(round_.history):
             if isinstance(commit, NewEpoch):
                 continue
-            pieces = _pieces(readers, commit, limits.get(commit.stream, DEFAULT_LIMIT))
+            pieces = _pieces(readers, copies, commit, limits.get(commit.stream, DEFAULT_LIMIT))
             for j, part, piece in pieces:
                 queue = queues.setdefault((commit.stream, part.partition), [])
                 queue.append(((i, j), piece))
@@ -489,6 +490,7 @@ class Merge:
                     readers,
                     TopicPartition(stream_topic(stream), partition),
                     [piece for _, piece in queue],
+                    copies=copies,
                     limit=limits.get(stream, DEFAULT_LIMIT),
                 ),
             )
@@ -521,7 +523,7 @@ class Merge:
 
 
 def _pieces(
-    readers: JournalReaders, commit: StreamCommit, limit: int
+    readers: JournalReaders, copies: EventCopies, commit: StreamCommit, limit: int
 ) -> Iterator[tuple[int, Part, Piece]]:
     """The pieces to append for a commit's parts, by the parts' indexes."""
     if commit.plain:
@@ -529,11 +531,14 @@ def _pieces(
             if batches:
                 yield j, commit.parts[j], Piece(batches=batches)
         return
-    header = (TXN_HEADER, pack_txn_header(commit.txn_id, 0, commit.stream_epoch))
-    only = (header,)  # one tuple for all: it is encoded once
+    journal = journal_topic(commit.stream)
+    txn = pack_txn_header(commit.txn_id, 0, commit.stream_epoch)
     for j, part in enumerate(commit.parts):
-        if part.staged is None:  # a staged part is in the stream already
-            yield j, part, _piece(commit, part, only)
+        if part.runs:
+            yield j, part, Piece(source=TopicPartition(journal, part.source), runs=part.runs)
+        elif part.staged is None:  # a staged part is in the stream already
+            now_ms = hybrid_time.to_ms(commit.timestamp)
+            yield j, part, Piece(events=copies.part(part.events, now_ms, txn))
 
 
 def _split(readers: JournalReaders, commit: StreamCommit, limit: int) -> list[list[RawBatch]]:
@@ -545,20 +550,6 @@ def _split(readers: JournalReaders, commit: StreamCommit, limit: int) -> list[li
         for run in writes.runs:
             split.add(reader.batch(run.batch_base, run.batch_crc), run, keyless)
     return split.done()
-
-
-def _piece(commit: StreamCommit, part: Part, only: tuple[tuple[str, bytes]]) -> Piece:
-    if part.runs:
-        return Piece(
-            source=TopicPartition(journal_topic(commit.stream), part.source), runs=part.runs
-        )
-    now = hybrid_time.to_ms(commit.timestamp)
-    return Piece(
-        events=[
-            (key, value, (*own, *only) if own else only, stamp if stamp >= 0 else now)
-            for _, _, key, value, own, stamp in part.events
-        ]
-    )
 
 
 # -- where the next batches land ----------------------------------------------------------------------

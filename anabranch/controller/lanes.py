@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from operator import attrgetter
 
+from anabranch.batches.one_shots import decode_command
 from anabranch.batches.records import Record
 from anabranch.controller.durability import answers_of
 from anabranch.controller.topic_trouble import (
@@ -43,7 +44,7 @@ from anabranch.protocol.ids import (
     command_digest,
 )
 from anabranch.protocol.legal_names import ADMIN_LANE, OPEN_LANE
-from anabranch.protocol.schemas.codec import TYPES, decode
+from anabranch.protocol.schemas.codec import TYPES
 from anabranch.protocol.schemas.records import AdoptScope, LaneRow, Outcome
 from anabranch.topics.names import commands_topic
 
@@ -587,7 +588,7 @@ def decide_command(turn: Turn, command: Command) -> None:
         return  # a command before it in this round blocked its lane, so it counts as not read
     try:
         _check_size(turn, command.payload)
-        record = decode(command.payload)
+        record = decode_command(command.payload)
         if size > work.FEW_BYTES:
             turn.charge(work.of_parts(record))
         turn.seen = None if command.seen is None else hybrid_time.parse(command.seen)

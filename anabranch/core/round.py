@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from anabranch.core.command_events import NO_EVENTS, SomeEvents
 from anabranch.core.journal_runs import StoredRun
 from anabranch.protocol.legal_names import OPEN_LANE
 from anabranch.protocol.schemas import records as r
@@ -43,7 +44,7 @@ class Part(NamedTuple):
     segment_id: int
     partition: int
     runs: tuple[StoredRun, ...] = ()
-    events: tuple[r.Event, ...] = ()
+    events: SomeEvents = NO_EVENTS
     source: int = -1
     staged: Landed | None = None
 

@@ -12,6 +12,7 @@ from dataclasses import fields
 from functools import cache
 from typing import Any
 
+from anabranch.core.command_events import CommandEvents
 from anabranch.protocol.schemas.records import Event, Receipt
 
 COMMAND = 6  # a command, taken out of its record and judged
@@ -49,6 +50,8 @@ def _items_of(value: Any) -> int:
     """The number of items in a value, nested ones included."""
     if isinstance(value, dict):
         return len(value)
+    if isinstance(value, CommandEvents):
+        return value.items
     own, parts = 0, value
     if type(value) is tuple:  # of one kind
         if value and type(value[0]) is Event:

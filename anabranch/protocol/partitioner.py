@@ -14,10 +14,11 @@ from zlib import crc32
 
 from anabranch.errors import InvalidArgument
 from anabranch.protocol.ids import segment_number
-from anabranch.protocol.schemas.records import Event, SegmentRange
+from anabranch.protocol.schemas.records import SegmentRange
 
 SPACE = 1 << 32
 _MASK = SPACE - 1
+_NOT_HELD = "the stream's segments do not hold this key"
 
 
 def mix(h: int) -> int:
@@ -37,6 +38,13 @@ def position_of(key: bytes) -> int:
     h ^= h >> 13
     h = h * 0xC2B2AE35 & _MASK
     return h ^ h >> 16
+
+
+def place_of(key: bytes | None, segment_id: int) -> int:
+    """An event's place in any layout: the position of its key. Without a key it is below 0, and names the segment
+    that the sender chose: ``~segment_number(segment_id)``.
+    """
+    return ~segment_number(segment_id) if key is None else position_of(key)
 
 
 def task_of(key: bytes, tasks: int) -> int:
@@ -84,27 +92,29 @@ class Layout:
         position = position_of(key)
         at = bisect_right(self._lows, position) - 1
         if at < 0 or position >= self._highs[at]:
-            raise InvalidArgument("the stream's segments do not hold this key")
+            raise InvalidArgument(_NOT_HELD)
         return self._order[at]
 
-    def index_of(self, segment_id: int) -> int:
-        """The index of the segment that a client chose for events without a key; 0 if it is not active."""
-        return self._by_number.get(segment_number(segment_id), 0)
-
     def spread(
-        self, events: Sequence[Event], *, by_key: bool = True
-    ) -> list[tuple[SegmentRange, list[Event]]]:
-        """Group events by segment, in the order of the segments and of the events.
+        self, places: Sequence[int], numbers: Sequence[int]
+    ) -> list[tuple[SegmentRange, Sequence[int]]]:
+        """Group numbers of events by segment, in the order of the segments and of the numbers.
 
-        ``by_key`` False: each event is put into the segment that it names, although it has a key.
+        ``places``: the place (`place_of`) of each event, by its number.
         """
-        lists: dict[int, list[Event]] = {}
-        find = self.find
-        for event in events:
-            key = event.key
-            index = find(key) if by_key and key is not None else self.index_of(event.segment_id)
-            if index in lists:
-                lists[index].append(event)
+        lows, highs, order, by_number = self._lows, self._highs, self._order, self._by_number
+        lists: dict[int, list[int]] = {}
+        for number in numbers:
+            place = places[number]
+            if place >= 0:
+                at = bisect_right(lows, place) - 1
+                if at < 0 or place >= highs[at]:
+                    raise InvalidArgument(_NOT_HELD)
+                index = order[at]
             else:
-                lists[index] = [event]
+                index = by_number.get(~place, 0)
+            if index in lists:
+                lists[index].append(number)
+            else:
+                lists[index] = [number]
         return [(self.segments[index], lists[index]) for index in sorted(lists)]

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from anabranch.batches import framing, framing_plain
 from anabranch.batches.format import HEADER_SIZE
 from anabranch.batches.framing import Kind, Run, scan_batch
+from anabranch.batches.kernels import parts as parts_kernel
 from anabranch.batches.kernels import scan as scan_kernel
 from anabranch.batches.kernels.parts import MALFORMED_RESULT
 from anabranch.batches.records import MIN_RECORD_BYTES, Record, encode_batch
@@ -255,7 +256,7 @@ def test_other_names_are_not_ours(name: str, monkeypatch: pytest.MonkeyPatch) ->
 
 def _is_utf8(name: bytes) -> bool:
     """The kernel's own answer."""
-    return bool(scan_kernel._is_utf8(np.frombuffer(name, dtype=np.uint8), 0, len(name)))
+    return bool(parts_kernel._is_utf8(np.frombuffer(name, dtype=np.uint8), 0, len(name)))
 
 
 def test_utf8_is_what_python_says_it_is() -> None:

@@ -11,8 +11,10 @@ import pytest
 from anabranch.batches.format import crc_of, read_header
 from anabranch.batches.framing import Kind, scan_batch
 from anabranch.batches.journal_refetch import JournalReader, JournalReaders
+from anabranch.batches.one_shots import EventCopies
 from anabranch.batches.records import Record, decode_records, encode_batch
 from anabranch.batches.splice import Piece, Splice
+from anabranch.core.command_events import CommandEvents, SomeEvents
 from anabranch.core.journal_runs import StoredRun
 from anabranch.core.round import Landed
 from anabranch.errors import InvariantViolation
@@ -24,6 +26,7 @@ from anabranch.ports import (
     TopicSpec,
 )
 from anabranch.protocol.ids import TXN_HEADER, pack_txn_header
+from anabranch.protocol.schemas.records import Event
 from tests.batches.strategies import stored_run
 from tests.memory.clock import SteppedClock
 from tests.memory.log import MemoryCluster
@@ -33,11 +36,13 @@ TARGET = TopicPartition("s", 0)
 T = 1_690_000_000_000
 
 
-def splice_stream(cluster: MemoryCluster, pieces: Sequence[Piece]) -> list[Landed]:
+def splice_stream(
+    cluster: MemoryCluster, pieces: Sequence[Piece], copies: EventCopies | None = None
+) -> list[Landed]:
     """Append the pieces to the target; where each landed."""
     log = cluster.log("controller")
     producer = log.producer("a", timeout=60)
-    splice = Splice(JournalReaders(log), TARGET, pieces)
+    splice = Splice(JournalReaders(log), TARGET, pieces, copies=copies)
     splice.note(producer.append_stream(splice.batches()))
     producer.commit()
     return splice.landed()
@@ -110,21 +115,25 @@ def test_pieces_land_in_their_order(cluster: MemoryCluster) -> None:
             write(cluster, *[rng.choice((1, 2, 3))] * rng.choice((5, 99, 100, 150)))
         else:
             write(cluster, *rng.choices((1, 2, 3), k=rng.randrange(1, 60)), codec="zstd")
-    events = [(b"e", b"event %d" % i, header(4), T + i) for i in range(50)]
+    events = [Event("s", -1, b"e", b"event %d" % i, (), T + i) for i in range(50)]
+    encoded, copies, txn = CommandEvents.of(events), EventCopies(), header(4)[0][1]
+    some = [copies.part(SomeEvents(encoded, range(n)), T, txn) for n in (50, 3)]
     pieces = [
         Piece(JOURNAL, runs_of(cluster, 2)),
-        Piece(events=events),
+        Piece(events=some[0]),
         Piece(),
-        Piece(JOURNAL, runs_of(cluster, 1), events[:3]),
+        Piece(JOURNAL, runs_of(cluster, 1)),
+        Piece(events=some[1]),
         Piece(JOURNAL, runs_of(cluster, 3)),
     ]
-    landed = splice_stream(cluster, pieces)
+    landed = splice_stream(cluster, pieces, copies)
     records = merged(cluster)
     wanted: list[list[bytes | None]] = [
         expected(cluster, 2),
-        [e[1] for e in events],
+        [e.value for e in events],
         [],
-        [*expected(cluster, 1), *(e[1] for e in events[:3])],
+        expected(cluster, 1),
+        [e.value for e in events[:3]],
         expected(cluster, 3),
     ]
     assert [r.value for r in records] == [value for piece in wanted for value in piece]
@@ -183,7 +192,10 @@ def test_a_batch_that_is_not_the_one_that_was_indexed_is_not_merged(
 
 
 def test_offsets_must_be_noted_before_they_are_asked_for(cluster: MemoryCluster) -> None:
-    splice = Splice(JournalReaders(cluster.log("c")), TARGET, [Piece(events=[(b"k", b"v", (), T)])])
+    copies = EventCopies()
+    one = SomeEvents(CommandEvents.of([Event("s", -1, b"k", b"v", (), T)]), [0])
+    piece = Piece(events=copies.part(one, T, header(4)[0][1]))
+    splice = Splice(JournalReaders(cluster.log("c")), TARGET, [piece], copies=copies)
     list(splice.batches())
     with pytest.raises(InvariantViolation, match="not known yet"):
         splice.landed()

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from anabranch.batches import framing
 from anabranch.controller.lanes import Command, decide_command
 from anabranch.core import rows as k
 from anabranch.core import work
@@ -63,6 +64,12 @@ class Table(Memory):
     def scan_back(self, before: bytes) -> Iterator[tuple[bytes, bytes]]:
         for at in range(bisect_left(self._keys, before) - 1, -1, -1):
             yield self._keys[at], self.rows[self._keys[at]]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def compiled() -> None:
+    """Load the compiled code before anything is counted."""
+    framing.warm()
 
 
 @cache
@@ -208,6 +215,16 @@ WORST: dict[str, Callable[[World], Any]] = {
     "commit without the receipts of many": unfinished,
     "commit all": lambda w: r.Commit(token(w), (), None, "daily", 0, None),
     "one-shot": lambda w: r.OneShot(w.id("new"), "nyc", None, tuple(event("nyc/a", b"k") for n in range(3_000))),
+    "one-shot into streams in turn": lambda w: r.OneShot(
+        w.id("new"), "nyc", None, tuple(event(("nyc/a", "nyc/s1")[n % 2]) for n in range(3_000)),
+    ),
+    "one-shot that has headers": lambda w: r.OneShot(
+        w.id("new"), "nyc", None,
+        tuple(event(headers={f"h{i}": None for i in range(20)}) for n in range(300)),
+    ),
+    "one-shot that is refused at its end": lambda w: r.OneShot(
+        w.id("new"), "nyc", None, (*[event() for n in range(3_000)], event(headers={"ab.x": b""})),
+    ),
     "small one-shot": lambda w: r.OneShot(w.id("new"), "nyc", None, (event("nyc/a", b"k"),)),
     "prepared": lambda w: r.PrepareEvents(
         w.id("new"), "nyc", None, tuple(event("nyc/a", b"k") for n in range(500)), SECRET,

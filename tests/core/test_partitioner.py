@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from anabranch.errors import InvalidArgument
 from anabranch.protocol import partitioner as ks
 from anabranch.protocol.ids import segment_id
-from anabranch.protocol.partitioner import SPACE, Layout, even_ranges, position_of
+from anabranch.protocol.partitioner import SPACE, Layout, even_ranges, place_of, position_of
 from anabranch.protocol.schemas.records import Event, SegmentRange
 
 u32 = st.integers(0, (1 << 32) - 1)
@@ -150,7 +150,9 @@ def test_events_keep_their_order_in_each_segment(
     segments = segments_of(even_ranges(4))
     ids = [segment.segment_id for segment in segments]
     events = [event(key, data.draw(st.sampled_from([*ids, -1, 77]))) for key in keys]
-    spread = Layout(segments).spread(events)
+    places = [place_of(one.key, one.segment_id) for one in events]
+    found_numbers = Layout(segments).spread(places, range(len(events)))
+    spread = [(segment, [events[n] for n in numbers]) for segment, numbers in found_numbers]
     assert [segment.segment_id for segment, _ in spread] == sorted(
         {segment.segment_id for segment, _ in spread}
     )
@@ -172,3 +174,5 @@ def test_events_keep_their_order_in_each_segment(
 def test_a_key_that_no_segment_holds_is_refused(bounds: list[tuple[int, int]]) -> None:
     with pytest.raises(InvalidArgument, match="do not hold"):
         Layout(segments_of(bounds)).find(b"key")
+    with pytest.raises(InvalidArgument, match="do not hold"):
+        Layout(segments_of(bounds)).spread([position_of(b"key")], [0])

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from anabranch.core.command_events import CommandEvents, SomeEvents
 from anabranch.core.decisions.streams import stream_forgotten
 from anabranch.core.locks import table_writes
 from anabranch.core.locks.recent_writes import RecentWrites
@@ -158,7 +159,8 @@ def test_digests_say_what_a_naive_set_says() -> None:
         runs = [draw.sample(alphabet, draw.choice((0, 1, 5, 40, 90))) for _ in range(3)]
         digests = [Keys.of([*run, None, *run[:1]]).to_bytes() for run in runs]
         events = tuple(r.Event(A, -1, key, b"v", (), -1) for key in draw.sample(alphabet, 2))
-        commit = StreamCommit(NO_TXN, A, 0, 7, (Part(0, 0, events=events),))
+        own = SomeEvents(CommandEvents.of(events), range(len(events)))
+        commit = StreamCommit(NO_TXN, A, 0, 7, (Part(0, 0, events=own),))
         keys = sorted({key for run in runs for key in run} | {event.key or b"" for event in events})
         write = write_of(commit, digests)
         assert list(write.points or ()) == sorted(map(fingerprint, keys)), f"seed {seed}"

@@ -15,8 +15,10 @@ from anabranch.batches.columns_read import _Room
 from anabranch.batches.compression import decompress
 from anabranch.batches.format import read_header
 from anabranch.batches.records import MIN_RECORD_BYTES
+from anabranch.core.command_events import COLUMNS, RUN_COLUMNS, CommandEvents
 from anabranch.errors import MalformedRecord, UnsupportedVersion
 from anabranch.protocol.limits import Room
+from anabranch.protocol.schemas import fast
 from anabranch.protocol.schemas import records as r
 from anabranch.protocol.schemas.codec import decode, encode
 from tests.fuzz.guarded import Guarded
@@ -232,10 +234,66 @@ def _history_seeds() -> list[bytes]:
     return [encode(sample(cls, i)) for cls in (r.CommitRecord, r.EpochRecord) for i in range(12)]
 
 
+def _events() -> Run:
+    from anabranch.batches.kernels import copy as copy_kernel
+    from anabranch.batches.kernels import events as kernel
+    from anabranch.batches.kernels.parts import MALFORMED_RESULT, NO_ROOM
+
+    columns = COLUMNS + RUN_COLUMNS
+    data_room, out_room, state_room = Guarded(_MOST), Guarded(2 * _MOST), Guarded(64)
+    found_room = Guarded(8 * (1 + columns * fast.EVENTS))
+    starts_room, parts_room, txns_room = Guarded(8 * fast.EVENTS), Guarded(64), Guarded(64)
+
+    def run(data: bytes) -> None:
+        at_end = len(data) % 4 != 0
+        count = int.from_bytes(data[:2], "big")
+        if not 1 <= count <= fast.EVENTS:
+            return  # the caller looks
+        body = data_room.filled(data[2:], at_end=at_end)
+        found = found_room.array(1 + columns * count, np.int64, at_end=at_end)
+        end = kernel.scan(body, 0, count, found)
+        assert end == MALFORMED_RESULT or 0 < end <= len(body)
+        if end == MALFORMED_RESULT:
+            return
+        try:
+            events, read_to = fast.read_events(bytes(body), 0, count)
+        except UnicodeDecodeError:
+            return  # of a stream's name, which the caller reads
+        assert read_to + 1 == end
+        assert found[0] == len(CommandEvents.of(events).runs)
+        starts = starts_room.array(count, np.int64, at_end=at_end)
+        starts[:] = found[1 : 1 + count]
+        parts = parts_room.array(kernel.PART_COLUMNS, np.int64, at_end=at_end)
+        parts[:] = (count, 0, 5)
+        txns = txns_room.filled(bytes(kernel.TXN_BYTES), at_end=at_end)
+        enough = len(body) + count * kernel.MOST_FRAMING
+        for size in (0, len(body), enough):
+            out = out_room.array(size, np.uint8, at_end=at_end)
+            state = state_room.array(copy_kernel.STATE_SIZE, np.int64, at_end=at_end)
+            state[:] = 0
+            result = kernel.copy(body, starts, parts, txns, _MOST, _MOST, out, state)
+            assert result == 0 or (result == NO_ROOM and size < enough)
+            assert 0 <= state[copy_kernel.TARGET_AT] <= size
+            assert state[copy_kernel.SOURCE_AT] == (count if result == 0 else 0)
+
+    return run
+
+
+def _event_seeds() -> list[bytes]:
+    """The number of events in two bytes, and the array's block with its end."""
+    found = []
+    for i in range(12):
+        shot = sample(r.OneShot, i)
+        events = (*shot.events, *shot.events, r.Event("s", -1, b"k", None, (), -1))
+        found.append(len(events).to_bytes(2, "big") + fast.write_events(events)[0] + b"\x00")
+    return found
+
+
 TARGETS = (
     Target("kernel-scan", _seeds, _scan, (), inputs=350),
     Target("kernel-copy", _seeds, _copies, (), inputs=350),
     Target("kernel-place", _seeds, _places, (), inputs=350),
     Target("kernel-columns", _seeds, _columns, (), inputs=350),
+    Target("kernel-events", _event_seeds, _events, (), inputs=500),
     Target("kernel-history", _history_seeds, _history, (), inputs=500),
 )

@@ -510,7 +510,11 @@ def test_an_id_whose_epochs_are_used_up_leaves_nothing(cluster: Cluster) -> None
     all_steps(producer._end(commit=True))
     assert cluster.ended == {(7, PLACE): True}
     producer._appended = {PLACE._replace(partition=1)}
-    coordinator.end = lambda commit: iter([setattr(coordinator, "producer_id", 8)])
-    coordinator.connection = None
+
+    def renewed(*, commit: bool) -> Iterator[None]:
+        coordinator.producer_id = 8
+        yield from ()
+
+    coordinator.end = renewed
     all_steps(producer._end(commit=False))
     assert cluster.ended == {}

@@ -54,7 +54,7 @@ one_shots = st.builds(
     names,
     st.none() | names,
     st.lists(events, max_size=6).map(tuple),
-    st.none(),  # those that move positions are fastavro's
+    st.none() | record_strategy("Consumed"),
     st.just(()) | st.lists(locks, max_size=2).map(tuple),
 )
 outcomes = st.builds(
@@ -128,6 +128,13 @@ USUAL: list[Any] = [
     r.PreparedRow(PREPARE, NOW),
     r.ParticipantRow("nyc/flights", 3),
     r.Reply(b"c" * 16, b"d" * 8, TIME, OUTCOME._replace(streams=("nyc/a",), prepared_ms=NOW)),
+    r.OneShot(
+        TXN_ID,
+        "nyc",
+        None,
+        plain_events(2),
+        r.Consumed("nyc/p", bytes(16), (r.TaskStep((1, 70), 9, (r.TaskPosition(0, 300, TIME),)),)),
+    ),
     r.Reply(b"c" * 16, b"d" * 8, TIME, OUTCOME._replace(tables=(r.TableTime("nyc/rows", TIME),))),
     ROW,
     r.TableRow(TIME, TIME, TIME),

@@ -1,4 +1,4 @@
-"""Parts of all kernels: numbers, checksums and key positions, and the cache of compiled code.
+"""Parts of all kernels: numbers, texts, checksums and key positions, and the cache of compiled code.
 
 A function without an ``end`` argument checks no bounds: its caller has checked them.
 
@@ -70,14 +70,15 @@ _warned: set[str] = set()
 _SOURCE = __loader__.get_data(__file__)
 
 
-def compiled(signature: Any = None) -> Callable[..., Any]:
+def compiled(signature: Any = None, *, nogil: bool = True) -> Callable[..., Any]:
     """Compile a function at import, or load it from the cache, so that callers never wait in the middle of a round.
 
-    Without a signature it is compiled at its first call.
+    Without a signature it is compiled at its first call. ``nogil``: whether other threads run meanwhile; after a
+    walk of microseconds its thread would then wait for a busy one, up to 5 ms.
     """
 
     def compile_now(function):
-        dispatcher = numba.njit(nogil=True)(function)
+        dispatcher = numba.njit(nogil=nogil)(function)
         dispatcher._cache = _Caches(function)
         if signature is not None:
             dispatcher.compile(signature)
@@ -373,3 +374,49 @@ def _varint_size(value):
         size += 1
         raw >>= np.uint64(7)
     return size
+
+
+@numba.njit(nogil=True)
+def _is_utf8(body, at, last):
+    """Whether bytes are UTF-8, as Python and the standard have it: nothing overlong, no surrogates."""
+    while at < last:
+        byte = _byte(body, at)
+        at += 1
+        if byte < 0x80:
+            continue
+        if byte < 0xC2 or byte > 0xF4:
+            return False
+        more = 1
+        low = 0x80
+        high = 0xBF
+        if byte >= 0xF0:
+            more = 3
+            if byte == 0xF0:
+                low = 0x90
+            elif byte == 0xF4:
+                high = 0x8F
+        elif byte >= 0xE0:
+            more = 2
+            if byte == 0xE0:
+                low = 0xA0
+            elif byte == 0xED:
+                high = 0x9F
+        if last - at < more:
+            return False
+        for _ in range(more):
+            byte = _byte(body, at)
+            if byte < low or byte > high:
+                return False
+            low = 0x80
+            high = 0xBF
+            at += 1
+    return True
+
+
+@_inline
+def _is_text(body, at, last):
+    """Whether bytes are UTF-8, by a quicker way for ASCII than `_is_utf8`."""
+    high = np.int64(0)
+    for i in range(at, last):
+        high |= _byte(body, i)
+    return high < 0x80 or _is_utf8(body, at, last)

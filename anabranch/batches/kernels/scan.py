@@ -10,7 +10,6 @@ same walk in plain Python: change both.
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 from numba import types
 
@@ -26,6 +25,7 @@ from anabranch.batches.kernels.parts import (
     _crc,
     _crc32c,
     _inline,
+    _is_text,
     _load64,
     _position,
     _varint,
@@ -55,52 +55,6 @@ WRITE, PLAIN, OP, MALFORMED, DOUBLE_TXN, TXN_AND_OP, DOUBLE_OP, TXN_LENGTH, RESE
 BAD_KEY, BAD_TIME, TOO_LARGE = range(10, 13)
 
 _CHECKSUM_MASK = (1 << 63) - 1
-
-
-@numba.njit(nogil=True)
-def _is_utf8(body, at, last):
-    """Whether bytes are UTF-8, as Python and the standard have it: nothing overlong, no surrogates."""
-    while at < last:
-        byte = _byte(body, at)
-        at += 1
-        if byte < 0x80:
-            continue
-        if byte < 0xC2 or byte > 0xF4:
-            return False
-        more = 1
-        low = 0x80
-        high = 0xBF
-        if byte >= 0xF0:
-            more = 3
-            if byte == 0xF0:
-                low = 0x90
-            elif byte == 0xF4:
-                high = 0x8F
-        elif byte >= 0xE0:
-            more = 2
-            if byte == 0xE0:
-                low = 0xA0
-            elif byte == 0xED:
-                high = 0x9F
-        if last - at < more:
-            return False
-        for _ in range(more):
-            byte = _byte(body, at)
-            if byte < low or byte > high:
-                return False
-            low = 0x80
-            high = 0xBF
-            at += 1
-    return True
-
-
-@_inline
-def _is_text(body, at, last):
-    """Whether bytes are UTF-8, by a quicker way for ASCII than `_is_utf8`."""
-    high = np.int64(0)
-    for i in range(at, last):
-        high |= _byte(body, i)
-    return high < 0x80 or _is_utf8(body, at, last)
 
 
 @_inline

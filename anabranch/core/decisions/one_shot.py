@@ -6,7 +6,7 @@ has a marked id (`protocol.ids`) and leaves no row of its own.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from hmac import compare_digest
 
@@ -14,6 +14,7 @@ from anabranch import errors
 from anabranch.core import history_records
 from anabranch.core import rows as k
 from anabranch.core.authorize import check_right, writing
+from anabranch.core.command_events import CommandEvents, EventRun, SomeEvents
 from anabranch.core.decisions import positions, prepared
 from anabranch.core.decisions.scopes import active_stream, check_served
 from anabranch.core.decisions.transactions import (
@@ -37,7 +38,8 @@ from anabranch.errors import check
 from anabranch.protocol import limits
 from anabranch.protocol.ids import is_marked
 from anabranch.protocol.legal_names import check_name, is_state
-from anabranch.protocol.limits import LATEST, NO_TIME, RESERVED
+from anabranch.protocol.limits import NO_TIME, RESERVED
+from anabranch.protocol.partitioner import place_of
 from anabranch.protocol.schemas import records as r
 
 _KEEPALIVE_MS = 1_000  # in the row of a `PrepareEvents`, which no keepalive ends
@@ -77,7 +79,7 @@ def one_shot(turn: Turn, command: r.OneShot, to: ReplyTo | None) -> None:
         return
     frozen.check_free(turn, command.txn_id, placed)
     supersede(turn, command.scope, command.name, command.txn_id)
-    timestamp = _append(turn, command, placed)
+    timestamp = _append(turn, command.txn_id, placed)
     row = born(
         "one_shot",
         command.txn_id,
@@ -133,7 +135,8 @@ def prepare_events(turn: Turn, command: r.PrepareEvents, to: ReplyTo | None) -> 
         _prepared_before(turn, command, row, to)
         return
     turn.check_new_id(command.txn_id)
-    size = sum(len(event.stream) + _size_of(event) for event in command.events)
+    events = tuple(command.events)
+    size = sum([len(event.stream) + _size_of(event) for event in events])
     if size > limits.PREPARED_EVENTS.value:
         raise errors.EventTooLarge(
             f"events of {size:,} bytes in one command that prepares, {limits.PREPARED_EVENTS.value:,} are allowed: "
@@ -163,7 +166,7 @@ def prepare_events(turn: Turn, command: r.PrepareEvents, to: ReplyTo | None) -> 
     for stream in streams:
         epoch = turn.state.streams[stream].reference_epoch
         turn.put(k.participant_key(command.txn_id, stream), r.ParticipantRow(stream, epoch))
-    kept = r.PreparedRow(command.prepare, turn.wall_ms, command.events)
+    kept = r.PreparedRow(command.prepare, turn.wall_ms, events)
     turn.put(k.prepared_key(command.txn_id), kept)
     turn.answer(to, row, full=False)
 
@@ -199,15 +202,13 @@ def commit_events(turn: Turn, txn: OpenTxn, to: ReplyTo | None) -> None:
         if state_of(turn.state.streams.get(stream)) == RECOVERING:
             raise errors.NotReady(f"{stream} is being taken back: ask again")
         active_stream(turn, stream)
-    by_stream: dict[str, list[r.Event]] = {}
-    for event in events:
-        if event.stream not in gone:
-            by_stream.setdefault(event.stream, []).append(event)
-    placed = {s: turn.state.layouts[s].spread(e, by_key=True) for s, e in by_stream.items()}
+    all_events = CommandEvents.of(events)
+    kept = {s: its for s, its in all_events.by_stream().items() if s not in gone}
+    placed = _spread(turn, all_events, all_events.places, kept)
     frozen.check_free(turn, txn_id, placed)
     if gone:
         row = prepared.without(row, sum(event.stream in gone for event in events), gone)
-    timestamp = _append(turn, r.OneShot(txn_id, row.scope, row.name, events), placed)
+    timestamp = _append(turn, txn_id, placed)
     row = turn.move(row, "begin_commit", commit_timestamp=timestamp, finished_ms=turn.wall_ms)
     row = turn.move(row, "finalize_commit")
     prepared.drop_events(turn, txn_id)
@@ -240,7 +241,7 @@ def _one_shot_of_tasks(turn: Turn, command: r.OneShot, to: ReplyTo | None) -> No
     positions.judge(turn, consumed, command.txn_id, command.scope, turn.lane)
     placed = _place(turn, command)
     frozen.check_free(turn, command.txn_id, placed)
-    timestamp = _append(turn, command, placed)
+    timestamp = _append(turn, command.txn_id, placed)
     state = _state_of(command, placed)
     moved = positions.move(turn, consumed, command.txn_id, timestamp, len(command.events), state)
     turn.reply(to, positions.outcome(command.scope, moved, turn.lane))
@@ -261,16 +262,16 @@ def _size_of(event: r.Event) -> int:
     return size + sum(len(name) + len(content or b"") for name, content in event.headers)
 
 
-_Placed = Mapping[str, list[tuple[r.SegmentRange, list[r.Event]]]]
+_Placed = Mapping[str, list[tuple[r.SegmentRange, SomeEvents]]]
 
 
-def _append(turn: Turn, command: r.OneShot, placed: _Placed) -> int:
+def _append(turn: Turn, txn_id: bytes, placed: _Placed) -> int:
     """Put the events of a one-shot into the round. Returns their commit timestamp."""
     timestamp = turn.next_timestamp()
     for stream, by_segment in placed.items():
         parts = tuple(
             [
-                Part(segment.segment_id, segment.partition, events=tuple(events))
+                Part(segment.segment_id, segment.partition, events=events)
                 for segment, events in by_segment
             ]
         )
@@ -279,62 +280,93 @@ def _append(turn: Turn, command: r.OneShot, placed: _Placed) -> int:
         # The size of the history record, about; in wide streams not every record has the vector.
         wide = history_records.FEW + target.partitions // history_records.EVERY
         turn.size += 16 * min(target.partitions, wide)
-        conflicts.merge(turn, StreamCommit(command.txn_id, stream, epoch, timestamp, parts))
+        conflicts.merge(turn, StreamCommit(txn_id, stream, epoch, timestamp, parts))
     return timestamp
 
 
-def _place(turn: Turn, command: r.OneShot) -> dict[str, list[tuple[r.SegmentRange, list[r.Event]]]]:
+def _place(turn: Turn, command: r.OneShot) -> _Placed:
     """Check the events of a one-shot, and group them by stream and present segment of their key, in order.
 
     Raises: NotAuthorized, InvalidArgument, EventTooLarge, CrossScope; NotReady, StreamLost, UnknownStream.
     """
-    by_stream: dict[str, list[r.Event]] = {}
-    events: list[r.Event] = []
-    former, most, may_be_big, latest = None, 0, True, LATEST
-    for event in command.events:
-        stream, _, _, _, headers, timestamp = event
-        if stream != former:
-            if stream not in by_stream:
-                if stream not in turn.state.streams:
-                    check_same_partition(turn, stream, command.scope)
-                if not is_state(stream):
-                    check_right(turn.state, turn.lane, *writing(turn.state, stream))
-                active_stream(turn, stream)
-                by_stream[stream] = []
-            former, events = stream, by_stream[stream]
-            most = int(turn.state.streams[stream].settings.get(MAX_MESSAGE, limits.MESSAGE.value))
-            may_be_big = limits.FRAMING + turn.command_bytes > most
-            latest = turn.latest_time(stream)
-        if not NO_TIME <= timestamp <= latest:
-            limits.check_ahead(timestamp, latest, stream)
-        if headers or may_be_big:
-            limits.HEADERS.check(len(headers), "an event")
-            size = _size_of(event)
-            if size > most:
-                raise errors.EventTooLarge(
-                    f"an event of {size:,} bytes; {stream} takes up to {most:,} (its setting {MAX_MESSAGE})"
-                )
-            for name, _ in headers:
-                if name.startswith(RESERVED):
-                    raise errors.InvalidArgument(
-                        f"header {name!r}: names that begin so are reserved"
-                    )
-        events.append(event)
-    for table in by_stream.keys() & turn.state.tables.keys():
-        sizes = [len(row.key or b"") for row in by_stream[table]]
-        limits.ROW_KEY.check(max(sizes), f"a key of {table}")
-        if not min(sizes):
+    events, state = CommandEvents.of(command.events), turn.state
+    most: dict[str, int] = {}
+    tables: dict[str, list[EventRun]] = {}
+    of_state = []
+    begin = 0
+    for run in events.runs:
+        stream = run.stream
+        if stream not in most:
+            if stream not in state.streams:
+                check_same_partition(turn, stream, command.scope)
+            if is_state(stream):
+                of_state.append(stream)
+            else:
+                check_right(state, turn.lane, *writing(state, stream))
+            active_stream(turn, stream)
+            settings = state.streams[stream].settings
+            most[stream] = int(settings.get(MAX_MESSAGE, limits.MESSAGE.value))
+        if stream in state.tables:
+            tables.setdefault(stream, []).append(run)
+        latest = turn.latest_time(stream)
+        fits = limits.FRAMING + run.biggest <= most[stream]
+        in_time = run.earliest >= NO_TIME and run.latest <= latest
+        if not (fits and in_time) or run.reserved or run.most_headers > limits.HEADERS.value:
+            for event in SomeEvents(events, range(begin, run.end)):
+                _check_event(event, most[stream], latest)
+        begin = run.end
+    for table, runs in tables.items():
+        limits.ROW_KEY.check(max(run.longest_key for run in runs), f"a key of {table}")
+        if not min(run.shortest_key for run in runs):
             raise errors.InvalidArgument(
                 f"{table} is a table: each row has a key, which is not empty"
             )
-    for stream in filter(is_state, by_stream):
-        rows = by_stream[stream]
-        positions.check_state(command.consumed, {stream: {row.segment_id for row in rows}})
-        if any(row.key is None for row in rows):
-            raise errors.InvalidArgument(f"{stream}: each row of a state has a key")
-        size = sum(len(row.key or b"") + len(row.value or b"") for row in rows)
-        positions.check_state_size(turn, size)
+    by_stream, places = events.by_stream(), events.places
+    for stream in of_state:
+        rows = SomeEvents(events, by_stream[stream])
+        places = _state_places(turn, command, stream, rows, places)
+    return _spread(turn, events, places, by_stream)
+
+
+def _check_event(event: r.Event, most: int, latest: int) -> None:
+    """Raise the error of an event that its stream does not accept. ``most``: bytes; ``latest``: Unix time in ms."""
+    if not NO_TIME <= event.timestamp <= latest:
+        limits.check_ahead(event.timestamp, latest, event.stream)
+    limits.HEADERS.check(len(event.headers), "an event")
+    size = _size_of(event)
+    if size > most:
+        raise errors.EventTooLarge(
+            f"an event of {size:,} bytes; {event.stream} takes up to {most:,} (its setting {MAX_MESSAGE})"
+        )
+    for name, _ in event.headers:
+        if name.startswith(RESERVED):
+            raise errors.InvalidArgument(f"header {name!r}: names that begin so are reserved")
+
+
+def _state_places(
+    turn: Turn, command: r.OneShot, stream: str, rows: SomeEvents, places: Sequence[int]
+) -> Sequence[int]:
+    """Check the rows of a processor's state. Returns all places: these rows go to the segments that they name."""
+    events = list(rows)
+    positions.check_state(command.consumed, {stream: {row.segment_id for row in events}})
+    if any(row.key is None for row in events):
+        raise errors.InvalidArgument(f"{stream}: each row of a state has a key")
+    positions.check_state_size(turn, rows.size)
+    found = list(places)
+    for number, row in zip(rows.numbers, events, strict=True):
+        found[number] = place_of(None, row.segment_id)
+    return found
+
+
+def _spread(
+    turn: Turn, events: CommandEvents, places: Sequence[int], by_stream: Mapping[str, Sequence[int]]
+) -> _Placed:
+    """Group events by stream and present segment. ``by_stream``: their numbers."""
+    layouts = turn.state.layouts
     return {
-        stream: turn.state.layouts[stream].spread(events, by_key=not is_state(stream))
-        for stream, events in by_stream.items()
+        stream: [
+            (segment, SomeEvents(events, some))
+            for segment, some in layouts[stream].spread(places, numbers)
+        ]
+        for stream, numbers in by_stream.items()
     }

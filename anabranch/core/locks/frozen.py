@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from anabranch.core.command_events import SomeEvents
 from anabranch.core.decisions.turn import Turn
 from anabranch.core.locks.table_writes import FEW_POINTS, Write
 from anabranch.core.memory import Waiting, Who
 from anabranch.errors import NotReady
 from anabranch.protocol.ids import NO_TXN
-from anabranch.protocol.schemas.records import Event, SegmentRange
+from anabranch.protocol.schemas.records import SegmentRange
 
 BARS_MS = 1_000  # when a commit has waited this long, locks that it breaks are not frozen before it
 HEARD_MS = 5_000  # … unless it did not try again for this time, like a one-shot that was given up
@@ -25,14 +26,14 @@ On = set[tuple[bytes, str]]  # the transactions that a commit waits for, with th
 
 
 def check_free(
-    turn: Turn, txn_id: bytes, placed: Mapping[str, Sequence[tuple[SegmentRange, Sequence[Event]]]]
+    turn: Turn, txn_id: bytes, placed: Mapping[str, Sequence[tuple[SegmentRange, SomeEvents]]]
 ) -> None:
     """`NotReady` if a one-shot would break a frozen lock."""
 
     def writes() -> Writes:
         tables = placed.keys() & turn.state.tables.keys()
-        events = {table: (e.key for _, its in placed[table] for e in its) for table in tables}
-        return {table: Write.of(0, keys) for table, keys in events.items()}
+        keys = {table: (key for _, its in placed[table] for key in its.keys) for table in tables}
+        return {table: Write.of(0, its) for table, its in keys.items()}
 
     if waits(turn, txn_id, writes):
         raise NotReady(

@@ -224,7 +224,7 @@ def write_of(commit: StreamCommit, digests: Iterable[bytes]) -> Write:
     If a digest is empty, or the digests together exceed `WINDOW_BYTES`, the keys count as unknown: the write may
     have changed any key.
     """
-    own = [event.key for part in commit.parts for event in part.events]
+    own = [key for part in commit.parts for key in part.events.keys]
     found: list[Keys] = []
     room = WINDOW_BYTES
     for digest in digests:

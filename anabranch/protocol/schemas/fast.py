@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import lru_cache
+from itertools import accumulate
 from typing import Any, TypeVar, get_args
 
 from anabranch.protocol.schemas import records as r
@@ -23,7 +24,7 @@ LIST = 20_000
 EVENTS = 5_000
 DECLINED = (AttributeError, IndexError, KeyError, TypeError, ValueError)
 
-_ONE_SHOT = b"\x01\x08"
+ONE_SHOT = b"\x01\x08"
 _COMMIT = b"\x01\x07"
 _PREPARE_EVENTS = b"\x01\x25"
 _REPLY = b"\x01\x20"
@@ -37,6 +38,8 @@ _OUTCOME = 6  # index in the union of a reply's results
 _TXN_ID_SIZE = 16
 _SECRET_SIZE = 32
 _T = TypeVar("_T")
+# Takes a command, the place of its events and their number; returns the events, and the end of their array.
+EventsReader = Callable[[bytes, int, int], tuple[Any, int]]
 _MAX_NAME = 256  # longer strings are not cached
 _NULL = b"\x00"
 _END = b"\x00"  # ends an array; an empty array is only this
@@ -135,14 +138,24 @@ def _optional_secret(value: bytes | None) -> bytes:
 
 
 def _write_one_shot(record: r.OneShot) -> bytes:
-    out = [_ONE_SHOT, _txn_id(record.txn_id), _name(record.scope), _optional_string(record.name)]
+    out = [ONE_SHOT, _txn_id(record.txn_id), _name(record.scope), _optional_string(record.name)]
     if record.events:
         out.append(_varint(2 * len(record.events)))
         _add_events(out, record.events)
-    if record.consumed is not None:
-        raise Unusual
-    out.append(_END + _NULL + _all(record.locks, _table_locks))
+    consumed = _NULL if record.consumed is None else _consumed(record.consumed)
+    out.append(_END + consumed + _all(record.locks, _table_locks))
     return b"".join(out)
+
+
+def write_events(events: Iterable[r.Event]) -> tuple[bytes, list[int]]:
+    """Events as commands have them, one after the other, and where each one starts."""
+    out: list[bytes] = []
+    firsts = []
+    for event in events:
+        firsts.append(len(out))
+        _add_events(out, (event,))
+    ends = [0, *accumulate(map(len, out))]
+    return b"".join(out), [ends[first] for first in firsts]
 
 
 def _add_events(out: list[bytes], events: Iterable[r.Event]) -> None:
@@ -226,6 +239,24 @@ def _all(records: tuple[_T, ...], write: Callable[[_T], bytes]) -> bytes:
     if not records:
         return _END
     return b"".join((_varint(2 * len(records)), *map(write, records), _END))
+
+
+def _consumed(consumed: r.Consumed) -> bytes:
+    token = consumed.fencing_token
+    if type(token) is not bytes:
+        raise Unusual
+    head = b"\x02" + _name(consumed.processor)
+    return head + _varint(2 * len(token)) + token + _all(consumed.steps, _task_step)
+
+
+def _task_step(step: r.TaskStep) -> bytes:
+    return b"".join(
+        (_all(step.tasks, _int), _once(step.sequence), _all(step.positions, _task_position))
+    )
+
+
+def _task_position(position: r.TaskPosition) -> bytes:
+    return _int(position.input) + b"".join(map(_once, position[1:]))
 
 
 def _table_locks(locks: r.TableLocks) -> bytes:
@@ -426,7 +457,7 @@ def _read_string(data: bytes, at: int) -> tuple[str, int]:
 _known_text = lru_cache(1 << 10)(bytes.decode)
 
 
-def _read_name(data: bytes, at: int) -> tuple[str, int]:
+def read_name(data: bytes, at: int) -> tuple[str, int]:
     """A string, which is cached because it often repeats, and its end."""
     size, start = _read_size(data, at)
     if size > _MAX_NAME:
@@ -444,23 +475,27 @@ def _read_optional_string(data: bytes, at: int) -> tuple[str | None, int]:
     return _read_string(data, at + 1)
 
 
-def _read_one_shot(data: bytes) -> r.OneShot:
-    scope, at = _read_name(data, 2 + _TXN_ID_SIZE)
+def read_one_shot(data: bytes, read_events: EventsReader) -> r.OneShot:
+    """A one-shot, whose events are as the given function reads them."""
+    scope, at = read_name(data, 2 + _TXN_ID_SIZE)
     name, at = _read_optional_string(data, at)
     count, at = _read_size(data, at)
     if count > EVENTS:
         raise Unusual
-    events, at = _read_events(data, at, count) if count else ((), at)
-    if data[at]:  # the one-shot moves positions of tasks
-        raise Unusual
-    locks, at = _read_all(data, at + 1, _read_table_locks)
+    events, at = read_events(data, at, count) if count else ((), at)
+    consumed, at = _read_consumed(data, at)
+    locks, at = _read_all(data, at, _read_table_locks)
     if at != len(data):
         raise Unusual
-    return r.OneShot(data[2 : 2 + _TXN_ID_SIZE], scope, name, events, None, locks)
+    return r.OneShot(data[2 : 2 + _TXN_ID_SIZE], scope, name, events, consumed, locks)
+
+
+def _read_one_shot(data: bytes) -> r.OneShot:
+    return read_one_shot(data, _read_events)
 
 
 def _read_prepare_events(data: bytes) -> r.PrepareEvents:
-    scope, at = _read_name(data, 2 + _TXN_ID_SIZE)
+    scope, at = read_name(data, 2 + _TXN_ID_SIZE)
     name, at = _read_optional_string(data, at)
     count, at = _read_size(data, at)
     if count > EVENTS:
@@ -500,7 +535,7 @@ def _read_commit(data: bytes) -> r.Commit:
 
 
 def _read_participant_row(data: bytes) -> r.ParticipantRow:
-    stream, at = _read_name(data, 2)
+    stream, at = read_name(data, 2)
     epoch, at = _read_int(data, at)
     if at != len(data):
         raise Unusual
@@ -533,8 +568,37 @@ def _read_all(
     return tuple(found), _after_array(data, at)
 
 
+def _read_consumed(data: bytes, at: int) -> tuple[r.Consumed | None, int]:
+    tag = data[at]
+    if not tag:
+        return None, at + 1
+    if tag != 2:
+        raise Unusual
+    processor, at = read_name(data, at + 1)
+    size, start = _read_size(data, at)
+    at = start + size
+    steps, end = _read_all(data, at, _read_task_step)
+    return r.Consumed(processor, data[start:at], steps), end
+
+
+def _read_task_step(data: bytes, at: int) -> tuple[r.TaskStep, int]:
+    tasks, at = _read_all(data, at, _read_int)
+    sequence, at = _read_long(data, at)
+    positions, at = _read_all(data, at, _read_task_position)
+    return r.TaskStep(tasks, sequence, positions), at
+
+
+def _read_task_position(data: bytes, at: int) -> tuple[r.TaskPosition, int]:
+    number, at = _read_int(data, at)
+    record, at = _read_long(data, at)
+    timestamp, at = _read_long(data, at)
+    segment, at = _read_long(data, at)
+    offset, at = _read_long(data, at)
+    return _new(r.TaskPosition, (number, record, timestamp, segment, offset)), at
+
+
 def _read_table_locks(data: bytes, at: int) -> tuple[r.TableLocks, int]:
-    table, at = _read_name(data, at)
+    table, at = read_name(data, at)
     since, at = _read_long(data, at)
     last, at = _read_long(data, at)
     points, at = _read_all(data, at, _read_long)
@@ -549,13 +613,19 @@ def _read_range(data: bytes, at: int) -> tuple[r.LockedRange, int]:
 
 
 def _read_table_time(data: bytes, at: int) -> tuple[r.TableTime, int]:
-    table, at = _read_name(data, at)
+    table, at = read_name(data, at)
     last, at = _read_long(data, at)
     return r.TableTime(table, last), at
 
 
 def _read_events(data: bytes, at: int, count: int) -> tuple[tuple[r.Event, ...], int]:
-    """The events of an array's only block, and the end of the array.
+    """The events of an array's only block, and the end of the array."""
+    events, at = read_events(data, at, count)
+    return events, _after_array(data, at)
+
+
+def read_events(data: bytes, at: int, count: int) -> tuple[tuple[r.Event, ...], int]:
+    """Events, one after the other, and their end.
 
     Most events begin like the previous one, and have short fields, no headers and no timestamp of their own.
     """
@@ -568,7 +638,7 @@ def _read_events(data: bytes, at: int, count: int) -> tuple[tuple[r.Event, ...],
             at += head_size
         else:
             start = at
-            stream, at = _read_name(data, at)
+            stream, at = read_name(data, at)
             segment_id, at = _read_long(data, at)
             head = data[start:at]
             head_size = at - start
@@ -597,7 +667,14 @@ def _read_events(data: bytes, at: int, count: int) -> tuple[tuple[r.Event, ...],
             headers, at = _read_headers(data, at)
             timestamp, at = _read_long(data, at)
             add(new(r.Event, (stream, segment_id, key, value, headers, timestamp)))
-    return tuple(events), _after_array(data, at)
+    return tuple(events), at
+
+
+def read_key(data: bytes, at: int) -> bytes | None:
+    """The key of the event that starts there."""
+    size, at = _read_size(data, at)
+    _, at = _read_long(data, at + size)
+    return _read_optional_bytes(data, at)[0]
 
 
 def _after_array(data: bytes, at: int) -> int:
@@ -624,7 +701,7 @@ def _read_headers(data: bytes, at: int) -> tuple[tuple[r.EventHeader, ...], int]
         return (), at
     headers = []
     for _ in range(count):
-        key, at = _read_name(data, at)
+        key, at = read_name(data, at)
         value, at = _read_optional_bytes(data, at)
         headers.append(r.EventHeader(key, value))
     return tuple(headers), _after_array(data, at)
@@ -639,7 +716,7 @@ def _read_reply(data: bytes) -> r.Reply:
     txn_id = data[at + 1 : at + 1 + _TXN_ID_SIZE]
     at += 1 + _TXN_ID_SIZE
     state = _STATE_OF[data[at]]
-    scope, at = _read_name(data, at + 1)
+    scope, at = read_name(data, at + 1)
     name, at = _read_optional_string(data, at)
     commit_timestamp, at = _read_long(data, at)
     committed, at = _read_long(data, at)
@@ -653,10 +730,10 @@ def _read_reply(data: bytes) -> r.Reply:
     begun_ms, at = _read_long(data, at)
     finished_ms, at = _read_long(data, at)
     keepalive_ms, at = _read_int(data, at)
-    streams, at = _read_all(data, at, _read_name)
+    streams, at = _read_all(data, at, read_name)
     if data[at]:  # it has writers
         raise Unusual
-    owner, at = _read_name(data, at + 1)
+    owner, at = read_name(data, at + 1)
     prepared_ms, at = _read_long(data, at)
     prepared_by, at = _read_bytes(data, at)
     tables, at = _read_all(data, at, _read_table_time)
