@@ -418,17 +418,19 @@ class Controller:
                 horizon = decide_due(turn, judge_silence=False)
         except Exception as error:  # noqa: BLE001 - raised once the former round is written
             failure = error
-        if not self._end_overlap(former) or not more:
+        if not self._end_overlap(former):
             return
-        turn.follows()
 
         def begin() -> None:
             if failure is not None:
                 raise failure
+            turn.follows()
             overlaps = self._may_overlap(more)
             self._write_or_begin(turn, more, horizon, overlaps=overlaps)
 
-        if self._tried(turn, more, begin) and self._under_way is None:
+        if more and not self._tried(turn, more, begin):
+            return
+        if self._under_way is None:
             self._decided(turn, more)
             self._finish_topics()
 
