@@ -597,9 +597,7 @@ def test_a_lane_that_is_blocked_by_a_round_under_way_is_not_read_by_the_next_one
 # -- streams ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "passes", [1, pytest.param(2, marks=pytest.mark.xfail(strict=True, reason="it starves"))]
-)
+@pytest.mark.parametrize("passes", [1, 2])
 def test_streams_are_made_while_rounds_overlap_all_the_time(passes: int) -> None:
     """Commands come in each pass, or in every other one, as clients wait for answers and send more then."""
     play = Play()
