@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
+from typing import TypeVar
 
 import pytest
 
@@ -17,11 +19,16 @@ from anabranch.batches.records import Record, decode_records, encode_batch
 from anabranch.ports import (
     CorruptBatch,
     Log,
+    LogError,
     LogFenced,
     LogRefused,
     LogUnavailable,
+    LogUncertain,
     OffsetOutOfRange,
+    Producer,
+    Steps,
     TopicPartition,
+    all_steps,
 )
 from tests.batches.made import encode_sparse, with_base_offset
 from tests.contract.conftest import MAKES, OLD_KAFKA, Maker
@@ -39,6 +46,8 @@ from tests.contract.helpers import (
 pytestmark = pytest.mark.parametrize("maker", [*MAKES, OLD_KAFKA], indirect=True)
 
 NOWHERE = TopicPartition("nowhere", 0)
+ANSWER_S = 10.0  # for the answer to one request
+T = TypeVar("T")
 
 
 def test_a_commit_shows_all_at_once(maker: Maker, log: Log) -> None:
@@ -381,3 +390,147 @@ def test_a_transaction_beyond_its_timeout_is_aborted(maker: Maker, log: Log) -> 
     with pytest.raises(LogFenced):
         producer.commit()
     assert committed_values(log, tp) == []
+
+
+# -- appends and commits in steps ---------------------------------------------------------------------
+
+
+def taken(producer: Producer, steps: Steps[T], pause_s: float = 0.0) -> T:
+    """The result of all steps. ``pause_s``: between two of them, besides the wait for brokers' answers."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+        deadline = time.monotonic() + ANSWER_S
+        while not producer.is_answered():
+            assert time.monotonic() < deadline, "the answer does not come"
+            time.sleep(0.001)
+        time.sleep(pause_s)
+
+
+@pytest.mark.parametrize("pause_s", [0.0, 1.0])
+def test_steps_do_the_same_as_one_call(maker: Maker, log: Log, pause_s: float) -> None:
+    if maker.name.startswith("memory"):
+        pause_s = 0.0  # its brokers have another clock
+    one, two = maker.topic(2)
+    producer = maker.producer()
+    for number in range(2):
+        given = [(one, batch("a", "b")), (two, batch("x")), (one, batch("c"))]
+        offsets = taken(producer, producer.appending(given), pause_s)
+        first = log.end_offsets([one, two], committed=False)
+        assert offsets == [first[one] - 3, first[two] - 1, first[one] - 1]
+        again = taken(producer, producer.appending([(one, batch("d"))]), pause_s)
+        assert again == [first[one]]
+        assert committed_values(log, one) == ["a", "b", "c", "d"] * number
+        taken(producer, producer.committing(), pause_s)
+        assert stable_values(log, one) == ["a", "b", "c", "d"] * (number + 1)
+        assert stable_values(log, two) == ["x"] * (number + 1)
+
+
+def test_steps_without_data_are_nothing(maker: Maker, log: Log) -> None:
+    (tp,) = maker.topic()
+    producer = maker.producer()
+    assert taken(producer, producer.appending([])) == []
+    taken(producer, producer.committing())
+    assert log.end_offsets([tp], committed=False) == {tp: 0}
+    assert producer.is_answered(), "nothing was asked"
+
+
+@pytest.mark.parametrize("case", ["corrupt", "too large"])
+def test_steps_are_refused_as_one_call_is(maker: Maker, log: Log, case: str) -> None:
+    (tp,) = maker.topic()
+    data, codes = REFUSED[case]
+    producer = maker.producer()
+    with pytest.raises(LogRefused) as caught:
+        taken(producer, producer.appending([(tp, data)]))
+    assert caught.value.error in codes
+    with pytest.raises(LogRefused):
+        taken(producer, producer.committing())
+    producer.abort()
+    append_and_commit(producer, [(tp, batch("after"))])
+    assert stable_values(log, tp) == ["after"]
+
+
+def test_a_producer_that_is_fenced_between_two_steps_of_an_append(maker: Maker, log: Log) -> None:
+    (tp,) = maker.topic()
+    name = maker.new_id()
+    first = maker.producer(name)
+    steps = first.appending([(tp, batch("zombie"))])
+    next(steps)
+    second = maker.producer(name)
+
+    def rest() -> None:
+        all_steps(steps)  # its answer may have been sent before
+        all_steps(first.committing())
+
+    with pytest.raises(LogFenced):
+        rest()
+    append_and_commit(second, [(tp, batch("new"))])
+    assert stable_values(log, tp) == ["new"]
+
+
+def test_a_producer_that_is_fenced_between_two_steps_of_a_commit(maker: Maker, log: Log) -> None:
+    """All that was appended is committed, or nothing is; if the last step ends well, it is committed."""
+    one, two = maker.topic(2)
+    name = maker.new_id()
+    first = maker.producer(name)
+    first.append([(one, batch("a")), (two, batch("a"))])
+    steps = first.committing()
+    next(steps)
+    second = maker.producer(name)
+    known = True
+    try:
+        all_steps(steps)
+    except (LogFenced, LogUncertain):
+        known = False
+    append_and_commit(second, [(one, batch("new")), (two, batch("new"))])
+    found = stable_values(log, one)
+    assert found == stable_values(log, two)
+    assert found == ["a", "new"] or (not known and found == ["new"])
+
+
+@pytest.mark.parametrize("call", ["appending", "committing"])
+def test_steps_that_are_dropped(maker: Maker, log: Log, call: str) -> None:
+    """The producer says by a named error that it can't be used, or can be used again after an abort."""
+    one, two = maker.topic(2)
+    name = maker.new_id()
+    producer = maker.producer(name)
+    given = [(one, batch("a")), (two, batch("a"))]
+    if call == "committing":
+        producer.append(given)
+    steps: Steps[object] = (
+        producer.committing() if call == "committing" else producer.appending(given)
+    )
+    next(steps)
+    steps.close()
+    try:
+        producer.abort()
+        append_and_commit(producer, [(one, batch("b")), (two, batch("b"))])
+    except LogError as error:
+        assert isinstance(error, LogFenced | LogUncertain)  # noqa: PT017
+        producer = maker.producer(name)
+    append_and_commit(producer, [(one, batch("c")), (two, batch("c"))])
+    found = stable_values(log, one)
+    assert found == stable_values(log, two), "all of a transaction, or nothing"
+    assert found[-1] == "c"
+    assert found.count("a") <= (call == "committing")
+
+
+def test_a_commit_is_under_way_while_another_producer_appends(maker: Maker, log: Log) -> None:
+    one, two = maker.topic(2)
+    producers = [maker.producer() for _ in range(2)]
+    producers[0].append([(one, batch("0")), (two, batch("0"))])
+    for number in range(1, 8):
+        former, producer = producers[(number - 1) % 2], producers[number % 2]
+        ends = former.committing()
+        next(ends)
+        appends = producer.appending([(one, batch(str(number))), (two, batch(str(number)))])
+        next(appends)
+        all_steps(ends)
+        offsets = all_steps(appends)
+        assert len(offsets) == 2
+    producers[7 % 2].commit()
+    assert stable_values(log, one) == [str(number) for number in range(8)]
+    assert stable_values(log, two) == stable_values(log, one)
