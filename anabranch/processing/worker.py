@@ -65,7 +65,7 @@ _SLICE_S = 0.05
 _ASK_S = 30.0
 _RESTORE_S = 600.0  # a restore fails after this time without a record of state
 _HANDOVER_S = 3.0
-_COMMIT_SLICE_S = 0.002
+_COMMIT_SLICE_S = 0.05
 MIRROR_S = 5.0
 _SILENT_S = 60.0
 _CHECKS = 5  # checks of a lost task without progress, a session apart, after which its holder counts as gone
@@ -173,6 +173,7 @@ class Worker:
         self._lost = Lost()
         self._check_at = self._follow_at = 0.0
         self._sent_at = self._seen_at = self._taken_at = 0.0
+        self._handled_s = 0.0  # how long the handlers took for the last input
         self._described: tuple[float, ProcessorInfo] | None = None
         try:
             ports = client.reader_ports()
@@ -371,16 +372,19 @@ class Worker:
         batch = self._commits.new_batch(app.tasks)
         due, generation = clock.monotonic() + IDLE_S, self._member.generation
         while True:
-            self._seen_at = now = clock.monotonic()
-            until = min(due, now + IDLE_S)
             if self._timers_left:
                 self._fire(batch, ownership)  # due timers fire before any event is handled
                 self._timers_left = batch.timers_left
             some, self._left = self._left, []
             if not some and not self._timers_left:
+                self._rest(reader)
+                until = min(due, clock.monotonic() + IDLE_S)
                 some = reader.cut(until, min(SLICE_BYTES, app.cut_bytes), app.cut_bytes)
             self._fire(batch, ownership)
+            self._seen_at = began = clock.monotonic()
             batch.note_input(some, self._handlers.handle(batch, some))
+            if some:
+                self._handled_s = clock.monotonic() - began
             if not batch.pieces or batch.is_full(self._handlers.batch_bytes) or self.stop.is_set():
                 break
             self._member.serve(0.0)
@@ -399,6 +403,16 @@ class Worker:
         self._sent_at = clock.monotonic()
         self._commits.send(ownership, batch, reader.consumed(batch.rows.keys(), batch.left))
         return True
+
+    def _rest(self, reader: TaskReader | PlainReader) -> None:
+        """Sleep until the next commit is almost due, unless the reader is behind.
+
+        Input that comes slowly is thus read once for a commit: each read costs more than handling a few events.
+        """
+        due = self._sent_at + self._app.commit_interval - self._handled_s
+        left = due - self._clock.monotonic()
+        if left > 0 and not reader.is_behind:
+            self._clock.sleep(min(left, IDLE_S))
 
     def _fire(self, batch: WorkBatch, ownership: TaskOwnership) -> None:
         if not batch.pieces:
