@@ -161,6 +161,11 @@ class PlainReader:
     is_behind = True
 
     @property
+    def has_fetched(self) -> bool:
+        """Whether `cut` has more records without a fetch."""
+        return bool(self._portions)
+
+    @property
     def has_moved(self) -> bool:
         """Whether positions have moved since `consumed`."""
         return bool(self._touched)

@@ -370,14 +370,14 @@ class Worker:
         """Handle events until the commit is due, and send it. Returns False if nothing was to be committed."""
         app, clock = self._app, self._clock
         batch = self._commits.new_batch(app.tasks)
-        due, generation = clock.monotonic() + IDLE_S, self._member.generation
+        due, generation, rested = clock.monotonic() + IDLE_S, self._member.generation, False
         while True:
             if self._timers_left:
                 self._fire(batch, ownership)  # due timers fire before any event is handled
                 self._timers_left = batch.timers_left
             some, self._left = self._left, []
             if not some and not self._timers_left:
-                self._rest(reader)
+                rested = self._rest(reader) or rested
                 until = min(due, clock.monotonic() + IDLE_S)
                 some = reader.cut(until, min(SLICE_BYTES, app.cut_bytes), app.cut_bytes)
             self._fire(batch, ownership)
@@ -388,7 +388,9 @@ class Worker:
             if not batch.pieces or batch.is_full(self._handlers.batch_bytes) or self.stop.is_set():
                 break
             self._member.serve(0.0)
-            due = self._sent_at + app.commit_interval
+            # What came during a rest is for this commit, unless it takes as long as the rest.
+            extra = app.commit_interval if rested and reader.has_fetched else 0.0
+            due = self._sent_at + app.commit_interval + extra
             late = clock.monotonic() >= due or self._member.generation != generation
             # While the previous commit is under way, this one can't be sent, so more events are handled.
             if late and self._commits.wait(0.0 if some else _COMMIT_SLICE_S):
@@ -404,15 +406,17 @@ class Worker:
         self._commits.send(ownership, batch, reader.consumed(batch.rows.keys(), batch.left))
         return True
 
-    def _rest(self, reader: TaskReader | PlainReader) -> None:
-        """Sleep until the next commit is almost due, unless the reader is behind.
+    def _rest(self, reader: TaskReader | PlainReader) -> bool:
+        """Sleep until the next commit is almost due, unless the reader is behind. Returns whether it slept.
 
         Input that comes slowly is thus read once for a commit: each read costs more than handling a few events.
         """
         due = self._sent_at + self._app.commit_interval - self._handled_s
         left = due - self._clock.monotonic()
-        if left > 0 and not reader.is_behind:
-            self._clock.sleep(min(left, IDLE_S))
+        if left <= 0 or reader.is_behind:
+            return False
+        self._clock.sleep(min(left, IDLE_S))
+        return True
 
     def _fire(self, batch: WorkBatch, ownership: TaskOwnership) -> None:
         if not batch.pieces:

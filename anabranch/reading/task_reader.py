@@ -512,6 +512,11 @@ class TaskReader(Iteration[Event]):
     # -- positions ------------------------------------------------------------------------------------
 
     @property
+    def has_fetched(self) -> bool:
+        """Whether `cut` has more input without a fetch."""
+        return any(one.feed.records or one.feed.history.is_fetched for one in self._inputs)
+
+    @property
     def is_behind(self) -> bool:
         """Whether more input is known to be there."""
         return any(one.feed.records or one.feed.history.behind for one in self._inputs)

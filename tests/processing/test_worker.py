@@ -1060,11 +1060,12 @@ def rests_of(
     rests = list[float]()
     rest = Worker._rest
 
-    def noted(*of: Any) -> None:
+    def noted(*of: Any) -> bool:
         before()
         began = place.clock.now
-        rest(*of)
+        found = rest(*of)
         rests.append(place.clock.now - began)
+        return found
 
     monkeypatch.setattr(Worker, "_rest", noted)
     return rests
@@ -1126,3 +1127,25 @@ def test_a_long_commit_is_waited_for_with_few_reads(
         worker.step()
     assert clock.now >= ends
     assert 0 < reads <= 5 / 0.05 + 2
+
+
+def test_what_came_during_a_rest_is_in_the_next_commit(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A commit took one fetched batch of the history, and the others waited for the commit after it."""
+    # In memory a fetch brings one commit, so the rest of a fetch is what the reader knows to be there.
+    monkeypatch.setattr(TaskReader, "has_fetched", TaskReader.is_behind)
+    written = iter([5])
+
+    def write() -> None:
+        for number in range(next(written, 0)):
+            place.write(b"%d" % (number + 1))
+
+    with closing(place.worker(copying(place))) as worker:
+        place.write(b"0")
+        while not place.commits("nyc/out"):
+            worker.step()
+        rests_of(place, monkeypatch, write)
+        while len(place.commits("nyc/out")) == 1:
+            worker.step()
+    assert [sum(part.count for part in one.segments) for one in place.commits("nyc/out")] == [1, 5]
