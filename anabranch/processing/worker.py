@@ -388,7 +388,7 @@ class Worker:
             if not batch.pieces or batch.is_full(self._handlers.batch_bytes) or self.stop.is_set():
                 break
             self._member.serve(0.0)
-            # What came during a rest is for this commit, unless it takes as long as the rest.
+            # Input that came during a rest is for this commit, unless handling it takes another interval.
             extra = app.commit_interval if rested and reader.has_fetched else 0.0
             due = self._sent_at + app.commit_interval + extra
             late = clock.monotonic() >= due or self._member.generation != generation
@@ -407,7 +407,7 @@ class Worker:
         return True
 
     def _rest(self, reader: TaskReader | PlainReader) -> bool:
-        """Sleep until the next commit is almost due, unless the reader is behind. Returns whether it slept.
+        """Sleep until the next commit is almost due, unless the reader is known to lag. Returns whether it did.
 
         Input that comes slowly is thus read once for a commit: each read costs more than handling a few events.
         """
