@@ -66,6 +66,7 @@ _ASK_S = 30.0
 _RESTORE_S = 600.0  # a restore fails after this time without a record of state
 _HANDOVER_S = 3.0
 _COMMIT_SLICE_S = 0.05
+_FEW = 5  # up to this many commits of input in an interval, input is slow
 MIRROR_S = 5.0
 _SILENT_S = 60.0
 _CHECKS = 5  # checks of a lost task without progress, a session apart, after which its holder counts as gone
@@ -173,6 +174,7 @@ class Worker:
         self._lost = Lost()
         self._check_at = self._follow_at = 0.0
         self._sent_at = self._seen_at = self._taken_at = 0.0
+        self._is_slow = False  # whether the last batch had few commits of input
         self._handled_s = 0.0  # how long the handlers took for the last input
         self._described: tuple[float, ProcessorInfo] | None = None
         try:
@@ -398,6 +400,7 @@ class Worker:
         for stream, count in reader.misplaced.items():
             self.metrics.add("processor_misplaced", stream, by=count)
         reader.misplaced.clear()
+        self._is_slow = len(batch.pieces) <= _FEW
         if not (batch.close() or reader.has_moved):
             self._commits.wait()
             return False
@@ -407,13 +410,13 @@ class Worker:
         return True
 
     def _rest(self, reader: TaskReader | PlainReader) -> bool:
-        """Sleep until the next commit is almost due, unless the reader is known to lag. Returns whether it did.
+        """Sleep until the next commit is almost due, if input comes slowly. Returns whether it did.
 
-        Input that comes slowly is thus read once for a commit: each read costs more than handling a few events.
+        Slow input is thus read once for a commit: each read costs more than handling a few events.
         """
         due = self._sent_at + self._app.commit_interval - self._handled_s
         left = due - self._clock.monotonic()
-        if left <= 0 or reader.is_behind:
+        if left <= 0 or not self._is_slow or reader.is_behind:
             return False
         self._clock.sleep(min(left, IDLE_S))
         return True
