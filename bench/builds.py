@@ -24,10 +24,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-import psutil  # type: ignore[import-untyped]
-
 from anabranch.infra.broker import EmbeddedBroker
-from bench.setting import WARM_S, controller
+from bench.setting import WARM_S, controller, cpu_s
 
 ROOT = Path(__file__).resolve().parent.parent
 WORKS = ("one-shots, 1 in flight", "one-shots, 64 in flight", "transfers, 64 in flight", "map")
@@ -80,15 +78,15 @@ def _medians(turns: list[dict[str, dict[str, float]]]) -> dict[str, Any]:
 class _Build:
     """A client process of one build, and whose CPU to count."""
 
-    def __init__(self, client: subprocess.Popen[str], parts: dict[str, psutil.Process]) -> None:
+    def __init__(self, client: subprocess.Popen[str], parts: dict[str, int]) -> None:
         self._client = client
         self._parts = parts
 
     def turn(self, work: str, seconds: float) -> dict[str, float]:
         """Microseconds of CPU a commit, by part."""
-        before = {part: _cpu_s(process) for part, process in self._parts.items()}
+        before = {part: cpu_s(process) for part, process in self._parts.items()}
         count = self.ask({"work": work, "seconds": seconds})["count"]
-        spent = {part: _cpu_s(process) - before[part] for part, process in self._parts.items()}
+        spent = {part: cpu_s(process) - before[part] for part, process in self._parts.items()}
         return {part: 1e6 * used / count for part, used in spent.items()}
 
     def ask(self, question: dict[str, Any]) -> Any:
@@ -123,16 +121,11 @@ def _build(name: str, folder: Path, broker: EmbeddedBroker) -> Iterator[_Build]:
         assert client.stdin is not None
         stack.callback(client.stdin.close)
         parts = dict(zip(PARTS, (client.pid, pid, broker.pid), strict=True))
-        build = _Build(client, {part: psutil.Process(at) for part, at in parts.items()})
+        build = _Build(client, parts)
         imported = Path(build.ask({"work": "begin"})["from"])
         if not imported.is_relative_to(folder):
             raise RuntimeError(f"{imported} was imported, not {folder}")
         yield build
-
-
-def _cpu_s(process: psutil.Process) -> float:
-    times = process.cpu_times()
-    return float(times.user + times.system)
 
 
 def table(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:

@@ -49,7 +49,7 @@ def _place(folder: Path) -> Iterator[Place]:
         EmbeddedBroker(folder / "broker", properties=PROPERTIES) as broker,
         controller(broker.bootstrap, data, ("--retention", str(KEPT_S))) as pid,
     ):
-        yield Place(broker.bootstrap, pid)
+        yield Place(broker.bootstrap, pid, broker.pid)
 
 
 def run(*, commits: int) -> dict[str, Any]:

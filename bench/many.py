@@ -19,7 +19,7 @@ import psutil  # type: ignore[import-untyped]
 
 import anabranch
 from bench.oneshot import measure
-from bench.setting import Place, one_shots, place
+from bench.setting import Place, cpu_s, one_shots, place
 
 STREAMS, QUICK_STREAMS = (10, 100, 1_000), (10, 50, 200)
 SEGMENTS, QUICK_SEGMENTS = (1, 64, 1_024), (1, 16, 64)
@@ -87,13 +87,13 @@ def _costs(
     commits = [one_shots(client, streams, i * 1_000_003) for i in range(IN_FLIGHT)]
     measure(commits, seconds)  # hot paths are compiled; connections are open
     time.sleep(REST_S)
-    start, cpu = time.perf_counter(), _cpu_s(process)
+    start, cpu = time.perf_counter(), cpu_s(there.controller)
     time.sleep(seconds)
-    cpu_rest = (_cpu_s(process) - cpu) / (time.perf_counter() - start)
+    cpu_rest = (cpu_s(there.controller) - cpu) / (time.perf_counter() - start)
     mb_rest = process.memory_info().rss / 1e6
-    start, cpu = time.perf_counter(), _cpu_s(process)
+    start, cpu = time.perf_counter(), cpu_s(there.controller)
     found = measure(commits, seconds)
-    cpu_load = (_cpu_s(process) - cpu) / (time.perf_counter() - start)
+    cpu_load = (cpu_s(there.controller) - cpu) / (time.perf_counter() - start)
     return {
         **found,
         "cpu_rest": cpu_rest,
@@ -102,11 +102,6 @@ def _costs(
         "mb_rest": mb_rest,
         "mb_load": process.memory_info().rss / 1e6,
     }
-
-
-def _cpu_s(process: psutil.Process) -> float:
-    times = process.cpu_times()
-    return float(times.user + times.system)
 
 
 def _with_ratios(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -19,6 +19,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import psutil  # type: ignore[import-untyped]
 from confluent_kafka.admin import AdminClient, NewTopic
 
 import anabranch
@@ -31,10 +32,11 @@ WARM_S = 15.0  # for as long a broker's JVM gets quicker under one-shots
 
 @dataclass(frozen=True)
 class Place:
-    """A broker and a controller process that leads. ``controller``: its process id."""
+    """A broker, and a controller that leads: the process ids of both."""
 
     bootstrap: str
     controller: int
+    broker: int
 
     def new_stream(self, segments: int, *, table: bool = False) -> str:
         """A fresh stream, or table."""
@@ -60,7 +62,7 @@ def place(*arguments: str) -> Iterator[Place]:
         tempfile.TemporaryDirectory(prefix="anabranch-bench-") as folder,
         controller(broker.bootstrap, Path(folder), arguments) as pid,
     ):
-        yield Place(broker.bootstrap, pid)
+        yield Place(broker.bootstrap, pid, broker.pid)
 
 
 @contextmanager
@@ -218,6 +220,12 @@ def begin_and_touch(client: anabranch.Client, stream: str) -> bytes:
 def epochs_of(client: anabranch.Client, stream: str) -> int:
     """How many stream epochs there were, the present one included."""
     return client.describe(stream).stream_epoch + 1
+
+
+def cpu_s(*processes: int) -> float:
+    """CPU seconds of these processes until now, without their children."""
+    times = [psutil.Process(process).cpu_times() for process in processes]
+    return float(sum(one.user + one.system for one in times))
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import psutil  # type: ignore[import-untyped]
 
 from anabranch.infra.fetch import cache_root
-from bench.setting import Place
+from bench.setting import Place, cpu_s
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -199,7 +199,7 @@ def _cpu(place: Place) -> dict[str, float]:
     spent = dict.fromkeys(("jvm", "python workers", "broker", "controller"), 0.0)
     for process in psutil.Process().children(recursive=True):
         try:
-            times, command = process.cpu_times(), " ".join(process.cmdline())
+            used, command = cpu_s(process.pid), " ".join(process.cmdline())
         except (psutil.NoSuchProcess, psutil.ZombieProcess):
             continue
         if process.pid == place.controller:
@@ -212,7 +212,7 @@ def _cpu(place: Place) -> dict[str, float]:
             kind = "broker"
         else:
             continue
-        spent[kind] += times.user + times.system
+        spent[kind] += used
     return spent
 
 

@@ -18,10 +18,8 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-import psutil  # type: ignore[import-untyped]
-
 import anabranch
-from bench.setting import Place, begin_and_touch, loaded, percentile
+from bench.setting import Place, begin_and_touch, cpu_s, loaded, percentile
 
 IN_FLIGHT = 64
 PAGES = ("/", "/streams", "/transactions", "/groups", "/controllers")
@@ -41,9 +39,9 @@ def run(place: Place, *, quick: bool = False) -> dict[str, Any]:
                     _web(place.bootstrap) as (host, process),
                     _looked_at(host, (*PAGES, f"/streams/{streams[0]}")),
                 ):
-                    before = sum(process.cpu_times()[:2])
+                    before = cpu_s(process)
                     found[side].append(_measure(place, streams, seconds))
-                    cpu.append((sum(process.cpu_times()[:2]) - before) / seconds)
+                    cpu.append((cpu_s(process) - before) / seconds)
             else:
                 found[side].append(_measure(place, streams, seconds))
     p50 = {side: statistics.median(each[0] for each in of) for side, of in found.items()}
@@ -84,15 +82,15 @@ def _measure(place: Place, streams: list[str], seconds: float) -> tuple[float, f
 
 
 @contextmanager
-def _web(bootstrap: str) -> Iterator[tuple[str, psutil.Process]]:
-    """A web process that has answered: its address, and itself."""
+def _web(bootstrap: str) -> Iterator[tuple[str, int]]:
+    """A web process that has answered: its address and its process id."""
     line = [sys.executable, "-m", "anabranch.cli", "web", "-b", bootstrap, "--port", "0", "--json"]
     with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         try:
             assert process.stdout is not None
             host = json.loads(process.stdout.readline())["url"].split("/")[2]
             _load(host, "/")
-            yield host, psutil.Process(process.pid)
+            yield host, process.pid
         finally:
             process.terminate()
 

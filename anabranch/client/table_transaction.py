@@ -598,7 +598,8 @@ class TableTransaction(TableWork):
                 raise found
             locks = self._locks.records(self._replica.tables, marks)
             command = r.OneShot(txn_id, scope, name, tuple(self._events), None, locks)
-            answer = self._send(command, deadline)
+            with self._replica.report_due():
+                answer = self._send(command, deadline)
             last = {each.table: each.last for each in answer.tables}
             if isinstance(answer, r.Outcome):
                 self._replica.observe(answer.commit_timestamp, last)

@@ -157,6 +157,14 @@ class PlainReader:
         self.on_lost(PLAIN + place.topic, start - offset, error)
         self._at[place] = self._touched[place] = start
 
+    # The ends of its partitions are not asked for, so more may be there at any time.
+    is_behind = True
+
+    @property
+    def has_fetched(self) -> bool:
+        """Whether `cut` has more records without a fetch."""
+        return bool(self._portions)
+
     @property
     def has_moved(self) -> bool:
         """Whether positions have moved since `consumed`."""

@@ -65,7 +65,8 @@ _SLICE_S = 0.05
 _ASK_S = 30.0
 _RESTORE_S = 600.0  # a restore fails after this time without a record of state
 _HANDOVER_S = 3.0
-_COMMIT_SLICE_S = 0.002
+_COMMIT_SLICE_S = 0.05
+_FEW = 5  # up to this many commits of input in an interval, input is slow
 MIRROR_S = 5.0
 _SILENT_S = 60.0
 _CHECKS = 5  # checks of a lost task without progress, a session apart, after which its holder counts as gone
@@ -173,6 +174,8 @@ class Worker:
         self._lost = Lost()
         self._check_at = self._follow_at = 0.0
         self._sent_at = self._seen_at = self._taken_at = 0.0
+        self._is_slow = False  # whether the last batch had few commits of input
+        self._handled_s = 0.0  # how long the handlers took for the last input
         self._described: tuple[float, ProcessorInfo] | None = None
         try:
             ports = client.reader_ports()
@@ -369,22 +372,27 @@ class Worker:
         """Handle events until the commit is due, and send it. Returns False if nothing was to be committed."""
         app, clock = self._app, self._clock
         batch = self._commits.new_batch(app.tasks)
-        due, generation = clock.monotonic() + IDLE_S, self._member.generation
+        due, generation, rested = clock.monotonic() + IDLE_S, self._member.generation, False
         while True:
-            self._seen_at = now = clock.monotonic()
-            until = min(due, now + IDLE_S)
             if self._timers_left:
                 self._fire(batch, ownership)  # due timers fire before any event is handled
                 self._timers_left = batch.timers_left
             some, self._left = self._left, []
             if not some and not self._timers_left:
+                rested = self._rest(reader) or rested
+                until = min(due, clock.monotonic() + IDLE_S)
                 some = reader.cut(until, min(SLICE_BYTES, app.cut_bytes), app.cut_bytes)
             self._fire(batch, ownership)
+            self._seen_at = began = clock.monotonic()
             batch.note_input(some, self._handlers.handle(batch, some))
+            if some:
+                self._handled_s = clock.monotonic() - began
             if not batch.pieces or batch.is_full(self._handlers.batch_bytes) or self.stop.is_set():
                 break
             self._member.serve(0.0)
-            due = self._sent_at + app.commit_interval
+            # Input that came during a rest is for this commit, unless handling it takes another interval.
+            extra = app.commit_interval if rested and reader.has_fetched else 0.0
+            due = self._sent_at + app.commit_interval + extra
             late = clock.monotonic() >= due or self._member.generation != generation
             # While the previous commit is under way, this one can't be sent, so more events are handled.
             if late and self._commits.wait(0.0 if some else _COMMIT_SLICE_S):
@@ -392,12 +400,25 @@ class Worker:
         for stream, count in reader.misplaced.items():
             self.metrics.add("processor_misplaced", stream, by=count)
         reader.misplaced.clear()
+        self._is_slow = len(batch.pieces) <= _FEW
         if not (batch.close() or reader.has_moved):
             self._commits.wait()
             return False
         self._left, self._timers_left = batch.left, batch.timers_left
         self._sent_at = clock.monotonic()
         self._commits.send(ownership, batch, reader.consumed(batch.rows.keys(), batch.left))
+        return True
+
+    def _rest(self, reader: TaskReader | PlainReader) -> bool:
+        """Sleep until the next commit is almost due, if input comes slowly. Returns whether it did.
+
+        Slow input is thus read once for a commit: each read costs more than handling a few events.
+        """
+        due = self._sent_at + self._app.commit_interval - self._handled_s
+        left = due - self._clock.monotonic()
+        if left <= 0 or not self._is_slow or reader.is_behind:
+            return False
+        self._clock.sleep(min(left, IDLE_S))
         return True
 
     def _fire(self, batch: WorkBatch, ownership: TaskOwnership) -> None:

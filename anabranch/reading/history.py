@@ -110,6 +110,11 @@ class HistoryCursor:
         self.ended_at = -1  # the end that was found last; -1: none since `seek`
 
     @property
+    def is_fetched(self) -> bool:
+        """Whether `next` has records without a fetch."""
+        return bool(self._records or self._batches)
+
+    @property
     def behind(self) -> int:
         """The number of offsets up to the end that was seen last."""
         return max(0, (self._high or 0) - self.position)

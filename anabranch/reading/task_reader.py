@@ -19,6 +19,7 @@ import numpy as np
 
 from anabranch.batches.columns_read import Longs
 from anabranch.errors import InvalidArgument, RetryError, SnapshotExpired
+from anabranch.ports import TopicPartition
 from anabranch.protocol.partitioner import SPACE
 from anabranch.protocol.schemas.records import (
     CommitRecord,
@@ -29,6 +30,7 @@ from anabranch.protocol.schemas.records import (
 )
 from anabranch.reading.commit_feed import CommitFeed
 from anabranch.reading.committed_log import ReaderPorts
+from anabranch.reading.feed import FETCH_BYTES
 from anabranch.reading.group_lag import check_same_topic
 from anabranch.reading.history import Found, HistorySearch
 from anabranch.reading.iteration import Iteration, check_timeout
@@ -434,17 +436,21 @@ class TaskReader(Iteration[Event]):
                 return ready
 
     def _wait(self, until: float) -> None:
-        """Read the histories until something comes."""
+        """Wait for a commit in any input. A small commit's events usually come with the same request."""
+        waited = False
         while not self._closed:
             for one in self._inputs:
-                self._read_on(one, until if len(self._inputs) == 1 else 0.0)
-            if any(one.feed.records for one in self._inputs) or self._clock.monotonic() >= until:
+                # At a history's known end only waiting can bring more.
+                if waited or one.feed.history.ended_at != one.feed.history.position:
+                    self._read_on(one, 0.0)
+            late = waited and self._clock.monotonic() >= until
+            if late or any(one.feed.records for one in self._inputs):
                 return
-            if len(self._inputs) > 1:
-                self._source.wait_for(
-                    {each.feed.history.place: each.feed.history.position for each in self._inputs},
-                    until,
-                )
+            places: dict[TopicPartition, int] = {}
+            for one in self._inputs:
+                places |= one.feed.positions()
+            self._source.wait_for(places, until, FETCH_BYTES)
+            waited = True
 
     def _is_complete(self, one: Input, until: float) -> bool:
         """Whether all commits up to its first record have been read, in all inputs that may share transactions.
@@ -504,6 +510,16 @@ class TaskReader(Iteration[Event]):
             self._lose(one.stream, since + 1, last_lost, error, first.before + 1 - expected)
 
     # -- positions ------------------------------------------------------------------------------------
+
+    @property
+    def has_fetched(self) -> bool:
+        """Whether `cut` has more input without a fetch."""
+        return any(one.feed.records or one.feed.history.is_fetched for one in self._inputs)
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether more input is known to be there."""
+        return any(one.feed.records or one.feed.history.behind for one in self._inputs)
 
     @property
     def has_moved(self) -> bool:

@@ -40,7 +40,7 @@ log = logging.getLogger("anabranch.client")
 
 _WAIT_S = 0.5  # length of a step without new commits
 _PAUSE_S = 0.5  # after an error
-_TURN_S = 0.05  # the longest wait for the answer to another thread's question
+_TURN_S = 0.05  # the longest wait for the answer to another thread's question, or command
 _ASK_S = 1.0  # for the question before a sweep
 _LEAST_SWEPT = from_us(LEAST_HISTORY_MS * 1000)  # hybrid time between two sweeps of a table
 
@@ -163,6 +163,7 @@ class ReadReplica:
         self._moved = threading.Condition()
         self._turn = threading.RLock()  # decides which waiting thread asks or steps
         self._waiters = Waiters(self._moved)
+        self._reports_due = 0
         self._open: WeakSet[TableSnapshot] = WeakSet()  # weak: lost snapshots keep no versions
         self._sweeping: Iterator[int] | None = None
         self._swept: dict[str, int] = {}
@@ -240,6 +241,21 @@ class ReadReplica:
         now, behind = self._clock.wall(), self._follower.behind()
         return {t: Lag.of(behind.get(t, 0), at, now) for t, at in self.complete.items()}
 
+    @contextmanager
+    def report_due(self) -> Iterator[None]:
+        """For the time of a command whose answer will be observed: other threads wait for that before they ask.
+
+        A reply raises the time that the client has seen to the end of its round, of which the reply to another
+        thread may be the first report.
+        """
+        with self._moved:
+            self._reports_due += 1
+        try:
+            yield
+        finally:
+            with self._moved:
+                self._reports_due -= 1
+
     def observe(self, timestamp: int, last: Mapping[str, int]) -> None:
         """As `Follower.observe`."""
         self._follower.observe(timestamp, last)
@@ -257,6 +273,8 @@ class ReadReplica:
             self.observe(timestamp, last)
         elif self._is_complete(timestamp):
             return
+        if not self._follower.will_reach(timestamp) and self._reports_due:
+            self._waiters.wait(timestamp, _TURN_S, partial(self._is_over, timestamp))
         if not self._follower.will_reach(timestamp):
             with in_turn(self._turn, _TURN_S):  # usually another thread's answer is enough
                 if not self._follower.will_reach(timestamp):

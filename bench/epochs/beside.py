@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import anabranch
-from bench.setting import Place, noise_values, percentile
+from bench.setting import Place, cpu_s, noise_values, percentile
 
 EVENTS = 10
 SMALL_BYTES = 100
@@ -237,14 +237,14 @@ class _Sampler:
         self.cpu = 0.0
 
     def __enter__(self) -> _Sampler:
-        self.cpu = -self._cpu_s()
+        self.cpu = -cpu_s(self._pid)
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stop.set()
         self._thread.join()
-        self.cpu += self._cpu_s()
+        self.cpu += cpu_s(self._pid)
 
     def _run(self) -> None:
         page = os.sysconf("SC_PAGE_SIZE")
@@ -253,10 +253,6 @@ class _Sampler:
             self.most_mb = max(self.most_mb, pages * page / 1e6)
             if self._stop.wait(_SAMPLE_S):
                 return
-
-    def _cpu_s(self) -> float:
-        fields = Path(f"/proc/{self._pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 # -- the big one ---------------------------------------------------------------------------------------

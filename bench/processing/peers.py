@@ -31,6 +31,7 @@ from anabranch.protocol.partitioner import SPACE, position_of
 from anabranch.protocol.schemas.records import Consumed, TaskStep
 from anabranch.reading.store_lookup import state_key
 from bench.processing.ends import Ends, produce
+from bench.setting import cpu_s
 
 HERE = Path(__file__).parent
 STREAMS = "4.3.1"
@@ -258,8 +259,7 @@ class Worker:
     def cpu_s(self) -> float:
         """CPU seconds so far, of its children too."""
         process = psutil.Process(self.process.pid)
-        times = [one.cpu_times() for one in (process, *process.children(recursive=True))]
-        return float(sum(one.user + one.system for one in times))
+        return cpu_s(process.pid, *(one.pid for one in process.children(recursive=True)))
 
     def kill(self) -> float:
         """SIGKILL; the time at which."""

@@ -30,7 +30,7 @@ from anabranch.processing.state import StateReader
 from anabranch.processing.worker import AllTasks, Worker, make_processor
 from anabranch.protocol.defaults import SESSION_S
 from anabranch.protocol.legal_names import ADMIN_LANE
-from anabranch.reading.committed_log import ReaderPorts
+from anabranch.reading.committed_log import CommittedLog, ReaderPorts
 from anabranch.reading.feed import Feed
 from anabranch.reading.iteration import Readers
 from anabranch.reading.task_reader import TaskReader
@@ -1043,3 +1043,109 @@ def test_inputs_may_come_in_another_order(place: Place) -> None:
         with closing(place.worker(app, str(number))) as worker:
             steps(worker)
     assert sorted(place.written()) == [b"0-in", b"0-more", b"1-in", b"1-more"]
+
+
+def copying(place: Place) -> Processor:
+    """Copies its input, with a commit each second."""
+    app = Processor("nyc/p", tasks=1, commit_interval=1)
+    out = app.output("nyc/out")
+    app.on(app.input("nyc/in"))(lambda event: out.write(b"", key=event.key))
+    return app
+
+
+def rests_of(
+    place: Place, monkeypatch: pytest.MonkeyPatch, before: Callable[[], None] = lambda: None
+) -> list[float]:
+    """How long each worker rested before its reads. ``before``: is called before each."""
+    rests = list[float]()
+    rest = Worker._rest
+
+    def noted(*of: Any) -> bool:
+        before()
+        began = place.clock.now
+        found = rest(*of)
+        rests.append(place.clock.now - began)
+        return found
+
+    monkeypatch.setattr(Worker, "_rest", noted)
+    return rests
+
+
+def test_slow_input_is_read_few_times_for_a_commit(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = iter([b"%d" % number for number in range(1, 40)])
+    with closing(place.worker(copying(place))) as worker:
+        place.write(b"0")
+        while not place.commits("nyc/out"):
+            worker.step()
+        rests = rests_of(place, monkeypatch, lambda: place.write(next(keys)))
+        while len(place.commits("nyc/out")) == 1:
+            worker.step()
+    assert 3 < sum(one > 0 for one in rests) <= len(rests) <= 6, rests
+    assert place.written() == [b"%d" % number for number in range(len(rests) + 1)]
+
+
+def test_a_backlog_is_read_without_a_rest(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(20):
+        place.write(b"%d" % number)
+    rests = rests_of(place, monkeypatch)
+    with closing(place.worker(copying(place))) as worker:
+        while len(place.written()) < 20:
+            worker.step()
+    assert len(rests) >= 20
+    assert not any(rests[:20])
+    assert any(rests[20:]), "at the end of its input it rests"
+
+
+def test_a_long_commit_is_waited_for_with_few_reads(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """64 workers on two cores read so often while their commits were under way that these took longer."""
+    clock, reads = place.clock, 0
+    fetch = CommittedLog.wait_for
+
+    def counted(*of: Any) -> Any:
+        nonlocal reads
+        reads += 1
+        return fetch(*of)
+
+    with closing(place.worker(copying(place))) as worker:
+        place.write(b"0")
+        while not place.commits("nyc/out"):
+            worker.step()
+        clock.now += 1
+        ends = clock.now + 5
+
+        def wait(seconds: float | None = None) -> bool:
+            clock.now += max(0.0, ends - clock.now) if seconds is None else seconds
+            return clock.now >= ends
+
+        monkeypatch.setattr(worker._commits, "wait", wait)
+        monkeypatch.setattr(CommittedLog, "wait_for", counted)
+        place.write(b"1")
+        worker.step()
+    assert clock.now >= ends
+    assert 0 < reads <= 5 / 0.05 + 2
+
+
+def test_what_came_during_a_rest_is_in_the_next_commit(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A commit took one fetched batch of the history, and the others waited for the commit after it."""
+    # In memory a fetch brings one commit, so the rest of a fetch is what the reader knows to be there.
+    monkeypatch.setattr(TaskReader, "has_fetched", TaskReader.is_behind)
+    written = iter([5])
+
+    def write() -> None:
+        for number in range(next(written, 0)):
+            place.write(b"%d" % (number + 1))
+
+    with closing(place.worker(copying(place))) as worker:
+        place.write(b"0")
+        while not place.commits("nyc/out"):
+            worker.step()
+        rests_of(place, monkeypatch, write)
+        while len(place.commits("nyc/out")) == 1:
+            worker.step()
+    assert [sum(part.count for part in one.segments) for one in place.commits("nyc/out")] == [1, 5]

@@ -24,7 +24,7 @@ from anabranch.protocol.schemas.records import (
 from anabranch.reading import history
 from anabranch.reading import task_reader as reader_module
 from anabranch.reading.committed_log import CommittedLog, ReaderPorts
-from anabranch.reading.slices import Place
+from anabranch.reading.slices import Piece, Place
 from anabranch.reading.task_reader import Assignment, Input, TaskReader
 from anabranch.topics.names import history_topic, stream_topic
 from anabranch.types import TaskOwnership
@@ -206,3 +206,35 @@ def test_an_input_that_is_filled_while_another_is_checked_counts(order: tuple[in
 
     ready = Reader()._ready(0.0)
     assert min(ready, key=lambda one: one.feed.records[0]) is late
+
+
+def test_a_small_commit_and_its_events_come_with_one_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World()
+    client, clock = world.client, world.clock
+    client.create_stream("nyc/a", 1)
+    make = CreateProcessor("nyc/p", 1, (ProcessorInput("nyc/a", "", 0, 0),))
+    client._processors.ask("nyc/p", make, clock.monotonic() + 10)
+    log = world.cluster.log("reader")
+    asked = list[int]()
+    fetch = log.fetch
+
+    def counted(places: Any, **how: Any) -> Any:
+        asked.append(len(places))
+        return fetch(places, **how)
+
+    monkeypatch.setattr(log, "fetch", counted)
+    ports: Any = ReaderPorts(lambda _: log, None, clock)  # type: ignore[arg-type]
+    ownership = client.take_tasks("nyc/p")
+    with TaskReader(ports, ["nyc/a"], ownership, None, 30.0, {"nyc/a": 0}) as reader:
+        for number in range(3):
+            with client.begin("nyc") as txn:
+                txn.write("nyc/a", b"%d" % number)
+                txn.commit()
+            pieces = list[Piece]()
+            while not pieces:
+                asked.clear()
+                pieces = reader.cut(clock.monotonic() + 1, 1 << 20)
+            assert [event.value for piece in pieces for event in piece.events] == [b"%d" % number]
+    assert asked == [2], "the history, and the events' partition"

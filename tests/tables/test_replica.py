@@ -482,6 +482,26 @@ def test_waiting_threads_share_a_question_but_for_a_time_to_come(
         later.result(9)
 
 
+@pytest.mark.parametrize("comes", [True, False])
+def test_a_report_that_is_due_is_waited_for_before_a_question(
+    world: World, monkeypatch: pytest.MonkeyPatch, comes: bool
+) -> None:
+    one, truth = one_row(world), Truth(world, TABLES)
+    monkeypatch.setattr(replica_module, "_TURN_S", 9.0 if comes else 0.01)
+    with replica(world, truth, [one], None) as found, ThreadPoolExecutor() as threads:
+        now = found.snapshot().timestamp + 1
+        safe = Mock(return_value=(now, found.last))
+        monkeypatch.setattr(truth, "safe", safe)
+        with found.report_due():
+            later = threads.submit(found.wait, now, {}, world.clock.now + 9)
+            if comes:
+                while not found._waiters._waiting:
+                    time.sleep(0.001)
+                found.observe(now, found.last)
+            later.result(9)
+        assert safe.call_count == (0 if comes else 1)
+
+
 @pytest.mark.parametrize("others", [0, 40, 2000])  # batches of all walks, and too many for a digest
 def test_only_rows_with_invalid_keys_are_rejected(world: World, others: int) -> None:
     """By plain writes and by journals; a transaction that wrote one can't commit."""
