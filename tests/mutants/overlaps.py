@@ -60,7 +60,7 @@ def answered_early() -> Planted:
             to.send(durability.answers_of(prefix, turn.round.replies, time, turn.wall_ms))
         return real_end(self, former)
 
-    return _both({"_turn": _turn, "_end_overlap": _end_overlap})
+    return _patched(_turn=_turn, _end_overlap=_end_overlap)
 
 
 @wrapping(Controller, "_begin")
@@ -73,7 +73,7 @@ def followed_early(real: Any, self: Controller, *given: Any, **named: Any) -> An
 
 
 @contextmanager
-def _both(methods: Mapping[str, Any]) -> Iterator[None]:
+def _patched(**methods: Any) -> Iterator[None]:
     with patch.multiple(Controller, **methods):
         yield
 
@@ -115,6 +115,14 @@ class _Sent:
 def two_in_flight() -> Planted:
     """The next round is appended, and its end sent, before the end of the round under way is acknowledged."""
     real, real_step, real_lead = durability.write_round, Controller.step, Controller.lead
+    real_end, real_finish, real_drop = (
+        Controller._end_overlap,
+        Controller._finish,
+        Controller._drop,
+    )
+    ending: set[int] = (
+        set()
+    )  # controllers whose former round is finished before the next one begins
     sent: dict[int, tuple[_Sent, Any, list[Overlay]]] = {}  # by table
 
     def finish(table: Table) -> None:
@@ -143,6 +151,22 @@ def two_in_flight() -> Planted:
             overlay.rows = kept
         sent[id(to.table)] = mine, to.send, overlays
 
+    def _end_overlap(self: Controller, former: Any) -> bool:
+        ending.add(id(self))
+        try:
+            return real_end(self, former)
+        finally:
+            ending.discard(id(self))
+
+    def _finish(self: Controller, writing: Any) -> None:
+        real_finish(self, writing)
+        if id(self) not in ending:
+            finish(self.table)
+
+    def _drop(self: Controller) -> None:
+        finish(self.table)
+        real_drop(self)
+
     def step(self: Controller, max_wait: float) -> bool:
         wrote = real_step(self, max_wait)
         if self._under_way is None:
@@ -157,7 +181,7 @@ def two_in_flight() -> Planted:
     def planted() -> Iterator[None]:
         with (
             patch.object(controller, "write_round", write_round),
-            _both({"step": step, "lead": lead}),
+            _patched(step=step, lead=lead, _end_overlap=_end_overlap, _finish=_finish, _drop=_drop),
         ):
             yield
 
