@@ -52,6 +52,7 @@ WIDE = {
     "anabranch/librdkafka/reconnecting_consumer.py": (1, "a thread of its own: raised by the caller's"),
     "anabranch/processing/failures.py": (3, "what handlers raise is judged; an error is pickled"),
     "anabranch/controller/carrier.py": (1, "a thread of its own: raised by the leader's"),
+    "anabranch/controller/controller.py": (2, "raised once the round under way is written"),
     "anabranch/controller/durability.py": (1, "a controller's process: it becomes leader again"),
     "anabranch/controller/leader.py": (1, "a controller's process: it resigns, and logs the error"),
     "anabranch/controller/service.py": (2, "a controller's process: it ends with the error"),

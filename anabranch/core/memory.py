@@ -84,7 +84,7 @@ class Part:
                 setattr(self, name, value)
 
     def rebase(self) -> None:
-        """See `DraftMap.rebase`."""
+        """Continue over the memory to which the draft below this one was applied."""
         for name in self.__slots__:
             value = getattr(self, name)
             if type(value) is DraftMap:
