@@ -159,8 +159,8 @@ def write_round(
 ) -> Steps[None]:
     """Take steps 1 to 5, and move ``tails`` to the new end of each history.
 
-    A step ends whenever brokers work on a request, so that the next round can be decided. The changes of the state so
-    far belong to this round, later changes to the next one.
+    A step ends whenever brokers work on a request, so that the next round can be decided. The changes of the state
+    so far belong to this round, later changes to the next one.
 
     ``staging``: carriers append to the status log too, and the state may lack some of their rows. So the status
     table keeps its position in that log: applying rows again is harmless, but a row must not be skipped.

@@ -52,7 +52,7 @@ _LOOK_S = 5.0
 _OTHERS = 10
 # How long gathered commands wait for another one.
 GAP_S = 0.002
-MOST_GATHERED = 64
+MOST_GATHERED = 16
 _FRAMING = 512  # upper bound of what a record adds to the payload of a command
 
 # Errors by which a broker refuses a command, and each copy of it.
