@@ -75,6 +75,8 @@ log = logging.getLogger("anabranch.controller")
 REFUSED_WAIT_MS = 10_000  # how long the last round of a staged merge waits after a refusal
 HAND_OVERS = 5  # tries to log that a leader has resigned, while another controller fences it
 OVERLAP_S = 0.02  # how long rounds may overlap before other work gets its turn
+# A round of fewer commands does not overlap: brokers and leader spend more on the round than on its commands.
+OVERLAP_FROM = 24
 ADVANCE_EVERY = 8  # commands, between looks for the answer to the round under way
 GROWTH_LOOK_S = 0.01  # how long a pass waits at most while topics are being changed
 
@@ -105,9 +107,9 @@ class Controller:
     """Decides, merges and answers for one control partition while it is leader (while it has a ``lease``).
 
     ``leader``: this process, for people: host, process id, start. ``threads``: whether helper threads may read
-    ahead, carry big merges and change topics; without them, all of that runs inside of `step`. ``overlaps``:
-    whether `step` may leave a round under way, so that the next `step` decides another one meanwhile. ``terms``:
-    see `become_leader`.
+    ahead, carry big merges and change topics; without them, all of that runs inside of `step`. ``overlap_from``:
+    from this number of commands on, `step` may leave a round under way, so that the next `step` decides another one
+    meanwhile; 0: never. ``terms``: see `become_leader`.
     """
 
     log: Log
@@ -116,7 +118,7 @@ class Controller:
     settings: Settings
     leader: str
     threads: bool = False
-    overlaps: bool = False
+    overlap_from: int = 0
     lease: Lease | None = None
     rounds: int = 0
     metrics: Metrics = field(default_factory=Metrics)
@@ -395,8 +397,8 @@ class Controller:
         merges, has its turn between rounds, at least every `OVERLAP_S`.
         """
         return (
-            self.overlaps
-            and len(commands) > 1
+            len(commands) > 1
+            and len(commands) >= self.overlap_from > 0
             and not self._suspects.careful
             and not self._intake.passed_over
             and not is_staging(self._state)
@@ -408,6 +410,8 @@ class Controller:
         self._lanes.replies.send_due()
         self._intake.fetch(self._state, 0.0, index=False)
         more = self._suspects.take_more(self._lanes)
+        if len(more) < self.overlap_from:
+            more = []  # they are decided later, together with others
         turn = self._turn(former.turn)
         horizon = failure = None
         try:

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from anabranch.backoff import Backoff
 from anabranch.clock import OnceAMinute
-from anabranch.controller.controller import Controller
+from anabranch.controller.controller import OVERLAP_FROM, Controller
 from anabranch.controller.metrics import Metrics
 from anabranch.controller.rocksdb_table import open_checkpoint, size_on_disk, touch_checkpoint
 from anabranch.core.decisions.turn import Settings
@@ -155,7 +155,7 @@ class Leader:
             leader=self._leader,
             native_timeout=self._native_timeout,
             threads=True,
-            overlaps=True,
+            overlap_from=OVERLAP_FROM,
             terms=self._terms,
             metrics=self.metrics,
         )

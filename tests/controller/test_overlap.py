@@ -56,7 +56,7 @@ class Play:
         self.leader = self.world.led(store=self.store, **settings)
         self.world.stream(self.leader, STREAM)
         self.world.stream(self.leader, OTHER)
-        self.leader.overlaps = True
+        self.leader.overlap_from = 1
         self.sent: dict[bytes, Any] = {}
 
     def send(self, *commands: Any, lane: str = OPEN_LANE, **how: Any) -> list[bytes]:
@@ -85,7 +85,7 @@ class Play:
     def lead_anew(self) -> None:
         """Another process takes over, with an empty table."""
         self.leader = self.world.led("d")
-        self.leader.overlaps = True
+        self.leader.overlap_from = 1
 
     def until_answered(self, asked: Sequence[bytes], *, seconds: float = 0.0) -> None:
         """Step until all commands are answered. A client asks again if its answer was lost."""
@@ -222,11 +222,11 @@ def test_a_series_continues_in_the_next_round() -> None:
 @pytest.mark.parametrize("key", [b"read", b"not read"])
 def test_a_lock_is_broken_by_a_write_of_the_round_before(key: bytes) -> None:
     play = Play()
-    play.leader.overlaps = False
+    play.leader.overlap_from = 0
     play.world.ask(play.leader, r.CreateStream("nyc/t", 1, {"table": "true"}))
     play.world.ask(play.leader, play.shot("nyc/t", key=b"read"))
     now = play.world.ask(play.leader, r.SafeTime("nyc", None, ("nyc/t",)))
-    play.leader.overlaps = True
+    play.leader.overlap_from = 1
     locks = r.TableLocks("nyc/t", now.timestamp, now.tables[0].last, (fingerprint(b"read"),), ())
     transfer = play.shot("nyc/t", key=b"other")._replace(locks=(locks,))
     first = play.leave_under_way(play.shot("nyc/t", key=key))
@@ -324,7 +324,7 @@ def test_changes_of_the_index_wait_for_the_round_in_which_they_were_made() -> No
     assert play.leader._under_way is None
     written = play.store.snapshot()
     assert not [key for key in written if key[:1] == k.INDEX and txn_of(key) == txn_id]
-    play.leader.overlaps = False
+    play.leader.overlap_from = 0
     play.send(play.shot())
     play.step()
     written = play.store.snapshot()

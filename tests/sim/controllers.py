@@ -268,7 +268,7 @@ class Fleet:
                 settings,
                 leader=process.name,
                 native_timeout=weather.native_timeout_s,
-                overlaps=True,
+                overlap_from=1,
                 terms=terms,
             )
             self._lead(machine, partition, controller, clock)

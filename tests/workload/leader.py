@@ -142,7 +142,7 @@ def lead(number: int, given: dict[str, Any]) -> int:
         leader=f"{spec.name or 'child'}/{os.getpid()}",
         hook=hook,
         threads=spec.threads,
-        overlaps=True,
+        overlap_from=1,
     )
     while not ending:
         try:
