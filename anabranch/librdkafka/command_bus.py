@@ -356,7 +356,7 @@ class KafkaBus:
     def _send_gathered(self, correlation_id: bytes, deadline: float) -> None:
         """If this command is the first of those that gathered, wait until they are due, and send them.
 
-        If an exception keeps the first caller from this, the next command sends them, at the latest a repeated one.
+        If its caller does not come here, `forget` sends them.
         """
         while (due := self._gathering.due(correlation_id)) is not None:
             left = min(due, deadline) - self._clock.monotonic()
@@ -366,7 +366,9 @@ class KafkaBus:
             self._produce_all(self._gathering.take())
 
     def forget(self, correlation_id: bytes) -> None:
-        """Drop the slot and wake its waiter."""
+        """Drop the slot and wake its waiter. If its caller had to send what has gathered, send that."""
+        if self._gathering.due(correlation_id) is not None:
+            self._produce_all(self._gathering.take())
         slot = self._slots.pop(correlation_id, None)
         if slot is not None:
             slot.put(None)
