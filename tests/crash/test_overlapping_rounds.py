@@ -206,6 +206,7 @@ def loaded(
 def play(load: Load, leaders: Forked, cuts: Iterable[CutAt], chance: random.Random) -> None:
     """Let each leader come to its point, and the next one lead; then one that was frozen wakes up."""
     zombie: Child | None = None
+    leaders.last.kill()  # two live leaders would fence each other for a while
     for at in cuts:
         leader = leaders.fork(at.point(chance.randrange(1, 4)))
         leader.wait_leading()
