@@ -17,7 +17,7 @@ from anabranch.kafka import codes
 from anabranch.kafka.calls import PRODUCE, ConnectionBroken
 from anabranch.kafka.cluster import Cluster
 from anabranch.kafka.codes import NONE, Act, error_for, meaning
-from anabranch.kafka.connection import Connection, readable
+from anabranch.kafka.connection import Connection
 from anabranch.kafka.coordinator import (
     ANSWER_S,
     BUSY_S,
@@ -191,10 +191,7 @@ class KafkaProducer:
             yield from self._end(commit=True)
 
     def is_answered(self) -> bool:
-        awaited = self._awaited
-        if awaited is None or awaited.broken:
-            return True
-        return awaited.buffered() or bool(readable([awaited]))
+        return self._awaited is None or self._awaited.has_arrived()
 
     def abort(self) -> None:
         if self._ended is not None:
