@@ -243,13 +243,7 @@ class Drafts(NamedTuple):
 
     def draft(self) -> Drafts:
         """Drafts for the next turn, while the round of these ones is being written."""
-        return Drafts(
-            self.keepalives.draft(),
-            self.merging.draft(),
-            self.cleaning.draft(),
-            self.histories.draft(),
-            self.recent_writes.draft(),
-        )
+        return _drafts_of(self)
 
     def rebase(self) -> None:
         """Note that the drafts which these ones are over were applied (`LeaderMemory.follow`)."""
@@ -297,13 +291,7 @@ class LeaderMemory:
 
     def draft(self) -> Drafts:
         """Make the drafts for a turn."""
-        return Drafts(
-            self.keepalives.draft(),
-            self.merging.draft(),
-            self.cleaning.draft(),
-            self.histories.draft(),
-            self.recent_writes.draft(),
-        )
+        return _drafts_of(self)
 
     def follow(self, drafts: Drafts, ended: Iterable[bytes], forgotten: Iterable[str]) -> None:
         """Apply a turn's drafts, and drop the transactions that ended and the streams that were forgotten."""
@@ -322,6 +310,16 @@ class LeaderMemory:
             self.cleaning.forget_stream(stream)
             self.histories.since_epoch.put(stream, None)
             self.recent_writes.forget(stream)
+
+
+def _drafts_of(parts: LeaderMemory | Drafts) -> Drafts:
+    return Drafts(
+        parts.keepalives.draft(),
+        parts.merging.draft(),
+        parts.cleaning.draft(),
+        parts.histories.draft(),
+        parts.recent_writes.draft(),
+    )
 
 
 def is_usable(state: State, waiting: Mapping[str, str], stream: str) -> bool:
