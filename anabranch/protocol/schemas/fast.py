@@ -138,13 +138,19 @@ def _optional_secret(value: bytes | None) -> bytes:
 
 
 def _write_one_shot(record: r.OneShot) -> bytes:
-    out = [ONE_SHOT, _txn_id(record.txn_id), _name(record.scope), _optional_string(record.name)]
-    if record.events:
-        out.append(_varint(2 * len(record.events)))
-        _add_events(out, record.events)
+    out = _whole_transaction(ONE_SHOT, record)
     consumed = _NULL if record.consumed is None else _consumed(record.consumed)
     out.append(_END + consumed + _all(record.locks, _table_locks))
     return b"".join(out)
+
+
+def _whole_transaction(begin: bytes, record: r.OneShot | r.PrepareEvents) -> list[bytes]:
+    """The fields that both commands begin with, in pieces; the events lack the end of their array."""
+    out = [begin, _txn_id(record.txn_id), _name(record.scope), _optional_string(record.name)]
+    if record.events:
+        out.append(_varint(2 * len(record.events)))
+        _add_events(out, record.events)
+    return out
 
 
 def write_events(events: Iterable[r.Event]) -> tuple[bytes, list[int]]:
@@ -184,11 +190,7 @@ def _add_events(out: list[bytes], events: Iterable[r.Event]) -> None:
 
 
 def _write_prepare_events(record: r.PrepareEvents) -> bytes:
-    out = [_PREPARE_EVENTS, _txn_id(record.txn_id), _name(record.scope)]
-    out.append(_optional_string(record.name))
-    if record.events:
-        out.append(_varint(2 * len(record.events)))
-        _add_events(out, record.events)
+    out = _whole_transaction(_PREPARE_EVENTS, record)
     if type(record.secret) is not bytes or len(record.secret) != _SECRET_SIZE:
         raise Unusual
     out += (_END, record.secret, _prepare(record.prepare))
@@ -477,17 +479,25 @@ def _read_optional_string(data: bytes, at: int) -> tuple[str | None, int]:
 
 def read_one_shot(data: bytes, read_events: EventsReader) -> r.OneShot:
     """A one-shot, whose events are as the given function reads them."""
+    txn_id, scope, name, events, at = _read_whole_transaction(data, read_events)
+    consumed, at = _read_consumed(data, at)
+    locks, at = _read_all(data, at, _read_table_locks)
+    if at != len(data):
+        raise Unusual
+    return r.OneShot(txn_id, scope, name, events, consumed, locks)
+
+
+def _read_whole_transaction(
+    data: bytes, read_events: EventsReader
+) -> tuple[bytes, str, str | None, Any, int]:
+    """The fields that `OneShot` and `PrepareEvents` begin with, and their end."""
     scope, at = read_name(data, 2 + _TXN_ID_SIZE)
     name, at = _read_optional_string(data, at)
     count, at = _read_size(data, at)
     if count > EVENTS:
         raise Unusual
     events, at = read_events(data, at, count) if count else ((), at)
-    consumed, at = _read_consumed(data, at)
-    locks, at = _read_all(data, at, _read_table_locks)
-    if at != len(data):
-        raise Unusual
-    return r.OneShot(data[2 : 2 + _TXN_ID_SIZE], scope, name, events, consumed, locks)
+    return data[2 : 2 + _TXN_ID_SIZE], scope, name, events, at
 
 
 def _read_one_shot(data: bytes) -> r.OneShot:
@@ -495,17 +505,12 @@ def _read_one_shot(data: bytes) -> r.OneShot:
 
 
 def _read_prepare_events(data: bytes) -> r.PrepareEvents:
-    scope, at = read_name(data, 2 + _TXN_ID_SIZE)
-    name, at = _read_optional_string(data, at)
-    count, at = _read_size(data, at)
-    if count > EVENTS:
-        raise Unusual
-    events, at = _read_events(data, at, count) if count else ((), at)
+    txn_id, scope, name, events, at = _read_whole_transaction(data, _read_events)
     secret = data[at : at + _SECRET_SIZE]
     prepare, at = _read_prepare(data, at + _SECRET_SIZE)
     if at != len(data):
         raise Unusual
-    return r.PrepareEvents(data[2 : 2 + _TXN_ID_SIZE], scope, name, events, secret, prepare)
+    return r.PrepareEvents(txn_id, scope, name, events, secret, prepare)
 
 
 def _read_prepare(data: bytes, at: int) -> tuple[r.Prepare, int]:
