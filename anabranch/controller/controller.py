@@ -85,18 +85,16 @@ GROWTH_LOOK_S = 0.01  # how long a pass waits at most while topics are being cha
 class _RoundUnderWay:
     """A round that is being written: its turn, commands and producer, and the steps that are left.
 
-    ``loads``: for the autoscaler. ``delayed``: answers in commit wait. ``time``: the round's hybrid time.
-    ``begun``: from `Metrics.begin`. ``failure``: why a step failed.
+    ``loads``: for the autoscaler. ``delayed``: answers in commit wait. ``begun``: from `Metrics.begin`.
+    ``failure``: why a step failed.
     """
 
     turn: Turn
-    round: Round
     commands: Sequence[Command]
     producer: Producer
     steps: Steps[None]
     loads: Mapping[str, StreamLoad]
     delayed: list[Answer]
-    time: int
     begun: float
     is_written: bool = False
     failure: Exception | None = None
@@ -406,37 +404,40 @@ class Controller:
         )
 
     def _overlap(self, former: _RoundUnderWay) -> None:
-        """Decide the next round while one is being written; finish that one, and begin to write the next one."""
+        """Finish the round under way. Meanwhile decide the next one, if enough commands have come, and begin it."""
         self._lanes.replies.send_due()
         self._intake.fetch(self._state, 0.0, index=False)
         more = self._suspects.take_more(self._lanes)
-        if len(more) < self.overlap_from:
-            more = []  # they are decided later, together with others
+        if len(more) >= max(1, self.overlap_from):
+            wrote = self._overlap_with(former, more)
+        else:  # they are decided later, together with others
+            wrote = self._end_overlap(former)
+        if wrote and self._under_way is None:
+            self._finish_topics()
+
+    def _overlap_with(self, former: _RoundUnderWay, more: list[Command]) -> bool:
+        """Decide these commands, finish the round under way, and write or begin theirs. False: a round failed."""
         turn = self._turn(former.turn)
         horizon = failure = None
         try:
-            if more:
-                self._intake.quarantine(turn)
-                more[:] = self._decide(turn, more)
-                turn.at = None
-                horizon = decide_due(turn, judge_silence=False)
+            self._intake.quarantine(turn)
+            more[:] = self._decide(turn, more)
+            turn.at = None
+            horizon = decide_due(turn, judge_silence=False)
         except Exception as error:  # noqa: BLE001 - raised once the former round is written
             failure = error
-        if not self._end_overlap(former):
-            return
 
         def begin() -> None:
             if failure is not None:
                 raise failure
             turn.follows()
-            overlaps = self._may_overlap(more)
-            self._write_or_begin(turn, more, horizon, overlaps=overlaps)
+            self._write_or_begin(turn, more, horizon, overlaps=self._may_overlap(more))
 
-        if more and not self._tried(turn, more, begin):
-            return
+        if not (self._end_overlap(former) and self._tried(turn, more, begin)):
+            return False
         if self._under_way is None:
             self._decided(turn, more)
-            self._finish_topics()
+        return True
 
     def _end_overlap(self, former: _RoundUnderWay) -> bool:
         """Finish the round under way. False: it failed, and nothing of it, or of a later turn, has happened."""
@@ -608,10 +609,7 @@ class Controller:
             wall_ms=turn.wall_ms,
             staging=is_staging(self._state),
         )
-        time = self._state.round.hybrid_time
-        writing = _RoundUnderWay(
-            turn, round_, commands, producer, steps, loads, delayed, time, begun
-        )
+        writing = _RoundUnderWay(turn, commands, producer, steps, loads, delayed, begun)
         self._take_step(writing)
         return writing
 
@@ -633,10 +631,10 @@ class Controller:
             raise writing.failure
         while not writing.is_written:
             self._take_step(writing)
-        background, turn, round_ = self._background, writing.turn, writing.round
+        background, turn, round_ = self._background, writing.turn, writing.turn.round
         if background is None:
             raise NotLeader("a round is for a controller that leads")
-        self._lanes.replies.hold(writing.delayed, writing.time)
+        self._lanes.replies.hold(writing.delayed, turn.hybrid_time)
         self._autoscaling.add(writing.loads, self._state, self._tails, turn.now_ms)
         turn.done()
         background.carriers.forget(turn.ended)
