@@ -165,7 +165,7 @@ class SuspectCommands:
         return self._up_to_raised(lanes.next(1 if alone else most, group))
 
     def take_more(self, lanes: Lanes) -> list[Command]:
-        """The commands of the round after the one that is being written. None while any command is suspect."""
+        """The commands of the round after the round under way; empty while any command is suspect."""
         active = lanes.active
         met = self._checked_lanes
         new = met is not None and any(lane.name not in met for lane in active)

@@ -1,8 +1,8 @@
 """Reading: one Fetch request to each broker that has some of the wanted partitions, and their answers.
 
 A leader fetches the same partitions in each round, and most of them have no new records. So it fetches in
-*sessions* (KIP-227): a broker remembers the partitions and positions, requests name those that have changed, and
-answers have only partitions with new records.
+*sessions* (KIP-227): a broker remembers the partitions and positions. A request names only changed positions, and
+an answer has only partitions with new records.
 """
 
 from __future__ import annotations
@@ -36,9 +36,8 @@ _SLACK_S = 0.3
 _NEVER = (0, 0)
 _MOST_FED = 10_000
 _MOVED_S = 0.001  # the pause before another replica is asked, or a session begun again
-_PLAN_S = (
-    1.0  # how long the brokers of a session's partitions are kept, if the metadata stay the same
-)
+# How long the brokers of a session's partitions are kept, if the metadata stay the same.
+_PLAN_S = 1.0
 # FETCH_SESSION_ID_NOT_FOUND, INVALID_FETCH_SESSION_EPOCH, FETCH_SESSION_TOPIC_ID_ERROR
 _NO_SESSION = (70, 71, 106)
 

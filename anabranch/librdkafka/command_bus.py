@@ -66,6 +66,8 @@ _Answer: TypeAlias = "bytes | AnabranchError | None"
 
 
 class Queued(NamedTuple):
+    """A command to send to a control partition."""
+
     partition: int
     correlation_id: bytes
     payload: bytes
@@ -354,9 +356,9 @@ class KafkaBus:
         return answer
 
     def _send_gathered(self, correlation_id: bytes, deadline: float) -> None:
-        """If this command is the first of those that gathered, wait until they are due, and send them.
+        """If this is the first of the gathered commands, wait until they are due, and send all of them.
 
-        If its caller does not come here, `forget` sends them.
+        If the call of the first command ends before that, `forget` sends them.
         """
         while (due := self._gathering.due(correlation_id)) is not None:
             left = min(due, deadline) - self._clock.monotonic()
@@ -366,7 +368,7 @@ class KafkaBus:
             self._produce_all(self._gathering.take())
 
     def forget(self, correlation_id: bytes) -> None:
-        """Drop the slot and wake its waiter. If its caller had to send what has gathered, send that."""
+        """Drop the slot and wake its waiter. If this call had to send the gathered commands, send them."""
         if self._gathering.due(correlation_id) is not None:
             self._produce_all(self._gathering.take())
         slot = self._slots.pop(correlation_id, None)
