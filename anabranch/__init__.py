@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         Result,
         StreamDescription,
         TaskOwnership,
+        Transacted,
         TransactionInfo,
     )
 
@@ -73,6 +74,7 @@ __all__ = [
     "SnapshotPlan",
     "StreamDescription",
     "TaskOwnership",
+    "Transacted",
     "Transaction",
     "TransactionInfo",
     "Writer",

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import NamedTuple, Protocol, Self, TypeAlias, TypeVar
+from typing import Generic, NamedTuple, Protocol, Self, TypeAlias, TypeVar
 
 from anabranch.core.authorize import Right
 from anabranch.core.stream_states import ACTIVE
@@ -32,6 +32,7 @@ Headers: TypeAlias = "Sequence[tuple[str, bytes | None]] | Mapping[str, bytes | 
 
 T = TypeVar("T")
 U = TypeVar("U")
+V = TypeVar("V")
 
 
 class Listed(list[T]):
@@ -130,6 +131,13 @@ class Result:
     def committed_at(self) -> datetime:
         """The moment of the commit timestamp, in UTC."""
         return to_datetime(self.commit_timestamp)
+
+
+@dataclass(frozen=True, slots=True)
+class Transacted(Result, Generic[V]):
+    """The outcome of `transact`. ``value``: what the function returned when it was last called."""
+
+    value: V = field(kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)

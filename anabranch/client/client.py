@@ -16,7 +16,7 @@ from contextlib import ExitStack, suppress
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self, overload
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, overload
 
 from anabranch.client.admin import Administration, lane_acls
 from anabranch.client.ports import ClientPorts
@@ -34,6 +34,7 @@ from anabranch.client.reservation import (
 from anabranch.client.session import Session
 from anabranch.client.shared import Handle, Heart, Shared
 from anabranch.client.streams import Streams, given
+from anabranch.client.transact import transact
 from anabranch.client.transaction import Transaction
 from anabranch.client.writer import Writer, join
 from anabranch.core.authorize import ADD, ALL, TAKE
@@ -82,6 +83,7 @@ from anabranch.types import (
     Result,
     StreamDescription,
     TaskOwnership,
+    Transacted,
     TransactionInfo,
     description_of,
     info_of,
@@ -98,6 +100,7 @@ if TYPE_CHECKING:
     from anabranch.tables.changes import Changes
     from anabranch.tables.indexes import Index
 
+V = TypeVar("V")
 _clients: weakref.WeakSet[Client] = weakref.WeakSet()
 
 
@@ -212,6 +215,35 @@ class Client:
         if name is not None:
             txn.open_named()
         return txn
+
+    def transact(
+        self,
+        function: Callable[[Transaction], V],
+        *,
+        scope: str | None = None,
+        name: str | None = None,
+        keepalive: float = defaults.KEEPALIVE_S,
+        timeout: float | None = None,
+    ) -> Transacted[V]:
+        """Call ``function`` with a transaction, and commit; repeat this if it is aborted, for ``timeout`` seconds.
+
+        The function may be called several times, so it must have no side effects. The result has what it returned
+        as ``value``. An exception from it aborts the transaction, and is raised. ``scope``: None for that of the
+        first stream that it writes to; without a write nothing is sent. ``name``, ``keepalive``: as of
+        `Transaction.commit` and `begin`. For rows and events together: `Replica.transact`.
+
+        Raises: as `Transaction.commit`; TransactionAborted, WriteFailed (after the timeout).
+        """
+        self._shared.check()
+        keepalive_ms = keepalive_ms_of(keepalive)
+        chosen = "" if scope is None else check_scope(scope)
+        return transact(
+            self._shared,
+            lambda _: Transaction(self._shared, chosen, None, keepalive_ms),
+            function,
+            name,
+            self._shared.deadline(timeout),
+        )
 
     def reserve(
         self,

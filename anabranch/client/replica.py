@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from inspect import isasyncgen, isawaitable, iscoroutine, isgenerator
-from typing import get_args
+from typing import TypeVar, get_args
 
-from anabranch.backoff import Backoff
 from anabranch.client.own_writes import Writers
 from anabranch.client.shared import Shared
 from anabranch.client.table_locks import explained
 from anabranch.client.table_transaction import Isolation, JoinedTransaction, TableTransaction
+from anabranch.client.transact import transact
 from anabranch.client.writer import join
 from anabranch.core.transaction_states import locks_broken
-from anabranch.errors import InvalidArgument, LocksBroken, RetryError, TransactionAborted
-from anabranch.protocol import defaults
-from anabranch.protocol.legal_names import check_name
+from anabranch.errors import InvalidArgument
 from anabranch.protocol.schemas import records as r
 from anabranch.reading.committed_log import ReaderPorts
 from anabranch.tables.replica import ReadReplica, ReplicaSettings
-from anabranch.types import Result
+from anabranch.types import Transacted
 
-_LEAST_S = 0.05  # the least time in which `transact` begins or commits
+V = TypeVar("V")
 _ISOLATIONS = get_args(Isolation)
 _WRITERS = get_args(Writers)
 
@@ -130,61 +127,28 @@ class Replica(ReadReplica):
 
     def transact(
         self,
-        function: Callable[[TableTransaction], object],
+        function: Callable[[TableTransaction], V],
         *,
         isolation: Isolation = "serializable",
         name: str | None = None,
         timeout: float | None = None,
-    ) -> Result:
+    ) -> Transacted[V]:
         """Call ``function`` with a transaction, and commit; repeat this while locks break, for ``timeout`` seconds.
 
-        The function may be called several times, so it must have no side effects. An exception from it drops the
-        transaction, and is raised. An unknown outcome is resolved before the function is called again. Raises: as
-        `TableTransaction.commit`; LocksBroken after the timeout.
+        The function may be called several times, so it must have no side effects. The result has what it returned
+        as ``value``. An exception from it drops the transaction, and is raised. An unknown outcome is resolved
+        before the function is called again. Raises: as `TableTransaction.commit`; LocksBroken after the timeout.
         """
-        check_name(name)
-        deadline = self.deadline(timeout)
-        pauses = Backoff(
-            defaults.FIRST_TRANSACT_PAUSE_S,
-            defaults.LONGEST_TRANSACT_PAUSE_S,
-            self._clock,
-            # So that conflicting clients do not retry together.
-            jitter=lambda: self._shared.session.random64() % 1024 / 1024,
+        return transact(
+            self._shared,
+            lambda left: self.begin(isolation=isolation, timeout=left),
+            function,
+            name,
+            self.deadline(timeout),
         )
-        lost = None
-        while True:
-            left = max(_LEAST_S, deadline - self._clock.monotonic())
-            try:
-                txn = self.begin(isolation=isolation, timeout=left)
-            except RetryError as error:
-                if self._closed or lost is None:
-                    raise
-                raise lost from error
-            try:
-                with txn:
-                    _check_called(function(txn))
-                    left = max(_LEAST_S, deadline - self._clock.monotonic())
-                    return txn.commit(name=name, timeout=left)
-            except (LocksBroken, TransactionAborted) as error:
-                if txn.txn_id is None and isinstance(error, TransactionAborted):
-                    raise  # raised by the function
-                if not pauses.ends_by(deadline):
-                    raise
-                lost = error.with_traceback(None)
-            pauses.sleep()
 
 
 def _check(isolation: Isolation, writers: Writers) -> None:
     for given, kinds in ((isolation, _ISOLATIONS), (writers, _WRITERS)):
         if given not in kinds:
             raise InvalidArgument(f"{given!r}: {' or '.join(kinds)}")
-
-
-def _check_called(returned: object) -> None:
-    """Raise `InvalidArgument` if the function is async or a generator: calling it has not run it."""
-    if isawaitable(returned) or isgenerator(returned) or isasyncgen(returned):
-        if iscoroutine(returned):
-            returned.close()  # otherwise Python warns that it was never awaited
-        raise InvalidArgument(
-            "the function was not run: give a plain one, neither async nor a generator"
-        )

@@ -18,7 +18,7 @@ from anabranch.client.own_writes import Local, OwnRows, ReadBack, Writers, Writt
 from anabranch.client.reservation import keepalive_ms_of
 from anabranch.client.shared import Shared, entered
 from anabranch.client.table_locks import Locks, RegisteredLocks, broken
-from anabranch.client.transaction import Transaction
+from anabranch.client.transaction import Transaction, fields_of, pairs_of, place_null_keys
 from anabranch.client.writer import Writer
 from anabranch.errors import (
     AlreadyCommitted,
@@ -42,16 +42,16 @@ from anabranch.protocol import defaults
 from anabranch.protocol.hybrid_time import to_text
 from anabranch.protocol.ids import NO_TXN, txn_text
 from anabranch.protocol.legal_names import split_stream
-from anabranch.protocol.limits import check_row_key
+from anabranch.protocol.limits import check_event, check_headers, check_row_key, headers_size
 from anabranch.protocol.schemas import records as r
 from anabranch.tables.replica import ReadReplica
 from anabranch.tables.snapshot import TableSnapshot, bounds, check_limit
-from anabranch.types import Counts, Receipt, Result, result_of
+from anabranch.types import Counts, Headers, Receipt, Result, result_of
 
 log = logging.getLogger("anabranch.client")
 _GRACE_S = 5.0  # extra time to resolve an outcome
 _BEGINS = 3  # tries, each with a fresh snapshot
-_ROW_BYTES = 48  # size of an event in a command, without key, value and table
+_EVENT_BYTES = 48  # size of an event in a command, without key, value, headers and stream
 Isolation = Literal["serializable", "snapshot"]
 _BROKEN = "its locks are broken"
 _IN_DOUBT = "its outcome is not known here"
@@ -262,19 +262,50 @@ class TableWork:
 
     @alone
     def _put(self, table: str, key: bytes, value: bytes | None) -> None:
-        self._check()
         self._check_table(table)
-        self._view.check_open()
-        if self._broken is not None:
-            self._fail(self._broken)
+        self._check_writable()
         check_row_key(key)
         if not self._reads_lock:
             self._locks.point(table, key)
         self._wrote = True
-        self._write(table, key, value)
+        self._write(r.Event(table, -1, key, value, (), -1))
         self._own.put(table, key, value)
 
-    def _write(self, table: str, key: bytes, value: bytes | None) -> None:
+    @alone
+    def write(
+        self,
+        stream: str,
+        value: bytes | None = None,
+        key: bytes | None = None,
+        headers: Headers | None = None,
+        timestamp: int | None = None,
+    ) -> None:
+        """Write an event to a stream, in the same commit as the rows. Arguments: as of `Transaction.write`.
+
+        ``stream``: also a table that the replica does not have; its rows are not locked. Raises: as
+        `Transaction.write`; InvalidArgument (a table of the replica: `put` or `delete` its rows), LocksBroken.
+        """
+        if stream in self._replica.tables:
+            raise InvalidArgument(
+                f"{stream} is a table of this replica: `put` or `delete` its rows"
+            )
+        pairs = check_headers(headers) or ()
+        if timestamp is not None:
+            self._shared.check_time(stream, timestamp)
+        check_event(key, value, timestamp)
+        self._check_writable()
+        self._shared.check_stream(split_stream(self._replica.tables[0])[0], stream)
+        self._wrote = True
+        kept = tuple([r.EventHeader(*pair) for pair in pairs])
+        self._write(r.Event(stream, -1, key, value, kept, timestamp or -1))
+
+    def _check_writable(self) -> None:
+        self._check()
+        self._view.check_open()
+        if self._broken is not None:
+            self._fail(self._broken)
+
+    def _write(self, event: r.Event) -> None:
         raise NotImplementedError
 
     # -- its end --------------------------------------------------------------------------------------
@@ -394,9 +425,9 @@ class TableTransaction(TableWork):
 
     # -- writing --------------------------------------------------------------------------------------
 
-    def _write(self, table: str, key: bytes, value: bytes | None) -> None:
-        self._bytes += len(key) + len(value or b"") + len(table) + _ROW_BYTES
-        event = r.Event(table, -1, key, value, (), -1)
+    def _write(self, event: r.Event) -> None:
+        size = len(event.key or b"") + len(event.value or b"") + len(event.stream) + _EVENT_BYTES
+        self._bytes += size + headers_size(pairs_of(event) or ())
         self._events.append(event)
         if self._reads is not None or self._bytes > self._shared.one_shot_bytes:
             try:
@@ -426,7 +457,7 @@ class TableTransaction(TableWork):
             with self._reads.explained():
                 while self._events:
                     event = self._events[0]
-                    opened.write(event.stream, event.value, key=event.key)
+                    opened.write(*fields_of(event))
                     self._events.popleft()
         except LocksBroken as error:
             self._fail(error)
@@ -575,12 +606,16 @@ class TableTransaction(TableWork):
         return outcome
 
     def _scope(self) -> str:
-        return split_stream(self._events[0].stream if self._events else self._replica.tables[0])[0]
+        """The scope of the first row, or of the replica's first table, whatever else is written."""
+        tables = self._replica.tables
+        rows = (event.stream for event in self._events if event.stream in tables)
+        return split_stream(next(rows, tables[0]))[0]
 
     def _commit(self, name: str | None, deadline: float) -> r.Outcome:
         self._shared.check()
         scope = self._scope()
         txn_id = self._txn_id = self._txn_id or self._session.new_txn_id(scope, deadline)
+        place_null_keys(self._shared, self._events, deadline)
         while True:
             # Take the marks before validating, so that the validation includes everything up to them.
             marks = self._replica.marks()
@@ -759,9 +794,9 @@ class JoinedTransaction(TableWork):
         """The transaction, 16 bytes."""
         return self._writer.txn_id
 
-    def _write(self, table: str, key: bytes, value: bytes | None) -> None:
+    def _write(self, event: r.Event) -> None:
         with self._broken_fails():
-            self._writer.write(table, value, key=key)
+            self._writer.write(*fields_of(event))
 
     @contextmanager
     def _broken_fails(self) -> Iterator[None]:

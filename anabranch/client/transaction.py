@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, MutableSequence, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
@@ -36,12 +36,13 @@ from anabranch.errors import (
     WriteFailed,
 )
 from anabranch.ports import RecordHeaders
-from anabranch.protocol.ids import is_marked, txn_text
-from anabranch.protocol.legal_names import check_number, check_type, is_state
+from anabranch.protocol.ids import NO_TXN, is_marked, txn_text
+from anabranch.protocol.legal_names import check_number, check_type, is_state, split_stream
 from anabranch.protocol.limits import EVENTS, check_event, check_headers, headers_size
 from anabranch.protocol.schemas import records as r
 from anabranch.protocol.tokens import TokenBytes
 from anabranch.types import (
+    Counts,
     Headers,
     Receipt,
     Result,
@@ -101,7 +102,10 @@ class Transaction:
         *,
         snapshot: int = 0,
     ) -> None:
-        """``snapshot``: the hybrid time of its reads of tables; 0 if it reads none."""
+        """``scope``: "" for that of the first stream written to.
+
+        ``snapshot``: the hybrid time of its reads of tables; 0 if it reads none.
+        """
         self._shared = shared
         self._session = shared.session
         self._scope = scope
@@ -159,7 +163,7 @@ class Transaction:
 
     def __repr__(self) -> str:
         known = txn_text(self._txn_id) if self._txn_id else "buffered"
-        return f"<Transaction {self._scope} {known}>"
+        return f"<Transaction {self._scope or 'without a scope'} {known}>"
 
     @property
     def txn_id(self) -> bytes | None:
@@ -197,6 +201,10 @@ class Transaction:
     # -- opening --------------------------------------------------------------------------------------
 
     def _make_id(self, deadline: float, *, marked: bool = False) -> bytes:
+        if not self._scope:
+            raise InvalidArgument(
+                "the transaction has no scope yet: give it one, or write to a stream first"
+            )
         if self._txn_id is None:
             self._txn_id = self._session.new_txn_id(self._scope, deadline, marked=marked)
         return self._txn_id
@@ -226,7 +234,7 @@ class Transaction:
             self._begin(deadline)
         lanes = {event.stream: self._touch(event.stream, deadline) for event in self._buffer}
         for event in self._buffer:
-            lanes[event.stream].check(event.key, event.value, _pairs_of(event))
+            lanes[event.stream].check(event.key, event.value, pairs_of(event))
         what = "bringing events to the journals"
         with AllOrNothing(what, self._end_in_between, begun=True):
             self._write_buffer(lanes)
@@ -240,7 +248,7 @@ class Transaction:
                 state.setdefault(event.segment_id, []).append((event.key, event.value))
                 continue
             stamp = event.timestamp if event.timestamp > 0 else None
-            lanes[event.stream].write(event.key, event.value, _pairs_of(event), stamp)
+            lanes[event.stream].write(event.key, event.value, pairs_of(event), stamp)
         if self._ownership is not None:
             for task, rows in state.items():
                 lanes[self._ownership.state].write_rows(task, rows)
@@ -362,7 +370,7 @@ class Transaction:
             for columns in pieces:
                 with self._lock:
                     self._shared.check()
-                    self._shared.check_stream(self._scope, stream)
+                    self._check_stream(stream)
                     lane = self._lane(stream, pieces)
                     if not call.begun and lane is not None:
                         for each in pieces:
@@ -422,7 +430,7 @@ class Transaction:
         """Keep an event in memory. If the event does not fit, open the transaction, and return its writer."""
         self._shared.check()
         check_event(key, value, timestamp)
-        self._shared.check_stream(self._scope, stream)
+        self._check_stream(stream)
         if self._result is not None or self.state not in USABLE:
             self._check_usable()
         if self._token is None or self._buffer:
@@ -439,6 +447,12 @@ class Transaction:
         if self._writer is None:
             raise IllegalState("the transaction is not open")
         return self._writer
+
+    def _check_stream(self, stream: str) -> None:
+        """Raise as `write` does, unless this transaction may write to the stream, which may give it its scope."""
+        scope = self._scope or split_stream(stream)[0]
+        self._shared.check_stream(scope, stream)
+        self._scope = scope
 
     def _lane(self, stream: str, pieces: Sequence[EventColumns]) -> StreamLane | None:
         """The `StreamLane` of a stream; None if the events fit into memory. Raises: as `write`."""
@@ -542,6 +556,8 @@ class Transaction:
             check_number(name, number)
             check_consumed(self._ownership, consumed)
             deadline = self._shared.deadline(timeout)
+            if not self._scope and name is None:
+                return self._commit_nothing()
             if self._token is None and self.state != "open" and not receipts and number is None:
                 return self._commit_one_shot(name, deadline, consumed)
             if self._token is None and receipts:
@@ -632,6 +648,13 @@ class Transaction:
             raise
         self._take_outcome(outcome)
         return True
+
+    def _commit_nothing(self) -> Result:
+        """Commit without a command: nothing was written, and so no scope is known."""
+        self._move("send")
+        self._move("commit")
+        self._result = Result(NO_TXN, self._session.highest_timestamp, Counts(0, 0, 0))
+        return self._result
 
     def _commit_one_shot(
         self, name: str | None, deadline: float, consumed: r.Consumed | None
@@ -871,7 +894,7 @@ def check_consumed(ownership: TaskOwnership | None, consumed: r.Consumed | None)
         )
 
 
-def place_null_keys(shared: Shared, events: list[r.Event], deadline: float) -> None:
+def place_null_keys(shared: Shared, events: MutableSequence[r.Event], deadline: float) -> None:
     """Spread a one-shot's events without a key over the segments of their streams."""
     turn: dict[str, int] = {}
     for i, event in enumerate(events):
@@ -881,6 +904,12 @@ def place_null_keys(shared: Shared, events: list[r.Event], deadline: float) -> N
             events[i] = event._replace(segment_id=layout[at % len(layout)].segment_id)
 
 
-def _pairs_of(event: r.Event) -> RecordHeaders | None:
+def pairs_of(event: r.Event) -> RecordHeaders | None:
     """The headers of an event, in the form that journals take."""
     return [(h.key, h.value) for h in event.headers] if event.headers else None
+
+
+def fields_of(event: r.Event) -> tuple[Any, ...]:
+    """The arguments of `Transaction.write` for an event that a transaction kept in memory."""
+    stamp = event.timestamp if event.timestamp > 0 else None
+    return event.stream, event.value, event.key, pairs_of(event), stamp
