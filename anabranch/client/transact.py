@@ -46,9 +46,9 @@ def transact(
     name: str | None,
     deadline: float,
 ) -> Transacted[V]:
-    """Call ``function`` with a new transaction and commit, until it commits or ``deadline`` has passed.
+    """Call ``function`` with a new transaction and commit, until it commits or the deadline is over.
 
-    ``begin``: makes the transaction; its argument limits its seconds. Raises: what the last try raised; InvalidArgument.
+    ``begin``: makes the transaction; its argument limits its seconds. Raises: what the last try raised, InvalidArgument.
     """
     check_name(name)
     clock = shared.ports.clock
