@@ -31,6 +31,8 @@ BUMPS_FROM = 5  # the answer has the next producer id and epoch (KIP-890)
 _I32 = struct.Struct(">i")
 _ACKS_TIMEOUT = struct.Struct(">hi")
 _PRODUCED = struct.Struct(">ihqqq")
+# The rest of a stored batch's part of an answer, in flexible versions: no bad records, no message, no tags.
+_STORED = b"\x01\x00\x00"
 _FETCHED = struct.Struct(">ihqqq")
 _PAIR = struct.Struct(">qq")
 _END = struct.Struct(">qh?")
@@ -120,6 +122,9 @@ def produce_answer(
         for _ in range(reader.array()):
             partition, error, base_offset, _, _ = reader.take(_PRODUCED)
             message = None
+            if reader.flexible and reader.skips(_STORED):
+                answers[TopicPartition(topic, partition)] = Produced(error, base_offset, None)
+                continue
             if version >= 8:
                 for _ in range(reader.array()):
                     reader.take(_I32)
