@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -137,8 +136,7 @@ def produce_answer(
     return answers
 
 
-@dataclass(frozen=True, slots=True)
-class FetchPosition:
+class FetchPosition(NamedTuple):
     """The offset from which to fetch a partition. ``leader_epoch`` -1: not known, so not checked."""
 
     offset: int
@@ -180,15 +178,11 @@ def fetch_request(
     for topic, partitions in by_topic.items():
         out += topic_ids[topic] if version >= FETCH_BY_ID_FROM else form.string(topic)
         out += form.array(len(partitions))
-        for partition, (position) in partitions:
+        for partition, (offset, leader_epoch) in partitions:
             if version >= 12:
-                out += _FETCH_PARTITION.pack(
-                    partition, position.leader_epoch, position.offset, -1, -1, max_bytes
-                )
+                out += _FETCH_PARTITION.pack(partition, leader_epoch, offset, -1, -1, max_bytes)
             else:
-                out += _OLD_FETCH_PARTITION.pack(
-                    partition, position.leader_epoch, position.offset, -1, max_bytes
-                )
+                out += _OLD_FETCH_PARTITION.pack(partition, leader_epoch, offset, -1, max_bytes)
             out += form.tags
         out += form.tags
     removed = calls.by_topic(forgotten)
