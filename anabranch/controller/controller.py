@@ -591,10 +591,11 @@ class Controller:
             return None
         if self.lease is None or self._background is None:
             raise NotLeader("a round is for a controller that leads")
-        self._trouble.check(self._state, round_.touched, round_.reserved)
+        touched = round_.touched
+        self._trouble.check(self._state, touched, round_.reserved)
         self._find_tails(round_, self.lease)
         moving = [stream for stream, _ in self._memory.cleaning.crowded[:1]]
-        self._background.lost_markers.touched([*round_.touched, *moving], turn.now_ms)
+        self._background.lost_markers.touched([*touched, *moving], turn.now_ms)
         loads = self._autoscaling.weigh(round_, self._state, self._intake.index, self._tails)
         begun = self.metrics.begin()
         producer = producer or self.lease.next_producer()

@@ -533,11 +533,11 @@ def _pieces(
         return
     journal = journal_topic(commit.stream)
     txn = pack_txn_header(commit.txn_id, 0, commit.stream_epoch)
+    now_ms = hybrid_time.to_ms(commit.timestamp)
     for j, part in enumerate(commit.parts):
         if part.runs:
             yield j, part, Piece(source=TopicPartition(journal, part.source), runs=part.runs)
         elif part.staged is None:  # a staged part is in the stream already
-            now_ms = hybrid_time.to_ms(commit.timestamp)
             yield j, part, Piece(events=copies.part(part.events, now_ms, txn))
 
 

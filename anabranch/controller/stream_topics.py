@@ -136,7 +136,7 @@ class StreamTopics:
         waiting = self._trouble.waiting
         wanted = [
             row
-            for row in state.streams.values()
+            for row in state.changing.values()
             if row.state in (CREATING, RECOVERING, FORGETTING)
             or (row.change is not None and row.stream not in waiting)
         ]
@@ -166,7 +166,7 @@ class StreamTopics:
 
         A growth that failed is tried again, since brokers may have added the partitions all the same.
         """
-        wanted = {s: r for s, r in state.streams.items() if r.wanted_partitions > r.partitions}
+        wanted = {s: r for s, r in state.changing.items() if r.wanted_partitions > r.partitions}
         self._drop_unwanted("growth", wanted)
         for stream, row in wanted.items():
             waits = stream in self._trouble.waiting or self._trouble.is_pausing("growth", stream)

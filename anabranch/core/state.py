@@ -20,6 +20,7 @@ from anabranch.core import rows as k
 from anabranch.core.journal_runs import extents_of
 from anabranch.core.locks.lock_table import LockTable
 from anabranch.core.rows import Entry, Rows
+from anabranch.core.stream_states import changes_topics
 from anabranch.core.transaction_states import FINISHED
 from anabranch.errors import InvariantViolation, MalformedRecord, UnsupportedVersion, check
 from anabranch.protocol.ids import NO_TXN, TXN_ID_SIZE
@@ -107,6 +108,7 @@ class State:
         self.scopes: dict[str, int] = {}
         self.scope_owners: dict[str, str] = {}
         self.streams: dict[str, r.StreamRow] = {}
+        self.changing: dict[str, r.StreamRow] = {}  # the streams with work on their topics
         self.stream_names = Ordered[str]()
         self.names: dict[str, str] = {}  # name as Kafka compares it -> stream
         # Scope -> the least `table.history.ms` of its tables; cached until a stream changes.
@@ -160,8 +162,8 @@ class State:
             raise error
         self.term, self.round, self.suspect = None, _NO_ROUND, None
         for view in (
-            self.scopes, self.scope_owners, self.streams, self.stream_names, self.names, self.histories_ms,
-            self.layouts, self.epochs, self.places, self.pins, self.plain, self.plain_refused,
+            self.scopes, self.scope_owners, self.streams, self.changing, self.stream_names, self.names,
+            self.histories_ms, self.layouts, self.epochs, self.places, self.pins, self.plain, self.plain_refused,
             self.low_water, self.forgotten, self._retired, self.quarantined, self.lanes, self.lane_positions,
             self.grants, self.rights, self.audits, self.audit_due, self.processors, self.tasks, self.tables,
             self.locks, self.bases, self.open, self.open_of, self.open_in, self.committing, self.prepared,
@@ -259,6 +261,7 @@ class State:
         elif entry is Entry.STREAM:
             stream = identifier.decode()
             _put(self.streams, stream, row)
+            _put(self.changing, stream, row if row and changes_topics(row) else None)
             self.stream_names.put(stream, row)
             _put(self.names, as_kafka_compares(stream), row and stream)
             self.histories_ms.clear()

@@ -68,6 +68,12 @@ def state_of(row: StreamRow | None) -> StreamState:
     return row.state if row is not None else FORGOTTEN
 
 
+def changes_topics(row: StreamRow) -> bool:
+    """Whether a stream's topics are to be created, compared, deleted, altered, truncated or grown."""
+    whole = row.state in (CREATING, RECOVERING, FORGETTING)
+    return whole or row.change is not None or row.wanted_partitions > row.partitions
+
+
 def lost_error(stream: str) -> StreamLost:
     """The error for a command that needs a LOST stream."""
     return StreamLost(

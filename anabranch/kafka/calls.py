@@ -71,6 +71,14 @@ class Reader:
             raise MalformedAnswer("an answer ends in the middle of a field")
         self.at += count
 
+    def skips(self, expected: bytes) -> bool:
+        """Whether these bytes come next; then they are skipped."""
+        end = self.at + len(expected)
+        found = self.body[self.at : end] == expected
+        if found:
+            self.at = end
+        return found
+
     def raw(self, count: int) -> bytes:
         return bytes(self.view(count))
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -31,6 +30,8 @@ BUMPS_FROM = 5  # the answer has the next producer id and epoch (KIP-890)
 _I32 = struct.Struct(">i")
 _ACKS_TIMEOUT = struct.Struct(">hi")
 _PRODUCED = struct.Struct(">ihqqq")
+# The rest of a stored batch's part of an answer, in flexible versions: no bad records, no message, no tags.
+_STORED = b"\x01\x00\x00"
 _FETCHED = struct.Struct(">ihqqq")
 _PAIR = struct.Struct(">qq")
 _END = struct.Struct(">qh?")
@@ -120,6 +121,9 @@ def produce_answer(
         for _ in range(reader.array()):
             partition, error, base_offset, _, _ = reader.take(_PRODUCED)
             message = None
+            if reader.flexible and reader.skips(_STORED):
+                answers[TopicPartition(topic, partition)] = Produced(error, base_offset, None)
+                continue
             if version >= 8:
                 for _ in range(reader.array()):
                     reader.take(_I32)
@@ -132,8 +136,7 @@ def produce_answer(
     return answers
 
 
-@dataclass(frozen=True, slots=True)
-class FetchPosition:
+class FetchPosition(NamedTuple):
     """The offset from which to fetch a partition. ``leader_epoch`` -1: not known, so not checked."""
 
     offset: int
@@ -175,15 +178,11 @@ def fetch_request(
     for topic, partitions in by_topic.items():
         out += topic_ids[topic] if version >= FETCH_BY_ID_FROM else form.string(topic)
         out += form.array(len(partitions))
-        for partition, (position) in partitions:
+        for partition, (offset, leader_epoch) in partitions:
             if version >= 12:
-                out += _FETCH_PARTITION.pack(
-                    partition, position.leader_epoch, position.offset, -1, -1, max_bytes
-                )
+                out += _FETCH_PARTITION.pack(partition, leader_epoch, offset, -1, -1, max_bytes)
             else:
-                out += _OLD_FETCH_PARTITION.pack(
-                    partition, position.leader_epoch, position.offset, -1, max_bytes
-                )
+                out += _OLD_FETCH_PARTITION.pack(partition, leader_epoch, offset, -1, max_bytes)
             out += form.tags
         out += form.tags
     removed = calls.by_topic(forgotten)

@@ -42,8 +42,7 @@ _PLAN_S = 1.0
 _NO_SESSION = (70, 71, 106)
 
 
-@dataclass(frozen=True, slots=True)
-class _Wanted:
+class _Wanted(NamedTuple):
     """One call of `Fetcher.fetch`. ``give_up``: the end of waiting for new records; times are monotonic seconds.
 
     ``in_session``: the call may use the sessions.

@@ -189,4 +189,5 @@ class Followers:
     def rack_for(self, places: Iterable[TopicPartition]) -> str:
         """The rack for a request; empty if the broker has to serve one of these partitions itself."""
         chosen = self._chosen
-        return "" if any(p in chosen and chosen[p][0] is None for p in places) else self._rack
+        led = chosen and any(p in chosen and chosen[p][0] is None for p in places)
+        return "" if led else self._rack

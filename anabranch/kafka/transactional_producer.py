@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -142,36 +142,38 @@ class KafkaProducer:
         order = sorted(range(len(ranks)), key=ranks.__getitem__)
         self._check_usable()
         try:
-            self._check_markers(seen)
+            links = self._check_markers(seen)
             if not self.is_v2:
                 self._add_partitions(seen)  # all in one request
+                links = {}  # meanwhile a connection may have ended
         except LogError as error:
             self._cluster.forget({partition.topic for partition in seen})
             self._after_failure(error)
             raise
-        offsets = yield from self._append((batches[index] for index in order), self.is_v2)
-        return [offset for _, offset in sorted(zip(order, offsets, strict=True))]
+        return (yield from self._append(((place, *batches[place]) for place in order), links))
 
     def append_stream(self, batches: Iterable[tuple[TopicPartition, Buffer]]) -> list[int]:
         """`anabranch.ports.Producer.append_stream`.
 
         A request is sent when a partition comes a second time, or at ``max_request_bytes``.
         """
-        return all_steps(self._append(batches, False))
+        return all_steps(self._append(((at, *one) for at, one in enumerate(batches)), {}))
 
     def _append(
-        self, batches: Iterable[tuple[TopicPartition, Buffer]], reached: bool
+        self,
+        batches: Iterable[tuple[int, TopicPartition, Buffer]],
+        links: Mapping[TopicPartition, BrokerLink],
     ) -> Steps[list[int]]:
+        """Append batches, each with its place in the result. ``links``: open links to leaders, as far as known."""
         self._check_usable()
         most = self._cluster.settings.max_request_bytes
-        offsets: list[int] = []
+        offsets: dict[int, int] = {}  # by place
         try:
-            for index, (partition, batch) in enumerate(batches):
-                offsets.append(-1)
-                link = self._link(partition, reached)
+            for place, partition, batch in batches:
+                link = links.get(partition) or self._link(partition)
                 if not link.next.has_room(partition, len(batch), most):
                     yield from self._send(link, offsets)
-                link.next.add(self._pending(index, partition, batch))
+                link.next.add(self._pending(place, partition, batch))
             for link in self._pipeline.links.values():
                 yield from self._send(link, offsets)
             for link in self._pipeline.links.values():
@@ -180,7 +182,7 @@ class KafkaProducer:
         except BaseException as error:
             self._after_failure(error)
             raise
-        return offsets
+        return [offsets[place] for place in sorted(offsets)]
 
     def commit(self) -> None:
         all_steps(self.committing())
@@ -206,10 +208,15 @@ class KafkaProducer:
         if self._used or self._coordinator.last.known():
             self._check_markers(partitions)
 
-    def _check_markers(self, partitions: Iterable[TopicPartition]) -> None:
-        for node, unseen in self._reach(partitions).items():
-            self._find_lost(self._pipeline.links[node], unseen)
+    def _check_markers(
+        self, partitions: Iterable[TopicPartition]
+    ) -> Mapping[TopicPartition, BrokerLink]:
+        """End this producer's open native transactions on the partitions. Returns the links to their leaders."""
+        links, unseen = self._reach(partitions)
+        for node, places in unseen.items():
+            self._find_lost(self._pipeline.links[node], places)
         self._end_lost()
+        return links
 
     def close(self) -> None:
         self._ended = self._ended or LogFenced(f"{self._id}: the producer is closed")
@@ -260,10 +267,8 @@ class KafkaProducer:
 
     # -- links ------------------------------------------------------------------------------------------
 
-    def _link(
-        self, partition: TopicPartition, reached: bool = False, tries: _Tries | None = None
-    ) -> BrokerLink:
-        """The link to the leader. ``reached``: it was found to be open just now."""
+    def _link(self, partition: TopicPartition, tries: _Tries | None = None) -> BrokerLink:
+        """The link to the leader, which is connected."""
         tries = tries or _Tries(self._cluster.deadline(LEADER_S), {})
         leader = self._cluster.leader(partition)
         if leader is None and time.monotonic() >= tries.leaders_by:
@@ -275,7 +280,7 @@ class KafkaProducer:
         if leader is None:
             leader = self._cluster.leaders((partition,), tries.leaders_by)[partition]
         link = self._pipeline.link(leader.node)
-        if not (link.in_flight or link.next.batches or (reached and link.connection)):
+        if not (link.in_flight or link.next.batches):
             highest = PRODUCE.highest if self._coordinator.is_v2 else PRODUCE_ADDS_FROM - 1
             soon = self._cluster.soon(self._cluster.deadline())
             try:
@@ -288,33 +293,38 @@ class KafkaProducer:
                 raise self._unreachable(str(error), partition.topic) from error
         return link
 
-    def _reach(self, partitions: Iterable[TopicPartition]) -> dict[int, list[TopicPartition]]:
+    def _reach(
+        self, partitions: Iterable[TopicPartition]
+    ) -> tuple[dict[TopicPartition, BrokerLink], dict[int, list[TopicPartition]]]:
         """Connect to all leaders before anything is sent, so that nothing is lost if one can't be reached.
 
-        Each broker is tried once. Returns node -> partitions that were not checked since it became their leader.
+        Each broker is tried once. Returns the links to the leaders, and node -> partitions that were not checked
+        since it became their leader.
         """
         failed: dict[str, LogError] = {}
         tries = _Tries(self._cluster.deadline(LEADER_S), {})
         unseen: dict[int, list[TopicPartition]] = {}
-        links: dict[int, BrokerLink] = {}  # links that are known to be open
+        links: dict[TopicPartition, BrokerLink] = {}
+        reached: dict[int, BrokerLink] = {}
         for partition in partitions:
             if partition.topic not in failed:
                 leader = self._cluster.leader(partition)
-                link = links.get(leader.node) if leader is not None else None
+                link = reached.get(leader.node) if leader is not None else None
                 if link is None or leader is None:
                     try:
-                        link = self._link(partition, tries=tries)
+                        link = self._link(partition, tries)
                     except LogError as error:
                         failed[partition.topic] = error
                         continue
-                    links[link.node] = link
+                    reached[link.node] = link
                     leader = self._cluster.leader(partition)
+                links[partition] = link
                 if leader is None or link.checked.get(partition) != leader.epoch:
                     unseen.setdefault(link.node, []).append(partition)
         for problem in failed.values():
             problem.topics |= failed.keys()
             raise problem
-        return unseen
+        return links, unseen
 
     def _unreachable(self, message: str, topic: str) -> LogError:
         """The error for an append that sent nothing: uncertain if the native transaction has earlier appends."""
@@ -324,7 +334,7 @@ class KafkaProducer:
 
     # -- append ---------------------------------------------------------------------------------------
 
-    def _send(self, link: BrokerLink, offsets: list[int]) -> Steps[None]:
+    def _send(self, link: BrokerLink, offsets: dict[int, int]) -> Steps[None]:
         request = link.take()
         if not request.batches:
             return
@@ -339,8 +349,9 @@ class KafkaProducer:
                 self._find_lost(link, unseen)
                 if self._unmarked:  # ending one changes the epoch, and this request has the old one
                     raise self._lacking()
+            producer_id = self.producer_id
             for partition in new:
-                self._cluster.ended.pop((self.producer_id, partition), None)
+                self._cluster.ended.pop((producer_id, partition), None)
             if not self.is_v2:
                 self._add_partitions(new)
             first, self._begun, self._used = not self._begun, True, True
@@ -356,7 +367,7 @@ class KafkaProducer:
         self._write(link, request)
 
     def _send_first(
-        self, link: BrokerLink, request: ProduceRequest, offsets: list[int], first: bool
+        self, link: BrokerLink, request: ProduceRequest, offsets: dict[int, int], first: bool
     ) -> Steps[None]:
         """Send a request with new partitions. Send it again for partitions that the transaction can't get yet.
 
@@ -388,7 +399,7 @@ class KafkaProducer:
             pauses.sleep()
             request = ProduceRequest({batch.partition: batch for batch in failed})
 
-    def _pending(self, index: int, partition: TopicPartition, batch: Buffer) -> PendingBatch:
+    def _pending(self, place: int, partition: TopicPartition, batch: Buffer) -> PendingBatch:
         """Put the producer's id and the partition's next sequence into a batch. `LogRefused`: it is malformed."""
         sequence = self._sequences.next.get(partition, 0)
         try:
@@ -399,7 +410,7 @@ class KafkaProducer:
             raise LogRefused(f"{self._id}: append: {error}", CORRUPT_MESSAGE) from error
         following = next_sequence(sequence, read_header(parts[0], whole=False).record_count)
         self._sequences.next[partition] = following
-        return PendingBatch(partition, parts, following, index)
+        return PendingBatch(partition, parts, following, place)
 
     def _write(self, link: BrokerLink, request: ProduceRequest) -> None:
         """Send a request. `LogUncertain` if a part of it may have arrived."""
@@ -424,7 +435,7 @@ class KafkaProducer:
             raise self._lost(link, request, error) from error
         return request, answers
 
-    def _finish_oldest(self, link: BrokerLink, offsets: list[int]) -> None:
+    def _finish_oldest(self, link: BrokerLink, offsets: dict[int, int]) -> None:
         """Read the oldest answer under way. Any error in it ends the append."""
         request, answers = self._read_oldest(link)
         if failed := self._take_answers(request, answers, offsets):
@@ -432,7 +443,7 @@ class KafkaProducer:
             raise error or LogUncertain(f"{self._id}: append failed")
 
     def _take_answers(
-        self, request: ProduceRequest, answers: Answers, offsets: list[int] | None
+        self, request: ProduceRequest, answers: Answers, offsets: dict[int, int] | None
     ) -> list[PendingBatch]:
         """Note what was stored. Returns the batches that were not stored."""
         failed = []

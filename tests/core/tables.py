@@ -58,6 +58,7 @@ def views_of(state: State) -> dict[str, Any]:
         "scopes": dict(state.scopes),
         "scope_owners": dict(state.scope_owners),
         "streams": dict(state.streams),
+        "changing": dict(state.changing),
         "open": {
             txn_id: (
                 txn.row,

@@ -7,7 +7,6 @@ import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -138,7 +137,7 @@ def test_a_request_that_was_not_waited_for_is_used_by_the_next_fetch(
             positions, time.monotonic(), time.monotonic() + 9, 1 << 20, False, {}, True
         )
         session.under_way = fetcher._ask(
-            1, places, 9.0, replace(wanted, give_up=wanted.give_up + 9)
+            1, places, 9.0, wanted._replace(give_up=wanted.give_up + 9)
         )
         under_way = session.under_way
         assert _fetch(log, positions) == {}
@@ -151,7 +150,7 @@ def test_a_request_that_was_not_waited_for_is_used_by_the_next_fetch(
         (session,) = fetcher._sessions.values()
         assert session.under_way is None
         session.under_way = fetcher._ask(
-            1, places, 9.0, replace(wanted, give_up=wanted.give_up + 9)
+            1, places, 9.0, wanted._replace(give_up=wanted.give_up + 9)
         )
         last = session.under_way.connection
     assert last.broken
