@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 from heapq import merge
@@ -96,11 +96,19 @@ class State:
     """The rows, and decoded views of rows that commands need often.
 
     ``rows``: the table as of the last `take_changes`; later changes are kept in an overlay until they are written.
-    ``trusts_open``: as in `decisions.turn.Settings`.
+    ``trusts_open``: as in `decisions.turn.Settings`. ``decode``: reads the rows that have events.
     """
 
-    def __init__(self, rows: Rows, *, trusts_open: bool = False) -> None:
+    def __init__(
+        self,
+        rows: Rows,
+        *,
+        trusts_open: bool = False,
+        decode: Callable[[bytes], Any] = decode,
+    ) -> None:
         self._trusts_open = trusts_open
+        # One command reads such a row several times, though it may be big.
+        self._decode_often = lru_cache(1 << 3)(decode)
         self._table = Overlay(rows)
         self.term: r.TermRow | None = None
         self.round = _NO_ROUND
@@ -458,7 +466,7 @@ class State:
 
     def prepared_row(self, txn_id: bytes) -> r.PreparedRow | None:
         value = self._table.get(k.STATUS + k.prepared_key(txn_id))
-        row = None if value is None else _decode_often(value)
+        row = None if value is None else self._decode_often(value)
         return row if isinstance(row, r.PreparedRow) else None
 
     def finished_before(self, unix_ms: int, limit: int) -> list[bytes]:
@@ -510,10 +518,6 @@ class State:
     def take_changes(self) -> dict[bytes, bytes | None]:
         """The sealed table changes, or all since the last call; the caller writes them before it continues."""
         return self._table.take()
-
-
-# For rows that one command reads several times, though they may be big.
-_decode_often = lru_cache(1 << 3)(decode)
 
 
 def _put(into: dict[K, V], key: K, value: V | None) -> None:
