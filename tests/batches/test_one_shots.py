@@ -113,6 +113,12 @@ def test_unusual_forms_are_left_to_fastavro() -> None:
         assert found == decode_lazily(data)
 
 
+def test_a_number_of_events_that_the_bytes_cannot_have_takes_no_memory() -> None:
+    empty = codec._encode(r.PreparedRow(r.Prepare(b"", b""), NOW))
+    data = empty[:-1] + zigzag(1 << 40)
+    assert said(decode_lazily, data) == said(codec.decode, data)
+
+
 def test_long_numbers_of_few_bits_are_read_as_fastavro_reads_them() -> None:
     event = r.Event("nyc/a", 1, b"k", b"v", (), 1)
     data = codec._encode(r.OneShot(TXN_ID, "nyc", None, (event,)))

@@ -8,6 +8,8 @@ raises the error. So only fastavro decides what is accepted, and results here eq
 
 Sizes that a hostile sender claims cost no more than the bytes that are there: every step takes at least one byte
 and never goes back, and the last step has to end where the data ends.
+
+The file is long because each of these records has a writer and a reader, which share their parts.
 """
 
 from __future__ import annotations
@@ -493,6 +495,13 @@ def _read_events(data: bytes, at: int, count: int) -> tuple[tuple[r.Event, ...],
     return events, _after_array(data, at)
 
 
+def _read_array_of_events(data: bytes, at: int, read_events: EventsReader) -> tuple[Any, int]:
+    count, at = _read_size(data, at)
+    if count > EVENTS:
+        raise Unusual
+    return read_events(data, at, count) if count else ((), at)
+
+
 def _read_one_shot(data: bytes, read_events: EventsReader = _read_events) -> r.OneShot:
     txn_id, scope, name, events, at = _read_whole_transaction(data, read_events)
     consumed, at = _read_consumed(data, at)
@@ -508,10 +517,7 @@ def _read_whole_transaction(
     """The fields that `OneShot` and `PrepareEvents` begin with, and their end."""
     scope, at = read_name(data, 2 + _TXN_ID_SIZE)
     name, at = _read_optional_string(data, at)
-    count, at = _read_size(data, at)
-    if count > EVENTS:
-        raise Unusual
-    events, at = read_events(data, at, count) if count else ((), at)
+    events, at = _read_array_of_events(data, at, read_events)
     return data[2 : 2 + _TXN_ID_SIZE], scope, name, events, at
 
 
@@ -561,8 +567,7 @@ def _read_participant_row(data: bytes) -> r.ParticipantRow:
 def _read_prepared_row(data: bytes, read_events: EventsReader = _read_events) -> r.PreparedRow:
     prepare, at = _read_prepare(data, 2)
     prepared_ms, at = _read_long(data, at)
-    count, at = _read_size(data, at)
-    events, at = read_events(data, at, count) if count else ((), at)
+    events, at = _read_array_of_events(data, at, read_events)
     if at != len(data):
         raise Unusual
     return r.PreparedRow(prepare, prepared_ms, events)
