@@ -107,8 +107,7 @@ class State:
         decode: Callable[[bytes], Any] = decode,
     ) -> None:
         self._trusts_open = trusts_open
-        # One command reads such a row several times, though it may be big.
-        self._decode_often = lru_cache(1 << 3)(decode)
+        self._decode = decode
         self._table = Overlay(rows)
         self.term: r.TermRow | None = None
         self.round = _NO_ROUND
@@ -466,7 +465,7 @@ class State:
 
     def prepared_row(self, txn_id: bytes) -> r.PreparedRow | None:
         value = self._table.get(k.STATUS + k.prepared_key(txn_id))
-        row = None if value is None else self._decode_often(value)
+        row = None if value is None else _decode_often(self._decode, value)
         return row if isinstance(row, r.PreparedRow) else None
 
     def finished_before(self, unix_ms: int, limit: int) -> list[bytes]:
@@ -518,6 +517,12 @@ class State:
     def take_changes(self) -> dict[bytes, bytes | None]:
         """The sealed table changes, or all since the last call; the caller writes them before it continues."""
         return self._table.take()
+
+
+@lru_cache(1 << 3)
+def _decode_often(decode: Callable[[bytes], Any], value: bytes) -> Any:
+    """A row that one command reads several times, though it may be big."""
+    return decode(value)
 
 
 def _put(into: dict[K, V], key: K, value: V | None) -> None:
