@@ -1,6 +1,6 @@
-"""One-shots in a leader: their events are walked once to be decided, and copied once into record batches.
+"""Events of one-shots and prepared transactions: a leader walks them to decide, and copies them into batches.
 
-A client writes events as Avro. Between that and the stream's batches they are bytes: `decode_command` finds what
+A client writes events as Avro. Between that and the stream's batches they are bytes: `decode_lazily` finds what
 decisions need to know of them, `EventCopies` puts them into batches, with the header of their commit.
 """
 
@@ -20,14 +20,15 @@ from anabranch.protocol.schemas.codec import decode
 _new = tuple.__new__  # makes a named tuple without its checks, in half the time
 
 
-def decode_command(payload: bytes) -> Any:
-    """As `anabranch.protocol.schemas.codec.decode`, but the events of a `OneShot` stay encoded (`CommandEvents`).
+def decode_lazily(payload: bytes) -> Any:
+    """As `anabranch.protocol.schemas.codec.decode`, but events stay encoded (`CommandEvents`).
 
     Events in an unusual form of Avro are decoded: only fastavro decides what is accepted.
     """
-    if payload.startswith(fast.ONE_SHOT):
+    read = fast.WITH_EVENTS.get(payload[:2])
+    if read is not None:
         try:
-            return fast.read_one_shot(payload, read_events)
+            return read(payload, read_events)
         except fast.DECLINED:
             pass
     return decode(payload)
@@ -37,19 +38,20 @@ def read_events(data: bytes, at: int, count: int) -> tuple[CommandEvents, int]:
     """The events of an array's only block, and the end of the array. Raises one of `fast.DECLINED`."""
     columns = 1 + COLUMNS * count
     found = np.empty(columns + RUN_COLUMNS * count, np.int64)
-    end: int = kernels().events.scan(np.frombuffer(data, np.uint8), at, count, found)
+    end: int = kernels().events.scan(np.frombuffer(data, np.uint8, offset=at), 0, count, found)
     if end < 0:
         raise fast.Unusual
+    payload = data[at : at + end - 1]  # without the end of the array
     listed = found[: columns + RUN_COLUMNS * int(found[0])].tolist()
     starts = listed[1 : 1 + count]
     runs = []
     begin = 0
     for row in range(columns, len(listed), RUN_COLUMNS):
-        stream, _ = fast.read_name(data, starts[begin])
+        stream, _ = fast.read_name(payload, starts[begin])
         runs.append(_new(EventRun, (stream, *listed[row : row + RUN_COLUMNS])))
         begin = listed[row]
     places, sizes = listed[1 + count : 1 + 2 * count], listed[1 + 2 * count : columns]
-    return CommandEvents(data, runs, starts, places, sizes), end
+    return CommandEvents(payload, runs, starts, places, sizes), at + end
 
 
 class EventPart(NamedTuple):

@@ -18,6 +18,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from anabranch.batches.one_shots import decode_lazily
 from anabranch.controller.autoscaling import Autoscaling, StreamLoad
 from anabranch.controller.background import BackgroundWork
 from anabranch.controller.carrier import is_staging
@@ -138,7 +139,7 @@ class Controller:
     _lacked_ids: bool = False  # `lacks_ids` of the last lease
 
     def __post_init__(self) -> None:
-        self._state = State(self.table, trusts_open=self.settings.trusts_open)
+        self._state = self._state_of_table()
         self._memory = LeaderMemory(Keepalives(0))
         self._suspects = SuspectCommands(self.settings.skip_commands)
         self._trouble = TopicTrouble(self.log, self.clock, self.settings)
@@ -163,8 +164,11 @@ class Controller:
             self._ends(error)
             raise
 
+    def _state_of_table(self) -> State:
+        return State(self.table, trusts_open=self.settings.trusts_open, decode=decode_lazily)
+
     def _lead(self, *, again: bool = False) -> None:
-        self._state = State(self.table, trusts_open=self.settings.trusts_open)
+        self._state = self._state_of_table()
         self.lease = become_leader(
             self.log,
             self.table,
@@ -671,7 +675,7 @@ class Controller:
 
     def _drop(self) -> None:
         """Drop an unwritten turn: read the state before it from the table, and the histories' ends from the log."""
-        self._state = State(self.table, trusts_open=self.settings.trusts_open)
+        self._state = self._state_of_table()
         self._lanes.decide_again()
         self._tails.clear()
 

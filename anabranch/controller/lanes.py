@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from operator import attrgetter
 
-from anabranch.batches.one_shots import decode_command
+from anabranch.batches.one_shots import decode_lazily
 from anabranch.batches.records import Record
 from anabranch.controller.durability import answers_of
 from anabranch.controller.topic_trouble import (
@@ -588,7 +588,7 @@ def decide_command(turn: Turn, command: Command) -> None:
         return  # a command before it in this round blocked its lane, so it counts as not read
     try:
         _check_size(turn, command.payload)
-        record = decode_command(command.payload)
+        record = decode_lazily(command.payload)
         if size > work.FEW_BYTES:
             turn.charge(work.of_parts(record))
         turn.seen = None if command.seen is None else hybrid_time.parse(command.seen)

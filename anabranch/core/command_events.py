@@ -1,8 +1,8 @@
-"""Events as their command has them: Avro bytes, and what decisions need to know of these bytes.
+"""Events as their command, or row, has them: Avro bytes, and what decisions need to know of these bytes.
 
-A leader decides most one-shots without an object for each event. The shell finds the columns and runs of a
-command's events in one walk (`anabranch.batches.one_shots`), decisions check the runs and group the numbers of the
-events, and the shell copies the bytes into record batches. Each event can still be read, for a refusal or a row.
+A leader makes no object of an event in a command or a row. The shell finds the columns and runs of the events in
+one walk (`anabranch.batches.one_shots`), decisions check the runs and group the numbers of the events, and the
+shell copies the bytes into record batches. Each event can still be read, for a refusal.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from anabranch.protocol.limits import RESERVED
 from anabranch.protocol.partitioner import place_of
-from anabranch.protocol.schemas.fast import read_events, read_key, write_events
+from anabranch.protocol.schemas.fast import EncodedEvents, read_events, read_key, write_events
 from anabranch.protocol.schemas.records import Event
 
 
@@ -42,7 +42,7 @@ COLUMNS = 3  # numbers for each event of a command: its start, place and size
 RUN_COLUMNS = len(EventRun._fields) - 1  # numbers for each run
 
 
-class _Encoded(Sequence[Event]):
+class _ReadLater(Sequence[Event]):
     """Events that are read when they are asked for; equal to any other sequence of the same events."""
 
     __slots__ = ()
@@ -59,12 +59,12 @@ class _Encoded(Sequence[Event]):
         return repr(tuple(self))
 
 
-class CommandEvents(_Encoded):
+class CommandEvents(_ReadLater, EncodedEvents):
     """All events of a command.
 
-    ``payload``: bytes that have the events; event number i starts at ``starts[i]``. ``places``: where each belongs
-    in any layout (`anabranch.protocol.partitioner.place_of`). ``sizes``: the bytes of each key and value. ``runs``:
-    the events by stream, in order.
+    ``starts``: where each event starts in ``payload``. ``places``: where each belongs in any layout
+    (`anabranch.protocol.partitioner.place_of`). ``sizes``: the bytes of each key and value. ``runs``: the events by
+    stream, in order.
     """
 
     __slots__ = ("payload", "places", "runs", "sizes", "starts")
@@ -85,7 +85,7 @@ class CommandEvents(_Encoded):
 
     @classmethod
     def of(cls, events: Sequence[Event]) -> CommandEvents:
-        """The same for events that are read already: from a row, or from a command of an unusual form."""
+        """The same for events that are read already, as those of an unusual form are."""
         if isinstance(events, cls):
             return events
         payload, starts = write_events(events)
@@ -119,7 +119,7 @@ class CommandEvents(_Encoded):
         return len(self) + sum([run.headers for run in self.runs])
 
 
-class SomeEvents(_Encoded):
+class SomeEvents(_ReadLater):
     """Some events of a command (``of``), by their numbers."""
 
     __slots__ = ("numbers", "of")

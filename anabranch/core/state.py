@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 from heapq import merge
@@ -97,11 +97,18 @@ class State:
     """The rows, and decoded views of rows that commands need often.
 
     ``rows``: the table as of the last `take_changes`; later changes are kept in an overlay until they are written.
-    ``trusts_open``: as in `decisions.turn.Settings`.
+    ``trusts_open``: as in `decisions.turn.Settings`. ``decode``: reads the rows that have events.
     """
 
-    def __init__(self, rows: Rows, *, trusts_open: bool = False) -> None:
+    def __init__(
+        self,
+        rows: Rows,
+        *,
+        trusts_open: bool = False,
+        decode: Callable[[bytes], Any] = decode,
+    ) -> None:
         self._trusts_open = trusts_open
+        self._decode = decode
         self._table = Overlay(rows)
         self.term: r.TermRow | None = None
         self.round = _NO_ROUND
@@ -461,7 +468,7 @@ class State:
 
     def prepared_row(self, txn_id: bytes) -> r.PreparedRow | None:
         value = self._table.get(k.STATUS + k.prepared_key(txn_id))
-        row = None if value is None else _decode_often(value)
+        row = None if value is None else _decode_often(self._decode, value)
         return row if isinstance(row, r.PreparedRow) else None
 
     def finished_before(self, unix_ms: int, limit: int) -> list[bytes]:
@@ -515,8 +522,10 @@ class State:
         return self._table.take()
 
 
-# For rows that one command reads several times, though they may be big.
-_decode_often = lru_cache(1 << 3)(decode)
+@lru_cache(1 << 3)
+def _decode_often(decode: Callable[[bytes], Any], value: bytes) -> Any:
+    """A row that one command reads several times, though it may be big."""
+    return decode(value)
 
 
 def _put(into: dict[K, V], key: K, value: V | None) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import IntFlag
+from functools import lru_cache
 
 from anabranch.errors import InvalidArgument, InvalidToken, NotAuthorized
 from anabranch.protocol.hybrid_time import MAX
@@ -243,6 +244,7 @@ def _write(signed: bytes, before: tuple[bytes, ...], mac: bytes, more: list[byte
     return TokenBytes(b"".join((signed, bytes((len(caveats),)), *parts, mac)))
 
 
+@lru_cache(1 << 6)  # one command peeks at its token several times
 def _read(data: bytes) -> Token:
     """The content of a token's bytes. Raises the errors that `peek` translates if they are malformed."""
     _, txn_id, keepalive_ms, begun_ms, seen = _FRONT.unpack_from(data)

@@ -1,4 +1,4 @@
-"""The events of one-shots: what a compiled walk finds and copies is what their events say, read one by one."""
+"""Events that stay encoded: what a compiled walk finds and copies is what their events say, read one by one."""
 
 from __future__ import annotations
 
@@ -11,22 +11,33 @@ from hypothesis import strategies as st
 
 from anabranch.batches.builder import Row
 from anabranch.batches.framing import kernels
-from anabranch.batches.one_shots import EventCopies, EventPart, decode_command
+from anabranch.batches.one_shots import EventCopies, EventPart, decode_lazily
 from anabranch.batches.packer import Packer
 from anabranch.batches.records import decode_records
 from anabranch.core import rows as k
 from anabranch.core.command_events import CommandEvents, SomeEvents
+from anabranch.core.decisions.turn import Turn
+from anabranch.core.state import State
 from anabranch.errors import AnabranchError, MalformedRecord
 from anabranch.protocol.ids import TXN_HEADER
 from anabranch.protocol.limits import HEADERS
-from anabranch.protocol.schemas import codec
+from anabranch.protocol.schemas import codec, fast
 from anabranch.protocol.schemas import records as r
 from tests.batches.strategies import mutated
 from tests.core.harness import World, nyc
 from tests.schemas.test_codec import patient, zigzag
-from tests.schemas.test_fast import TXN_ID, events, numbers, one_shots, plain_events
+from tests.schemas.test_fast import (
+    TXN_ID,
+    events,
+    numbers,
+    one_shots,
+    plain_events,
+    prepare_events,
+    prepared_rows,
+)
 
 NOW = 1_795_000_000_000
+with_events = one_shots | prepare_events | prepared_rows
 
 
 def said(decode: Any, data: bytes) -> Any:
@@ -49,23 +60,24 @@ def assert_same(found: CommandEvents, wanted: CommandEvents) -> None:
 
 
 @patient(300)
-@given(one_shots)
-def test_the_walk_finds_what_the_events_say(record: r.OneShot) -> None:
-    found: Any = decode_command(codec._encode(record))
+@given(with_events)
+def test_the_walk_finds_what_the_events_say(record: Any) -> None:
+    found: Any = decode_lazily(codec._encode(record))
     assert found == record
+    assert codec.encode(found) == codec._encode(record), "encoded events are written as they are"
     if record.events:
         assert isinstance(found.events, CommandEvents), "the usual form is not decoded"
         assert_same(found.events, CommandEvents.of(record.events))
 
 
 @patient(300)
-@given(one_shots, st.data())
+@given(with_events, st.data())
 def test_of_mutated_bytes_the_walk_accepts_what_fastavro_accepts(
-    record: r.OneShot, data: st.DataObject
+    record: Any, data: st.DataObject
 ) -> None:
     whole = codec._encode(record)
     other = whole[:2] + mutated(whole[2:], data, most=4)
-    found = said(decode_command, other)
+    found = said(decode_lazily, other)
     assert found == said(codec.decode, other)
     its: Any = getattr(found, "events", ())
     if isinstance(its, CommandEvents):
@@ -73,10 +85,10 @@ def test_of_mutated_bytes_the_walk_accepts_what_fastavro_accepts(
 
 
 @patient(300)
-@given(st.binary(max_size=200))
-def test_of_random_bytes_the_walk_accepts_what_fastavro_accepts(body: bytes) -> None:
-    data = b"\x01\x08" + body
-    assert said(decode_command, data) == said(codec.decode, data)
+@given(st.sampled_from([*fast.WITH_EVENTS]), st.binary(max_size=200))
+def test_of_random_bytes_the_walk_accepts_what_fastavro_accepts(kind: bytes, body: bytes) -> None:
+    data = kind + body
+    assert said(decode_lazily, data) == said(codec.decode, data)
 
 
 def test_every_truncation_is_refused() -> None:
@@ -85,7 +97,7 @@ def test_every_truncation_is_refused() -> None:
     data = codec._encode(r.OneShot(TXN_ID, "nyc", None, its))
     for size in range(2, len(data)):
         with pytest.raises(MalformedRecord):
-            decode_command(data[:size])
+            decode_lazily(data[:size])
 
 
 def test_unusual_forms_are_left_to_fastavro() -> None:
@@ -96,9 +108,15 @@ def test_unusual_forms_are_left_to_fastavro() -> None:
     apart = data[:at] + zigzag(1) + body[: len(body) // 2]
     apart += zigzag(1) + body[len(body) // 2 :] + zigzag(0) * 3
     for other in (sized, apart):
-        found = decode_command(other)
+        found = decode_lazily(other)
         assert type(found.events) is tuple
-        assert found == decode_command(data)
+        assert found == decode_lazily(data)
+
+
+def test_a_number_of_events_that_the_bytes_cannot_have_takes_no_memory() -> None:
+    empty = codec._encode(r.PreparedRow(r.Prepare(b"", b""), NOW))
+    data = empty[:-1] + zigzag(1 << 40)
+    assert said(decode_lazily, data) == said(codec.decode, data)
 
 
 def test_long_numbers_of_few_bits_are_read_as_fastavro_reads_them() -> None:
@@ -106,8 +124,8 @@ def test_long_numbers_of_few_bits_are_read_as_fastavro_reads_them() -> None:
     data = codec._encode(r.OneShot(TXN_ID, "nyc", None, (event,)))
     at = data.index(b"\x02\x02\x02k\x02\x02v")  # the segment, then the key
     longer = data[:at] + b"\x82\x80\x00\x02\x82\x00k" + data[at + 4 :]
-    found = decode_command(longer)
-    assert found == decode_command(data)
+    found = decode_lazily(longer)
+    assert found == decode_lazily(data)
     assert batches(found.events, found.events.payload) == batches(
         CommandEvents.of((event,)), found.events.payload
     )
@@ -150,7 +168,7 @@ def test_copies_are_what_a_batch_of_rows_is(
     parts: list[tuple[int, EventPart]] = []
     rows: list[list[Row]] = []
     for number, (its, draw) in enumerate(commands):
-        shot = decode_command(codec._encode(r.OneShot(TXN_ID, "nyc", None, tuple(its))))
+        shot = decode_lazily(codec._encode(r.OneShot(TXN_ID, "nyc", None, tuple(its))))
         txn = bytes([number]) * 28
         chosen = [n for n in range(len(its)) if draw.random() < 0.6]
         others = [n for n in range(len(its)) if n not in chosen]
@@ -200,6 +218,24 @@ def decided(decode: Any, its: list[r.Event]) -> tuple[str, Any]:
     data = codec.encode(r.OneShot(world.id("A"), "nyc", None, tuple(its)))
     turn = world.new_turn()
     world._decide(turn, decode(data), world.asker("x"))
+    return _said_and_placed(turn)
+
+
+def ended(decode: Any, its: list[r.Event]) -> tuple[str, Any]:
+    """The same of a transaction that is prepared with all its events, and then commits."""
+    world = nyc("nyc/a", "nyc/b")
+    world.log_rows([_bounded(world)])
+    world.state = State(world.table, trusts_open=True, decode=decode)
+    txn_id = world.id("A")
+    prepare = r.PrepareEvents(txn_id, "nyc", None, tuple(its), bytes(32), r.Prepare(b"", b"a"))
+    commit = r.Commit(txn_id, (), None, None, 0)
+    turn = world.new_turn()
+    for command in (prepare, commit):
+        world._decide(turn, decode(codec.encode(command)), world.asker("x"))
+    return _said_and_placed(turn)
+
+
+def _said_and_placed(turn: Turn) -> tuple[str, Any]:
     answers = [answer for _, answer in turn.round.replies]
     parts = [
         (commit.stream, part.segment_id, tuple(part.events))
@@ -219,12 +255,13 @@ def _bounded(world: World) -> tuple[bytes, Any]:
 @patient(200)
 @given(st.lists(placed_events, max_size=7))
 def test_decisions_are_those_on_decoded_events(its: list[r.Event]) -> None:
-    """Placement, and the first refusal in the order of the events."""
-    assert decided(decode_command, its) == decided(codec.decode, its)
+    """Placement, and the first refusal in the order of the events. Prepared events are refused when they come."""
+    assert decided(decode_lazily, its) == decided(codec.decode, its)
+    assert ended(decode_lazily, its) == ended(codec.decode, its)
 
 
 @pytest.mark.parametrize("count", [HEADERS.value, HEADERS.value + 1])
 def test_the_limit_of_headers_is_that_of_decoded_events(count: int) -> None:
     headers = tuple(r.EventHeader("h", None) for _ in range(count))
     its = [r.Event("nyc/a", -1, b"k", b"", headers, -1)]
-    assert decided(decode_command, its) == decided(codec.decode, its)
+    assert decided(decode_lazily, its) == decided(codec.decode, its)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from anabranch.batches.one_shots import decode_command
+from anabranch.batches.one_shots import decode_lazily
 from anabranch.batches.records import Record
 from anabranch.client.reservation import Reservation
 from anabranch.core.locks.table_writes import Keys
@@ -35,7 +35,7 @@ def _decode(data: bytes) -> None:
     written = codec.encode(record)  # what is read can be written, and reads the same
     assert codec.decode(written) == record
     assert _refused(codec.decode, data + b"\x00"), "bytes too many"
-    assert decode_command(data) == record
+    assert decode_lazily(data) == record
     if type(record) in fast.READERS:
         assert not _refused(partial(codec._decode, type(record)), data), "only fastavro refuses"
         assert codec._decode(type(record), data) == record

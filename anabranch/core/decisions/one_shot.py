@@ -135,8 +135,8 @@ def prepare_events(turn: Turn, command: r.PrepareEvents, to: ReplyTo | None) -> 
         _prepared_before(turn, command, row, to)
         return
     turn.check_new_id(command.txn_id)
-    events = tuple(command.events)
-    size = sum([len(event.stream) + _size_of(event) for event in events])
+    events = CommandEvents.of(command.events)
+    size = limits.FRAMING * len(events) + len(events.payload)
     if size > limits.PREPARED_EVENTS.value:
         raise errors.EventTooLarge(
             f"events of {size:,} bytes in one command that prepares, {limits.PREPARED_EVENTS.value:,} are allowed: "
@@ -161,14 +161,15 @@ def prepare_events(turn: Turn, command: r.PrepareEvents, to: ReplyTo | None) -> 
         secret=command.secret,
         owner=turn.lane,
     )
-    row = turn.move(row, "prepare", committed=len(command.events))
+    row = turn.move(row, "prepare", committed=len(events))
     turn.put(k.txn_key(command.txn_id), row)
     for stream in streams:
         epoch = turn.state.streams[stream].reference_epoch
         turn.put(k.participant_key(command.txn_id, stream), r.ParticipantRow(stream, epoch))
-    kept = r.PreparedRow(command.prepare, turn.wall_ms, events)
+    kept = r.PreparedRow(command.prepare, turn.wall_ms, command.events)
     turn.put(k.prepared_key(command.txn_id), kept)
-    turn.answer(to, row, full=False)
+    if to is not None:
+        turn.reply(to, turn.outcome(row, full=False, prepared=kept))
 
 
 def _prepared_before(
@@ -211,7 +212,7 @@ def commit_events(turn: Turn, txn: OpenTxn, to: ReplyTo | None) -> None:
     timestamp = _append(turn, txn_id, placed)
     row = turn.move(row, "begin_commit", commit_timestamp=timestamp, finished_ms=turn.wall_ms)
     row = turn.move(row, "finalize_commit")
-    prepared.drop_events(turn, txn_id)
+    left = prepared.drop_events(turn, txn_id)
     for stream, epoch in [(s, e) for s, e in txn.participants.items() if s in placed]:
         now = r.ParticipantRow(stream, turn.state.streams[stream].reference_epoch)
         if now.reference_epoch != epoch:  # the stream was scaled since
@@ -219,10 +220,9 @@ def commit_events(turn: Turn, txn: OpenTxn, to: ReplyTo | None) -> None:
             drop_epoch(turn, stream, epoch)
     finish(turn, row)
     if to is not None:
-        streams = tuple(
-            sorted(txn.participants)
-        )  # known here, so the table is not scanned for them
-        turn.reply(to, turn.outcome(row, full=False)._replace(streams=streams))
+        # The streams are known here, so the table is not scanned for them.
+        outcome = turn.outcome(row, full=False, prepared=left)
+        turn.reply(to, outcome._replace(streams=tuple(sorted(txn.participants))))
 
 
 def _one_shot_of_tasks(turn: Turn, command: r.OneShot, to: ReplyTo | None) -> None:

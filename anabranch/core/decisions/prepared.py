@@ -202,11 +202,13 @@ def without(row: r.TxnRow, events: int, gone: Collection[str]) -> r.TxnRow:
     )
 
 
-def drop_events(turn: Turn, txn_id: bytes) -> None:
-    """Delete the row with the events of a PREPARED transaction that ends."""
+def drop_events(turn: Turn, txn_id: bytes) -> r.PreparedRow | None:
+    """Put the row of a PREPARED transaction that ends, without its events. Returns what is left of it."""
     row = turn.state.prepared_row(txn_id)
     if row is not None and row.events:
-        turn.put(k.prepared_key(txn_id), replace(row, events=()))
+        row = r.PreparedRow(row.prepare, row.prepared_ms)
+        turn.put(k.prepared_key(txn_id), row)
+    return row
 
 
 def needed(state: State, pending: r.PendingCommitRow) -> tuple[r.Receipt, ...]:

@@ -404,18 +404,25 @@ class Turn:
         self.drafts.rebase()
 
     def outcome(
-        self, row: r.TxnRow, *, full: bool = True, lane: str | None = None, after: int | None = None
+        self,
+        row: r.TxnRow,
+        *,
+        full: bool = True,
+        lane: str | None = None,
+        after: int | None = None,
+        prepared: r.PreparedRow | None = None,
     ) -> r.Outcome:
         """A transaction as clients see it: with a pending commit it is COMMIT_IN_PROGRESS.
 
         ``full``: with its streams, and some of its writers, after the writer ``after``. ``lane``: of the asker;
-        None: of this command.
+        None: of this command. ``prepared``: how it was prepared, if that is known; None: it is looked up.
         """
         writers = self._writers(row.txn_id, after) if full else ()
         waits = row.state == "OPEN" and row.txn_id in self.state.committing
         ended = row.state in FINISHED
         trouble = "" if ended else self.trouble(row.txn_id)
-        prepared = None if row.secret is None else self.state.prepared_row(row.txn_id)
+        if prepared is None and row.secret is not None:
+            prepared = self.state.prepared_row(row.txn_id)
         return r.Outcome(
             txn_id=row.txn_id,
             state="COMMIT_IN_PROGRESS" if waits else row.state,

@@ -8,11 +8,13 @@ raises the error. So only fastavro decides what is accepted, and results here eq
 
 Sizes that a hostile sender claims cost no more than the bytes that are there: every step takes at least one byte
 and never goes back, and the last step has to end where the data ends.
+
+The file is long because each of these records has a writer and a reader, which share their parts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from itertools import accumulate
 from typing import Any, TypeVar, get_args
@@ -24,7 +26,7 @@ LIST = 20_000
 EVENTS = 5_000
 DECLINED = (AttributeError, IndexError, KeyError, TypeError, ValueError)
 
-ONE_SHOT = b"\x01\x08"
+_ONE_SHOT = b"\x01\x08"
 _COMMIT = b"\x01\x07"
 _PREPARE_EVENTS = b"\x01\x25"
 _REPLY = b"\x01\x20"
@@ -53,6 +55,13 @@ _STATE_BYTES = {state: bytes((2 * i,)) for i, state in enumerate(_STATES)}
 
 class Unusual(ValueError):
     """A form that these functions don't handle."""
+
+
+class EncodedEvents(Sequence[r.Event]):
+    """Events that are still as commands and rows have them, one after the other: ``payload``."""
+
+    __slots__ = ()
+    payload: bytes
 
 
 def _once(value: int) -> bytes:
@@ -138,7 +147,7 @@ def _optional_secret(value: bytes | None) -> bytes:
 
 
 def _write_one_shot(record: r.OneShot) -> bytes:
-    out = _whole_transaction(ONE_SHOT, record)
+    out = _whole_transaction(_ONE_SHOT, record)
     consumed = _NULL if record.consumed is None else _consumed(record.consumed)
     out.append(_END + consumed + _all(record.locks, _table_locks))
     return b"".join(out)
@@ -166,6 +175,9 @@ def write_events(events: Iterable[r.Event]) -> tuple[bytes, list[int]]:
 
 def _add_events(out: list[bytes], events: Iterable[r.Event]) -> None:
     add = out.append
+    if isinstance(events, EncodedEvents):
+        add(events.payload)
+        return
     former = None
     head = b""
     for stream, segment_id, key, value, headers, timestamp in events:
@@ -477,8 +489,20 @@ def _read_optional_string(data: bytes, at: int) -> tuple[str | None, int]:
     return _read_string(data, at + 1)
 
 
-def read_one_shot(data: bytes, read_events: EventsReader) -> r.OneShot:
-    """A one-shot, whose events are as the given function reads them."""
+def _read_events(data: bytes, at: int, count: int) -> tuple[tuple[r.Event, ...], int]:
+    """The events of an array's only block, and the end of the array."""
+    events, at = read_events(data, at, count)
+    return events, _after_array(data, at)
+
+
+def _read_array_of_events(data: bytes, at: int, read_events: EventsReader) -> tuple[Any, int]:
+    count, at = _read_size(data, at)
+    if count > EVENTS:
+        raise Unusual
+    return read_events(data, at, count) if count else ((), at)
+
+
+def _read_one_shot(data: bytes, read_events: EventsReader = _read_events) -> r.OneShot:
     txn_id, scope, name, events, at = _read_whole_transaction(data, read_events)
     consumed, at = _read_consumed(data, at)
     locks, at = _read_all(data, at, _read_table_locks)
@@ -493,19 +517,12 @@ def _read_whole_transaction(
     """The fields that `OneShot` and `PrepareEvents` begin with, and their end."""
     scope, at = read_name(data, 2 + _TXN_ID_SIZE)
     name, at = _read_optional_string(data, at)
-    count, at = _read_size(data, at)
-    if count > EVENTS:
-        raise Unusual
-    events, at = read_events(data, at, count) if count else ((), at)
+    events, at = _read_array_of_events(data, at, read_events)
     return data[2 : 2 + _TXN_ID_SIZE], scope, name, events, at
 
 
-def _read_one_shot(data: bytes) -> r.OneShot:
-    return read_one_shot(data, _read_events)
-
-
-def _read_prepare_events(data: bytes) -> r.PrepareEvents:
-    txn_id, scope, name, events, at = _read_whole_transaction(data, _read_events)
+def _read_prepare_events(data: bytes, read_events: EventsReader = _read_events) -> r.PrepareEvents:
+    txn_id, scope, name, events, at = _read_whole_transaction(data, read_events)
     secret = data[at : at + _SECRET_SIZE]
     prepare, at = _read_prepare(data, at + _SECRET_SIZE)
     if at != len(data):
@@ -547,11 +564,10 @@ def _read_participant_row(data: bytes) -> r.ParticipantRow:
     return r.ParticipantRow(stream, epoch)
 
 
-def _read_prepared_row(data: bytes) -> r.PreparedRow:
+def _read_prepared_row(data: bytes, read_events: EventsReader = _read_events) -> r.PreparedRow:
     prepare, at = _read_prepare(data, 2)
     prepared_ms, at = _read_long(data, at)
-    count, at = _read_size(data, at)
-    events, at = _read_events(data, at, count) if count else ((), at)
+    events, at = _read_array_of_events(data, at, read_events)
     if at != len(data):
         raise Unusual
     return r.PreparedRow(prepare, prepared_ms, events)
@@ -621,12 +637,6 @@ def _read_table_time(data: bytes, at: int) -> tuple[r.TableTime, int]:
     table, at = read_name(data, at)
     last, at = _read_long(data, at)
     return r.TableTime(table, last), at
-
-
-def _read_events(data: bytes, at: int, count: int) -> tuple[tuple[r.Event, ...], int]:
-    """The events of an array's only block, and the end of the array."""
-    events, at = read_events(data, at, count)
-    return events, _after_array(data, at)
 
 
 def read_events(data: bytes, at: int, count: int) -> tuple[tuple[r.Event, ...], int]:
@@ -788,4 +798,11 @@ READERS: dict[type, Callable[[bytes], Any]] = {
     r.PreparedRow: _read_prepared_row,
     r.Reply: _read_reply,
     r.CommitRecord: _read_commit_record,
+}
+
+# By the first bytes of a record: readers of records with events, which take a function that reads these.
+WITH_EVENTS: dict[bytes, Callable[[bytes, EventsReader], Any]] = {
+    _ONE_SHOT: _read_one_shot,
+    _PREPARE_EVENTS: _read_prepare_events,
+    _PREPARED_ROW: _read_prepared_row,
 }
