@@ -248,7 +248,11 @@ class AlreadyCommitted(FixCallError):
 
 
 class UnsupportedVersion(FixCallError):
-    """A record has a version or type that this release does not know: upgrade anabranch."""
+    """A record has a feature level or type that this release does not know: upgrade anabranch."""
+
+
+class FeatureNotEnabled(FixCallError):
+    """The call needs a higher feature level than the cluster has: an operator has to raise it."""
 
 
 class UnsupportedSetting(FixCallError):

@@ -141,6 +141,17 @@ class Transacted(Result, Generic[V]):
 
 
 @dataclass(frozen=True, slots=True)
+class FeatureLevel:
+    """Up to which feature level a cluster's records may go. The lowest of all control partitions.
+
+    ``known``: the level up to which it can be raised, as far as the present leaders know.
+    """
+
+    level: int
+    known: int
+
+
+@dataclass(frozen=True, slots=True)
 class Receipt:
     """A summary of what one writer wrote: pass it, or its bytes, to the process that commits."""
 

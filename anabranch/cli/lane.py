@@ -1,4 +1,4 @@
-"""`anabranch lane`, `grants`, `command` and `audit-log`: what operators do for lanes."""
+"""`anabranch lane`, `grants`, `command`, `audit-log` and `cluster`: what operators do for lanes and clusters."""
 
 from __future__ import annotations
 
@@ -124,6 +124,38 @@ def audit_log(
     rows = [asdict(entry) | {"at": time_text(entry.at_ms)} for entry in found]
     columns = ("at", "lane", "command", "what", "control_partition")
     show("entries", rows, columns, as_json=options.json, title="Audit log")
+
+
+cluster_app = App(no_args_is_help=True, help="See and raise the feature level of a cluster.")
+
+
+@cluster_app.callback()
+def cluster() -> None:
+    """See and raise the feature level of a cluster."""
+
+
+@cluster_app.command("feature")
+def feature(
+    options: OperatorOptions,
+    raise_to: Annotated[
+        int | None,
+        option("--raise LEVEL", "Raise the level: afterwards no older release can lead."),
+    ] = None,
+    yes: Yes = False,
+) -> None:
+    """Show up to which feature level controllers may write, or raise it.
+
+    Raise the level once all controllers are upgraded, standby controllers included. A level can't be lowered, so no
+    older release can lead afterwards.
+    """
+    with options.client() as client:
+        if raise_to is not None:
+            confirm(
+                f"Level {raise_to} can't be lowered again. Are all controllers upgraded?", yes=yes
+            )
+        found = client.feature_level(raise_to=raise_to)
+    line = f"feature level {found.level}; the controllers that lead know levels up to {found.known}"
+    print_result(asdict(found), line, as_json=options.json)
 
 
 commands_app = App(no_args_is_help=True, help="List quarantined commands.")

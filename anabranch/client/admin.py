@@ -9,7 +9,14 @@ from operator import or_
 
 from anabranch.client.shared import Shared
 from anabranch.core.authorize import ADD, changed
-from anabranch.errors import IllegalState, InvalidArgument, NotAuthorized, NotReady, UnknownLane
+from anabranch.errors import (
+    IllegalState,
+    InvalidArgument,
+    NotAuthorized,
+    NotReady,
+    UnknownLane,
+    UnsupportedVersion,
+)
 from anabranch.ports import Log, LogDenied, LogError, LogRefused
 from anabranch.protocol import limits
 from anabranch.protocol.defaults import FIRST_RETRY_S
@@ -22,7 +29,7 @@ from anabranch.topics.creation import (
     refusal_of,
 )
 from anabranch.topics.rights import Acl, client_rights
-from anabranch.types import AuditEntry, CommandsInfo, Grant, Lane, Listed, right_words
+from anabranch.types import AuditEntry, CommandsInfo, FeatureLevel, Grant, Lane, Listed, right_words
 
 
 class Administration:
@@ -103,6 +110,22 @@ class Administration:
                 rows += part.entries
             found += [AuditEntry(x.at_ms, x.lane, x.command, x.what, number) for x in rows]
         return sorted(found, key=lambda entry: -entry.at_ms)[:limit]
+
+    def feature_level(self, raise_to: int | None, deadline: float) -> FeatureLevel:
+        # All leaders have to know the level before the first one writes records of it.
+        found = self._feature_levels(None, deadline)
+        known = min(each.known for each in found)
+        if raise_to is not None:
+            if raise_to > known:
+                raise UnsupportedVersion(
+                    f"a leader knows feature levels up to {known}, not {raise_to}: upgrade all controllers"
+                )
+            found = self._feature_levels(raise_to, deadline)
+        return FeatureLevel(min(each.level for each in found), known)
+
+    def _feature_levels(self, level: int | None, deadline: float) -> list[r.FeatureLevel]:
+        command = r.SetFeatureLevel(level)
+        return [each for _, each in self._session.ask_each(command, r.FeatureLevel, deadline)]
 
     def commands(self, deadline: float) -> Listed[CommandsInfo]:
         def ask(n: int, until: float) -> list[CommandsInfo]:

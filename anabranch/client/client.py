@@ -75,6 +75,7 @@ from anabranch.topics.rights import Acl
 from anabranch.types import (
     AuditEntry,
     CommandsInfo,
+    FeatureLevel,
     Grant,
     Lane,
     Listed,
@@ -1149,6 +1150,20 @@ class Client:
         taken = int(ALL) if rights is None else right_bits(rights)
         deadline = self._shared.checked_deadline(timeout)
         return self._admin.set_grant(lane, pattern, TAKE | taken, deadline)
+
+    def feature_level(
+        self, *, raise_to: int | None = None, timeout: float | None = None
+    ) -> FeatureLevel:
+        """The feature level of the cluster; ``raise_to``: raise it first, in all control partitions.
+
+        Raise it once all controllers run a release that knows the level: others can't lead afterwards, and the
+        level is never lowered. Needs the right operate on ``*``.
+
+        Raises: UnsupportedVersion (a leader does not know the level), IllegalState (lower than the present one),
+        NotAuthorized, NotReady, DeadlineExceeded (repeating is safe).
+        """
+        deadline = self._shared.deadline_outside("feature_level", timeout)
+        return self._admin.feature_level(raise_to, deadline)
 
     def audit_log(self, limit: int = 100, *, timeout: float | None = None) -> list[AuditEntry]:
         """Operators' commands, the newest first: an entry for each control partition that carried a command out.

@@ -48,7 +48,7 @@ def transact(
 ) -> Transacted[V]:
     """Call ``function`` with a new transaction and commit, until it commits or the deadline is over.
 
-    ``begin``: makes the transaction; its argument limits its seconds. Raises: what the last try raised, InvalidArgument.
+    ``begin``: makes the transaction; its argument limits its seconds. Raises: what the last try raised.
     """
     check_name(name)
     clock = shared.ports.clock

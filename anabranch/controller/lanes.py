@@ -589,6 +589,7 @@ def decide_command(turn: Turn, command: Command) -> None:
     try:
         _check_size(turn, command.payload)
         record = decode_lazily(command.payload)
+        turn.state.check_level(command.payload, type(record).__name__)
         if size > work.FEW_BYTES:
             turn.charge(work.of_parts(record))
         turn.seen = None if command.seen is None else hybrid_time.parse(command.seen)

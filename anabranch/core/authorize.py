@@ -293,6 +293,7 @@ RULES: Mapping[type, Rule] = {
     r.SetGrant: _everywhere(Right.ADMIN),
     r.ListGrants: _everywhere(Right.ADMIN),
     r.ListAudit: _everywhere(Right.ADMIN),
+    r.SetFeatureLevel: _everywhere(Right.OPERATE),
 }
 
 

@@ -55,6 +55,7 @@ class Entry(IntEnum):
     BASE = 38
     CHANGED = 39
     AUDIT_DUE = 44
+    FEATURE = 46
 
 
 _ROWS: dict[Entry, type | tuple[type, ...]] = {
@@ -84,6 +85,7 @@ _ROWS: dict[Entry, type | tuple[type, ...]] = {
     Entry.LABEL: r.LabelRow,
     Entry.READ_LOCK: (r.ReadLockRow, r.ValidatedRow),
     Entry.READS: r.ReadsRow,
+    Entry.FEATURE: r.FeatureRow,
     Entry.GRANT: r.GrantRow,
     Entry.AUDIT: r.AuditRow,
     Entry.PROCESSOR: r.ProcessorRow,
@@ -98,6 +100,7 @@ _LOCK = struct.Struct(">qq")  # writer, sequence
 _OF_PENDING = ("decided", "writers", "name", "number", "deadline_ms", "consumed", "prepare")
 _MANY = 1000  # rows that are skipped one by one before a new scan is started after them
 _ENTRIES = {int(entry): entry for entry in Entry}  # faster than `Entry(…)`
+FEATURE_KEY = NO_TXN + bytes((Entry.FEATURE,))
 TERM_KEY = NO_TXN + bytes((Entry.TERM,))
 ROUND_KEY = NO_TXN + bytes((Entry.ROUND,))
 SUSPECT_KEY = NO_TXN + bytes((Entry.SUSPECT,))
@@ -289,7 +292,7 @@ def read_row(key: bytes, value: bytes) -> Any:
         raise foreign(key, error, type(error)) from error
     if not isinstance(row, _ROWS[entry]):
         raise foreign(key, f"a {type(row).__name__} where a row of {entry.name} belongs")
-    if identifier and entry in (Entry.TERM, Entry.ROUND, Entry.SUSPECT):
+    if identifier and entry in (Entry.TERM, Entry.ROUND, Entry.SUSPECT, Entry.FEATURE):
         raise foreign(key, "bytes too many in the key")
     if isinstance(row, r.FormerTableRow):
         return r.TableRow(row.last)  # the `ValidatedRow`s have the rest

@@ -22,19 +22,30 @@ from anabranch.core.locks.lock_table import LockTable
 from anabranch.core.rows import Entry, Rows
 from anabranch.core.stream_states import changes_topics
 from anabranch.core.transaction_states import FINISHED
-from anabranch.errors import InvariantViolation, MalformedRecord, UnsupportedVersion, check
+from anabranch.errors import (
+    FeatureNotEnabled,
+    InvariantViolation,
+    MalformedRecord,
+    UnsupportedVersion,
+    check,
+)
 from anabranch.protocol.ids import NO_TXN, TXN_ID_SIZE
 from anabranch.protocol.legal_names import OPEN_LANE, as_kafka_compares
 from anabranch.protocol.limits import size_of
 from anabranch.protocol.partitioner import Layout
 from anabranch.protocol.schemas import records as r
-from anabranch.protocol.schemas.codec import decode, encode
+from anabranch.protocol.schemas.codec import LEVEL, decode, encode, unsupported_level
 
 _SERIES = NO_TXN + bytes((Entry.SERIES,))
 _NO_ROUND = r.RoundRow(0, 0, 0, 0, 0)
 _BY_NAME = {Entry.FORGOTTEN: "forgotten", Entry.LANE: "lanes"}
 _BY_NAME |= {Entry.TABLE: "tables", Entry.BASE: "bases", Entry.AUDIT_DUE: "audit_due"}
-_ALONE = {Entry.TERM: "term", Entry.ROUND: "round", Entry.SUSPECT: "suspect"}
+_ALONE = {
+    Entry.TERM: "term",
+    Entry.ROUND: "round",
+    Entry.SUSPECT: "suspect",
+    Entry.FEATURE: "feature",
+}
 _BY_NUMBER = {Entry.RETIRED: "_retired", Entry.TASK: "tasks"}
 K = TypeVar("K")
 V = TypeVar("V")
@@ -132,6 +143,7 @@ class State:
         self.forgotten: dict[str, r.ForgottenRow] = {}
         self._retired: dict[tuple[str, int], r.RetiredRow] = {}
         self.suspect: r.SuspectRow | None = None
+        self.feature: r.FeatureRow | None = None
         self.quarantined: dict[bytes, r.QuarantineRow] = {}  # the oldest first
         self.lanes: dict[str, r.LaneRow] = {}
         self.lane_positions: dict[str, int] = {}  # of lanes other than `open`
@@ -165,6 +177,10 @@ class State:
 
         `MalformedRecord`: no controller wrote a row. `UnsupportedVersion`: a newer controller wrote a row.
         """
+        # First, because rows of a higher level may have entry types that this release does not know.
+        self.feature = self._row(k.FEATURE_KEY, r.FeatureRow)
+        if self.feature_level > LEVEL:
+            raise unsupported_level(self.feature_level, "the status log")
         for error in self.unreadable.values():
             raise error
         self.term, self.round, self.suspect = None, _NO_ROUND, None
@@ -190,14 +206,32 @@ class State:
         except UnicodeDecodeError as error:
             raise k.foreign(key, error) from error
 
+    @property
+    def feature_level(self) -> int:
+        """The highest feature level of which records may be written."""
+        return 1 if self.feature is None else self.feature.level
+
     # -- changing it ---------------------------------------------------------------------------------
 
     def apply(self, key: bytes, row: Any) -> bytes | None:
-        """Upsert one row (None: delete it). Returns its encoded value, for the log."""
+        """Upsert one row (None: delete it). Returns its encoded value, for the log.
+
+        Raises: FeatureNotEnabled (the row has a higher feature level than the log; nothing was changed).
+        """
         value = None if row is None else encode(row)
+        if value is not None:
+            self.check_level(value, f"a {type(row).__name__}")
         self._upsert(key, row, value)
         self._derive(key, row)
         return value
+
+    def check_level(self, record: bytes, what: str) -> None:
+        """Raise `FeatureNotEnabled` if an encoded record has a higher feature level than the log. ``what``: it."""
+        if record[0] > self.feature_level:
+            raise FeatureNotEnabled(
+                f"{what} needs feature level {record[0]}, and this cluster has {self.feature_level}: upgrade all "
+                f"controllers, then run `anabranch cluster feature --raise {record[0]}`"
+            )
 
     def fold_row(self, key: bytes, value: bytes | None) -> None:
         """Upsert one record read from the log. Call `rederive` after the last record."""

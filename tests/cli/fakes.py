@@ -37,6 +37,7 @@ from anabranch.types import (
     Counts,
     Event,
     Events,
+    FeatureLevel,
     Grant,
     Lane,
     Listed,
@@ -224,6 +225,10 @@ class FakeClient:
     def acls(self) -> list[Acl]:
         self._call("acls")
         return self.rules
+
+    def feature_level(self, raise_to: int | None = None) -> FeatureLevel:
+        self._call("feature_level", raise_to=raise_to)
+        return FeatureLevel(raise_to or 1, 2)
 
     def audit_log(self, limit: int) -> list[AuditEntry]:
         self._call("audit_log", limit=limit)

@@ -221,6 +221,26 @@ def test_grants_check_exits_with_the_differences(run: Run, fake: FakeClient) -> 
     assert (found["principal"], found["lane"], found["stream"]) == (ETL, "etl", "nyc/flights")
 
 
+@pytest.mark.parametrize(
+    ("given", "asked", "shown"),
+    [
+        ((), None, "feature level 1; the controllers that lead know levels up to 2"),
+        (("--raise", "2", "--yes"), 2, "feature level 2;"),
+    ],
+)
+def test_cluster_feature(
+    run: Run, fake: FakeClient, given: tuple[str, ...], asked: int | None, shown: str
+) -> None:
+    assert shown in run("cluster", "feature", *given).stdout
+    assert fake.calls == [("feature_level", {"raise_to": asked})]
+
+
+def test_the_feature_level_is_not_raised_without_a_yes(run: Run, fake: FakeClient) -> None:
+    found = run("cluster", "feature", "--raise", "2")
+    assert found.exit_code == ExitCode.USAGE
+    assert fake.calls == []
+
+
 def test_audit_log(run: Run, fake: FakeClient) -> None:
     (entry,) = json.loads(run("audit-log", "-n", "5", "--json").stdout)["entries"]
     assert fake.calls == [("audit_log", {"limit": 5})]

@@ -188,6 +188,7 @@ WORST: dict[str, Callable[[World], Any]] = {
     "heartbeat": lambda w: r.Heartbeat((token(w),) * 1_000),
     "abort": lambda w: r.Abort(token(w), "x" * 1_000),
     "force": lambda w: r.Force(token(w), "x" * 1_000),
+    "feature level": lambda w: r.SetFeatureLevel(1),
     "state": lambda w: r.GetState(w.id("T"), None),
     "state, on": lambda w: r.GetState(w.id("T"), None, 1_000),
     "resolve": lambda w: r.Resolve(w.id("T"), "nyc"),

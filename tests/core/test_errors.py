@@ -87,7 +87,8 @@ def test_what_a_handler_raised_comes_out_of_a_pool_of_processes() -> None:
 WITHOUT_ROW = {
     "InvariantViolation": "a defect, which ends the controller's work",
     "MalformedRecord": "rows and bytes that no controller or client wrote: `test_state`, `test_table_locks`",
-    "UnsupportedVersion": "rows of a newer controller: `test_state`",
+    "UnsupportedVersion": "rows of a newer controller: `test_state`, `test_features`",
+    "FeatureNotEnabled": "`test_features`",
     "TopicMisconfigured": "the broker's refusal of new partitions, which the shell reports: `test_copies`",
 }
 

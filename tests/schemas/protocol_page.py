@@ -152,8 +152,11 @@ COMMANDS: dict[int, Any] = {
     ),
     16: r.TakeTasks("nyc/delays", FENCING_TOKEN, "host:4711", (0, 1), (0, 0)),
     18: r.SafeTime("bank", None, ("bank/accounts",)),
+    19: r.SetFeatureLevel(None),
 }
 EXAMPLES: dict[str, Any] = {
+    "SetFeatureLevel": COMMANDS[19],
+    "Reply: FeatureLevel": _reply(19, r.FeatureLevel(1, 1)),
     "FindScope": COMMANDS[1],
     "Reply: ScopeInfo": _reply(1, r.ScopeInfo("nyc", 3)),
     "CreateStream": COMMANDS[2],
@@ -575,6 +578,7 @@ def rows_block() -> str:
         Entry.TASK: (r.TaskRow, "scope/processor/ and the task, 4 bytes"),
         Entry.TABLE: (r.TableRow, "scope/stream"),
         Entry.BASE: (r.BaseRow, "scope/table"),
+        Entry.FEATURE: (r.FeatureRow, "empty"),
         Entry.CHANGED: (r.ChangedRow, "entry type, 1 byte, and identifier of the row of the thing"),
     }
     also = {

@@ -15,11 +15,12 @@ from hypothesis import strategies as st
 from anabranch.errors import MalformedRecord, UnsupportedVersion
 from anabranch.protocol.schemas import records as r
 from anabranch.protocol.schemas.codec import (
-    FORMAT_VERSION,
+    LEVEL,
     TYPES,
     decode,
     decode_as,
     encode,
+    level_of,
     schema_of,
 )
 from anabranch.protocol.schemas.fast import EVENTS
@@ -108,7 +109,7 @@ def test_every_record_comes_back(number: int, cls: type) -> None:
     @given(record_strategy(cls.__name__))
     def check(record: Any) -> None:
         data = encode(record)
-        assert data[:2] == bytes((FORMAT_VERSION, number))
+        assert data[:2] == bytes((level_of(record), number))
         assert decode(data) == record
         assert decode_as(cls, data) == record
         assert encode(decode(data)) == data
@@ -117,18 +118,18 @@ def test_every_record_comes_back(number: int, cls: type) -> None:
 
 
 @given(st.binary(max_size=200), st.integers(0, 255))
-def test_another_version_is_refused_before_anything_is_parsed(body: bytes, version: int) -> None:
-    data = bytes((version,)) + body
-    if version == FORMAT_VERSION or len(data) < 2:
+def test_a_higher_level_is_refused_before_anything_is_parsed(body: bytes, level: int) -> None:
+    data = bytes((level,)) + body
+    if 1 <= level <= LEVEL or len(data) < 2:
         return
-    with pytest.raises(UnsupportedVersion, match=f"version {version};"):
+    with pytest.raises(UnsupportedVersion, match=f"feature level {level}, .* levels 1 to {LEVEL}"):
         decode(data)
 
 
 @pytest.mark.parametrize("number", sorted(set(range(256)) - set(TYPES)))
 def test_an_unknown_type_is_refused_by_number(number: int) -> None:
     with pytest.raises(UnsupportedVersion, match=f"type {number} "):
-        decode(bytes((FORMAT_VERSION, number)) + b"abc")
+        decode(bytes((1, number)) + b"abc")
 
 
 @patient()
@@ -150,7 +151,7 @@ def test_every_truncation_is_refused(record: Any) -> None:
 @patient(1000)
 @given(st.sampled_from([number for number, _ in BY_NUMBER]), st.binary(max_size=300))
 def test_random_bodies_give_a_record_or_a_named_error(number: int, body: bytes) -> None:
-    found = outcome(bytes((FORMAT_VERSION, number)) + body)
+    found = outcome(bytes((1, number)) + body)
     if not isinstance(found, type):
         assert decode(encode(found)) == found  # what is read can be written again
 
@@ -170,13 +171,13 @@ HOSTILE_LENGTHS = [1 << 20, 1 << 31, 1 << 40, 1 << 60, (1 << 63) - 1, -1, -(1 <<
 @pytest.mark.parametrize(
     ("where", "before"),
     [
-        ("bytes", bytes((FORMAT_VERSION, 9))),
-        ("string", bytes((FORMAT_VERSION, 1))),
-        ("array of bytes", bytes((FORMAT_VERSION, 12))),
-        ("array of records", bytes((FORMAT_VERSION, 8)) + bytes(16) + zigzag(1) + b"a" + zigzag(0)),
-        ("map", bytes((FORMAT_VERSION, 2)) + zigzag(1) + b"a" + zigzag(1)),
-        ("union", bytes((FORMAT_VERSION, 32)) + zigzag(0) + zigzag(0)),
-        ("enum", bytes((FORMAT_VERSION, 96))),
+        ("bytes", bytes((1, 9))),
+        ("string", bytes((1, 1))),
+        ("array of bytes", bytes((1, 12))),
+        ("array of records", bytes((1, 8)) + bytes(16) + zigzag(1) + b"a" + zigzag(0)),
+        ("map", bytes((1, 2)) + zigzag(1) + b"a" + zigzag(1)),
+        ("union", bytes((1, 32)) + zigzag(0) + zigzag(0)),
+        ("enum", bytes((1, 96))),
     ],
     ids=lambda x: x if isinstance(x, str) else "",
 )
@@ -196,19 +197,19 @@ def test_a_claimed_length_costs_nothing(where: str, before: bytes, length: int) 
 def test_a_length_costs_no_memory_outside_python_either() -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for length in HOSTILE_LENGTHS:
-        assert outcome(bytes((FORMAT_VERSION, 9)) + zigzag(length)) is MalformedRecord
+        assert outcome(bytes((1, 9)) + zigzag(length)) is MalformedRecord
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     assert grown * (1 if sys.platform == "darwin" else 1024) < 64 << 20
 
 
 def test_an_endless_number_is_refused_in_bounded_time() -> None:
     began = time.perf_counter()
-    assert outcome(bytes((FORMAT_VERSION, 1)) + b"\xff" * 1_000_000) is MalformedRecord
+    assert outcome(bytes((1, 1)) + b"\xff" * 1_000_000) is MalformedRecord
     assert time.perf_counter() - began < 5
 
 
 def test_the_smallest_events_are_read_as_many_as_a_list_may_have() -> None:
-    head = bytes((FORMAT_VERSION, 8)) + bytes(16) + zigzag(1) + b"a" + zigzag(0)
+    head = bytes((1, 8)) + bytes(16) + zigzag(1) + b"a" + zigzag(0)
     block = zigzag(EVENTS) + bytes(6) * EVENTS
     assert len(decode(head + block + zigzag(0) + b"\0\0").events) == EVENTS
     for more in (zigzag(1) + bytes(6), zigzag(-1) + zigzag(6) + bytes(6)):
@@ -219,7 +220,7 @@ def test_the_smallest_events_are_read_as_many_as_a_list_may_have() -> None:
 def test_blocks_with_sizes_are_read() -> None:
     # Avro lets an encoder cut arrays into blocks and give their sizes; some encoders always do.
     block = zigzag(-2) + zigzag(4) + zigzag(1) + b"a" + zigzag(1) + b"b"
-    data = bytes((FORMAT_VERSION, 12)) + block + zigzag(1) + zigzag(1) + b"c" + zigzag(0)
+    data = bytes((1, 12)) + block + zigzag(1) + zigzag(1) + b"c" + zigzag(0)
     assert decode(data) == r.Heartbeat((b"a", b"b", b"c"))
 
 

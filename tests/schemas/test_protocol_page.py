@@ -18,7 +18,7 @@ from anabranch.core.decisions.turn import DAY_MS
 from anabranch.protocol import ids, tokens
 from anabranch.protocol.partitioner import even_ranges, position_of, record_checksum
 from anabranch.protocol.schemas import records as r
-from anabranch.protocol.schemas.codec import FORMAT_VERSION, TYPES, decode, encode, schema_of
+from anabranch.protocol.schemas.codec import TYPES, decode, encode, schema_of
 from anabranch.topics.declarations import STREAM_SETTINGS
 from tests.schemas.protocol_page import (
     BLOCK,
@@ -124,7 +124,7 @@ def test_type_numbers() -> None:
     on_page += {(row[2], row[1].strip("`")) for row in cells("rows")}
     known = {number: cls.__name__ for number, cls in TYPES.items()}
     assert sorted((int(number, 16), name) for number, name in on_page) == sorted(known.items())
-    assert f"format version: {FORMAT_VERSION:02x}" in TEXT
+    assert "byte 0    feature level: 01" in TEXT
 
 
 def test_locks_are_judged_as_the_page_says() -> None:

@@ -74,6 +74,7 @@ _DECISIONS: dict[type, Callable[[Turn, Any, ReplyTo | None], None]] = {
     r.ResetProcessor: ownership.reset_processor,
     r.DeleteProcessor: ownership.delete_processor,
     r.DescribeProcessors: ownership.describe_processors,
+    r.SetFeatureLevel: lanes.set_feature_level,
 }
 # Commands that are questions: without an asker there is nothing to decide.
 _QUESTIONS = (

@@ -1,4 +1,5 @@
-"""Decisions on lanes: adding, blocking and listing them; their grants, the audit, and quarantined commands.
+"""Decisions on lanes: adding, blocking and listing them; their grants, the audit, and quarantined commands; and on
+the feature level.
 
 A *lane* is a request channel: the topics for the commands of some clients, and for the replies. No lane is ever
 removed. An unblocked lane resumes at the end of its commands. Only the shell can find that offset, so the position
@@ -39,6 +40,7 @@ from anabranch.protocol.legal_names import (
     split_stream,
 )
 from anabranch.protocol.schemas import records as r
+from anabranch.protocol.schemas.codec import LEVEL, unsupported_level
 
 
 def is_blocked(state: State, lane: str) -> bool:
@@ -201,6 +203,26 @@ def list_audit(turn: Turn, command: r.ListAudit, to: ReplyTo | None) -> None:
     found = list(islice(turn.state.rows_below(k.AUDIT_KEY, below), most + 1))
     more = found[most - 1][0] if len(found) > most else None
     turn.reply(to, r.AuditList(tuple([row for _, row in found[:most]]), more))
+
+
+def set_feature_level(turn: Turn, command: r.SetFeatureLevel, to: ReplyTo | None) -> None:
+    """Raise the level up to which controllers may write records, or only answer with the present one.
+
+    A leader of an older release can't read records of a level that it does not know. So an operator raises the
+    level once no controller is of such a release. A level is never lowered, because records of it may be anywhere
+    in the logs (docs/inside/decisions/0046-feature-levels.md).
+    """
+    present, asked = turn.state.feature_level, command.level
+    if asked is not None and asked != present:
+        if asked < 1:
+            raise InvalidArgument(f"feature level {asked}: 1 or more")
+        if asked < present:
+            raise IllegalState(f"the feature level is {present}, and can't be lowered")
+        if asked > LEVEL:
+            raise unsupported_level(asked, "the command")
+        turn.put(k.FEATURE_KEY, r.FeatureRow(asked, turn.now_ms))
+        turn.audit(command, f"{present} to {asked}")
+    turn.reply(to, r.FeatureLevel(turn.state.feature_level, LEVEL))
 
 
 # -- quarantined commands: logged and skipped, so that other commands are served -------------------

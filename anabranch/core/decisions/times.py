@@ -32,7 +32,8 @@ _OF_SCOPES = (r.Begin, r.OneShot, r.PrepareEvents, r.SafeTime)
 _BY_TOKENS = (r.Touch, r.Register, r.LockReads, r.Commit)
 _LEAD_TO_TIMES = _OF_SCOPES + _BY_TOKENS
 
-# The commands that set something. `FindScope` is not among them, because a scope is never changed.
+# The commands that set something. `FindScope` is not among them, because a scope is never changed, nor is
+# `SetFeatureLevel`: a level is never lowered, so a late copy changes nothing.
 SETS = frozenset(
     (
         r.CreateStream,

@@ -1,7 +1,12 @@
-"""Encoding and decoding records: ``[format version][record type][Avro body]``, see `docs/protocol.md`.
+"""Encoding and decoding records: ``[feature level][record type][Avro body]``, see `docs/protocol.md`.
 
 By the first two bytes, a reader can refuse a record that it does not know, before it parses anything. A hostile
 sender gains nothing by claiming huge lengths in a body: fastavro never allocates more than the bytes that came.
+
+A record's *feature level* is the lowest that has all fields in which the record differs from their defaults. So a
+program of an older release, which knows lower levels only, reads the record unless such a field is used, and then
+refuses it by name. A field of a level above 1 has ``"level"`` in its schema, and a default; no field of a lower
+level comes after it (docs/inside/decisions/0046-feature-levels.md).
 """
 
 from __future__ import annotations
@@ -20,10 +25,11 @@ from fastavro.schema import load_schema
 from anabranch.errors import MalformedRecord, UnsupportedVersion
 from anabranch.protocol.schemas import fast
 from anabranch.protocol.schemas import records as r
+from anabranch.protocol.schemas.making import DEFAULTS
 
-FORMAT_VERSION = 1
+LEVEL = 1  # the highest feature level that this release knows
 
-# Record type -> class. A number is never reused; a changed record gets a new number or a new version.
+# Record type -> class. A number is never reused; a changed record gets a new number, or fields of a new level.
 TYPES: dict[int, type] = {
     1: r.FindScope,
     2: r.CreateStream,
@@ -72,6 +78,7 @@ TYPES: dict[int, type] = {
     46: r.ListRuns,
     48: r.ListTableLocks,
     49: r.PublishBase,
+    50: r.SetFeatureLevel,
     64: r.TermRow,
     65: r.RoundRow,
     66: r.ScopeRow,
@@ -111,9 +118,9 @@ TYPES: dict[int, type] = {
     107: r.ReadsRow,
     108: r.TableRow,
     109: r.PendingCommitRow,
+    110: r.FeatureRow,
 }
 _CODES = {cls: code for code, cls in TYPES.items()}
-_PREFIX = {cls: bytes((FORMAT_VERSION, code)) for cls, code in _CODES.items()}
 
 _BY_CONTROLLERS = (
     64  # the least record type that only controllers make; any program makes those before
@@ -128,16 +135,65 @@ _Walk = Callable[[bytes, int], int]  # takes the offset of a value, and returns 
 
 
 class _Packaged(AbstractSchemaRepository):
-    """Finds the schemas in this package."""
+    """Finds the schemas in this package, without fields above a feature level."""
+
+    def __init__(self, level: int) -> None:
+        self._level = level
 
     def load(self, name: str) -> Any:
         file = files("anabranch.protocol.schemas") / (name.rpartition(".")[2] + ".avsc")
-        return json.loads(file.read_text("utf-8"))
+        schema = json.loads(file.read_text("utf-8"))
+        if "fields" in schema:
+            schema["fields"] = [f for f in schema["fields"] if f.get("level", 1) <= self._level]
+        return schema
 
 
 @cache
-def schema_of(cls: Any) -> Any:
-    return load_schema(f"anabranch.{cls.__name__}", repo=_Packaged())
+def schema_of(cls: Any, level: int = LEVEL) -> Any:
+    """The schema of a record at a feature level, as parsed by fastavro."""
+    return load_schema(f"anabranch.{cls.__name__}", repo=_Packaged(level))
+
+
+def level_of(record: Any) -> int:
+    """The feature level of a record: the lowest that has all fields in which it differs from their defaults."""
+    cls: Any = type(record)
+    find = _levels(cls)
+    return 1 if find is None else find(record)
+
+
+@cache
+def _levels(cls: Any) -> Callable[[Any], int] | None:
+    """Finds the level of a record of this class; None if that is always 1."""
+    steps = [
+        (field["name"], field.get("level", 1), DEFAULTS.get(f"{cls.__name__}.{field['name']}"))
+        for field in schema_of(cls)["fields"]
+    ]
+    inner = [_levels_within(field["type"]) for field in schema_of(cls)["fields"]]
+    kept = [(*step, find) for step, find in zip(steps, inner, strict=True) if step[1] > 1 or find]
+    if not kept:
+        return None
+
+    def find(record: Any) -> int:
+        level = 1
+        for name, own, default, within in kept:
+            value = getattr(record, name)
+            if value != default:
+                level = max(level, own, 1 if within is None else within(value))
+        return level
+
+    return find
+
+
+def _levels_within(avro: Any) -> Callable[[Any], int] | None:
+    """Finds the highest level of the records in a field's value; None if that is always 1."""
+    branches = avro if isinstance(avro, list) else [avro]
+    lists = [b["items"] for b in branches if isinstance(b, dict) and b.get("type") == "array"]
+    if lists:
+        item = _levels_within(lists[0])
+        return None if item is None else lambda values: max(map(item, values or ()), default=1)
+    if any(_levels(cls) for branch in branches if (cls := _record_class(branch)) is not None):
+        return lambda value: 1 if value is None else level_of(value)
+    return None
 
 
 def encode(record: Any) -> bytes:
@@ -154,9 +210,10 @@ def encode(record: Any) -> bytes:
 def _encode(record: Any) -> bytes:
     cls: Any = type(record)
     out = io.BytesIO()
-    out.write(_PREFIX[cls])
+    level = level_of(record)
+    out.write(bytes((level, _CODES[cls])))
     try:
-        schemaless_writer(out, schema_of(cls), _to_plain(cls)(record))
+        schemaless_writer(out, schema_of(cls, level), _to_plain(cls)(record))
     except (ValueError, TypeError, OverflowError) as error:
         raise MalformedRecord(f"{cls.__name__} can't be written: {error}") from error
     return out.getvalue()
@@ -165,18 +222,16 @@ def _encode(record: Any) -> bytes:
 def decode(data: bytes) -> Any:
     """The record of framed bytes.
 
-    Raises: UnsupportedVersion (an unknown version or type), MalformedRecord (not exactly one record).
+    Raises: UnsupportedVersion (an unknown level or type), MalformedRecord (not exactly one record).
     """
     if len(data) < 2:
         raise MalformedRecord(f"a record has at least 2 bytes, not {len(data)}")
-    if data[0] != FORMAT_VERSION:
-        raise UnsupportedVersion(
-            f"record format version {data[0]}; this side knows {FORMAT_VERSION}: upgrade it"
-        )
+    if not 1 <= data[0] <= LEVEL:
+        raise unsupported_level(data[0], "a record")
     cls = TYPES.get(data[1])
     if cls is None:
         raise UnsupportedVersion(f"record type {data[1]} is not known here: upgrade this side")
-    read = fast.READERS.get(cls)
+    read = fast.READERS.get(cls) if data[0] == 1 else None
     if read is not None:
         try:
             return read(data)
@@ -185,14 +240,21 @@ def decode(data: bytes) -> Any:
     return _decode(cls, data)
 
 
+def unsupported_level(level: int, what: str) -> UnsupportedVersion:
+    """The error for a feature level that this release does not know. ``what``: what has it."""
+    return UnsupportedVersion(
+        f"{what} has feature level {level}, and this release knows levels 1 to {LEVEL}: upgrade it"
+    )
+
+
 def _decode(cls: Any, data: bytes) -> Any:
-    body = io.BytesIO(data)
+    body, level = io.BytesIO(data), data[0]
     body.seek(2)
     try:
         if data[1] < _BY_CONTROLLERS:
-            _walk(cls, _ANY if cls is r.Reply else fast.LIST)(data, 2)
-        plain = schemaless_reader(body, schema_of(cls), None, return_record_name=True)
-        record = _from_plain(cls)(plain)
+            _walk(cls, level, _ANY if cls is r.Reply else fast.LIST)(data, 2)
+        plain = schemaless_reader(body, schema_of(cls, level), None, return_record_name=True)
+        record = _from_plain(cls, level)(plain)
     except _NO_AVRO as error:
         raise MalformedRecord(f"not a {cls.__name__}: {error}") from error
     if body.tell() != len(data):
@@ -209,13 +271,13 @@ def decode_as(cls: type[T], data: bytes) -> T:
 
 
 @cache
-def _walk(cls: Any, most: int) -> _Walk:
+def _walk(cls: Any, level: int, most: int) -> _Walk:
     """A walk over a record's bytes, which raises an error for the first field that is not valid Avro.
 
     fastavro alone would accept -1 as the last branch of a union or symbol of an enum, and any byte as true.
     ``most``: the most items of a list.
     """
-    steps = [(name, _walker(avro, most)) for name, avro in _field_types(cls)]
+    steps = [(name, _walker(avro, level, most)) for name, avro in _field_types(cls, level)]
 
     def walk(data: bytes, at: int) -> int:
         for name, step in steps:
@@ -230,14 +292,14 @@ def _walk(cls: Any, most: int) -> _Walk:
     return walk
 
 
-def _walker(avro: Any, most: int) -> _Walk:
+def _walker(avro: Any, level: int, most: int) -> _Walk:
     if isinstance(avro, str) and avro.startswith("anabranch."):
-        avro = load_schema(avro, repo=_Packaged())
+        avro = load_schema(avro, repo=_Packaged(level))
     cls = _record_class(avro)
     if cls is not None:
-        return _walk(cls, most)
+        return _walk(cls, level, most)
     if isinstance(avro, list):
-        return _union([_walker(branch, most) for branch in avro])
+        return _union([_walker(branch, level, most) for branch in avro])
     form: dict[str, Any] = avro if isinstance(avro, dict) else {}
     kind: str = form.get("type", avro)
     if kind in ("null", "fixed"):
@@ -245,9 +307,9 @@ def _walker(avro: Any, most: int) -> _Walk:
         return lambda data, at: _room(data, at, size)
     if kind == "array":
         few = _record_class(form["items"]) in (r.Event, r.EventHeader)
-        return _list([_walker(form["items"], most)], min(most, fast.EVENTS) if few else most)
+        return _list([_walker(form["items"], level, most)], min(most, fast.EVENTS) if few else most)
     if kind == "map":
-        return _list([_text, _walker(form["values"], most)], most)
+        return _list([_text, _walker(form["values"], level, most)], most)
     if kind == "enum":
         return _union([_nothing] * len(form["symbols"]))
     return {"boolean": _boolean, "string": _text, "bytes": _text}.get(kind, _number)
@@ -348,13 +410,14 @@ def _record_class(avro: Any) -> Any:
     return None
 
 
-def _field_types(cls: Any) -> list[tuple[str, Any]]:
-    return [(f["name"], f["type"]) for f in schema_of(cls)["fields"]]
+def _field_types(cls: Any, level: int = LEVEL) -> list[tuple[str, Any]]:
+    return [(f["name"], f["type"]) for f in schema_of(cls, level)["fields"]]
 
 
 @cache
-def _from_plain(cls: Any) -> _Plain:
-    steps = [(name, _reader(avro)) for name, avro in _field_types(cls)]
+def _from_plain(cls: Any, level: int) -> _Plain:
+    # Fields of higher levels come last, and get their defaults.
+    steps = [(name, _reader(avro, level)) for name, avro in _field_types(cls, level)]
 
     def build(plain: Any) -> Any:
         return cls(*[step(plain[name]) if step else plain[name] for name, step in steps])
@@ -362,16 +425,16 @@ def _from_plain(cls: Any) -> _Plain:
     return build
 
 
-def _reader(avro: Any) -> _Plain | None:
+def _reader(avro: Any, level: int) -> _Plain | None:
     cls = _record_class(avro)
     if cls is not None:
-        return _from_plain(cls)
+        return _from_plain(cls, level)
     if avro == "int":
         return _int32
     if isinstance(avro, list):
         if all(_record_class(branch) for branch in avro):
-            return lambda pair: _from_plain(getattr(r, pair[0].rpartition(".")[2]))(pair[1])
-        inner = _reader(avro[1])
+            return lambda pair: _from_plain(getattr(r, pair[0].rpartition(".")[2]), level)(pair[1])
+        inner = _reader(avro[1], level)
         if _record_class(avro[1]) is not None and inner is not None:
             whole = inner
             return _optional(lambda pair: whole(pair[1]))  # fastavro names the branch here too
@@ -379,7 +442,7 @@ def _reader(avro: Any) -> _Plain | None:
             return _optional(lambda pair: pair[1] if type(pair) is tuple else pair)  # and here
         return _optional(inner) if inner else None
     if isinstance(avro, dict) and avro["type"] == "array":
-        item = _reader(avro["items"])
+        item = _reader(avro["items"], level)
         if item is None:
             return tuple
         return lambda values: tuple([item(value) for value in values])

@@ -286,6 +286,20 @@ class Extent:
     crc_sum: int
 
 @dataclass(frozen=True, slots=True)
+class FeatureLevel:
+    """Result: the feature level of the control partition."""
+
+    level: int
+    known: int
+
+@dataclass(frozen=True, slots=True)
+class FeatureRow:
+    """Status row: the feature level, if it was raised. Up to this level controllers may write records."""
+
+    level: int
+    raised_ms: int
+
+@dataclass(frozen=True, slots=True)
 class FindScope:
     """Command to control partition 0, the directory: find the control partition of a scope."""
 
@@ -832,6 +846,7 @@ class Reply(NamedTuple):
         | ReadsLocked
         | RunList
         | TableLockList
+        | FeatureLevel
     )
 
 @dataclass(frozen=True, slots=True)
@@ -1011,6 +1026,12 @@ class SeriesRow:
     earlier_txn_id: bytes
     runs: tuple[int, ...]
     owner: str
+
+@dataclass(frozen=True, slots=True)
+class SetFeatureLevel:
+    """Command: raise the feature level of the control partition. Repeating it is harmless."""
+
+    level: int | None
 
 @dataclass(frozen=True, slots=True)
 class SetGrant:
