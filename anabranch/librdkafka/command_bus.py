@@ -391,15 +391,18 @@ class KafkaBus:
     def _wake_next(self) -> None:
         """Give the next reply that arrived to its caller.
 
-        Callers that wake together would wait again, for the interpreter lock. So each one that wakes, wakes the next.
+        Callers that wake together would all wait again, for the interpreter lock. So each caller that wakes, wakes
+        the next one.
         """
-        with contextlib.suppress(IndexError):  # none is left
-            while True:
+        while self._arrived:
+            try:
                 correlation_id, reply = self._arrived.popleft()
-                slot = self._slots.get(correlation_id)
-                if slot is not None:
-                    slot.put(reply)
-                    return
+            except IndexError:  # another thread took it
+                return
+            slot = self._slots.get(correlation_id)
+            if slot is not None:
+                slot.put(reply)
+                return
 
     def _receive(self, consumer: LastingConsumer) -> None:
         """The loop of the replies thread."""
