@@ -8,6 +8,8 @@ raises the error. So only fastavro decides what is accepted, and results here eq
 
 Sizes that a hostile sender claims cost no more than the bytes that are there: every step takes at least one byte
 and never goes back, and the last step has to end where the data ends.
+
+The file is long because each record has a writer or a reader of its own here, over the same few steps.
 """
 
 from __future__ import annotations
