@@ -313,13 +313,18 @@ def _unpack(event: EventFields) -> tuple[bytes | None, bytes | None, RecordHeade
 
 def check_fields(event: EventFields) -> None:
     """Raise `InvalidArgument` unless these are the fields of an event. Headers are not checked."""
+    check_shape(event)
+    value, key, _, timestamp = (*event, None, None, None)[:4]
+    check_event(key, value, timestamp)
+
+
+def check_shape(event: EventFields) -> None:
+    """Raise `InvalidArgument` unless this is a tuple or list of one to four fields."""
     given: Any = event  # callers without a type checker pass anything
-    if not isinstance(given, tuple | list) or not 1 <= len(given) <= 4:
+    if not isinstance(given, (tuple, list)) or not 1 <= len(given) <= 4:
         raise InvalidArgument(
             f"an event is (value, key, headers, timestamp), the last may be left out, not {given!r:.80}"
         )
-    value, key, _, timestamp = (*given, None, None, None)[:4]
-    check_event(key, value, timestamp)
 
 
 def check_layout(stream: str, segments: Sequence[SegmentRange]) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, MutableSequence, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
-from anabranch.client.receipts import EventFields, StateRow, StreamLane, check_fields, check_taken
+from anabranch.client.receipts import EventFields, StateRow, StreamLane, check_shape, check_taken
 from anabranch.client.reservation import WRITER, Reservation, RightNames, abort_reserved, narrow_at
 from anabranch.client.session import no_replica, unknown
 from anabranch.client.shared import Shared
@@ -347,7 +347,7 @@ class Transaction:
                         self._writer.put_many(stream, chunk)
                     else:
                         for event in chunk:
-                            check_fields(event)
+                            check_shape(event)
                             self.write(stream, *event)
                 written += len(chunk)
                 call.begun = True

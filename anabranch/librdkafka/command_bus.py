@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -36,6 +37,7 @@ from anabranch.topics.names import commands_topic, prefixes_of, replies_topic
 log = logging.getLogger("anabranch.client")
 
 _POLL_S = 0.1
+_STALL_S = 0.02  # how long a caller may take to wake the next one
 _DENIED_S = 1.0  # how long a call waits while replies are not readable
 _REPLIES_AT_ONCE = 1000
 _FIRST_PAUSE_S = 0.1  # before asking again for the cluster's topics
@@ -145,6 +147,7 @@ class KafkaBus:
         self._lock = threading.Lock()
         self._slots: dict[bytes, SimpleQueue[_Answer]] = {}
         self._gathering = Gathering()
+        self._arrived: deque[tuple[bytes, bytes]] = deque()  # replies whose callers are not awake
         self._ready = False
         self._closed = False
         self._partitions = 0
@@ -351,6 +354,8 @@ class KafkaBus:
             if deaf is not None and self._deaf is deaf:
                 raise NotAuthorized(str(deaf)) from None
             return None
+        finally:
+            self._wake_next()
         if isinstance(answer, AnabranchError):
             raise answer
         return answer
@@ -383,6 +388,22 @@ class KafkaBus:
         if slot is not None:
             slot.put(answer)
 
+    def _wake_next(self) -> None:
+        """Give the next reply that arrived to its caller.
+
+        Callers that wake together would all wait again, for the interpreter lock. So each caller that wakes, wakes
+        the next one.
+        """
+        while self._arrived:
+            try:
+                correlation_id, reply = self._arrived.popleft()
+            except IndexError:  # another thread took it
+                return
+            slot = self._slots.get(correlation_id)
+            if slot is not None:
+                slot.put(reply)
+                return
+
     def _receive(self, consumer: LastingConsumer) -> None:
         """The loop of the replies thread."""
         try:
@@ -396,8 +417,11 @@ class KafkaBus:
             consumer.close()
 
     def _receive_some(self, consumer: LastingConsumer) -> None:
-        message = consumer.poll(_POLL_S)
-        if message is not None:
+        message = consumer.poll(_STALL_S if self._arrived else _POLL_S)
+        if message is None:
+            while self._arrived:  # a caller that was to wake the next one is busy or gone
+                self._wake_next()
+        else:
             # The replies of one round arrive together, so take the rest in one call.
             messages = [message, *consumer.consume(_REPLIES_AT_ONCE, 0)]
             if len(messages) > 1:
@@ -405,6 +429,7 @@ class KafkaBus:
                 self._gathering.answered(count, self._clock.monotonic())
             for message in messages:
                 self._take_reply(message)
+            self._wake_next()
         self._serve_producer()  # after the replies, because it lets other threads run
 
     def _serve_producer(self) -> None:
@@ -435,7 +460,7 @@ class KafkaBus:
         key = message.key()
         value = message.value()
         if isinstance(key, bytes) and isinstance(value, bytes):
-            self._answer(key, value)
+            self._arrived.append((key, value))
 
     def _delivered(self, correlation_id: bytes, error: KafkaError | None, _: Message) -> None:
         """Handle a delivery report. The id is an argument, because failed records lack their headers."""

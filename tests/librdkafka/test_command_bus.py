@@ -39,6 +39,14 @@ class Bus:
         consumer.poll.return_value, consumer.consume.return_value = messages[0], messages[1:]
         self.bus._receive_some(consumer)
 
+    def receive_nothing(self) -> None:
+        """One turn of the replies thread without a message."""
+        self.bus._receive_some(Mock(**{"poll.return_value": None}))
+
+    def awake(self, *names: bytes) -> list[bytes]:
+        """Those of these commands whose callers are awake."""
+        return [name for name in names if not self.bus._slots[name].empty()]
+
     def wait(self, name: bytes, seconds: float = 0.0) -> bytes | None:
         return self.bus.wait(name, self.clock.now + seconds)
 
@@ -162,3 +170,44 @@ def test_gathered_commands_have_a_limit() -> None:
         assert not bus.sent()
         bus.send(names[-1])
         assert bus.sent() == names
+
+
+def test_callers_of_answers_that_arrive_together_wake_one_after_another() -> None:
+    bus, names = Bus(), ids(4)
+    bus.send(*names)
+    bus.answer(*names)
+    for at, name in enumerate(names):
+        assert bus.awake(*names[at:]) == [name]
+        assert bus.wait(name) == b"y"
+
+
+def test_a_command_that_is_forgotten_delays_no_other_answer() -> None:
+    bus, names = Bus(), ids(3)
+    bus.send(*names)
+    bus.bus.forget(names[0])
+    bus.answer(*names)
+    assert bus.awake(*names[1:]) == [names[1]]
+
+
+def test_callers_wake_though_the_one_before_does_nothing() -> None:
+    bus, names = Bus(), ids(4)
+    bus.send(*names)
+    bus.answer(*names)
+    bus.receive_nothing()
+    assert bus.awake(*names) == names
+
+
+def test_new_answers_wake_a_caller_though_the_one_before_does_nothing() -> None:
+    bus, names = Bus(), ids(4)
+    bus.send(*names)
+    bus.answer(*names[:3])
+    bus.answer(names[3])
+    assert bus.awake(*names) == names[:2]
+
+
+def test_a_caller_whose_time_is_over_wakes_the_next() -> None:
+    bus, names = Bus(), ids(3)
+    bus.send(*names)
+    bus.answer(*names)
+    assert bus.wait(names[2]) is None
+    assert bus.awake(*names) == names[:2]

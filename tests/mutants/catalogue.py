@@ -366,6 +366,8 @@ CATALOGUE: tuple[Mutant, ...] = (
     # -- the library of readers and writers
     Mutant("nobody sends what has gathered", clients.nobody_sends, simulated=False,
            by_clients=True, suite="tests/librdkafka/test_command_bus.py"),
+    Mutant("of answers that arrive together only one is taken", clients.next_sleeps_on,
+           simulated=False, by_clients=True, suite="tests/librdkafka/test_command_bus.py"),
     Mutant("of gathered commands only the last is sent", clients.last_command_alone,
            simulated=False, by_clients=True, suite="tests/librdkafka/test_command_bus.py"),
     Mutant("a snapshot is cut too early", clients.stale_cut, weather=READING, by_clients=True,

@@ -201,6 +201,15 @@ def nobody_sends(self: Gathering, correlation_id: bytes) -> None:
     """Gathered commands wait for as many as were answered, however few come."""
 
 
+@instead_of(KafkaBus, "_wake_next")
+def next_sleeps_on(self: KafkaBus) -> None:
+    """Of answers that arrive together, only one is given to its caller."""
+    if self._arrived:
+        correlation_id, reply = self._arrived.popleft()
+        self._answer(correlation_id, reply)
+    self._arrived.clear()
+
+
 @instead_of(KafkaBus, "_produce_all")
 def last_command_alone(self: KafkaBus, commands: list[Queued]) -> None:
     """Of commands that gathered, only the last one is sent."""

@@ -38,6 +38,9 @@ _TABLE_ROW = b"\x01\x6c"
 _COMMIT_RECORD = b"\x01\x62"
 _OUTCOME = 6  # index in the union of a reply's results
 _TXN_ID_SIZE = 16
+_CORRELATION_ID_SIZE = 16
+_DIGEST_SIZE = 8
+_AT_DIGEST = 3 + _CORRELATION_ID_SIZE  # the place of a reply's digest
 _SECRET_SIZE = 32
 _T = TypeVar("_T")
 # Takes a command, the place of its events and their number; returns the events, and the end of their array.
@@ -424,8 +427,8 @@ def _read_long(data: bytes, at: int) -> tuple[int, int]:
         for shift in _SHIFTS:
             byte = data[at]
             at += 1
-            # Subtract the bit that marks the previous byte as not the last.
-            value += (byte << shift) - (1 << shift)
+            # One less, because of the bit that marks the previous byte as not the last.
+            value += byte - 1 << shift
             if byte < 0x80:
                 break
         else:
@@ -723,8 +726,11 @@ def _read_headers(data: bytes, at: int) -> tuple[tuple[r.EventHeader, ...], int]
 
 
 def _read_reply(data: bytes) -> r.Reply:
-    correlation_id, at = _read_bytes(data, 2)
-    command, at = _read_bytes(data, at)
+    if data[2] != 2 * _CORRELATION_ID_SIZE or data[_AT_DIGEST] != 2 * _DIGEST_SIZE:
+        raise Unusual
+    correlation_id = data[3:_AT_DIGEST]
+    at = _AT_DIGEST + 1 + _DIGEST_SIZE
+    command = data[_AT_DIGEST + 1 : at]
     hybrid_time, at = _read_long(data, at)
     if data[at] != 2 * _OUTCOME:
         raise Unusual
@@ -745,7 +751,19 @@ def _read_reply(data: bytes) -> r.Reply:
     begun_ms, at = _read_long(data, at)
     finished_ms, at = _read_long(data, at)
     keepalive_ms, at = _read_int(data, at)
-    streams, at = _read_all(data, at, read_name)
+    rest = data[at:]
+    read_rest = _known_rest if len(rest) <= _MAX_NAME else _read_rest
+    streams, owner, prepared_ms, prepared_by, tables = read_rest(rest)
+    outcome = r.Outcome(
+        txn_id, state, scope, name, commit_timestamp, committed, rejected, left_out, reason, begun_ms,
+        finished_ms, keepalive_ms, streams, (), owner, prepared_ms, prepared_by, tables,
+    )  # fmt: skip
+    return r.Reply(correlation_id, command, hybrid_time, outcome)
+
+
+def _read_rest(data: bytes) -> tuple[tuple[str, ...], str, int, bytes, tuple[r.TableTime, ...]]:
+    """The last fields of an outcome, from its streams on."""
+    streams, at = _read_all(data, 0, read_name)
     if data[at]:  # it has writers
         raise Unusual
     owner, at = read_name(data, at + 1)
@@ -754,11 +772,10 @@ def _read_reply(data: bytes) -> r.Reply:
     tables, at = _read_all(data, at, _read_table_time)
     if data[at:] != _NO_READS:
         raise Unusual
-    outcome = r.Outcome(
-        txn_id, state, scope, name, commit_timestamp, committed, rejected, left_out, reason, begun_ms,
-        finished_ms, keepalive_ms, streams, (), owner, prepared_ms, prepared_by, tables,
-    )  # fmt: skip
-    return r.Reply(correlation_id, command, hybrid_time, outcome)
+    return streams, owner, prepared_ms, prepared_by, tables
+
+
+_known_rest = lru_cache(1 << 8)(_read_rest)  # most replies to a client end alike
 
 
 def _read_commit_record(data: bytes) -> r.CommitRecord:
