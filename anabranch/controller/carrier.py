@@ -80,8 +80,8 @@ class _Refused(NamedTuple):
 class Carrier:
     """Carries one chunk after the other, by two transactional ids in turn. If an id is busy, the other one is used.
 
-    Only one thread at a time may use it. It fetches nothing ahead: the requests under way keep the broker busy
-    during a fetch, and rounds of small commits waited longer for a second thread.
+    Only one thread at a time may use it. A second thread that fetched ahead made merges a tenth faster, and nearly
+    doubled the longest waits of small commits meanwhile, because each round waited for one more thread.
     """
 
     def __init__(
