@@ -64,9 +64,7 @@ class BackgroundWork:
         self._clock = clock
         self._trouble = trouble
         status = TopicPartition(status_topic(settings.prefix), settings.control_partition)
-        carriers = carriers_of(
-            log, status, lease.carriers, settings.chunk_bytes, read_ahead=threads
-        )
+        carriers = carriers_of(log, status, lease.carriers, settings.chunk_bytes)
         self.carriers = Carriers(carriers, threads=threads)
         jobs = self._jobs = Jobs(threads=threads)
         every_ms = settings.clean_history_ms

@@ -143,7 +143,7 @@ def test_a_transaction_of_a_former_layout_rolls_round_retired_partitions() -> No
     assert len(play.history()) == before + 3, "two epochs and a commit"
 
 
-def test_what_was_read_ahead_is_dropped_when_a_chunk_is_refused() -> None:
+def test_what_was_fetched_is_dropped_when_a_chunk_is_refused() -> None:
     play = Stuck(lost=False)
     assert play.controller._background is not None
     carriers = play.controller._background.carriers
