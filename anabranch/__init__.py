@@ -41,7 +41,7 @@ if TYPE_CHECKING:
         TransactionInfo,
     )
 
-__version__ = "0.1.0"
+__version__ = "0.1.0a1"
 
 # The modules of names that are not in `anabranch.types`.
 _HOMES = {
