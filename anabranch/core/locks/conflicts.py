@@ -126,7 +126,7 @@ def check_locks(turn: Turn, locks: Sequence[r.TableLocks]) -> None:
                 f"locks on {each.table} since {each.since}, its newest commit {each.last}: `since` is a time that "
                 f"a controller's reply ({turn.hybrid_time} at most), and `last` is not above it"
             )
-        if not _rise(each.points) or (each.ranges and not _apart(each.ranges)):
+        if not _rise(each.points) or not _apart(each.ranges):
             raise errors.InvalidArgument(
                 f"locks on {each.table}: points rise; ranges rise, don't meet, and each ends above its beginning"
             )

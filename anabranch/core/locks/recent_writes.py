@@ -55,8 +55,8 @@ class _Table:
         elif self.fresh and self.fresh[0] is write:
             self.fresh.popleft()
         else:
-            for point in write.hashes():
-                if self.newest.get(point) == write.timestamp:
+            for point in write.points or ():
+                if self.newest[point] == write.timestamp:
                     del self.newest[point]
         return write
 
@@ -68,7 +68,7 @@ class _Table:
         # Older writes are not hashed, because no lock may ever need them.
         while self.fresh and self.fresh[-1].timestamp > since:
             write = self.fresh.pop()
-            for point in write.hashes():
+            for point in write.points or ():
                 newest[point] = max(write.timestamp, newest.get(point, 0))
         for point in points:
             if newest.get(point, 0) > since:

@@ -38,7 +38,7 @@ class Write:
     """
 
     __slots__ = (
-        "_hashes", "_is_sorted", "_keys", "_points", "_unread", "is_bounded", "is_packed", "size", "timestamp",
+        "_is_sorted", "_keys", "_points", "_unread", "is_bounded", "is_packed", "size", "timestamp",
     )  # fmt: skip
 
     def __init__(
@@ -49,7 +49,6 @@ class Write:
         self._points = points
         self._keys = keys
         self._unread: list[bytes] | None = None
-        self._hashes: Sequence[int] | None = None
         self._is_sorted = True
         self.is_packed = points is not None and len(points) > FEW_POINTS
         self.is_bounded = points is not None and len(keys) < len(points)
@@ -96,14 +95,6 @@ class Write:
     def points(self) -> Sequence[int] | None:
         self._read()
         return self._points
-
-    def hashes(self) -> Sequence[int]:
-        """The fingerprints of known keys, in any order and perhaps repeated: cheaper than `points`."""
-        if self._unread is None:
-            return self.points or ()
-        if self._hashes is None:
-            self._hashes = [fingerprint(key) for key in self._unread]
-        return self._hashes
 
     @property
     def keys(self) -> tuple[bytes, ...]:
