@@ -52,8 +52,8 @@ _LOOK_S = 5.0
 _OTHERS = 10
 # How long gathered commands wait for another one.
 GAP_S = 0.002
-# How long after its answer a caller may have its next command: it may work, and wait for a replica.
-NEXT_S = 0.02
+# How long each answered caller may take, one after the other, before its next command comes.
+NEXT_S = 0.001
 MOST_GATHERED = 16
 _FRAMING = 512  # upper bound of what a record adds to the payload of a command
 
@@ -82,7 +82,7 @@ class Gathering:
 
     The answers of a round arrive together, and most of the callers that they wake have a next command soon. So
     commands gather until as many have come as were answered, or until none has come for `GAP_S`. A command that
-    follows no such answers is sent at once.
+    follows no such answers, or is later than `NEXT_S` for each of them, is sent at once.
 
     ``expected``: how many more commands may come, before ``expected_until``. ``due_at``: when the commands that came
     are sent anyway. Both in monotonic seconds.
@@ -98,7 +98,8 @@ class Gathering:
         """Expect as many commands as were answered together."""
         with self._lock:
             left = self.expected if now < self.expected_until else 0
-            self.expected, self.expected_until = left + count, now + NEXT_S
+            self.expected = left + count
+            self.expected_until = max(self.expected_until, now + count * NEXT_S)
 
     def add(self, command: Queued, now: float) -> list[Queued]:
         """Add a command. Returns the commands to send now, perhaps none."""
