@@ -84,8 +84,8 @@ class Gathering:
     commands gather until as many have come as were answered, or until none has come for `GAP_S`. A command that
     follows no such answers, or is later than `NEXT_S` for each of them, is sent at once.
 
-    ``expected``: how many more commands may come, before ``expected_until``. ``due_at``: when the commands that came
-    are sent anyway. Both in monotonic seconds.
+    ``expected``: how many more commands may come before ``expected_until``. ``due_at``: when the commands that have
+    come are sent anyway. Both times are monotonic seconds.
     """
 
     commands: list[Queued] = field(default_factory=list)

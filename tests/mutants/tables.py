@@ -56,7 +56,7 @@ def no_validation() -> Planted:
 @wrapping(RecentWritesDraft, "holds")
 def at_since_counts(real: Any, draft: RecentWritesDraft, asked: TableLocks, last: int) -> Any:
     """A commit at a lock's `since` is held against it, not only those above."""
-    return real(draft, replace(asked, since=asked.since - 1), last)
+    return real(draft, asked._replace(since=asked.since - 1), last)
 
 
 @instead_of(conflicts, "write_of")
