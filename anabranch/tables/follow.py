@@ -101,8 +101,10 @@ class Follower:
         self._lock = threading.Lock()
         self._check_at = 0.0  # the next check for stuck tables, monotonic seconds
         self._seen: dict[str, int] = {}  # the last commit of each table at the check before
-        # Table -> its newest commit in a report -> the report's time.
+        # Table -> its newest commit in a report -> the report's later time.
         self._reported: dict[str, dict[int, int]] = {s: {} for s in self.streams}
+        # Table -> its newest commit in all reports.
+        self._newest: dict[str, int] = dict.fromkeys(self.streams, 0)
         # The folder may have rows of other topics: its marks count only when topic ids are compared.
         self.last: dict[str, int] = dict.fromkeys(self.streams, 0)
         self.complete: dict[str, int] = dict.fromkeys(self.streams, 0)
@@ -136,14 +138,25 @@ class Follower:
         """Table -> its history records that are not stored yet, counted by offsets up to the reported end."""
         return {t.stream: len(t.feed.records) + t.feed.history.behind for t in self._tables}
 
-    def observe(self, timestamp: int, last: Mapping[str, int]) -> None:
-        """Note a report of the controller: ``last`` has each table's newest commit up to ``timestamp``."""
+    def observe(self, timestamp: int, last: Mapping[str, int]) -> bool:
+        """Note a report of the controller: ``last`` has each table's newest commit up to ``timestamp``.
+
+        Returns whether a table is complete up to a later time than before.
+        """
+        rose = False
         with self._lock:
             for stream, newest in last.items():
-                if stream in self._reported:
+                if stream not in self._reported:
+                    continue
+                self._newest[stream] = max(newest, self._newest[stream])
+                # Otherwise the commit itself will show as much.
+                if timestamp > newest:
                     known = self._reported[stream]
                     known[newest] = max(timestamp, known.get(newest, 0))
+                    before = self.complete[stream]
                     self._raise(stream)
+                    rose = rose or self.complete[stream] > before
+        return rose
 
     def marks(self) -> dict[str, tuple[int, int]]:
         """Table -> (time up to which it is complete, timestamp of its newest stored commit), at one moment."""
@@ -154,7 +167,7 @@ class Follower:
         """Whether all tables will be complete up to ``timestamp`` once they have stored what is reported."""
         with self._lock:
             return all(
-                max(self.complete[s], *self._reported[s].values(), 0) >= timestamp
+                max(self.complete[s], self._newest[s], *self._reported[s].values()) >= timestamp
                 for s in self.streams
             )
 
@@ -263,7 +276,9 @@ class Follower:
             return
         with self._lock:
             stuck = any(
-                self._reported[s] and self._seen.get(s) == self.last[s] for s in self.streams
+                (self._reported[s] or self._newest[s] > self.last[s])
+                and self._seen.get(s) == self.last[s]
+                for s in self.streams
             )
             self._check_at, self._seen = now + _STUCK_S, dict(self.last)
         if not (stuck or source.trouble):
@@ -278,6 +293,7 @@ class Follower:
     def _begin_again(self, stream: str, ids: str) -> Mark:
         with self._lock:
             self.last[stream] = self.complete[stream] = 0  # the controller's reports still count
+            self._newest[stream] = 0
         return self._store.begin(stream, ids)
 
     def _read_history(self, table: _Table, deadline: float) -> None:

@@ -257,10 +257,10 @@ class ReadReplica:
                 self._reports_due -= 1
 
     def observe(self, timestamp: int, last: Mapping[str, int]) -> None:
-        """As `Follower.observe`."""
-        self._follower.observe(timestamp, last)
-        with self._moved:
-            self._waiters.wake(self._is_complete)
+        """Note a report of the controller, as `Follower.observe`, and wake the threads that waited for it."""
+        if self._follower.observe(timestamp, last):
+            with self._moved:
+                self._waiters.wake(self._is_complete)
 
     def wait(self, timestamp: int, last: Mapping[str, int], deadline: float) -> None:
         """Wait until all tables are complete up to ``timestamp``.

@@ -70,7 +70,7 @@ def locking(**changes: Any) -> Make:
     """A one-shot with a lock on nyc/a that has these changes."""
 
     def make(bank: Long) -> r.OneShot:
-        lock = replace(bank.lock(A, b"k"), **changes)
+        lock = bank.lock(A, b"k")._replace(**changes)
         return r.OneShot(bank.id("S"), "nyc", None, (event(B),), None, (lock,))
 
     return make

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -131,9 +130,9 @@ def test_last_proves_that_the_replica_saw_it() -> None:
     stale = bank.lock(A, b"k")
     assert bank.put((A, b"k")) == "COMMITTED"
     since = bank.told()[0]
-    assert bank.put((B, b"x"), locks=(replace(stale, since=since),)) == "Revalidate"
+    assert bank.put((B, b"x"), locks=(stale._replace(since=since),)) == "Revalidate"
     assert bank.put((A, b"other")) == "COMMITTED"
-    assert bank.put((B, b"x"), locks=(replace(stale, since=since),)) == "Revalidate"
+    assert bank.put((B, b"x"), locks=(stale._replace(since=since),)) == "Revalidate"
 
 
 def test_a_commit_whose_keys_are_not_known_may_have_written_any() -> None:
@@ -278,7 +277,7 @@ def test_random_histories_in_the_order_of_timestamps() -> None:
             continue  # its own replica says that it is broken
         lock = r.TableLocks(A, complete, its_last, (fingerprint(read),), ())
         if draw.random() < 0.3:
-            lock = replace(lock, points=(), ranges=(r.LockedRange(read, read + b"\0"),))
+            lock = lock._replace(points=(), ranges=(r.LockedRange(read, read + b"\0"),))
         answer = bank.put((A, written), locks=(lock,))
         if answer == "COMMITTED":
             at = bank.result.commit_timestamp

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple
 
 from anabranch.core.locks.table_writes import fingerprint
@@ -136,7 +136,7 @@ class Locking(Scenario):
                 break
             last = {each.table: each.last for each in answer.tables}
             since = answer.timestamp
-            locks = tuple(replace(x, since=since, last=last[x.table]) for x in held.locks)
+            locks = tuple(x._replace(since=since, last=last[x.table]) for x in held.locks)
             command = command._replace(locks=locks)
         self._end(which, answer)
 

@@ -56,7 +56,7 @@ def no_validation() -> Planted:
 @wrapping(RecentWritesDraft, "holds")
 def at_since_counts(real: Any, draft: RecentWritesDraft, asked: TableLocks, last: int) -> Any:
     """A commit at a lock's `since` is held against it, not only those above."""
-    return real(draft, replace(asked, since=asked.since - 1), last)
+    return real(draft, asked._replace(since=asked.since - 1), last)
 
 
 @instead_of(conflicts, "write_of")
@@ -196,10 +196,10 @@ def broken_by_what_it_read(real: Any, locks: Locks, view: Any, _: object = None)
 
 
 @wrapping(Follower, "observe")
-def complete_by_the_broker(real: Any, follower: Follower, timestamp: int, last: Any) -> None:
+def complete_by_the_broker(real: Any, follower: Follower, timestamp: int, last: Any) -> Any:
     """A replica is complete when it has all that brokers told of, whatever the controller says."""
     at_end = follower.at_end
-    real(follower, timestamp, {t: follower.last[t] if at_end else last[t] for t in last})
+    return real(follower, timestamp, {t: follower.last[t] if at_end else last[t] for t in last})
 
 
 @wrapping(Follower, "marks")
@@ -207,7 +207,8 @@ def complete_by_another(real: Any, follower: Follower) -> dict[str, tuple[int, i
     """A replica validates a lock by the table that is the furthest ahead, and by what it was told of its own."""
     found = real(follower)
     ahead = max(complete for complete, _ in found.values())
-    told = {table: [n for n in follower._reported[table] if n <= ahead] for table in found}
+    reports = {table: {*follower._reported[table], follower._newest[table]} for table in found}
+    told = {table: [n for n in reports[table] if n <= ahead] for table in found}
     return {table: (ahead, max(last, *told[table], 0)) for table, (_, last) in found.items()}
 
 

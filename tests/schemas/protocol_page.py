@@ -146,7 +146,7 @@ COMMANDS: dict[int, Any] = {
         TOKEN,
         WRITER,
         1,
-        (replace(LOCKS[0], since=0, last=0),),
+        (LOCKS[0]._replace(since=0, last=0),),
         validated=(r.Validated(WRITER, 0, STAMP - 8192),),
         tables=("bank/rates",),
     ),

@@ -627,7 +627,7 @@ def _read_table_locks(data: bytes, at: int) -> tuple[r.TableLocks, int]:
     last, at = _read_long(data, at)
     points, at = _read_all(data, at, _read_long)
     ranges, at = _read_all(data, at, _read_range)
-    return r.TableLocks(table, since, last, points, ranges), at
+    return _new(r.TableLocks, (table, since, last, points, ranges)), at
 
 
 def _read_range(data: bytes, at: int) -> tuple[r.LockedRange, int]:

@@ -21,8 +21,8 @@ def _names(text: str) -> frozenset[str]:
 
 TUPLES = _names(
     """
-    CommitRecord Event EventHeader LanePositionRow OneShot Outcome Position Reply TableRow TableTime TaskPosition
-    TaskRow TxnRow
+    CommitRecord Event EventHeader LanePositionRow OneShot Outcome Position Reply TableLocks TableRow TableTime
+    TaskPosition TaskRow TxnRow
     """
 )
 # Fields that a dataclass's repr leaves out.

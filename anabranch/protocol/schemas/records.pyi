@@ -1175,8 +1175,7 @@ class TableLockList:
     locks: tuple[TableLockInfo, ...]
     more: bytes | None = None
 
-@dataclass(frozen=True, slots=True)
-class TableLocks:
+class TableLocks(NamedTuple):
     """What a transaction read of a table, and through which time this is validated."""
 
     table: str
