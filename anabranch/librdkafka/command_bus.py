@@ -54,8 +54,6 @@ _LOOK_S = 5.0
 _OTHERS = 10
 # How long gathered commands wait for another one.
 GAP_S = 0.002
-# How long each answered caller may take, one after the other, before its next command comes.
-NEXT_S = 0.001
 MOST_GATHERED = 16
 _FRAMING = 512  # upper bound of what a record adds to the payload of a command
 
@@ -84,43 +82,42 @@ class Gathering:
 
     The answers of a round arrive together, and most of the callers that they wake have a next command soon. So
     commands gather until as many have come as were answered, or until none has come for `GAP_S`. A command that
-    follows no such answers, or is later than `NEXT_S` for each of them, is sent at once.
+    follows no such answers is sent at once.
 
-    ``expected``: how many more commands may come before ``expected_until``. ``due_at``: when the commands that have
-    come are sent anyway. Both times are monotonic seconds.
+    ``expected``: how many more commands may come. ``until``: when the commands that came are sent anyway, monotonic
+    seconds.
     """
 
     commands: list[Queued] = field(default_factory=list)
     expected: int = 0
-    expected_until: float = 0.0
-    due_at: float = 0.0
+    until: float = 0.0
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def answered(self, count: int, now: float) -> None:
         """Expect as many commands as were answered together."""
         with self._lock:
-            left = self.expected if now < self.expected_until else 0
-            self.expected = left + count
-            self.expected_until = max(self.expected_until, now + count * NEXT_S)
+            left = self.expected if now < self.until else 0
+            self.expected, self.until = left + count, now + GAP_S
 
     def add(self, command: Queued, now: float) -> list[Queued]:
         """Add a command. Returns the commands to send now, perhaps none."""
         with self._lock:
             self.commands.append(command)
-            self.expected = self.expected - 1 if now < self.expected_until else 0
+            self.expected = self.expected - 1 if now < self.until else 0
             if self.expected > 0 and len(self.commands) < MOST_GATHERED:
-                self.due_at = now + GAP_S
+                self.until = now + GAP_S
                 return []
             return self._take()
 
     def due(self, correlation_id: bytes) -> float | None:
         """When the caller of this command has to send what has gathered; None: another caller does that."""
         commands = self.commands
-        return self.due_at if commands and commands[0].correlation_id == correlation_id else None
+        return self.until if commands and commands[0].correlation_id == correlation_id else None
 
     def take(self) -> list[Queued]:
         """Remove all commands, to send them."""
         with self._lock:
+            self.expected = 0
             return self._take()
 
     def _take(self) -> list[Queued]:
