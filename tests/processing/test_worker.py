@@ -146,7 +146,7 @@ def test_windows_that_close_together_and_later_events_take_several_cuts(
     while len(place.written()) < 22 and lives < 60:
         for _ in range(2):
             worker.step()
-        left += len(worker._left)
+        left += len(worker._handlers._left)
         worker.close()  # the next one continues from the positions
         worker, lives = place.worker(app, str(lives)), lives + 1
     worker.close()
