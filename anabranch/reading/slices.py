@@ -21,7 +21,7 @@ EVENT_BYTES = 32  # counted for an event, in addition to its key and value
 
 
 def count_within(ends: Longs, room: int) -> int:
-    """How many events a part of a commit takes: all up to the one that fills ``room``. ``ends``: as `Slice.ends`."""
+    """How many events a part of a commit takes: up to the one that fills ``room``. ``ends``: as `Slice.ends`."""
     return min(int(np.searchsorted(ends, room)) + 1, len(ends))
 
 
