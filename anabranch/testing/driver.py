@@ -141,8 +141,8 @@ class Driver:
         """The clock, in Unix milliseconds."""
         return self._now_us // 1000
 
-    def outputs(self, stream: str) -> list[Event]:
-        """All events written to a stream, with values decoded by the codec of its `Processor.output`."""
+    def outputs(self, stream: str) -> list[Any]:
+        """All events written to a stream: `Event`, its value decoded by the codec of `Processor.output`."""
         codec = self._app.outputs.get(stream)
         if codec is None:
             raise InvalidArgument(f"{stream} is no output: {', '.join(self._app.outputs)}")

@@ -20,7 +20,12 @@ def check(row: Row, trial: Trial) -> None:
     by_driver, by_worker = trial.run()
     assert by_driver == by_worker
     assert by_driver.error.partition(":")[0] == (row.error.__name__ if row.error else "")
-    assert row.error or any(by_driver.outputs.values()), "the program has no effect"
+    values = {
+        name.rpartition("-")[2]: [value for _, value, _, _ in some]
+        for name, some in by_driver.outputs.items()
+    }
+    assert row.error or any(values.values()), "the program has no effect"
+    assert {name: values[name] for name in row.wants} == row.wants
 
 
 @pytest.mark.parametrize("row", TABLE, ids=lambda row: row.name)
