@@ -9,12 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from anabranch.infra.fetch import CACHE_VARIABLE, cache_root
 from tests.cluster import Cluster
 
 pytest_plugins = ["pytester"]
 
 NAME = "anabranch.testing.pytest_plugin"
 ROOT = Path(__file__).resolve().parents[2]
+CACHE = cache_root()  # pytester replaces the home folder
 TESTS = """
 import anabranch
 
@@ -43,6 +45,7 @@ def test_another(anabranch_scope, anabranch_cluster):
 def user(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
     """A user's folder with tests."""
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # the plugin is named below
+    monkeypatch.setenv(CACHE_VARIABLE, str(CACHE))
     pytester.makepyfile(TESTS)
     return pytester
 

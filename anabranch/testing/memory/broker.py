@@ -17,8 +17,8 @@ from anabranch.ports import (
     TopicPartition,
     TopicSpec,
 )
-from tests.memory.partition import Partition
-from tests.memory.trouble import MARKER_BYTES, Kind, Troubles
+from anabranch.testing.memory.partition import Partition
+from anabranch.testing.memory.trouble import MARKER_BYTES, Kind, Troubles
 
 OnCall = Callable[[str, str], None]
 
@@ -63,7 +63,7 @@ class Transactions:
 
 
 class MemoryBroker:
-    """Topics, partitions and the transaction coordinator of a `tests.memory.log.MemoryCluster`."""
+    """Topics, partitions and the transaction coordinator of a `anabranch.testing.memory.log.MemoryBrokers`."""
 
     def __init__(
         self,

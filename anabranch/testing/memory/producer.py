@@ -16,12 +16,12 @@ from anabranch.ports import (
     TopicPartition,
     all_steps,
 )
-from tests.memory.broker import MemoryBroker
-from tests.memory.trouble import Kind, error_of
+from anabranch.testing.memory.broker import MemoryBroker
+from anabranch.testing.memory.trouble import Kind, error_of
 
 
 class Handle(Protocol):
-    """A process's `tests.memory.log.MemoryLog`."""
+    """A process's `anabranch.testing.memory.log.MemoryLog`."""
 
     process: str
 
