@@ -106,10 +106,10 @@ SMALL_FILES = {
     "anabranch/spark/datasource.py": "Spark's entry point",
 }
 SPLIT_CLASSES = {
-    "anabranch/processing/handlers.py: Handlers": "`handlers` makes the one or the other",
     "anabranch/processing/program.py: Program": "what a worker knows; `Processor.run` starts a worker",
     "anabranch/spark/api.py: DataSourceStreamArrowWriter": "Spark's class",
     "anabranch/spark/api.py: SupportsTriggerAvailableNow": "Spark's class",
+    "anabranch/testing/memory/broker.py: MemoryBroker": "the log makes producers, and both need the broker",
 }
 FEW_IMPLEMENTATIONS = {"anabranch/reading/committed_log.py: Groups": "a port"}
 # A docstring's subject comes first, and the code names it.

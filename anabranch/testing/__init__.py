@@ -1,4 +1,4 @@
-"""What users need to test their own code (`docs/testing.md`).
+"""Tools for users to test their own code (`docs/testing.md`).
 
 `Driver` runs the program of a `Processor` on events in memory. `MemoryCluster` is a real controller over a log in
 memory, for clients. ``pytest_plugin`` has fixtures with a real broker.

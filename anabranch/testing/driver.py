@@ -1,7 +1,7 @@
 """`Driver`: a processor's program on events in memory, without brokers, RocksDB and waiting.
 
-It runs a worker's own `WorkBatch`, `Handlers` and timers. In place of the rest are: a queue of input transactions,
-rows in a dict, lists of outputs, and a clock that only `Driver.advance` moves.
+The driver runs a worker's own `WorkBatch`, `Handlers` and timers. In place of the rest are: a queue of input
+transactions, rows in a dict, lists of outputs, and a clock that only `Driver.advance` moves.
 """
 
 from __future__ import annotations

@@ -33,7 +33,8 @@ from anabranch.ports import (
 
 _CONTROL_KEY = struct.Struct(">hh")
 _MARKER_VALUE = struct.Struct(">hi")
-_ABORT, _COMMIT = 0, 1
+_ABORT = 0
+_COMMIT = 1
 
 
 def _marker(kind: int) -> bytes:
@@ -63,7 +64,7 @@ class Entry:
 
     @property
     def records(self) -> list[Record]:
-        """Its records, decoded once; nobody changes the list."""
+        """Its records, decoded once. Don't change the list."""
         if self._records is None:
             self._records = decode_records(self.data)
         return self._records

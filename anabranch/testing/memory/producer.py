@@ -148,8 +148,9 @@ class MemoryProducer:
     def _wait_for_leaders(self, places: Sequence[TopicPartition]) -> None:
         """Wait until all have a leader and enough replicas, as long as patience lasts."""
         troubles, process = self._cluster.troubles, self._log.process
-        passing = Kind.LEADERLESS, Kind.FEW_REPLICAS
-        self._cluster.wait_for(lambda: not troubles.of(places, process, *passing))
+        self._cluster.wait_for(
+            lambda: not troubles.of(places, process, Kind.LEADERLESS, Kind.FEW_REPLICAS)
+        )
         lacking = troubles.of(places, process, Kind.LEADERLESS)
         for place, trouble in lacking.items():
             error = error_of(place, trouble)

@@ -72,7 +72,7 @@ class MemoryStore:
 class MemoryTable:
     """`anabranch.ports.Table` in memory. Made by `MemoryStore.open`.
 
-    ``on_call(process, name)`` comes before and (``.after``) behind the effect of each write, and before
+    ``on_call(process, name)`` comes before and (``.after``) after the effect of each write, and before
     each read: a simulator's place to switch, crash the process or raise `TableError`.
     """
 
@@ -96,7 +96,7 @@ class MemoryTable:
 
     def write(self, changes: Mapping[bytes, bytes | None]) -> None:
         self._enter("table.write")
-        # Taken now, as a write batch takes them: the hook behind may change the caller's mapping.
+        # Taken now, as a write batch takes them: the hook after it may change the caller's mapping.
         self._store.change(changes)
         self._called("table.write.after")
 
