@@ -11,6 +11,7 @@ from anabranch.ports import TopicPartition
 from anabranch.protocol.schemas import records as r
 from anabranch.protocol.schemas.codec import decode
 from anabranch.testing.memory.cluster import CLIENT, MemoryCluster
+from anabranch.testing.memory.log import MemoryBrokers
 from anabranch.topics.names import history_topic, stream_topic
 from anabranch.types import Receipt
 from tests.client.answers import STREAM
@@ -29,8 +30,11 @@ class World(MemoryCluster):
             on_call=self._on_call,
             entropy=counted(),
         )
-        self.cluster = self.brokers
         self.client = self.new_client()
+
+    @property
+    def cluster(self) -> MemoryBrokers:
+        return self.brokers
 
     def _on_call(self, process: str, name: str) -> None:
         if process != CLIENT:
