@@ -21,6 +21,7 @@ from rich.table import Table
 from bench import (
     builds,
     bulk,
+    driver,
     growth,
     lanes,
     leading,
@@ -153,6 +154,7 @@ BENCHES: dict[str, tuple[str, Callable[[bool], tuple[dict[str, Any], Rows]]]] = 
         "map and count by peers: rates, latency, restore, failover",
         _on_cluster(processing),
     ),
+    "driver": ("handlers by a driver of tests, without a broker", _on_own(driver)),
     "many": ("small commits among many streams, and to many segments", _on_own(many)),
     "web": ("one-shots beside the web page and ten browsers; page loads", _on_cluster(web)),
     "spark": ("Spark's sink and source against its own Kafka connector", _on_cluster(spark)),

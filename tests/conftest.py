@@ -8,7 +8,7 @@ that kills or pauses a broker starts one of its own with `EmbeddedBroker`.
 
 With ``--kfake KIND`` ``broker`` is a kfake that plays another one (tests/kfake/kinds.py).
 
-Tests marked ``soak`` are left out unless ``-m soak`` asks for them (pyproject.toml, ``scripts/soak``).
+Tests marked ``soak`` or ``long`` are left out unless ``-m`` asks for them (pyproject.toml, ``scripts/soak``).
 ``--part 2/5`` runs the second of five parts of what was asked for, which take about as long as each other.
 
 Workers of pytest-xdist (``-n 4``) get whole files, the long ones first, and a broker each. All files of

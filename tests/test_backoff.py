@@ -7,7 +7,7 @@ import math
 import pytest
 
 from anabranch.backoff import Backoff
-from tests.memory.clock import SteppedClock
+from anabranch.testing.memory.cluster import SteppedClock
 
 
 @pytest.mark.parametrize(

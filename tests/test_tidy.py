@@ -74,15 +74,15 @@ DROPPED = {
     "tests/client/doubles.py: ScriptedBus.cluster_id(deadline)",
     "tests/client/doubles.py: ScriptedBus.control_partitions(deadline)",
     "tests/client/doubles.py: ScriptedBus.send(more)",
-    "tests/client/memory.py: MemoryBus.cluster_id(deadline)",
-    "tests/client/memory.py: MemoryBus.control_partitions(deadline)",
-    "tests/client/memory.py: MemoryBus.control_partitions(least)",  # their number never changes
+    "anabranch/testing/memory/client.py: MemoryBus.cluster_id(deadline)",
+    "anabranch/testing/memory/client.py: MemoryBus.control_partitions(deadline)",
+    "anabranch/testing/memory/client.py: MemoryBus.control_partitions(least)",  # their number never changes
     "tests/client/test_administration.py: Place.allow(_)",
     "tests/client/test_administration.py: Place.listed(_)",
-    "tests/client/memory.py: MemoryJournal.write_columns(columns)",  # nor does this one
-    "tests/client/memory.py: MemoryJournal.write_columns(placing)",
-    "tests/client/memory.py: MemoryJournal.write_columns(topic)",
-    "tests/memory/log.py: MemoryLog.replicas_of_new(topic)",
+    "anabranch/testing/memory/client.py: MemoryJournal.write_columns(columns)",  # nor does this one
+    "anabranch/testing/memory/client.py: MemoryJournal.write_columns(placing)",
+    "anabranch/testing/memory/client.py: MemoryJournal.write_columns(topic)",
+    "anabranch/testing/memory/log.py: MemoryLog.replicas_of_new(topic)",
     "tests/reading/test_ordered_reader.py: Member.commit(wait)",
     "tests/reading/test_ordered_reader.py: Member.join(topics)",
     "tests/reading/test_ordered_reader.py: Member.serve(wait)",
@@ -106,10 +106,10 @@ SMALL_FILES = {
     "anabranch/spark/datasource.py": "Spark's entry point",
 }
 SPLIT_CLASSES = {
-    "anabranch/processing/handlers.py: Handlers": "`handlers` makes the one or the other",
     "anabranch/processing/program.py: Program": "what a worker knows; `Processor.run` starts a worker",
     "anabranch/spark/api.py: DataSourceStreamArrowWriter": "Spark's class",
     "anabranch/spark/api.py: SupportsTriggerAvailableNow": "Spark's class",
+    "anabranch/testing/memory/broker.py: MemoryBroker": "the log makes producers, and both need the broker",
 }
 FEW_IMPLEMENTATIONS = {"anabranch/reading/committed_log.py: Groups": "a port"}
 # A docstring's subject comes first, and the code names it.

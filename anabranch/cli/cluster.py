@@ -1,4 +1,4 @@
-"""Controllers as child processes, for `dev` and the examples."""
+"""Controllers as child processes, alone or with a broker: for `dev`, the examples and users' tests."""
 
 from __future__ import annotations
 
@@ -7,19 +7,24 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import anabranch
 from anabranch.cli.controller import arguments_of
 from anabranch.cli.errors import ChildFailed, ExitCode
+from anabranch.extras import need
 from anabranch.infra.process import SupervisedProcess, log_tail
 
 if TYPE_CHECKING:
     from anabranch.controller.config import ControllerOptions
+    from anabranch.infra.broker import EmbeddedBroker
 
 STOP_TIMEOUT_S = 10.0
+SESSION_TIMEOUT_S = 3.0
+_LEAD_TIMEOUT_S = 60.0
 _TAIL_LINES = 15
 
 
@@ -155,3 +160,39 @@ def await_leader(
                 )
             )
         time.sleep(0.02)
+
+
+class LocalCluster(NamedTuple):
+    """A broker and controllers on this machine, of which one leads."""
+
+    broker: EmbeddedBroker
+    controllers: list[ControllerProcess]
+
+
+def check_local() -> None:
+    """Raise `NotInstalled` without the extra `local`."""
+    need("rocksdict", "mode", "numba", "jgo", extra="local")
+
+
+@contextmanager
+def local_cluster(folder: Path, controllers: int = 1, **options: Any) -> Iterator[LocalCluster]:
+    """A broker and controllers that trust the lane open, until the ``with`` block ends.
+
+    ``folder``: keeps their data and logs. ``options``: of the `EmbeddedBroker`. Raises: NotInstalled, ChildFailed.
+    """
+    check_local()
+    from anabranch.infra.broker import EmbeddedBroker
+
+    with ExitStack() as stack:
+        broker = stack.enter_context(EmbeddedBroker(folder / "broker", **options))
+        running = [
+            ControllerProcess.inside(
+                folder, f"controller-{n}", broker.bootstrap, SESSION_TIMEOUT_S, trusts_open=True
+            )
+            for n in range(1, controllers + 1)
+        ]
+        for controller in running:
+            stack.callback(controller.stop)
+            controller.start()
+        await_leader(running, 0, _LEAD_TIMEOUT_S)
+        yield LocalCluster(broker, running)

@@ -10,12 +10,8 @@ from typing import Annotated
 
 from anabranch.cli.options import Json, OperatorOptions, Verbose, option
 from anabranch.cli.output import log_to_stderr, print_note, print_result
-from anabranch.extras import need
 
 _POLL_S = 0.2
-_LEAD_TIMEOUT_S = 60.0
-_SESSION_TIMEOUT_S = 3.0
-_AGAIN_S = 2 * _SESSION_TIMEOUT_S  # another one takes over meanwhile
 _WEB_ANSWER_S = 5.0  # each question of a page
 Folder = Annotated[
     Path | None,
@@ -47,10 +43,10 @@ def dev(
     """
     from tempfile import TemporaryDirectory
 
-    need("rocksdict", "mode", "numba", extra="local")
-    from anabranch.cli.cluster import ControllerProcess, await_leader
+    from anabranch.cli.cluster import SESSION_TIMEOUT_S, check_local, local_cluster
+
+    check_local()
     from anabranch.infra.__main__ import prepare
-    from anabranch.infra.broker import EmbeddedBroker
     from anabranch.infra.errors import BrokerDied
     from anabranch.infra.storage import hold
 
@@ -61,17 +57,10 @@ def dev(
         stack.enter_context(hold(folder))
         if prepare():
             print_note("Starting a broker and controllers, which compile their code the first time")
-        broker = stack.enter_context(EmbeddedBroker(folder / "broker", port=port, heap_mb=heap))
-        running = [
-            ControllerProcess.inside(
-                folder, f"controller-{n}", broker.bootstrap, _SESSION_TIMEOUT_S, trusts_open=True
-            )
-            for n in range(1, controllers + 1)
-        ]
-        for controller in running:
-            stack.callback(controller.stop)
-            controller.start()
-        await_leader(running, 0, _LEAD_TIMEOUT_S)
+        broker, running = stack.enter_context(
+            local_cluster(folder, controllers, port=port, heap_mb=heap)
+        )
+        again_s = 2 * SESSION_TIMEOUT_S  # another one takes over meanwhile
         print_result(
             {
                 "bootstrap": broker.bootstrap,
@@ -87,9 +76,9 @@ def dev(
             for controller in running:
                 if controller.was_killed:
                     print_note(
-                        f"{controller.name} was killed; it is started again in {_AGAIN_S:g} s"
+                        f"{controller.name} was killed; it is started again in {again_s:g} s"
                     )
-                    time.sleep(_AGAIN_S)
+                    time.sleep(again_s)
                     controller.start()
                 else:
                     controller.check()

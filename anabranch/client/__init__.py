@@ -11,7 +11,7 @@ A commit passes through these files, from the user to the bus:
 - `writer`: the handle of another process in it, and of an open transaction's own events. `receipts`: the place and
   checksum of each event, and the receipt. `reservation`: transactions that begin later.
 - `session`: the commands of the protocol, each repeated until it is answered.
-- `ports`: all I/O, time and randomness. `librdkafka` implements them, and `tests.client.memory` for the simulator.
+- `ports`: all I/O, time and randomness. `librdkafka` implements them, and in memory `anabranch.testing`.
 
 A transaction on tables (docs/inside/tables.md) passes through these first:
 

@@ -1,6 +1,6 @@
 """The ports of the client: all I/O, time and random numbers that it uses.
 
-Two implementations: `anabranch.librdkafka` (confluent-kafka) and `tests.client.memory` (the simulator).
+Two implementations: `anabranch.librdkafka` (confluent-kafka) and `anabranch.testing.memory.client` (the simulator).
 Deadlines are seconds of the monotonic clock of `anabranch.ports.Clock`.
 """
 

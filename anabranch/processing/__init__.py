@@ -18,7 +18,8 @@ A worker's copy of its state is in ``table`` (RocksDB), read from the log by ``s
 and the mirror of positions, whose numbers are in ``metrics``.
 
 This folder may import the client, `anabranch.controller.monitor`, reading, tables and what is below them. Only
-Faust's adapter and the command line import it.
+Faust's adapter, the command line and `anabranch.testing` import it; the latter's driver runs `handlers` without the
+rest.
 """
 
 from anabranch.extras import need

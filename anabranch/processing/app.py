@@ -18,7 +18,7 @@ from anabranch.processing.program import (
     check_plain,
     is_async,
 )
-from anabranch.processing.stores import Store, codec_of
+from anabranch.processing.stores import Codec, Store, codec_of
 from anabranch.processing.timers import Timer, Windows
 from anabranch.protocol import defaults
 from anabranch.protocol.legal_names import PLAIN, check_input, check_type, split_stream
@@ -88,7 +88,7 @@ class Processor(Program):
         self.concurrency = concurrency
         self.start: Start = start
         if dead_letter is not None:
-            self._writes(dead_letter)
+            self._writes(dead_letter, None)
 
     def input(self, stream: str, *, value: Any = None) -> Input:
         """Read a stream, of any scope. ``value``: json, str, bytes (None), or an object with loads and dumps.
@@ -121,8 +121,7 @@ class Processor(Program):
 
     def output(self, stream: str, *, value: Any = None) -> Output:
         """Write a stream. Workers start only if its scope is in the control partition of the processor's scope."""
-        self._writes(stream)
-        return Output(stream, codec_of(value))
+        return Output(stream, self._writes(stream, value))
 
     def store(self, name: str, *, value: Any = None, local: bool = False) -> Store:
         """Add state by key, kept in RocksDB and in the processor's state stream.
@@ -221,9 +220,11 @@ class Processor(Program):
             )
         return found
 
-    def _writes(self, stream: str) -> None:
+    def _writes(self, stream: str, value: Any) -> Codec:
         split_stream(stream)
-        self.outputs.add(stream)
+        codec = codec_of(value)
+        self.outputs[stream] = codec
+        return codec
 
     def _add(self, name: str, store: Any) -> Any:
         check_type("a store's name", name, str)

@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
 from heapq import merge
 from itertools import groupby
 from math import inf
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeAlias
 
 from anabranch.client.arrow import columns_of
 from anabranch.errors import AnabranchError, EventTooLarge, IllegalState, InvalidArgument
-from anabranch.processing.table import Table
 from anabranch.protocol.limits import (
     LATEST,
     Room,
@@ -90,12 +89,27 @@ class Limits:
             self.known.get(stream, Room()).check(key, size, timestamp)
 
 
+class TaskRows(Protocol):
+    """Rows by task, as committed or as a batch will leave them.
+
+    ``due`` and ``known`` are shared with all batches on top: answers of `WorkBatch.soonest`, and the tasks of some
+    keys.
+    """
+
+    due: dict[tuple[int, bytes], int]
+    known: dict[bytes, int]
+
+    def get(self, task: int, row: bytes) -> bytes | None: ...
+
+    def scan(self, task: int, low: bytes, high: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """Rows from ``low`` up to ``high`` (not included), in order, as of the first step of the iterator."""
+        ...
+
+
 class WorkBatch:
     """A batch: outputs and changed rows of the next commit. For one thread."""
 
-    def __init__(
-        self, below: Table | WorkBatch, task_count: int, limits: Limits | None = None
-    ) -> None:
+    def __init__(self, below: TaskRows, task_count: int, limits: Limits | None = None) -> None:
         """``below``: what this batch is computed on: the stored rows, or the batch that is being committed."""
         self.limits = limits or Limits()
         of_row = self.limits.known.get(self.limits.state, Room()).most
@@ -136,7 +150,7 @@ class WorkBatch:
         self.pieces.clear()  # else the events would stay in memory until the commit has ended
         return has_any
 
-    def set_below(self, table: Table) -> None:
+    def set_below(self, table: TaskRows) -> None:
         """Note that the batch below is stored, so that rows are read from the table."""
         self._below = table
 

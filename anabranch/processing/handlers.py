@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from anabranch.controller.monitor import Numbers
 from anabranch.errors import IllegalState
-from anabranch.processing.batch import HandlerContext, WorkBatch, begin_context
+from anabranch.processing.batch import HandlerContext, TaskRows, WorkBatch, begin_context
 from anabranch.processing.failures import (
     FAILURES,
     PATIENCE_S,
@@ -36,8 +36,6 @@ from anabranch.types import Event
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from anabranch.processing.table import Table
-
 FULL_BYTES = 8 << 20  # below the 16 MiB of state that a controller merges in one commit by default
 _END_S = 5.0  # how long cancelled asyncio tasks may take
 _SAID = 1000  # the most characters of a log line that names them
@@ -51,11 +49,17 @@ class Handlers:
 
     def __init__(
         self, app: Program, stores: Sequence[str], metrics: Numbers | None = None,
-        stop: threading.Event | None = None,
+        stop: threading.Event | None = None, *, patience_s: float = PATIENCE_S,
     ) -> None:  # fmt: skip
-        """``stores``: names of the processor's stores, in the order of their numbers. ``stop``: see `Failures`."""
+        """``stores``: names of the processor's stores, in the order of their numbers.
+
+        ``stop``, ``patience_s``: see `Failures`.
+        """
         self._app = app
+        self._patience_s = patience_s
         self.batch_bytes = min(app.cut_bytes, FULL_BYTES)
+        self._left: list[Piece] = []  # input that the previous batch had no room for
+        self._timers_left = True  # due timers may be left by that batch, or by an earlier worker
         self._failures = Failures(app, metrics or Numbers(TABLE), stop or threading.Event())
         for number, name in enumerate(stores, FIRST_STORE):
             if name in app.stores:
@@ -69,6 +73,34 @@ class Handlers:
         # `SystemExit`s of asyncio tasks. They end the process unless a handler awaits the task.
         self._exits: list[BaseException] = []
 
+    def step(
+        self, batch: WorkBatch, tasks: Collection[int], wall: Callable[[], float],
+        read: Callable[[], list[Piece]],
+    ) -> list[Piece]:  # fmt: skip
+        """Fire due timers, and handle the next input. Returns that input; empty if there was none.
+
+        Timers that are due fire before any event, then comes the input that the previous batch had no room for.
+        ``wall``: the Unix seconds now. Raises: as `handle` and ``read``.
+        """
+        if self._timers_left:
+            self._fire(batch, tasks, wall)
+            self._timers_left = batch.timers_left
+        some, self._left = self._left, []
+        if not some and not self._timers_left:
+            some = read()
+        self._fire(batch, tasks, wall)
+        batch.note_input(some, self.handle(batch, some))
+        return some
+
+    def close_batch(self, batch: WorkBatch) -> bool:
+        """Close a batch; the next one begins with what it had no room for. Returns as `WorkBatch.close`."""
+        self._left, self._timers_left = batch.left, batch.timers_left
+        return batch.close()
+
+    def _fire(self, batch: WorkBatch, tasks: Collection[int], wall: Callable[[], float]) -> None:
+        if not batch.pieces:
+            self.fire_wall(batch, tasks, int(wall() * 1000))
+
     def handle(self, batch: WorkBatch, pieces: Sequence[Piece]) -> list[Piece]:
         """Call the handlers with these events. Returns input commits for which the batch has no room.
 
@@ -76,7 +108,7 @@ class Handlers:
         writes). The batch is unusable after an error.
         """
         left = list[Piece]()
-        self._failures.patience = PATIENCE_S
+        self._failures.patience = self._patience_s
         with closed_by_failure(batch) as at:
             if self._loop is not None and asyncio.all_tasks(self._loop):
                 # Asyncio tasks that handlers have left run here; if they write, `_strays` gets an error.
@@ -100,14 +132,15 @@ class Handlers:
 
         Raises: as `handle`.
         """
-        self._failures.patience = PATIENCE_S
+        self._failures.patience = self._patience_s
         if self._time is not None:
             with closed_by_failure(batch) as at:
                 for task in tasks:
                     self._time.fire_wall(at, task, now_ms)
 
-    def resume(self, table: Table, tasks: Collection[int]) -> None:
+    def resume(self, table: TaskRows, tasks: Collection[int]) -> None:
         """Begin to handle these tasks, whose rows are in the table."""
+        self._left, self._timers_left = [], True
         if self._time is not None:
             self._time.resume(table, tasks)
 
@@ -233,7 +266,7 @@ class Handlers:
             key = event.key if event.key is not None else (event.partition, event.offset)
             chains.setdefault(key, []).append((event, task))
         ending = False
-        self._failures.patience = PATIENCE_S * self._app.concurrency  # their pauses overlap
+        self._failures.patience = self._patience_s * self._app.concurrency  # their pauses overlap
 
         async def handle(at: HandlerContext, event: Event, task: int) -> None:
             at.task, at.key, at.value, at.timestamp = task, event.key, event.value, event.timestamp

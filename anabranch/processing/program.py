@@ -137,7 +137,7 @@ class Program:
         self.handlers: dict[str, list[Registered]] = {}
         self.stores: dict[str, Keyed] = {}
         self.timers = set[str]()  # names of those stores that are timers or windows
-        self.outputs = set[str]()
+        self.outputs: dict[str, Codec] = {}
         self.cluster: Cluster | None = None  # of plain topics
 
     def check(self) -> Sequence[str]:

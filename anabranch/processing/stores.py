@@ -107,6 +107,10 @@ class Keyed:
         """Set the store's number, which never changes."""
         self.prefix = prefix_of(number)
 
+    def entry(self, row: bytes, data: bytes) -> tuple[Any, Any]:
+        """Key and value of a stored row. ``row``: without the prefix."""
+        return row, self._codec.decode(data)
+
     def _set(self, at: HandlerContext, task: int, row: bytes, value: bytes) -> None:
         """Set a row. Raises: as `HandlerContext.put`; the message has the key."""
         try:

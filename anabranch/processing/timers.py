@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from anabranch.errors import IllegalState, InvalidArgument
-from anabranch.processing.batch import HandlerContext, WorkBatch, current_context
+from anabranch.processing.batch import HandlerContext, TaskRows, WorkBatch, current_context
 from anabranch.processing.failures import Case, Failures, failure_of
 from anabranch.processing.program import Output, TimerHandler, check_plain, check_result
 from anabranch.processing.stores import RAW, TIME, Codec, Keyed, after, prefix_of
@@ -20,7 +20,6 @@ from anabranch.protocol.legal_names import check_type
 from anabranch.protocol.limits import copied_name, copied_time
 
 if TYPE_CHECKING:
-    from anabranch.processing.table import Table
     from anabranch.types import Event
 
 _NOW = prefix_of(TIME) + b"e"
@@ -82,6 +81,10 @@ class Timer(Keyed):
         if due is not None:
             at.put(task, row, None)
             at.put(task, self._kind + due + row, None)
+
+    def entry(self, row: bytes, data: bytes) -> tuple[bytes, int]:
+        """As of `Keyed`: a key, and its time in Unix milliseconds."""
+        return row, int.from_bytes(data, "big")
 
     def fire(self, key: bytes, due: int) -> None:
         at = current_context()
@@ -172,6 +175,11 @@ class Windows(Keyed):
                 when = copied_time(event.timestamp)
                 at.write(self._late.stream, (at.value, event.key, headers, when))
 
+    def entry(self, row: bytes, data: bytes) -> tuple[tuple[bytes, int], Any]:
+        """As of `Keyed`: a key with the window's start, and the window's value."""
+        start = int.from_bytes(row[:_SIZE], "big")
+        return (row[_SIZE:], start), self._codec.decode(data)
+
     def value(self, key: bytes, start: int) -> Any:
         """The value of a key in a window that begins at ``start``."""
         at = current_context()
@@ -236,7 +244,7 @@ class TimeOfTasks:
         # Tasks and scopes that may have a row of `_PART`; the batch has the row or not.
         self._parted = set[tuple[int, bytes]]()
 
-    def resume(self, table: Table, tasks: Collection[int]) -> None:
+    def resume(self, table: TaskRows, tasks: Collection[int]) -> None:
         """Begin with these tasks, and find the tasks that have handled a part of an input transaction."""
         end = after(_PART)
         table.due.clear()

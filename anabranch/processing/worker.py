@@ -35,7 +35,7 @@ from anabranch.errors import (
     SnapshotExpired,
 )
 from anabranch.ports import GroupMember, TopicPartition
-from anabranch.processing.batch import SLICE_BYTES, Limits, WorkBatch
+from anabranch.processing.batch import SLICE_BYTES, Limits
 from anabranch.processing.commits import FIRST_PAUSE_S, LONGEST_PAUSE_S, Commits
 from anabranch.processing.handlers import Handlers
 from anabranch.processing.metrics import TABLE
@@ -166,10 +166,6 @@ class Worker:
         self.metrics = Numbers(TABLE)
         self._ownership: TaskOwnership | None = None
         self._reader: TaskReader | PlainReader | None = None
-        self._left: list[Piece] = []  # input that the previous batch had no room for
-        self._timers_left = (
-            False  # due timers may be left by that batch, or from before the tasks were taken
-        )
         self._generation = -1
         self._lost = Lost()
         self._check_at = self._follow_at = 0.0
@@ -285,7 +281,6 @@ class Worker:
         if self._reader is not None:
             self._reader.close()
         self._reader = self._ownership = None
-        self._left, self._timers_left = [], True
         self.metrics.set("processor_tasks", 0)
 
     def _take(self, wanted: frozenset[int]) -> None:
@@ -373,20 +368,20 @@ class Worker:
         app, clock = self._app, self._clock
         batch = self._commits.new_batch(app.tasks)
         due, generation, rested = clock.monotonic() + IDLE_S, self._member.generation, False
+
+        def read() -> list[Piece]:
+            nonlocal rested
+            rested = self._rest(reader) or rested
+            until = min(due, clock.monotonic() + IDLE_S)
+            some = reader.cut(until, min(SLICE_BYTES, app.cut_bytes), app.cut_bytes)
+            self._seen_at = clock.monotonic()
+            return some
+
         while True:
-            if self._timers_left:
-                self._fire(batch, ownership)  # due timers fire before any event is handled
-                self._timers_left = batch.timers_left
-            some, self._left = self._left, []
-            if not some and not self._timers_left:
-                rested = self._rest(reader) or rested
-                until = min(due, clock.monotonic() + IDLE_S)
-                some = reader.cut(until, min(SLICE_BYTES, app.cut_bytes), app.cut_bytes)
-            self._fire(batch, ownership)
-            self._seen_at = began = clock.monotonic()
-            batch.note_input(some, self._handlers.handle(batch, some))
+            self._seen_at = clock.monotonic()
+            some = self._handlers.step(batch, ownership.tasks, clock.wall, read)
             if some:
-                self._handled_s = clock.monotonic() - began
+                self._handled_s = clock.monotonic() - self._seen_at
             if not batch.pieces or batch.is_full(self._handlers.batch_bytes) or self.stop.is_set():
                 break
             self._member.serve(0.0)
@@ -401,10 +396,9 @@ class Worker:
             self.metrics.add("processor_misplaced", stream, by=count)
         reader.misplaced.clear()
         self._is_slow = len(batch.pieces) <= _FEW
-        if not (batch.close() or reader.has_moved):
+        if not (self._handlers.close_batch(batch) or reader.has_moved):
             self._commits.wait()
             return False
-        self._left, self._timers_left = batch.left, batch.timers_left
         self._sent_at = clock.monotonic()
         self._commits.send(ownership, batch, reader.consumed(batch.rows.keys(), batch.left))
         return True
@@ -420,10 +414,6 @@ class Worker:
             return False
         self._clock.sleep(min(left, IDLE_S))
         return True
-
-    def _fire(self, batch: WorkBatch, ownership: TaskOwnership) -> None:
-        if not batch.pieces:
-            self._handlers.fire_wall(batch, ownership.tasks, int(self._clock.wall() * 1000))
 
 
 def make_processor(client: Client, app: Program) -> ProcessorInfo:

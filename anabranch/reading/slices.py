@@ -20,6 +20,11 @@ if TYPE_CHECKING:
 EVENT_BYTES = 32  # counted for an event, in addition to its key and value
 
 
+def count_within(ends: Longs, room: int) -> int:
+    """How many events a part of a commit takes: up to the one that fills ``room``. ``ends``: as `Slice.ends`."""
+    return min(int(np.searchsorted(ends, room)) + 1, len(ends))
+
+
 @dataclass(slots=True)
 class Slice:
     """Some events of a run. ``places``: their places in the run, rising; None: all. ``tasks``: of each event."""

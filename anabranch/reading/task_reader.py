@@ -34,7 +34,7 @@ from anabranch.reading.feed import FETCH_BYTES
 from anabranch.reading.group_lag import check_same_topic
 from anabranch.reading.history import Found, HistorySearch
 from anabranch.reading.iteration import Iteration, check_timeout
-from anabranch.reading.slices import Piece, Place, Slice, Slices
+from anabranch.reading.slices import Piece, Place, Slice, Slices, count_within
 from anabranch.topics.names import history_topic
 from anabranch.types import Event, TaskOwnership
 
@@ -403,7 +403,7 @@ class TaskReader(Iteration[Event]):
                     one.passed()
                     break
                 ends = found.ends()
-                count = int(np.searchsorted(ends, full - size)) + 1
+                count = count_within(ends, full - size)
                 if count < len(ends) and one.rest is not None:
                     found, left = found.split(count)
                     one.rest = chain([left], one.rest)

@@ -17,7 +17,7 @@ from anabranch.batches.kernels.parts import NO_ROOM
 from anabranch.batches.records import Record, decode_records, encode_batch
 from anabranch.errors import InvalidArgument
 from anabranch.ports import CorruptBatch
-from tests.batches.made import encode_sparse
+from anabranch.testing.memory.partition import encode_sparse
 from tests.batches.strategies import CODECS, raw, records
 from tests.batches.test_format import edited
 from tests.batches.test_records import MALFORMED

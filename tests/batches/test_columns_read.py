@@ -19,7 +19,7 @@ from anabranch.batches.records import (
 )
 from anabranch.ports import CorruptBatch, RawBatch
 from anabranch.protocol.ids import TXN_HEADER, TXN_ID_SIZE
-from tests.batches.made import encode_sparse, with_base_offset
+from anabranch.testing.memory.partition import encode_sparse, with_base_offset
 from tests.batches.strategies import ANY_BATCH, CODECS, mutated, raw, records
 from tests.batches.test_format import edited
 from tests.batches.test_records import MALFORMED

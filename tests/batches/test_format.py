@@ -23,7 +23,7 @@ from anabranch.batches.format import (
 )
 from anabranch.batches.records import Record, decode_records, encode_batch
 from anabranch.ports import CorruptBatch, LogRefused
-from tests.batches.made import patch, with_base_offset
+from anabranch.testing.memory.partition import patch, with_base_offset
 from tests.batches.strategies import CODECS, records
 
 PLAIN = encode_batch([Record(i, 1000 + i, b"k", b"v%d" % i) for i in range(5)])

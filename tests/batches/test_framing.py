@@ -24,7 +24,7 @@ from anabranch.ports import RawBatch
 from anabranch.protocol.ids import OP_HEADER, TXN_HEADER, pack_txn_header
 from anabranch.protocol.limits import LATEST, ROW_KEY, Room
 from anabranch.protocol.partitioner import position_of, record_checksum
-from tests.batches.made import encode_sparse, with_base_offset
+from anabranch.testing.memory.partition import encode_sparse, with_base_offset
 from tests.batches.strategies import ANY_BATCH, CODECS, mutated, raw, records
 from tests.batches.test_records import MALFORMED
 from tests.conftest import some

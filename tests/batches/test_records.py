@@ -20,7 +20,7 @@ from anabranch.batches.records import (
 )
 from anabranch.errors import InvalidArgument
 from anabranch.ports import CorruptBatch
-from tests.batches.made import encode_sparse
+from anabranch.testing.memory.partition import encode_sparse
 from tests.batches.strategies import CODECS, mutated, records
 from tests.batches.test_format import edited
 

@@ -27,9 +27,9 @@ from anabranch.ports import (
 )
 from anabranch.protocol.ids import TXN_HEADER, pack_txn_header
 from anabranch.protocol.schemas.records import Event
+from anabranch.testing.memory.cluster import SteppedClock
+from anabranch.testing.memory.log import MemoryBrokers
 from tests.batches.strategies import stored_run
-from tests.memory.clock import SteppedClock
-from tests.memory.log import MemoryCluster
 
 JOURNAL = TopicPartition("s.journal", 0)
 TARGET = TopicPartition("s", 0)
@@ -37,7 +37,7 @@ T = 1_690_000_000_000
 
 
 def splice_stream(
-    cluster: MemoryCluster, pieces: Sequence[Piece], copies: EventCopies | None = None
+    cluster: MemoryBrokers, pieces: Sequence[Piece], copies: EventCopies | None = None
 ) -> list[Landed]:
     """Append the pieces to the target; where each landed."""
     log = cluster.log("controller")
@@ -49,8 +49,8 @@ def splice_stream(
 
 
 @pytest.fixture
-def cluster() -> MemoryCluster:
-    made = MemoryCluster(SteppedClock(1_700_000_000.0))
+def cluster() -> MemoryBrokers:
+    made = MemoryBrokers(SteppedClock(1_700_000_000.0))
     made.create([TopicSpec(JOURNAL.topic, 1), TopicSpec(TARGET.topic, 1)])
     return made
 
@@ -59,7 +59,7 @@ def header(txn: int) -> tuple[tuple[str, bytes], ...]:
     return ((TXN_HEADER, pack_txn_header(bytes([txn]) * 16, 1, 0)),)
 
 
-def write(cluster: MemoryCluster, *txns: int, codec: str | None = "lz4") -> None:
+def write(cluster: MemoryBrokers, *txns: int, codec: str | None = "lz4") -> None:
     """A journal batch with a record for each of the transactions named."""
     start = cluster.partitions[JOURNAL].end_offset
     records = [
@@ -69,7 +69,7 @@ def write(cluster: MemoryCluster, *txns: int, codec: str | None = "lz4") -> None
     cluster.produce_batch(JOURNAL, encode_batch(records, codec))
 
 
-def runs_of(cluster: MemoryCluster, txn: int) -> list[StoredRun]:
+def runs_of(cluster: MemoryBrokers, txn: int) -> list[StoredRun]:
     """A transaction's entries in an index of the journal."""
     found = []
     for entry in cluster.partitions[JOURNAL].entries:
@@ -89,7 +89,7 @@ def runs_of(cluster: MemoryCluster, txn: int) -> list[StoredRun]:
     return found
 
 
-def merged(cluster: MemoryCluster) -> list[Record]:
+def merged(cluster: MemoryBrokers) -> list[Record]:
     return [
         record
         for entry in cluster.partitions[TARGET].entries
@@ -98,7 +98,7 @@ def merged(cluster: MemoryCluster) -> list[Record]:
     ]
 
 
-def expected(cluster: MemoryCluster, txn: int) -> list[bytes | None]:
+def expected(cluster: MemoryBrokers, txn: int) -> list[bytes | None]:
     prefix = b"t%d-" % txn
     return [
         record.value
@@ -108,7 +108,7 @@ def expected(cluster: MemoryCluster, txn: int) -> list[bytes | None]:
     ]
 
 
-def test_pieces_land_in_their_order(cluster: MemoryCluster) -> None:
+def test_pieces_land_in_their_order(cluster: MemoryBrokers) -> None:
     rng = random.Random(7)
     for _ in range(40):
         if rng.random() < 0.5:
@@ -153,7 +153,7 @@ def test_pieces_land_in_their_order(cluster: MemoryCluster) -> None:
             assert originals[record.value] == (record.timestamp_ms, record.key, record.headers)
 
 
-def test_big_pure_batches_are_copied_as_they_are(cluster: MemoryCluster) -> None:
+def test_big_pure_batches_are_copied_as_they_are(cluster: MemoryBrokers) -> None:
     write(cluster, *[1] * 100)
     write(cluster, *[1] * 99)
     splice_stream(cluster, [Piece(JOURNAL, runs_of(cluster, 1))])
@@ -163,7 +163,7 @@ def test_big_pure_batches_are_copied_as_they_are(cluster: MemoryCluster) -> None
     assert second.data[61:] != sources[1].data[61:]
 
 
-def test_a_run_that_the_journal_does_not_have_stops_the_merge(cluster: MemoryCluster) -> None:
+def test_a_run_that_the_journal_does_not_have_stops_the_merge(cluster: MemoryBrokers) -> None:
     write(cluster, 1, 1, 1)
     readers = JournalReaders(cluster.log("controller"))
     with pytest.raises(InvariantViolation, match="has 3"):
@@ -178,7 +178,7 @@ def test_a_run_that_the_journal_does_not_have_stops_the_merge(cluster: MemoryClu
 
 @pytest.mark.parametrize("pure", [True, False])
 def test_a_batch_that_is_not_the_one_that_was_indexed_is_not_merged(
-    cluster: MemoryCluster, pure: bool
+    cluster: MemoryBrokers, pure: bool
 ) -> None:
     write(cluster, *[1] * 200)
     readers = JournalReaders(cluster.log("controller"))
@@ -191,7 +191,7 @@ def test_a_batch_that_is_not_the_one_that_was_indexed_is_not_merged(
         list(Splice(readers, TARGET, [Piece(JOURNAL, [other])]).batches())
 
 
-def test_offsets_must_be_noted_before_they_are_asked_for(cluster: MemoryCluster) -> None:
+def test_offsets_must_be_noted_before_they_are_asked_for(cluster: MemoryBrokers) -> None:
     copies = EventCopies()
     one = SomeEvents(CommandEvents.of([Event("s", -1, b"k", b"v", (), T)]), [0])
     piece = Piece(events=copies.part(one, T, header(4)[0][1]))
@@ -206,7 +206,7 @@ def test_offsets_must_be_noted_before_they_are_asked_for(cluster: MemoryCluster)
 @pytest.mark.parametrize("fetch_bytes", [400, 1 << 20], ids=["few batches", "all at once"])
 @pytest.mark.parametrize("ahead", [False, True])
 def test_reading_ahead_gives_the_same_batches(
-    cluster: MemoryCluster, monkeypatch: pytest.MonkeyPatch, ahead: bool, fetch_bytes: int
+    cluster: MemoryBrokers, monkeypatch: pytest.MonkeyPatch, ahead: bool, fetch_bytes: int
 ) -> None:
     """In leaps, too: also beyond what was read ahead, and back to the start."""
     monkeypatch.setattr("anabranch.batches.journal_refetch.FETCH_BYTES", fetch_bytes)
@@ -223,7 +223,7 @@ def test_reading_ahead_gives_the_same_batches(
     readers.close()
 
 
-def test_an_empty_read_ahead_does_no_harm(cluster: MemoryCluster) -> None:
+def test_an_empty_read_ahead_does_no_harm(cluster: MemoryBrokers) -> None:
     write(cluster, 1)
     write(cluster, 2)
     log = cluster.log("reader")
@@ -238,7 +238,7 @@ def test_an_empty_read_ahead_does_no_harm(cluster: MemoryCluster) -> None:
     assert isinstance(reader, JournalReader)
 
 
-def test_a_long_run_of_a_mixed_batch_is_taken_apart(cluster: MemoryCluster) -> None:
+def test_a_long_run_of_a_mixed_batch_is_taken_apart(cluster: MemoryBrokers) -> None:
     write(cluster, *[1] * 150, 2, *[1] * 200)
     runs = runs_of(cluster, 1)
     assert [(run.records, run.pure) for run in runs] == [(150, False), (200, False)]
@@ -248,7 +248,7 @@ def test_a_long_run_of_a_mixed_batch_is_taken_apart(cluster: MemoryCluster) -> N
 
 
 def test_an_error_while_reading_ahead_is_ignored(
-    cluster: MemoryCluster, monkeypatch: pytest.MonkeyPatch
+    cluster: MemoryBrokers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("anabranch.batches.journal_refetch.FETCH_BYTES", 1)
     for number in range(6):
@@ -270,7 +270,7 @@ def test_an_error_while_reading_ahead_is_ignored(
 
 
 def test_more_is_read_ahead_while_it_is_of_use(
-    cluster: MemoryCluster, monkeypatch: pytest.MonkeyPatch
+    cluster: MemoryBrokers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One fetch ahead at first, `MAX_AHEAD` in a long merge, one again after a leap."""
     monkeypatch.setattr("anabranch.batches.journal_refetch.FETCH_BYTES", 1)

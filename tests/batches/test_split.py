@@ -24,7 +24,7 @@ from anabranch.ports import CorruptBatch, RawBatch
 from anabranch.protocol.ids import segment_id
 from anabranch.protocol.partitioner import even_ranges, position_of
 from anabranch.protocol.schemas.records import SegmentRange
-from tests.batches.made import encode_sparse
+from anabranch.testing.memory.partition import encode_sparse
 from tests.batches.strategies import CODECS, raw, records, stored_run
 from tests.batches.test_format import edited
 

@@ -15,6 +15,7 @@ from anabranch.ports import Entropy, JournalRecord, Opened, RecordHeaders, Topic
 from anabranch.protocol.ids import command_digest
 from anabranch.protocol.schemas import records as r
 from anabranch.protocol.schemas.codec import decode, encode
+from anabranch.testing.memory.cluster import SteppedClock
 
 START_S = 1_700_000_000.0
 HYBRID_TIME = 7
@@ -24,23 +25,11 @@ Answer = Any
 Script = Callable[[Any], Answer]
 
 
-class ManualClock:
+class ManualClock(SteppedClock):
     """Time passes only by waiting."""
 
     def __init__(self) -> None:
-        self.now = 1000.0
-        self.on_sleep: Callable[[], None] | None = None
-
-    def wall(self) -> float:
-        return START_S + self.now
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        self.now += seconds
-        if self.on_sleep is not None:
-            self.on_sleep()
+        super().__init__(1000.0, START_S)
 
 
 def counted() -> Entropy:

@@ -19,14 +19,14 @@ from anabranch.ports import LogUncertain, TopicPartition, TopicSpec
 from anabranch.protocol.ids import CORRELATION_HEADER, REPLY_HEADER, command_digest
 from anabranch.protocol.schemas import records as r
 from anabranch.protocol.schemas.codec import encode
+from anabranch.testing.memory.client import memory_client
+from anabranch.testing.memory.log import MemoryBrokers, MemoryLog
 from anabranch.topics.creation import create_control_topics, create_lane_topics
 from anabranch.topics.declarations import COMMANDS, REPLIES
 from anabranch.topics.rights import Acl, client_rights
 from anabranch.types import Grant, right_bits
 from tests.client.doubles import ManualClock, counted, scripted_ports
-from tests.client.memory import memory_client
 from tests.client.world import World
-from tests.memory.log import MemoryCluster, MemoryLog
 
 ETL = "User:etl"
 NAMES = "p.commands.etl", "p.replies.etl"
@@ -47,7 +47,7 @@ class Place:
         self.cut_at: int | None = None
         self.bus, clock, ports = scripted_ports(self.answer)
         self.bus.partitions = PARTITIONS
-        self.log = MemoryCluster(clock, on_call=self.called).log("admin")
+        self.log = MemoryBrokers(clock, on_call=self.called).log("admin")
         create_control_topics(self.log, "p", control_partitions=PARTITIONS, replication_factor=1)
         self.done.clear()
         ports = replace(ports, prefix="p", log=lambda _: nullcontext(self.log), acls=self)
@@ -325,7 +325,7 @@ def test_the_audit_log(place: Place) -> None:
 def test_a_client_of_a_lane_uses_the_topics_of_its_lane() -> None:
     clock = ManualClock()
     heard: list[bytes | None] = []
-    log = MemoryCluster(clock).log("etl")
+    log = MemoryBrokers(clock).log("etl")
     create_control_topics(log, "p", control_partitions=PARTITIONS, replication_factor=1)
     create_lane_topics(log, "p", "etl", like="open")
     commands, replies = (TopicPartition(name, 0) for name in NAMES)

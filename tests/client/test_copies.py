@@ -18,11 +18,12 @@ from anabranch.protocol.ids import TIME_HEADER, command_digest
 from anabranch.protocol.legal_names import ADMIN_LANE
 from anabranch.protocol.schemas import records as r
 from anabranch.protocol.schemas.codec import decode, encode
+from anabranch.testing.memory.client import memory_client
+from anabranch.testing.memory.cluster import CLIENT
 from anabranch.topics.names import commands_topic, stream_topic
 from tests.client.answers import STREAM
 from tests.client.doubles import scripted_ports
-from tests.client.memory import memory_client
-from tests.client.world import CLIENT, World
+from tests.client.world import World
 
 OTHER = "nyc/other"
 INPUT = [r.ProcessorInput(STREAM, "", 0, 0)]

@@ -13,13 +13,14 @@ from anabranch import errors
 from anabranch.ports import LogError, LogUnavailable, LogUncertain, TopicPartition
 from anabranch.protocol import limits
 from anabranch.protocol.tokens import peek
+from anabranch.testing.memory.client import MemoryJournal, memory_client
+from anabranch.testing.memory.cluster import CLIENT
+from anabranch.testing.memory.log import MemoryLog
 from anabranch.topics.names import journal_topic
 from anabranch.types import Listed
 from tests.client.answers import STREAM
 from tests.client.doubles import counted
-from tests.client.memory import MemoryJournal, memory_client
-from tests.client.world import CLIENT, World
-from tests.memory.log import MemoryLog
+from tests.client.world import World
 
 
 def values(world: World) -> Counter[bytes | None]:

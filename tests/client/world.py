@@ -7,43 +7,34 @@ from collections.abc import Callable
 from anabranch.batches.records import Record, decode_records
 from anabranch.client.client import Client
 from anabranch.client.reservation import Reservation
-from anabranch.controller.controller import Controller
-from anabranch.core.decisions.turn import Settings
 from anabranch.ports import TopicPartition
 from anabranch.protocol.schemas import records as r
 from anabranch.protocol.schemas.codec import decode
-from anabranch.topics.creation import create_control_topics
-from anabranch.topics.names import DEFAULT_PREFIX, history_topic, stream_topic
+from anabranch.testing.memory.cluster import CLIENT, MemoryCluster
+from anabranch.testing.memory.log import MemoryBrokers
+from anabranch.topics.names import history_topic, stream_topic
 from anabranch.types import Receipt
 from tests.client.answers import STREAM
 from tests.client.doubles import ManualClock, counted
-from tests.client.memory import memory_client
-from tests.memory.log import MemoryCluster
-from tests.memory.table import MemoryStore
-
-CLIENT = "client"
 
 
-class World:
+class World(MemoryCluster):
     """A cluster; the controller of control partition 0 runs whenever a client waits. The others have none."""
 
     def __init__(self, control_partitions: int = 1) -> None:
-        self._control_partitions = control_partitions
-        self.clock = ManualClock()
-        self.cluster = MemoryCluster(self.clock, on_call=self._on_call)
         self.fault: Callable[[str], BaseException | None] | None = None
         self.calls: list[str] = []
-        self._store = MemoryStore()
-        self._in_step = False
-        self._entropy = counted()
-        log = self.cluster.log("controller")
-        create_control_topics(
-            log, DEFAULT_PREFIX, control_partitions=control_partitions, replication_factor=1
+        super().__init__(
+            clock=ManualClock(),
+            control_partitions=control_partitions,
+            on_call=self._on_call,
+            entropy=counted(),
         )
-        self.controller: Controller | None = None
-        self.start_controller()
-        self.clock.on_sleep = self.step
         self.client = self.new_client()
+
+    @property
+    def cluster(self) -> MemoryBrokers:
+        return self.brokers
 
     def _on_call(self, process: str, name: str) -> None:
         if process != CLIENT:
@@ -55,13 +46,7 @@ class World:
                 raise error
 
     def new_client(self, *, timeout: float = 30.0, one_shot_bytes: int = 4096) -> Client:
-        return memory_client(
-            self.cluster.log(CLIENT),
-            self.clock,
-            self._entropy,
-            timeout=timeout,
-            one_shot_bytes=one_shot_bytes,
-        )
+        return self.connect(timeout=timeout, one_shot_bytes=one_shot_bytes)
 
     def part(self, of: Reservation | bytes, *values: bytes) -> Receipt:
         """The receipt of a writer in another process, for what it wrote."""
@@ -69,38 +54,6 @@ class World:
             for value in values:
                 writer.write(STREAM, value, key=b"k")
         return writer.finish()
-
-    # -- the controller -------------------------------------------------------------------------------
-
-    def start_controller(self) -> None:
-        settings = Settings(
-            control_partition=0,
-            control_partitions=self._control_partitions,
-            reply_partitions=8,
-            prefix=DEFAULT_PREFIX,
-            trusts_open=True,
-        )
-        self.controller = Controller(
-            self.cluster.log("controller"),
-            self._store.open("controller"),
-            self.clock,
-            settings,
-            "test",
-        )
-        self.controller.lead()
-
-    def stop_controller(self) -> None:
-        self.controller = None
-        self._store.release()
-
-    def step(self) -> None:
-        """One pass of the controller, if there is one."""
-        if self.controller is not None and not self._in_step:
-            self._in_step = True
-            try:
-                self.controller.step(0.0)
-            finally:
-                self._in_step = False
 
     # -- the streams' contents ------------------------------------------------------------------------
 

@@ -22,9 +22,9 @@ from anabranch.protocol.schemas.records import (
     SegmentCommit,
     SegmentEnd,
 )
+from anabranch.testing.memory.log import MemoryLog
 from anabranch.topics.creation import create_stream_topics
 from anabranch.topics.names import history_topic, stream_topic
-from tests.memory.log import MemoryLog
 
 Events = Sequence[tuple[bytes, bytes]]  # key, value
 STRAY = b"stray:0"

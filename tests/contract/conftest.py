@@ -17,12 +17,12 @@ from anabranch.kafka.calls import Api
 from anabranch.kafka.connection import Connection
 from anabranch.kafka.log import KafkaLog
 from anabranch.ports import Log, Producer, Table, TopicPartition, TopicSpec
+from anabranch.testing.memory.cluster import SteppedClock
+from anabranch.testing.memory.log import MemoryBrokers
+from anabranch.testing.memory.table import MemoryStore
 from anabranch.topics import rights
 from anabranch.topics.rights import Right
 from tests.contract.proxy import Proxy
-from tests.memory.clock import SteppedClock
-from tests.memory.log import MemoryCluster
-from tests.memory.table import MemoryStore
 from tests.secured import CONTROLLER, entrance, grant
 
 
@@ -107,7 +107,7 @@ def deleter(bootstrap: str) -> Callable[[str], None]:
 
 def _memory(name: str, version: int) -> Maker:
     clock = SteppedClock(1_700_000_000.0)
-    cluster = MemoryCluster(clock, transaction_version=version, marker_delay=0.002)
+    cluster = MemoryBrokers(clock, transaction_version=version, marker_delay=0.002)
     return Maker(name, lambda: cluster.log("process"), int(clock.now * 1000), cluster.delete_topic)
 
 

@@ -30,7 +30,7 @@ from anabranch.ports import (
     TopicPartition,
     all_steps,
 )
-from tests.batches.made import encode_sparse, with_base_offset
+from anabranch.testing.memory.partition import encode_sparse, with_base_offset
 from tests.contract.conftest import MAKES, OLD_KAFKA, Maker
 from tests.contract.helpers import (
     TIME_MS,

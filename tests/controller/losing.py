@@ -18,10 +18,10 @@ from anabranch.protocol.schemas.records import (
     Touch,
     Touched,
 )
+from anabranch.testing.memory.table import MemoryStore
 from anabranch.topics.names import history_topic, journal_topic, stream_topic
 from tests.controller.world import World
 from tests.core.labels import SECRET, Begun
-from tests.memory.table import MemoryStore
 
 GONE, OTHER = "nyc/gone", "nyc/other"
 TOPICS = (stream_topic, journal_topic, history_topic)

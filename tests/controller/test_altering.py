@@ -17,10 +17,10 @@ from anabranch.protocol.schemas.records import (
     StreamList,
     TruncateStream,
 )
+from anabranch.testing.memory.log import MemoryLog
 from anabranch.topics.names import history_topic, journal_topic, stream_topic
 from tests.controller.losing import GONE as ONE
 from tests.controller.losing import OTHER, Play, killed_at
-from tests.memory.log import MemoryLog
 
 TOPICS = {"stream": stream_topic(ONE), "journal": journal_topic(ONE), "history": history_topic(ONE)}
 # The calls that each change makes.

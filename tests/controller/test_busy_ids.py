@@ -9,10 +9,10 @@ import pytest
 
 from anabranch.errors import NotLeader
 from anabranch.ports import LogBusy, LogFenced, LogRefused, LogUncertain, Steps, TopicPartition
+from anabranch.testing.memory.producer import MemoryProducer
+from anabranch.testing.memory.trouble import Kind, Trouble
 from anabranch.topics.names import history_topic, stream_topic
 from tests.controller.losing import GONE, KEYS, OTHER, TOPICS, Play
-from tests.memory.producer import MemoryProducer
-from tests.memory.trouble import Kind, Trouble
 
 
 def test_a_busy_id_is_passed_over_by_its_own_leader_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,10 +23,10 @@ from anabranch.protocol.schemas.records import (
     Scale,
     StagedMergeRow,
 )
+from anabranch.testing.memory.log import MemoryLog
+from anabranch.testing.memory.producer import MemoryProducer
 from anabranch.topics.names import journal_topic, stream_topic
 from tests.controller.world import leading
-from tests.memory.log import MemoryLog
-from tests.memory.producer import MemoryProducer
 
 STREAM = "nyc/flights"
 FIRST = tuple(key for n in range(40) if position_of(key := b"k%d" % n) < 1 << 31)

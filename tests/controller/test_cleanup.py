@@ -28,12 +28,12 @@ from anabranch.protocol.schemas.records import (
     Touch,
     Touched,
 )
+from anabranch.testing.memory.table import MemoryStore
 from anabranch.topics.names import journal_topic, stream_topic
 from tests.controller.losing import Killed
 from tests.controller.world import World
 from tests.core.labels import SECRET, Begun
 from tests.failpoints import failing
-from tests.memory.table import MemoryStore
 
 STREAM = "nyc/flights"
 JOURNAL = TopicPartition(journal_topic(STREAM), 0)

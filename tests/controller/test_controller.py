@@ -41,6 +41,7 @@ from anabranch.protocol.schemas.records import (
     SetGrant,
     StreamList,
 )
+from anabranch.testing.memory.table import MemoryStore
 from anabranch.topics.names import (
     commands_topic,
     control_topic,
@@ -50,7 +51,6 @@ from anabranch.topics.names import (
     stream_topic,
 )
 from tests.controller.world import World, leading
-from tests.memory.table import MemoryStore
 
 STREAM = "nyc/flights"
 

@@ -26,11 +26,11 @@ from anabranch.protocol.schemas.records import (
     OneShot,
     Outcome,
 )
+from anabranch.testing.memory.log import MemoryLog
+from anabranch.testing.memory.producer import MemoryProducer
 from anabranch.topics.creation import create_stream_topics
 from anabranch.topics.names import history_topic, stream_topic
 from tests.controller.world import World, leading
-from tests.memory.log import MemoryLog
-from tests.memory.producer import MemoryProducer
 
 STREAM = "nyc/flights"
 DATA = TopicPartition(stream_topic(STREAM), 0)

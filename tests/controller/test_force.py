@@ -24,10 +24,10 @@ from anabranch.protocol.schemas.records import (
     StreamList,
     Touch,
 )
+from anabranch.testing.memory.log import MemoryLog
+from anabranch.testing.memory.trouble import Kind, Trouble
 from anabranch.topics.names import history_topic, journal_topic, stream_topic
 from tests.controller.losing import GONE, KEYS, LOST_S, OTHER, TOPICS, Play
-from tests.memory.log import MemoryLog
-from tests.memory.trouble import Kind, Trouble
 
 CHUNK_BYTES = 1_000
 SIZE = 300

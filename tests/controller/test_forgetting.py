@@ -39,10 +39,10 @@ from anabranch.protocol.schemas.records import (
     Scale,
     StreamList,
 )
+from anabranch.testing.memory.log import MemoryLog
+from anabranch.testing.memory.table import MemoryStore
 from anabranch.topics.names import history_topic, journal_topic, stream_topic
 from tests.controller.losing import GONE, KEYS, LOST_S, OTHER, TOPICS, Play, killed_at
-from tests.memory.log import MemoryLog
-from tests.memory.table import MemoryStore
 
 each_topic = pytest.mark.parametrize("topic", [topic(GONE) for topic in TOPICS])
 DONE = StreamList(())

@@ -38,10 +38,10 @@ from anabranch.protocol.schemas.records import (
     StreamRow,
     TruncateStream,
 )
+from anabranch.testing.memory.log import MemoryLog
 from anabranch.topics import declarations
 from anabranch.topics.names import history_topic, journal_topic, stream_topic
 from tests.controller.world import World, leading
-from tests.memory.log import MemoryLog
 
 INVALID_REPLICATION_FACTOR, POLICY = 38, 44
 

@@ -19,9 +19,9 @@ from anabranch.protocol.schemas import records as r
 from anabranch.protocol.schemas.codec import decode
 from anabranch.reading.committed_log import CommittedLog
 from anabranch.reading.history import HistorySearch
+from anabranch.testing.memory.table import MemoryStore
 from anabranch.topics.names import history_topic, stream_topic
 from tests.controller.world import World
-from tests.memory.table import MemoryStore
 
 STREAM = "nyc/wide"
 HISTORY = TopicPartition(history_topic(STREAM), 0)

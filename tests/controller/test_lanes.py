@@ -22,6 +22,8 @@ from anabranch.protocol.ids import CORRELATION_HEADER, REPLY_HEADER
 from anabranch.protocol.legal_names import ADMIN_LANE, OPEN_LANE
 from anabranch.protocol.schemas import records as r
 from anabranch.protocol.schemas.codec import encode
+from anabranch.testing.memory.table import MemoryStore
+from anabranch.testing.memory.trouble import Kind, Trouble
 from anabranch.topics.names import (
     commands_topic,
     control_topic,
@@ -32,8 +34,6 @@ from anabranch.topics.names import (
 from tests.controller.test_poison_commands import BAD, Killed, failing
 from tests.controller.test_poison_commands import Play as Poisoned
 from tests.core.labels import SECRET
-from tests.memory.table import MemoryStore
-from tests.memory.trouble import Kind, Trouble
 
 A, B = "etl", "web"
 STREAM = "nyc/a"

@@ -21,11 +21,11 @@ from anabranch.librdkafka.groups import Membership
 from anabranch.ports import LogFenced, LogRefused, LogUnavailable, TopicInfo, TopicPartition
 from anabranch.protocol.schemas.codec import encode
 from anabranch.protocol.schemas.records import FindScope
+from anabranch.testing.memory.log import MemoryLog
+from anabranch.testing.memory.producer import MemoryProducer
+from anabranch.testing.memory.table import MemoryStore
 from anabranch.topics.names import status_topic
 from tests.controller.world import World
-from tests.memory.log import MemoryLog
-from tests.memory.producer import MemoryProducer
-from tests.memory.table import MemoryStore
 
 DEADLINE_S = 30.0
 

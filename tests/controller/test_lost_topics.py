@@ -30,9 +30,9 @@ from anabranch.protocol.schemas.records import (
     Scale,
     StreamList,
 )
+from anabranch.testing.memory.log import MemoryLog
 from anabranch.topics.names import history_topic, journal_topic, stream_topic, topics_of
 from tests.controller.losing import GONE, KEYS, LOST_S, OTHER, TOPICS, Play
-from tests.memory.log import MemoryLog
 
 TOPIC_AUTHORIZATION_FAILED = 29
 each_topic = pytest.mark.parametrize("topic", [topic(GONE) for topic in TOPICS])

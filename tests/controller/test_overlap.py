@@ -22,6 +22,9 @@ from anabranch.protocol import limits
 from anabranch.protocol.ids import WAIT_HEADER
 from anabranch.protocol.legal_names import ADMIN_LANE, OPEN_LANE
 from anabranch.protocol.schemas import records as r
+from anabranch.testing.memory.producer import MemoryProducer
+from anabranch.testing.memory.table import MemoryStore
+from anabranch.testing.memory.trouble import Kind, Trouble
 from anabranch.topics.names import (
     commands_topic,
     journal_topic,
@@ -30,9 +33,6 @@ from anabranch.topics.names import (
 )
 from tests.controller.test_poison_commands import BAD, failing
 from tests.controller.world import World
-from tests.memory.producer import MemoryProducer
-from tests.memory.table import MemoryStore
-from tests.memory.trouble import Kind, Trouble
 
 STREAM, OTHER = "nyc/a", "nyc/b"
 LANE = "etl"

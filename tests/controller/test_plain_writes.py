@@ -24,9 +24,9 @@ from anabranch.protocol.schemas.records import (
     FindScope,
     Outcome,
 )
+from anabranch.testing.memory.partition import Partition
 from anabranch.topics.names import history_topic, journal_topic, stream_topic
 from tests.controller.world import World
-from tests.memory.partition import Partition
 
 STREAM = "nyc/flights"
 LIMIT = 20_000  # bytes of a batch in the stream's topic

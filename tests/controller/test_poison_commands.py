@@ -18,10 +18,10 @@ from anabranch.ports import LogError, LogUnavailable, LogUncertain, Steps, Topic
 from anabranch.protocol import limits
 from anabranch.protocol.schemas import records as r
 from anabranch.protocol.schemas.codec import encode
+from anabranch.testing.memory.log import MemoryLog
+from anabranch.testing.memory.table import MemoryStore
 from anabranch.topics.names import commands_topic, control_topic, stream_topic, topics_of
 from tests.controller.world import World
-from tests.memory.log import MemoryLog
-from tests.memory.table import MemoryStore
 
 BAD = b"\0" * 15 + b"\x66"
 STREAM = "nyc/a"

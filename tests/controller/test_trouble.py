@@ -29,6 +29,9 @@ from anabranch.protocol.schemas.records import (
     Scale,
     StreamList,
 )
+from anabranch.testing.memory.log import MemoryLog
+from anabranch.testing.memory.partition import Partition
+from anabranch.testing.memory.trouble import Kind, Trouble
 from anabranch.topics.names import (
     commands_topic,
     history_topic,
@@ -37,9 +40,6 @@ from anabranch.topics.names import (
     stream_topic,
 )
 from tests.controller.losing import GONE, KEYS, LOST_S, OTHER, TOPICS, Play
-from tests.memory.log import MemoryLog
-from tests.memory.partition import Partition
-from tests.memory.trouble import Kind, Trouble
 
 _LOGS_CALL = re.compile(r"\b_?log\.(fetch|start_offsets|end_offsets)$")
 FORBIDDEN, POLICY, TOO_LARGE, MIN_ISR = 29, 44, 10, 19

@@ -39,12 +39,12 @@ from anabranch.protocol.schemas.records import (
     Touch,
     Touched,
 )
+from anabranch.testing.memory.cluster import SteppedClock
+from anabranch.testing.memory.log import MemoryBrokers
+from anabranch.testing.memory.table import MemoryStore
 from anabranch.topics.creation import create_control_topics
 from anabranch.topics.names import commands_topic, journal_topic, replies_topic, status_topic
 from tests.core.labels import SECRET, Begun, proved
-from tests.memory.clock import SteppedClock
-from tests.memory.log import MemoryCluster
-from tests.memory.table import MemoryStore
 
 
 @dataclass
@@ -53,12 +53,12 @@ class World:
 
     control_partitions: int = 1
     clock: SteppedClock = field(default_factory=SteppedClock)
-    cluster: MemoryCluster = field(init=False)
+    cluster: MemoryBrokers = field(init=False)
     lane_of: dict[bytes, str] = field(default_factory=dict)  # by correlation id
     _ids: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
 
     def __post_init__(self) -> None:
-        self.cluster = MemoryCluster(self.clock)
+        self.cluster = MemoryBrokers(self.clock)
         create_control_topics(
             self.cluster.log("setup"), "anabranch", control_partitions=self.control_partitions
         )

@@ -17,8 +17,8 @@ from anabranch.errors import InvariantViolation, NotReady
 from anabranch.protocol.ids import make_txn_id
 from anabranch.protocol.schemas import records as r
 from anabranch.protocol.schemas.codec import decode
+from anabranch.testing.memory.table import MemoryStore
 from tests.core.harness import DAY, START_MS, World, event, nyc, settings
-from tests.memory.table import MemoryStore
 
 # -- rounds ------------------------------------------------------------------------------------
 

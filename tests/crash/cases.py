@@ -18,11 +18,11 @@ from anabranch.core import rows as k
 from anabranch.core.state import State
 from anabranch.ports import Log, TopicPartition
 from anabranch.protocol.schemas.codec import decode
+from anabranch.testing.memory.table import MemoryStore, MemoryTable
 from anabranch.topics.names import status_topic
 from tests.crash.oracle import check_answers
 from tests.crash.raw import Raw, quick_producer
 from tests.crash.scenario import SPEED, Scenario
-from tests.memory.table import MemoryStore, MemoryTable
 from tests.workload.leader import Lead
 from tests.workload.points import Point
 from tests.workload.zygote import Child, Zygote

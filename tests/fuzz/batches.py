@@ -20,7 +20,7 @@ from anabranch.ports import CorruptBatch, LogRefused, RawBatch
 from anabranch.protocol.limits import Room
 from anabranch.protocol.partitioner import SPACE
 from anabranch.protocol.schemas.records import SegmentRange
-from tests.batches.made import patch
+from anabranch.testing.memory.partition import patch
 from tests.fuzz.mutate import mutated_batch
 from tests.fuzz.samples import batches
 from tests.fuzz.target import Make, Run, Target, always

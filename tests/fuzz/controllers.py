@@ -22,13 +22,13 @@ from anabranch.ports import CorruptBatch, LogRefused, TopicPartition
 from anabranch.protocol.ids import TXN_HEADER, pack_txn_header
 from anabranch.protocol.schemas import records as r
 from anabranch.protocol.schemas.codec import decode, encode
+from anabranch.testing.memory.table import MemoryStore
 from anabranch.topics.names import commands_topic, history_topic, journal_topic, status_topic
 from tests.controller.world import World
 from tests.core.labels import SECRET
 from tests.fuzz.mutate import mutated, mutated_batch
 from tests.fuzz.samples import records_of_all_types
 from tests.fuzz.target import Target, always
-from tests.memory.table import MemoryStore
 
 STREAM = "nyc/flights"
 COMMANDS = TopicPartition(commands_topic(), 0)

@@ -11,7 +11,7 @@ from anabranch.batches.records import Record, encode_batch
 from anabranch.protocol.ids import OP_HEADER, TXN_HEADER, pack_txn_header
 from anabranch.protocol.schemas import records as r
 from anabranch.protocol.schemas.codec import TYPES, encode, schema_of
-from tests.batches.made import encode_sparse
+from anabranch.testing.memory.partition import encode_sparse
 
 CODECS = (None, "gzip", "snappy", "lz4", "zstd")
 _LONGS = (0, 1, -1, 63, 64, 1 << 31, (1 << 63) - 1, -(1 << 63))

@@ -48,10 +48,10 @@ from anabranch.reading.history import history_record
 from anabranch.spark.options import moment
 from anabranch.spark.sink.avro_rows import parse
 from anabranch.spark.source.positions import from_json
+from anabranch.testing.memory.table import MemoryStore
 from anabranch.topics.names import history_topic, replies_topic, status_topic
 from tests.fuzz.controllers import COMMANDS, STREAM, Place
 from tests.fuzz.mutate import sealed
-from tests.memory.table import MemoryStore
 
 STATUS = TopicPartition(status_topic(), 0)
 HISTORY = TopicPartition(history_topic(STREAM), 0)

@@ -26,11 +26,11 @@ from anabranch.ledger.dialects import SQLite, driver_of
 from anabranch.ledger.watch import Watch
 from anabranch.ports import TopicPartition
 from anabranch.protocol.legal_names import ADMIN_LANE
-from tests.client.memory import memory_client
+from anabranch.testing.memory.client import memory_client
+from anabranch.testing.memory.trouble import Kind, Trouble
 from tests.client.world import World
 from tests.ledger.places import Place, Psycopg2Place, SQLitePlace
 from tests.ledger.races import DAY_S, differences, settle, start
-from tests.memory.trouble import Kind, Trouble
 
 LONG_AGO = -DAY_S * 1000.0  # all that is prepared is older
 

@@ -23,13 +23,13 @@ from anabranch.protocol.ids import make_txn_id
 from anabranch.protocol.legal_names import ADMIN_LANE
 from anabranch.protocol.schemas import records as r
 from anabranch.protocol.tokens import Rights, narrow
+from anabranch.testing.memory.table import MemoryStore
 from anabranch.topics.names import journal_topic, replies_topic, stream_topic, transactional_ids
 from tests.client.answers import outcome, token_of
 from tests.client.doubles import scripted_ports
 from tests.client.world import World as ClientWorld
 from tests.controller.world import World
 from tests.core.labels import SECRET
-from tests.memory.table import MemoryStore
 from tests.sim import poison
 
 STREAM = "nyc/a"

@@ -25,7 +25,7 @@ from anabranch.ports import Clock, Log, LogError, TopicGone, TopicInfo, TopicPar
 from anabranch.protocol.hybrid_time import MAX
 from anabranch.protocol.schemas.records import ChangedRow, StreamRow
 from anabranch.reading.committed_log import CommittedLog
-from tests.memory.producer import MemoryProducer
+from anabranch.testing.memory.producer import MemoryProducer
 from tests.mutants.planting import Planted
 
 

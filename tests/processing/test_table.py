@@ -17,8 +17,8 @@ from anabranch.processing.state import StateReader
 from anabranch.processing.table import Mark, Table
 from anabranch.protocol.schemas.records import TaskInfo
 from anabranch.reading.committed_log import CommittedLog
+from anabranch.testing.memory.log import MemoryBrokers
 from tests.client.doubles import ManualClock
-from tests.memory.log import MemoryCluster
 
 FIRST, SECOND = Mark("id", 1, -1, 5, 0), Mark("id", 1, 7, 9, 0)
 KILLED = f"""
@@ -54,7 +54,7 @@ def test_a_restore_in_silence_asks_for_the_end_again(
 ) -> None:
     """An old leader's end, below the folder's mark, was taken for a state that lacks its last commit."""
     clock = ManualClock()
-    log = MemoryCluster(clock).log("r")
+    log = MemoryBrokers(clock).log("r")
     with closing(Table(tmp_path)) as table:
         reader = StateReader(CommittedLog(log, clock), table, "nyc/p", 0)
         log.create_topics([TopicSpec(reader.topic, 1)])
@@ -77,7 +77,7 @@ def test_a_restore_in_silence_asks_for_the_end_again(
 def test_a_copy_past_the_end_of_the_topic_is_deleted(tmp_path: Path) -> None:
     """The topic lost records: a standby continued after what others wrote in their place, and lacked it."""
     clock = ManualClock()
-    log = MemoryCluster(clock).log("r")
+    log = MemoryBrokers(clock).log("r")
     with closing(Table(tmp_path)) as table:
         reader = StateReader(CommittedLog(log, clock), table, "nyc/p", 0)
         log.create_topics([TopicSpec(reader.topic, 1)])

@@ -30,12 +30,11 @@ from anabranch.processing.state import StateReader
 from anabranch.processing.worker import AllTasks, Worker, make_processor
 from anabranch.protocol.defaults import SESSION_S
 from anabranch.protocol.legal_names import ADMIN_LANE
-from anabranch.reading.committed_log import CommittedLog, ReaderPorts
+from anabranch.reading.committed_log import CommittedLog
 from anabranch.reading.feed import Feed
-from anabranch.reading.iteration import Readers
 from anabranch.reading.task_reader import TaskReader
+from anabranch.testing.memory.client import memory_client
 from anabranch.topics.names import journal_topic, topics_of
-from tests.client.memory import memory_client
 from tests.client.world import World
 
 
@@ -47,12 +46,6 @@ class Place(World):
         self.folder = folder
         for name in ("in", "out"):
             self.client.create_stream(f"nyc/{name}")
-
-    def new_client(self, **more: Any) -> Client:
-        client = super().new_client(**more)
-        ports = ReaderPorts(lambda _: self.cluster.log("reader"), lambda *_: None, self.clock)  # type: ignore[arg-type]
-        client._shared.ports = replace(client._shared.ports, readers=Readers(ports, 30.0))
-        return client
 
     def worker(self, app: Processor, folder: str = "w", *tasks: int, **more: Any) -> Worker:
         own = AllTasks(tasks or range(app.tasks))
@@ -146,7 +139,7 @@ def test_windows_that_close_together_and_later_events_take_several_cuts(
     while len(place.written()) < 22 and lives < 60:
         for _ in range(2):
             worker.step()
-        left += len(worker._left)
+        left += len(worker._handlers._left)
         worker.close()  # the next one continues from the positions
         worker, lives = place.worker(app, str(lives)), lives + 1
     worker.close()

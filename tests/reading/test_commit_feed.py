@@ -19,8 +19,8 @@ from anabranch.reading import commit_feed, feed
 from anabranch.reading.commit_feed import CommitFeed, StreamParts
 from anabranch.reading.committed_log import CommittedLog
 from anabranch.reading.history import Found
+from anabranch.testing.memory.log import MemoryBrokers, MemoryLog
 from anabranch.topics.names import history_topic, stream_topic
-from tests.memory.log import MemoryCluster, MemoryLog
 
 STREAM = "nyc/a"
 TXN, OTHER = bytes(range(16)), bytes(16)
@@ -32,7 +32,7 @@ RECORD = CommitRecord(TXN, 0, 10, (SegmentCommit(0, 0, 4, 7, 3),), (Position(0, 
 def log(monkeypatch: pytest.MonkeyPatch) -> MemoryLog:
     """A partition; each fetch brings one batch of it."""
     monkeypatch.setattr(feed, "FETCH_BYTES", 1)
-    made = MemoryCluster(SystemClock()).log("p")
+    made = MemoryBrokers(SystemClock()).log("p")
     made.create_topics([TopicSpec(PLACE.topic, 1)])
     return made
 

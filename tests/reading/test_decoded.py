@@ -32,9 +32,9 @@ from anabranch.reading.decoded import (
 from anabranch.reading.event_columns import batch_of
 from anabranch.reading.ordered_reader import Step
 from anabranch.reading.slices import EVENT_BYTES, Piece, Slice, Slices
+from anabranch.testing.memory.partition import with_base_offset
 from anabranch.types import Event
 from tests.batches import strategies
-from tests.batches.made import with_base_offset
 
 ALL = np.array([[0], [1 << 62]], dtype=np.int64)
 PLACE = TopicPartition("s.t", 3)

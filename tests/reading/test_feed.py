@@ -22,7 +22,7 @@ from anabranch.ports import (
 )
 from anabranch.reading.committed_log import CommittedLog
 from anabranch.reading.feed import FETCH_BYTES, Feed, Gone
-from tests.memory.log import MemoryCluster, MemoryLog
+from anabranch.testing.memory.log import MemoryBrokers, MemoryLog
 from tests.reading.test_decoded import offsets
 
 TOPIC = "s.t"
@@ -31,7 +31,7 @@ SOON_S = 60.0
 
 @pytest.fixture
 def log() -> MemoryLog:
-    made = MemoryCluster(SystemClock()).log("p")
+    made = MemoryBrokers(SystemClock()).log("p")
     made.create_topics([TopicSpec(TOPIC, 3)])
     return made
 

@@ -17,8 +17,8 @@ from anabranch.protocol.schemas.records import CommitRecord, EpochRecord, Positi
 from anabranch.reading.commit_columns import CommitColumns
 from anabranch.reading.committed_log import CommittedLog
 from anabranch.reading.history import HistoryCursor, HistorySearch
+from anabranch.testing.memory.log import MemoryBrokers, MemoryLog
 from anabranch.topics.names import history_topic
-from tests.memory.log import MemoryCluster, MemoryLog
 
 STREAM = "s/t"
 PLACE = TopicPartition(history_topic(STREAM), 0)
@@ -46,7 +46,7 @@ def timestamp(number: int) -> int:
 @pytest.fixture(scope="module")
 def log() -> MemoryLog:
     """Rounds of one to five commits, every seventh tried in vain before."""
-    made = MemoryCluster(SystemClock()).log("p")
+    made = MemoryBrokers(SystemClock()).log("p")
     made.create_topics([TopicSpec(PLACE.topic, 1)])
     producer = made.producer("c", timeout=60)
     number, last = 0, -1
@@ -143,7 +143,7 @@ def test_a_commit_timestamp_is_found(log: MemoryLog, number: int) -> None:
 
 
 def test_a_history_that_is_cut_there_is_a_named_error() -> None:
-    made = MemoryCluster(SystemClock()).log("p")
+    made = MemoryBrokers(SystemClock()).log("p")
     made.create_topics([TopicSpec(PLACE.topic, 1)])
     made.produce(PLACE, [Record(i, 0, b"", encode(record(i))) for i in range(10)])
     made.delete_records({PLACE: 5})
@@ -159,7 +159,7 @@ def test_a_history_that_is_cut_there_is_a_named_error() -> None:
 
 
 def test_a_record_that_is_there_twice_is_malformed() -> None:
-    log = MemoryCluster(SystemClock()).log("p")
+    log = MemoryBrokers(SystemClock()).log("p")
     log.create_topics([TopicSpec(PLACE.topic, 1)])
     producer = log.producer("c", timeout=60)
     rows = [record(0, -1), record(1), record(0), record(2)]
@@ -175,7 +175,7 @@ def test_a_record_that_is_there_twice_is_malformed() -> None:
 
 @pytest.mark.parametrize("count", [1, 2, 150, 299, 300, 1000])
 def test_the_newest_epochs(count: int) -> None:
-    made = MemoryCluster(SystemClock()).log("p")
+    made = MemoryBrokers(SystemClock()).log("p")
     made.create_topics([TopicSpec(PLACE.topic, 1)])
     producer = made.producer("c", timeout=60)
     records: list[EpochRecord | CommitRecord] = []

@@ -21,8 +21,8 @@ from anabranch.reading.committed_log import CommittedLog
 from anabranch.reading.group_lag import Lag, lags_behind
 from anabranch.reading.history import HistorySearch
 from anabranch.reading.positions import passed
+from anabranch.testing.memory.log import MemoryBrokers, MemoryLog
 from anabranch.topics.names import history_topic
-from tests.memory.log import MemoryCluster, MemoryLog
 
 PLACE = TopicPartition(history_topic("s/t"), 0)
 SECOND_US = 1_000_000
@@ -42,7 +42,7 @@ def second(number: int) -> int:
 @pytest.fixture(params=["vectors", "wide"])
 def log(request: pytest.FixtureRequest) -> MemoryLog:
     """A history; of a wide stream its COMMIT records have no vector, but the EPOCH record at 0."""
-    made = MemoryCluster(SystemClock()).log("p")
+    made = MemoryBrokers(SystemClock()).log("p")
     made.create_topics([TopicSpec(PLACE.topic, 1)])
     segments = tuple(EpochSegment(p, p << 31, (p + 1) << 31, p, 0) for p in (0, 1))
     vector = {0: 0, 1: 0}

@@ -29,10 +29,10 @@ from anabranch.reading.ranges import RangeReader
 from anabranch.reading.snapshot import Snapshot, SnapshotReader, take
 from anabranch.reading.task_reader import TaskReader
 from anabranch.reading.transaction_reader import TransactionReader
+from anabranch.testing.memory.log import MemoryLog
+from anabranch.testing.memory.partition import Partition
 from anabranch.topics.names import history_topic, stream_topic
 from tests.client.world import World
-from tests.memory.log import MemoryLog
-from tests.memory.partition import Partition
 from tests.reading.test_ordered_reader import Member
 from tests.tables.worlds import operator, reader_ports
 

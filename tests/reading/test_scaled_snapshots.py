@@ -23,26 +23,26 @@ from anabranch.reading.committed_log import ReaderPorts
 from anabranch.reading.history import HistoryCursor
 from anabranch.reading.iteration import Readers
 from anabranch.reading.snapshot import take
+from anabranch.testing.memory.client import memory_client
+from anabranch.testing.memory.log import MemoryBrokers
 from tests.client.members import by_key
-from tests.client.memory import memory_client
 from tests.client.written import ONE, Keys, WrittenStream, scaled
-from tests.memory.log import MemoryCluster
 
 LONG_S = 60.0
 
 
 @pytest.fixture
-def cluster() -> MemoryCluster:
-    return MemoryCluster(SystemClock())
+def cluster() -> MemoryBrokers:
+    return MemoryBrokers(SystemClock())
 
 
 @pytest.fixture
-def written(cluster: MemoryCluster) -> WrittenStream:
+def written(cluster: MemoryBrokers) -> WrittenStream:
     return WrittenStream(cluster.log("controller"), "s/t", 3)
 
 
 @pytest.fixture
-def client(cluster: MemoryCluster) -> Client:
+def client(cluster: MemoryBrokers) -> Client:
     clock = SystemClock()
     made = memory_client(cluster.log("client"), clock, os.urandom)
     ports: Any = ReaderPorts(lambda _: cluster.log("reader"), lambda _: None, clock)  # type: ignore[arg-type, return-value]

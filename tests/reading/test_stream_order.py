@@ -26,11 +26,11 @@ from anabranch.reading.committed_log import CommittedLog
 from anabranch.reading.feed import Feed
 from anabranch.reading.history import Found, HistoryCursor
 from anabranch.reading.ordered_reader import OrderedStream, Step
+from anabranch.testing.memory.log import MemoryBrokers
 from anabranch.topics.names import history_topic
 from anabranch.types import Event
 from tests.client.members import by_key
 from tests.client.written import ONE, Keys, WrittenStream, scaled
-from tests.memory.log import MemoryCluster
 
 SOON_S = 20.0
 
@@ -107,7 +107,7 @@ class Member:
 
 @pytest.fixture
 def written(monkeypatch: pytest.MonkeyPatch) -> WrittenStream:
-    log = MemoryCluster(SystemClock()).log("p")
+    log = MemoryBrokers(SystemClock()).log("p")
     monkeypatch.setattr(History, "made", [])
     monkeypatch.setattr(history, "HistoryCursor", History)
     for name in ("_AT_ONCE_S", "_FIRST_PAUSE_S", "_LONGEST_PAUSE_S"):

@@ -26,10 +26,10 @@ from anabranch.reading import task_reader as reader_module
 from anabranch.reading.committed_log import CommittedLog, ReaderPorts
 from anabranch.reading.slices import Piece, Place
 from anabranch.reading.task_reader import Assignment, Input, TaskReader
+from anabranch.testing.memory.log import MemoryLog
 from anabranch.topics.names import history_topic, stream_topic
 from anabranch.types import TaskOwnership
 from tests.client.world import World
-from tests.memory.log import MemoryLog
 
 FETCH_S, TIMEOUT_S = 0.3, 1.0
 

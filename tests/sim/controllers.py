@@ -24,9 +24,9 @@ from anabranch.errors import NotLeader, NotReady
 from anabranch.ports import LogError, LogFenced, LogUnavailable, TableError, TopicPartition
 from anabranch.protocol.schemas.codec import decode
 from anabranch.protocol.schemas.records import StagedMergeRow, TermRow
+from anabranch.testing.memory.table import MemoryStore
 from anabranch.topics.creation import create_control_topics
 from anabranch.topics.names import commands_topic, status_topic
-from tests.memory.table import MemoryStore
 from tests.sim.faults import Faults
 from tests.sim.picture import visible
 from tests.sim.ports import SimCluster, open_table

@@ -21,8 +21,8 @@ from anabranch.ports import TopicPartition
 from anabranch.protocol.ids import made_ms_of
 from anabranch.protocol.legal_names import ADMIN_LANE, OPEN_LANE
 from anabranch.protocol.schemas import records as r
+from anabranch.testing.memory.trouble import Kind, Trouble
 from anabranch.topics.names import journal_topic, topics_of
-from tests.memory.trouble import Kind, Trouble
 from tests.sim.clients import beat
 from tests.sim.controllers import Fleet
 from tests.sim.faults import Faults

@@ -16,6 +16,8 @@ from anabranch.protocol.ids import NO_TXN, TXN_HEADER, is_marked, unpack_txn_hea
 from anabranch.protocol.legal_names import OPEN_LANE
 from anabranch.protocol.schemas import records as r
 from anabranch.protocol.schemas.codec import decode
+from anabranch.testing.memory.log import MemoryBrokers
+from anabranch.testing.memory.table import MemoryStore
 from anabranch.topics.names import (
     history_topic,
     journal_topic,
@@ -24,8 +26,6 @@ from anabranch.topics.names import (
     stream_topic,
 )
 from tests.core.tables import txn_rows
-from tests.memory.log import MemoryCluster
-from tests.memory.table import MemoryStore
 from tests.sim.retention import KeptPartition
 from tests.sim.topics import BY_HAND
 from tests.sim.world import Violation
@@ -39,7 +39,7 @@ class Seen(NamedTuple):
     native: tuple[int, int]
 
 
-def visible(cluster: MemoryCluster, place: TopicPartition, *, graves: bool = True) -> list[Seen]:
+def visible(cluster: MemoryBrokers, place: TopicPartition, *, graves: bool = True) -> list[Seen]:
     """All that a reader of committed data sees of a partition, or saw before it was deleted.
 
     ``graves``: of topics of that name that were deleted, too. What somebody put there by hand is left out.
@@ -62,7 +62,7 @@ def visible(cluster: MemoryCluster, place: TopicPartition, *, graves: bool = Tru
 
 
 def fold(
-    cluster: MemoryCluster,
+    cluster: MemoryBrokers,
     place: TopicPartition,
     before: int | None = None,
     *,
@@ -131,7 +131,7 @@ class Placed:
 
 
 def placed(
-    cluster: MemoryCluster, stream: str, number: int, *, graves: bool = True
+    cluster: MemoryBrokers, stream: str, number: int, *, graves: bool = True
 ) -> list[Placed]:
     """The events in a partition of a stream, as `visible` has them."""
     found = []
@@ -178,7 +178,7 @@ class Picture:
     @classmethod
     def take(
         cls,
-        cluster: MemoryCluster,
+        cluster: MemoryBrokers,
         prefix: str,
         control_partitions: int,
         carriers: Iterable[int] = (),
@@ -258,7 +258,7 @@ class Picture:
         for stream, epochs in state.epochs.items():
             self.epoch_rows[stream] = set(epochs)
 
-    def _read_stream(self, cluster: MemoryCluster, stream: str, partitions: int) -> None:
+    def _read_stream(self, cluster: MemoryBrokers, stream: str, partitions: int) -> None:
         for number in range(partitions):
             found = placed(cluster, stream, number)
             place = TopicPartition(stream_topic(stream), number)

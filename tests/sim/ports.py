@@ -29,13 +29,13 @@ from anabranch.ports import (
     TopicPartition,
 )
 from anabranch.protocol.legal_names import OPEN_LANE
+from anabranch.testing.memory.broker import Transactions
+from anabranch.testing.memory.client import MemoryBus, MemoryJournal, MemoryJournals
+from anabranch.testing.memory.log import MemoryBrokers, MemoryLog, MemoryProducer
+from anabranch.testing.memory.partition import Partition
+from anabranch.testing.memory.table import MemoryStore, MemoryTable
+from anabranch.testing.memory.trouble import Kind, Trouble, error_of
 from anabranch.topics.names import commands_topic, replies_topic, status_topic
-from tests.client.memory import MemoryBus, MemoryJournal, MemoryJournals
-from tests.memory.broker import Transactions
-from tests.memory.log import MemoryCluster, MemoryLog, MemoryProducer
-from tests.memory.partition import Partition
-from tests.memory.table import MemoryStore, MemoryTable
-from tests.memory.trouble import Kind, Trouble, error_of
 from tests.sim.faults import Faults, LateEnd
 from tests.sim.groups import Groups
 from tests.sim.ledger import Ledger, Native
@@ -60,7 +60,7 @@ _SLOW = 0.3  # how often brokers do a step of an append or end only when the lea
 _NOT_SURE = 0.3  # how often no broker reports the end of a partition whose old leader answers
 
 
-class SimCluster(MemoryCluster):
+class SimCluster(MemoryBrokers):
     """The brokers, in a world."""
 
     def __init__(self, world: World, faults: Faults, ledger: Ledger) -> None:
@@ -87,7 +87,7 @@ class SimCluster(MemoryCluster):
             self.partitions[name] = KeptPartition(name, config)
 
     def delete_topic(self, topic: str) -> None:
-        """See `MemoryCluster`; the run's checks still see what stood there."""
+        """See `MemoryBrokers`; the run's checks still see what stood there."""
         for place in sorted(place for place in self.partitions if place.topic == topic):
             self.graves.setdefault(place, []).append(self.partitions[place])
         super().delete_topic(topic)
@@ -95,7 +95,7 @@ class SimCluster(MemoryCluster):
     def land(
         self, partition: TopicPartition, producer_id: int, epoch: int, *, commit: bool
     ) -> None:
-        """See `MemoryCluster`; the run's checks see what became of what was deleted with it."""
+        """See `MemoryBrokers`; the run's checks see what became of what was deleted with it."""
         super().land(partition, producer_id, epoch, commit=commit)
         for grave in self.graves.get(partition, ()):
             if producer_id in grave.open:
@@ -142,7 +142,7 @@ class SimCluster(MemoryCluster):
         self.world.later(self.faults.span(_LATE_S), land)
 
     def produce_batch(self, partition: TopicPartition, data: bytes) -> int:
-        """See `MemoryCluster`; commands and plain writes are noted in the ledger."""
+        """See `MemoryBrokers`; commands and plain writes are noted in the ledger."""
         offset = super().produce_batch(partition, data)
         commands = commands_topic(self.ledger.prefix)
         if partition.topic.startswith(commands):
@@ -153,7 +153,7 @@ class SimCluster(MemoryCluster):
         return offset
 
     def end(self, state: Transactions, *, commit: bool) -> tuple[int, int]:
-        """See `MemoryCluster`; what is decided now is noted in the ledger."""
+        """See `MemoryBrokers`; what is decided now is noted in the ledger."""
         if self.on_end is not None and state is not self._transactions.get(FOREIGN_ID):
             self.on_end(list(state.partitions))
         self.ledger.settle((state.producer_id, state.epoch), commit=commit)

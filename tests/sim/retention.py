@@ -18,6 +18,7 @@ from anabranch.batches.records import decode_records
 from anabranch.ports import TopicPartition
 from anabranch.protocol.schemas import records as r
 from anabranch.protocol.schemas.codec import decode
+from anabranch.testing.memory.partition import Entry, Partition
 from anabranch.topics.names import (
     commands_topic,
     control_topic,
@@ -25,7 +26,6 @@ from anabranch.topics.names import (
     replies_topic,
     stream_topic,
 )
-from tests.memory.partition import Entry, Partition
 from tests.sim.faults import Faults
 from tests.sim.ledger import Ledger
 from tests.sim.world import World

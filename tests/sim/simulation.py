@@ -28,8 +28,8 @@ from anabranch.ports import TopicPartition
 from anabranch.protocol import limits
 from anabranch.protocol.legal_names import split_stream
 from anabranch.reading import feed as feeds
+from anabranch.testing.memory.table import MemoryStore
 from anabranch.topics.names import history_topic, status_topic, stream_topic, topics_of
-from tests.memory.table import MemoryStore
 from tests.sim import poison
 from tests.sim.check_clients import check_clients
 from tests.sim.check_epochs import Epochs, check_epochs, check_order, epochs_of

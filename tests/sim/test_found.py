@@ -17,16 +17,16 @@ from anabranch.protocol import limits
 from anabranch.protocol.ids import SECRET_SIZE
 from anabranch.protocol.legal_names import ADMIN_LANE
 from anabranch.protocol.schemas import records as r
+from anabranch.testing.memory.client import memory_client
+from anabranch.testing.memory.log import MemoryLog
+from anabranch.testing.memory.table import MemoryStore
+from anabranch.testing.memory.trouble import Kind, Trouble
 from anabranch.topics.names import control_topic, history_topic, journal_topic, stream_topic
 from tests.client.doubles import counted
-from tests.client.memory import memory_client
 from tests.client.world import World as ClientWorld
 from tests.controller.losing import GONE, KEYS, LOST_S, OTHER, TOPICS, Play
 from tests.controller.world import World
 from tests.core.labels import SECRET
-from tests.memory.log import MemoryLog
-from tests.memory.table import MemoryStore
-from tests.memory.trouble import Kind, Trouble
 from tests.sim.simulation import simulate
 from tests.sim.tables import Noted, TableMachine
 

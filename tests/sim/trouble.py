@@ -14,8 +14,8 @@ from random import Random
 from anabranch.client.client import Client
 from anabranch.errors import AnabranchError, ClockSkew, Expired
 from anabranch.ports import TopicPartition
+from anabranch.testing.memory.trouble import Kind, Trouble
 from anabranch.topics.names import commands_topic, replies_topic, status_topic
-from tests.memory.trouble import Kind, Trouble
 from tests.sim.faults import Faults
 from tests.sim.ledger import Ledger
 from tests.sim.ports import SimCluster, client_ports

@@ -35,8 +35,8 @@ from anabranch.protocol.schemas.codec import encode
 from anabranch.protocol.schemas.records import ForgottenRow
 from anabranch.reading.committed_log import CommittedLog
 from anabranch.spark.options import Connection
+from anabranch.testing.memory.partition import with_base_offset
 from anabranch.topics.names import stream_topic
-from tests.batches.made import with_base_offset
 from tests.client.world import World
 from tests.conftest import some
 

@@ -23,8 +23,8 @@ from anabranch.errors import NotAuthorized, NotReady, TransactionAborted
 from anabranch.ports import TopicPartition
 from anabranch.protocol.ids import TXN_HEADER, TXN_ID_SIZE, pack_txn_header, unpack_txn_header
 from anabranch.protocol.schemas import records as r
+from anabranch.testing.memory import cluster
 from anabranch.topics.names import journal_topic
-from tests.client import world as worlds
 from tests.client.world import World
 from tests.tables.worlds import reader_ports
 
@@ -36,7 +36,7 @@ OFTEN: dict[str, Any] = {"clean_ms": 0, "clean_records": 1, "clean_bytes": 1, "m
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> World:
     """Journals are cut as soon as they can be, and runs move for little."""
-    monkeypatch.setattr(worlds, "Settings", partial(Settings, **OFTEN))
+    monkeypatch.setattr(cluster, "Settings", partial(Settings, **OFTEN))
     made = World()
     made.client.create_table(TABLE, 2)
     return made

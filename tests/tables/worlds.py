@@ -18,9 +18,10 @@ from anabranch.protocol.schemas.records import BaseRow
 from anabranch.reading.committed_log import ReaderPorts
 from anabranch.reading.iteration import Readers
 from anabranch.tables.replica import ReadReplica, ReplicaSettings
+from anabranch.testing.memory.client import memory_client
+from anabranch.testing.memory.cluster import CLIENT
 from anabranch.topics.names import stream_topic
-from tests.client.memory import memory_client
-from tests.client.world import CLIENT, World
+from tests.client.world import World
 
 Versions = dict[bytes, list[tuple[int, bytes | None]]]  # rising
 

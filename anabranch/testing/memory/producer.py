@@ -16,12 +16,12 @@ from anabranch.ports import (
     TopicPartition,
     all_steps,
 )
-from tests.memory.broker import MemoryBroker
-from tests.memory.trouble import Kind, error_of
+from anabranch.testing.memory.broker import MemoryBroker
+from anabranch.testing.memory.trouble import Kind, error_of
 
 
 class Handle(Protocol):
-    """A process's `tests.memory.log.MemoryLog`."""
+    """A process's `anabranch.testing.memory.log.MemoryLog`."""
 
     process: str
 
@@ -148,8 +148,9 @@ class MemoryProducer:
     def _wait_for_leaders(self, places: Sequence[TopicPartition]) -> None:
         """Wait until all have a leader and enough replicas, as long as patience lasts."""
         troubles, process = self._cluster.troubles, self._log.process
-        passing = Kind.LEADERLESS, Kind.FEW_REPLICAS
-        self._cluster.wait_for(lambda: not troubles.of(places, process, *passing))
+        self._cluster.wait_for(
+            lambda: not troubles.of(places, process, Kind.LEADERLESS, Kind.FEW_REPLICAS)
+        )
         lacking = troubles.of(places, process, Kind.LEADERLESS)
         for place, trouble in lacking.items():
             error = error_of(place, trouble)

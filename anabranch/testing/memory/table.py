@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator, Mapping
+from itertools import takewhile
 
 from anabranch.ports import TableError
+from anabranch.testing.rows import SortedRows
 
 OnCall = Callable[[str, str], None]
 
@@ -18,8 +19,7 @@ class MemoryStore:
     """
 
     def __init__(self) -> None:
-        self._rows: dict[bytes, bytes] = {}
-        self._keys: list[bytes] = []
+        self._rows = SortedRows()
         self._owner: str | None = None
 
     def open(self, process: str, *, on_call: OnCall | None = None) -> MemoryTable:
@@ -39,12 +39,11 @@ class MemoryStore:
 
     def snapshot(self) -> dict[bytes, bytes]:
         """All rows as they are now."""
-        return dict(self._rows)
+        return self._rows.copy()
 
     def restore(self, rows: Mapping[bytes, bytes]) -> None:
         """Set all rows."""
-        self._rows = dict(rows)
-        self._keys = sorted(rows)
+        self._rows = SortedRows(rows)
 
     # -- for the table --------------------------------------------------------------------------------
 
@@ -58,34 +57,22 @@ class MemoryStore:
 
     def rows_from(self, prefix: bytes, first: bytes) -> list[tuple[bytes, bytes]]:
         """A copy of all rows with that prefix from the key ``first`` on, in key order."""
-        found = []
-        for index in range(bisect_left(self._keys, max(prefix, first)), len(self._keys)):
-            key = self._keys[index]
-            if not key.startswith(prefix):
-                break
-            found.append((key, self._rows[key]))
-        return found
+        rows = self._rows.scan(max(prefix, first))
+        return list(takewhile(lambda row: row[0].startswith(prefix), rows))
 
     def rows_below(self, before: bytes) -> list[tuple[bytes, bytes]]:
         """A copy of all rows with a lower key, the highest first."""
-        keys = self._keys[: bisect_left(self._keys, before)]
-        return [(key, self._rows[key]) for key in reversed(keys)]
+        return list(self._rows.scan_back(before))
 
     def change(self, changes: Mapping[bytes, bytes | None]) -> None:
         """Put and delete."""
-        for key, value in changes.items():
-            if value is not None:
-                if key not in self._rows:
-                    insort(self._keys, key)
-                self._rows[key] = value
-            elif self._rows.pop(key, None) is not None:
-                del self._keys[bisect_left(self._keys, key)]
+        self._rows.change(changes)
 
 
 class MemoryTable:
     """`anabranch.ports.Table` in memory. Made by `MemoryStore.open`.
 
-    ``on_call(process, name)`` comes before and (``.after``) behind the effect of each write, and before
+    ``on_call(process, name)`` comes before and (``.after``) after the effect of each write, and before
     each read: a simulator's place to switch, crash the process or raise `TableError`.
     """
 
@@ -109,7 +96,7 @@ class MemoryTable:
 
     def write(self, changes: Mapping[bytes, bytes | None]) -> None:
         self._enter("table.write")
-        # Taken now, as a write batch takes them: the hook behind may change the caller's mapping.
+        # Taken now, as a write batch takes them: the hook after it may change the caller's mapping.
         self._store.change(changes)
         self._called("table.write.after")
 

@@ -30,8 +30,9 @@ from anabranch.ports import (
 from anabranch.protocol import defaults
 from anabranch.protocol.ids import CORRELATION_HEADER, REPLY_HEADER
 from anabranch.protocol.legal_names import OPEN_LANE
+from anabranch.reading.iteration import Readers
+from anabranch.testing.memory.log import MemoryLog
 from anabranch.topics.names import DEFAULT_PREFIX, commands_topic, replies_topic
-from tests.memory.log import MemoryLog
 
 if TYPE_CHECKING:
     from anabranch.batches.columns_write import EventColumns, Placing
@@ -53,12 +54,13 @@ def memory_client(
     timeout: float = defaults.TIMEOUT_S,
     one_shot_bytes: int = defaults.ONE_SHOT_BYTES,
     batch_records: int = 100,
+    readers: Readers | None = None,
 ) -> Client:
     """A client on an in-memory log. Drive its heartbeats with `Client.heart`: ``step``, then ``hear``."""
     bus = MemoryBus(log, clock, entropy, prefix, lane)
     journals = MemoryJournals(log, clock, batch_records)
     ports = ClientPorts(
-        bus, journals, clock, entropy, lane=lane, prefix=prefix, log=lambda _: nullcontext(log)
+        bus, journals, clock, entropy, readers, prefix, lane, lambda _: nullcontext(log)
     )
     return Client(ports, timeout=timeout, one_shot_bytes=one_shot_bytes, threads=False)
 

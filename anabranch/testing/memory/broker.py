@@ -17,8 +17,8 @@ from anabranch.ports import (
     TopicPartition,
     TopicSpec,
 )
-from tests.memory.partition import Partition
-from tests.memory.trouble import MARKER_BYTES, Kind, Troubles
+from anabranch.testing.memory.partition import Partition
+from anabranch.testing.memory.trouble import MARKER_BYTES, Kind, Troubles
 
 OnCall = Callable[[str, str], None]
 
@@ -63,7 +63,7 @@ class Transactions:
 
 
 class MemoryBroker:
-    """Topics, partitions and the transaction coordinator of a `tests.memory.log.MemoryCluster`."""
+    """Topics, partitions and the transaction coordinator of a `anabranch.testing.memory.log.MemoryBrokers`."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class MemoryBroker:
         self.on_call = on_call
         self.marker_delay = marker_delay
         self.transaction_version = transaction_version
-        # How often a waiting fetch looks again, in seconds.
+        # Seconds between the tries of a waiting fetch.
         self.poll = poll
         # Seconds that a call waits for trouble to pass before it fails.
         self.patience = patience
@@ -97,7 +97,7 @@ class MemoryBroker:
         self._next_producer_id = _FIRST_PRODUCER_ID
 
     def pause(self, seconds: float) -> None:
-        """A waiting fetch sleeps, at most so long, before it looks again; a simulator overrides this."""
+        """Sleep up to ``seconds``, in a fetch that waits, before its next try; a simulator overrides this."""
         self.clock.sleep(min(seconds, self.poll))
 
     def wait_for(self, done: Callable[[], bool]) -> bool:
@@ -286,7 +286,7 @@ class MemoryBroker:
             state.partitions.setdefault(partition)
 
     def end(self, state: Transactions, *, commit: bool) -> tuple[int, int]:
-        """End it: markers land later. Returns the producer id and epoch to go on with."""
+        """End it: markers land later. Returns the producer id and epoch to continue with."""
         self._finish(state, commit=commit)
         if self.transaction_version >= 2:
             self._bump(state)

@@ -6,14 +6,17 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from anabranch.batches.compression import compress
 from anabranch.batches.format import (
     CONTROL,
     TRANSACTIONAL,
+    Buffer,
     check_crc,
     frame,
+    patch_parts,
     read_header,
 )
-from anabranch.batches.records import Record, decode_records, encode_record
+from anabranch.batches.records import Record, codec_number, decode_records, encode_record
 from anabranch.ports import (
     CORRUPT_MESSAGE,
     INVALID_RECORD,
@@ -27,11 +30,11 @@ from anabranch.ports import (
     RawBatch,
     TopicPartition,
 )
-from tests.batches.made import encode_sparse, patch, with_base_offset
 
 _CONTROL_KEY = struct.Struct(">hh")
 _MARKER_VALUE = struct.Struct(">hi")
-_ABORT, _COMMIT = 0, 1
+_ABORT = 0
+_COMMIT = 1
 
 
 def _marker(kind: int) -> bytes:
@@ -61,7 +64,7 @@ class Entry:
 
     @property
     def records(self) -> list[Record]:
-        """Its records, decoded once; nobody changes the list."""
+        """Its records, decoded once. Don't change the list."""
         if self._records is None:
             self._records = decode_records(self.data)
         return self._records
@@ -284,3 +287,35 @@ class Partition:
             entry.is_transactional,
             max_timestamp=new.max_timestamp,
         )
+
+
+def with_base_offset(data: Buffer, base_offset: int) -> bytes:
+    """The same batch at another offset (the CRC does not cover it)."""
+    return base_offset.to_bytes(8, "big", signed=True) + bytes(memoryview(data)[8:])
+
+
+def patch(
+    data: Buffer, producer_id: int, epoch: int, sequence: int, *, transactional: bool = True
+) -> bytes:
+    """`patch_parts` in one piece."""
+    return b"".join(patch_parts(data, producer_id, epoch, sequence, transactional=transactional))
+
+
+def encode_sparse(
+    records: Sequence[Record], *, base_offset: int, next_offset: int, compression: str | None = None
+) -> bytes:
+    """A batch whose records keep their own offsets: with gaps, or without any record."""
+    number = codec_number(compression)
+    times = [record.timestamp_ms for record in records] or [-1]
+    body = bytearray()
+    for record in records:
+        encode_record(body, record, record.offset - base_offset, record.timestamp_ms - times[0])
+    return frame(
+        compress(number, body) if records else b"",
+        compression=number,
+        last_offset_delta=next_offset - 1 - base_offset,
+        count=len(records),
+        base_timestamp=times[0],
+        max_timestamp=max(times),
+        base_offset=base_offset,
+    )

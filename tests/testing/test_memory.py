@@ -18,10 +18,10 @@ from anabranch.ports import (
     TopicPartition,
     TopicSpec,
 )
-from tests.memory.clock import SteppedClock
-from tests.memory.log import MemoryCluster, MemoryLog
-from tests.memory.table import MemoryStore
-from tests.memory.trouble import Kind, Trouble
+from anabranch.testing.memory.cluster import SteppedClock
+from anabranch.testing.memory.log import MemoryBrokers, MemoryLog
+from anabranch.testing.memory.table import MemoryStore
+from anabranch.testing.memory.trouble import Kind, Trouble
 
 TP = TopicPartition("t", 0)
 OTHER = TopicPartition("t", 1)
@@ -39,7 +39,7 @@ class World:
         self.clock = SteppedClock(1_700_000_000.0)
         self.calls: list[tuple[str, str]] = []
         self.raises: dict[str, BaseException] = {}
-        self.cluster = MemoryCluster(self.clock, on_call=self.on_call, **options)  # type: ignore[arg-type]
+        self.cluster = MemoryBrokers(self.clock, on_call=self.on_call, **options)  # type: ignore[arg-type]
         self.cluster.create([TopicSpec("t", 2)])
 
     def on_call(self, process: str, name: str) -> None:

@@ -1,6 +1,6 @@
 """The in-memory log: the ports of `anabranch.ports` over plain lists, for simulation and tests.
 
-Deterministic: no clock, thread or chance of its own. Many processes share one `MemoryCluster`; each has
+Deterministic: no clock, thread or chance of its own. Many processes share one `MemoryBrokers`; each has
 a `MemoryLog` handle. Each call passes through the cluster's hook: there a simulator may switch to another
 process, raise a crash, or inject an error before or after the call's effect.
 """
@@ -11,16 +11,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from anabranch.batches.records import Record
 from anabranch.ports import Failed, Fetched, LogBusy, LogError, TopicInfo, TopicPartition, TopicSpec
-from tests.memory.broker import MemoryBroker
-from tests.memory.partition import Partition
-from tests.memory.producer import MemoryProducer
-from tests.memory.trouble import Kind, error_of
+from anabranch.testing.memory.broker import MemoryBroker
+from anabranch.testing.memory.partition import Partition
+from anabranch.testing.memory.producer import MemoryProducer
+from anabranch.testing.memory.trouble import Kind, error_of
 
-__all__ = ["MemoryCluster", "MemoryLog", "MemoryProducer"]
+__all__ = ["MemoryBrokers", "MemoryLog", "MemoryProducer"]
 _SEND_TROUBLES = Kind.LEADERLESS, Kind.FAILED_DISK, Kind.REFUSING, Kind.DENYING
 
 
-class MemoryCluster(MemoryBroker):
+class MemoryBrokers(MemoryBroker):
     """The brokers that all processes share.
 
     ``on_call(process, name)`` is called before the effect of every port call with its name, and after it
@@ -28,7 +28,7 @@ class MemoryCluster(MemoryBroker):
     (or a function giving them, asked once a partition) after which the markers of an ended native
     transaction land, as on a broker: until then readers of committed data wait, and the same transactional
     id finds CONCURRENT_TRANSACTIONS and waits too. ``transaction_version`` 2: each end bumps the epoch.
-    ``troubles``: partitions in trouble, see `tests.memory.trouble`; markers don't land there.
+    ``troubles``: partitions in trouble, see `anabranch.testing.memory.trouble`; markers don't land there.
     """
 
     def log(self, process: str) -> MemoryLog:
@@ -39,7 +39,7 @@ class MemoryCluster(MemoryBroker):
 class MemoryLog:
     """`anabranch.ports.Log` in memory; one handle a process."""
 
-    def __init__(self, cluster: MemoryCluster, process: str) -> None:
+    def __init__(self, cluster: MemoryBrokers, process: str) -> None:
         self.cluster = cluster
         self.process = process
         self._turn = 0
