@@ -31,7 +31,7 @@ def check(row: Row, trial: Trial) -> None:
 @pytest.mark.parametrize("row", TABLE, ids=lambda row: row.name)
 def test_a_worker_in_memory_does_the_same(row: Row, tmp_path: Path) -> None:
     place = Place(tmp_path)
-    check(row, Trial(row, "nyc", place.client, tmp_path / "w", patience_s=3.0, threads=False))
+    check(row, Trial(row, "nyc", place.client, tmp_path / "w", threads=False))
 
 
 @pytest.mark.broker

@@ -52,12 +52,8 @@ class Shifted:
 class Trial:
     """One program, by a driver and by a worker on a cluster."""
 
-    def __init__(
-        self, row: Row, scope: str, client: Client, folder: Path,
-        *, patience_s: float = PATIENCE_S, **more: Any,
-    ) -> None:  # fmt: skip
+    def __init__(self, row: Row, scope: str, client: Client, folder: Path, **more: Any) -> None:
         """``more``: arguments of the `Worker`."""
-        self._patience_s = patience_s
         self._row, self._client, self._folder, self._more = row, client, folder, more
         self._name: Callable[[str], str] = lambda name: f"{scope}/{row.name}-{name}"
         self._given = dict[str, int]()  # events written, by input
@@ -126,7 +122,7 @@ class Trial:
 
     def _until_equal(self, worker: Worker, driver: Driver, fails: bool) -> None:
         """Let the worker work until it has consumed and written as much as the driver, and once more; or fails."""
-        give_up = time.monotonic() + self._patience_s
+        give_up = time.monotonic() + PATIENCE_S
         inputs = {stream: count for (stream, _), count in driver._offsets.items()}
         outputs = {name: len(driver.outputs(name)) for name in driver._written}
         values = worker.metrics.values
