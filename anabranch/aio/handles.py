@@ -31,6 +31,10 @@ class Handle:
     def __repr__(self) -> str:
         return f"<aio {self._blocking!r}>"
 
+    def __reduce__(self) -> Any:
+        self._blocking.__reduce__()  # a snapshot says what to pickle instead
+        raise TypeError(f"{self!r} can't be pickled: it belongs to an event loop")
+
     async def __aenter__(self) -> Self:
         self._blocking.__enter__()
         return self
@@ -49,8 +53,9 @@ class Rows(Handle, AsyncIterator[T]):
 
     __slots__ = ()
 
-    def __aiter__(self) -> Self:
-        return self
+    def __aiter__(self) -> Rows[T]:
+        # A reader's `iter` is not itself: see `reading.iteration.Iteration`.
+        return Rows(self._waits, iter(self._blocking))
 
     async def __anext__(self) -> T:
         found: T = await self._waits.call(next, self._blocking, _END)
