@@ -1442,7 +1442,8 @@ class AsyncClient(Handle):
         )
 
     async def __aexit__(self, *_: object) -> None:
-        await self.close()
+        await self._waits.call(self._blocking.__exit__)
+        self._waits.close()
 
 
 def connect(

@@ -242,7 +242,12 @@ def _class(kind: Kind) -> str:
     for name in kind.rows:
         lines += _rows(kind, name)
     if kind.name == "Client":
-        lines += ["async def __aexit__(self, *_: object) -> None:", "    await self.close()", ""]
+        lines += ["async def __aexit__(self, *_: object) -> None:"]
+        lines += [
+            "    await self._waits.call(self._blocking.__exit__)",
+            "    self._waits.close()",
+            "",
+        ]
     head = lines.index("    __slots__ = ()") + 4
     return "\n".join([*lines[:head], *("    " + line for line in lines[head:])])
 
