@@ -1441,6 +1441,9 @@ class AsyncClient(Handle):
             ),
         )
 
+    def __del__(self) -> None:
+        self._waits.dropped(self, self._blocking.close)
+
     async def __aexit__(self, *_: object) -> None:
         await self._waits.call(self._blocking.__exit__)
         self._waits.close()

@@ -11,6 +11,7 @@ import asyncio
 import select
 import threading
 import time
+import warnings
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -93,14 +94,24 @@ class LoopWaits:
         self._woken: deque[asyncio.Future[None]] = deque()
         self._is_waking = False
         self._idle: list[Call] = []
+        self.is_closed = False
         self._pool = ThreadPoolExecutor(
             THREADS_OF_CALLS, "anabranch-aio", initializer=partial(setattr, _pooled, "waits", self)
         )
 
     def close(self) -> None:
         """End the threads of `run`, and idle greenlets."""
+        self.is_closed = True
         self._idle.clear()
         self._pool.shutdown(wait=False)
+
+    def dropped(self, client: object, close: Callable[[], None]) -> None:
+        """Close a client that was dropped without being closed, in its loop, if the loop still runs."""
+        if not self.is_closed and not self._loop.is_closed():
+            warnings.warn(
+                f"{client!r} was not closed", ResourceWarning, source=client, stacklevel=2
+            )
+            self.start("anabranch-close", close)
 
     # -- calls ----------------------------------------------------------------------------------------
 
@@ -114,6 +125,10 @@ class LoopWaits:
     def is_thread(self) -> bool:
         """Whether the caller runs on the thread of the loop."""
         return threading.get_ident() == self._thread
+
+    def may_wait(self) -> bool:
+        """Whether the caller may wait for a greenlet: on the loop's thread only another greenlet may."""
+        return parks() or not self.is_thread()
 
     async def call(self, function: Callable[..., T], *args: Any, **named: Any) -> T:
         """Run a blocking function in a greenlet."""
@@ -343,6 +358,10 @@ class LoopLock:
                     self._holder = own
                     self._count += 1
                     return True
+                if isinstance(self._holder, Call) and not self._waits.may_wait():
+                    raise IllegalState(
+                        "a call of this client is under way in its event loop: await it first"
+                    )
                 left = until - time.monotonic()
                 if not blocking or left <= 0:
                     return False
@@ -434,7 +453,7 @@ class LoopJob:
         return not self._ended.done()
 
     def join(self, timeout: float | None = None) -> None:
-        """Wait for the end. On the loop's own thread, outside of a greenlet, it can't be waited for."""
-        if parks() or not self._waits.is_thread():
+        """Wait for the end, if the caller may wait for a greenlet."""
+        if self._waits.may_wait():
             with suppress(TimeoutError):
                 self._waits.result(self._ended, inf if timeout is None else timeout)

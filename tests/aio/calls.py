@@ -242,6 +242,11 @@ def _class(kind: Kind) -> str:
     for name in kind.rows:
         lines += _rows(kind, name)
     if kind.name == "Client":
+        lines += [
+            "def __del__(self) -> None:",
+            "    self._waits.dropped(self, self._blocking.close)",
+            "",
+        ]
         lines += ["async def __aexit__(self, *_: object) -> None:"]
         lines += [
             "    await self._waits.call(self._blocking.__exit__)",

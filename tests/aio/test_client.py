@@ -352,3 +352,21 @@ def test_blocking_code_beside_it(run: Callable[[Scenario], None], cluster: Clust
         assert set(await values(client, stream)) == {b"blocking", b"aio"}
 
     run(scenario)
+
+
+def test_a_dropped_client_closes_in_its_loop(cluster: Cluster, unique: str) -> None:
+    before = set(threading.enumerate())
+
+    async def main() -> None:
+        client = await anabranch.aio.connect(cluster.bootstrap)
+        await client.create_stream(f"s{unique}/events")
+        with pytest.warns(ResourceWarning, match="not closed"):
+            del client
+        ended = time.monotonic() + 10
+        while any(
+            thread.name == "anabranch-replies" for thread in set(threading.enumerate()) - before
+        ):
+            assert time.monotonic() < ended
+            await asyncio.sleep(0.02)
+
+    asyncio.run(main())

@@ -162,6 +162,26 @@ def test_a_cancelled_waiter_passes_its_turn_on() -> None:
     run(main)
 
 
+def test_the_loop_s_thread_does_not_wait_for_a_greenlet() -> None:
+    """It would wait without end, as the greenlet waits for the loop."""
+
+    async def main(waits: LoopWaits) -> None:
+        lock = waits.lock()
+
+        def hold() -> None:
+            with lock:
+                here().sleep(SOON_S)
+
+        holder = asyncio.ensure_future(waits.call(hold))
+        await asyncio.sleep(0)
+        with pytest.raises(IllegalState, match="under way"):
+            lock.acquire()
+        await holder
+        assert lock.acquire()
+
+    run(main)
+
+
 def test_a_lock_is_waited_for_until_a_time() -> None:
     async def main(waits: LoopWaits) -> None:
         lock = waits.lock()
