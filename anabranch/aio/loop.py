@@ -111,7 +111,12 @@ class LoopWaits:
             warnings.warn(
                 f"{client!r} was not closed", ResourceWarning, source=client, stacklevel=2
             )
-            self.start("anabranch-close", close)
+
+            def end() -> None:
+                close()
+                self.close()
+
+            self.start("anabranch-close", end)
 
     # -- calls ----------------------------------------------------------------------------------------
 
@@ -251,7 +256,7 @@ class LoopWaits:
         return future.result(None if seconds == inf else seconds)
 
     def run(self, call: Callable[[], T], drop: Callable[[T], object] | None = None) -> T:
-        if not parks():
+        if self.is_closed or not parks():
             return call()
         future = self._pool.submit(call)
         try:
