@@ -12,6 +12,7 @@ import select
 import threading
 import time
 import warnings
+from asyncio import get_running_loop
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -46,8 +47,10 @@ class Call(greenlet):  # type: ignore[misc] # it has no types
     An error ends it, and is raised in its parent. Otherwise it has the ``result``, and passes `_DONE`.
     """
 
-    waits: LoopWaits
-    result: Any = None
+    def __init__(self, waits: LoopWaits) -> None:
+        super().__init__(parent=waits.parent)
+        self.waits = waits
+        self.result: Any = None
 
     def run(self, function: Callable[..., Any], args: Any, named: Any) -> None:
         while True:
@@ -94,6 +97,7 @@ class LoopWaits:
         self._woken: deque[asyncio.Future[None]] = deque()
         self._is_waking = False
         self._idle: list[Call] = []
+        self.parent = getcurrent()  # the greenlet of the loop
         self.is_closed = False
         self._pool = ThreadPoolExecutor(
             THREADS_OF_CALLS, "anabranch-aio", initializer=partial(setattr, _pooled, "waits", self)
@@ -120,13 +124,6 @@ class LoopWaits:
 
     # -- calls ----------------------------------------------------------------------------------------
 
-    def check(self) -> None:
-        """Raise `IllegalState` unless this is the loop of the client."""
-        if asyncio.get_running_loop() is not self._loop:
-            raise IllegalState(
-                "this client was made in another event loop: each loop needs a client of its own"
-            )
-
     def is_thread(self) -> bool:
         """Whether the caller runs on the thread of the loop."""
         return threading.get_ident() == self._thread
@@ -137,11 +134,13 @@ class LoopWaits:
 
     async def call(self, function: Callable[..., T], *args: Any, **named: Any) -> T:
         """Run a blocking function in a greenlet."""
-        self.check()
-        worker = self._idle.pop() if self._idle else Call()
-        worker.waits = self
-        worker.parent = current = getcurrent()
-        worker.gr_context = current.gr_context
+        if get_running_loop() is not self._loop:
+            raise IllegalState(
+                "this client was made in another event loop: each loop needs a client of its own"
+            )
+        idle = self._idle
+        worker = idle.pop() if idle else Call(self)
+        worker.gr_context = self.parent.gr_context
         awaited = worker.switch(function, args, named)
         while awaited is not _DONE:
             try:
@@ -154,10 +153,11 @@ class LoopWaits:
                 awaited = worker.throw(error)
             else:
                 awaited = worker.switch(found)
-        result, worker.result, worker.gr_context = worker.result, None, None
-        if len(self._idle) < _MOST_IDLE:
-            self._idle.append(worker)
-        return cast(T, result)
+        result: T = worker.result
+        worker.result = worker.gr_context = None
+        if len(idle) < _MOST_IDLE:
+            idle.append(worker)
+        return result
 
     def wake(self, future: asyncio.Future[None]) -> None:
         """Resolve a future, from any thread. All that come before the loop runs take one call of the loop."""
@@ -348,59 +348,68 @@ class LoopLock:
 
     def __init__(self, waits: LoopWaits) -> None:
         self._waits = waits
-        self._guard = threading.Lock()
-        self._holder: object = None
+        self._taken = threading.Lock()
+        self._holder: object = None  # a greenlet; each thread has one from its beginning
         self._count = 0
         self._waiting: deque[LoopSignal] = deque()
 
-    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
-        current = getcurrent()
-        own: object = current if isinstance(current, Call) else threading.get_ident()
-        until = inf if timeout < 0 else time.monotonic() + timeout
-        while True:
-            with self._guard:
-                if self._holder is None or self._holder == own:
-                    self._holder = own
-                    self._count += 1
-                    return True
-                if isinstance(self._holder, Call) and not self._waits.may_wait():
-                    raise IllegalState(
-                        "a call of this client is under way in its event loop: await it first"
-                    )
-                left = until - time.monotonic()
-                if not blocking or left <= 0:
-                    return False
-                signal = LoopSignal(self._waits)
-                self._waiting.append(signal)
-            try:
-                signal.wait(left)
-            except BaseException:
-                self._leave(signal)
-                raise
-            with self._guard, suppress(ValueError):
-                self._waiting.remove(signal)
-
-    def _leave(self, signal: LoopSignal) -> None:
-        """Stop waiting. If it was this waiter's turn, it is the next one's."""
-        with self._guard:
-            if signal in self._waiting:
-                self._waiting.remove(signal)
-            elif self._holder is None and self._waiting:
-                self._waiting.popleft().set()
-
-    def release(self) -> None:
-        with self._guard:
-            self._count -= 1
-            if not self._count:
-                self._holder = None
-                if self._waiting:
-                    self._waiting.popleft().set()
-
     def __enter__(self) -> bool:
-        return self.acquire()
+        own = getcurrent()
+        if self._holder is own:
+            self._count += 1
+        elif self._taken.acquire(False):
+            self._holder, self._count = own, 1
+        else:
+            return self.acquire()
+        return True
 
     def __exit__(self, *_: object) -> None:
         self.release()
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        own = getcurrent()
+        if self._holder is own:
+            self._count += 1
+            return True
+        until = inf if timeout < 0 else time.monotonic() + timeout
+        while not self._taken.acquire(False):
+            if not blocking or (left := until - time.monotonic()) <= 0:
+                return False
+            if isinstance(self._holder, Call) and not self._waits.may_wait():
+                raise IllegalState(
+                    "a call of this client is under way in its event loop: await it first"
+                )
+            self._wait(left)
+        self._holder, self._count = own, 1
+        return True
+
+    def _wait(self, seconds: float) -> None:
+        """Wait until the lock may be free."""
+        signal = LoopSignal(self._waits)
+        self._waiting.append(signal)
+        if not self._taken.locked():  # it was released before it could see this waiter
+            self._wake_next()
+        try:
+            signal.wait(seconds)
+        except BaseException:
+            if signal not in self._waiting:  # it was this waiter's turn: it is the next one's
+                self._wake_next()
+            raise
+        finally:
+            with suppress(ValueError):
+                self._waiting.remove(signal)
+
+    def release(self) -> None:
+        self._count -= 1
+        if not self._count:
+            self._holder = None
+            self._taken.release()
+            if self._waiting:
+                self._wake_next()
+
+    def _wake_next(self) -> None:
+        with suppress(IndexError):
+            self._waiting.popleft().set()
 
 
 class LoopCondition:
