@@ -1,11 +1,11 @@
-"""The client for asyncio. It needs the extra ``aio``.
+"""The client for asyncio, which needs the extra ``aio``.
 
     async with anabranch.aio.connect("localhost:9092") as client:
         async with client.begin("nyc") as txn:
             await txn.write("nyc/flights", b"value", key=b"key")
             await txn.commit()
 
-It has no code of the protocol: each call runs the blocking client's code in a greenlet, whose waits park it.
+The protocol has no second code: each call runs the blocking client's code in a greenlet, whose waits park it.
 """
 
 from __future__ import annotations
