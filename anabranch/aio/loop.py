@@ -1,8 +1,8 @@
 """Greenlets of an event loop: the blocking code of the client, run so that its waits park it.
 
-`LoopWaits.call` runs a blocking function in a greenlet, inside of the task that awaits it. When the function
-waits, the greenlet is parked: it passes a future to the task, which awaits that and resumes the greenlet. A
-cancellation of the task is raised in the greenlet at the place of its wait, as an interrupt by a signal would be in a thread.
+`LoopWaits.call` runs a blocking function in a greenlet, inside of the task that awaits it. When the function waits,
+the greenlet is parked: it passes a future to the task, which awaits that and resumes the greenlet. A cancellation
+of the task is raised in the greenlet at the place of its wait, as an interrupt by a signal would be in a thread.
 """
 
 from __future__ import annotations
